@@ -1,0 +1,20 @@
+#include "base/clock.h"
+
+#include "absl/time/clock.h"
+
+namespace ringleader {
+namespace {
+
+class RealClock : public Clock {
+ public:
+  absl::Time Now() const override { return absl::Now(); }
+};
+
+}  // namespace
+
+Clock* Clock::Real() {
+  static RealClock clock;
+  return &clock;
+}
+
+}  // namespace ringleader

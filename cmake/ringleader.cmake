@@ -1,0 +1,73 @@
+# Compiler settings and the three functions that every folder uses to declare its targets.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+# Assertions stay on: a violated invariant must stop the process, not corrupt a run.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2")
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  # Paths relative to the checkout, so that clones share cache entries; PCH needs the sloppiness.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
+endif()
+
+add_library(ringleader_options INTERFACE)
+target_include_directories(ringleader_options INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(ringleader_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-unused-parameter>)
+if(RINGLEADER_SANITIZE)
+  target_compile_options(ringleader_options INTERFACE
+    -fsanitize=${RINGLEADER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
+  target_link_options(ringleader_options INTERFACE -fsanitize=${RINGLEADER_SANITIZE})
+endif()
+
+# ringleader_library(NAME SOURCES ... [DEPS ...] [TORCH])
+#   A static library named ringleader_NAME. TORCH: links LibTorch and reuses its precompiled header.
+function(ringleader_library name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  add_library(ringleader_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(ringleader_${name} PUBLIC ringleader_options ${ARG_DEPS})
+  if(ARG_TORCH)
+    ringleader_use_torch(ringleader_${name})
+  endif()
+endfunction()
+
+# ringleader_binary(NAME SOURCES ... [DEPS ...] [TORCH])
+#   An executable bin/NAME.
+function(ringleader_binary name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ringleader_options ${ARG_DEPS})
+  if(ARG_TORCH)
+    ringleader_use_torch(${name})
+  endif()
+endfunction()
+
+# ringleader_test(NAME SOURCES ... [DEPS ...] [TORCH] [ENVIRONMENT ...] [TIMEOUT s] [LABELS ...])
+#   One GoogleTest binary per folder, one ctest entry per binary: linking is the cost here.
+function(ringleader_test name)
+  cmake_parse_arguments(ARG "TORCH;SERIAL" "TIMEOUT" "SOURCES;DEPS;ENVIRONMENT;LABELS" ${ARGN})
+  ringleader_binary(${name} SOURCES ${ARG_SOURCES} DEPS ${ARG_DEPS} GTest::gmock_main)
+  if(ARG_TORCH)
+    ringleader_use_torch(${name})
+  endif()
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    ENVIRONMENT "${ARG_ENVIRONMENT}")
+  if(ARG_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+  endif()
+endfunction()

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs what building and testing Ringleader needs on Debian 12: packages from Debian, LibTorch from PyPI.
+# Idempotent: a second call finds everything in place and returns in a second.
+#
+#   RINGLEADER_DEPS   where LibTorch goes (default: ~/.cache/ringleader/deps); shared by all checkouts
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=deploy/versions.env
+source deploy/versions.env
+
+deps=${RINGLEADER_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/ringleader/deps}
+packages=(
+  ca-certificates g++ cmake ninja-build ccache git curl procps python3 python3-venv
+  libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev
+  libsqlitecpp-dev libsqlite3-dev prometheus-cpp-dev libcli11-dev libyaml-cpp-dev
+  nlohmann-json3-dev libspdlog-dev libssl-dev openssl
+  libgtest-dev libgmock-dev libbenchmark-dev prometheus
+)
+# Debian's daemon would take a port on the user's machine; only its promtool is wanted.
+export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  ((EUID == 0)) || { echo "install_deps: needs root for: apt-get install ${missing[*]}" >&2; exit 1; }
+  echo "install_deps: apt-get install ${missing[*]}"
+  log=$(mktemp)
+  { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 ||
+    { cat "$log" >&2; exit 1; }
+  rm -f "$log"
+fi
+
+venv=$deps/torch-$TORCH_VERSION
+if [[ ! -e $venv/.complete ]]; then
+  echo "install_deps: LibTorch $TORCH_VERSION into $venv"
+  rm -rf "$venv"
+  python3 -m venv "$venv"
+  # --no-deps: libtorch_cpu needs the CUDA runtime and CUPTI libraries to load, and nothing else of CUDA.
+  "$venv/bin/pip" install -q --no-deps "torch==$TORCH_VERSION" \
+    "nvidia-cuda-runtime==$CUDA_RUNTIME_VERSION" "nvidia-cuda-cupti==$CUDA_RUNTIME_VERSION"
+  touch "$venv/.complete"
+fi
+ln -sfn "$(echo "$venv"/lib/python3*/site-packages)" "$deps/torch"
