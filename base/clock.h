@@ -1,4 +1,5 @@
-// The clock seam: everything that waits or stamps takes a Clock, so that tests decide what time it is.
+// The clock seam: everything that waits or stamps takes a Clock, so that tests decide what time it
+// is.
 #pragma once
 
 #include "absl/time/time.h"
@@ -14,7 +15,8 @@ class Clock {
   static Clock* Real();
 };
 
-// A clock that moves only when told to. Not thread-safe: set it up before threads read it, or between their steps.
+// A clock that moves only when told to. Not thread-safe: set it up before threads read it, or
+// between their steps.
 class FakeClock : public Clock {
  public:
   explicit FakeClock(absl::Time start = absl::UnixEpoch() + absl::Hours(24 * 365 * 50))

@@ -2,6 +2,7 @@
 # Installs what building and testing Ringleader needs on Debian 12: packages from Debian, LibTorch from PyPI.
 # Idempotent: a second call finds everything in place and returns in a second.
 #
+#   --dev             also what the tests and linters need
 #   RINGLEADER_DEPS   where LibTorch goes (default: ~/.cache/ringleader/deps); shared by all checkouts
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,9 +15,12 @@ packages=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev
   libsqlitecpp-dev libsqlite3-dev prometheus-cpp-dev libcli11-dev libyaml-cpp-dev
   nlohmann-json3-dev libspdlog-dev libssl-dev openssl
-  libgtest-dev libgmock-dev libbenchmark-dev prometheus
+  libgtest-dev libgmock-dev libbenchmark-dev
 )
-# Debian's daemon would take a port on the user's machine; only its promtool is wanted.
+if [[ ${1:-} == --dev ]]; then
+  packages+=(prometheus clang-format clang-tidy)
+fi
+# RUNLEVEL: of the prometheus package only promtool is wanted, not a daemon that takes a port.
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 
 missing=()

@@ -1,8 +1,10 @@
-// Arguments of block-sparse causal attention, the same for the CPU engine (reference/) and the Hopper kernels (sm90/).
+// Arguments of block-sparse causal attention, the same for the CPU engine (reference/) and the
+// Hopper kernels (sm90/).
 //
-// All pointers are to memory of the engine that is called; nothing is owned. One call attends the queries of one rank
-// to the keys of one owner: a step of the ring. Results merge into what earlier calls left (out, lse), so that summing
-// the calls over all owners gives the attention over the whole sequence.
+// All pointers are to memory of the engine that is called; nothing is owned. One call attends the
+// queries of one rank to the keys of one owner: a step of the ring. Results merge into what earlier
+// calls left (out, lse), so that summing the calls over all owners gives the attention over the
+// whole sequence.
 #pragma once
 
 #include <cstdint>
@@ -30,21 +32,23 @@ enum class TilePattern : int32_t {
   kCsr = 4,       // causal, and the tile is listed
 };
 
-// Which tiles a call visits. A tile is `tile` x `tile` tokens of the local shards; local tiles are whole global blocks
-// (stripe and zigzag chunks are multiples of `tile`), so tile a of rank r is block Position(a * tile) / tile.
-// Lists are per query head.
+// Which tiles a call visits. A tile is `tile` x `tile` tokens of the local shards; local tiles are
+// whole global blocks (stripe and zigzag chunks are multiples of `tile`), so tile a of rank r is
+// block Position(a * tile) / tile. Lists are per query head.
 struct TileSelection {
   TilePattern pattern = TilePattern::kCausal;
-  int32_t tile = 128;   // 64 or 128
-  int64_t window = 0;   // tokens; kWindow
+  int32_t tile = 128;  // 64 or 128
+  int64_t window = 0;  // tokens; kWindow
 
-  // kToeplitz. Bit delta of head h, at diagonals[h * diagonal_words + delta / 64] >> (delta % 64) & 1, says that query
-  // block A attends to key block A - delta, for every A. Bit 0 (the diagonal) is always set.
+  // kToeplitz. Bit delta of head h, at diagonals[h * diagonal_words + delta / 64] >> (delta % 64) &
+  // 1, says that query block A attends to key block A - delta, for every A. Bit 0 (the diagonal) is
+  // always set.
   const uint64_t* diagonals = nullptr;
   int32_t diagonal_words = 0;
 
   // kCsr, by query tile: the key tiles of row a of head h are
-  //   columns[row_offsets[h * (query_tiles + 1) + a] .. row_offsets[h * (query_tiles + 1) + a + 1]), ascending.
+  //   columns[row_offsets[h * (query_tiles + 1) + a] .. row_offsets[h * (query_tiles + 1) + a +
+  //   1]), ascending.
   const int32_t* row_offsets = nullptr;  // [heads, query_tiles + 1]
   const int32_t* columns = nullptr;
   // kCsr, the transpose by key tile, for backward.
@@ -52,18 +56,19 @@ struct TileSelection {
   const int32_t* rows = nullptr;
 };
 
-// out and lse accumulate in fp32 over calls: start from out = 0 and lse = -infinity. A query without a key keeps both.
+// out and lse accumulate in fp32 over calls: start from out = 0 and lse = -infinity. A query
+// without a key keeps both.
 template <typename T>
 struct AttentionForwardArgs {
-  TokenMajor<const T> q;      // [n_q, heads, d]
-  TokenMajor<const T> k;      // [n_k, kv_heads, d]; heads is a multiple of kv_heads
-  TokenMajor<const T> v;      // [n_k, kv_heads, d]
-  TokenMajor<float> out;      // [n_q, heads, d], normalised
-  float* lse = nullptr;       // [heads, n_q], natural logarithm, of scaled logits
+  TokenMajor<const T> q;  // [n_q, heads, d]
+  TokenMajor<const T> k;  // [n_k, kv_heads, d]; heads is a multiple of kv_heads
+  TokenMajor<const T> v;  // [n_k, kv_heads, d]
+  TokenMajor<float> out;  // [n_q, heads, d], normalised
+  float* lse = nullptr;   // [heads, n_q], natural logarithm, of scaled logits
   ShardLayout query_layout;
-  ShardLayout key_layout;     // same sequence; rank = owner of k and v
+  ShardLayout key_layout;  // same sequence; rank = owner of k and v
   TileSelection tiles;
-  float scale = 0.0f;         // of logits; 1 / sqrt(d) as a rule
+  float scale = 0.0f;  // of logits; 1 / sqrt(d) as a rule
 };
 
 // Gradients add into dq, dk, dv (fp32). lse is the final one, over all owners and columns; delta is
@@ -71,22 +76,24 @@ struct AttentionForwardArgs {
 template <typename T>
 struct AttentionBackwardArgs {
   TokenMajor<const T> q, k, v;
-  TokenMajor<const T> d_out;      // [n_q, heads, d]
-  const float* lse = nullptr;     // [heads, n_q]
-  const float* delta = nullptr;   // [heads, n_q]
-  TokenMajor<float> dq;           // [n_q, heads, d]
-  TokenMajor<float> dk, dv;       // [n_k, kv_heads, d]
+  TokenMajor<const T> d_out;     // [n_q, heads, d]
+  const float* lse = nullptr;    // [heads, n_q]
+  const float* delta = nullptr;  // [heads, n_q]
+  TokenMajor<float> dq;          // [n_q, heads, d]
+  TokenMajor<float> dk, dv;      // [n_k, kv_heads, d]
   ShardLayout query_layout;
   ShardLayout key_layout;
   TileSelection tiles;
   float scale = 0.0f;
 };
 
-// Selected columns (verticals): keys that all later queries of a head see, gathered from their owners into dense rows.
-// A query skips a column that lies ahead of it, and one whose tile its block diagonal covers already (`tiles`).
+// Selected columns (verticals): keys that all later queries of a head see, gathered from their
+// owners into dense rows. A query skips a column that lies ahead of it, and one whose tile its
+// block diagonal covers already (`tiles`).
 struct ColumnSelection {
-  const int64_t* positions = nullptr;  // [heads, max_columns], ascending; unused slots hold INT64_MAX
-  const int32_t* counts = nullptr;     // [heads]
+  const int64_t* positions =
+      nullptr;                      // [heads, max_columns], ascending; unused slots hold INT64_MAX
+  const int32_t* counts = nullptr;  // [heads]
   int32_t max_columns = 0;
 };
 

@@ -1,5 +1,5 @@
-// How the tokens of one sequence are dealt to the ranks of a context-parallel group. Plain data, usable on host and
-// device; the position of every local token is computed, never stored.
+// How the tokens of one sequence are dealt to the ranks of a context-parallel group. Plain data,
+// usable on host and device; the position of every local token is computed, never stored.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,12 @@ namespace ringleader::kernels {
 enum class LayoutKind : int32_t {
   kContiguous = 0,  // rank r owns tokens [r n, (r + 1) n)
   kZigzag = 1,      // 2 W chunks; rank r owns chunks r and 2 W - 1 - r
-  kStriped = 2,     // stripes of `stripe` tokens dealt round robin: stripe s belongs to rank s mod W
+  kStriped = 2,  // stripes of `stripe` tokens dealt round robin: stripe s belongs to rank s mod W
 };
 
-// `tokens` is the length of the whole sequence. With one rank every layout is contiguous and any length is allowed;
-// with W ranks tokens must divide by W (contiguous), 2 W (zigzag) or W * stripe (striped).
+// `tokens` is the length of the whole sequence. With one rank every layout is contiguous and any
+// length is allowed; with W ranks tokens must divide by W (contiguous), 2 W (zigzag) or W * stripe
+// (striped).
 struct ShardLayout {
   LayoutKind kind = LayoutKind::kContiguous;
   int32_t ranks = 1;

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds everything, runs every test. Arguments go to ctest, e.g. -R store_test.
+#
+#   RINGLEADER_BUILD  build folder (default: build/)
+#   RINGLEADER_JOBS   parallel compilations and tests (default: the number of cores)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=${RINGLEADER_BUILD:-build}
+jobs=${RINGLEADER_JOBS:-$(nproc)}
+
+deploy/install_deps.sh --dev
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release >"$build.configure.log" 2>&1 ||
+  { cat "$build.configure.log" >&2; exit 1; }
+rm -f "$build.configure.log"
+cmake --build "$build" -j "$jobs"
+ctest --test-dir "$build" -j "$jobs" --output-on-failure --no-tests=error "$@"
