@@ -1,0 +1,229 @@
+// The coordinator's durable state, behind one interface: SQLite now (sqlite_store.h), PostgreSQL
+// later.
+//
+// All access happens in transactions. Write() is durable (synced to disk) when it returns OK, so
+// whatever a reply or a command speaks of must have been written before. Writes that wait at the
+// same time share one sync (group commit), and a body may apply as many events as its caller has at
+// hand.
+//
+// Every committed write has a revision, one more than the last; a Job and whatever else a write
+// touches carry it, and Subscribe() tells of it after the commit.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/log_service.pb.h"
+#include "ringleader/v1/node.pb.h"
+#include "ringleader/v1/telemetry.pb.h"
+#include "ringleader/v1/worker_control.pb.h"
+
+namespace ringleader::store {
+
+// One condition on jobs; a query is the AND of its terms.
+struct JobTerm {
+  enum class Field { kState, kName, kLabel };
+  enum class Operator { kEquals, kNotEquals, kHas };
+  Field field = Field::kState;
+  std::string label;  // kLabel: its key
+  Operator op = Operator::kEquals;
+  std::string value;  // kState: the state's name, e.g. "RUNNING"; unused with kHas
+};
+
+struct JobQuery {
+  std::vector<JobTerm> terms;
+  uint64_t before_sequence = 0;  // page on behind JobPage::last_sequence; 0: from the newest
+  int limit = 50;
+};
+
+struct JobPage {
+  std::vector<v1::Job> jobs;   // newest first, without attempts
+  uint64_t last_sequence = 0;  // 0: there are no more
+  int64_t total = 0;           // that match, over all pages
+};
+
+struct LogQuery {
+  std::string job;
+  uint32_t attempt = 0;       // 0: all
+  int32_t rank = -1;          // -1: all
+  uint64_t after_offset = 0;  // lines with a greater offset
+  int limit = 1000;
+  int last_lines =
+      0;  // > 0: only so many from the end, however far back they lie (limit is ignored)
+};
+
+struct LogPage {
+  std::vector<v1::LogLine> lines;  // in order of offset
+  uint64_t next_offset = 0;        // read on with this as after_offset
+  bool more = false;               // the log holds lines behind next_offset
+};
+
+// Who asks for a mutation: the client's request_id with what it was used for. An empty id asks for
+// no idempotency.
+struct RequestKey {
+  std::string id;
+  std::string method;       // e.g. "CreateJob"
+  std::string fingerprint;  // of the request's arguments
+};
+
+// Replies to mutating requests are kept this long: a request repeated within it gets the first
+// reply again.
+inline constexpr absl::Duration kReplyLifetime = absl::Hours(24);
+
+// Numbers that only grow, over all restarts.
+enum class Counter { kFencingToken, kCommandId, kSessionEpoch };
+
+// What a committed write touched. Ids without "jobs/" and "nodes/".
+struct Change {
+  uint64_t revision = 0;
+  std::vector<std::string> jobs;  // the job, its attempts, steps, evaluations or checkpoints
+  std::vector<std::string> logs;  // jobs whose log grew
+  std::vector<std::string> nodes;
+};
+
+// A consistent view. Job ids are JobSpec.name, node ids the part behind "nodes/". Not thread-safe;
+// valid only inside the body that it was handed to. NOT_FOUND names the resource; DATA_LOSS names
+// the file and the row.
+class ReadTransaction {
+ public:
+  virtual ~ReadTransaction() = default;
+
+  // The newest committed revision (in a write: the one being written).
+  virtual uint64_t revision() const = 0;
+
+  virtual absl::StatusOr<v1::Job> GetJob(std::string_view id) = 0;  // with attempts, oldest first
+  virtual absl::StatusOr<JobPage> ListJobs(const JobQuery& query) = 0;
+  // Jobs in a state that is not terminal, with attempts, oldest first: what a restarted coordinator
+  // takes up.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() = 0;
+  // [state] → jobs in it; states without jobs are absent.
+  virtual absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> CountJobs() = 0;
+
+  // Merged reports that were written after `after_revision` and are of a step after `after_step`,
+  // in order of writing. A step that was trained again by a later attempt replaces the earlier
+  // report.
+  virtual absl::StatusOr<std::vector<v1::StepReport>> ListSteps(std::string_view job,
+                                                                uint64_t after_step,
+                                                                uint64_t after_revision,
+                                                                int limit) = 0;
+  virtual absl::StatusOr<std::vector<v1::EvalReport>> ListEvals(std::string_view job,
+                                                                uint64_t after_step,
+                                                                uint64_t after_revision) = 0;
+  virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(
+      std::string_view job) = 0;
+  virtual absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) = 0;
+
+  // Commands to the node that it has not acknowledged, oldest first.
+  virtual absl::StatusOr<std::vector<v1::Command>> ListCommands(std::string_view node) = 0;
+  // The last sequence of this worker process that was applied; 0 for an incarnation never seen.
+  virtual absl::StatusOr<uint64_t> GetAppliedSequence(std::string_view node,
+                                                      std::string_view incarnation) = 0;
+
+  virtual absl::StatusOr<v1::Node> GetNode(std::string_view id) = 0;
+  virtual absl::StatusOr<std::vector<v1::Node>> ListNodes() = 0;  // by id
+};
+
+class WriteTransaction : public ReadTransaction {
+ public:
+  // Creates (ALREADY_EXISTS if the id is taken) or updates a job. Both set job->revision; attempts
+  // are not written.
+  virtual absl::Status CreateJob(v1::Job* job) = 0;
+  virtual absl::Status UpdateJob(v1::Job* job) = 0;
+  // With its attempts, reports, logs, checkpoints' records and commands.
+  virtual absl::Status DeleteJob(std::string_view id) = 0;
+  // Creates or replaces the attempt with this number.
+  virtual absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) = 0;
+
+  virtual absl::Status PutStep(std::string_view job, const v1::StepReport& merged) = 0;
+  virtual absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) = 0;
+  virtual absl::Status PutCheckpoint(std::string_view job,
+                                     const v1::CheckpointNotice& checkpoint) = 0;
+  virtual absl::Status DeleteCheckpoint(std::string_view job, uint64_t step) = 0;
+  // Gives the lines their offsets. The oldest lines go when the job's log exceeds its bound.
+  virtual absl::Status AppendLogs(std::string_view job, uint32_t attempt,
+                                  std::vector<v1::LogLine> lines) = 0;
+
+  virtual absl::StatusOr<uint64_t> Next(Counter counter) = 0;  // 1 is the first
+  // Sets command->command_id and keeps it until it is acknowledged.
+  virtual absl::Status PutCommand(std::string_view node, v1::Command* command) = 0;
+  // OK also if it is not there (acknowledged before).
+  virtual absl::Status DeleteCommand(uint64_t command_id) = 0;
+  // Commands of one attempt to all nodes: what a fenced or finished attempt no longer needs.
+  virtual absl::Status DeleteCommands(std::string_view job, uint32_t attempt) = 0;
+  virtual absl::Status SetAppliedSequence(std::string_view node, std::string_view incarnation,
+                                          uint64_t sequence) = 0;
+
+  // Creates or replaces. What changes with every heartbeat does not belong here.
+  virtual absl::Status PutNode(const v1::Node& node) = 0;
+  virtual absl::Status DeleteNode(std::string_view id) = 0;
+
+  // The serialized reply to an earlier request with this key; INVALID_ARGUMENT if its id was used
+  // for something else.
+  virtual absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) = 0;
+  virtual absl::Status PutReply(const RequestKey& key, std::string_view reply) = 0;
+};
+
+// Thread-safe.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  // `body` sees the store as of one revision. Never waits for a writer.
+  virtual absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) = 0;
+
+  // Runs `body` alone among writers. All of it is durable when OK is returned; nothing of it
+  // happened when the body or the commit fails. `body` may run on another thread that is writing at
+  // the moment, while the caller waits; it must not call the Store.
+  virtual absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body) = 0;
+
+  // The newest committed revision.
+  virtual uint64_t revision() const = 0;
+
+  // `listener` is called after each commit, in order of revision, on the thread that committed: it
+  // must return at once and must not call the Store. Dropping the handle ends it; no call is under
+  // way once the handle is gone.
+  class Subscription {
+   public:
+    virtual ~Subscription() = default;
+  };
+  virtual std::unique_ptr<Subscription> Subscribe(std::function<void(const Change&)> listener) = 0;
+};
+
+// Runs `body` at most once per request: in the same transaction either hands out the reply of an
+// earlier request with this key, or runs `body` and keeps its reply. Reply: a protobuf message.
+template <typename Reply>
+absl::StatusOr<Reply> Once(WriteTransaction& transaction, const RequestKey& key,
+                           absl::FunctionRef<absl::StatusOr<Reply>()> body) {
+  absl::StatusOr<std::optional<std::string>> earlier = transaction.FindReply(key);
+  if (!earlier.ok()) return earlier.status();
+  if (earlier->has_value()) {
+    Reply reply;
+    if (!reply.ParseFromString(**earlier)) {
+      return absl::DataLossError("the reply kept for request_id \"" + key.id + "\" is damaged");
+    }
+    return reply;
+  }
+  absl::StatusOr<Reply> reply = body();
+  if (!reply.ok()) return reply;
+  if (absl::Status kept = transaction.PutReply(key, reply->SerializeAsString()); !kept.ok())
+    return kept;
+  return reply;
+}
+
+// "jobs/x" → "x", "nodes/x" → "x"; INVALID_ARGUMENT for anything else.
+absl::StatusOr<std::string> JobIdFromName(std::string_view name);
+absl::StatusOr<std::string> NodeIdFromName(std::string_view name);
+
+bool IsTerminal(v1::Job::State state);
+
+}  // namespace ringleader::store
