@@ -1,0 +1,70 @@
+// Saves checkpoints in the background while training goes on.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/comm/communicator.h"
+#include "worker/model/parameter_layout.h"
+#include "worker/optim/adamw.h"
+
+namespace ringleader::checkpoint {
+
+struct CheckpointerOptions {
+  std::string directory;  // the same folder for all ranks, on storage that all nodes see
+  int keep_last = 2;      // whole checkpoints to keep, at least 1
+};
+
+// All ranks make the same calls in the same order. Calls come from one thread; `on_saved` runs on
+// the writer's.
+class Checkpointer {
+ public:
+  // Called on rank 0 when a checkpoint is durable, or could not be saved (training may go on:
+  // earlier ones are kept).
+  using SavedCallback = std::function<void(uint64_t step, const absl::StatusOr<std::string>& path)>;
+
+  // `comm` is this object's own (Communicator::Split over all ranks): the writer threads agree on
+  // it.
+  Checkpointer(CheckpointerOptions options, const model::ParameterLayout& layout,
+               std::unique_ptr<comm::Communicator> comm, SavedCallback on_saved);
+  // Waits for the save under way; abort the communicator first to give up.
+  ~Checkpointer();
+
+  // Copies this rank's shard and returns; a writer thread does the rest. Blocks while an earlier
+  // save is under way.
+  void Save(const optim::OptimizerShard& shard, const TrainingState& state);
+
+  // Waits for the save under way, if any. The result of the last save on this rank.
+  absl::Status Wait();
+
+ private:
+  struct Snapshot {
+    optim::OptimizerShard shard;
+    TrainingState state;
+  };
+
+  void WriterLoop();
+  absl::StatusOr<std::string> Write(const Snapshot& snapshot);
+
+  const CheckpointerOptions options_;
+  const model::ParameterLayout layout_;
+  const std::unique_ptr<comm::Communicator> comm_;
+  const SavedCallback on_saved_;
+
+  absl::Mutex mutex_;
+  std::optional<Snapshot> pending_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status last_ ABSL_GUARDED_BY(mutex_);
+  std::thread writer_;
+};
+
+}  // namespace ringleader::checkpoint

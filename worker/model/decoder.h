@@ -1,0 +1,82 @@
+// Qwen2 and Llama decoders over a flat parameter buffer.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <vector>
+
+#include "worker/attention/layer_attention.h"
+#include "worker/model/model_config.h"
+#include "worker/model/parameter_layout.h"
+
+namespace ringleader::model {
+
+// What backward recomputes instead of keeping. Attention's output and log-sum-exp are always kept.
+enum class Recompute {
+  kNone,  // keep every matrix product's result
+  kFull,  // keep a layer's input, q, k, v and attention output; recompute the rest
+};
+
+// One layer's parameters: leaf tensors that alias the flat buffer. Undefined where the family has
+// no bias.
+struct LayerParameters {
+  torch::Tensor input_norm;            // [hidden]
+  torch::Tensor qkv_weight, qkv_bias;  // [(heads + 2 kv_heads) d, hidden], [(heads + 2 kv_heads) d]
+  torch::Tensor output_weight, output_bias;    // [hidden, heads d], [hidden]
+  torch::Tensor post_norm;                     // [hidden]
+  torch::Tensor gate_up_weight, gate_up_bias;  // [2 intermediate, hidden], [2 intermediate]
+  torch::Tensor down_weight, down_bias;        // [hidden, intermediate], [hidden]
+};
+
+// Sum over the labelled tokens; ranks add both up and divide. `sum` is an fp64 scalar,
+// differentiable.
+struct TokenLoss {
+  torch::Tensor sum;
+  int64_t tokens = 0;
+};
+
+// Not thread-safe. Parameters and gradients are fp32 on CPU.
+class Decoder {
+ public:
+  static constexpr int64_t kIgnoreLabel = -100;
+
+  // Allocates parameters (zero) and gradients for a model whose flat buffers are shared by `ranks`
+  // shards.
+  Decoder(ModelConfig config, int ranks, Recompute recompute);
+
+  const ModelConfig& config() const { return config_; }
+  const ParameterLayout& layout() const { return layout_; }
+
+  // Flat buffers of layout().PaddedElements(ranks). Backward adds into gradients(); writing to
+  // parameters() between steps changes the model.
+  float* parameters() { return parameters_.data_ptr<float>(); }
+  const float* parameters() const { return parameters_.const_data_ptr<float>(); }
+  float* gradients() { return gradients_.data_ptr<float>(); }
+  int64_t padded_elements() const { return parameters_.numel(); }
+  void ZeroGradients() { gradients_.zero_(); }
+
+  // tokens, positions: [n] int64, this rank's part of one sequence of `sequence_length` tokens in
+  // all. Returns the normalised hidden states [n, hidden]. c10::Error if a token is not in the
+  // vocabulary.
+  torch::Tensor Forward(const torch::Tensor& tokens, const torch::Tensor& positions,
+                        int64_t sequence_length, attention::LayerAttention& attention) const;
+
+  // Cross entropy of the next-token logits; labels: [n] int64, kIgnoreLabel where there is none.
+  // Logits exist for one chunk of tokens at a time, and the gradient is computed on the way (no
+  // second pass over the vocabulary).
+  TokenLoss Loss(const torch::Tensor& hidden, const torch::Tensor& labels) const;
+
+  // [n, vocab], for tests and small n.
+  torch::Tensor Logits(const torch::Tensor& hidden) const;
+
+ private:
+  ModelConfig config_;
+  ParameterLayout layout_;
+  Recompute recompute_;
+  torch::Tensor parameters_, gradients_;  // [padded]
+  torch::Tensor embedding_, final_norm_, head_;
+  std::vector<LayerParameters> layers_;
+};
+
+}  // namespace ringleader::model
