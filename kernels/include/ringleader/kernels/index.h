@@ -1,0 +1,106 @@
+// The vertical-slash index: which key columns and which block diagonals each head attends to,
+// chosen online from a few estimate queries. The same contract for the CPU engine (reference/) and
+// the GPU (index/).
+//
+// The work is cut at the points where ranks have to agree. Per layer, on every rank:
+//   1. row maximum      -> row_max            caller reduces: MAX over ranks
+//   2. row sum          -> row_sum            SUM
+//   3. mass             -> column_mass (stays local), diagonal_mass   SUM of diagonal_mass
+//   4. candidate columns of this rank         ALL-GATHER, in rank order
+//   5. selection        -> diagonals, columns; identical on all ranks
+// Sums are over integers (fixed point), and ties go to the lower position, so the selection depends
+// neither on the order of threads nor on how many ranks hold the sequence.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::kernels {
+
+// One query's softmax has the mass 2^kMassBits; a (query, key) pair adds
+//   round(exp(scale * (q . k) - row_max) / (row_sum / 2^kRowSumBits) * 2^kMassBits), row_sum being
+//   in its own units.
+inline constexpr int kMassBits = 22;
+// exp(logit - row_max) in row_sum.
+inline constexpr int kRowSumBits = 24;
+// More estimate queries could overflow a mass of 31 bits.
+inline constexpr int kMaxEstimateQueries = 256;
+
+// Step 1 to 3. Only keys at or before a query's position count.
+template <typename T>
+struct IndexEstimateArgs {
+  TokenMajor<const T> q;  // [E, heads, d], the estimate queries: the same on every rank
+  const int64_t* query_positions = nullptr;  // [E]
+  TokenMajor<const T> k;                     // [n, kv_heads, d], this rank's keys
+  ShardLayout key_layout;
+  int32_t tile = 128;
+  float scale = 0.0f;
+  float* row_max = nullptr;        // [heads, E], of scaled logits, natural; -infinity without a key
+  int64_t* row_sum = nullptr;      // [heads, E]
+  int32_t* column_mass = nullptr;  // [heads, n], summed over queries
+  // [heads, blocks of the sequence]: the mass of pairs whose query block lies delta blocks after
+  // the key block.
+  int32_t* diagonal_mass = nullptr;
+};
+
+// Budgets, one element a head, in the memory of the engine: a plan replaces them between steps
+// without a new launch configuration. Elements are taken by falling mass (ties: lower position,
+// shorter distance first) until their mass reaches mass[h] of the total or their count
+// max_count[h]; the element that crosses is included, one without mass is not taken. mass = 1 is
+// top-k. What is forced is always in, comes first and counts towards both.
+struct HeadBudgets {
+  const float* mass = nullptr;         // [heads], in (0, 1]
+  const int32_t* max_count = nullptr;  // [heads]
+};
+
+// The mass at which a selection may stop.
+RINGLEADER_HOST_DEVICE inline int64_t MassTarget(int64_t total, float mass) {
+  return static_cast<int64_t>(ceil(static_cast<double>(total) * static_cast<double>(mass)));
+}
+
+// How many pairs of local tiles (query tile of `query`, key tile of `key`) lie `delta` >= 0 blocks
+// of the sequence apart: the tiles that one bit of a diagonal bitmap costs in that step of the
+// ring. Chunks are whole tiles.
+RINGLEADER_HOST_DEVICE inline int64_t DiagonalTiles(const ShardLayout& query,
+                                                    const ShardLayout& key, int32_t tile,
+                                                    int64_t delta) {
+  const int64_t blocks = (query.tokens + tile - 1) / tile;
+  if (query.ranks == 1) return delta < blocks ? blocks - delta : 0;
+  // Pairs of two runs of `length` blocks whose starts lie `shift` blocks apart.
+  const auto overlap = [](int64_t length, int64_t distance) {
+    const int64_t off = distance < 0 ? -distance : distance;
+    return off < length ? length - off : 0;
+  };
+  switch (query.kind) {
+    case LayoutKind::kContiguous: {
+      const int64_t run = blocks / query.ranks;
+      return overlap(run, delta - run * (query.rank - key.rank));
+    }
+    case LayoutKind::kZigzag: {
+      const int64_t run = blocks / (2 * query.ranks);
+      const int64_t q[2] = {query.rank, 2 * query.ranks - 1 - query.rank};
+      const int64_t k[2] = {key.rank, 2 * key.ranks - 1 - key.rank};
+      int64_t tiles = 0;
+      for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j) tiles += overlap(run, delta - run * (q[i] - k[j]));
+      return tiles;
+    }
+    case LayoutKind::kStriped: {
+      const int64_t run = query.stripe / tile, stripes = blocks / run / query.ranks;
+      int64_t tiles = 0;
+      // Stripes delta / run or one more apart can meet on this diagonal.
+      for (int64_t apart = delta / run; apart <= delta / run + 1; ++apart) {
+        const int64_t turns = apart - (query.rank - key.rank);
+        if (turns % query.ranks != 0) continue;
+        tiles += overlap(run, delta - apart * run) * overlap(stripes, turns / query.ranks);
+      }
+      return tiles;
+    }
+  }
+  return 0;
+}
+
+}  // namespace ringleader::kernels
