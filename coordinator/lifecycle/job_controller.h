@@ -1,0 +1,97 @@
+// The coordinator's core: takes what users ask and what workers report, decides, writes it down,
+// and only then lets anyone know.
+//
+// One thread owns all decisions. Requests and events queue up for it; it takes what has queued as
+// one batch, applies it in one store transaction, and after the commit answers requests,
+// acknowledges events and sends commands (rule 1: durable before visible). If the commit fails,
+// nothing of the batch happened: requests fail, sessions are closed so that workers send their
+// events again, and the state is read back from the store.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "coordinator/lifecycle/options.h"
+#include "coordinator/lifecycle/plan_source.h"
+#include "coordinator/session/session.h"
+#include "coordinator/store/store.h"
+#include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/node.pb.h"
+
+namespace ringleader {
+class Metrics;
+}
+
+namespace ringleader::lifecycle {
+
+// Thread-safe. Calls that return a Job or a Node block until their batch is on disk (milliseconds):
+// call them from a thread that may wait. Job and node ids come without "jobs/" and "nodes/".
+// Reading jobs, steps and logs needs no controller: read the store.
+class JobController : public session::SessionListener {
+ public:
+  // Takes up the unfinished jobs in `store`. All must outlive the controller; `metrics` may be
+  // null.
+  static absl::StatusOr<std::unique_ptr<JobController>> Create(const Options& options,
+                                                               store::Store* store,
+                                                               PlanSource* plans,
+                                                               const Clock* clock,
+                                                               Metrics* metrics);
+  ~JobController() override;
+
+  // Starts the thread. Before, nothing is decided; events and requests queue up.
+  void Start();
+  // Answers what has queued and ends the thread. Trainers run on. Later calls fail with
+  // UNAVAILABLE.
+  void Stop();
+
+  // `spec` has been validated and has its defaults. ALREADY_EXISTS if the id is taken.
+  absl::StatusOr<v1::Job> CreateJob(const v1::JobSpec& spec, const store::RequestKey& key);
+
+  // The four below: NOT_FOUND; FAILED_PRECONDITION where the job's state does not allow it (says
+  // which would); ABORTED where `etag` is set and not the job's.
+  //
+  // Cancelling a cancelled job, pausing a paused one and resuming a running one change nothing.
+  absl::StatusOr<v1::Job> CancelJob(std::string_view id, std::string_view etag,
+                                    const store::RequestKey& key);
+  absl::StatusOr<v1::Job> PauseJob(std::string_view id, std::string_view etag,
+                                   const store::RequestKey& key);
+  absl::StatusOr<v1::Job> ResumeJob(std::string_view id, std::string_view etag,
+                                    const store::RequestKey& key);
+  // Terminal jobs only: the record and its logs go, checkpoints and models stay on disk.
+  absl::Status DeleteJob(std::string_view id, std::string_view etag, const store::RequestKey& key);
+
+  // Nothing new is placed on the node; attempts on it write a checkpoint, stop, and are placed
+  // elsewhere.
+  absl::StatusOr<v1::Node> DrainNode(std::string_view id, const store::RequestKey& key);
+  absl::StatusOr<v1::Node> UndrainNode(std::string_view id, const store::RequestKey& key);
+
+  // With what is not stored: last heartbeat, trainers in use, whether it is reachable. By id.
+  std::vector<v1::Node> ListNodes() const;
+
+  // What would happen to a job of this specification now, without creating it.
+  struct Preview {
+    v1::StepPlan plan;
+    std::string pending_reason;  // empty: it would start at once
+  };
+  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec) const;
+
+  void OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) override;
+  void OnMessage(std::shared_ptr<session::Session> session, v1::WorkerMessage message) override;
+  void OnClosed(std::shared_ptr<session::Session> session) override;
+
+  // For tests, in place of Start(): one batch and one look at the clock.
+  void RunOnce();
+
+ private:
+  class Impl;
+  explicit JobController(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,43 @@
+// A worker's session as the rest of the coordinator sees it, without gRPC: who is connected, when
+// it was last heard, how to speak to it, and who listens.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "ringleader/v1/worker_control.pb.h"
+
+namespace ringleader::session {
+
+// One stream of one worker process, from its hello on. Thread-safe; no call blocks.
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  virtual const std::string& node() const = 0;  // id, without "nodes/"
+  virtual const std::string& incarnation() const = 0;
+  // When the newest message arrived.
+  virtual absl::Time last_heard() const = 0;
+
+  // Queued behind earlier messages; dropped once the stream has ended (whatever is durable is sent
+  // again to the next session).
+  virtual void Send(v1::CoordinatorMessage message) = 0;
+  // Ends the stream with this status. Later messages from it are not delivered.
+  virtual void Close(const absl::Status& status) = 0;
+};
+
+// Called by the threads that read the streams: calls of one session come one at a time and in
+// order, those of different sessions side by side. Must return at once.
+class SessionListener {
+ public:
+  virtual ~SessionListener() = default;
+
+  virtual void OnHello(std::shared_ptr<Session> session, v1::WorkerHello hello) = 0;
+  // Everything but hello and heartbeats, which the session answers itself.
+  virtual void OnMessage(std::shared_ptr<Session> session, v1::WorkerMessage message) = 0;
+  virtual void OnClosed(std::shared_ptr<Session> session) = 0;
+};
+
+}  // namespace ringleader::session

@@ -1,0 +1,33 @@
+// The server side of WorkerControl.Session: gRPC streams in, Session and SessionListener out.
+#pragma once
+
+#include <memory>
+
+#include "base/clock.h"
+#include "coordinator/session/session.h"
+#include "ringleader/v1/worker_control.grpc.pb.h"
+
+namespace ringleader::session {
+
+// Callback API: thousands of streams cost no thread each. Register it on the server; call
+// CloseAll() before Server::Shutdown().
+class WorkerControlService : public v1::WorkerControl::CallbackService {
+ public:
+  // Both must outlive the service.
+  WorkerControlService(SessionListener* listener, const Clock* clock);
+  ~WorkerControlService() override;
+
+  grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* Session(
+      grpc::CallbackServerContext* context) override;
+
+  // Ends every stream with UNAVAILABLE, and refuses new ones; workers then reconnect by themselves.
+  void CloseAll();
+
+ private:
+  class Reactor;
+  struct Registry;
+
+  const std::shared_ptr<Registry> registry_;  // outlives reactors that still end
+};
+
+}  // namespace ringleader::session
