@@ -70,9 +70,15 @@ class Communicator {
   // All members call it, in the same order relative to other Splits. Aborting either aborts both.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(const std::vector<int>& ranks) = 0;
 
-  // Releases every waiter here and, as far as they can be reached, on all peers, within 2 s.
-  // Idempotent.
+  // Releases every waiter here and, as far as they can be reached, on all peers, within 2 s. The
+  // first call's reason stays; peers see it with this rank's name before it.
   virtual void Abort(const std::string& reason) = 0;
+
+  // OK until aborted, then ABORTED with the reason, which names the rank that it began with.
+  virtual absl::Status status() const = 0;
+  // True once aborted by another rank's Abort, or because another rank is gone: a failure here is
+  // then collateral.
+  virtual bool aborted_by_peer() const = 0;
 };
 
 }  // namespace ringleader::comm

@@ -1,0 +1,23 @@
+// Communicators for the threads of one process: what tests use in place of trainer processes.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "worker/comm/communicator.h"
+
+namespace ringleader::comm::testing {
+
+// One communicator per rank, to be used from a thread each. A transfer is a copy from the sender's
+// buffer into the receiver's, made when both are there; a send that no rank receives therefore
+// never finishes, as it might not on a real network.
+std::vector<std::unique_ptr<Communicator>> LocalCommunicators(int ranks);
+
+// Runs `body(communicator)` on `ranks` threads and waits for all. A rank whose body throws aborts
+// the others; the first exception is rethrown.
+template <typename Body>
+void RunRanks(int ranks, Body body);
+
+}  // namespace ringleader::comm::testing
+
+#include "worker/comm/testing/run_ranks.h"  // IWYU pragma: export
