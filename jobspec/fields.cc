@@ -1,0 +1,504 @@
+#include "jobspec/fields.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "jobspec/scalars.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+constexpr double kMaxCount = 4294967295.0;       // what a uint32 holds
+constexpr double kMaxSteps = 1e12;               // far beyond any run, far from overflow
+constexpr double kMaxSequence = 16.0 * 1048576;  // positions stay within int32 with room
+
+constexpr Field kFields[] = {
+    {"name",
+     Need::kRequired,
+     "",
+     {},
+     When::kAlways,
+     "Job id, unique in the coordinator: lower-case letters, digits and '-', at most 63 "
+     "characters, beginning and ending with a letter or digit."},
+    {"labels",
+     Need::kOptional,
+     "",
+     {},
+     When::kAlways,
+     "Free key: value pairs to list and filter jobs by; at most 64."},
+
+    {"model.config",
+     Need::kOptional,
+     "",
+     {},
+     When::kAlways,
+     "Hugging Face `config.json` of a Qwen2 or Llama model. Required with `init: random`; a model "
+     "folder has its own.",
+     true},
+    {"model.init",
+     Need::kDefault,
+     "random",
+     {},
+     When::kAlways,
+     "`random`, or the path of a Hugging Face model folder (`config.json` and safetensors) to "
+     "start from.",
+     true},
+
+    {"data.train",
+     Need::kRequired,
+     "",
+     {},
+     When::kAlways,
+     "Folder of token shards to train on, as `ringctl data pack` writes them.",
+     true},
+    {"data.eval",
+     Need::kOptional,
+     "",
+     {},
+     When::kAlways,
+     "Folder of held-out token shards; without it there is no evaluation.",
+     true},
+    {"data.sequence_length",
+     Need::kRequired,
+     "",
+     {1, kMaxSequence},
+     When::kAlways,
+     "Tokens in one training sequence. With a context above 1 it must divide into whole tiles for "
+     "every rank (see `parallelism.layout`)."},
+
+    {"attention.pattern",
+     Need::kDefault,
+     "vertical_slash",
+     {},
+     When::kAlways,
+     "What a query may attend to: everything before it (`dense`), the last tokens "
+     "(`sliding_window`), columns and block diagonals chosen per head and step "
+     "(`vertical_slash`), or key blocks chosen per query block (`block_topk`)."},
+    {"attention.select",
+     Need::kDefault,
+     "top_p",
+     {},
+     When::kVerticalSlash,
+     "How columns and diagonals are chosen: by the share of attention mass that they cover "
+     "(`top_p`) or by number (`top_k`)."},
+    {"attention.vertical_mass",
+     Need::kDefault,
+     "0.9",
+     {0, 1, true},
+     When::kTopP,
+     "Share of estimated attention mass that the chosen columns must cover."},
+    {"attention.slash_mass",
+     Need::kDefault,
+     "0.9",
+     {0, 1, true},
+     When::kTopP,
+     "Share of estimated attention mass that the chosen block diagonals must cover."},
+    {"attention.max_verticals",
+     Need::kDefault,
+     "4096",
+     {1, kMaxSequence},
+     When::kVerticalSlash,
+     "Columns a head keeps (`top_k`), or at most keeps (`top_p`)."},
+    {"attention.max_slashes",
+     Need::kDefault,
+     "1024",
+     {1, kMaxSequence},
+     When::kVerticalSlash,
+     "Block diagonals a head keeps (`top_k`), or at most keeps (`top_p`)."},
+    {"attention.estimate_queries",
+     Need::kDefault,
+     "64",
+     {1, 4096},
+     When::kVerticalSlash,
+     "Queries at the end of the sequence from which the pattern is estimated."},
+    {"attention.sink_tokens",
+     Need::kDefault,
+     "64",
+     {0, kMaxSequence},
+     When::kVerticalSlash,
+     "Columns at the start of the sequence that are always kept."},
+    {"attention.local_blocks",
+     Need::kDefault,
+     "1",
+     {0, kMaxSequence},
+     When::kVerticalSlash,
+     "Block diagonals next to the main one that are always kept; the main one always is."},
+    {"attention.window",
+     Need::kDefault,
+     "4096",
+     {1, kMaxSequence},
+     When::kSlidingWindow,
+     "Tokens that a query sees, itself included."},
+    {"attention.block_size",
+     Need::kDefault,
+     "512",
+     {1, kMaxSequence},
+     When::kBlockTopK,
+     "Keys in one block; a multiple of `attention.tile`."},
+    {"attention.topk_blocks",
+     Need::kDefault,
+     "8",
+     {1, kMaxSequence},
+     When::kBlockTopK,
+     "Blocks that a query block keeps besides its own."},
+    {"attention.dense_layers",
+     Need::kOptional,
+     "[]",
+     {0, 4095},
+     When::kSparse,
+     "Layers that stay dense, by index from 0."},
+    {"attention.tile",
+     Need::kDefault,
+     "64",
+     {64, 128},
+     When::kAlways,
+     "Edge of an attention tile in tokens: 64 or 128."},
+
+    {"parallelism.context",
+     Need::kDerived,
+     "resources.trainers / parallelism.data",
+     {1, 65536},
+     When::kAlways,
+     "Trainers that share one sequence."},
+    {"parallelism.data",
+     Need::kDefault,
+     "1",
+     {1, 65536},
+     When::kAlways,
+     "Groups of such trainers, each with sequences of its own. `context` × `data` = "
+     "`resources.trainers`."},
+    {"parallelism.layout",
+     Need::kDefault,
+     "auto",
+     {},
+     When::kAlways,
+     "How a sequence is dealt to the trainers of a group. The sequence length must be a multiple "
+     "of `context` × tile (`contiguous`), 2 × `context` × tile (`zigzag`) or `context` × stripe "
+     "(`striped`). `auto`: the planner picks."},
+    {"parallelism.ring",
+     Need::kDefault,
+     "auto",
+     {},
+     When::kAlways,
+     "How keys and values travel: around one ring (`flat`), inside nodes and between them "
+     "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
+    {"parallelism.stripe",
+     Need::kDefault,
+     "0",
+     {0, kMaxSequence},
+     When::kStriped,
+     "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
+
+    {"training.steps", Need::kRequired, "", {1, kMaxSteps}, When::kAlways, "Optimizer steps."},
+    {"training.global_batch",
+     Need::kDerived,
+     "parallelism.data",
+     {1, 1048576},
+     When::kAlways,
+     "Sequences in one optimizer step, over all groups; a multiple of `parallelism.data`."},
+    {"training.learning_rate",
+     Need::kDefault,
+     "3e-4",
+     {0, 10, true},
+     When::kAlways,
+     "Peak learning rate."},
+    {"training.min_learning_rate",
+     Need::kDefault,
+     "0",
+     {0, 10},
+     When::kDecay,
+     "Learning rate at the last step; at most `training.learning_rate`."},
+    {"training.warmup_steps",
+     Need::kDefault,
+     "0",
+     {0, kMaxSteps},
+     When::kAlways,
+     "Steps over which the learning rate grows from 0; at most `training.steps`."},
+    {"training.schedule",
+     Need::kDefault,
+     "cosine",
+     {},
+     When::kAlways,
+     "The learning rate after warm-up."},
+    {"training.weight_decay",
+     Need::kDefault,
+     "0.1",
+     {0, 10},
+     When::kAlways,
+     "AdamW's decoupled weight decay; norms and biases are spared."},
+    {"training.beta1",
+     Need::kDefault,
+     "0.9",
+     {0, 1, false, true},
+     When::kAlways,
+     "AdamW's decay of the first moment."},
+    {"training.beta2",
+     Need::kDefault,
+     "0.95",
+     {0, 1, false, true},
+     When::kAlways,
+     "AdamW's decay of the second moment."},
+    {"training.epsilon",
+     Need::kDefault,
+     "1e-8",
+     {0, 1, true},
+     When::kAlways,
+     "AdamW's term that keeps the division stable."},
+    {"training.clip_norm",
+     Need::kDefault,
+     "1",
+     {0, 1e9},
+     When::kAlways,
+     "Largest global gradient norm; 0 switches clipping off."},
+    {"training.seed",
+     Need::kDefault,
+     "1",
+     {0, 9007199254740992.0},
+     When::kAlways,
+     "Seed of the weights (`init: random`) and of the order of the data."},
+    {"training.eval_every_steps",
+     Need::kDefault,
+     "0",
+     {0, kMaxSteps},
+     When::kAlways,
+     "Held-out evaluation every so many steps, and at the first and last; 0: only at first and "
+     "last."},
+    {"training.eval_sequences",
+     Need::kDefault,
+     "4",
+     {1, 1048576},
+     When::kAlways,
+     "Sequences in one evaluation."},
+    {"training.max_skipped_steps",
+     Need::kDefault,
+     "10",
+     {0, kMaxCount},
+     When::kAlways,
+     "Steps in a row with a NaN or infinite gradient that are skipped before the attempt fails."},
+
+    {"checkpoint.directory",
+     Need::kRequired,
+     "",
+     {},
+     When::kAlways,
+     "Folder for checkpoints and the exported model, reachable from every node.",
+     true},
+    {"checkpoint.every_steps",
+     Need::kDefault,
+     "100",
+     {0, kMaxSteps},
+     When::kAlways,
+     "Steps between checkpoints; 0: only at the end and when told to stop."},
+    {"checkpoint.keep_last",
+     Need::kDefault,
+     "2",
+     {1, 100000},
+     When::kAlways,
+     "Checkpoints to keep; older ones are deleted once a newer one is durable."},
+
+    {"resources.trainers",
+     Need::kRequired,
+     "",
+     {1, 65536},
+     When::kAlways,
+     "Trainers in the whole job: one a GPU, or one a CPU rank."},
+    {"resources.engine", Need::kDefault, "cpu", {}, When::kAlways, "What trainers compute on."},
+    {"resources.threads",
+     Need::kDefault,
+     "0",
+     {0, 4096},
+     When::kAlways,
+     "Compute threads of one CPU trainer; 0: the node's cores divided by its trainers."},
+    {"resources.max_nodes",
+     Need::kDefault,
+     "0",
+     {0, 65536},
+     When::kAlways,
+     "At most this many nodes; 0: any number."},
+
+    {"scheduling.priority",
+     Need::kDefault,
+     "0",
+     {-1000, 1000},
+     When::kAlways,
+     "Higher runs first."},
+    {"scheduling.max_retries",
+     Need::kDefault,
+     "3",
+     {0, 1000},
+     When::kAlways,
+     "Attempts that may fail without a completed step between them before the job fails."},
+};
+
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substitution = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitution});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string_view LastName(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string_view::npos ? path : path.substr(dot + 1);
+}
+
+std::string DescribeRange(const Range& range) {
+  if (range.max == std::numeric_limits<double>::infinity()) return "";
+  return absl::StrCat(range.min_is_open ? " more than " : " from ", FormatNumber(range.min),
+                      range.min_is_open ? (range.max_is_open ? ", less than " : ", at most ")
+                                        : (range.max_is_open ? " to less than " : " to "),
+                      FormatNumber(range.max));
+}
+
+}  // namespace
+
+std::span<const Field> Fields() {
+  return kFields;
+}
+
+const Field* FindField(std::string_view path) {
+  for (const Field& field : kFields) {
+    if (field.path == path) return &field;
+  }
+  return nullptr;
+}
+
+std::string NearestField(std::string_view path) {
+  // Long garbage cannot be near anything; it must not cost time either.
+  path = path.substr(0, 128);
+  const std::string_view name = LastName(path);
+  std::string best;
+  size_t best_distance = std::numeric_limits<size_t>::max();
+  const auto consider = [&](std::string_view candidate) {
+    // A field that was put into the wrong section is as near as a slip of one key.
+    size_t distance = EditDistance(path, candidate);
+    if (LastName(candidate) == name) distance = std::min<size_t>(distance, 1);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  };
+  for (const Field& field : kFields) {
+    consider(field.path);
+    const size_t dot = field.path.find('.');
+    if (dot != std::string_view::npos) consider(field.path.substr(0, dot));
+  }
+  return best;
+}
+
+bool Fits(When when, const v1::JobSpec& spec) {
+  const v1::AttentionSpec& attention = spec.attention();
+  switch (when) {
+    case When::kAlways:
+      return true;
+    case When::kSparse:
+      return attention.pattern() != v1::AttentionSpec::DENSE;
+    case When::kVerticalSlash:
+      return attention.pattern() == v1::AttentionSpec::VERTICAL_SLASH;
+    case When::kTopP:
+      return attention.pattern() == v1::AttentionSpec::VERTICAL_SLASH &&
+             attention.select() == v1::AttentionSpec::TOP_P;
+    case When::kSlidingWindow:
+      return attention.pattern() == v1::AttentionSpec::SLIDING_WINDOW;
+    case When::kBlockTopK:
+      return attention.pattern() == v1::AttentionSpec::BLOCK_TOPK;
+    case When::kStriped:
+      return spec.parallelism().layout() == v1::ParallelismSpec::STRIPED;
+    case When::kDecay:
+      return spec.training().schedule() != v1::TrainingSpec::CONSTANT;
+  }
+  return true;
+}
+
+std::string_view Requirement(When when) {
+  switch (when) {
+    case When::kAlways:
+      return "";
+    case When::kSparse:
+      return "attention.pattern other than dense";
+    case When::kVerticalSlash:
+      return "attention.pattern: vertical_slash";
+    case When::kTopP:
+      return "attention.pattern: vertical_slash with attention.select: top_p";
+    case When::kSlidingWindow:
+      return "attention.pattern: sliding_window";
+    case When::kBlockTopK:
+      return "attention.pattern: block_topk";
+    case When::kStriped:
+      return "parallelism.layout: striped";
+    case When::kDecay:
+      return "training.schedule other than constant";
+  }
+  return "";
+}
+
+std::string DescribeType(const Field& field) {
+  const FieldDescriptor* descriptor = FindDescriptor(field.path);
+  if (descriptor->is_map()) return "key: value pairs";
+  std::string type;
+  switch (descriptor->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_ENUM:
+      type = absl::StrCat("one of ", absl::StrJoin(EnumTexts(field), ", "));
+      break;
+    case FieldDescriptor::CPPTYPE_STRING:
+      type = field.is_path ? "a path" : "text";
+      break;
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      type = absl::StrCat("a number", DescribeRange(field.range));
+      break;
+    default:
+      type = absl::StrCat("a whole number", DescribeRange(field.range));
+  }
+  return descriptor->is_repeated() ? absl::StrCat("a list, each ", type) : type;
+}
+
+const FieldDescriptor* FindDescriptor(std::string_view path) {
+  const google::protobuf::Descriptor* message = v1::JobSpec::descriptor();
+  const FieldDescriptor* descriptor = nullptr;
+  for (const auto part : absl::StrSplit(absl::string_view(path.data(), path.size()), '.')) {
+    descriptor = message->FindFieldByName(std::string(part));
+    if (descriptor == nullptr) return nullptr;
+    message = descriptor->message_type();
+    if (message == nullptr) break;
+  }
+  return descriptor;
+}
+
+Slot FindSlot(v1::JobSpec* spec, std::string_view path) {
+  const size_t dot = path.find('.');
+  if (dot == std::string_view::npos) return {spec, FindDescriptor(path)};
+  const FieldDescriptor* section = FindDescriptor(path.substr(0, dot));
+  return {spec->GetReflection()->MutableMessage(spec, section), FindDescriptor(path)};
+}
+
+bool IsSet(const v1::JobSpec& spec, std::string_view path) {
+  const Message* message = &spec;
+  if (const size_t dot = path.find('.'); dot != std::string_view::npos) {
+    message = &spec.GetReflection()->GetMessage(spec, FindDescriptor(path.substr(0, dot)));
+  }
+  const FieldDescriptor* descriptor = FindDescriptor(path);
+  const google::protobuf::Reflection* reflection = message->GetReflection();
+  if (descriptor->is_repeated()) return reflection->FieldSize(*message, descriptor) > 0;
+  // An explicitly unspecified enumerator says nothing, as if the field were absent.
+  if (descriptor->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
+    return reflection->GetEnumValue(*message, descriptor) != 0;
+  }
+  return reflection->HasField(*message, descriptor);
+}
+
+}  // namespace ringleader::jobspec

@@ -1,0 +1,76 @@
+// The table of the job file's fields: one row each drives parsing, defaults, limits, the reference
+// page and ringctl's help. Types come from the message's descriptor.
+#pragma once
+
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "google/protobuf/descriptor.h"
+#include "ringleader/v1/job_spec.pb.h"
+
+namespace ringleader::jobspec {
+
+// Which specifications a field fits; elsewhere it is an error to set it, and no default is filled.
+enum class When {
+  kAlways,
+  kSparse,
+  kVerticalSlash,
+  kTopP,
+  kSlidingWindow,
+  kBlockTopK,
+  kStriped,
+  kDecay
+};
+
+enum class Need {
+  kRequired,  // must be set
+  kDefault,   // `default_value` is filled in when unset
+  kDerived,   // filled in from other fields; `default_value` says how, for people
+  kOptional,  // may stay empty
+};
+
+struct Range {
+  double min = 0;
+  double max = std::numeric_limits<double>::infinity();
+  bool min_is_open = false;  // (min, max]
+  bool max_is_open = false;
+};
+
+struct Field {
+  std::string_view path;
+  Need need;
+  std::string_view default_value;
+  Range range;  // numbers only; elements of a list
+  When when;
+  std::string_view help;
+  bool is_path = false;
+};
+
+// In the order of the job file.
+std::span<const Field> Fields();
+const Field* FindField(std::string_view path);
+
+// The known path nearest to `path` by edit distance, or one that ends in the same name.
+std::string NearestField(std::string_view path);
+
+// Whether fields of `when` fit `spec`, whose pattern, select, layout and schedule are filled in.
+bool Fits(When when, const v1::JobSpec& spec);
+// "attention.pattern: sliding_window", for messages and the reference page; "" for kAlways.
+std::string_view Requirement(When when);
+
+// "a number more than 0, at most 1", "one of dense, sliding_window, …", "text".
+std::string DescribeType(const Field& field);
+
+// The message that holds `path`'s field, and the field.
+struct Slot {
+  google::protobuf::Message* message;
+  const google::protobuf::FieldDescriptor* descriptor;
+};
+Slot FindSlot(v1::JobSpec* spec, std::string_view path);
+const google::protobuf::FieldDescriptor* FindDescriptor(std::string_view path);
+// Present, for fields with presence; otherwise not zero and not empty.
+bool IsSet(const v1::JobSpec& spec, std::string_view path);
+
+}  // namespace ringleader::jobspec

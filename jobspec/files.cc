@@ -1,0 +1,82 @@
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "jobspec/jobspec.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool IsFile(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+bool IsFolder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+absl::Status CheckReadable(const char* field, const fs::path& path) {
+  if (!IsFile(path)) {
+    return absl::NotFoundError(absl::StrCat(field, ": no file ", path.string()));
+  }
+  if (!std::ifstream(path)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(field, ": ", path.string(), " cannot be read; check its permissions"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckModelFolder(const fs::path& folder) {
+  if (!IsFolder(folder)) {
+    return absl::NotFoundError(absl::StrCat("model.init: no folder ", folder.string(),
+                                            "; give `random` or a Hugging Face model folder"));
+  }
+  RETURN_IF_ERROR(CheckReadable("model.init", folder / "config.json"));
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".safetensors") return absl::OkStatus();
+  }
+  return absl::NotFoundError(absl::StrCat("model.init: no *.safetensors in ", folder.string()));
+}
+
+absl::Status CheckShards(const char* field, const fs::path& folder) {
+  if (!IsFolder(folder)) {
+    return absl::NotFoundError(
+        absl::StrCat(field, ": no folder ", folder.string(), "; make it with `ringctl data pack`"));
+  }
+  if (!IsFile(folder / "manifest.json")) {
+    return absl::NotFoundError(absl::StrCat(field, ": ", folder.string(),
+                                            " holds no manifest.json, so it is no folder of token "
+                                            "shards; make one with `ringctl data pack`"));
+  }
+  return CheckReadable(field, folder / "manifest.json");
+}
+
+}  // namespace
+
+absl::Status CheckFiles(const v1::JobSpec& spec) {
+  const std::string& init = spec.model().init();
+  if (init.empty() || init == "random") {
+    RETURN_IF_ERROR(CheckReadable("model.config", spec.model().config()));
+  } else {
+    RETURN_IF_ERROR(CheckModelFolder(init));
+  }
+  RETURN_IF_ERROR(CheckShards("data.train", spec.data().train()));
+  if (!spec.data().eval().empty()) {
+    RETURN_IF_ERROR(CheckShards("data.eval", spec.data().eval()));
+  }
+  std::error_code error;
+  const fs::path checkpoints = spec.checkpoint().directory();
+  if (fs::exists(checkpoints, error) && !IsFolder(checkpoints)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint.directory: ", checkpoints.string(), " is a file, not a folder"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::jobspec

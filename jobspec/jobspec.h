@@ -1,0 +1,59 @@
+// The job file: YAML to ringleader.v1.JobSpec and back, its defaults and its limits.
+// docs/job_file.md lists every field. All functions are pure but for CheckFiles and LoadJobFile,
+// and thread-safe.
+//
+// Errors are INVALID_ARGUMENT unless stated; each is one line that names the field by its path
+// ("attention.vertical_mass"), its value, and what is allowed.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ringleader/v1/job_spec.pb.h"
+
+namespace ringleader::jobspec {
+
+struct ParseOptions {
+  // "path=value" each, applied in order after the file; "path=" restores the default.
+  std::vector<std::string> overrides = {};
+  // Relative paths in the file and in overrides are taken from here; empty leaves them as they are.
+  std::string base_directory = "";
+  // Named in errors, with the line.
+  std::string file_name = "job file";
+};
+
+// Checks syntax, field names and types: what is not set stays unset. Unknown and repeated fields
+// are errors. Takes any bytes, up to 256 KiB.
+absl::StatusOr<v1::JobSpec> ParseJobFile(std::string_view yaml, const ParseOptions& options);
+
+// Reads and parses `path`; relative paths in it are taken from its folder. NOT_FOUND without it.
+absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
+                                        const std::vector<std::string>& overrides);
+
+// Fills in every optional field that is unset and that fits the specification's pattern and
+// schedule. Idempotent.
+void ApplyDefaults(v1::JobSpec* spec);
+
+// Everything that can be checked without looking at files: ranges, names, fields that do not fit
+// the pattern, trainers = context * data, how the sequence divides. Defaults may be filled in or
+// not. Paths must be absolute.
+absl::Status Validate(const v1::JobSpec& spec);
+
+// The files that the specification names, on this machine: the model's config.json and weights, the
+// manifests of the token shards, the checkpoint folder if it exists. NOT_FOUND or
+// FAILED_PRECONDITION.
+absl::Status CheckFiles(const v1::JobSpec& spec);
+
+// The specification as a job file; only what is set. ParseJobFile gives the same message back.
+std::string ToYaml(const v1::JobSpec& spec);
+
+// The job file's name for an enumerator: "vertical_slash", "top_p"; "auto" for the unset layout and
+// ring, "" for other unset enumerators.
+std::string EnumText(v1::AttentionSpec::Pattern value);
+std::string EnumText(v1::ParallelismSpec::Layout value);
+std::string EnumText(v1::ParallelismSpec::Ring value);
+
+}  // namespace ringleader::jobspec

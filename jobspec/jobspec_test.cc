@@ -1,0 +1,309 @@
+#include "jobspec/jobspec.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "jobspec/fields.h"
+#include "jobspec/reference.h"
+#include "jobspec/scalars.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kJob[] = R"(
+name: headers-16k
+model: {config: ./config.json, init: random}
+data: {train: ./tokens/train, eval: ./tokens/eval, sequence_length: 16384}
+attention: {pattern: vertical_slash, select: top_p, vertical_mass: 0.9, slash_mass: 0.9, dense_layers: [0]}
+parallelism: {context: 4, data: 1, layout: auto, ring: auto}
+training: {steps: 40, global_batch: 1, learning_rate: 3e-4, warmup_steps: 4, seed: 1}
+checkpoint: {directory: ./checkpoints, every_steps: 10, keep_last: 2}
+resources: {trainers: 4}
+)";
+
+absl::StatusOr<v1::JobSpec> Parse(std::string_view yaml, std::vector<std::string> overrides = {}) {
+  return ParseJobFile(yaml, {.overrides = std::move(overrides), .base_directory = "/job"});
+}
+
+v1::JobSpec Job(std::vector<std::string> overrides = {}) {
+  auto spec = Parse(kJob, std::move(overrides));
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return spec.ok() ? *spec : v1::JobSpec();
+}
+
+// What a user sees when the example is changed by `overrides`.
+std::string Complaint(std::vector<std::string> overrides) {
+  return std::string(Validate(Job(std::move(overrides))).message());
+}
+
+std::string ParseError(std::string_view yaml, std::vector<std::string> overrides = {}) {
+  return std::string(Parse(yaml, std::move(overrides)).status().message());
+}
+
+bool Same(const v1::JobSpec& a, const v1::JobSpec& b) {
+  return google::protobuf::util::MessageDifferencer::Equals(a, b);
+}
+
+TEST(ParseTest, ReadsTheExample) {
+  const v1::JobSpec spec = Job();
+  EXPECT_EQ(spec.name(), "headers-16k");
+  EXPECT_EQ(spec.model().config(), "/job/config.json");
+  EXPECT_EQ(spec.model().init(), "random");
+  EXPECT_EQ(spec.data().train(), "/job/tokens/train");
+  EXPECT_EQ(spec.data().sequence_length(), 16384);
+  EXPECT_EQ(spec.attention().pattern(), v1::AttentionSpec::VERTICAL_SLASH);
+  EXPECT_EQ(spec.attention().select(), v1::AttentionSpec::TOP_P);
+  EXPECT_EQ(spec.attention().dense_layers_size(), 1);
+  EXPECT_EQ(spec.parallelism().layout(), v1::ParallelismSpec::LAYOUT_UNSPECIFIED);
+  EXPECT_DOUBLE_EQ(spec.training().learning_rate(), 3e-4);
+  EXPECT_FALSE(spec.training().has_beta1());
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+}
+
+TEST(ParseTest, UnknownFieldsNameThePathAndTheNearest) {
+  EXPECT_EQ(ParseError("name: a\nattention:\n  vertcal_mass: 0.9\n"),
+            "job file:3: attention.vertcal_mass: unknown field; did you mean "
+            "attention.vertical_mass?");
+  EXPECT_THAT(ParseError("steps: 40"), HasSubstr("did you mean training.steps?"));
+  EXPECT_THAT(ParseError("trainning: {}"), HasSubstr("did you mean training?"));
+  EXPECT_THAT(ParseError("name: {x: 1}"), HasSubstr("name: holds key: value pairs; give text"));
+  EXPECT_THAT(ParseError(kJob, {"training.stepz=3"}),
+              HasSubstr("--set training.stepz: unknown field; did you mean training.steps?"));
+}
+
+TEST(ParseTest, WrongTypesSayWhatIsAllowed) {
+  EXPECT_THAT(ParseError("training: {steps: many}"),
+              HasSubstr("training.steps: 'many' is not allowed; give a whole number from 1 to"));
+  EXPECT_THAT(ParseError("training: {steps: -1}"), HasSubstr("'-1' is not allowed"));
+  EXPECT_THAT(ParseError("training: {learning_rate: .nan}"),
+              HasSubstr("give a number more than 0"));
+  EXPECT_THAT(ParseError("attention: {pattern: sparse}"),
+              HasSubstr("give one of dense, sliding_window, vertical_slash, block_topk"));
+  EXPECT_THAT(ParseError("parallelism: {ring: both}"),
+              HasSubstr("give one of auto, flat, hierarchical, all_gather"));
+  EXPECT_THAT(ParseError("attention: {dense_layers: 0}"), HasSubstr("give a list"));
+  EXPECT_THAT(ParseError("attention: 3"), HasSubstr("attention: key: value pairs are expected"));
+  EXPECT_THAT(ParseError("training: {steps: 1, steps: 2}"),
+              HasSubstr("training.steps: given twice"));
+}
+
+TEST(ParseTest, NotYamlIsALineNumberAndNotACrash) {
+  EXPECT_THAT(ParseError("name: [a\n"), HasSubstr("no valid YAML"));
+  EXPECT_THAT(ParseError(""), HasSubstr("empty"));
+  EXPECT_THAT(ParseError("\xff\xfe"), HasSubstr("not UTF-8"));
+  EXPECT_THAT(ParseError(std::string(300 * 1024, 'a')), HasSubstr("at most 262144"));
+  EXPECT_THAT(ParseError("name: " + std::string(100, '[')), HasSubstr("nested"));
+  EXPECT_THAT(ParseError("name: a\n---\nname: b\n"), HasSubstr("2 documents"));
+  // Indentation nests without brackets.
+  std::string tower;
+  for (int i = 0; i < 600; ++i) tower += std::string(i, ' ') + "a:\n";
+  EXPECT_FALSE(Parse(tower).ok());
+  // Each line doubles the one before: 2^30 nodes, were they followed.
+  std::string bomb = "a0: &a0 [x, x]\n";
+  for (int i = 1; i < 30; ++i) {
+    bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) +
+            ", *a" + std::to_string(i - 1) + "]\n";
+  }
+  EXPECT_FALSE(Parse(bomb).ok());
+  EXPECT_FALSE(Parse("attention: &a {dense_layers: [*a]}").ok());
+}
+
+TEST(ParseTest, OverridesApplyInOrder) {
+  const v1::JobSpec spec =
+      Job({"training.steps=7", "training.steps=8", "attention.dense_layers=[1, 2]",
+           "labels.team=ocean", "data.eval=", "data.train=/abs"});
+  EXPECT_EQ(spec.training().steps(), 8);
+  EXPECT_EQ(spec.attention().dense_layers_size(), 2);
+  EXPECT_EQ(spec.labels().at("team"), "ocean");
+  EXPECT_EQ(spec.data().eval(), "");
+  EXPECT_EQ(spec.data().train(), "/abs");
+  EXPECT_THAT(ParseError(kJob, {"training"}), HasSubstr("write path=value"));
+  EXPECT_THAT(ParseError(kJob, {"attention.dense_layers=[x]"}), HasSubstr("'x' is not allowed"));
+}
+
+TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
+  v1::JobSpec spec = Job();
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.attention().estimate_queries(), 64);
+  EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
+  EXPECT_DOUBLE_EQ(spec.training().beta2(), 0.95);
+  EXPECT_EQ(spec.scheduling().max_retries(), 3);
+  EXPECT_FALSE(spec.attention().has_window());
+  const v1::JobSpec once = spec;
+  ApplyDefaults(&spec);
+  EXPECT_TRUE(Same(once, spec));
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+}
+
+TEST(DefaultsTest, ContextAndBatchFollowFromTheRest) {
+  v1::JobSpec spec = Job({"parallelism.context=", "parallelism.data=2",
+                          "training.global_batch=", "resources.trainers=8"});
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.parallelism().context(), 4);
+  EXPECT_EQ(spec.training().global_batch(), 2);
+}
+
+TEST(DefaultsTest, EveryDefaultOfTheTableReadsBack) {
+  for (const Field& field : Fields()) {
+    ASSERT_NE(FindDescriptor(field.path), nullptr) << field.path;
+    if (field.need != Need::kDefault) continue;
+    v1::JobSpec spec;
+    const absl::Status status = SetScalar(FindSlot(&spec, field.path), field, field.default_value);
+    EXPECT_TRUE(status.ok()) << field.path << ": " << status;
+  }
+}
+
+// A field of the message without a row in the table could not be set from a job file.
+TEST(FieldsTest, TheTableKnowsEveryFieldOfTheMessage) {
+  const auto* job = v1::JobSpec::descriptor();
+  for (int i = 0; i < job->field_count(); ++i) {
+    const auto* section = job->field(i);
+    if (section->message_type() == nullptr || section->is_map()) {
+      EXPECT_NE(FindField(section->name()), nullptr) << section->name();
+      continue;
+    }
+    for (int k = 0; k < section->message_type()->field_count(); ++k) {
+      const std::string path = section->name() + "." + section->message_type()->field(k)->name();
+      EXPECT_NE(FindField(path), nullptr) << path;
+    }
+  }
+}
+
+TEST(ValidateTest, RangesNameFieldValueAndLimits) {
+  EXPECT_EQ(Complaint({"attention.vertical_mass=1.5"}),
+            "attention.vertical_mass: 1.5 is out of range; give a number more than 0, at most 1");
+  EXPECT_EQ(Complaint({"training.beta1=1"}),
+            "training.beta1: 1 is out of range; give a number from 0 to less than 1");
+  EXPECT_THAT(Complaint({"training.steps=0"}), HasSubstr("training.steps: required"));
+  EXPECT_THAT(Complaint({"name=Big_Job"}), HasSubstr("name: 'Big_Job' is not allowed"));
+  EXPECT_THAT(Complaint({"attention.tile=96"}), HasSubstr("give 64 or 128"));
+  EXPECT_THAT(Complaint({"attention.dense_layers=[1,1]"}), HasSubstr("layer 1 is listed twice"));
+  EXPECT_THAT(Complaint({"labels.a=b c"}), HasSubstr("labels.a: keys and values"));
+  EXPECT_THAT(Complaint({"training.global_batch=3", "parallelism.data=2", "parallelism.context=2"}),
+              HasSubstr("training.global_batch: 3 does not divide by parallelism.data (2)"));
+  EXPECT_THAT(Complaint({"training.warmup_steps=41"}), HasSubstr("more than training.steps (40)"));
+  EXPECT_THAT(Complaint({"model.config="}), HasSubstr("model.config: required"));
+  EXPECT_THAT(Complaint({"model.init=/m"}), HasSubstr("remove one of the two"));
+}
+
+TEST(ValidateTest, FieldsMustFitThePattern) {
+  EXPECT_EQ(Complaint({"attention.window=128"}),
+            "attention.window: only fits attention.pattern: sliding_window; remove it, or change "
+            "that");
+  EXPECT_THAT(Complaint({"attention.select=top_k"}),
+              HasSubstr("attention.vertical_mass: only fits attention.pattern: vertical_slash with "
+                        "attention.select: top_p"));
+  EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
+  EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
+}
+
+TEST(ValidateTest, SequencesDivideIntoWholeTiles) {
+  EXPECT_EQ(Complaint({"data.sequence_length=16400"}),
+            "data.sequence_length: 16400 does not divide by context × tile = 4 × 64 = 256 "
+            "(parallelism.layout: auto); give 16384 or 16640");
+  EXPECT_THAT(Complaint({"parallelism.layout=zigzag", "data.sequence_length=16640"}),
+              HasSubstr("2 × context × tile"));
+  EXPECT_THAT(Complaint({"parallelism.layout=striped", "parallelism.stripe=100"}),
+              HasSubstr("no multiple of attention.tile (64)"));
+  EXPECT_EQ(
+      Complaint({"data.sequence_length=1001", "parallelism.context=1", "resources.trainers=1"}),
+      "");
+  EXPECT_EQ(
+      Complaint({"resources.trainers=6"}),
+      "parallelism: context × data = 4 × 1 = 4, but resources.trainers is 6; make them equal");
+}
+
+TEST(ValidateTest, MessagesFromTheWireAreNotTrusted) {
+  v1::JobSpec spec = Job();
+  spec.mutable_attention()->set_pattern(static_cast<v1::AttentionSpec::Pattern>(77));
+  EXPECT_THAT(Validate(spec).message(), HasSubstr("attention.pattern: enumerator 77 is unknown"));
+  spec = Job();
+  spec.mutable_data()->set_train("tokens");
+  EXPECT_THAT(Validate(spec).message(), HasSubstr("data.train: 'tokens' is relative"));
+  EXPECT_FALSE(Validate(v1::JobSpec()).ok());
+  spec = Job();
+  spec.mutable_parallelism()->set_data(0);
+  EXPECT_THAT(Validate(spec).message(), HasSubstr("parallelism.data: 0 is out of range"));
+  spec = Job();
+  spec.mutable_attention()->set_tile(0);
+  EXPECT_FALSE(Validate(spec).ok());
+}
+
+TEST(PrintTest, GoesThereAndBack) {
+  v1::JobSpec spec = Job({"labels.b=2", "labels.a=x/y", "attention.dense_layers=[0, 5]",
+                          "training.learning_rate=1.2345678901234567e-05"});
+  for (const bool with_defaults : {false, true}) {
+    if (with_defaults) ApplyDefaults(&spec);
+    const std::string yaml = ToYaml(spec);
+    const auto back = ParseJobFile(yaml, {});
+    ASSERT_TRUE(back.ok()) << back.status() << "\n" << yaml;
+    EXPECT_TRUE(Same(spec, *back)) << yaml;
+  }
+}
+
+class FilesTest : public ::testing::Test {
+ protected:
+  FilesTest()
+      : folder_(std::filesystem::path(::testing::TempDir()) /
+                ("jobspec_" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(folder_ / "tokens/train");
+    std::filesystem::create_directories(folder_ / "tokens/eval");
+    std::ofstream(folder_ / "job.yaml") << kJob;
+  }
+  ~FilesTest() override { std::filesystem::remove_all(folder_); }
+  void Touch(const std::string& name) { std::ofstream(folder_ / name) << "{}"; }
+  absl::Status Check() { return CheckFiles(*LoadJobFile((folder_ / "job.yaml").string(), {})); }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(FilesTest, NamesWhatIsMissing) {
+  EXPECT_THAT(Check().message(), HasSubstr("model.config: no file " + folder_.string()));
+  Touch("config.json");
+  EXPECT_THAT(Check().message(), AllOf(HasSubstr("data.train"), HasSubstr("ringctl data pack")));
+  Touch("tokens/train/manifest.json");
+  EXPECT_THAT(Check().message(), HasSubstr("data.eval"));
+  Touch("tokens/eval/manifest.json");
+  EXPECT_TRUE(Check().ok()) << Check();
+  Touch("checkpoints");
+  EXPECT_THAT(Check().message(), HasSubstr("is a file, not a folder"));
+}
+
+TEST_F(FilesTest, AJobFileThatIsNone) {
+  EXPECT_EQ(LoadJobFile((folder_ / "none.yaml").string(), {}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_FALSE(LoadJobFile(folder_.string(), {}).ok());
+  EXPECT_FALSE(LoadJobFile("/dev/zero", {}).ok());
+  std::ofstream(folder_ / "empty.yaml");
+  EXPECT_FALSE(LoadJobFile((folder_ / "empty.yaml").string(), {}).ok());
+}
+
+TEST(ReferenceTest, ThePageInTheRepositoryIsUpToDate) {
+  const char* path = "docs/job_file.md";
+  if (std::getenv("RINGLEADER_UPDATE_DOCS") != nullptr) std::ofstream(path) << ReferencePage();
+  std::stringstream page;
+  page << std::ifstream(path).rdbuf();
+  EXPECT_EQ(page.str(), ReferencePage())
+      << "run RINGLEADER_UPDATE_DOCS=1 build/bin/jobspec_test from the repository's root";
+}
+
+TEST(ReferenceTest, TheExampleOnThePageIsValid) {
+  const std::string page = ReferencePage();
+  const size_t begin = page.find("```yaml\n") + 8;
+  const auto spec = Parse(page.substr(begin, page.find("```", begin) - begin));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(Validate(*spec).ok()) << Validate(*spec);
+}
+
+}  // namespace
+}  // namespace ringleader::jobspec

@@ -1,0 +1,82 @@
+#include "jobspec/reference.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "jobspec/fields.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+constexpr char kPreamble[] = R"(# The job file
+
+`ringctl submit job.yaml` sends one job. The file is YAML; every field is in the tables below, with
+its default and its limits. Unknown fields are errors. Relative paths are taken from the job file's
+folder. `--set path=value` overrides a field (`--set training.steps=100`), and `--set path=` puts
+it back to its default. `ringctl submit job.yaml --dry-run` shows the file with all defaults filled
+in, and what the planner makes of it.
+
+This page is generated from `jobspec/fields.cc`; a test keeps the two alike
+(`RINGLEADER_UPDATE_DOCS=1 build/bin/jobspec_test` writes it anew).
+
+```yaml
+name: headers-16k
+model: {config: ./config.json, init: random}      # or init: /path/to/huggingface/model
+data: {train: ./tokens/train, eval: ./tokens/eval, sequence_length: 16384}
+attention: {pattern: vertical_slash, select: top_p, vertical_mass: 0.9, slash_mass: 0.9, dense_layers: [0]}
+parallelism: {context: 4, data: 1, layout: auto, ring: auto}
+training: {steps: 40, global_batch: 1, learning_rate: 3e-4, warmup_steps: 4, seed: 1}
+checkpoint: {directory: ./checkpoints, every_steps: 10, keep_last: 2}
+resources: {trainers: 4}
+```
+)";
+
+std::string DefaultText(const Field& field) {
+  switch (field.need) {
+    case Need::kRequired:
+      return "required";
+    case Need::kOptional:
+      return field.default_value.empty() ? "none"
+                                         : absl::StrCat("`", std::string(field.default_value), "`");
+    default:
+      return absl::StrCat("`", std::string(field.default_value), "`");
+  }
+}
+
+std::string Section(std::string_view path) {
+  const size_t dot = path.find('.');
+  return std::string(dot == std::string_view::npos ? "" : path.substr(0, dot));
+}
+
+}  // namespace
+
+std::string ReferencePage() {
+  std::string page = kPreamble;
+  std::string section = "-";
+  for (const Field& field : Fields()) {
+    if (Section(field.path) != section) {
+      section = Section(field.path);
+      absl::StrAppend(&page, "\n## ", section.empty() ? "The job" : section,
+                      "\n\n| field | default | allowed | meaning |\n|---|---|---|---|\n");
+    }
+    std::string help(field.help);
+    if (field.when != When::kAlways) {
+      absl::StrAppend(&help, " Only with ", std::string(Requirement(field.when)), ".");
+    }
+    absl::StrAppend(&page, "| `", std::string(field.path), "` | ", DefaultText(field), " | ",
+                    DescribeType(field), " | ", help, " |\n");
+  }
+  return page;
+}
+
+std::string ReferenceSummary() {
+  std::string text = "Fields of the job file (docs/job_file.md says more):\n";
+  for (const Field& field : Fields()) {
+    std::string value(field.default_value);
+    if (field.need == Need::kRequired) value = "required";
+    absl::StrAppend(&text, absl::StrFormat("  %-30s %s\n", std::string(field.path),
+                                           value.empty() ? "optional" : value));
+  }
+  return text;
+}
+
+}  // namespace ringleader::jobspec

@@ -1,0 +1,260 @@
+#include <cmath>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "jobspec/fields.h"
+#include "jobspec/jobspec.h"
+#include "jobspec/scalars.h"
+#include "jobspec/text.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+constexpr size_t kMaxPathBytes = 4096;
+constexpr int kMaxLabels = 64;
+constexpr size_t kMaxLabelBytes = 63;
+
+template <typename... Args>
+absl::Status Invalid(const Args&... args) {
+  return absl::InvalidArgumentError(absl::StrCat(args...));
+}
+
+std::string P(std::string_view path) {
+  return std::string(path);
+}
+
+bool IsJobName(std::string_view name) {
+  if (name.empty() || name.size() > 63 || name.front() == '-' || name.back() == '-') return false;
+  return name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") == std::string_view::npos;
+}
+
+bool IsLabelText(std::string_view text) {
+  return text.size() <= kMaxLabelBytes &&
+         text.find_first_not_of(
+             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+             "-_./") == std::string_view::npos;
+}
+
+absl::Status CheckLabels(const v1::JobSpec& spec) {
+  if (spec.labels_size() > kMaxLabels) {
+    return Invalid("labels: ", spec.labels_size(), " given; at most ", kMaxLabels, " are allowed");
+  }
+  for (const auto& [key, value] : spec.labels()) {
+    if (!key.empty() && IsLabelText(key) && IsLabelText(value)) continue;
+    return Invalid("labels.", Printable(key),
+                   ": keys and values are letters, digits and -_./, at most ", kMaxLabelBytes,
+                   " characters");
+  }
+  return absl::OkStatus();
+}
+
+double NumberOf(const Message& message, const FieldDescriptor* descriptor, int index) {
+  const google::protobuf::Reflection* reflection = message.GetReflection();
+  switch (descriptor->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return descriptor->is_repeated() ? reflection->GetRepeatedUInt32(message, descriptor, index)
+                                       : reflection->GetUInt32(message, descriptor);
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return static_cast<double>(reflection->GetUInt64(message, descriptor));
+    case FieldDescriptor::CPPTYPE_INT32:
+      return reflection->GetInt32(message, descriptor);
+    default:
+      return reflection->GetDouble(message, descriptor);
+  }
+}
+
+bool InRange(const Range& range, double value) {
+  if (!std::isfinite(value)) return false;
+  if (range.min_is_open ? value <= range.min : value < range.min) return false;
+  return range.max_is_open ? value < range.max : value <= range.max;
+}
+
+absl::Status CheckText(const Field& field, const std::string& value) {
+  if (!field.is_path || value.empty() || value == field.default_value) return absl::OkStatus();
+  if (value.size() > kMaxPathBytes || value.find('\0') != std::string::npos) {
+    return Invalid(P(field.path), ": no usable path (", value.size(), " bytes, at most ",
+                   kMaxPathBytes, ")");
+  }
+  if (value[0] == '/') return absl::OkStatus();
+  return Invalid(P(field.path), ": '", Printable(value), "' is relative; give an absolute path");
+}
+
+absl::Status CheckValue(const Field& field, const Message& message,
+                        const FieldDescriptor* descriptor) {
+  const google::protobuf::Reflection* reflection = message.GetReflection();
+  switch (descriptor->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_STRING:
+      return CheckText(field, reflection->GetString(message, descriptor));
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      // Numbers from a newer client arrive as they are.
+      const int number = reflection->GetEnumValue(message, descriptor);
+      if (number == 0 || !EnumeratorText(descriptor->enum_type(), number).empty()) {
+        return absl::OkStatus();
+      }
+      return Invalid(P(field.path), ": enumerator ", number, " is unknown; give ",
+                     DescribeType(field));
+    }
+    default: {
+      const int count = descriptor->is_repeated() ? reflection->FieldSize(message, descriptor) : 1;
+      for (int i = 0; i < count; ++i) {
+        const double value = NumberOf(message, descriptor, i);
+        if (InRange(field.range, value)) continue;
+        return Invalid(P(field.path), ": ", FormatNumber(value), " is out of range; give ",
+                       DescribeType(field));
+      }
+      return absl::OkStatus();
+    }
+  }
+}
+
+// `given` is what the user set, `spec` has the defaults filled in.
+absl::Status CheckField(const Field& field, const v1::JobSpec& given, v1::JobSpec* spec) {
+  if (field.path == "labels") return CheckLabels(*spec);
+  if (field.need == Need::kRequired && !IsSet(*spec, field.path)) {
+    return Invalid(P(field.path), ": required; give ", DescribeType(field));
+  }
+  if (!Fits(field.when, *spec)) {
+    if (!IsSet(given, field.path)) return absl::OkStatus();
+    return Invalid(P(field.path), ": only fits ", P(Requirement(field.when)),
+                   "; remove it, or change that");
+  }
+  if (!IsSet(*spec, field.path)) return absl::OkStatus();
+  const Slot slot = FindSlot(spec, field.path);
+  return CheckValue(field, *slot.message, slot.descriptor);
+}
+
+absl::Status CheckAttention(const v1::AttentionSpec& attention) {
+  if (attention.tile() != 64 && attention.tile() != 128) {
+    return Invalid("attention.tile: ", attention.tile(), " is not allowed; give 64 or 128");
+  }
+  if (attention.pattern() == v1::AttentionSpec::BLOCK_TOPK &&
+      attention.block_size() % attention.tile() != 0) {
+    return Invalid("attention.block_size: ", attention.block_size(),
+                   " is no multiple of attention.tile (", attention.tile(), ")");
+  }
+  std::set<uint32_t> layers;
+  for (const uint32_t layer : attention.dense_layers()) {
+    if (!layers.insert(layer).second) {
+      return Invalid("attention.dense_layers: layer ", layer, " is listed twice");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckParallelism(const v1::JobSpec& spec) {
+  const v1::ParallelismSpec& parallelism = spec.parallelism();
+  const uint64_t context = parallelism.context();
+  const uint64_t product = context * parallelism.data();
+  if (product != spec.resources().trainers()) {
+    return Invalid("parallelism: context × data = ", context, " × ", parallelism.data(), " = ",
+                   product, ", but resources.trainers is ", spec.resources().trainers(),
+                   "; make them equal");
+  }
+  if (spec.resources().max_nodes() > spec.resources().trainers()) {
+    return Invalid("resources.max_nodes: ", spec.resources().max_nodes(),
+                   " is more than resources.trainers (", spec.resources().trainers(), ")");
+  }
+  const uint32_t tile = spec.attention().tile();
+  if (parallelism.stripe() % tile != 0) {
+    return Invalid("parallelism.stripe: ", parallelism.stripe(),
+                   " is no multiple of attention.tile (", tile, ")");
+  }
+  if (context == 1) return absl::OkStatus();
+
+  // Every rank holds whole tiles; the planner, where it has the choice, needs contiguous to work.
+  uint64_t unit = context * tile;
+  std::string rule = absl::StrFormat("context × tile = %d × %d", context, tile);
+  if (parallelism.layout() == v1::ParallelismSpec::ZIGZAG) {
+    unit = 2 * context * tile;
+    rule = absl::StrFormat("2 × context × tile = 2 × %d × %d", context, tile);
+  } else if (parallelism.layout() == v1::ParallelismSpec::STRIPED && parallelism.stripe() != 0) {
+    unit = context * parallelism.stripe();
+    rule = absl::StrFormat("context × stripe = %d × %d", context, parallelism.stripe());
+  }
+  const uint64_t length = spec.data().sequence_length();
+  if (length % unit == 0) return absl::OkStatus();
+  const uint64_t below = length / unit * unit;
+  return Invalid("data.sequence_length: ", length, " does not divide by ", rule, " = ", unit,
+                 " (parallelism.layout: ", EnumText(parallelism.layout()), "); give ",
+                 below > 0 ? absl::StrCat(below, " or ") : "", below + unit);
+}
+
+absl::Status CheckTraining(const v1::JobSpec& spec) {
+  const v1::TrainingSpec& training = spec.training();
+  if (training.global_batch() % spec.parallelism().data() != 0) {
+    return Invalid("training.global_batch: ", training.global_batch(),
+                   " does not divide by parallelism.data (", spec.parallelism().data(), ")");
+  }
+  if (training.warmup_steps() > training.steps()) {
+    return Invalid("training.warmup_steps: ", training.warmup_steps(),
+                   " is more than training.steps (", training.steps(), ")");
+  }
+  if (training.min_learning_rate() > training.learning_rate()) {
+    return Invalid("training.min_learning_rate: ", FormatNumber(training.min_learning_rate()),
+                   " is more than training.learning_rate (", FormatNumber(training.learning_rate()),
+                   ")");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const v1::ModelSpec& model) {
+  if (model.init() == "random" && model.config().empty()) {
+    return Invalid(
+        "model.config: required with model.init: random; give the path of a config.json");
+  }
+  if (model.init() != "random" && !model.config().empty()) {
+    return Invalid(
+        "model.config: the model folder in model.init has its own config.json; "
+        "remove one of the two");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void ApplyDefaults(v1::JobSpec* spec) {
+  // In the table's order every field follows those that decide whether it fits, but for
+  // training.schedule, which min_learning_rate precedes.
+  if (!IsSet(*spec, "training.schedule")) {
+    spec->mutable_training()->set_schedule(v1::TrainingSpec::COSINE);
+  }
+  for (const Field& field : Fields()) {
+    if (field.need != Need::kDefault || field.default_value == "auto") continue;
+    if (IsSet(*spec, field.path) || !Fits(field.when, *spec)) continue;
+    // The table's own defaults always parse: a test reads every one of them.
+    SetScalar(FindSlot(spec, field.path), field, field.default_value).IgnoreError();
+  }
+  v1::ParallelismSpec* parallelism = spec->mutable_parallelism();
+  if (!parallelism->has_context() && parallelism->data() != 0) {
+    parallelism->set_context(spec->resources().trainers() / parallelism->data());
+  }
+  if (!spec->training().has_global_batch()) {
+    spec->mutable_training()->set_global_batch(parallelism->data());
+  }
+}
+
+absl::Status Validate(const v1::JobSpec& given) {
+  v1::JobSpec spec = given;
+  ApplyDefaults(&spec);
+  if (!spec.name().empty() && !IsJobName(spec.name())) {
+    return Invalid("name: '", Printable(spec.name()),
+                   "' is not allowed; give lower-case letters, digits and '-', at most 63, "
+                   "beginning and ending with a letter or digit");
+  }
+  for (const Field& field : Fields()) {
+    // Derived from something that is wrong: that has an error of its own, further down.
+    if (field.need == Need::kDerived && !IsSet(given, field.path)) continue;
+    RETURN_IF_ERROR(CheckField(field, given, &spec));
+  }
+  RETURN_IF_ERROR(CheckModel(spec.model()));
+  RETURN_IF_ERROR(CheckAttention(spec.attention()));
+  RETURN_IF_ERROR(CheckParallelism(spec));
+  return CheckTraining(spec);
+}
+
+}  // namespace ringleader::jobspec
