@@ -68,6 +68,16 @@ struct LogPage {
   bool more = false;               // the log holds lines behind next_offset
 };
 
+struct StepPage {
+  std::vector<v1::StepReport> steps;
+  uint64_t last_sequence = 0;  // read on behind this; the argument where there was nothing new
+};
+
+struct EvalPage {
+  std::vector<v1::EvalReport> evals;
+  uint64_t last_sequence = 0;
+};
+
 // Who asks for a mutation: the client's request_id with what it was used for. An empty id asks for
 // no idempotency.
 struct RequestKey {
@@ -109,16 +119,12 @@ class ReadTransaction {
   // [state] → jobs in it; states without jobs are absent.
   virtual absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> CountJobs() = 0;
 
-  // Merged reports that were written after `after_revision` and are of a step after `after_step`,
-  // in order of writing. A step that was trained again by a later attempt replaces the earlier
-  // report.
-  virtual absl::StatusOr<std::vector<v1::StepReport>> ListSteps(std::string_view job,
-                                                                uint64_t after_step,
-                                                                uint64_t after_revision,
-                                                                int limit) = 0;
-  virtual absl::StatusOr<std::vector<v1::EvalReport>> ListEvals(std::string_view job,
-                                                                uint64_t after_step,
-                                                                uint64_t after_revision) = 0;
+  // Merged reports of steps after `after_step`, in the order in which they were written, behind
+  // page.last_sequence of an earlier call. A step that a later attempt trained again has only its
+  // newest report, at its newest place.
+  virtual absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
+                                             uint64_t after_sequence, int limit) = 0;
+  virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(
       std::string_view job) = 0;
   virtual absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) = 0;

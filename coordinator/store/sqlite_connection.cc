@@ -1,0 +1,91 @@
+#include "coordinator/store/sqlite_connection.h"
+
+#include <sqlite3.h>
+#include <zlib.h>
+
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+
+namespace ringleader::store {
+namespace {
+
+// How long a connection waits for a lock that another process (a backup, the sqlite3 shell) holds.
+constexpr int kBusyTimeoutMs = 5000;
+
+constexpr size_t kChecksumBytes = 4;
+
+uint32_t Checksum(std::string_view bytes) {
+  return static_cast<uint32_t>(
+      crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
+}
+
+int OpenFlags(Connection::Mode mode) {
+  // A connection is used by one thread at a time: SQLite's own mutex would only cost.
+  return SQLITE_OPEN_NOMUTEX |
+         (mode == Connection::Mode::kReadWrite ? SQLite::OPEN_READWRITE | SQLite::OPEN_CREATE
+                                               : SQLite::OPEN_READONLY);
+}
+
+}  // namespace
+
+Connection::Connection(const std::string& path, Mode mode)
+    : path_(path), database_(path, OpenFlags(mode), kBusyTimeoutMs) {}
+
+SQLite::Statement& Connection::Prepare(const char* sql) {
+  std::unique_ptr<SQLite::Statement>& statement = statements_[sql];
+  if (statement == nullptr) statement = std::make_unique<SQLite::Statement>(database_, sql);
+  return *statement;
+}
+
+absl::Status Connection::Explain(const std::string& path, const SQLite::Exception& error) {
+  const auto message = [&](const char* what, const char* remedy) {
+    return absl::StrFormat("database %s: %s (SQLite: %s); %s", path, what, error.what(), remedy);
+  };
+  switch (error.getErrorCode()) {
+    case SQLITE_FULL:
+      return absl::ResourceExhaustedError(
+          message("the disk is full", "free space on its file system and try again"));
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_AUTH:
+      return absl::FailedPreconditionError(
+          message("it is read-only", "make the file and its folder writable for this user"));
+    case SQLITE_CANTOPEN:
+      return absl::FailedPreconditionError(message(
+          "it cannot be opened", "check that its folder exists and is writable for this user"));
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return absl::DataLossError(
+          message("it is damaged", "restore it from a backup (see docs/operations.md)"));
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return absl::UnavailableError(
+          message("another program holds it locked", "end that program and try again"));
+    case SQLITE_IOERR:
+      return absl::UnavailableError(
+          message("it cannot be read or written",
+                  "check the file system, its quota and the process's limits"));
+    default:
+      return absl::InternalError(message("a statement failed", "please report this"));
+  }
+}
+
+std::string Seal(std::string_view payload) {
+  const uint32_t checksum = Checksum(payload);
+  std::string sealed(kChecksumBytes, '\0');
+  std::memcpy(sealed.data(), &checksum, kChecksumBytes);
+  sealed.append(payload);
+  return sealed;
+}
+
+absl::StatusOr<std::string_view> Unseal(std::string_view sealed) {
+  if (sealed.size() < kChecksumBytes) return absl::DataLossError("");
+  uint32_t checksum = 0;
+  std::memcpy(&checksum, sealed.data(), kChecksumBytes);
+  const std::string_view payload = sealed.substr(kChecksumBytes);
+  if (checksum != Checksum(payload)) return absl::DataLossError("");
+  return payload;
+}
+
+}  // namespace ringleader::store

@@ -1,0 +1,326 @@
+// The reading half of SqliteTransaction.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "coordinator/store/sqlite_transaction.h"
+
+namespace ringleader::store {
+namespace {
+
+absl::Status JobNotFound(std::string_view id) {
+  return absl::NotFoundError(absl::StrFormat("jobs/%s does not exist", std::string(id)));
+}
+
+// A WHERE clause on jobs and the values of its ?s.
+struct Condition {
+  std::string sql = "1";
+  std::vector<std::string> values;
+};
+
+absl::StatusOr<Condition> ToCondition(const std::vector<JobTerm>& terms) {
+  Condition condition;
+  for (const JobTerm& term : terms) {
+    const char* op = term.op == JobTerm::Operator::kNotEquals ? "<>" : "=";
+    switch (term.field) {
+      case JobTerm::Field::kState: {
+        v1::Job::State state;
+        if (!v1::Job::State_Parse(term.value, &state)) {
+          return absl::InvalidArgumentError(
+              absl::StrFormat("filter: \"%s\" is no job state", term.value));
+        }
+        absl::StrAppend(&condition.sql, " AND state ", op, " ", static_cast<int>(state));
+        break;
+      }
+      case JobTerm::Field::kName:
+        absl::StrAppend(&condition.sql, " AND id ", op, " ?");
+        condition.values.push_back(term.value);
+        break;
+      case JobTerm::Field::kLabel:
+        // != also holds for jobs without the label.
+        absl::StrAppend(&condition.sql,
+                        term.op == JobTerm::Operator::kNotEquals ? " AND NOT" : " AND",
+                        " EXISTS (SELECT 1 FROM job_labels WHERE job = jobs.id AND key = ?",
+                        term.op == JobTerm::Operator::kHas ? ")" : " AND value = ?)");
+        condition.values.push_back(term.label);
+        if (term.op != JobTerm::Operator::kHas) condition.values.push_back(term.value);
+        break;
+    }
+  }
+  return condition;
+}
+
+void BindAll(SQLite::Statement& statement, const std::vector<std::string>& values) {
+  for (size_t i = 0; i < values.size(); ++i) statement.bind(static_cast<int>(i) + 1, values[i]);
+}
+
+std::string_view BytesOf(const SQLite::Column& column) {
+  const void* data = column.getBlob();
+  return {static_cast<const char*>(data), static_cast<size_t>(column.getBytes())};
+}
+
+bool Wanted(const LogQuery& query, const v1::LogLine& line) {
+  return line.offset() > query.after_offset && (query.rank < 0 || line.rank() == query.rank);
+}
+
+}  // namespace
+
+template <typename Message>
+absl::Status SqliteTransaction::Parse(std::string_view sealed, const std::string& what,
+                                      Message* message) {
+  const absl::StatusOr<std::string_view> payload = Unseal(sealed);
+  if (payload.ok() && message->ParseFromArray(payload->data(), static_cast<int>(payload->size()))) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrFormat(
+      "database %s: the record of %s is damaged (checksum differs); restore it from a backup (see "
+      "docs/operations.md)",
+      connection_.path(), what));
+}
+
+absl::Status SqliteTransaction::AddAttempts(std::string_view id, v1::Job* job) {
+  Cursor attempts =
+      connection_.Query("SELECT data FROM attempts WHERE job = ? ORDER BY number", id);
+  while (attempts.Next()) {
+    RETURN_IF_ERROR(
+        Parse(attempts.Bytes(0), absl::StrCat(job->name(), ", attempts"), job->add_attempts()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::Job> SqliteTransaction::GetJob(std::string_view id) {
+  return connection_.Try([&]() -> absl::StatusOr<v1::Job> {
+    v1::Job job;
+    Cursor row = connection_.Query("SELECT data FROM jobs WHERE id = ?", id);
+    if (!row.Next()) return JobNotFound(id);
+    RETURN_IF_ERROR(Parse(row.Bytes(0), absl::StrCat("jobs/", std::string(id)), &job));
+    RETURN_IF_ERROR(AddAttempts(id, &job));
+    return job;
+  });
+}
+
+absl::StatusOr<JobPage> SqliteTransaction::ListJobs(const JobQuery& query) {
+  ASSIGN_OR_RETURN(const Condition condition, ToCondition(query.terms));
+  return connection_.Try([&]() -> absl::StatusOr<JobPage> {
+    JobPage page;
+    SQLite::Statement count(connection_.database(),
+                            "SELECT COUNT(*) FROM jobs WHERE " + condition.sql);
+    BindAll(count, condition.values);
+    count.executeStep();
+    page.total = count.getColumn(0).getInt64();
+
+    const std::string before =
+        query.before_sequence == 0 ? "" : absl::StrCat(" AND sequence < ", query.before_sequence);
+    // One more than asked for tells whether there is a next page.
+    SQLite::Statement rows(connection_.database(),
+                           absl::StrCat("SELECT sequence, data FROM jobs WHERE ", condition.sql,
+                                        before, " ORDER BY sequence DESC LIMIT ", query.limit + 1));
+    BindAll(rows, condition.values);
+    uint64_t last_sequence = 0;
+    while (rows.executeStep()) {
+      if (static_cast<int>(page.jobs.size()) == query.limit) {
+        page.last_sequence = last_sequence;
+        break;
+      }
+      last_sequence = static_cast<uint64_t>(rows.getColumn(0).getInt64());
+      RETURN_IF_ERROR(Parse(BytesOf(rows.getColumn(1)), absl::StrCat("job number ", last_sequence),
+                            &page.jobs.emplace_back()));
+    }
+    return page;
+  });
+}
+
+absl::StatusOr<std::vector<v1::Job>> SqliteTransaction::ListUnfinishedJobs() {
+  return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::Job>> {
+    std::vector<v1::Job> jobs;
+    Cursor rows = connection_.Query(
+        "SELECT id, data FROM jobs WHERE state NOT IN (?, ?, ?) ORDER BY sequence",
+        int64_t{v1::Job::CANCELLED}, int64_t{v1::Job::SUCCEEDED}, int64_t{v1::Job::FAILED});
+    while (rows.Next()) {
+      const std::string id(rows.Bytes(0));
+      v1::Job& job = jobs.emplace_back();
+      RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", id), &job));
+      RETURN_IF_ERROR(AddAttempts(id, &job));
+    }
+    return jobs;
+  });
+}
+
+absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> SqliteTransaction::CountJobs() {
+  using Counts = std::vector<std::pair<v1::Job::State, int64_t>>;
+  return connection_.Try([&]() -> absl::StatusOr<Counts> {
+    Counts counts;
+    Cursor rows = connection_.Query("SELECT state, COUNT(*) FROM jobs GROUP BY state");
+    while (rows.Next()) counts.emplace_back(static_cast<v1::Job::State>(rows.Int(0)), rows.Int(1));
+    return counts;
+  });
+}
+
+absl::StatusOr<StepPage> SqliteTransaction::ListSteps(std::string_view job, uint64_t after_step,
+                                                      uint64_t after_sequence, int limit) {
+  return connection_.Try([&]() -> absl::StatusOr<StepPage> {
+    StepPage page;
+    page.last_sequence = after_sequence;
+    Cursor rows = connection_.Query(
+        "SELECT sequence, data FROM steps WHERE job = ? AND sequence > ? AND step > ? ORDER BY "
+        "sequence LIMIT ?",
+        job, static_cast<int64_t>(after_sequence), static_cast<int64_t>(after_step),
+        int64_t{limit});
+    while (rows.Next()) {
+      page.last_sequence = static_cast<uint64_t>(rows.Int(0));
+      RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", std::string(job), ", steps"),
+                            &page.steps.emplace_back()));
+    }
+    return page;
+  });
+}
+
+absl::StatusOr<EvalPage> SqliteTransaction::ListEvals(std::string_view job,
+                                                      uint64_t after_sequence) {
+  return connection_.Try([&]() -> absl::StatusOr<EvalPage> {
+    EvalPage page;
+    page.last_sequence = after_sequence;
+    Cursor rows = connection_.Query(
+        "SELECT sequence, data FROM evals WHERE job = ? AND sequence > ? ORDER BY sequence", job,
+        static_cast<int64_t>(after_sequence));
+    while (rows.Next()) {
+      page.last_sequence = static_cast<uint64_t>(rows.Int(0));
+      RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", std::string(job), ", evaluations"),
+                            &page.evals.emplace_back()));
+    }
+    return page;
+  });
+}
+
+absl::StatusOr<std::vector<v1::CheckpointNotice>> SqliteTransaction::ListCheckpoints(
+    std::string_view job) {
+  return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::CheckpointNotice>> {
+    std::vector<v1::CheckpointNotice> checkpoints;
+    Cursor rows =
+        connection_.Query("SELECT data FROM checkpoints WHERE job = ? ORDER BY step", job);
+    while (rows.Next()) {
+      RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("jobs/", std::string(job), ", checkpoints"),
+                            &checkpoints.emplace_back()));
+    }
+    return checkpoints;
+  });
+}
+
+absl::StatusOr<LogPage> SqliteTransaction::ReadLogs(const LogQuery& query) {
+  return connection_.Try([&]() -> absl::StatusOr<LogPage> {
+    if (query.last_lines > 0) return ReadLastLogs(query);
+    LogPage page;
+    page.next_offset = query.after_offset;
+    Cursor rows = connection_.Query(
+        "SELECT data FROM logs WHERE job = ? AND last_offset > ? AND (? = 0 OR attempt = ?) ORDER "
+        "BY last_offset",
+        std::string_view(query.job), static_cast<int64_t>(query.after_offset),
+        int64_t{query.attempt}, int64_t{query.attempt});
+    while (rows.Next()) {
+      if (static_cast<int>(page.lines.size()) >= query.limit) {
+        page.more = true;
+        break;
+      }
+      v1::LogBatch batch;
+      RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("jobs/", query.job, ", log"), &batch));
+      for (v1::LogLine& line : *batch.mutable_lines()) {
+        page.next_offset = std::max<uint64_t>(page.next_offset, line.offset());
+        if (Wanted(query, line)) page.lines.push_back(std::move(line));
+      }
+    }
+    return page;
+  });
+}
+
+// From the end backwards, so that a long log costs no more than what is asked for.
+absl::StatusOr<LogPage> SqliteTransaction::ReadLastLogs(const LogQuery& query) {
+  LogPage page;
+  page.next_offset = query.after_offset;
+  Cursor rows = connection_.Query(
+      "SELECT data FROM logs WHERE job = ? AND last_offset > ? AND (? = 0 OR attempt = ?) ORDER BY "
+      "last_offset DESC",
+      std::string_view(query.job), static_cast<int64_t>(query.after_offset), int64_t{query.attempt},
+      int64_t{query.attempt});
+  const size_t wanted = static_cast<size_t>(query.last_lines);
+  while (page.lines.size() < wanted && rows.Next()) {
+    v1::LogBatch batch;
+    RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("jobs/", query.job, ", log"), &batch));
+    for (int i = batch.lines_size() - 1; i >= 0 && page.lines.size() < wanted; --i) {
+      page.next_offset = std::max<uint64_t>(page.next_offset, batch.lines(i).offset());
+      if (Wanted(query, batch.lines(i))) page.lines.push_back(std::move(*batch.mutable_lines(i)));
+    }
+  }
+  std::reverse(page.lines.begin(), page.lines.end());
+  return page;
+}
+
+absl::StatusOr<std::vector<v1::Command>> SqliteTransaction::ListCommands(std::string_view node) {
+  return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::Command>> {
+    std::vector<v1::Command> commands;
+    Cursor rows = connection_.Query("SELECT data FROM commands WHERE node = ? ORDER BY id", node);
+    while (rows.Next()) {
+      RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("nodes/", std::string(node), ", commands"),
+                            &commands.emplace_back()));
+    }
+    return commands;
+  });
+}
+
+absl::StatusOr<uint64_t> SqliteTransaction::GetAppliedSequence(std::string_view node,
+                                                               std::string_view incarnation) {
+  return connection_.Try([&]() -> absl::StatusOr<uint64_t> {
+    Cursor row = connection_.Query(
+        "SELECT applied_sequence FROM incarnations WHERE node = ? AND incarnation = ?", node,
+        incarnation);
+    return row.Next() ? static_cast<uint64_t>(row.Int(0)) : uint64_t{0};
+  });
+}
+
+absl::StatusOr<v1::Node> SqliteTransaction::GetNode(std::string_view id) {
+  return connection_.Try([&]() -> absl::StatusOr<v1::Node> {
+    v1::Node node;
+    Cursor row = connection_.Query("SELECT data FROM nodes WHERE id = ?", id);
+    if (!row.Next())
+      return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));
+    RETURN_IF_ERROR(Parse(row.Bytes(0), absl::StrCat("nodes/", std::string(id)), &node));
+    return node;
+  });
+}
+
+absl::StatusOr<std::vector<v1::Node>> SqliteTransaction::ListNodes() {
+  return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::Node>> {
+    std::vector<v1::Node> nodes;
+    Cursor rows = connection_.Query("SELECT id, data FROM nodes ORDER BY id");
+    while (rows.Next()) {
+      RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("nodes/", std::string(rows.Bytes(0))),
+                            &nodes.emplace_back()));
+    }
+    return nodes;
+  });
+}
+
+absl::StatusOr<std::optional<std::string>> SqliteTransaction::FindReply(const RequestKey& key) {
+  if (key.id.empty()) return std::nullopt;
+  return connection_.Try([&]() -> absl::StatusOr<std::optional<std::string>> {
+    Cursor row = connection_.Query("SELECT method, fingerprint, data FROM replies WHERE id = ?",
+                                   std::string_view(key.id));
+    if (!row.Next()) return std::nullopt;
+    if (row.Bytes(0) != key.method || row.Bytes(1) != key.fingerprint) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("request_id \"%s\" was used for another request before; choose a new one "
+                          "for each request",
+                          key.id));
+    }
+    const absl::StatusOr<std::string_view> reply = Unseal(row.Bytes(2));
+    if (!reply.ok()) {
+      return absl::DataLossError(
+          absl::StrFormat("database %s: the reply kept for request_id \"%s\" is damaged",
+                          connection_.path(), key.id));
+    }
+    return std::optional<std::string>(std::string(*reply));
+  });
+}
+
+}  // namespace ringleader::store

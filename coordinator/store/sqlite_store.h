@@ -1,0 +1,29 @@
+// The Store in one SQLite file (WAL, synchronous=FULL).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "coordinator/store/store.h"
+
+namespace ringleader::store {
+
+struct SqliteOptions {
+  std::string path;
+  // Bound on one job's log; the oldest lines go first.
+  int64_t log_bytes_per_job = int64_t{64} << 20;
+  Clock* clock = Clock::Real();
+  // Called after each group commit with its duration and the number of writes in it; may be empty.
+  std::function<void(absl::Duration, int)> on_commit;
+};
+
+// Creates the file if there is none. One process at a time: FAILED_PRECONDITION when another holds
+// it; further errors as in Migrate() and Connection::Explain().
+absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteOptions options);
+
+}  // namespace ringleader::store

@@ -1,0 +1,296 @@
+// The writing half of SqliteTransaction.
+#include <sqlite3.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "coordinator/store/sqlite_transaction.h"
+
+namespace ringleader::store {
+namespace {
+
+// A worker process that was replaced may still have a message on the way: its numbers are kept for
+// so many successors.
+constexpr int64_t kIncarnationsPerNode = 8;
+
+std::string Serialize(const google::protobuf::MessageLite& message) {
+  return Seal(message.SerializeAsString());
+}
+
+int64_t Microseconds(const google::protobuf::Timestamp& time) {
+  return time.seconds() * 1000000 + time.nanos() / 1000;
+}
+
+std::string SerializeJob(const v1::Job& job) {
+  v1::Job row = job;
+  row.clear_attempts();
+  return Serialize(row);
+}
+
+const char* CounterName(Counter counter) {
+  switch (counter) {
+    case Counter::kFencingToken:
+      return "fencing_token";
+    case Counter::kCommandId:
+      return "command_id";
+    case Counter::kSessionEpoch:
+      return "session_epoch";
+  }
+  return "";
+}
+
+absl::Status JobNotFound(std::string_view id) {
+  return absl::NotFoundError(absl::StrFormat("jobs/%s does not exist", std::string(id)));
+}
+
+}  // namespace
+
+void SqliteTransaction::Touched(std::vector<std::string>& ids, std::string_view id) {
+  wrote_ = true;
+  if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.emplace_back(id);
+}
+
+template <typename... Arguments>
+absl::Status SqliteTransaction::WriteOfJob(std::string_view job, const char* sql,
+                                           const Arguments&... arguments) {
+  return connection_.Try([&]() -> absl::Status {
+    try {
+      connection_.Run(sql, arguments...);
+    } catch (const SQLite::Exception& error) {
+      // Rows of a job refer to it.
+      if (error.getErrorCode() == SQLITE_CONSTRAINT) return JobNotFound(job);
+      throw;
+    }
+    Touched(change_.jobs, job);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::PutLabels(const v1::Job& job) {
+  const std::string_view id = job.spec().name();
+  connection_.Run("DELETE FROM job_labels WHERE job = ?", id);
+  for (const auto& [key, value] : job.spec().labels()) {
+    connection_.Run("INSERT INTO job_labels (job, key, value) VALUES (?, ?, ?)", id,
+                    std::string_view(key), std::string_view(value));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SqliteTransaction::CreateJob(v1::Job* job) {
+  const std::string_view id = job->spec().name();
+  job->set_revision(revision());
+  return connection_.Try([&]() -> absl::Status {
+    const std::string data = SerializeJob(*job);
+    const int added = connection_.Run(
+        "INSERT INTO jobs (id, state, priority, create_time_us, revision, data) VALUES (?, ?, ?, "
+        "?, ?, ?) "
+        "ON CONFLICT (id) DO NOTHING",
+        id, int64_t{job->state()}, int64_t{job->spec().scheduling().priority()},
+        Microseconds(job->create_time()), static_cast<int64_t>(revision()), Blob{data});
+    if (added == 0) {
+      return absl::AlreadyExistsError(absl::StrFormat(
+          "jobs/%s exists already; choose another name, or delete it first", std::string(id)));
+    }
+    Touched(change_.jobs, id);
+    return PutLabels(*job);
+  });
+}
+
+absl::Status SqliteTransaction::UpdateJob(v1::Job* job) {
+  const std::string_view id = job->spec().name();
+  job->set_revision(revision());
+  return connection_.Try([&]() -> absl::Status {
+    const std::string data = SerializeJob(*job);
+    const int changed = connection_.Run(
+        "UPDATE jobs SET state = ?, priority = ?, revision = ?, data = ? WHERE id = ?",
+        int64_t{job->state()}, int64_t{job->spec().scheduling().priority()},
+        static_cast<int64_t>(revision()), Blob{data}, id);
+    if (changed == 0) return JobNotFound(id);
+    Touched(change_.jobs, id);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::DeleteJob(std::string_view id) {
+  return connection_.Try([&]() -> absl::Status {
+    if (connection_.Run("DELETE FROM jobs WHERE id = ?", id) == 0) return JobNotFound(id);
+    Touched(change_.jobs, id);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::PutAttempt(std::string_view job, const v1::Attempt& attempt) {
+  return WriteOfJob(job, "INSERT OR REPLACE INTO attempts (job, number, data) VALUES (?, ?, ?)",
+                    job, int64_t{attempt.number()}, Blob{Serialize(attempt)});
+}
+
+absl::Status SqliteTransaction::PutStep(std::string_view job, const v1::StepReport& merged) {
+  return WriteOfJob(job, "INSERT OR REPLACE INTO steps (job, step, data) VALUES (?, ?, ?)", job,
+                    static_cast<int64_t>(merged.step()), Blob{Serialize(merged)});
+}
+
+absl::Status SqliteTransaction::PutEval(std::string_view job, const v1::EvalReport& eval) {
+  return WriteOfJob(job, "INSERT OR REPLACE INTO evals (job, step, data) VALUES (?, ?, ?)", job,
+                    static_cast<int64_t>(eval.step()), Blob{Serialize(eval)});
+}
+
+absl::Status SqliteTransaction::PutCheckpoint(std::string_view job,
+                                              const v1::CheckpointNotice& checkpoint) {
+  return WriteOfJob(job, "INSERT OR REPLACE INTO checkpoints (job, step, data) VALUES (?, ?, ?)",
+                    job, static_cast<int64_t>(checkpoint.step()), Blob{Serialize(checkpoint)});
+}
+
+absl::Status SqliteTransaction::DeleteCheckpoint(std::string_view job, uint64_t step) {
+  return WriteOfJob(job, "DELETE FROM checkpoints WHERE job = ? AND step = ?", job,
+                    static_cast<int64_t>(step));
+}
+
+absl::Status SqliteTransaction::AppendLogs(std::string_view job, uint32_t attempt,
+                                           std::vector<v1::LogLine> lines) {
+  if (lines.empty()) return absl::OkStatus();
+  return connection_.Try([&]() -> absl::Status {
+    int64_t last_offset = 0, bytes = 0;
+    if (Cursor end =
+            connection_.Query("SELECT last_offset, bytes FROM log_ends WHERE job = ?", job);
+        end.Next()) {
+      last_offset = end.Int(0);
+      bytes = end.Int(1);
+    }
+    v1::LogBatch batch;
+    for (v1::LogLine& line : lines) {
+      line.set_offset(static_cast<uint64_t>(++last_offset));
+      line.set_attempt(attempt);
+      *batch.add_lines() = std::move(line);
+    }
+    const std::string data = Serialize(batch);
+    bytes += static_cast<int64_t>(data.size());
+    RETURN_IF_ERROR(
+        WriteOfJob(job, "INSERT INTO logs (job, last_offset, attempt, data) VALUES (?, ?, ?, ?)",
+                   job, last_offset, int64_t{attempt}, Blob{data}));
+    connection_.Run("INSERT OR REPLACE INTO log_ends (job, last_offset, bytes) VALUES (?, ?, ?)",
+                    job, last_offset, bytes);
+    Touched(change_.logs, job);
+    return bytes > options_.log_bytes_per_job ? TrimLogs(job, bytes) : absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::TrimLogs(std::string_view job, int64_t bytes) {
+  while (bytes > options_.log_bytes_per_job) {
+    int64_t first = 0;
+    {
+      Cursor oldest = connection_.Query(
+          "SELECT last_offset, LENGTH(data) FROM logs WHERE job = ? ORDER BY last_offset LIMIT 1",
+          job);
+      if (!oldest.Next()) break;
+      first = oldest.Int(0);
+      bytes -= oldest.Int(1);
+    }
+    connection_.Run("DELETE FROM logs WHERE job = ? AND last_offset = ?", job, first);
+  }
+  connection_.Run("UPDATE log_ends SET bytes = ? WHERE job = ?", bytes, job);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> SqliteTransaction::Next(Counter counter) {
+  return connection_.Try([&]() -> absl::StatusOr<uint64_t> {
+    Cursor row = connection_.Query(
+        "INSERT INTO counters (name, value) VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = "
+        "value + 1 "
+        "RETURNING value",
+        std::string_view(CounterName(counter)));
+    row.Next();
+    wrote_ = true;
+    return static_cast<uint64_t>(row.Int(0));
+  });
+}
+
+absl::Status SqliteTransaction::PutCommand(std::string_view node, v1::Command* command) {
+  ASSIGN_OR_RETURN(const uint64_t id, Next(Counter::kCommandId));
+  command->set_command_id(id);
+  return WriteOfJob(command->job(),
+                    "INSERT INTO commands (id, node, job, attempt, data) VALUES (?, ?, ?, ?, ?)",
+                    static_cast<int64_t>(id), node, std::string_view(command->job()),
+                    int64_t{command->attempt()}, Blob{Serialize(*command)});
+}
+
+absl::Status SqliteTransaction::DeleteCommand(uint64_t command_id) {
+  return connection_.Try([&]() -> absl::Status {
+    if (connection_.Run("DELETE FROM commands WHERE id = ?", static_cast<int64_t>(command_id)) > 0)
+      wrote_ = true;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::DeleteCommands(std::string_view job, uint32_t attempt) {
+  return connection_.Try([&]() -> absl::Status {
+    if (connection_.Run("DELETE FROM commands WHERE job = ? AND attempt = ?", job,
+                        int64_t{attempt}) > 0) {
+      wrote_ = true;
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::SetAppliedSequence(std::string_view node,
+                                                   std::string_view incarnation,
+                                                   uint64_t sequence) {
+  return connection_.Try([&]() -> absl::Status {
+    wrote_ = true;
+    const int updated = connection_.Run(
+        "UPDATE incarnations SET applied_sequence = ? WHERE node = ? AND incarnation = ?",
+        static_cast<int64_t>(sequence), node, incarnation);
+    if (updated > 0) return absl::OkStatus();
+    connection_.Run(
+        "INSERT INTO incarnations (node, incarnation, applied_sequence, revision) VALUES (?, ?, ?, "
+        "?)",
+        node, incarnation, static_cast<int64_t>(sequence), static_cast<int64_t>(revision()));
+    connection_.Run(
+        "DELETE FROM incarnations WHERE node = ? AND incarnation NOT IN (SELECT incarnation FROM "
+        "incarnations "
+        "WHERE node = ? ORDER BY revision DESC LIMIT ?)",
+        node, node, kIncarnationsPerNode);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::PutNode(const v1::Node& node) {
+  ASSIGN_OR_RETURN(const std::string id, NodeIdFromName(node.name()));
+  return connection_.Try([&]() -> absl::Status {
+    const std::string data = Serialize(node);
+    connection_.Run("INSERT OR REPLACE INTO nodes (id, data) VALUES (?, ?)", std::string_view(id),
+                    Blob{data});
+    Touched(change_.nodes, id);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::DeleteNode(std::string_view id) {
+  return connection_.Try([&]() -> absl::Status {
+    if (connection_.Run("DELETE FROM nodes WHERE id = ?", id) == 0) {
+      return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));
+    }
+    Touched(change_.nodes, id);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::PutReply(const RequestKey& key, std::string_view reply) {
+  if (key.id.empty()) return absl::OkStatus();
+  return connection_.Try([&]() -> absl::Status {
+    wrote_ = true;
+    const absl::Time now = options_.clock->Now();
+    connection_.Run("DELETE FROM replies WHERE create_time_us < ?",
+                    absl::ToUnixMicros(now - kReplyLifetime));
+    const std::string data = Seal(reply);
+    connection_.Run(
+        "INSERT INTO replies (id, method, fingerprint, create_time_us, data) VALUES (?, ?, ?, ?, "
+        "?)",
+        std::string_view(key.id), std::string_view(key.method), std::string_view(key.fingerprint),
+        absl::ToUnixMicros(now), Blob{data});
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace ringleader::store
