@@ -177,9 +177,10 @@ absl::Status Migrate(Connection& connection, const std::vector<Migration>& migra
     RETURN_IF_ERROR(CheckIntegrity(connection));
     // IMMEDIATE: a file that cannot be written is found here, not at the first job.
     SQLite::Transaction transaction(connection.database(), SQLite::TransactionBehavior::IMMEDIATE);
-    connection.database().exec(absl::StrFormat("PRAGMA application_id = %d", kApplicationId));
-    connection.database().exec(
-        "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, sha256 TEXT NOT NULL)");
+    if (!connection.database().tableExists("migrations")) {
+      connection.database().exec(absl::StrFormat("PRAGMA application_id = %d", kApplicationId));
+      connection.database().exec("CREATE TABLE migrations (number INTEGER PRIMARY KEY, sha256 TEXT NOT NULL)");
+    }
     ASSIGN_OR_RETURN(const size_t applied, CheckApplied(connection, migrations));
     for (size_t i = applied; i < migrations.size(); ++i) {
       connection.database().exec(migrations[i].sql);

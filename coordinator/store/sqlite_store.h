@@ -14,12 +14,12 @@
 namespace ringleader::store {
 
 struct SqliteOptions {
-  std::string path;
+  std::string path = {};
   // Bound on one job's log; the oldest lines go first.
   int64_t log_bytes_per_job = int64_t{64} << 20;
   Clock* clock = Clock::Real();
   // Called after each group commit with its duration and the number of writes in it; may be empty.
-  std::function<void(absl::Duration, int)> on_commit;
+  std::function<void(absl::Duration, int)> on_commit = {};
 };
 
 // Creates the file if there is none. One process at a time: FAILED_PRECONDITION when another holds

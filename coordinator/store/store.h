@@ -35,13 +35,13 @@ struct JobTerm {
   enum class Field { kState, kName, kLabel };
   enum class Operator { kEquals, kNotEquals, kHas };
   Field field = Field::kState;
-  std::string label;  // kLabel: its key
+  std::string label = {};  // kLabel: its key
   Operator op = Operator::kEquals;
-  std::string value;  // kState: the state's name, e.g. "RUNNING"; unused with kHas
+  std::string value = {};  // kState: the state's name, e.g. "RUNNING"; unused with kHas
 };
 
 struct JobQuery {
-  std::vector<JobTerm> terms;
+  std::vector<JobTerm> terms = {};
   uint64_t before_sequence = 0;  // page on behind JobPage::last_sequence; 0: from the newest
   int limit = 50;
 };
@@ -53,7 +53,7 @@ struct JobPage {
 };
 
 struct LogQuery {
-  std::string job;
+  std::string job = {};
   uint32_t attempt = 0;       // 0: all
   int32_t rank = -1;          // -1: all
   uint64_t after_offset = 0;  // lines with a greater offset
@@ -81,9 +81,9 @@ struct EvalPage {
 // Who asks for a mutation: the client's request_id with what it was used for. An empty id asks for
 // no idempotency.
 struct RequestKey {
-  std::string id;
-  std::string method;       // e.g. "CreateJob"
-  std::string fingerprint;  // of the request's arguments
+  std::string id = {};
+  std::string method = {};       // e.g. "CreateJob"
+  std::string fingerprint = {};  // of the request's arguments
 };
 
 // Replies to mutating requests are kept this long: a request repeated within it gets the first

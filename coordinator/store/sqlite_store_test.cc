@@ -1,0 +1,427 @@
+#include "coordinator/store/sqlite_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "base/status_macros.h"
+#include "base/temp_dir.h"
+
+namespace ringleader::store {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+v1::Job NewJob(const std::string& id, v1::Job::State state = v1::Job::PENDING) {
+  v1::Job job;
+  job.set_name("jobs/" + id);
+  job.set_uid("uid-" + id);
+  job.set_state(state);
+  job.mutable_spec()->set_name(id);
+  return job;
+}
+
+v1::LogLine Line(int rank, const std::string& text) {
+  v1::LogLine line;
+  line.set_rank(rank);
+  line.set_text(text);
+  return line;
+}
+
+class SqliteStoreTest : public ::testing::Test {
+ protected:
+  SqliteStoreTest() { Open(); }
+
+  void Open() {
+    store_.reset();
+    auto store = OpenSqliteStore(
+        {.path = dir_.File("coordinator.db"),
+         .log_bytes_per_job = 2000,
+         .clock = &clock_,
+         .on_commit = [this](absl::Duration, int writes) { group_sizes_.push_back(writes); }});
+    ASSERT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+  }
+
+  void Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body) {
+    const absl::Status status = store_->Write(body);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  void Create(const std::string& id, v1::Job::State state = v1::Job::PENDING) {
+    Write([&](WriteTransaction& t) {
+      v1::Job job = NewJob(id, state);
+      return t.CreateJob(&job);
+    });
+  }
+  // What `read` returns inside a read transaction.
+  template <typename F>
+  auto Read(const F& read) {
+    decltype(read(std::declval<ReadTransaction&>())) result = absl::UnknownError("not read");
+    EXPECT_TRUE(store_
+                    ->Read([&](ReadTransaction& t) {
+                      result = read(t);
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return result;
+  }
+  std::vector<std::string> List(const JobQuery& query) {
+    std::vector<std::string> ids;
+    const auto page = Read([&](ReadTransaction& t) { return t.ListJobs(query); });
+    EXPECT_TRUE(page.ok()) << page.status();
+    for (const v1::Job& job : page->jobs) ids.push_back(job.spec().name());
+    return ids;
+  }
+  std::vector<std::string> Logs(const LogQuery& query) {
+    std::vector<std::string> texts;
+    const auto page = Read([&](ReadTransaction& t) { return t.ReadLogs(query); });
+    EXPECT_TRUE(page.ok()) << page.status();
+    for (const v1::LogLine& line : page->lines)
+      texts.push_back(absl::StrCat(line.offset(), ":", line.text()));
+    return texts;
+  }
+
+  TempDir dir_;
+  FakeClock clock_;
+  std::vector<int> group_sizes_;
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(SqliteStoreTest, JobSurvivesReopeningWithItsAttempts) {
+  Write([](WriteTransaction& t) -> absl::Status {
+    v1::Job job = NewJob("a");
+    RETURN_IF_ERROR(t.CreateJob(&job));
+    EXPECT_EQ(job.revision(), t.revision());
+    v1::Attempt attempt;
+    for (uint32_t number : {2u, 1u}) {
+      attempt.set_number(number);
+      RETURN_IF_ERROR(t.PutAttempt("a", attempt));
+    }
+    job.set_state(v1::Job::RUNNING);
+    return t.UpdateJob(&job);
+  });
+  const uint64_t revision = store_->revision();
+  Open();
+  EXPECT_EQ(store_->revision(), revision);
+  const auto job = Read([](ReadTransaction& t) { return t.GetJob("a"); });
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state(), v1::Job::RUNNING);
+  EXPECT_EQ(job->revision(), revision);
+  ASSERT_THAT(job->attempts(), SizeIs(2));
+  EXPECT_EQ(job->attempts(0).number(), 1u);
+}
+
+TEST_F(SqliteStoreTest, CreateRefusesTakenId) {
+  Create("a");
+  v1::Job job = NewJob("a");
+  const absl::Status status = store_->Write([&](WriteTransaction& t) { return t.CreateJob(&job); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("jobs/a exists already"));
+}
+
+TEST_F(SqliteStoreTest, FailedWriteLeavesNothing) {
+  Create("a");
+  const uint64_t before = store_->revision();
+  const absl::Status status = store_->Write([](WriteTransaction& t) -> absl::Status {
+    v1::Job job = NewJob("b");
+    RETURN_IF_ERROR(t.CreateJob(&job));
+    return absl::AbortedError("changed my mind");
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(store_->revision(), before);
+  EXPECT_THAT(List({}), ElementsAre("a"));
+}
+
+TEST_F(SqliteStoreTest, WriteThatOnlyReadsTakesNoRevision) {
+  Create("a");
+  const uint64_t before = store_->revision();
+  Write([](WriteTransaction& t) { return t.GetJob("a").status(); });
+  EXPECT_EQ(store_->revision(), before);
+}
+
+TEST_F(SqliteStoreTest, ListFiltersAndPagesNewestFirst) {
+  for (int i = 0; i < 5; ++i) {
+    Write([&](WriteTransaction& t) {
+      v1::Job job = NewJob(absl::StrCat("j", i), i % 2 == 0 ? v1::Job::RUNNING : v1::Job::PENDING);
+      (*job.mutable_spec()->mutable_labels())["team"] = i < 3 ? "ocean" : "air";
+      if (i == 4) (*job.mutable_spec()->mutable_labels())["urgent"] = "";
+      return t.CreateJob(&job);
+    });
+  }
+  using Term = JobTerm;
+  EXPECT_THAT(List({.terms = {{.value = "RUNNING"}}}), ElementsAre("j4", "j2", "j0"));
+  EXPECT_THAT(List({.terms = {{.op = Term::Operator::kNotEquals, .value = "RUNNING"}}}),
+              ElementsAre("j3", "j1"));
+  EXPECT_THAT(List({.terms = {{.value = "RUNNING"},
+                              {.field = Term::Field::kLabel, .label = "team", .value = "ocean"}}}),
+              ElementsAre("j2", "j0"));
+  EXPECT_THAT(List({.terms = {{.field = Term::Field::kLabel,
+                               .label = "urgent",
+                               .op = Term::Operator::kHas}}}),
+              ElementsAre("j4"));
+  EXPECT_THAT(List({.terms = {{.field = Term::Field::kName, .value = "j3"}}}), ElementsAre("j3"));
+
+  const auto first = Read([](ReadTransaction& t) { return t.ListJobs({.limit = 3}); });
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first->total, 5);
+  ASSERT_NE(first->last_sequence, 0u);
+  EXPECT_THAT(List({.before_sequence = first->last_sequence, .limit = 3}), ElementsAre("j1", "j0"));
+  const auto last = Read(
+      [&](ReadTransaction& t) { return t.ListJobs({.before_sequence = first->last_sequence}); });
+  EXPECT_EQ(last->last_sequence, 0u);
+}
+
+TEST_F(SqliteStoreTest, UnfinishedJobsAndCounts) {
+  Create("done", v1::Job::SUCCEEDED);
+  Create("running", v1::Job::RUNNING);
+  Create("waiting", v1::Job::PENDING);
+  const auto jobs = Read([](ReadTransaction& t) { return t.ListUnfinishedJobs(); });
+  ASSERT_THAT(*jobs, SizeIs(2));
+  EXPECT_EQ(jobs->at(0).spec().name(), "running");
+  const auto counts = Read([](ReadTransaction& t) { return t.CountJobs(); });
+  EXPECT_THAT(*counts, SizeIs(3));
+}
+
+TEST_F(SqliteStoreTest, StepsComeInOrderAndTrainedAgainReplace) {
+  Create("a");
+  const auto put = [&](uint64_t step, double loss) {
+    Write([&](WriteTransaction& t) {
+      v1::StepReport report;
+      report.set_step(step);
+      report.set_loss(loss);
+      return t.PutStep("a", report);
+    });
+  };
+  for (uint64_t step = 1; step <= 4; ++step) put(step, 1.0);
+  auto page = Read([](ReadTransaction& t) { return t.ListSteps("a", 1, 0, 2); });
+  ASSERT_THAT(page->steps, SizeIs(2));
+  EXPECT_EQ(page->steps[0].step(), 2u);
+  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, page->last_sequence, 10); });
+  ASSERT_THAT(page->steps, SizeIs(1));
+  const uint64_t seen = page->last_sequence;
+  put(3, 2.0);  // by a later attempt
+  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, seen, 10); });
+  ASSERT_THAT(page->steps, SizeIs(1));
+  EXPECT_EQ(page->steps[0].step(), 3u);
+  EXPECT_EQ(page->steps[0].loss(), 2.0);
+  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10); });
+  EXPECT_THAT(page->steps, SizeIs(4));
+}
+
+TEST_F(SqliteStoreTest, LogsByRankAttemptAndTail) {
+  Create("a");
+  Write([](WriteTransaction& t) { return t.AppendLogs("a", 1, {Line(0, "x"), Line(1, "y")}); });
+  Write([](WriteTransaction& t) { return t.AppendLogs("a", 2, {Line(0, "z")}); });
+  EXPECT_THAT(Logs({.job = "a"}), ElementsAre("1:x", "2:y", "3:z"));
+  EXPECT_THAT(Logs({.job = "a", .rank = 0}), ElementsAre("1:x", "3:z"));
+  EXPECT_THAT(Logs({.job = "a", .attempt = 1}), ElementsAre("1:x", "2:y"));
+  EXPECT_THAT(Logs({.job = "a", .after_offset = 1}), ElementsAre("2:y", "3:z"));
+  EXPECT_THAT(Logs({.job = "a", .rank = 0, .last_lines = 1}), ElementsAre("3:z"));
+  EXPECT_THAT(Logs({.job = "a", .last_lines = 2}), ElementsAre("2:y", "3:z"));
+  const auto page = Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .limit = 1}); });
+  EXPECT_TRUE(page->more);
+  EXPECT_EQ(page->next_offset, 2u);  // whole batches
+}
+
+TEST_F(SqliteStoreTest, LogsAreBounded) {
+  Create("a");
+  for (int i = 0; i < 50; ++i) {
+    Write([&](WriteTransaction& t) {
+      return t.AppendLogs("a", 1, {Line(0, std::string(100, 'x'))});
+    });
+  }
+  const std::vector<std::string> kept = Logs({.job = "a"});
+  EXPECT_LT(kept.size(), 20u);
+  EXPECT_GT(kept.size(), 10u);
+  EXPECT_THAT(kept.back(), HasSubstr("50:"));
+}
+
+TEST_F(SqliteStoreTest, DeleteTakesEverythingOfTheJob) {
+  Create("a");
+  Write([](WriteTransaction& t) -> absl::Status {
+    RETURN_IF_ERROR(t.AppendLogs("a", 1, {Line(0, "x")}));
+    v1::Command command;
+    command.set_job("a");
+    return t.PutCommand("n1", &command);
+  });
+  Write([](WriteTransaction& t) { return t.DeleteJob("a"); });
+  EXPECT_THAT(*Read([](ReadTransaction& t) { return t.ListCommands("n1"); }), IsEmpty());
+  // A late report of a deleted job finds nothing to belong to.
+  const absl::Status late =
+      store_->Write([](WriteTransaction& t) { return t.AppendLogs("a", 1, {Line(0, "y")}); });
+  EXPECT_EQ(late.code(), absl::StatusCode::kNotFound);
+  Create("a");
+  EXPECT_THAT(Logs({.job = "a"}), IsEmpty());
+}
+
+TEST_F(SqliteStoreTest, CommandsStayUntilAcknowledged) {
+  Create("a");
+  std::vector<uint64_t> ids;
+  Write([&](WriteTransaction& t) -> absl::Status {
+    for (uint32_t attempt : {1u, 1u, 2u}) {
+      v1::Command command;
+      command.set_job("a");
+      command.set_attempt(attempt);
+      RETURN_IF_ERROR(t.PutCommand("n1", &command));
+      ids.push_back(command.command_id());
+    }
+    return t.DeleteCommand(ids[0]);
+  });
+  Open();
+  auto commands = Read([](ReadTransaction& t) { return t.ListCommands("n1"); });
+  ASSERT_THAT(*commands, SizeIs(2));
+  EXPECT_EQ(commands->at(0).command_id(), ids[1]);
+  Write([](WriteTransaction& t) { return t.DeleteCommands("a", 1); });
+  commands = Read([](ReadTransaction& t) { return t.ListCommands("n1"); });
+  ASSERT_THAT(*commands, SizeIs(1));
+  EXPECT_EQ(commands->at(0).command_id(), ids[2]);
+}
+
+TEST_F(SqliteStoreTest, CountersAndAppliedSequencesSurvive) {
+  const auto next = [&] {
+    uint64_t value = 0;
+    Write([&](WriteTransaction& t) -> absl::Status {
+      ASSIGN_OR_RETURN(value, t.Next(Counter::kFencingToken));
+      return t.SetAppliedSequence("n1", "first", value * 10);
+    });
+    return value;
+  };
+  EXPECT_EQ(next(), 1u);
+  EXPECT_EQ(next(), 2u);
+  Open();
+  EXPECT_EQ(next(), 3u);
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "first"); }), 30u);
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "second"); }), 0u);
+  for (int i = 0; i < 10; ++i) {
+    Write([&](WriteTransaction& t) {
+      return t.SetAppliedSequence("n1", absl::StrCat("later", i), 1);
+    });
+  }
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "first"); }), 0u);
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "later9"); }), 1u);
+}
+
+TEST_F(SqliteStoreTest, RequestIsDoneOnce) {
+  int runs = 0;
+  const auto create = [&](const RequestKey& key) {
+    absl::StatusOr<v1::Job> reply;
+    const absl::Status status = store_->Write([&](WriteTransaction& t) {
+      reply = Once<v1::Job>(t, key, [&]() -> absl::StatusOr<v1::Job> {
+        ++runs;
+        v1::Job job = NewJob(absl::StrCat("j", runs));
+        RETURN_IF_ERROR(t.CreateJob(&job));
+        return job;
+      });
+      return reply.status();
+    });
+    return status.ok() ? reply : status;
+  };
+  const RequestKey key{.id = "r1", .method = "CreateJob", .fingerprint = "f"};
+  ASSERT_TRUE(create(key).ok());
+  Open();
+  EXPECT_EQ(create(key)->name(), "jobs/j1");
+  EXPECT_EQ(runs, 1);
+  EXPECT_EQ(create({.id = "r1", .method = "CreateJob", .fingerprint = "other"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create({.id = "r1", .method = "CancelJob", .fingerprint = "f"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  clock_.Advance(kReplyLifetime + absl::Hours(1));
+  ASSERT_TRUE(create({.id = "r2", .method = "CreateJob"}).ok());
+  EXPECT_EQ(create(key)->name(), "jobs/j3");  // forgotten
+}
+
+TEST_F(SqliteStoreTest, NodesSurvive) {
+  v1::Node node;
+  node.set_name("nodes/n1");
+  node.set_state(v1::Node::DRAINING);
+  Write([&](WriteTransaction& t) { return t.PutNode(node); });
+  Open();
+  EXPECT_EQ(Read([](ReadTransaction& t) { return t.GetNode("n1"); })->state(), v1::Node::DRAINING);
+  EXPECT_THAT(*Read([](ReadTransaction& t) { return t.ListNodes(); }), SizeIs(1));
+  Write([&](WriteTransaction& t) { return t.DeleteNode("n1"); });
+  EXPECT_EQ(Read([](ReadTransaction& t) { return t.GetNode("n1"); }).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(SqliteStoreTest, ListenersHearOfEveryCommitInOrder) {
+  std::vector<uint64_t> revisions;
+  std::vector<std::string> jobs;
+  {
+    const auto subscription = store_->Subscribe([&](const Change& change) {
+      revisions.push_back(change.revision);
+      jobs.insert(jobs.end(), change.jobs.begin(), change.jobs.end());
+    });
+    Create("a");
+    Create("b");
+  }
+  Create("c");
+  EXPECT_THAT(jobs, ElementsAre("a", "b"));
+  EXPECT_THAT(revisions, ElementsAre(1u, 2u));
+}
+
+// Writers that arrive during a commit share the next one; a failing one among them takes nobody
+// down.
+TEST_F(SqliteStoreTest, WaitingWritersShareOneCommit) {
+  constexpr int kFollowers = 6;
+  absl::Notification entered, go_on;
+  std::thread first([&] {
+    Write([&](WriteTransaction& t) {
+      entered.Notify();
+      go_on.WaitForNotification();
+      v1::Job job = NewJob("first");
+      return t.CreateJob(&job);
+    });
+  });
+  entered.WaitForNotification();
+  std::atomic<int> failed = 0;
+  std::vector<std::thread> followers;
+  for (int i = 0; i < kFollowers; ++i) {
+    followers.emplace_back([&, i] {
+      const absl::Status status = store_->Write([&](WriteTransaction& t) {
+        v1::Job job = NewJob(i == 0 ? "first" : absl::StrCat("f", i));
+        return t.CreateJob(&job);
+      });
+      if (!status.ok()) ++failed;
+    });
+  }
+  go_on.Notify();
+  first.join();
+  for (std::thread& follower : followers) follower.join();
+  EXPECT_EQ(failed, 1);
+  EXPECT_THAT(List({}), SizeIs(kFollowers));
+  EXPECT_EQ(store_->revision(), static_cast<uint64_t>(kFollowers));
+  int writes = 0;
+  for (const int size : group_sizes_) writes += size;
+  EXPECT_EQ(writes, kFollowers);
+}
+
+TEST_F(SqliteStoreTest, ReaderSeesOneRevisionWhileOthersWrite) {
+  Create("a");
+  const absl::Status status = store_->Read([&](ReadTransaction& t) -> absl::Status {
+    EXPECT_EQ(t.ListJobs({})->total, 1);
+    std::thread([&] { Create("b"); }).join();
+    EXPECT_EQ(t.ListJobs({})->total, 1);
+    EXPECT_EQ(t.revision(), 1u);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok());
+  EXPECT_THAT(List({}), SizeIs(2));
+}
+
+TEST(NamesTest, IdsAreChecked) {
+  EXPECT_EQ(*JobIdFromName("jobs/a-1"), "a-1");
+  EXPECT_EQ(*NodeIdFromName("nodes/host.example"), "host.example");
+  for (const char* name : {"", "jobs/", "a", "nodes/a", "jobs/a/b", "jobs/a b", "jobs/a'"}) {
+    EXPECT_FALSE(JobIdFromName(name).ok()) << name;
+  }
+}
+
+}  // namespace
+}  // namespace ringleader::store
