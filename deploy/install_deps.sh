@@ -14,7 +14,7 @@ packages=(
   ca-certificates g++ cmake ninja-build ccache git curl procps python3 python3-venv
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev
   libsqlitecpp-dev libsqlite3-dev prometheus-cpp-dev libcli11-dev libyaml-cpp-dev
-  nlohmann-json3-dev libspdlog-dev libssl-dev openssl
+  nlohmann-json3-dev libspdlog-dev libssl-dev libxxhash-dev openssl
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 if [[ ${1:-} == --dev ]]; then

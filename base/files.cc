@@ -1,0 +1,82 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace ringleader {
+namespace {
+
+absl::Status Failed(const char* what, const std::string& path) {
+  return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
+}
+
+absl::Status WriteAll(int fd, std::span<const std::byte> data, const std::string& path) {
+  while (!data.empty()) {
+    const ssize_t written = write(fd, data.data(), data.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return Failed("write", path);
+    data = data.subspan(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return Failed("open", folder);
+  const int result = fsync(fd);
+  close(fd);
+  return result == 0 ? absl::OkStatus() : Failed("sync", folder);
+}
+
+absl::Status WriteAndSync(const std::string& path,
+                          std::initializer_list<std::span<const std::byte>> pieces) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return Failed("create", path);
+  absl::Status status;
+  for (const auto& piece : pieces) {
+    status = WriteAll(fd, piece, path);
+    if (!status.ok()) break;
+  }
+  if (status.ok() && fsync(fd) != 0) status = Failed("sync", path);
+  if (close(fd) != 0 && status.ok()) status = Failed("close", path);
+  return status;
+}
+
+}  // namespace
+
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::initializer_list<std::span<const std::byte>> pieces) {
+  const std::string temporary = path + ".tmp";
+  absl::Status status = WriteAndSync(temporary, pieces);
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = Failed("rename", path);
+  if (!status.ok()) {
+    unlink(temporary.c_str());
+    return status;
+  }
+  return SyncFolder(path);
+}
+
+absl::Status WriteFileAtomically(const std::string& path, const std::string& text) {
+  return WriteFileAtomically(path, {std::as_bytes(std::span(text.data(), text.size()))});
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (file.bad()) return absl::DataLossError(absl::StrCat("cannot read ", path));
+  return std::move(text).str();
+}
+
+}  // namespace ringleader

@@ -1,0 +1,23 @@
+// Files that survive a crash.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ringleader {
+
+// Writes `pieces` one after the other to a temporary file beside `path`, syncs it, renames it to
+// `path` and syncs the folder: afterwards `path` holds all of it, or what it held before.
+// RESOURCE_EXHAUSTED when the disk is full; errors name the file.
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::initializer_list<std::span<const std::byte>> pieces);
+absl::Status WriteFileAtomically(const std::string& path, const std::string& text);
+
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+}  // namespace ringleader

@@ -1,0 +1,254 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "worker/data/loader.h"
+#include "worker/data/pack.h"
+
+namespace ringleader::data {
+namespace {
+
+namespace fs = std::filesystem;
+using kernels::LayoutKind;
+using kernels::ShardLayout;
+using ::testing::HasSubstr;
+
+class DataTest : public ::testing::Test {
+ protected:
+  DataTest() {
+    std::string pattern = (fs::temp_directory_path() / "data_test.XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~DataTest() override { fs::remove_all(folder_); }
+
+  void AddText(const std::string& name, const std::string& text) {
+    fs::create_directories((folder_ / "text" / name).parent_path());
+    std::ofstream(folder_ / "text" / name, std::ios::binary) << text;
+  }
+  PackOptions Options() {
+    PackOptions options;
+    options.paths = {(folder_ / "text").string()};
+    options.output = (folder_ / "tokens").string();
+    options.eval_share = 0;
+    return options;
+  }
+  std::string Train() { return (folder_ / "tokens/train").string(); }
+  std::string Shard() { return Train() + "/shard-00000.tokens"; }
+
+  void FlipByte(const std::string& path, int64_t offset) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(offset);
+    const char byte = static_cast<char>(file.get() ^ 0x40);
+    file.seekp(offset);
+    file.put(byte);
+  }
+
+  fs::path folder_;
+};
+
+std::string TextOf(const TokenFolder& folder) {
+  std::string text;
+  for (uint64_t i = 0; i < folder.tokens(); ++i) {
+    const uint32_t token = folder.token(i);
+    text += token == kByteSeparator ? '|' : static_cast<char>(token);
+  }
+  return text;
+}
+
+TEST_F(DataTest, PacksFilesInOrderOfTheirPaths) {
+  AddText("b.h", "second");
+  AddText("a/z.h", "first");
+  AddText("c.o", "not wanted");
+  AddText("d.h", std::string("no\0text", 7));
+  PackOptions options = Options();
+  options.suffixes = {".h"};
+  const auto result = Pack(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->train.documents, 2u);
+  EXPECT_EQ(result->skipped_files, 1u);
+  const auto folder = TokenFolder::Open(Train());
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(TextOf(*folder), "first|second|");
+}
+
+TEST_F(DataTest, ManyShardsReadAsOneStream) {
+  std::string expected;
+  for (int i = 10; i < 60; ++i) {
+    AddText(absl::StrCat(i), absl::StrCat("document", i));
+    absl::StrAppend(&expected, "document", i, "|");
+  }
+  PackOptions options = Options();
+  options.shard_tokens = 100;
+  ASSERT_TRUE(Pack(options).ok());
+  const auto folder = TokenFolder::Open(Train());
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_GT(folder->manifest().shards.size(), 4u);
+  EXPECT_EQ(TextOf(*folder), expected);
+}
+
+TEST_F(DataTest, HoldsOutTheAskedShareOfDocumentsAndNeverSharesOne) {
+  for (int i = 0; i < 1000; ++i) AddText(absl::StrCat("f", i), absl::StrCat("<", i, ">"));
+  PackOptions options = Options();
+  options.eval_share = 0.2;
+  const auto result = Pack(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_NEAR(result->eval.documents, 200, 50);
+  EXPECT_EQ(result->train.documents + result->eval.documents, 1000u);
+}
+
+TEST_F(DataTest, ImportsTokenIdsAndRefusesThoseOutsideTheVocabulary) {
+  const uint32_t ids[] = {7, 70000, 3};
+  AddText("t.bin", std::string(reinterpret_cast<const char*>(ids), sizeof(ids)));
+  PackOptions options = Options();
+  options.input = PackOptions::Input::kUint32;
+  options.vocabulary = 70001;
+  options.separator = 0;
+  options.tokenizer = "mine";
+  ASSERT_TRUE(Pack(options).ok());
+  const auto folder = TokenFolder::Open(Train());
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(folder->token(1), 70000u);
+
+  options.vocabulary = 70000;
+  options.output += "2";
+  const auto refused = Pack(options);
+  EXPECT_THAT(refused.status().message(), HasSubstr("token 70000 at 1 is outside"));
+  EXPECT_FALSE(fs::exists(options.output + "/train"));
+}
+
+TEST_F(DataTest, RefusesToOverwriteAndNamesTheFolder) {
+  AddText("a", "text");
+  ASSERT_TRUE(Pack(Options()).ok());
+  EXPECT_THAT(Pack(Options()).status().message(), HasSubstr("tokens/train exists"));
+}
+
+TEST_F(DataTest, EveryFlippedByteAndEveryTruncationIsFound) {
+  AddText("a", "some text to train on");
+  ASSERT_TRUE(Pack(Options()).ok());
+  const auto size = static_cast<int64_t>(fs::file_size(Shard()));
+  for (int64_t offset = 0; offset < size; ++offset) {
+    FlipByte(Shard(), offset);
+    const auto opened = TokenShard::Open(Shard());
+    ASSERT_FALSE(opened.ok()) << "byte " << offset;
+    EXPECT_THAT(opened.status().message(), HasSubstr("shard-00000.tokens"));
+    FlipByte(Shard(), offset);
+  }
+  ASSERT_TRUE(TokenShard::Open(Shard()).ok());
+  for (int64_t bytes = size - 1; bytes >= 0; bytes -= 5) {
+    fs::resize_file(Shard(), bytes);
+    EXPECT_EQ(TokenShard::Open(Shard()).status().code(), absl::StatusCode::kDataLoss) << bytes;
+  }
+}
+
+TEST_F(DataTest, ReadsTheFormatAsItWasReleased) {
+  const auto folder = TokenFolder::Open("tests/golden/tokens");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(TextOf(*folder), "golden|tokens|");
+}
+
+TEST_F(DataTest, ADamagedManifestIsAnErrorThatNamesIt) {
+  AddText("a", "some text");
+  ASSERT_TRUE(Pack(Options()).ok());
+  for (const char* text :
+       {"", "{", "[]", "{\"format\": 3}", "{\"format\": \"ringleader-tokens\"}"}) {
+    ASSERT_TRUE(WriteFileAtomically(Train() + "/manifest.json", text).ok());
+    EXPECT_THAT(TokenFolder::Open(Train()).status().message(), HasSubstr("manifest.json")) << text;
+  }
+}
+
+class LoaderTest : public DataTest {
+ protected:
+  // Token i of the stream is i mod 251, so a token tells where it comes from.
+  LoaderTest() {
+    std::string text;
+    for (int i = 0; i < 4096; ++i) text += static_cast<char>(1 + i % 251);
+    AddText("a", text);
+    EXPECT_TRUE(Pack(Options()).ok());
+  }
+};
+
+TEST_F(LoaderTest, RanksTogetherHoldTheSequenceOnceUnderEveryLayout) {
+  const auto loader = Loader::Open(Train(), 256, 1, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  const LocalSequence whole = loader->InOrder(3, {.tokens = 256});
+  for (const LayoutKind kind :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    std::set<int64_t> seen;
+    for (int rank = 0; rank < 4; ++rank) {
+      const ShardLayout layout{.kind = kind, .ranks = 4, .rank = rank, .stripe = 16, .tokens = 256};
+      const LocalSequence local = loader->InOrder(3, layout);
+      ASSERT_EQ(local.tokens.size(), 64u);
+      for (int i = 0; i < 64; ++i) {
+        const int64_t position = local.positions[i];
+        seen.insert(position);
+        EXPECT_EQ(local.tokens[i], whole.tokens[position]);
+        EXPECT_EQ(local.labels[i], whole.labels[position]);
+        EXPECT_EQ(layout.Owner(position), rank);
+        EXPECT_EQ(layout.LocalIndex(position), i);
+      }
+    }
+    EXPECT_EQ(seen.size(), 256u);
+  }
+}
+
+TEST_F(LoaderTest, LabelsAreTheNextTokens) {
+  const auto loader = Loader::Open(Train(), 256, 1, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  const LocalSequence first = loader->InOrder(0, {.tokens = 256});
+  const LocalSequence second = loader->InOrder(1, {.tokens = 256});
+  for (int i = 0; i + 1 < 256; ++i) EXPECT_EQ(first.labels[i], first.tokens[i + 1]);
+  EXPECT_EQ(first.labels[255], second.tokens[0]);
+}
+
+TEST_F(LoaderTest, NothingIsPredictedBehindASeparator) {
+  AddText("x", "ab");
+  AddText("y", "cd");
+  PackOptions options = Options();
+  options.paths = {(folder_ / "text/x").string(), (folder_ / "text/y").string()};
+  options.output += "2";
+  ASSERT_TRUE(Pack(options).ok());
+  const auto loader = Loader::Open(options.output + "/train", 5, 1, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  EXPECT_THAT(loader->InOrder(0, {.tokens = 5}).labels,
+              ::testing::ElementsAre('b', kByteSeparator, kIgnoreLabel, 'd', kByteSeparator));
+}
+
+TEST_F(LoaderTest, AnEpochIsAPermutationThatTheSeedDecides) {
+  const auto order = [&](uint64_t seed, uint64_t epoch) {
+    const auto loader = Loader::Open(Train(), 64, seed, 257);
+    EXPECT_TRUE(loader.ok()) << loader.status();
+    std::vector<int64_t> firsts;
+    for (uint64_t i = 0; i < loader->sequences(); ++i) {
+      firsts.push_back(loader->Shuffled(epoch * loader->sequences() + i, {.tokens = 64}).tokens[0]);
+    }
+    return firsts;
+  };
+  EXPECT_EQ(order(1, 0), order(1, 0));
+  EXPECT_NE(order(1, 0), order(2, 0));
+  EXPECT_NE(order(1, 0), order(1, 1));
+  EXPECT_THAT(order(1, 0), ::testing::UnorderedElementsAreArray(order(5, 3)));
+}
+
+TEST_F(LoaderTest, SaysHowManyTokensThereAre) {
+  EXPECT_THAT(Loader::Open(Train(), 5000, 1, 257).status().message(),
+              HasSubstr("holds 4097 tokens; one sequence of 5000 needs 5001"));
+  EXPECT_THAT(Loader::Open(Train(), 64, 1, 256).status().message(),
+              HasSubstr("vocabulary of 257, the model's vocab_size is 256"));
+}
+
+TEST(SequencesOfGroupTest, RoundRobinOrAsPlanned) {
+  EXPECT_THAT(*SequencesOfGroup(5, 1, 2, {}), ::testing::ElementsAre(1, 3));
+  EXPECT_THAT(*SequencesOfGroup(3, 0, 2, {{2, 0}, {1}}), ::testing::ElementsAre(2, 0));
+  EXPECT_FALSE(SequencesOfGroup(3, 0, 2, {{2, 0}, {0}}).ok());
+  EXPECT_FALSE(SequencesOfGroup(3, 0, 2, {{0, 1, 2}}).ok());
+}
+
+}  // namespace
+}  // namespace ringleader::data

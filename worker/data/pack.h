@@ -1,0 +1,49 @@
+// Packs text into folders of token shards: what `ringctl data pack` runs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/data/token_folder.h"
+
+namespace ringleader::data {
+
+// Byte-level vocabulary: a token per byte, and one that ends a document.
+inline constexpr uint32_t kByteSeparator = 256;
+inline constexpr uint32_t kByteVocabulary = 257;
+
+struct PackOptions {
+  enum class Input {
+    kText,    // files of text: a token per byte
+    kUint16,  // files of little-endian token ids, made by any tokenizer
+    kUint32,
+  };
+  Input input = Input::kText;
+  std::vector<std::string> paths;  // files, and folders that are walked; each file is one document
+  std::vector<std::string> suffixes;  // of files in folders, e.g. ".h"; empty: all
+  std::string output;                 // gets train/ and eval/; must not hold them already
+  double eval_share = 0.02;  // of documents, in [0, 1); picked by their path, so stable over calls
+  uint64_t max_document_bytes = uint64_t{64} << 20;  // longer files are left out
+  uint64_t shard_tokens = uint64_t{64} << 20;
+  // Token-id inputs only.
+  uint32_t vocabulary = 0;
+  uint32_t separator = 0;
+  std::string tokenizer;
+};
+
+struct PackResult {
+  Manifest train;
+  Manifest eval;
+  uint64_t skipped_files = 0;  // empty, too long, unreadable, or text with a NUL byte
+};
+
+// Documents are read in the order of their paths, so equal inputs give equal bytes.
+// INVALID_ARGUMENT names the option or file that is wrong. Either both folders are complete
+// afterwards, or `output` has neither.
+absl::StatusOr<PackResult> Pack(const PackOptions& options);
+
+}  // namespace ringleader::data

@@ -1,0 +1,91 @@
+#include "worker/data/token_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+
+namespace ringleader::data {
+namespace {
+
+constexpr char kFormat[] = "ringleader-tokens";
+
+std::string ManifestPath(const std::string& folder) {
+  return folder + "/" + kManifestName;
+}
+
+}  // namespace
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+  const std::string path = ManifestPath(folder);
+  if (!std::filesystem::exists(path)) {
+    return absl::NotFoundError(absl::StrFormat(
+        "no %s: %s is not a folder of token shards; make one with `ringctl data pack`", path,
+        folder));
+  }
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  Manifest manifest;
+  try {
+    const nlohmann::json json = nlohmann::json::parse(text);
+    if (json.at("format") != kFormat) {
+      return absl::InvalidArgumentError(absl::StrFormat("%s is not a %s manifest", path, kFormat));
+    }
+    if (json.at("version") != kShardVersion) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "%s has another format version than %d, which this build reads", path, kShardVersion));
+    }
+    json.at("vocabulary").get_to(manifest.vocabulary);
+    json.at("separator").get_to(manifest.separator);
+    json.at("tokenizer").get_to(manifest.tokenizer);
+    json.at("tokens").get_to(manifest.tokens);
+    json.at("documents").get_to(manifest.documents);
+    json.at("shards").get_to(manifest.shards);
+  } catch (const nlohmann::json::exception& error) {
+    return absl::DataLossError(absl::StrFormat("%s is damaged: %s", path, error.what()));
+  }
+  if (manifest.separator >= manifest.vocabulary) {
+    return absl::DataLossError(absl::StrFormat("%s is damaged: separator %d, vocabulary %d", path,
+                                               manifest.separator, manifest.vocabulary));
+  }
+  return manifest;
+}
+
+absl::Status WriteManifest(const std::string& folder, const Manifest& manifest) {
+  const nlohmann::ordered_json json = {{"format", kFormat},
+                                       {"version", kShardVersion},
+                                       {"tokenizer", manifest.tokenizer},
+                                       {"vocabulary", manifest.vocabulary},
+                                       {"separator", manifest.separator},
+                                       {"tokens", manifest.tokens},
+                                       {"documents", manifest.documents},
+                                       {"shards", manifest.shards}};
+  return WriteFileAtomically(ManifestPath(folder), json.dump(2) + "\n");
+}
+
+absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
+  TokenFolder result;
+  ASSIGN_OR_RETURN(result.manifest_, ReadManifest(folder));
+  uint64_t end = 0;
+  for (const std::string& name : result.manifest_.shards) {
+    ASSIGN_OR_RETURN(auto shard, TokenShard::Open(folder + "/" + name));
+    end += shard->tokens();
+    result.ends_.push_back(end);
+    result.shards_.push_back(std::move(shard));
+  }
+  if (end != result.manifest_.tokens) {
+    return absl::DataLossError(
+        absl::StrFormat("%s is damaged: its shards hold %d tokens, it says %d; pack the text again",
+                        ManifestPath(folder), end, result.manifest_.tokens));
+  }
+  return result;
+}
+
+uint32_t TokenFolder::token(uint64_t i) const {
+  const auto shard = std::upper_bound(ends_.begin(), ends_.end(), i) - ends_.begin();
+  return shards_[shard]->token(i - (shard == 0 ? 0 : ends_[shard - 1]));
+}
+
+}  // namespace ringleader::data

@@ -1,0 +1,49 @@
+// A folder of token shards with its manifest: one long stream of tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/data/token_shard.h"
+
+namespace ringleader::data {
+
+inline constexpr char kManifestName[] = "manifest.json";
+
+// What manifest.json says. `separator` ends every document; below `vocabulary`.
+struct Manifest {
+  uint32_t vocabulary = 0;
+  uint32_t separator = 0;
+  std::string tokenizer;  // "bytes", or what the user called an imported one
+  uint64_t tokens = 0;
+  uint64_t documents = 0;
+  std::vector<std::string> shards;  // file names, in order
+};
+
+// DATA_LOSS or NOT_FOUND names the file and what to do.
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
+absl::Status WriteManifest(const std::string& folder, const Manifest& manifest);
+
+// Immutable; safe to read from any thread.
+class TokenFolder {
+ public:
+  // Opens and checks every shard that the manifest names, and that they add up to what it says.
+  static absl::StatusOr<TokenFolder> Open(const std::string& folder);
+
+  const Manifest& manifest() const { return manifest_; }
+  uint64_t tokens() const { return manifest_.tokens; }
+
+  // Token `i` of the stream over all shards, i < tokens().
+  uint32_t token(uint64_t i) const;
+
+ private:
+  Manifest manifest_;
+  std::vector<std::unique_ptr<TokenShard>> shards_;
+  std::vector<uint64_t> ends_;  // [shards]: tokens up to the end of each
+};
+
+}  // namespace ringleader::data

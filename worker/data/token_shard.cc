@@ -1,0 +1,123 @@
+#include "worker/data/token_shard.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_format.h"
+#include "base/checksum.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+
+namespace ringleader::data {
+namespace {
+
+constexpr char kShardMagic[8] = {'R', 'L', 'T', 'O', 'K', 'E', 'N', 'S'};
+
+absl::Status Damaged(const std::string& path, const std::string& what) {
+  return absl::DataLossError(absl::StrFormat(
+      "token shard %s is damaged: %s; pack the text again with `ringctl data pack`", path, what));
+}
+
+uint64_t HeaderChecksum(const ShardHeader& header) {
+  return Checksum(&header, offsetof(ShardHeader, header_checksum));
+}
+
+}  // namespace
+
+absl::Status WriteShard(const std::string& path, std::span<const uint32_t> tokens,
+                        std::span<const uint64_t> document_starts, uint32_t token_bytes) {
+  if (token_bytes != 2 && token_bytes != 4) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("token_bytes is %d; 2 and 4 are possible", token_bytes));
+  }
+  std::vector<uint16_t> narrow;
+  std::span<const std::byte> token_data = std::as_bytes(tokens);
+  if (token_bytes == 2) {
+    narrow.reserve(tokens.size());
+    for (const uint32_t token : tokens) {
+      if (token > UINT16_MAX) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("token %d does not fit 2 bytes; use 4", token));
+      }
+      narrow.push_back(static_cast<uint16_t>(token));
+    }
+    token_data = std::as_bytes(std::span(narrow));
+  }
+  const std::span<const std::byte> start_data = std::as_bytes(document_starts);
+
+  ShardHeader header{};
+  std::memcpy(header.magic, kShardMagic, sizeof(kShardMagic));
+  header.version = kShardVersion;
+  header.token_bytes = token_bytes;
+  header.tokens = tokens.size();
+  header.documents = document_starts.size();
+  ChecksumStream body;
+  body.Update(start_data.data(), start_data.size());
+  body.Update(token_data.data(), token_data.size());
+  header.body_checksum = body.Digest();
+  header.header_checksum = HeaderChecksum(header);
+
+  return WriteFileAtomically(path, {std::as_bytes(std::span(&header, 1)), start_data, token_data});
+}
+
+absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    return absl::NotFoundError(
+        absl::StrFormat("cannot open token shard %s: %s", path, std::strerror(errno)));
+  }
+  const absl::Cleanup close_file = [fd] { close(fd); };
+  struct stat status;
+  if (fstat(fd, &status) != 0) return absl::ErrnoToStatus(errno, "stat " + path);
+  const auto bytes = static_cast<size_t>(status.st_size);
+  if (bytes < sizeof(ShardHeader)) {
+    return Damaged(path, absl::StrFormat("%d bytes are fewer than its header's %d", bytes,
+                                         sizeof(ShardHeader)));
+  }
+  std::unique_ptr<TokenShard> shard(new TokenShard);
+  shard->mapping_ = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  if (shard->mapping_ == MAP_FAILED) {
+    shard->mapping_ = nullptr;
+    return absl::ErrnoToStatus(errno, "mmap " + path);
+  }
+  shard->mapping_bytes_ = bytes;
+  const auto* base = static_cast<const std::byte*>(shard->mapping_);
+  ShardHeader& header = shard->header_;
+  std::memcpy(&header, base, sizeof(header));
+
+  if (std::memcmp(header.magic, kShardMagic, sizeof(kShardMagic)) != 0) {
+    return Damaged(path, "it does not start with RLTOKENS");
+  }
+  if (header.version != kShardVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("token shard %s has format version %d; this build reads version %d", path,
+                        header.version, kShardVersion));
+  }
+  if (header.header_checksum != HeaderChecksum(header)) return Damaged(path, "header checksum");
+  // The header is authentic from here on, so these cannot overflow unless it was written so.
+  const size_t expected = sizeof(ShardHeader) + header.documents * sizeof(uint64_t) +
+                          header.tokens * header.token_bytes;
+  if (bytes != expected) {
+    return Damaged(path, absl::StrFormat("%d bytes instead of %d", bytes, expected));
+  }
+  const std::byte* body = base + sizeof(ShardHeader);
+  if (Checksum(body, bytes - sizeof(ShardHeader)) != header.body_checksum) {
+    return Damaged(path, "checksum of the tokens");
+  }
+  shard->document_starts_ = {reinterpret_cast<const uint64_t*>(body), header.documents};
+  shard->body_tokens_ = body + header.documents * sizeof(uint64_t);
+  return shard;
+}
+
+TokenShard::~TokenShard() {
+  if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
+}
+
+}  // namespace ringleader::data
