@@ -1,0 +1,33 @@
+// Block-sparse causal attention on Hopper (sm_90a): bf16 in, fp32 accumulated and out. The same
+// arguments and the same results as kernels/reference.
+//
+// Every call enqueues work on `stream` and returns: it allocates nothing, never waits for the
+// device, and can be captured into a graph. Pointers are device pointers of the current device.
+// Head dimension 64 or 128, heads a multiple of kv_heads, tile 128. What is not supported comes
+// back as InvalidArgument naming the argument; the outputs are then untouched.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::sm90 {
+
+// Scratch memory of one call, aligned to 256 bytes. Calls on one stream may share it.
+struct Workspace {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// Bytes a call needs; depends on shapes alone.
+int64_t ForwardWorkspaceBytes(const AttentionForwardArgs<__nv_bfloat16>& args);
+
+// Merges attention to the visited tiles into args.out and args.lse.
+absl::Status AttentionForward(const AttentionForwardArgs<__nv_bfloat16>& args, Workspace workspace,
+                              cudaStream_t stream);
+
+}  // namespace ringleader::kernels::sm90

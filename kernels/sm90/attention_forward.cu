@@ -1,0 +1,92 @@
+// Host side of forward attention: checks, tensor maps, launch.
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/sm90/attention.h"
+#include "kernels/sm90/attention_forward_kernel.cuh"
+#include "kernels/sm90/launch.h"
+#include "kernels/sm90/tensor_map.h"
+
+namespace ringleader::kernels::sm90 {
+namespace {
+
+using Args = AttentionForwardArgs<__nv_bfloat16>;
+
+AttentionShape ShapeOf(const Args& args) {
+  return {.query_tokens = args.q.tokens,
+          .key_tokens = args.k.tokens,
+          .heads = args.q.heads,
+          .kv_heads = args.k.heads,
+          .head_dim = args.q.head_dim,
+          .scale = args.scale};
+}
+
+absl::Status Check(const Args& args, const AttentionShape& shape) {
+  RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
+  const auto check = [](const char* name, const auto& tensor, int64_t tokens, int32_t heads,
+                        int32_t head_dim) {
+    return CheckTensor(name, tensor.data, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
+                       heads, head_dim);
+  };
+  RETURN_IF_ERROR(check("q", args.q, shape.query_tokens, shape.heads, shape.head_dim));
+  RETURN_IF_ERROR(check("k", args.k, shape.key_tokens, shape.kv_heads, shape.head_dim));
+  RETURN_IF_ERROR(check("v", args.v, shape.key_tokens, shape.kv_heads, shape.head_dim));
+  RETURN_IF_ERROR(check("out", args.out, shape.query_tokens, shape.heads, shape.head_dim));
+  if (reinterpret_cast<uintptr_t>(args.out.data) % 8 != 0 || args.out.token_stride % 2 != 0 ||
+      args.out.head_stride % 2 != 0) {
+    return absl::InvalidArgumentError("out: data must be aligned to 8 bytes and strides be even");
+  }
+  if (args.lse == nullptr) return absl::InvalidArgumentError("lse is null");
+  if (args.tiles.pattern == TilePattern::kCsr &&
+      (args.tiles.row_offsets == nullptr || args.tiles.columns == nullptr)) {
+    return absl::InvalidArgumentError(
+        "tiles.row_offsets or tiles.columns is missing; kCsr needs both in forward");
+  }
+  return absl::OkStatus();
+}
+
+template <int kHeadDim>
+absl::Status Launch(const Args& args, const ForwardParams& params, int multiprocessors,
+                    cudaStream_t stream) {
+  using Tile = ForwardTile<kHeadDim>;
+  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, Tile::kQueries, "q"));
+  ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, Tile::kKeys, "k"));
+  ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, Tile::kKeys, "v"));
+  const auto kernel = AttentionForwardKernel<kHeadDim>;
+  constexpr int kSharedBytes = sizeof(ForwardShared<kHeadDim>);
+  RETURN_IF_ERROR(CudaStatus(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+      "forward: shared memory"));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream), "forward: memset"));
+  kernel<<<multiprocessors, Tile::kThreads, kSharedBytes, stream>>>(params, query_map, key_map,
+                                                                    value_map);
+  return CudaStatus(cudaGetLastError(), "forward: launch");
+}
+
+}  // namespace
+
+int64_t ForwardWorkspaceBytes(const Args&) {
+  return 256;
+}
+
+absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_t stream) {
+  const AttentionShape shape = ShapeOf(args);
+  RETURN_IF_ERROR(Check(args, shape));
+  RETURN_IF_ERROR(CheckWorkspace(workspace, ForwardWorkspaceBytes(args)));
+  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
+  ForwardParams params;
+  params.walk =
+      MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/false);
+  params.out = args.out.data;
+  params.lse = args.lse;
+  params.out_token_stride = args.out.token_stride;
+  params.out_head_stride = args.out.head_stride;
+  params.heads = shape.heads;
+  params.kv_heads = shape.kv_heads;
+  params.scale_log2 = args.scale * kLog2E;
+  params.next_item = static_cast<int32_t*>(workspace.data);
+  return shape.head_dim == 128 ? Launch<128>(args, params, multiprocessors, stream)
+                               : Launch<64>(args, params, multiprocessors, stream);
+}
+
+}  // namespace ringleader::kernels::sm90

@@ -1,0 +1,237 @@
+// Which tiles a kernel visits, apart from what it does with them. One warp (the producer's) walks a
+// row of tiles, all lanes together, 32 candidates at a time; the consumers learn of each tile
+// through a TileStep that travels with its data, so they never see a list.
+#pragma once
+
+#include <cstdint>
+
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::sm90 {
+
+// So that differences of positions, and a bound beyond all of them, are 32-bit integers.
+constexpr int32_t kMaxSequenceTokens = 1 << 30;
+
+// ShardLayout in 32-bit arithmetic.
+struct PositionMap {
+  LayoutKind kind = LayoutKind::kContiguous;
+  int32_t ranks = 1;
+  int32_t rank = 0;
+  int32_t chunk = 0;  // tokens: the local shard (contiguous), a zigzag chunk or a stripe
+
+  static PositionMap From(const ShardLayout& layout) {
+    PositionMap map;
+    map.ranks = layout.ranks;
+    map.rank = layout.rank;
+    map.kind = layout.ranks == 1 ? LayoutKind::kContiguous : layout.kind;
+    switch (map.kind) {
+      case LayoutKind::kContiguous:
+        map.chunk = static_cast<int32_t>(layout.local_tokens());
+        break;
+      case LayoutKind::kZigzag:
+        map.chunk = static_cast<int32_t>(layout.tokens / (2 * layout.ranks));
+        break;
+      case LayoutKind::kStriped:
+        map.chunk = layout.stripe;
+        break;
+    }
+    return map;
+  }
+
+  RINGLEADER_HOST_DEVICE int32_t Position(int32_t i) const {
+    if (kind == LayoutKind::kContiguous) return rank * chunk + i;
+    if (kind == LayoutKind::kZigzag) {
+      return i < chunk ? rank * chunk + i : (2 * ranks - 2 - rank) * chunk + i;
+    }
+    const int32_t stripe = i / chunk;
+    return (stripe * ranks + rank) * chunk + (i - stripe * chunk);
+  }
+};
+
+// TileSelection and layouts as the kernels want them.
+struct TileWalk {
+  TilePattern pattern = TilePattern::kCausal;
+  int32_t tile_log2 = 7;
+  int32_t window = 0;
+  int32_t query_tokens = 0;
+  int32_t key_tokens = 0;
+  int32_t query_tiles = 0;
+  int32_t key_tiles = 0;
+  PositionMap query_map;
+  PositionMap key_map;
+  const uint64_t* diagonals = nullptr;
+  int32_t diagonal_words = 0;
+  // The list of the walked direction: by query tile in forward, by key tile in backward.
+  const int32_t* list_offsets = nullptr;
+  const int32_t* list = nullptr;
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ int32_t tile() const {
+    return 1 << tile_log2;
+  }
+  __device__ __forceinline__ int32_t FirstQuery(int32_t row) const {
+    return query_map.Position(row << tile_log2);
+  }
+  __device__ __forceinline__ int32_t LastQuery(int32_t row) const {
+    return query_map.Position(min((row + 1) << tile_log2, query_tokens) - 1);
+  }
+  __device__ __forceinline__ int32_t FirstKey(int32_t column) const {
+    return key_map.Position(column << tile_log2);
+  }
+  __device__ __forceinline__ int32_t LastKey(int32_t column) const {
+    return key_map.Position(min((column + 1) << tile_log2, key_tokens) - 1);
+  }
+
+  // Some pair of the tile is visible: causally, and inside the window.
+  __device__ __forceinline__ bool Reaches(int32_t row, int32_t column) const {
+    if (pattern == TilePattern::kFull) return true;
+    if (FirstKey(column) > LastQuery(row)) return false;
+    return pattern != TilePattern::kWindow || FirstQuery(row) - LastKey(column) < window;
+  }
+
+  __device__ __forceinline__ bool Active(int32_t head, int32_t row, int32_t column) const {
+    if (!Reaches(row, column)) return false;
+    if (pattern != TilePattern::kToeplitz) return true;
+    const int32_t delta = (FirstQuery(row) - FirstKey(column)) >> tile_log2;
+    if (delta < 0 || delta >= diagonal_words * 64) return false;
+    return diagonals[static_cast<int64_t>(head) * diagonal_words + (delta >> 6)] >> (delta & 63) &
+           1;
+  }
+#endif
+};
+
+#if defined(__CUDACC__)
+
+enum class WalkDirection { kAlongRow, kAlongColumn };
+
+// Walks the active tiles of query tile `fixed` in ascending key order (kAlongRow), or those of key
+// tile `fixed` in ascending query order (kAlongColumn). All 32 lanes call and get the same answers.
+template <WalkDirection kDirection>
+class TileWalker {
+ public:
+  __device__ TileWalker(const TileWalk& walk, int32_t head, int32_t fixed)
+      : walk_(walk), head_(head), fixed_(fixed), lane_(threadIdx.x % 32) {
+    const int32_t lines =
+        kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles;
+    if (walk.pattern == TilePattern::kCsr) {
+      const int32_t* offset = walk.list_offsets + static_cast<int64_t>(head) * (lines + 1) + fixed;
+      next_ = offset[0];
+      end_ = offset[1];
+    } else if (kDirection == WalkDirection::kAlongRow) {
+      // Positions grow with the index: what a row reaches is one interval of columns, and the other
+      // way round.
+      next_ =
+          walk.pattern == TilePattern::kWindow
+              ? PartitionPoint(walk.key_tiles,
+                               [&](int32_t c) {
+                                 return walk_.FirstQuery(fixed_) - walk_.LastKey(c) >= walk_.window;
+                               })
+              : 0;
+      end_ = walk.pattern == TilePattern::kFull
+                 ? walk.key_tiles
+                 : PartitionPoint(walk.key_tiles, [&](int32_t c) {
+                     return walk_.FirstKey(c) <= walk_.LastQuery(fixed_);
+                   });
+    } else {
+      next_ =
+          walk.pattern == TilePattern::kFull ? 0 : PartitionPoint(walk.query_tiles, [&](int32_t r) {
+            return walk_.LastQuery(r) < walk_.FirstKey(fixed_);
+          });
+      end_ =
+          walk.pattern == TilePattern::kWindow
+              ? PartitionPoint(walk.query_tiles,
+                               [&](int32_t r) {
+                                 return walk_.FirstQuery(r) - walk_.LastKey(fixed_) < walk_.window;
+                               })
+              : walk.query_tiles;
+    }
+  }
+
+  // The next active tile's column (or row), -1 at the end.
+  __device__ int32_t Next() {
+    while (pending_ == 0) {
+      if (next_ >= end_) return -1;
+      const int32_t i = next_ + lane_;
+      bool active = i < end_;
+      if (walk_.pattern == TilePattern::kCsr) {
+        candidate_ = active ? walk_.list[i] : 0;
+        active = active && Active(candidate_);
+      } else {
+        candidate_ = i;
+        active = active && (walk_.pattern != TilePattern::kToeplitz || Active(i));
+      }
+      pending_ = __ballot_sync(0xFFFFFFFFu, active);
+      next_ += 32;
+    }
+    const int bit = __ffs(pending_) - 1;
+    pending_ &= pending_ - 1;
+    return __shfl_sync(0xFFFFFFFFu, candidate_, bit);
+  }
+
+ private:
+  __device__ bool Active(int32_t other) const {
+    return kDirection == WalkDirection::kAlongRow ? walk_.Active(head_, fixed_, other)
+                                                  : walk_.Active(head_, other, fixed_);
+  }
+
+  // The first i in [0, count] for which `holds` is false; it holds for a prefix. 32-ary search.
+  template <typename Predicate>
+  __device__ int32_t PartitionPoint(int32_t count, Predicate holds) const {
+    int32_t low = 0;
+    while (low < count) {
+      const int32_t step = (count - low + 31) / 32;
+      const int32_t i = min(low + (lane_ + 1) * step, count) - 1;
+      const int prefix = __popc(__ballot_sync(0xFFFFFFFFu, holds(i)));
+      if (prefix == 32) return count;
+      count = min(low + (prefix + 1) * step, count) - 1;
+      low = min(low + prefix * step, count);
+    }
+    return low;
+  }
+
+  const TileWalk& walk_;
+  const int32_t head_;
+  const int32_t fixed_;
+  const int32_t lane_;
+  int32_t next_ = 0;
+  int32_t end_ = 0;
+  int32_t candidate_ = 0;
+  uint32_t pending_ = 0;
+};
+
+// What consumers need to know of a tile. Pair (query i, key j) of it is visible when
+//   j < keys, j - i <= diagonal (causal), and j - i > diagonal - window.
+struct TileStep {
+  int32_t diagonal;  // position of query 0 - position of key 0
+  int32_t window;
+  int16_t keys;  // tokens of the key tile that exist
+  bool masked;   // false: every pair is visible
+  bool last;     // of its row
+};
+
+constexpr int32_t kUnbounded = kMaxSequenceTokens;
+
+// `query_offset` and `key_offset` shift into a tile that is processed in parts of `queries` by
+// `keys`.
+__device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t row, int32_t column,
+                                                 int32_t query_offset, int32_t queries,
+                                                 int32_t keys, bool last) {
+  TileStep step;
+  step.keys = static_cast<int16_t>(min(keys, walk.key_tokens - (column << walk.tile_log2)));
+  step.last = last;
+  if (walk.pattern == TilePattern::kFull) {
+    step.diagonal = kUnbounded;
+    step.window = 0x7FFFFFFF;
+    step.masked = step.keys < keys;
+    return step;
+  }
+  step.diagonal = walk.FirstQuery(row) + query_offset - walk.FirstKey(column);
+  step.window = walk.pattern == TilePattern::kWindow ? walk.window : kUnbounded;
+  step.masked =
+      step.keys < keys || step.diagonal < keys - 1 || step.diagonal + queries - 1 >= step.window;
+  return step;
+}
+
+#endif  // __CUDACC__
+
+}  // namespace ringleader::kernels::sm90
