@@ -1,0 +1,81 @@
+#include "kernels/bench/bench_report.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "kernels/fused/device_buffer.h"
+
+namespace ringleader::bench {
+
+using fused::CheckCuda;
+
+double MedianMs(const std::function<void()>& run, int repeats) {
+  for (int i = 0; i < 3; ++i) run();
+  std::vector<cudaEvent_t> events(2 * repeats);
+  for (cudaEvent_t& event : events) CheckCuda(cudaEventCreate(&event), "cudaEventCreate");
+  for (int i = 0; i < repeats; ++i) {
+    CheckCuda(cudaEventRecord(events[2 * i]), "cudaEventRecord");
+    run();
+    CheckCuda(cudaEventRecord(events[2 * i + 1]), "cudaEventRecord");
+  }
+  CheckCuda(cudaDeviceSynchronize(), "bench");
+  std::vector<float> ms(repeats);
+  for (int i = 0; i < repeats; ++i) {
+    CheckCuda(cudaEventElapsedTime(&ms[i], events[2 * i], events[2 * i + 1]),
+              "cudaEventElapsedTime");
+  }
+  for (cudaEvent_t event : events) cudaEventDestroy(event);
+  std::nth_element(ms.begin(), ms.begin() + repeats / 2, ms.end());
+  return ms[repeats / 2];
+}
+
+Report::Report(std::string commit, std::vector<std::string> columns)
+    : commit_(std::move(commit)), columns_(std::move(columns)) {
+  cudaDeviceProp properties;
+  CheckCuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  hardware_ = properties.name;
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
+  date_ = text;
+}
+
+void Report::Add(std::vector<std::string> row) {
+  rows_.push_back(std::move(row));
+}
+
+void Report::PrintTable() const {
+  std::vector<size_t> widths;
+  for (size_t c = 0; c < columns_.size(); ++c) {
+    size_t width = columns_[c].size();
+    for (const auto& row : rows_) width = std::max(width, row[c].size());
+    widths.push_back(width);
+  }
+  std::printf("%s, commit %s, %s\n", date_.c_str(), commit_.c_str(), hardware_.c_str());
+  const auto print = [&](const std::vector<std::string>& row) {
+    for (size_t c = 0; c < row.size(); ++c)
+      std::printf("%*s  ", static_cast<int>(widths[c]), row[c].c_str());
+    std::printf("\n");
+  };
+  print(columns_);
+  for (const auto& row : rows_) print(row);
+}
+
+bool Report::WriteCsv(const std::string& path) const {
+  std::ofstream file(path);
+  file << "date,commit,hardware," << absl::StrJoin(columns_, ",") << "\n";
+  for (const auto& row : rows_) {
+    file << date_ << "," << commit_ << "," << hardware_ << "," << absl::StrJoin(row, ",") << "\n";
+  }
+  file.close();
+  if (!file) std::fprintf(stderr, "cannot write %s\n", path.c_str());
+  return static_cast<bool>(file);
+}
+
+}  // namespace ringleader::bench

@@ -1,0 +1,242 @@
+// fused_bench [--csv FILE] [--commit NAME]: the memory-bound kernels of a training step against the
+// copy bandwidth that the same run measures. Bytes count once: every input read, every output
+// written.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "kernels/bench/bench_report.h"
+#include "kernels/fused/adamw.h"
+#include "kernels/fused/cross_entropy.h"
+#include "kernels/fused/device_buffer.h"
+#include "kernels/fused/rms_norm.h"
+#include "kernels/fused/rope.h"
+#include "kernels/fused/swiglu.h"
+
+namespace ringleader::bench {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+using fused::CheckCuda;
+using fused::DeviceBuffer;
+
+// Random bf16 values around zero; a period that divides nothing keeps patterns out.
+DeviceBuffer<Bf16> Random(int64_t count) {
+  static const std::vector<Bf16> period = [] {
+    std::vector<Bf16> values(10'000'019);
+    uint64_t state = 88172645463325252u;
+    for (Bf16& x : values) {
+      state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+      x = __float2bfloat16_rn(static_cast<float>(static_cast<int64_t>(state)) * 0x1p-62f);
+    }
+    return values;
+  }();
+  DeviceBuffer<Bf16> out(count);
+  for (int64_t at = 0; at < count; at += static_cast<int64_t>(period.size())) {
+    const int64_t length = std::min<int64_t>(count - at, static_cast<int64_t>(period.size()));
+    CheckCuda(
+        cudaMemcpy(out.data() + at, period.data(), sizeof(Bf16) * length, cudaMemcpyHostToDevice),
+        "fill");
+  }
+  return out;
+}
+
+DeviceBuffer<float> RandomFloat(int64_t count) {
+  // Two bf16 in a float: an arbitrary, finite, normal value.
+  DeviceBuffer<Bf16> source = Random(2 * count);
+  DeviceBuffer<float> out(count);
+  CheckCuda(cudaMemcpy(out.data(), source.data(), out.Bytes(), cudaMemcpyDeviceToDevice), "fill");
+  return out;
+}
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+
+class FusedBench {
+ public:
+  explicit FusedBench(std::string commit)
+      : report_(std::move(commit), {"kernel", "direction", "rows", "dim", "ms", "gb_per_s",
+                                    "copy_gb_per_s", "ratio"}) {
+    DeviceBuffer<char> a(int64_t{2} << 30), b(int64_t{2} << 30);
+    const double ms = MedianMs([&] {
+      CheckCuda(cudaMemcpyAsync(a.data(), b.data(), a.Bytes(), cudaMemcpyDeviceToDevice), "copy");
+    });
+    copy_ = 2e-6 * static_cast<double>(a.Bytes()) / ms;
+  }
+
+  void Run() {
+    for (const int64_t dim : {2048, 3584, 8192}) RmsNorm(131072, dim);
+    Rope(131072, 16, 128);
+    Rope(131072, 2, 128);
+    Swiglu(131072, 11008);
+    Entropy(8192, 151936);
+    Entropy(8192, 32000);
+    Adamw(int64_t{768} << 20);
+  }
+
+  Report& report() { return report_; }
+
+ private:
+  void Add(const char* kernel, const char* direction, int64_t rows, int64_t dim, double bytes,
+           const std::function<absl::Status()>& run) {
+    const double ms = MedianMs([&] { Check(run()); });
+    const double rate = 1e-6 * bytes / ms;
+    report_.Add({kernel, direction, absl::StrFormat("%d", rows), absl::StrFormat("%d", dim),
+                 absl::StrFormat("%.4f", ms), absl::StrFormat("%.0f", rate),
+                 absl::StrFormat("%.0f", copy_), absl::StrFormat("%.3f", rate / copy_)});
+  }
+
+  void RmsNorm(int64_t rows, int64_t dim) {
+    const double tensor = 2.0 * rows * dim;
+    auto x = Random(rows * dim), residual = Random(rows * dim), weight = Random(dim),
+         dy = Random(rows * dim);
+    DeviceBuffer<Bf16> sum(rows * dim), y(rows * dim);
+    DeviceBuffer<float> rstd(rows), d_weight(dim);
+    DeviceBuffer<char> workspace(static_cast<int64_t>(fused::RmsNormWorkspaceBytes(dim)));
+    fused::RmsNormForwardArgs forward = {.x = x.data(),
+                                         .weight = weight.data(),
+                                         .y = y.data(),
+                                         .rstd = rstd.data(),
+                                         .rows = rows,
+                                         .dim = dim};
+    Add("rms_norm", "forward", rows, dim, 2 * tensor,
+        [&] { return fused::RmsNormForward(forward, nullptr); });
+    forward.residual = residual.data();
+    forward.sum = sum.data();
+    Add("add_rms_norm", "forward", rows, dim, 4 * tensor,
+        [&] { return fused::RmsNormForward(forward, nullptr); });
+    fused::RmsNormBackwardArgs backward = {.h = sum.data(),
+                                           .weight = weight.data(),
+                                           .rstd = rstd.data(),
+                                           .dy = dy.data(),
+                                           .dx = y.data(),
+                                           .d_weight = d_weight.data(),
+                                           .workspace = workspace.data(),
+                                           .rows = rows,
+                                           .dim = dim};
+    Add("rms_norm", "backward", rows, dim, 3 * tensor,
+        [&] { return fused::RmsNormBackward(backward, nullptr); });
+    backward.d_sum = residual.data();
+    Add("add_rms_norm", "backward", rows, dim, 4 * tensor,
+        [&] { return fused::RmsNormBackward(backward, nullptr); });
+  }
+
+  void Rope(int64_t tokens, int32_t heads, int32_t dim) {
+    auto x = Random(tokens * heads * dim);
+    DeviceBuffer<Bf16> y(tokens * heads * dim);
+    std::vector<int64_t> positions(tokens);
+    for (int64_t t = 0; t < tokens; ++t) positions[t] = 4 * t;
+    std::vector<float> inv_freq(dim / 2);
+    for (int i = 0; i < dim / 2; ++i) inv_freq[i] = std::pow(1e6f, -2.0f * i / dim);
+    DeviceBuffer<int64_t> gpu_positions(positions);
+    DeviceBuffer<float> gpu_freq(inv_freq);
+    fused::RopeArgs args = {.x = {x.data(), tokens, heads, dim, int64_t{heads} * dim, dim},
+                            .y = {y.data(), tokens, heads, dim, int64_t{heads} * dim, dim},
+                            .positions = gpu_positions.data(),
+                            .inv_freq = gpu_freq.data()};
+    for (const bool inverse : {false, true}) {
+      args.inverse = inverse;
+      Add("rope", inverse ? "backward" : "forward", tokens, heads * dim, 4.0 * tokens * heads * dim,
+          [&] { return fused::Rope(args, nullptr); });
+    }
+  }
+
+  void Swiglu(int64_t rows, int64_t dim) {
+    const double tensor = 2.0 * rows * dim;
+    auto gate_up = Random(rows * 2 * dim), d_out = Random(rows * dim);
+    DeviceBuffer<Bf16> out(rows * dim), d_gate_up(rows * 2 * dim);
+    const fused::SwigluForwardArgs forward = {.gate = {gate_up.data(), 2 * dim},
+                                              .up = {gate_up.data() + dim, 2 * dim},
+                                              .out = {out.data(), dim},
+                                              .rows = rows,
+                                              .dim = dim};
+    Add("swiglu", "forward", rows, dim, 3 * tensor,
+        [&] { return fused::SwigluForward(forward, nullptr); });
+    fused::SwigluBackwardArgs backward = {.gate = forward.gate,
+                                          .up = forward.up,
+                                          .d_out = {d_out.data(), dim},
+                                          .d_gate = {d_gate_up.data(), 2 * dim},
+                                          .d_up = {d_gate_up.data() + dim, 2 * dim},
+                                          .rows = rows,
+                                          .dim = dim};
+    Add("swiglu", "backward", rows, dim, 5 * tensor,
+        [&] { return fused::SwigluBackward(backward, nullptr); });
+    backward.out = {out.data(), dim};
+    Add("swiglu", "backward+out", rows, dim, 6 * tensor,
+        [&] { return fused::SwigluBackward(backward, nullptr); });
+  }
+
+  void Entropy(int64_t rows, int64_t vocabulary) {
+    // The gradient replaces the logits; small numbers by the second run, as costly to read as any.
+    auto logits = Random(rows * vocabulary);
+    std::vector<int64_t> labels(rows);
+    for (int64_t r = 0; r < rows; ++r) labels[r] = r * 7919 % vocabulary;
+    DeviceBuffer<int64_t> gpu_labels(labels);
+    DeviceBuffer<float> loss(rows), scale(std::vector<float>{1.0f});
+    fused::CrossEntropyArgs args = {.logits = logits.data(),
+                                    .stride = vocabulary,
+                                    .labels = gpu_labels.data(),
+                                    .loss = loss.data(),
+                                    .rows = rows,
+                                    .vocabulary = vocabulary,
+                                    .gradient = false,
+                                    .gradient_scale = scale.data()};
+    Add("cross_entropy", "forward", rows, vocabulary, 2.0 * rows * vocabulary,
+        [&] { return fused::CrossEntropy(args, nullptr); });
+    args.gradient = true;
+    Add("cross_entropy", "forward+backward", rows, vocabulary, 4.0 * rows * vocabulary,
+        [&] { return fused::CrossEntropy(args, nullptr); });
+  }
+
+  void Adamw(int64_t count) {
+    auto master = RandomFloat(count), gradient = RandomFloat(count);
+    DeviceBuffer<float> m(count), v(count), scale(std::vector<float>{1.0f}), norm(1);
+    m.Zero();
+    v.Zero();
+    DeviceBuffer<Bf16> parameter(count);
+    DeviceBuffer<char> workspace(static_cast<int64_t>(fused::SquaredNormWorkspaceBytes()));
+    Add("adamw", "step", 1, count, 30.0 * count, [&] {
+      return fused::AdamwStep({.master = master.data(),
+                               .m = m.data(),
+                               .v = v.data(),
+                               .gradient = gradient.data(),
+                               .parameter = parameter.data(),
+                               .gradient_scale = scale.data(),
+                               .count = count,
+                               .learning_rate = 1e-4f},
+                              nullptr);
+    });
+    Add("squared_norm", "step", 1, count, 4.0 * count, [&] {
+      return fused::SquaredNorm(gradient.data(), count, norm.data(), workspace.data(), nullptr);
+    });
+  }
+
+  Report report_;
+  double copy_ = 0;  // GB/s, read and written bytes of a device-to-device copy
+};
+
+}  // namespace
+}  // namespace ringleader::bench
+
+int main(int argc, char** argv) {
+  std::string csv, commit = "unknown";
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "--csv") csv = argv[i + 1];
+    if (flag == "--commit") commit = argv[i + 1];
+  }
+  if (!ringleader::fused::HaveGpu()) {
+    std::printf("fused_bench: SKIPPED, no GPU on this machine\n");
+    return 0;
+  }
+  ringleader::bench::FusedBench bench(commit);
+  bench.Run();
+  bench.report().PrintTable();
+  return csv.empty() || bench.report().WriteCsv(csv) ? 0 : 1;
+}
