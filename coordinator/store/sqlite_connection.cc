@@ -1,11 +1,11 @@
 #include "coordinator/store/sqlite_connection.h"
 
 #include <sqlite3.h>
-#include <zlib.h>
 
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "base/checksum.h"
 
 namespace ringleader::store {
 namespace {
@@ -13,12 +13,7 @@ namespace {
 // How long a connection waits for a lock that another process (a backup, the sqlite3 shell) holds.
 constexpr int kBusyTimeoutMs = 5000;
 
-constexpr size_t kChecksumBytes = 4;
-
-uint32_t Checksum(std::string_view bytes) {
-  return static_cast<uint32_t>(
-      crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
-}
+constexpr size_t kChecksumBytes = sizeof(uint64_t);
 
 int OpenFlags(Connection::Mode mode) {
   // A connection is used by one thread at a time: SQLite's own mutex would only cost.
@@ -72,7 +67,7 @@ absl::Status Connection::Explain(const std::string& path, const SQLite::Exceptio
 }
 
 std::string Seal(std::string_view payload) {
-  const uint32_t checksum = Checksum(payload);
+  const uint64_t checksum = Checksum(payload.data(), payload.size());
   std::string sealed(kChecksumBytes, '\0');
   std::memcpy(sealed.data(), &checksum, kChecksumBytes);
   sealed.append(payload);
@@ -81,10 +76,10 @@ std::string Seal(std::string_view payload) {
 
 absl::StatusOr<std::string_view> Unseal(std::string_view sealed) {
   if (sealed.size() < kChecksumBytes) return absl::DataLossError("");
-  uint32_t checksum = 0;
+  uint64_t checksum = 0;
   std::memcpy(&checksum, sealed.data(), kChecksumBytes);
   const std::string_view payload = sealed.substr(kChecksumBytes);
-  if (checksum != Checksum(payload)) return absl::DataLossError("");
+  if (checksum != Checksum(payload.data(), payload.size())) return absl::DataLossError("");
   return payload;
 }
 

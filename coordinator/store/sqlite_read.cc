@@ -213,6 +213,12 @@ absl::StatusOr<LogPage> SqliteTransaction::ReadLogs(const LogQuery& query) {
     if (query.last_lines > 0) return ReadLastLogs(query);
     LogPage page;
     page.next_offset = query.after_offset;
+    Cursor end = connection_.Query("SELECT first_offset FROM log_ends WHERE job = ?",
+                                   std::string_view(query.job));
+    if (query.after_offset > 0 && end.Next()) {
+      const auto first = static_cast<uint64_t>(end.Int(0));
+      page.dropped = first > query.after_offset + 1 ? first - query.after_offset - 1 : 0;
+    }
     Cursor rows = connection_.Query(
         "SELECT data FROM logs WHERE job = ? AND last_offset > ? AND (? = 0 OR attempt = ?) ORDER "
         "BY last_offset",

@@ -77,6 +77,7 @@ CREATE TABLE logs (
 );
 CREATE TABLE log_ends (
   job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
+  first_offset INTEGER NOT NULL,
   last_offset INTEGER NOT NULL,
   bytes INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -179,7 +180,8 @@ absl::Status Migrate(Connection& connection, const std::vector<Migration>& migra
     SQLite::Transaction transaction(connection.database(), SQLite::TransactionBehavior::IMMEDIATE);
     if (!connection.database().tableExists("migrations")) {
       connection.database().exec(absl::StrFormat("PRAGMA application_id = %d", kApplicationId));
-      connection.database().exec("CREATE TABLE migrations (number INTEGER PRIMARY KEY, sha256 TEXT NOT NULL)");
+      connection.database().exec(
+          "CREATE TABLE migrations (number INTEGER PRIMARY KEY, sha256 TEXT NOT NULL)");
     }
     ASSIGN_OR_RETURN(const size_t applied, CheckApplied(connection, migrations));
     for (size_t i = applied; i < migrations.size(); ++i) {

@@ -241,6 +241,10 @@ TEST_F(SqliteStoreTest, LogsAreBounded) {
   EXPECT_LT(kept.size(), 20u);
   EXPECT_GT(kept.size(), 10u);
   EXPECT_THAT(kept.back(), HasSubstr("50:"));
+  // Who had read up to line 2 learns how many it missed.
+  const auto page =
+      Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .after_offset = 2}); });
+  EXPECT_EQ(page->dropped, 50 - kept.size() - 2);
 }
 
 TEST_F(SqliteStoreTest, DeleteTakesEverythingOfTheJob) {

@@ -67,7 +67,8 @@ class SqliteTransaction : public WriteTransaction {
   template <typename... Arguments>
   absl::Status WriteOfJob(std::string_view job, const char* sql, const Arguments&... arguments);
   absl::Status PutLabels(const v1::Job& job);
-  absl::Status TrimLogs(std::string_view job, int64_t bytes);
+  // Deletes the oldest lines until the log is within its bound; updates both.
+  void TrimLogs(std::string_view job, int64_t* first_offset, int64_t* bytes);
   absl::Status AddAttempts(std::string_view id, v1::Job* job);
   absl::StatusOr<LogPage> ReadLastLogs(const LogQuery& query);
 

@@ -151,12 +151,13 @@ absl::Status SqliteTransaction::AppendLogs(std::string_view job, uint32_t attemp
                                            std::vector<v1::LogLine> lines) {
   if (lines.empty()) return absl::OkStatus();
   return connection_.Try([&]() -> absl::Status {
-    int64_t last_offset = 0, bytes = 0;
-    if (Cursor end =
-            connection_.Query("SELECT last_offset, bytes FROM log_ends WHERE job = ?", job);
+    int64_t first_offset = 1, last_offset = 0, bytes = 0;
+    if (Cursor end = connection_.Query(
+            "SELECT first_offset, last_offset, bytes FROM log_ends WHERE job = ?", job);
         end.Next()) {
-      last_offset = end.Int(0);
-      bytes = end.Int(1);
+      first_offset = end.Int(0);
+      last_offset = end.Int(1);
+      bytes = end.Int(2);
     }
     v1::LogBatch batch;
     for (v1::LogLine& line : lines) {
@@ -169,28 +170,30 @@ absl::Status SqliteTransaction::AppendLogs(std::string_view job, uint32_t attemp
     RETURN_IF_ERROR(
         WriteOfJob(job, "INSERT INTO logs (job, last_offset, attempt, data) VALUES (?, ?, ?, ?)",
                    job, last_offset, int64_t{attempt}, Blob{data}));
-    connection_.Run("INSERT OR REPLACE INTO log_ends (job, last_offset, bytes) VALUES (?, ?, ?)",
-                    job, last_offset, bytes);
+    TrimLogs(job, &first_offset, &bytes);
+    connection_.Run(
+        "INSERT OR REPLACE INTO log_ends (job, first_offset, last_offset, bytes) VALUES (?, ?, ?, "
+        "?)",
+        job, first_offset, last_offset, bytes);
     Touched(change_.logs, job);
-    return bytes > options_.log_bytes_per_job ? TrimLogs(job, bytes) : absl::OkStatus();
+    return absl::OkStatus();
   });
 }
 
-absl::Status SqliteTransaction::TrimLogs(std::string_view job, int64_t bytes) {
-  while (bytes > options_.log_bytes_per_job) {
-    int64_t first = 0;
+void SqliteTransaction::TrimLogs(std::string_view job, int64_t* first_offset, int64_t* bytes) {
+  while (*bytes > options_.log_bytes_per_job) {
+    int64_t gone = 0;
     {
       Cursor oldest = connection_.Query(
           "SELECT last_offset, LENGTH(data) FROM logs WHERE job = ? ORDER BY last_offset LIMIT 1",
           job);
-      if (!oldest.Next()) break;
-      first = oldest.Int(0);
-      bytes -= oldest.Int(1);
+      if (!oldest.Next()) return;
+      gone = oldest.Int(0);
+      *bytes -= oldest.Int(1);
     }
-    connection_.Run("DELETE FROM logs WHERE job = ? AND last_offset = ?", job, first);
+    connection_.Run("DELETE FROM logs WHERE job = ? AND last_offset = ?", job, gone);
+    *first_offset = gone + 1;
   }
-  connection_.Run("UPDATE log_ends SET bytes = ? WHERE job = ?", bytes, job);
-  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> SqliteTransaction::Next(Counter counter) {

@@ -66,6 +66,8 @@ struct LogPage {
   std::vector<v1::LogLine> lines;  // in order of offset
   uint64_t next_offset = 0;        // read on with this as after_offset
   bool more = false;               // the log holds lines behind next_offset
+  // Lines (of all ranks) behind a given after_offset that went to keep the log within its bound.
+  uint64_t dropped = 0;
 };
 
 struct StepPage {
@@ -137,6 +139,10 @@ class ReadTransaction {
 
   virtual absl::StatusOr<v1::Node> GetNode(std::string_view id) = 0;
   virtual absl::StatusOr<std::vector<v1::Node>> ListNodes() = 0;  // by id
+
+  // The serialized reply to an earlier request with this key; INVALID_ARGUMENT if its id was used
+  // for something else.
+  virtual absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) = 0;
 };
 
 class WriteTransaction : public ReadTransaction {
@@ -173,9 +179,7 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::Status PutNode(const v1::Node& node) = 0;
   virtual absl::Status DeleteNode(std::string_view id) = 0;
 
-  // The serialized reply to an earlier request with this key; INVALID_ARGUMENT if its id was used
-  // for something else.
-  virtual absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) = 0;
+  // The reply to this request, for as long as it is kept; a key without id keeps nothing.
   virtual absl::Status PutReply(const RequestKey& key, std::string_view reply) = 0;
 };
 

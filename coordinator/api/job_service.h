@@ -1,0 +1,56 @@
+// JobService: validate, call the domain or read the store, reply.
+#pragma once
+
+#include "coordinator/api/pulled_stream.h"
+#include "coordinator/api/unary.h"
+#include "coordinator/lifecycle/job_controller.h"
+#include "ringleader/v1/job_service.grpc.pb.h"
+
+namespace ringleader::api {
+
+class JobService : public v1::JobService::CallbackService {
+ public:
+  // `check_files`: this machine sees the files that jobs name, so a job whose files are missing is
+  // refused.
+  JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, bool check_files)
+      : controller_(*controller), hub_(*hub), unary_(*unary), check_files_(check_files) {}
+
+  grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext* context,
+                                      const v1::CreateJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
+                                   const v1::GetJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
+                                     const v1::ListJobsRequest* request,
+                                     v1::ListJobsResponse* reply) override;
+  grpc::ServerUnaryReactor* DeleteJob(grpc::CallbackServerContext* context,
+                                      const v1::DeleteJobRequest* request,
+                                      google::protobuf::Empty* reply) override;
+  grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext* context,
+                                      const v1::CancelJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* PauseJob(grpc::CallbackServerContext* context,
+                                     const v1::PauseJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext* context,
+                                      const v1::ResumeJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* ValidateJob(grpc::CallbackServerContext* context,
+                                        const v1::ValidateJobRequest* request,
+                                        v1::ValidateJobResponse* reply) override;
+  grpc::ServerWriteReactor<v1::WatchJobResponse>* WatchJob(
+      grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) override;
+
+ private:
+  absl::Status Create(const v1::CreateJobRequest& request, v1::Job* reply);
+  absl::Status List(const v1::ListJobsRequest& request, v1::ListJobsResponse* reply);
+  // The specification with its defaults, if a job can be made of it.
+  absl::StatusOr<v1::JobSpec> CheckedSpec(const v1::JobSpec& spec) const;
+  // Cancel, pause and resume differ only in what they call.
+  template <typename Request, typename Call>
+  grpc::ServerUnaryReactor* Transition(grpc::CallbackServerContext* context, const char* method,
+                                       const Request* request, v1::Job* reply, Call call);
+
+  lifecycle::JobController& controller_;
+  StreamHub& hub_;
+  Unary& unary_;
+  const bool check_files_;
+};
+
+}  // namespace ringleader::api

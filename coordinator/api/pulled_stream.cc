@@ -1,0 +1,60 @@
+#include "coordinator/api/pulled_stream.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+
+namespace ringleader::api {
+
+StreamHub::StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics,
+                     size_t max_streams)
+    : store_(*store),
+      executor_(*executor),
+      metrics_(*metrics),
+      max_streams_(max_streams),
+      subscription_(store->Subscribe([this](const store::Change& change) { OnChange(change); })) {}
+
+StreamHub::~StreamHub() = default;
+
+absl::Status StreamHub::Add(const std::string& job, Wakeable* stream) {
+  absl::MutexLock lock(&mu_);
+  if (!ended_.ok()) return ended_;
+  if (streams_.size() >= max_streams_) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "the coordinator follows jobs for %d clients already, the most it takes; end some",
+        max_streams_));
+  }
+  streams_.emplace(job, stream);
+  return absl::OkStatus();
+}
+
+void StreamHub::Remove(const std::string& job, Wakeable* stream) {
+  absl::MutexLock lock(&mu_);
+  const auto [begin, end] = streams_.equal_range(job);
+  const auto found =
+      std::find_if(begin, end, [&](const auto& entry) { return entry.second == stream; });
+  if (found != end) streams_.erase(found);
+}
+
+// The streams' own locks are taken inside the hub's; a stream never calls the hub with its lock
+// held.
+void StreamHub::EndAll(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  ended_ = status;
+  for (const auto& [job, stream] : streams_) stream->End(status);
+}
+
+void StreamHub::OnChange(const store::Change& change) {
+  absl::MutexLock lock(&mu_);
+  if (streams_.empty()) return;
+  for (const std::vector<std::string>* jobs : {&change.jobs, &change.logs}) {
+    for (const std::string& job : *jobs) {
+      const auto [begin, end] = streams_.equal_range(job);
+      for (auto entry = begin; entry != end; ++entry) entry->second->Wake();
+    }
+  }
+}
+
+}  // namespace ringleader::api
