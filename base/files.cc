@@ -29,6 +29,7 @@ absl::Status WriteAll(int fd, std::span<const std::byte> data, const std::string
   return absl::OkStatus();
 }
 
+// Syncs the folder that holds `path`.
 absl::Status SyncFolder(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -39,7 +40,7 @@ absl::Status SyncFolder(const std::string& path) {
 }
 
 absl::Status WriteAndSync(const std::string& path,
-                          std::initializer_list<std::span<const std::byte>> pieces) {
+                          std::span<const std::span<const std::byte>> pieces) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return Failed("create", path);
   absl::Status status;
@@ -56,6 +57,11 @@ absl::Status WriteAndSync(const std::string& path,
 
 absl::Status WriteFileAtomically(const std::string& path,
                                  std::initializer_list<std::span<const std::byte>> pieces) {
+  return WriteFileAtomically(path, std::span(pieces.begin(), pieces.size()));
+}
+
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::span<const std::span<const std::byte>> pieces) {
   const std::string temporary = path + ".tmp";
   absl::Status status = WriteAndSync(temporary, pieces);
   if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = Failed("rename", path);
@@ -68,6 +74,11 @@ absl::Status WriteFileAtomically(const std::string& path,
 
 absl::Status WriteFileAtomically(const std::string& path, const std::string& text) {
   return WriteFileAtomically(path, {std::as_bytes(std::span(text.data(), text.size()))});
+}
+
+absl::Status RenameDurably(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) != 0) return Failed("rename to", to);
+  return SyncFolder(to);
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {

@@ -16,7 +16,13 @@ namespace ringleader {
 // RESOURCE_EXHAUSTED when the disk is full; errors name the file.
 absl::Status WriteFileAtomically(const std::string& path,
                                  std::initializer_list<std::span<const std::byte>> pieces);
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::span<const std::span<const std::byte>> pieces);
 absl::Status WriteFileAtomically(const std::string& path, const std::string& text);
+
+// Renames a file or folder within one folder and syncs that. An existing file is replaced; a folder
+// in the way must be empty.
+absl::Status RenameDurably(const std::string& from, const std::string& to);
 
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 

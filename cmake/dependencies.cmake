@@ -47,6 +47,12 @@ endif()
 
 function(ringleader_use_torch target)
   target_link_libraries(${target} PUBLIC ringleader_torch)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    # The precompiled header is built as -fPIC; what CMake gives executables, -fPIE, does not fit it.
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
   target_precompile_headers(${target} REUSE_FROM ringleader_torch_pch)
 endfunction()
 

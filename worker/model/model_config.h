@@ -52,7 +52,7 @@ struct ModelConfig {
 // the wrong type, out of range or not supported (and what is).
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& source);
 
-// Reads and parses `path`; NOT_FOUND if it cannot be read.
+// Reads and parses `path`.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& path);
 
 // The config.json of an export in fp32: `source_json` with the stored type set.

@@ -1,0 +1,134 @@
+// Parity with Hugging Face: the models under tests/golden and what transformers computed for them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "worker/model/decoder.h"
+#include "worker/model/dense_attention.h"
+#include "worker/model/huggingface.h"
+#include "worker/model/safetensors.h"
+
+namespace ringleader::model {
+namespace {
+
+std::map<std::string, torch::Tensor> ReadAll(const std::string& path) {
+  absl::StatusOr<std::unique_ptr<SafetensorsFile>> file = SafetensorsFile::Open(path);
+  EXPECT_TRUE(file.ok()) << file.status();
+  std::map<std::string, torch::Tensor> tensors;
+  for (const StoredTensor& stored : (*file)->header().tensors) {
+    torch::Tensor tensor = torch::empty(stored.shape);
+    EXPECT_TRUE(
+        (*file)
+            ->ReadFloats(stored, {tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel())})
+            .ok());
+    tensors[stored.name] = tensor;
+  }
+  return tensors;
+}
+
+double RelativeError(const torch::Tensor& got, const torch::Tensor& want) {
+  return ((got - want).norm() / want.norm().clamp_min(1e-12)).item<double>();
+}
+
+struct Case {
+  std::string name;
+  Recompute recompute;
+};
+
+class GoldenTest : public testing::TestWithParam<Case> {
+ protected:
+  std::string Folder() const { return "tests/golden/" + GetParam().name; }
+};
+
+TEST_P(GoldenTest, LogitsLossAndGradientsEqualTransformers) {
+  const absl::StatusOr<ModelConfig> config = LoadModelConfig(Folder() + "/config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  Decoder decoder(*config, /*ranks=*/3, GetParam().recompute);
+  const absl::Status loaded =
+      LoadWeights(Folder(), *config, decoder.layout(), decoder.parameters());
+  ASSERT_TRUE(loaded.ok()) << loaded;
+  const auto expected = ReadAll(Folder() + "/expected.safetensors");
+  const torch::Tensor tokens = expected.at("tokens").to(torch::kInt64);
+  const int64_t n = tokens.size(0);
+
+  DenseAttention attention;
+  const torch::Tensor hidden = decoder.Forward(tokens, torch::arange(n), n, attention);
+  const torch::Tensor difference =
+      (decoder.Logits(hidden).detach() - expected.at("logits")).abs().max();
+  EXPECT_LE(difference.item<double>(), 1e-4);
+
+  const TokenLoss loss = decoder.Loss(hidden, expected.at("labels").to(torch::kInt64));
+  EXPECT_EQ(loss.tokens, n - 4);
+  EXPECT_NEAR(loss.sum.item<double>(), expected.at("loss").item<double>(), 2e-3);
+
+  // Twice, half each: gradients must add up in place in the flat buffer.
+  (loss.sum * 0.5).backward({}, /*retain_graph=*/true);
+  (loss.sum * 0.5).backward();
+  for (const ParameterSlot& slot : decoder.layout().slots) {
+    const torch::Tensor gradient = torch::from_blob(decoder.gradients() + slot.offset, slot.shape);
+    EXPECT_LE(RelativeError(gradient, expected.at("grad." + slot.name)), 1e-3) << slot.name;
+  }
+}
+
+TEST_P(GoldenTest, ExportHasTheNamesShapesAndTypesOfTheOriginal) {
+  const absl::StatusOr<ModelConfig> config = LoadModelConfig(Folder() + "/config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ParameterLayout layout = MakeParameterLayout(*config);
+  std::vector<float> values(layout.elements);
+  ASSERT_TRUE(LoadWeights(Folder(), *config, layout, values.data()).ok());
+  const std::string folder = testing::TempDir() + "/export-" + GetParam().name;
+  const absl::Status status = ExportModel(folder, *config, layout, values.data());
+  ASSERT_TRUE(status.ok()) << status;
+
+  const auto ours = SafetensorsFile::Open(folder + "/model.safetensors");
+  const auto theirs = SafetensorsFile::Open(Folder() + "/model.safetensors");
+  ASSERT_TRUE(ours.ok()) << ours.status();
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  const auto contents = [](const SafetensorsFile& file) {
+    std::map<std::string, std::tuple<StoredType, std::vector<int64_t>, std::string>> map;
+    for (const StoredTensor& tensor : file.header().tensors) {
+      const auto bytes = file.Bytes(tensor);
+      map[tensor.name] = {tensor.type, tensor.shape,
+                          std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
+    }
+    return map;
+  };
+  EXPECT_TRUE(contents(**ours) == contents(**theirs));
+  EXPECT_EQ((*ours)->header().metadata.at("format"), "pt");
+
+  // The config says the same, under the key that all versions of transformers read.
+  const auto read = [](const std::string& path) {
+    std::ifstream file(path);
+    return nlohmann::json::parse(file);
+  };
+  nlohmann::json original = read(Folder() + "/config.json");
+  original["torch_dtype"] = original["dtype"];
+  original.erase("dtype");
+  EXPECT_EQ(read(folder + "/config.json"), original);
+  std::filesystem::remove_all(folder);
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* name : {"qwen2", "llama", "llama-bias", "qwen2-linear", "qwen2-dynamic",
+                           "qwen2-yarn", "llama-llama3"}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      cases.push_back({name, recompute});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(Cases()), [](const auto& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name + (info.param.recompute == Recompute::kFull ? "_recompute" : "_keep");
+});
+
+}  // namespace
+}  // namespace ringleader::model
