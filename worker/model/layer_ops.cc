@@ -1,5 +1,7 @@
 #include "worker/model/layer_ops.h"
 
+#include <optional>
+
 #include "worker/model/elementwise.h"
 
 namespace ringleader::model {
@@ -8,6 +10,13 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// autograd::Function takes an absent tensor as an empty optional only.
+using MaybeTensor = std::optional<Tensor>;
+
+MaybeTensor Maybe(const Tensor& tensor) {
+  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
+}
 
 // x weight^T (+ bias): [n, in] -> [n, out].
 Tensor Linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -43,9 +52,10 @@ struct Heads {
 class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& norm,
-                               const Tensor& weight, const Tensor& bias, const Tensor& cos,
-                               const Tensor& sin, int64_t query_heads, int64_t kv_heads,
-                               double epsilon, bool recompute) {
+                               const Tensor& weight, const MaybeTensor& maybe_bias,
+                               const Tensor& cos, const Tensor& sin, int64_t query_heads,
+                               int64_t kv_heads, double epsilon, bool recompute) {
+    const Tensor bias = maybe_bias.value_or(Tensor());
     const NormResult normed = NormForward(x, norm, epsilon);
     const int64_t n = x.size(0);
     const Heads heads{query_heads, kv_heads, weight.size(0) / (query_heads + 2 * kv_heads)};
@@ -95,10 +105,13 @@ class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> 
 class OutputAndMlpFunction : public torch::autograd::Function<OutputAndMlpFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& attention,
-                        const Tensor& output_weight, const Tensor& output_bias, const Tensor& norm,
-                        const Tensor& gate_up_weight, const Tensor& gate_up_bias,
-                        const Tensor& down_weight, const Tensor& down_bias, double epsilon,
-                        bool recompute) {
+                        const Tensor& output_weight, const MaybeTensor& maybe_output_bias,
+                        const Tensor& norm, const Tensor& gate_up_weight,
+                        const MaybeTensor& maybe_gate_up_bias, const Tensor& down_weight,
+                        const MaybeTensor& maybe_down_bias, double epsilon, bool recompute) {
+    const Tensor output_bias = maybe_output_bias.value_or(Tensor());
+    const Tensor gate_up_bias = maybe_gate_up_bias.value_or(Tensor());
+    const Tensor down_bias = maybe_down_bias.value_or(Tensor());
     const Tensor rows = attention.reshape({x.size(0), -1});
     const Inner inner = ForwardInner(x, rows, output_weight, output_bias, norm, gate_up_weight,
                                      gate_up_bias, epsilon);
@@ -186,17 +199,17 @@ std::tuple<Tensor, Tensor, Tensor> ProjectQkv(const Tensor& x, const LayerParame
                                               const RotaryTables& rotary, const ModelConfig& config,
                                               Recompute recompute) {
   const variable_list qkv = ProjectQkvFunction::apply(
-      x, layer.input_norm, layer.qkv_weight, layer.qkv_bias, rotary.cos, rotary.sin, config.heads,
-      config.kv_heads, config.rms_norm_epsilon, recompute == Recompute::kFull);
+      x, layer.input_norm, layer.qkv_weight, Maybe(layer.qkv_bias), rotary.cos, rotary.sin,
+      config.heads, config.kv_heads, config.rms_norm_epsilon, recompute == Recompute::kFull);
   return {qkv[0], qkv[1], qkv[2]};
 }
 
 Tensor OutputAndMlp(const Tensor& x, const Tensor& attention, const LayerParameters& layer,
                     const ModelConfig& config, Recompute recompute) {
-  return OutputAndMlpFunction::apply(x, attention, layer.output_weight, layer.output_bias,
-                                     layer.post_norm, layer.gate_up_weight, layer.gate_up_bias,
-                                     layer.down_weight, layer.down_bias, config.rms_norm_epsilon,
-                                     recompute == Recompute::kFull);
+  return OutputAndMlpFunction::apply(
+      x, attention, layer.output_weight, Maybe(layer.output_bias), layer.post_norm,
+      layer.gate_up_weight, Maybe(layer.gate_up_bias), layer.down_weight, Maybe(layer.down_bias),
+      config.rms_norm_epsilon, recompute == Recompute::kFull);
 }
 
 }  // namespace ringleader::model
