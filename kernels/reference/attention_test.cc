@@ -1,0 +1,334 @@
+#include "kernels/reference/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/tile_lists.h"
+
+namespace ringleader::kernels::reference {
+namespace {
+
+using testing::ComputeMaskedAttention;
+using testing::MaskedAttention;
+using testing::RandomTensor;
+using testing::RelativeError;
+using testing::Shard;
+using testing::Tensor;
+
+constexpr double kTolerance = 1e-5;
+
+// What a call leaves behind, forward and backward, summed over the owners of `key_layouts`.
+struct Result {
+  Tensor out, dq, dk, dv;
+  std::vector<float> lse;
+};
+
+// q, k, v and d_out of a whole sequence on one rank.
+struct Problem {
+  Tensor q, k, v, d_out;
+  float scale;
+
+  Problem(int64_t tokens, int heads, int kv_heads, int d, int seed)
+      : q(0, 0, 0), k(0, 0, 0), v(0, 0, 0), d_out(0, 0, 0), scale(1.0f / std::sqrt(float(d))) {
+    std::mt19937 random(seed);
+    q = RandomTensor(tokens, heads, d, random);
+    k = RandomTensor(tokens, kv_heads, d, random);
+    v = RandomTensor(tokens, kv_heads, d, random);
+    d_out = RandomTensor(tokens, heads, d, random);
+  }
+
+  Result Run(const TileSelection& tiles, Engine& engine) const {
+    const int64_t n = q.tokens;
+    const ShardLayout layout{.tokens = n};
+    Result r{Tensor(n, q.heads, q.head_dim), Tensor(n, q.heads, q.head_dim),
+             Tensor(n, k.heads, q.head_dim), Tensor(n, k.heads, q.head_dim),
+             std::vector<float>(n * q.heads, -std::numeric_limits<float>::infinity())};
+    EXPECT_TRUE(AttentionForward(engine, {.q = q.view(),
+                                          .k = k.view(),
+                                          .v = v.view(),
+                                          .out = r.out.view(),
+                                          .lse = r.lse.data(),
+                                          .query_layout = layout,
+                                          .key_layout = layout,
+                                          .tiles = tiles,
+                                          .scale = scale})
+                    .ok());
+    std::vector<float> delta(n * q.heads);
+    AttentionDelta(engine, d_out.view(), std::as_const(r.out).view(), delta.data());
+    EXPECT_TRUE(AttentionBackward(engine, {.q = q.view(),
+                                           .k = k.view(),
+                                           .v = v.view(),
+                                           .d_out = d_out.view(),
+                                           .lse = r.lse.data(),
+                                           .delta = delta.data(),
+                                           .dq = r.dq.view(),
+                                           .dk = r.dk.view(),
+                                           .dv = r.dv.view(),
+                                           .query_layout = layout,
+                                           .key_layout = layout,
+                                           .tiles = tiles,
+                                           .scale = scale})
+                    .ok());
+    return r;
+  }
+
+  MaskedAttention Expected(const testing::Visible& visible) const {
+    return ComputeMaskedAttention(q, k, v, d_out, scale, visible);
+  }
+};
+
+void ExpectNear(const Result& actual, const MaskedAttention& expected) {
+  EXPECT_LT(RelativeError(actual.out.data, expected.out), kTolerance);
+  EXPECT_LT(RelativeError(actual.lse, expected.lse), kTolerance);
+  EXPECT_LT(RelativeError(actual.dq.data, expected.dq), kTolerance);
+  EXPECT_LT(RelativeError(actual.dk.data, expected.dk), kTolerance);
+  EXPECT_LT(RelativeError(actual.dv.data, expected.dv), kTolerance);
+}
+
+// Random tiles at or below the diagonal, with a query tile and a key tile left out altogether.
+struct RandomCsr {
+  std::vector<int32_t> row_offsets, columns;
+  std::set<std::tuple<int, int64_t, int64_t>> listed;
+
+  RandomCsr(int heads, int64_t tiles, int seed) {
+    std::mt19937 random(seed);
+    for (int head = 0; head < heads; ++head) {
+      for (int64_t a = 0; a < tiles; ++a) {
+        row_offsets.push_back(static_cast<int32_t>(columns.size()));
+        for (int64_t b = 0; b <= a; ++b) {
+          if (a == 1 || b == 2 || random() % 3 == 0) continue;
+          columns.push_back(static_cast<int32_t>(b));
+          listed.insert({head, a, b});
+        }
+      }
+      row_offsets.push_back(static_cast<int32_t>(columns.size()));
+    }
+  }
+};
+
+struct Shape {
+  int64_t tokens;
+  int heads, kv_heads, d, tile;
+};
+
+class AttentionTest : public ::testing::TestWithParam<Shape> {
+ protected:
+  Shape shape_ = GetParam();
+  Problem problem_{shape_.tokens, shape_.heads, shape_.kv_heads, shape_.d, 1};
+  Engine engine_{2};
+  int64_t blocks_ = TileCount(shape_.tokens, shape_.tile);
+};
+
+TEST_P(AttentionTest, Full) {
+  ExpectNear(problem_.Run({.pattern = TilePattern::kFull, .tile = shape_.tile}, engine_),
+             problem_.Expected([](int, int64_t, int64_t) { return true; }));
+}
+
+TEST_P(AttentionTest, Causal) {
+  ExpectNear(problem_.Run({.pattern = TilePattern::kCausal, .tile = shape_.tile}, engine_),
+             problem_.Expected([](int, int64_t i, int64_t j) { return j <= i; }));
+}
+
+TEST_P(AttentionTest, Window) {
+  for (const int64_t window : {1, 37, 150}) {
+    ExpectNear(
+        problem_.Run({.pattern = TilePattern::kWindow, .tile = shape_.tile, .window = window},
+                     engine_),
+        problem_.Expected([&](int, int64_t i, int64_t j) { return j <= i && i - j < window; }));
+  }
+}
+
+TEST_P(AttentionTest, Toeplitz) {
+  std::mt19937 random(3);
+  std::vector<uint64_t> diagonals(shape_.heads);
+  for (uint64_t& word : diagonals) word = random() | 1;
+  ExpectNear(problem_.Run({.pattern = TilePattern::kToeplitz,
+                           .tile = shape_.tile,
+                           .diagonals = diagonals.data(),
+                           .diagonal_words = 1},
+                          engine_),
+             problem_.Expected([&](int head, int64_t i, int64_t j) {
+               return j <= i && (diagonals[head] >> (i / shape_.tile - j / shape_.tile) & 1);
+             }));
+}
+
+TEST_P(AttentionTest, Csr) {
+  const RandomCsr csr(shape_.heads, blocks_, 4);
+  ExpectNear(problem_.Run({.pattern = TilePattern::kCsr,
+                           .tile = shape_.tile,
+                           .row_offsets = csr.row_offsets.data(),
+                           .columns = csr.columns.data()},
+                          engine_),
+             problem_.Expected([&](int head, int64_t i, int64_t j) {
+               return j <= i && csr.listed.contains({head, i / shape_.tile, j / shape_.tile});
+             }));
+}
+
+TEST_P(AttentionTest, EqualBitsOnAnyNumberOfThreads) {
+  const TileSelection tiles{.pattern = TilePattern::kCausal, .tile = shape_.tile};
+  Engine one(1), three(3);
+  const Result a = problem_.Run(tiles, one), b = problem_.Run(tiles, three);
+  EXPECT_EQ(a.out.data, b.out.data);
+  EXPECT_EQ(a.lse, b.lse);
+  EXPECT_EQ(a.dq.data, b.dq.data);
+  EXPECT_EQ(a.dk.data, b.dk.data);
+  EXPECT_EQ(a.dv.data, b.dv.data);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
+                         ::testing::Values(Shape{300, 4, 4, 64, 64}, Shape{300, 8, 2, 128, 128},
+                                           Shape{333, 14, 2, 64, 128}, Shape{200, 14, 2, 128, 64},
+                                           Shape{1, 4, 4, 64, 128}, Shape{128, 8, 2, 64, 128},
+                                           Shape{65, 4, 4, 128, 64}, Shape{130, 2, 1, 20, 64}),
+                         [](const auto& info) {
+                           const Shape& s = info.param;
+                           return "n" + std::to_string(s.tokens) + "h" + std::to_string(s.heads) +
+                                  "kv" + std::to_string(s.kv_heads) + "d" + std::to_string(s.d) +
+                                  "t" + std::to_string(s.tile);
+                         });
+
+class InstructionSetTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(InstructionSetTest, Causal) {
+  const TileMath* math = FindTileMath(GetParam());
+  if (math == nullptr) GTEST_SKIP() << "this processor lacks " << GetParam();
+  Engine engine(2, *math);
+  const Problem problem(203, 4, 2, 64, 5);
+  ExpectNear(problem.Run({.pattern = TilePattern::kCausal, .tile = 64}, engine),
+             problem.Expected([](int, int64_t i, int64_t j) { return j <= i; }));
+}
+INSTANTIATE_TEST_SUITE_P(All, InstructionSetTest, ::testing::Values("generic", "avx2", "avx512"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Forward and backward over the owners of a sequence, one call each, as a ring does it.
+class ShardsTest : public ::testing::TestWithParam<std::tuple<LayoutKind, int>> {};
+
+TEST_P(ShardsTest, SumOfOwnersEqualsOneCall) {
+  const auto [kind, ranks] = GetParam();
+  constexpr int64_t kTokens = 1024;
+  constexpr int kTile = 64;
+  const Problem whole(kTokens, 4, 2, 64, 6);
+  std::vector<uint64_t> diagonals = {0b1011001, 0b1, 0b1111111111111111, 0b1000000000000001};
+  const TileSelection tiles{.pattern = TilePattern::kToeplitz,
+                            .tile = kTile,
+                            .diagonals = diagonals.data(),
+                            .diagonal_words = 1};
+  Engine engine(2);
+  const Result expected = whole.Run(tiles, engine);
+
+  Result sum{Tensor(kTokens, 4, 64), Tensor(kTokens, 4, 64), Tensor(kTokens, 2, 64),
+             Tensor(kTokens, 2, 64), std::vector<float>(kTokens * 4)};
+  const auto layout_of = [&, kind = kind, ranks = ranks](int rank) {
+    return ShardLayout{
+        .kind = kind, .ranks = ranks, .rank = rank, .stripe = 2 * kTile, .tokens = kTokens};
+  };
+  const int64_t n = kTokens / ranks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const ShardLayout mine = layout_of(rank);
+    const Tensor q = Shard(whole.q, mine), d_out = Shard(whole.d_out, mine);
+    Tensor out(n, 4, 64), dq(n, 4, 64);
+    std::vector<float> lse(4 * n, -std::numeric_limits<float>::infinity()), delta(4 * n);
+    for (int owner = 0; owner < ranks; ++owner) {
+      const ShardLayout theirs = layout_of(owner);
+      const Tensor k = Shard(whole.k, theirs), v = Shard(whole.v, theirs);
+      ASSERT_TRUE(AttentionForward(engine, {.q = q.view(),
+                                            .k = k.view(),
+                                            .v = v.view(),
+                                            .out = out.view(),
+                                            .lse = lse.data(),
+                                            .query_layout = mine,
+                                            .key_layout = theirs,
+                                            .tiles = tiles,
+                                            .scale = whole.scale})
+                      .ok());
+    }
+    AttentionDelta(engine, d_out.view(), std::as_const(out).view(), delta.data());
+    for (int owner = 0; owner < ranks; ++owner) {
+      const ShardLayout theirs = layout_of(owner);
+      const Tensor k = Shard(whole.k, theirs), v = Shard(whole.v, theirs);
+      Tensor dk(n, 2, 64), dv(n, 2, 64);
+      ASSERT_TRUE(AttentionBackward(engine, {.q = q.view(),
+                                             .k = k.view(),
+                                             .v = v.view(),
+                                             .d_out = d_out.view(),
+                                             .lse = lse.data(),
+                                             .delta = delta.data(),
+                                             .dq = dq.view(),
+                                             .dk = dk.view(),
+                                             .dv = dv.view(),
+                                             .query_layout = mine,
+                                             .key_layout = theirs,
+                                             .tiles = tiles,
+                                             .scale = whole.scale})
+                      .ok());
+      for (int64_t i = 0; i < n; ++i) {
+        for (int x = 0; x < 2 * 64; ++x) {
+          sum.dk.data[theirs.Position(i) * 128 + x] += dk.data[i * 128 + x];
+          sum.dv.data[theirs.Position(i) * 128 + x] += dv.data[i * 128 + x];
+        }
+      }
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      for (int x = 0; x < 4 * 64; ++x) {
+        sum.out.data[mine.Position(i) * 256 + x] = out.data[i * 256 + x];
+        sum.dq.data[mine.Position(i) * 256 + x] = dq.data[i * 256 + x];
+      }
+      for (int head = 0; head < 4; ++head) {
+        sum.lse[head * kTokens + mine.Position(i)] = lse[head * n + i];
+      }
+    }
+  }
+  const auto doubles = [](const std::vector<float>& x) {
+    return std::vector<double>(x.begin(), x.end());
+  };
+  ExpectNear(sum, {.out = doubles(expected.out.data),
+                   .lse = doubles(expected.lse),
+                   .dq = doubles(expected.dq.data),
+                   .dk = doubles(expected.dk.data),
+                   .dv = doubles(expected.dv.data)});
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, ShardsTest,
+                         ::testing::Combine(::testing::Values(LayoutKind::kContiguous,
+                                                              LayoutKind::kZigzag,
+                                                              LayoutKind::kStriped),
+                                            ::testing::Values(1, 2, 4)));
+
+TEST(ArgumentsTest, ErrorsNameTheArgument) {
+  Engine engine(1);
+  const Tensor q(256, 4, 64), k(256, 3, 64);
+  Tensor out(256, 4, 64);
+  std::vector<float> lse(1024);
+  AttentionForwardArgs<float> args{.q = q.view(),
+                                   .k = k.view(),
+                                   .v = k.view(),
+                                   .out = out.view(),
+                                   .lse = lse.data(),
+                                   .query_layout = {.tokens = 256},
+                                   .key_layout = {.tokens = 256},
+                                   .tiles = {.pattern = TilePattern::kCausal, .tile = 128},
+                                   .scale = 0.125f};
+  const auto message = [&] { return std::string(AttentionForward(engine, args).message()); };
+  EXPECT_NE(message().find("kv_heads"), std::string::npos) << message();
+  args.k = args.v = args.q;
+  args.tiles.tile = 256;
+  EXPECT_NE(message().find("tile"), std::string::npos) << message();
+  args.tiles = {.pattern = TilePattern::kToeplitz, .tile = 64};
+  EXPECT_NE(message().find("diagonals"), std::string::npos) << message();
+  args.tiles = {.pattern = TilePattern::kWindow, .tile = 64};
+  EXPECT_NE(message().find("window"), std::string::npos) << message();
+  args.tiles = {.pattern = TilePattern::kCausal, .tile = 64};
+  args.query_layout =
+      args.key_layout = {.kind = LayoutKind::kStriped, .ranks = 2, .stripe = 96, .tokens = 512};
+  EXPECT_NE(message().find("96"), std::string::npos) << message();
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::reference

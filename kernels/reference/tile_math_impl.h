@@ -1,0 +1,234 @@
+// TileMath for one instruction set: included by tile_math_*.cc, each compiled with its own flags.
+// Everything has internal linkage and no template of the standard library is used, so that no
+// function compiled for a newer processor can be linked in place of an older one's.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "kernels/reference/tile_math.h"
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace ringleader::kernels::reference {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kRows = 12;  // of the register block: 12 x 2 accumulators of 32 registers
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+constexpr int kRows = 6;  // 6 x 2 of 16 registers
+#else
+constexpr int kLanes = 4;
+constexpr int kRows = 4;
+#endif
+constexpr int kPanel = 2 * kLanes;
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef float UnalignedVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+inline Vec Load(const float* p) {
+  return *reinterpret_cast<const UnalignedVec*>(p);
+}
+inline void Store(float* p, Vec v) {
+  *reinterpret_cast<UnalignedVec*>(p) = v;
+}
+inline Vec Splat(float x) {
+  return Vec{} + x;
+}
+
+inline Vec Max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline float Max(float a, float b) {
+  return a > b ? a : b;
+}
+
+inline float MaxOf(Vec v) {
+  float lanes[kLanes];
+  Store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = Max(lanes[i], lanes[i + width]);
+  }
+  return lanes[0];
+}
+
+inline float SumOf(Vec v) {
+  float lanes[kLanes];
+  Store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+// 2^x, relative error under 2e-7; 0 below 2^-126, -infinity included. x < 128.
+inline Vec Exp2(Vec x) {
+  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+  constexpr float kMagic = 12582912.0f;
+  x = Max(x, Splat(-127.0f));
+  const Vec shifted = x + kMagic;
+  const Vec f = x - (shifted - kMagic);  // in [-0.5, 0.5]
+  // Interpolates 2^f at the Chebyshev nodes of the interval; exact at 0.
+  Vec p = Splat(1.545316294e-4f);
+  p = p * f + 1.339086336e-3f;
+  p = p * f + 9.618082557e-3f;
+  p = p * f + 5.550357114e-2f;
+  p = p * f + 2.402265076e-1f;
+  p = p * f + 6.931471880e-1f;
+  p = p * f + 1.0f;
+  const IntVec exponent = ((IntVec)shifted + 127) << 23;
+  return p * (Vec)exponent;
+}
+
+// R rows of c, one panel wide.
+template <int R>
+inline void Block(int k, const float* a, int64_t a_row, int64_t a_column, const float* b, float* c,
+                  int64_t c_row, bool accumulate) {
+  Vec acc[R][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) {
+    acc[i][0] = accumulate ? Load(c + i * c_row) : Vec{};
+    acc[i][1] = accumulate ? Load(c + i * c_row + kLanes) : Vec{};
+  }
+  for (int kk = 0; kk < k; ++kk) {
+    const Vec b0 = Load(b), b1 = Load(b + kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      const Vec x = Splat(a[i * a_row]);
+      acc[i][0] += x * b0;
+      acc[i][1] += x * b1;
+    }
+    a += a_column;
+    b += kPanel;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) {
+    Store(c + i * c_row, acc[i][0]);
+    Store(c + i * c_row + kLanes, acc[i][1]);
+  }
+}
+
+// Constant strides let the compiler fold them into addresses.
+template <int R>
+inline void BlockOf(int k, const float* a, int64_t a_row, int64_t a_column, const float* b,
+                    float* c, int64_t c_row, bool accumulate) {
+  if (a_row == 1) return Block<R>(k, a, 1, a_column, b, c, c_row, accumulate);
+  return Block<R>(k, a, a_row, 1, b, c, c_row, accumulate);
+}
+
+void Gemm(int m, int n, int k, const float* a, int64_t a_row, int64_t a_column, const float* b,
+          int64_t b_panel_stride, float* c, int64_t c_row, bool accumulate) {
+  for (int j = 0; j < n; j += kPanel, b += b_panel_stride, c += kPanel) {
+    int i = 0;
+    for (; i + kRows <= m; i += kRows) {
+      BlockOf<kRows>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
+    }
+    if constexpr (kRows > 8) {
+      for (; i + 8 <= m; i += 8) {
+        BlockOf<8>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
+      }
+    }
+    for (; i + 4 <= m; i += 4) {
+      BlockOf<4>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
+    }
+    for (; i < m; ++i) {
+      BlockOf<1>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
+    }
+  }
+}
+
+void Softmax(int rows, int columns, float* s, int64_t s_row, float* maximum, float* sum, float* out,
+             int64_t out_columns) {
+  constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+  for (int i = 0; i < rows; ++i, s += s_row, out += out_columns) {
+    Vec top0 = Load(s), top1 = Load(s + kLanes);
+    for (int j = kPanel; j < columns; j += kPanel) {
+      top0 = Max(top0, Load(s + j));
+      top1 = Max(top1, Load(s + j + kLanes));
+    }
+    const float old_maximum = maximum[i];
+    const float new_maximum = Max(old_maximum, MaxOf(Max(top0, top1)));
+    // A row that has seen no key yet stays so: shifting by zero turns its -infinities into zeros.
+    const Vec shift = Splat(new_maximum == kNegativeInfinity ? 0.0f : new_maximum);
+    Vec sum0 = {}, sum1 = {};
+    for (int j = 0; j < columns; j += kPanel) {
+      const Vec p0 = Exp2(Load(s + j) - shift), p1 = Exp2(Load(s + j + kLanes) - shift);
+      Store(s + j, p0);
+      Store(s + j + kLanes, p1);
+      sum0 += p0;
+      sum1 += p1;
+    }
+    const float row_sum = SumOf(sum0 + sum1);
+    if (new_maximum == old_maximum) {
+      sum[i] += row_sum;
+      continue;
+    }
+    const float rescale =
+        old_maximum == kNegativeInfinity ? 0.0f : std::exp2(old_maximum - new_maximum);
+    sum[i] = sum[i] * rescale + row_sum;
+    maximum[i] = new_maximum;
+    const Vec factor = Splat(rescale);
+    for (int64_t j = 0; j < out_columns; j += kPanel) {
+      Store(out + j, Load(out + j) * factor);
+      Store(out + j + kLanes, Load(out + j + kLanes) * factor);
+    }
+  }
+}
+
+void SoftmaxGradient(int rows, int columns, float* s, float* dp, int64_t row_stride,
+                     const float* lse2, const float* delta) {
+  for (int i = 0; i < rows; ++i, s += row_stride, dp += row_stride) {
+    const Vec shift = Splat(lse2[i]), d = Splat(delta[i]);
+    for (int j = 0; j < columns; j += kPanel) {
+      const Vec p0 = Exp2(Load(s + j) - shift), p1 = Exp2(Load(s + j + kLanes) - shift);
+      Store(s + j, p0);
+      Store(s + j + kLanes, p1);
+      Store(dp + j, p0 * (Load(dp + j) - d));
+      Store(dp + j + kLanes, p1 * (Load(dp + j + kLanes) - d));
+    }
+  }
+}
+
+void Axpy(int64_t count, float factor, const float* x, float* y) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Store(y + i, Load(y + i) + factor * Load(x + i));
+  for (; i < count; ++i) y[i] += factor * x[i];
+}
+
+void Exp2All(int64_t count, float shift, const float* x, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Store(out + i, Exp2(Load(x + i) - shift));
+  if (i == count) return;
+  // The tail goes through the same instructions, so that a value never depends on its place.
+  float tail[kLanes] = {};
+  std::memcpy(tail, x + i, (count - i) * sizeof(float));
+  Store(tail, Exp2(Load(tail) - shift));
+  std::memcpy(out + i, tail, (count - i) * sizeof(float));
+}
+
+constexpr TileMath MakeTileMath(const char* name) {
+  return {.name = name,
+          .panel = kPanel,
+          .gemm = Gemm,
+          .softmax = Softmax,
+          .softmax_gradient = SoftmaxGradient,
+          .axpy = Axpy,
+          .exp2 = Exp2All};
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::reference

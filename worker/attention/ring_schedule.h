@@ -1,0 +1,86 @@
+// Ring schedules as data: which owner's keys and values a rank attends to at which step, and what
+// it sends where, on which link. RingAttention runs them, the planner's simulator prices them. No
+// LibTorch, no transfers here.
+//
+// Ranks of a hierarchical ring are numbered node by node: rank = node * inner + place in the node.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ringleader::attention {
+
+enum class RingKind {
+  kFlat,          // one ring over all ranks
+  kHierarchical,  // inner rings inside nodes; one outer hop hides behind a whole inner loop
+  kAllGather,     // keys and values of all ranks are gathered first
+};
+
+// ranks = inner * outer; outer = 1 unless hierarchical.
+struct RingShape {
+  RingKind kind = RingKind::kFlat;
+  int inner = 1;
+  int outer = 1;
+};
+
+enum class RingLink { kInner, kOuter };
+
+// One exchange: send the content of `send_slot` to rank `to`, receive into `receive_slot` from rank
+// `from`. Every rank makes the same hop at the same point, so that each send meets a receive.
+struct RingHop {
+  RingLink link = RingLink::kInner;
+  int to = 0;
+  int from = 0;
+  int send_slot = 0;
+  int receive_slot = 0;
+};
+
+// What happens to travelling gradients behind a step's computation, in order.
+struct GradAction {
+  enum class Kind {
+    kAdd,  // slot `to_slot` += slot `from_slot`
+    kHop,
+  };
+  Kind kind = Kind::kAdd;
+  int to_slot = 0;
+  int from_slot = 0;
+  RingHop hop = {};
+};
+
+// A step: start `kv_hops`, attend to the keys of `owner` in `kv_slot`; backward adds their
+// gradients to a zeroed `grad_slot`, then does `grad_actions`.
+//
+// Whoever runs a schedule waits, before it reads or overwrites a slot, for the hops that still
+// touch it. Nothing else orders transfers and computation.
+struct RingStep {
+  int owner = 0;
+  int kv_slot = 0;
+  std::vector<RingHop> kv_hops = {};
+  int grad_slot = 0;
+  std::vector<GradAction> grad_actions = {};
+};
+
+// One rank's schedule for one layer. KV slot 0 holds the rank's own keys and values and is never
+// received into. With kAllGather, slot j holds those of rank j, gathered before the first step, and
+// gradient slot j is summed over ranks to rank j behind the last.
+struct RingSchedule {
+  RingShape shape;
+  int rank = 0;
+  int ranks = 1;
+  std::vector<RingStep> steps = {};
+  int kv_slots = 1;
+  int grad_slots = 0;      // 0: a forward schedule
+  int zeroed_slot = -1;    // a gradient slot that must be zero before the first step; -1: none
+  int home_grad_slot = 0;  // where this rank's own gradients lie in the end
+};
+
+// `rank` of shape.inner * shape.outer. INVALID_ARGUMENT if the shape does not make sense.
+absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
+
+// Gradients travel with the keys and values they belong to and come home: one hop more than KV on
+// each ring.
+absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
+
+}  // namespace ringleader::attention
