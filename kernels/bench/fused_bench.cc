@@ -72,8 +72,8 @@ class FusedBench {
 
   void Run() {
     for (const int64_t dim : {2048, 3584, 8192}) RmsNorm(131072, dim);
-    Rope(131072, 16, 128);
-    Rope(131072, 2, 128);
+    Rope(131072, 16, 2, 128);
+    Rope(131072, 32, 8, 64);
     Swiglu(131072, 11008);
     Entropy(8192, 151936);
     Entropy(8192, 32000);
@@ -127,23 +127,27 @@ class FusedBench {
         [&] { return fused::RmsNormBackward(backward, nullptr); });
   }
 
-  void Rope(int64_t tokens, int32_t heads, int32_t dim) {
-    auto x = Random(tokens * heads * dim);
-    DeviceBuffer<Bf16> y(tokens * heads * dim);
+  void Rope(int64_t tokens, int32_t heads, int32_t kv_heads, int32_t dim) {
+    const int64_t q_size = tokens * heads * dim, k_size = tokens * kv_heads * dim;
+    auto q = Random(q_size), k = Random(k_size);
+    DeviceBuffer<Bf16> q_out(q_size), k_out(k_size);
     std::vector<int64_t> positions(tokens);
     for (int64_t t = 0; t < tokens; ++t) positions[t] = 4 * t;
     std::vector<float> inv_freq(dim / 2);
     for (int i = 0; i < dim / 2; ++i) inv_freq[i] = std::pow(1e6f, -2.0f * i / dim);
     DeviceBuffer<int64_t> gpu_positions(positions);
     DeviceBuffer<float> gpu_freq(inv_freq);
-    fused::RopeArgs args = {.x = {x.data(), tokens, heads, dim, int64_t{heads} * dim, dim},
-                            .y = {y.data(), tokens, heads, dim, int64_t{heads} * dim, dim},
-                            .positions = gpu_positions.data(),
-                            .inv_freq = gpu_freq.data()};
+    fused::RopeArgs args = {
+        .q = {q.data(), tokens, heads, dim, int64_t{heads} * dim, dim},
+        .k = {k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim},
+        .q_out = {q_out.data(), tokens, heads, dim, int64_t{heads} * dim, dim},
+        .k_out = {k_out.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim},
+        .positions = gpu_positions.data(),
+        .inv_freq = gpu_freq.data()};
     for (const bool inverse : {false, true}) {
       args.inverse = inverse;
-      Add("rope", inverse ? "backward" : "forward", tokens, heads * dim, 4.0 * tokens * heads * dim,
-          [&] { return fused::Rope(args, nullptr); });
+      Add("rope", inverse ? "backward" : "forward", tokens, (heads + kv_heads) * dim,
+          4.0 * (q_size + k_size), [&] { return fused::Rope(args, nullptr); });
     }
   }
 

@@ -10,7 +10,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kCluster = 8;  // blocks that share a row
+constexpr int kMaxCluster = 8;
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
 constexpr float kLog2e = 1.44269504088896340736f;
@@ -31,7 +31,7 @@ __device__ __forceinline__ Softmax Merge(Softmax a, Softmax b) {
 // Every 16-byte vector of the row sits in a register of one thread of the cluster from load to
 // store: one read, one write. kMinBlocks keeps enough blocks on a multiprocessor that loads of one
 // row run beside the stores of another.
-template <int V, int kMinBlocks>
+template <int kCluster, int V, int kMinBlocks>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMinBlocks)
     CrossEntropyKernel(const CrossEntropyArgs args) {
   __shared__ Softmax warps[kWarps];
@@ -55,22 +55,25 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   float label_logit = NAN;
   if (lane_of_row == 0 && label >= 0) label_logit = __bfloat162float(logits[label]);
 
-  Softmax mine = {-INFINITY, 0.0f};
+  // The arithmetic, not the memory, is what could be slow here: the maximum is taken in pairs of
+  // bf16.
+  __nv_bfloat162 pair_max = __float2bfloat162_rn(-INFINITY);
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int c = (lane_of_row + v * kCluster * kThreads) * kVec;
     if (c >= vocabulary) continue;
-    float f[kVec];
-    Unpack(x[v], f);
     if (c + kVec > vocabulary) {
+      float f[kVec];
+      Unpack(x[v], f);
 #pragma unroll
       for (int e = 0; e < kVec; ++e) f[e] = c + e < vocabulary ? f[e] : -INFINITY;
       x[v] = Pack(f);
     }
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) mine.max = fmaxf(mine.max, f[e]);
+    for (int pair = 0; pair < 4; ++pair) pair_max = __hmax2_nan(pair_max, x[v].pair[pair]);
   }
-  mine.max *= kLog2e;
+  const float2 max_of_pair = __bfloat1622float2(pair_max);
+  Softmax mine = {fmaxf(max_of_pair.x, max_of_pair.y) * kLog2e, 0.0f};
   const float shift = mine.max == -INFINITY ? 0.0f : mine.max;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -78,7 +81,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
     float f[kVec];
     Unpack(x[v], f);
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) mine.sum += exp2f(fmaf(f[e], kLog2e, -shift));
+    for (int e = 0; e < kVec; ++e) mine.sum += Exp2(fmaf(f[e], kLog2e, -shift));
   }
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) {
@@ -115,13 +118,22 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
       Unpack(x[v], f);
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
-        const float p = exp2f(fmaf(f[e], kLog2e, -lse2));
-        f[e] = (c + e == label ? p - 1.0f : p) * scale;
+        f[e] = Exp2(fmaf(f[e], kLog2e, -lse2)) * scale;
+      }
+      if (c <= label && label < c + kVec) {
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) f[e] -= c + e == label ? scale : 0.0f;
       }
       StoreStream(logits + c, Pack(f));
     }
   }
   cluster.barrier_wait();
+}
+
+template <int kCluster, int V, int kMinBlocks>
+void Launch(const CrossEntropyArgs& args, cudaStream_t stream) {
+  CrossEntropyKernel<kCluster, V, kMinBlocks>
+      <<<static_cast<unsigned>(args.rows * kCluster), kThreads, 0, stream>>>(args);
 }
 
 }  // namespace
@@ -130,7 +142,7 @@ absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckSize(args.vocabulary, "CrossEntropy: vocabulary", 1, kMaxVocabulary));
   RETURN_IF_ERROR(
       CheckSize(args.stride, "CrossEntropy: stride", args.vocabulary, kMaxVocabulary, kVec));
-  RETURN_IF_ERROR(CheckSize(args.rows, "CrossEntropy: rows", 0, INT32_MAX / kCluster));
+  RETURN_IF_ERROR(CheckSize(args.rows, "CrossEntropy: rows", 0, INT32_MAX / kMaxCluster));
   if (args.rows == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckPointer(args.logits, "CrossEntropy: logits"));
   if (args.labels == nullptr) return absl::InvalidArgumentError("CrossEntropy: labels is null");
@@ -139,15 +151,16 @@ absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream) {
     return absl::InvalidArgumentError(
         "CrossEntropy: gradient_scale is null; set it, or gradient = false");
   }
-  const unsigned grid = static_cast<unsigned>(args.rows * kCluster);
-  const int64_t per_vector = int64_t{kCluster} * kThreads * kVec;
-  const int64_t vectors = (args.stride + per_vector - 1) / per_vector;
-  if (vectors <= 2) {
-    CrossEntropyKernel<2, 4><<<grid, kThreads, 0, stream>>>(args);
-  } else if (vectors <= 5) {
-    CrossEntropyKernel<5, 3><<<grid, kThreads, 0, stream>>>(args);
+  // The fewest blocks a row whose registers hold it.
+  constexpr int64_t kPerVector = int64_t{kThreads} * kVec;
+  if (args.stride <= 2 * 5 * kPerVector) {
+    Launch<2, 5, 3>(args, stream);
+  } else if (args.stride <= 4 * 5 * kPerVector) {
+    Launch<4, 5, 3>(args, stream);
+  } else if (args.stride <= 8 * 5 * kPerVector) {
+    Launch<8, 5, 3>(args, stream);
   } else {
-    CrossEntropyKernel<8, 2><<<grid, kThreads, 0, stream>>>(args);
+    Launch<8, 8, 1>(args, stream);
   }
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "CrossEntropy");
   return absl::OkStatus();

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/rms_norm.h"
@@ -9,8 +10,9 @@ namespace ringleader::fused {
 namespace {
 
 // A block works on one row at a time, in registers: kThreads * V vectors of 8.
-// Each backward block keeps its own sum of weight gradients; enough blocks to fill any Hopper chip.
-constexpr int kBackwardBlocks = 132 * 5;
+// Each backward block keeps its own sum of weight gradients; no Hopper chip has room for more
+// blocks at a time.
+constexpr int kMaxBackwardBlocks = 132 * 5;
 
 template <int kThreads, int V, bool kResidual>
 __global__ void __launch_bounds__(kThreads) RmsNormForwardKernel(const RmsNormForwardArgs args) {
@@ -174,13 +176,44 @@ void LaunchForward(const RmsNormForwardArgs& args, cudaStream_t stream) {
   }
 }
 
-template <int kThreads, int V>
-void LaunchBackward(const RmsNormBackwardArgs& args, int blocks, cudaStream_t stream) {
-  if (args.d_sum != nullptr) {
-    RmsNormBackwardKernel<kThreads, V, true><<<blocks, kThreads, 0, stream>>>(args);
-  } else {
-    RmsNormBackwardKernel<kThreads, V, false><<<blocks, kThreads, 0, stream>>>(args);
+// As many blocks as fit on the chip at once, so that all finish together.
+template <int kThreads>
+cudaError_t ResidentBlocks(const void* kernel, int* blocks) {
+  int device = 0, processors = 0, per_processor = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kThreads, 0);
   }
+  *blocks = std::min(kMaxBackwardBlocks, processors * per_processor);
+  return error;
+}
+
+// Returns the number of blocks, each of which leaves a row of partial weight gradients.
+template <int kThreads, int V, bool kSum>
+absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
+  const auto kernel = RmsNormBackwardKernel<kThreads, V, kSum>;
+  static int resident = 0;
+  static const cudaError_t error =
+      ResidentBlocks<kThreads>(reinterpret_cast<const void*>(kernel), &resident);
+  RETURN_IF_CUDA_ERROR(error, "RmsNormBackward: occupancy");
+  const int blocks = static_cast<int>(std::min<int64_t>(args.rows, resident));
+  kernel<<<blocks, kThreads, 0, stream>>>(args);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "RmsNormBackward");
+  return blocks;
+}
+
+template <int kThreads, int V>
+absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
+  return args.d_sum != nullptr ? LaunchBackward<kThreads, V, true>(args, stream)
+                               : LaunchBackward<kThreads, V, false>(args, stream);
+}
+
+absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
+  if (args.dim <= 2048) return LaunchBackward<128, 2>(args, stream);
+  if (args.dim <= 4096) return LaunchBackward<256, 2>(args, stream);
+  return LaunchBackward<256, 4>(args, stream);
 }
 
 }  // namespace
@@ -213,7 +246,7 @@ absl::Status RmsNormForward(const RmsNormForwardArgs& args, cudaStream_t stream)
 }
 
 size_t RmsNormWorkspaceBytes(int64_t dim) {
-  return sizeof(float) * kBackwardBlocks * static_cast<size_t>(dim);
+  return sizeof(float) * kMaxBackwardBlocks * static_cast<size_t>(dim);
 }
 
 absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
@@ -228,15 +261,7 @@ absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, cudaStream_t strea
   RETURN_IF_ERROR(CheckPointer(args.d_weight, "RmsNormBackward: d_weight"));
   RETURN_IF_ERROR(CheckPointer(args.workspace, "RmsNormBackward: workspace"));
   if (args.d_sum != nullptr) RETURN_IF_ERROR(CheckPointer(args.d_sum, "RmsNormBackward: d_sum"));
-  const int blocks = static_cast<int>(std::min<int64_t>(args.rows, kBackwardBlocks));
-  if (args.dim <= 2048) {
-    LaunchBackward<128, 2>(args, blocks, stream);
-  } else if (args.dim <= 4096) {
-    LaunchBackward<256, 2>(args, blocks, stream);
-  } else {
-    LaunchBackward<256, 4>(args, blocks, stream);
-  }
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "RmsNormBackward");
+  ASSIGN_OR_RETURN(const int blocks, LaunchBackward(args, stream));
   SumPartialsKernel<<<static_cast<unsigned>((args.dim + 31) / 32), 1024, 0, stream>>>(
       static_cast<const float*>(args.workspace), blocks, args.dim, args.d_weight);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "RmsNormBackward: weight gradient");

@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
@@ -12,6 +15,7 @@ namespace {
 constexpr int kThreads = 256;
 // Rotations (a vector of the first and one of the second half) that a thread has in flight.
 constexpr int kUnroll = 2;
+constexpr int kMaxRotations = 2048;  // in shared memory: 16 KiB
 
 // The sine and cosine of an angle that may be a million radians: the fp32 angle is reduced in
 // double, because sincosf on such arguments takes a slow path through local memory.
@@ -22,13 +26,21 @@ __device__ __forceinline__ void SinCos(float angle, float* sine, float* cosine) 
   sincospif(static_cast<float>(half_turns), sine, cosine);
 }
 
+// The heads of k follow those of q.
+template <typename T>
+__device__ __forceinline__ T* Row(const kernels::TokenMajor<T>& q, const kernels::TokenMajor<T>& k,
+                                  int64_t token, int head) {
+  return head < q.heads ? q.data + token * q.token_stride + head * q.head_stride
+                        : k.data + token * k.token_stride + (head - q.heads) * k.head_stride;
+}
+
 __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeArgs args, int tokens_per_block) {
   extern __shared__ float2 rotations[];  // [tokens_per_block, half] (cosine, sine)
-  const int half = args.x.head_dim / 2;
+  const int half = args.q.head_dim / 2;
   const int chunks = half / kVec;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * tokens_per_block;
   const int tokens =
-      static_cast<int>(min(static_cast<int64_t>(tokens_per_block), args.x.tokens - first));
+      static_cast<int>(min(static_cast<int64_t>(tokens_per_block), args.q.tokens - first));
 
   for (int i = threadIdx.x; i < tokens * half; i += kThreads) {
     const float angle =
@@ -41,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeArgs args, int 
   }
   __syncthreads();
 
-  const int per_token = args.x.heads * chunks;
+  const int per_token = (args.q.heads + args.k.heads) * chunks;
   const int items = tokens * per_token;
   for (int start = threadIdx.x; start < items; start += kThreads * kUnroll) {
     Bf16x8 low[kUnroll], high[kUnroll];
@@ -52,10 +64,11 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeArgs args, int 
       token[u] = item / per_token;
       head[u] = item % per_token / chunks;
       chunk[u] = item % chunks;
-      const __nv_bfloat16* x =
-          args.x.data + (first + token[u]) * args.x.token_stride + head[u] * args.x.head_stride;
-      low[u] = LoadStream(x + chunk[u] * kVec);
-      high[u] = LoadStream(x + half + chunk[u] * kVec);
+      if (start + u * kThreads < items) {
+        const __nv_bfloat16* x = Row(args.q, args.k, first + token[u], head[u]) + chunk[u] * kVec;
+        low[u] = LoadStream(x);
+        high[u] = LoadStream(x + half);
+      }
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -74,46 +87,60 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeArgs args, int 
         a[e + 1] = a1 * two.z - b[e + 1] * two.w;
         b[e + 1] = b[e + 1] * two.z + a1 * two.w;
       }
-      __nv_bfloat16* y =
-          args.y.data + (first + token[u]) * args.y.token_stride + head[u] * args.y.head_stride;
-      StoreStream(y + chunk[u] * kVec, Pack(a));
-      StoreStream(y + half + chunk[u] * kVec, Pack(b));
+      __nv_bfloat16* y = Row(args.q_out, args.k_out, first + token[u], head[u]) + chunk[u] * kVec;
+      StoreStream(y, Pack(a));
+      StoreStream(y + half, Pack(b));
     }
   }
+}
+
+absl::Status CheckPair(const kernels::TokenMajor<const __nv_bfloat16>& x,
+                       const kernels::TokenMajor<__nv_bfloat16>& y, const char* name) {
+  if (y.tokens != x.tokens || y.heads != x.heads || y.head_dim != x.head_dim) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("Rope: %s_out is [%d, %d, %d], %s is [%d, %d, %d]; give both one shape",
+                        name, y.tokens, y.heads, y.head_dim, name, x.tokens, x.heads, x.head_dim));
+  }
+  const std::string prefix = absl::StrCat("Rope: ", name);
+  const std::pair<int64_t, const char*> strides[] = {{x.token_stride, ".token_stride"},
+                                                     {x.head_stride, ".head_stride"},
+                                                     {y.token_stride, "_out.token_stride"},
+                                                     {y.head_stride, "_out.head_stride"}};
+  for (const auto& [stride, what] : strides) {
+    RETURN_IF_ERROR(CheckSize(stride, (prefix + what).c_str(), 0, INT64_MAX, kVec));
+  }
+  RETURN_IF_ERROR(CheckPointer(x.data, prefix.c_str()));
+  return CheckPointer(y.data, (prefix + "_out").c_str());
 }
 
 }  // namespace
 
 absl::Status Rope(const RopeArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(args.x.head_dim, "Rope: head_dim", 16, 256, 16));
-  RETURN_IF_ERROR(CheckSize(args.x.heads, "Rope: heads", 1, 1024));
-  RETURN_IF_ERROR(CheckSize(args.x.tokens, "Rope: tokens", 0, INT32_MAX));
-  if (args.y.tokens != args.x.tokens || args.y.heads != args.x.heads ||
-      args.y.head_dim != args.x.head_dim) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "Rope: y is [%d, %d, %d], x is [%d, %d, %d]; give both one shape", args.y.tokens,
-        args.y.heads, args.y.head_dim, args.x.tokens, args.x.heads, args.x.head_dim));
+  RETURN_IF_ERROR(CheckSize(args.q.head_dim, "Rope: head_dim", 16, 256, 16));
+  RETURN_IF_ERROR(CheckSize(args.q.heads, "Rope: q heads", 1, 1024));
+  RETURN_IF_ERROR(CheckSize(args.k.heads, "Rope: k heads", 0, 1024));
+  RETURN_IF_ERROR(CheckSize(args.q.tokens, "Rope: tokens", 0, INT32_MAX));
+  if (args.q.tokens == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckPair(args.q, args.q_out, "q"));
+  if (args.k.heads > 0) {
+    RETURN_IF_ERROR(CheckPair(args.k, args.k_out, "k"));
+    if (args.k.tokens != args.q.tokens || args.k.head_dim != args.q.head_dim) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "Rope: k has %d tokens of head_dim %d, q has %d of %d; they must be equal", args.k.tokens,
+          args.k.head_dim, args.q.tokens, args.q.head_dim));
+    }
   }
-  if (args.x.tokens == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckSize(args.x.token_stride, "Rope: x.token_stride", 0, INT64_MAX, kVec));
-  RETURN_IF_ERROR(CheckSize(args.x.head_stride, "Rope: x.head_stride", 0, INT64_MAX, kVec));
-  RETURN_IF_ERROR(CheckSize(args.y.token_stride, "Rope: y.token_stride", 0, INT64_MAX, kVec));
-  RETURN_IF_ERROR(CheckSize(args.y.head_stride, "Rope: y.head_stride", 0, INT64_MAX, kVec));
-  RETURN_IF_ERROR(CheckPointer(args.x.data, "Rope: x"));
-  RETURN_IF_ERROR(CheckPointer(args.y.data, "Rope: y"));
   RETURN_IF_ERROR(CheckPointer(args.positions, "Rope: positions"));
   RETURN_IF_ERROR(CheckPointer(args.inv_freq, "Rope: inv_freq"));
-  // About four turns of the block's loop: enough to share the sines, few enough to fill the chip.
-  const int half = args.x.head_dim / 2;
-  const int items_per_token = args.x.heads * half / kVec;
-  const int tokens_per_block = std::clamp(4 * kThreads * kUnroll / items_per_token, 1, 8192 / half);
-  const int64_t blocks = (args.x.tokens + tokens_per_block - 1) / tokens_per_block;
-  const size_t shared_bytes = sizeof(float2) * tokens_per_block * half;  // 64 KiB at most
-  static const cudaError_t raised =
-      cudaFuncSetAttribute(RopeKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536);
-  RETURN_IF_CUDA_ERROR(raised, "Rope: shared memory");
-  RopeKernel<<<static_cast<unsigned>(blocks), kThreads, shared_bytes, stream>>>(args,
-                                                                                tokens_per_block);
+  // A few turns of the block's loop: enough to share the sines, few enough that blocks in other
+  // phases fill the gaps.
+  const int half = args.q.head_dim / 2;
+  const int items_per_token = (args.q.heads + args.k.heads) * half / kVec;
+  const int tokens_per_block =
+      std::clamp(2 * kThreads * kUnroll / items_per_token, 1, kMaxRotations / half);
+  const int64_t blocks = (args.q.tokens + tokens_per_block - 1) / tokens_per_block;
+  RopeKernel<<<static_cast<unsigned>(blocks), kThreads, sizeof(float2) * tokens_per_block * half,
+               stream>>>(args, tokens_per_block);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "Rope");
   return absl::OkStatus();
 }

@@ -13,14 +13,18 @@ namespace ringleader::fused {
 
 // With a = positions[t] * inv_freq[i] (in fp32, as the models were trained), c = scale * cos(a), s
 // = scale * sin(a), and D = head_dim:  y[i] = x[i] c - x[i + D/2] s,  y[i + D/2] = x[i + D/2] c +
-// x[i] s. `inverse` rotates back (s -> -s), which is the backward pass. x and y may be the same
-// memory; head_dim is a multiple of 16 up to 256, strides are multiples of 8 elements.
+// x[i] s, for x = q and for x = k in one launch, which share the sines. `inverse` rotates back (s
+// -> -s): the backward pass. Outputs may be the inputs' memory; head_dim is a multiple of 16 up to
+// 256, strides are multiples of 8 elements.
 struct RopeArgs {
-  kernels::TokenMajor<const __nv_bfloat16> x = {};  // [tokens, heads, head_dim]
-  kernels::TokenMajor<__nv_bfloat16> y = {};        // the same shape
-  const int64_t* positions = nullptr;               // [tokens], 0 <= position < 2^24
-  const float* inv_freq = nullptr;                  // [head_dim / 2]
-  float scale = 1.0f;                               // attention factor of YaRN; 1 without
+  kernels::TokenMajor<const __nv_bfloat16> q = {};  // [tokens, heads, head_dim]
+  kernels::TokenMajor<const __nv_bfloat16> k =
+      {};  // [tokens, kv_heads, head_dim], or no heads: q alone
+  kernels::TokenMajor<__nv_bfloat16> q_out = {};  // the shape of q
+  kernels::TokenMajor<__nv_bfloat16> k_out = {};  // the shape of k
+  const int64_t* positions = nullptr;             // [tokens], 0 <= position < 2^24
+  const float* inv_freq = nullptr;                // [head_dim / 2]
+  float scale = 1.0f;                             // attention factor of YaRN; 1 without
   bool inverse = false;
 };
 absl::Status Rope(const RopeArgs& args, cudaStream_t stream);

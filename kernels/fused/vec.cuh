@@ -49,6 +49,13 @@ __device__ __forceinline__ Bf16x8 Pack(const float (&f)[kVec]) {
   return v;
 }
 
+// 2^x on the special-function unit alone: no scaling of denormals, which exp2f does around it.
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ float WarpSum(float x) {
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
