@@ -1,0 +1,48 @@
+// Which waiting jobs start now, and where; why the others wait. Pure functions: no clock, no I/O.
+//
+// Order: priority, then age. Allocation is all or nothing. The first job that does not fit holds
+// the nodes that it will start on, and jobs behind it may only take what it does not need (backfill
+// without starving the head); a job that no number of finished jobs could make fit holds nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/job_spec.pb.h"
+
+namespace ringleader::scheduler {
+
+struct NodeSlots {
+  std::string id;
+  uint32_t total = 0;  // trainers that it can run
+  uint32_t in_use = 0;
+  bool ready = true;        // in sight and not draining
+  bool has_gpus = false;    // only such nodes run the CUDA engine
+  std::string domain = {};  // nodes of one domain share a fast network
+};
+
+struct Request {
+  std::string id;
+  int32_t priority = 0;
+  absl::Time submit_time = {};
+  uint32_t trainers = 0;
+  uint32_t max_nodes = 0;  // 0: any number
+  bool needs_gpus = false;
+};
+
+struct Decision {
+  std::string id;
+  // By rank, with "nodes/" in front of the node's id; empty: the job waits.
+  std::vector<v1::Placement> placements = {};
+  std::string pending_reason = {};  // set when it waits
+};
+
+Request MakeRequest(const v1::Job& job);
+
+// One decision a request, in queue order.
+std::vector<Decision> Schedule(std::vector<Request> requests, std::vector<NodeSlots> nodes);
+
+}  // namespace ringleader::scheduler

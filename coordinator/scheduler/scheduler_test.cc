@@ -1,0 +1,164 @@
+#include "coordinator/scheduler/scheduler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+namespace ringleader::scheduler {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+NodeSlots Node(const std::string& id, uint32_t total, uint32_t in_use = 0) {
+  return {.id = id, .total = total, .in_use = in_use};
+}
+
+// `age`: the greater, the longer it has waited.
+Request Job(const std::string& id, uint32_t trainers, int age = 0, int priority = 0) {
+  return {.id = id,
+          .priority = priority,
+          .submit_time = absl::UnixEpoch() - absl::Seconds(age),
+          .trainers = trainers};
+}
+
+// "a:2 b:2" for two trainers on each of nodes a and b; the reason if it waits.
+std::string Where(const Decision& decision) {
+  if (decision.placements.empty()) return decision.pending_reason;
+  std::string text;
+  uint32_t next_rank = 0;
+  for (const v1::Placement& placement : decision.placements) {
+    EXPECT_EQ(placement.first_rank(), next_rank);
+    next_rank += placement.trainers();
+    if (!text.empty()) text += " ";
+    text += placement.node().substr(6) + ":" + std::to_string(placement.trainers());
+  }
+  return text;
+}
+
+std::map<std::string, std::string> Placed(std::vector<Request> jobs, std::vector<NodeSlots> nodes) {
+  std::map<std::string, std::string> where;
+  for (const Decision& decision : Schedule(std::move(jobs), std::move(nodes))) {
+    where[decision.id] = Where(decision);
+  }
+  return where;
+}
+
+TEST(SchedulerTest, OneNodeIfOneSuffices) {
+  EXPECT_EQ(Placed({Job("j", 2)}, {Node("a", 2), Node("b", 4)})["j"], "a:2");
+}
+
+TEST(SchedulerTest, SplitsEvenlyOverNodes) {
+  EXPECT_EQ(Placed({Job("j", 4)}, {Node("a", 3), Node("b", 3)})["j"], "a:2 b:2");
+}
+
+TEST(SchedulerTest, SplitsUnevenlyWhereItMust) {
+  EXPECT_EQ(Placed({Job("j", 5)}, {Node("a", 2), Node("b", 3)})["j"], "a:2 b:3");
+}
+
+TEST(SchedulerTest, PrefersOneDomain) {
+  std::vector<NodeSlots> nodes = {Node("a", 2), Node("b", 2), Node("c", 2)};
+  nodes[0].domain = "east";
+  nodes[1].domain = "west";
+  nodes[2].domain = "west";
+  EXPECT_EQ(Placed({Job("j", 4)}, nodes)["j"], "b:2 c:2");
+}
+
+TEST(SchedulerTest, AllOrNothingWithNumbers) {
+  Request job = Job("j", 16);
+  job.max_nodes = 2;
+  EXPECT_EQ(Placed({job}, {Node("a", 8, 5), Node("b", 8, 5), Node("c", 8, 5)})["j"],
+            "needs 16 trainers on at most 2 nodes; 9 free on 3 nodes");
+}
+
+TEST(SchedulerTest, SaysWhatCanNeverFit) {
+  EXPECT_EQ(Placed({Job("j", 16)}, {Node("a", 8)})["j"],
+            "needs 16 trainers; the 1 node that may run it can take 8 in all");
+  EXPECT_THAT(Placed({Job("j", 1)}, {})["j"], HasSubstr("no worker has connected yet"));
+}
+
+TEST(SchedulerTest, GpuJobsGoToGpuNodes) {
+  Request job = Job("j", 2);
+  job.needs_gpus = true;
+  NodeSlots gpu = Node("b", 2);
+  gpu.has_gpus = true;
+  EXPECT_EQ(Placed({job}, {Node("a", 2), gpu})["j"], "b:2");
+  EXPECT_THAT(Placed({job}, {Node("a", 2)})["j"], HasSubstr("needs 2 trainers with GPUs"));
+}
+
+TEST(SchedulerTest, PriorityThenAge) {
+  const std::vector<Decision> decisions =
+      Schedule({Job("young", 1, 1), Job("old", 1, 2), Job("urgent", 1, 0, 5)}, {Node("a", 1)});
+  std::vector<std::string> order;
+  for (const Decision& decision : decisions) order.push_back(decision.id);
+  EXPECT_THAT(order, ElementsAre("urgent", "old", "young"));
+  EXPECT_EQ(Where(decisions[0]), "a:1");
+}
+
+TEST(SchedulerTest, BackfillsAroundTheHeadWithoutStarvingIt) {
+  // The head needs all of a (2 in use); b stays free for others.
+  auto where = Placed({Job("head", 8, 9), Job("small", 2, 1)}, {Node("a", 8, 2), Node("b", 4)});
+  EXPECT_THAT(where["head"], HasSubstr("needs 8 trainers"));
+  EXPECT_EQ(where["small"], "b:2");
+  // On the held node it may not start, although there is room.
+  where = Placed({Job("head", 8, 9), Job("small", 2, 1)}, {Node("a", 8, 2)});
+  EXPECT_EQ(where["small"],
+            "needs 2 trainers; 6 free on 1 node, held for jobs/head, which is ahead in the queue");
+}
+
+TEST(SchedulerTest, AnImpossibleHeadHoldsNothing) {
+  auto where = Placed({Job("impossible", 100, 9), Job("small", 2, 1)}, {Node("a", 2)});
+  EXPECT_EQ(where["small"], "a:2");
+}
+
+TEST(SchedulerTest, DrainingNodesTakeNothing) {
+  std::vector<NodeSlots> nodes = {Node("a", 4), Node("b", 4)};
+  nodes[0].ready = false;
+  EXPECT_EQ(Placed({Job("j", 4)}, nodes)["j"], "b:4");
+  nodes[1].ready = false;
+  EXPECT_THAT(Placed({Job("j", 4)}, nodes)["j"], HasSubstr("(2 nodes draining or unreachable)"));
+}
+
+// Small jobs keep coming and each runs for a while; the large one must start all the same.
+TEST(SchedulerTest, TheHeadStartsUnderAStreamOfSmallJobs) {
+  std::mt19937 random(1);
+  std::vector<NodeSlots> nodes = {Node("a", 4), Node("b", 4), Node("c", 4)};
+  struct Running {
+    std::vector<v1::Placement> placements;
+    int ends;
+  };
+  std::vector<Running> running;
+  std::vector<Request> queue;
+  bool started = false;
+  for (int now = 0; now < 300 && !started; ++now) {
+    queue.push_back(Job("small" + std::to_string(now), 1 + random() % 3, -now));
+    if (now == 20) queue.push_back(Job("large", 12, -now));
+    std::erase_if(running, [&](const Running& job) {
+      if (job.ends > now) return false;
+      for (const v1::Placement& placement : job.placements) {
+        for (NodeSlots& node : nodes) {
+          if ("nodes/" + node.id == placement.node()) node.in_use -= placement.trainers();
+        }
+      }
+      return true;
+    });
+    for (const Decision& decision : Schedule(queue, nodes)) {
+      if (decision.placements.empty()) continue;
+      for (const v1::Placement& placement : decision.placements) {
+        for (NodeSlots& node : nodes) {
+          if ("nodes/" + node.id == placement.node()) node.in_use += placement.trainers();
+        }
+      }
+      for (const NodeSlots& node : nodes) ASSERT_LE(node.in_use, node.total);
+      started = started || decision.id == "large";
+      running.push_back({decision.placements, now + 1 + static_cast<int>(random() % 20)});
+      std::erase_if(queue, [&](const Request& job) { return job.id == decision.id; });
+    }
+  }
+  EXPECT_TRUE(started);
+}
+
+}  // namespace
+}  // namespace ringleader::scheduler
