@@ -99,11 +99,13 @@ TEST(SchedulerTest, PriorityThenAge) {
 
 TEST(SchedulerTest, BackfillsAroundTheHeadWithoutStarvingIt) {
   // The head needs all of a (2 in use); b stays free for others.
-  auto where = Placed({Job("head", 8, 9), Job("small", 2, 1)}, {Node("a", 8, 2), Node("b", 4)});
+  Request head = Job("head", 8, 9);
+  head.max_nodes = 1;
+  auto where = Placed({head, Job("small", 2, 1)}, {Node("a", 8, 2), Node("b", 4)});
   EXPECT_THAT(where["head"], HasSubstr("needs 8 trainers"));
   EXPECT_EQ(where["small"], "b:2");
   // On the held node it may not start, although there is room.
-  where = Placed({Job("head", 8, 9), Job("small", 2, 1)}, {Node("a", 8, 2)});
+  where = Placed({head, Job("small", 2, 1)}, {Node("a", 8, 2)});
   EXPECT_EQ(where["small"],
             "needs 2 trainers; 6 free on 1 node, held for jobs/head, which is ahead in the queue");
 }

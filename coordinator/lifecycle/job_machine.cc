@@ -1,0 +1,305 @@
+#include "coordinator/lifecycle/job_machine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "coordinator/lifecycle/timestamps.h"
+#include "coordinator/store/store.h"
+
+namespace ringleader::lifecycle {
+namespace {
+
+using v1::Attempt;
+using v1::Job;
+using v1::RankStatus;
+using v1::StopTrainers;
+
+std::string Ranks(const v1::Placement& placement) {
+  if (placement.trainers() == 1) return absl::StrCat("rank ", placement.first_rank());
+  return absl::StrFormat("ranks %d-%d", placement.first_rank(),
+                         placement.first_rank() + placement.trainers() - 1);
+}
+
+absl::Status NotAllowed(const Job& job, const std::string& what, const std::string& instead) {
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "%s is %s and cannot be %s; %s", job.name(), Job::State_Name(job.state()), what, instead));
+}
+
+}  // namespace
+
+bool Dead(const RankStatus& rank) {
+  return rank.state() >= RankStatus::COMPLETED;
+}
+
+bool Live(const Attempt& attempt) {
+  return attempt.state() == Attempt::STARTING || attempt.state() == Attempt::RUNNING ||
+         attempt.state() == Attempt::UNKNOWN || attempt.state() == Attempt::STOPPING;
+}
+
+JobMachine::JobMachine(Job job, const Options* options) : options_(options), job_(std::move(job)) {
+  if (const Attempt* last = attempt()) {
+    merger_ = StepMerger(static_cast<uint32_t>(last->ranks_size()), last->last_step());
+    if (Live(*last) && last->has_failure()) {
+      failing_since_ = absl::InfinitePast();
+      stop_mode_ = StopTrainers::ABORT;
+    }
+  }
+}
+
+const Attempt* JobMachine::attempt() const {
+  return job_.attempts().empty() ? nullptr : &*job_.attempts().rbegin();
+}
+
+Attempt* JobMachine::current() {
+  return job_.attempts().empty() ? nullptr : job_.mutable_attempts(job_.attempts_size() - 1);
+}
+
+Attempt* JobMachine::live() {
+  Attempt* last = current();
+  return last != nullptr && Live(*last) ? last : nullptr;
+}
+
+bool JobMachine::AllDead() const {
+  const Attempt* last = attempt();
+  return last == nullptr || std::all_of(last->ranks().begin(), last->ranks().end(), Dead);
+}
+
+bool JobMachine::Finished() const {
+  return store::IsTerminal(job_.state()) && AllDead();
+}
+
+bool JobMachine::RunsOn(const v1::Placement& placement) const {
+  for (uint32_t i = 0; i < placement.trainers(); ++i) {
+    if (!Dead(attempt()->ranks(static_cast<int>(placement.first_rank() + i)))) return true;
+  }
+  return false;
+}
+
+const v1::Placement* JobMachine::PlacementOf(uint32_t rank) const {
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (rank >= placement.first_rank() && rank - placement.first_rank() < placement.trainers()) {
+      return &placement;
+    }
+  }
+  return nullptr;
+}
+
+bool JobMachine::OutOfSight(const v1::Placement& placement) const {
+  return out_of_sight_.contains(placement.node());
+}
+
+Effects JobMachine::Take() {
+  return std::exchange(effects_, {});
+}
+
+void JobMachine::SetReason(const std::string& reason) {
+  if (job_.state_reason() == reason) return;
+  job_.set_state_reason(reason);
+  effects_.job_changed = true;
+}
+
+void JobMachine::SetState(Job::State state, const std::string& reason, absl::Time now) {
+  SetReason(reason);
+  if (job_.state() == state) return;
+  effects_.transitions.push_back(
+      absl::StrFormat("%s: %s -> %s%s", job_.name(), Job::State_Name(job_.state()),
+                      Job::State_Name(state), reason.empty() ? "" : absl::StrCat(": ", reason)));
+  job_.set_state(state);
+  if (state == Job::RUNNING && !job_.has_start_time()) SetTime(now, job_.mutable_start_time());
+  if (store::IsTerminal(state)) SetTime(now, job_.mutable_end_time());
+  uint64_t version = 0;
+  (void)absl::SimpleAtoi(job_.etag(), &version);
+  job_.set_etag(absl::StrCat(version + 1));
+  effects_.job_changed = true;
+}
+
+void JobMachine::SetRank(uint32_t rank, RankStatus::State state) {
+  RankStatus* status = current()->mutable_ranks(static_cast<int>(rank));
+  status->set_state(state);
+  status->clear_address();
+  effects_.attempt_changed = true;
+}
+
+absl::Status JobMachine::Cancel(absl::Time now) {
+  if (job_.state() == Job::CANCELLED || job_.state() == Job::CANCELLING) return absl::OkStatus();
+  if (store::IsTerminal(job_.state())) return NotAllowed(job_, "cancelled", "it has ended");
+  SetState(Job::CANCELLING, "cancelled by a user", now);
+  if (live() != nullptr) Stop(StopTrainers::ABORT, "the job was cancelled");
+  Settle(now);
+  return absl::OkStatus();
+}
+
+absl::Status JobMachine::Pause(absl::Time now) {
+  if (job_.state() == Job::PAUSED || job_.state() == Job::PAUSING) return absl::OkStatus();
+  if (store::IsTerminal(job_.state()) || job_.state() == Job::CANCELLING) {
+    return NotAllowed(job_, "paused", "only a job that waits or runs can");
+  }
+  SetState(Job::PAUSING, "writing a checkpoint", now);
+  if (live() != nullptr) Stop(StopTrainers::CHECKPOINT, "the job was paused");
+  Settle(now);
+  return absl::OkStatus();
+}
+
+absl::Status JobMachine::Resume(absl::Time now) {
+  if (job_.state() == Job::PAUSING) return NotAllowed(job_, "resumed", "wait until it is PAUSED");
+  if (store::IsTerminal(job_.state()) || job_.state() == Job::CANCELLING) {
+    return NotAllowed(job_, "resumed", "only a paused job can; create a new one");
+  }
+  if (job_.state() == Job::PAUSED) SetState(Job::PENDING, "", now);
+  return absl::OkStatus();
+}
+
+void JobMachine::Wait(const std::string& reason) {
+  SetReason(reason);
+}
+
+void JobMachine::Reject(const std::string& reason, absl::Time now) {
+  SetState(Job::FAILED, reason, now);
+}
+
+void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::StepPlan& plan,
+                       uint64_t fencing_token, absl::Time now) {
+  Attempt* next = job_.add_attempts();
+  next->set_number(static_cast<uint32_t>(job_.attempts_size()));
+  next->set_state(Attempt::STARTING);
+  next->set_fencing_token(fencing_token);
+  SetTime(now, next->mutable_create_time());
+  uint32_t world_size = 0;
+  for (const v1::Placement& placement : placements) {
+    *next->add_placements() = placement;
+    world_size += placement.trainers();
+  }
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    next->add_ranks()->set_state(RankStatus::STARTING);
+  }
+  effects_.attempt_changed = true;
+  merger_ = StepMerger(world_size);
+  failing_since_.reset();
+  failure_is_collateral_ = fenced_ = false;
+  stop_mode_ = StopTrainers::MODE_UNSPECIFIED;
+  mean_step_seconds_ = 0;
+  job_.clear_retry_time();
+  SetState(Job::STARTING,
+           absl::StrFormat("attempt %d: starting %d trainers", next->number(), world_size), now);
+  for (const v1::Placement& placement : placements) {
+    v1::Command command;
+    v1::StartTrainers* start = command.mutable_start();
+    *start->mutable_spec() = job_.spec();
+    *start->mutable_plan() = plan;
+    start->set_first_rank(placement.first_rank());
+    start->set_trainers(placement.trainers());
+    start->set_world_size(world_size);
+    start->set_ranks_per_node(placements.front().trainers());
+    Send(placement, std::move(command));
+  }
+  UpdateSight(now);
+}
+
+void JobMachine::MoveOff(const std::string& node, const std::string& reason, absl::Time now) {
+  if (live() == nullptr || attempt()->state() == Attempt::STOPPING) return;
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (placement.node() != node || !RunsOn(placement)) continue;
+    SetReason(absl::StrFormat("writing a checkpoint to move off %s: %s", node, reason));
+    Stop(StopTrainers::CHECKPOINT, reason);
+    Settle(now);
+    return;
+  }
+}
+
+void JobMachine::Replan(const v1::StepPlan& plan) {
+  if (live() == nullptr || attempt()->state() == Attempt::STOPPING) return;
+  v1::Command command;
+  *command.mutable_plan() = plan;
+  Send(*PlacementOf(0), std::move(command));
+}
+
+void JobMachine::Send(const v1::Placement& placement, v1::Command command) {
+  command.set_job(job_.name());
+  command.set_attempt(attempt()->number());
+  command.set_fencing_token(attempt()->fencing_token());
+  effects_.commands.push_back({placement.node(), std::move(command)});
+}
+
+void JobMachine::Stop(StopTrainers::Mode mode, const std::string& reason) {
+  Attempt* const attempt = current();
+  if (attempt->state() != Attempt::STOPPING) {
+    attempt->set_state(Attempt::STOPPING);
+    attempt->set_state_reason(reason);
+    effects_.attempt_changed = true;
+  }
+  // ABORT overrides CHECKPOINT, nothing overrides ABORT.
+  if (stop_mode_ >= mode) return;
+  stop_mode_ = mode;
+  const absl::Duration grace =
+      mode == StopTrainers::CHECKPOINT ? options_->checkpoint_grace : options_->abort_grace;
+  for (const v1::Placement& placement : attempt->placements()) {
+    if (!RunsOn(placement)) continue;
+    v1::Command command;
+    command.mutable_stop()->set_mode(mode);
+    command.mutable_stop()->set_grace_milliseconds(
+        static_cast<uint32_t>(absl::ToInt64Milliseconds(grace)));
+    command.mutable_stop()->set_reason(reason);
+    Send(placement, std::move(command));
+  }
+}
+
+void JobMachine::Connect(absl::Time now) {
+  const bool all_ready =
+      std::all_of(attempt()->ranks().begin(), attempt()->ranks().end(),
+                  [](const RankStatus& rank) { return rank.state() == RankStatus::READY; });
+  if (!all_ready) return;
+  v1::Command command;
+  for (const RankStatus& rank : attempt()->ranks()) {
+    command.mutable_connect()->add_addresses(rank.address());
+  }
+  for (const v1::Placement& placement : attempt()->placements()) Send(placement, command);
+  if (attempt()->state() != Attempt::STARTING) return;
+  current()->set_state(Attempt::RUNNING);
+  SetState(Job::RUNNING, "", now);
+}
+
+void JobMachine::OnSight(const std::string& node, std::optional<absl::Time> last_heard,
+                         absl::Time now) {
+  if (last_heard) {
+    if (!out_of_sight_.insert_or_assign(node, *last_heard).second) return;
+  } else if (out_of_sight_.erase(node) == 0) {
+    return;
+  }
+  UpdateSight(now);
+}
+
+void JobMachine::UpdateSight(absl::Time now) {
+  Attempt* const attempt = live();
+  if (attempt == nullptr || attempt->state() == Attempt::STOPPING) return;
+  for (const v1::Placement& placement : attempt->placements()) {
+    if (!OutOfSight(placement) || !RunsOn(placement)) continue;
+    if (attempt->state() == Attempt::UNKNOWN) return;
+    const std::string reason = absl::StrFormat(
+        "no word from %s, where %s may well be running; replaced after %s out of sight",
+        placement.node(), Ranks(placement), absl::FormatDuration(options_->adoption_timeout));
+    attempt->set_state(Attempt::UNKNOWN);
+    attempt->set_state_reason(reason);
+    effects_.attempt_changed = true;
+    SetState(Job::UNKNOWN, reason, now);
+    return;
+  }
+  if (attempt->state() != Attempt::UNKNOWN) return;
+  const bool starting =
+      std::any_of(attempt->ranks().begin(), attempt->ranks().end(),
+                  [](const RankStatus& rank) { return rank.state() == RankStatus::STARTING; });
+  attempt->set_state(starting ? Attempt::STARTING : Attempt::RUNNING);
+  attempt->clear_state_reason();
+  effects_.attempt_changed = true;
+  SetState(starting ? Job::STARTING : Job::RUNNING, "", now);
+}
+
+void JobMachine::Tick(absl::Time now) {
+  Fence(now);
+  CheckStart(now);
+  Settle(now);
+}
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,136 @@
+// One job's state machine as pure logic: no clock, no store, no network. Intents, reports and the
+// passing of time go in; the new record and the commands to send come out. The controller commits
+// both in one transaction.
+//
+//   PENDING → STARTING → RUNNING → SUCCEEDED            every rank completed
+//      ↑          ↘  UNKNOWN  ↙                         a worker is out of sight, or back
+//   RETRYING ← (attempt FAILED or FENCED) → FAILED      budget used up, or not retryable
+//   PAUSING → PAUSED → PENDING       CANCELLING → CANCELLED
+//
+// An attempt is over when its outcome is known. Its ranks may outlive it on a worker that is out of
+// sight; the next attempt is placed only when every rank of the last one is known to be dead: its
+// exit was reported, its worker process was replaced, or it was out of sight for adoption_timeout,
+// after which the worker has killed it by itself.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "coordinator/lifecycle/options.h"
+#include "coordinator/lifecycle/step_merger.h"
+#include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/plan.pb.h"
+#include "ringleader/v1/worker_control.pb.h"
+
+namespace ringleader::lifecycle {
+
+// A process that runs no longer, or never will.
+bool Dead(const v1::RankStatus& rank);
+// The attempt's outcome is open.
+bool Live(const v1::Attempt& attempt);
+
+struct Effects {
+  struct NodeCommand {
+    std::string node;  // "nodes/{id}"
+    v1::Command command;
+  };
+  std::vector<NodeCommand> commands;
+  // Commands of the current attempt that no worker acknowledged are void. Apply before `commands`.
+  bool discard_commands = false;
+  bool job_changed = false;
+  bool attempt_changed = false;  // the last one
+  std::vector<StepMerger::Origin> released;
+  std::vector<std::string> transitions;  // a line each, for the log
+};
+
+class JobMachine {
+ public:
+  // `job`: new, or as the store has it. `options` must outlive the machine.
+  JobMachine(v1::Job job, const Options* options);
+
+  const v1::Job& job() const { return job_; }
+  v1::Job* mutable_job() { return &job_; }  // for what the store sets
+  // The last attempt; null before the first.
+  const v1::Attempt* attempt() const;
+  // Its outcome is known and nothing of it runs: there is nothing left to do.
+  bool Finished() const;
+  // What happened since the last call.
+  Effects Take();
+
+  // What users ask for. FAILED_PRECONDITION says which state would allow it.
+  absl::Status Cancel(absl::Time now);
+  absl::Status Pause(absl::Time now);
+  absl::Status Resume(absl::Time now);
+
+  // What the scheduler decides about a PENDING job.
+  void Wait(const std::string& reason);
+  void Place(const std::vector<v1::Placement>& placements, const v1::StepPlan& plan,
+             uint64_t fencing_token, absl::Time now);
+  void Reject(const std::string& reason, absl::Time now);  // it can never run
+  // The attempt, if it has ranks on `node`, writes a checkpoint and moves elsewhere.
+  void MoveOff(const std::string& node, const std::string& reason, absl::Time now);
+  // A plan for later steps, to rank 0.
+  void Replan(const v1::StepPlan& plan);
+
+  // What workers report of the current attempt.
+  void OnReady(const v1::TrainerReady& ready, absl::Time now);
+  void OnExit(const v1::TrainerExited& exited, absl::Time now);
+  void OnStartRefused(const std::string& node, const std::string& why, absl::Time now);
+  // Another worker process than the one that started the trainers: they died with theirs.
+  void OnWorkerReplaced(const std::string& node, absl::Time now);
+  // Returns the merged report when this one completes a step.
+  std::optional<v1::StepReport> OnStep(v1::StepReport report, StepMerger::Origin origin,
+                                       absl::Time now);
+  void OnEval(const v1::EvalReport& eval);
+  void OnCheckpoint(const v1::CheckpointNotice& checkpoint);
+  void OnModelExported(const std::string& path);
+
+  // `last_heard` of a node whose lease ran out; unset when it is (again) in sight.
+  void OnSight(const std::string& node, std::optional<absl::Time> last_heard, absl::Time now);
+  // Time has passed.
+  void Tick(absl::Time now);
+
+ private:
+  v1::Attempt* current();
+  v1::Attempt* live();
+  bool AllDead() const;
+  bool RunsOn(const v1::Placement& placement) const;  // some rank there is not dead
+  const v1::Placement* PlacementOf(uint32_t rank) const;
+  bool OutOfSight(const v1::Placement& placement) const;
+
+  void SetState(v1::Job::State state, const std::string& reason, absl::Time now);
+  void SetReason(const std::string& reason);
+  void SetRank(uint32_t rank, v1::RankStatus::State state);
+  void UpdateSight(absl::Time now);
+  void Connect(absl::Time now);
+  void Stop(v1::StopTrainers::Mode mode, const std::string& reason);
+  void Send(const v1::Placement& placement, v1::Command command);
+  // The attempt has failed. `collateral`: this sign of it is not the cause; a better one may come.
+  void Blame(v1::Failure failure, bool collateral, absl::Time now);
+  void Fence(absl::Time now);
+  void CheckStart(absl::Time now);
+  // Ends the attempt and moves the job on, as far as what is known allows.
+  void Settle(absl::Time now);
+  void End(absl::Time now);
+  void Retry(absl::Time now);
+  void NameLostNode(v1::Attempt* attempt);
+  void UpdateProgress(const v1::StepReport& merged);
+
+  const Options* const options_;
+  v1::Job job_;
+  Effects effects_;
+  StepMerger merger_;
+  std::map<std::string, absl::Time> out_of_sight_;  // node → last heard
+  // Of the current attempt, and not stored: a restarted coordinator does well without.
+  std::optional<absl::Time> failing_since_;
+  bool failure_is_collateral_ = false;
+  bool fenced_ = false;
+  v1::StopTrainers::Mode stop_mode_ = v1::StopTrainers::MODE_UNSPECIFIED;
+  double mean_step_seconds_ = 0;
+};
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,298 @@
+// How attempts end: which rank is to blame, when the outcome is known, what follows for the job.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/timestamps.h"
+
+namespace ringleader::lifecycle {
+
+using v1::Attempt;
+using v1::Job;
+using v1::RankStatus;
+using v1::StopTrainers;
+using v1::TrainerExited;
+
+namespace {
+
+std::string Describe(const v1::Failure& failure) {
+  if (failure.rank() < 0) return failure.message();
+  return absl::StrFormat("rank %d on %s: %s", failure.rank(), failure.node(), failure.message());
+}
+
+std::string HowItDied(const TrainerExited& exited) {
+  if (!exited.message().empty()) return exited.message();
+  if (exited.signal() != 0) return absl::StrFormat("killed by signal %d", exited.signal());
+  return absl::StrFormat("exited with code %d without a word", exited.exit_code());
+}
+
+bool AnyRank(const Attempt& attempt, RankStatus::State state) {
+  return std::any_of(attempt.ranks().begin(), attempt.ranks().end(),
+                     [&](const RankStatus& rank) { return rank.state() == state; });
+}
+
+}  // namespace
+
+void JobMachine::OnReady(const v1::TrainerReady& ready, absl::Time now) {
+  Attempt* const attempt = live();
+  if (attempt == nullptr || ready.rank() >= static_cast<uint32_t>(attempt->ranks_size())) return;
+  RankStatus* const rank = attempt->mutable_ranks(static_cast<int>(ready.rank()));
+  if (rank->state() != RankStatus::STARTING) return;
+  rank->set_state(RankStatus::READY);
+  rank->set_address(ready.address());
+  effects_.attempt_changed = true;
+  if (attempt->state() != Attempt::STOPPING) Connect(now);
+}
+
+void JobMachine::OnExit(const TrainerExited& exited, absl::Time now) {
+  Attempt* const attempt = current();
+  if (attempt == nullptr || exited.rank() >= static_cast<uint32_t>(attempt->ranks_size())) return;
+  if (Dead(attempt->ranks(static_cast<int>(exited.rank())))) return;
+  switch (exited.outcome()) {
+    case TrainerExited::COMPLETED:
+      SetRank(exited.rank(), RankStatus::COMPLETED);
+      break;
+    case TrainerExited::STOPPED:
+      SetRank(exited.rank(), RankStatus::STOPPED);
+      // By itself, e.g. because its worker is shutting down without a word from here: the others
+      // cannot go on alone.
+      if (Live(*attempt) && attempt->state() != Attempt::STOPPING) {
+        Stop(StopTrainers::CHECKPOINT, absl::StrFormat("rank %d left", exited.rank()));
+      }
+      break;
+    default: {
+      SetRank(exited.rank(), RankStatus::FAILED);
+      v1::Failure failure;
+      failure.set_rank(static_cast<int32_t>(exited.rank()));
+      failure.set_node(PlacementOf(exited.rank())->node());
+      failure.set_message(HowItDied(exited));
+      failure.set_exit_code(exited.exit_code());
+      failure.set_signal(exited.signal());
+      failure.set_retryable(exited.retryable());
+      Blame(std::move(failure), exited.collateral(), now);
+    }
+  }
+  Settle(now);
+}
+
+void JobMachine::OnStartRefused(const std::string& node, const std::string& why, absl::Time now) {
+  if (live() == nullptr) return;
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (placement.node() != node) continue;
+    for (uint32_t i = 0; i < placement.trainers(); ++i) {
+      SetRank(placement.first_rank() + i, RankStatus::FAILED);
+    }
+    v1::Failure failure;
+    failure.set_rank(static_cast<int32_t>(placement.first_rank()));
+    failure.set_node(node);
+    failure.set_message(absl::StrCat("the worker did not start it: ", why));
+    failure.set_retryable(true);
+    Blame(std::move(failure), false, now);
+  }
+  Settle(now);
+}
+
+void JobMachine::OnWorkerReplaced(const std::string& node, absl::Time now) {
+  if (attempt() == nullptr) return;
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (placement.node() != node || !RunsOn(placement)) continue;
+    v1::Failure failure;
+    failure.set_rank(-1);
+    for (uint32_t rank = placement.first_rank();
+         rank < placement.first_rank() + placement.trainers(); ++rank) {
+      if (Dead(attempt()->ranks(static_cast<int>(rank)))) continue;
+      if (failure.rank() < 0) failure.set_rank(static_cast<int32_t>(rank));
+      SetRank(rank, RankStatus::LOST);
+    }
+    failure.set_node(node);
+    failure.set_message("its worker was restarted, and it died with the old one");
+    failure.set_retryable(true);
+    Blame(std::move(failure), false, now);
+  }
+  Settle(now);
+}
+
+void JobMachine::Blame(v1::Failure failure, bool collateral, absl::Time now) {
+  Attempt* const attempt = live();
+  if (attempt == nullptr || job_.state() == Job::CANCELLING) return;
+  const bool better = !attempt->has_failure() || (failure_is_collateral_ && !collateral);
+  if (!better) return;
+  if (!failing_since_) failing_since_ = now;
+  failure_is_collateral_ = collateral;
+  const std::string reason = Describe(failure);
+  *attempt->mutable_failure() = std::move(failure);
+  effects_.attempt_changed = true;
+  if (job_.state() != Job::PAUSING) {
+    SetReason(collateral ? "a trainer failed; waiting to hear which was the first"
+                         : absl::StrCat("stopping the others: ", reason));
+  }
+  Stop(StopTrainers::ABORT, collateral ? "another rank failed" : reason);
+}
+
+void JobMachine::Fence(absl::Time now) {
+  if (attempt() == nullptr) return;
+  for (const v1::Placement& placement : attempt()->placements()) {
+    const auto seen = out_of_sight_.find(placement.node());
+    if (seen == out_of_sight_.end() || now - seen->second < options_->adoption_timeout) continue;
+    if (!RunsOn(placement)) continue;
+    v1::Failure failure;
+    failure.set_rank(-1);
+    for (uint32_t rank = placement.first_rank();
+         rank < placement.first_rank() + placement.trainers(); ++rank) {
+      if (Dead(attempt()->ranks(static_cast<int>(rank)))) continue;
+      if (failure.rank() < 0) failure.set_rank(static_cast<int32_t>(rank));
+      SetRank(rank, RankStatus::LOST);
+    }
+    failure.set_node(placement.node());
+    failure.set_message(absl::StrFormat("its node was out of sight for %s",
+                                        absl::FormatDuration(options_->adoption_timeout)));
+    failure.set_retryable(true);
+    fenced_ = fenced_ || !attempt()->has_failure();
+    Blame(std::move(failure), false, now);
+  }
+}
+
+void JobMachine::CheckStart(absl::Time now) {
+  if (live() == nullptr || attempt()->state() != Attempt::STARTING) return;
+  if (now - ToTime(attempt()->create_time()) < options_->start_timeout) return;
+  for (int rank = 0; rank < attempt()->ranks_size(); ++rank) {
+    if (attempt()->ranks(rank).state() != RankStatus::STARTING) continue;
+    v1::Failure failure;
+    failure.set_rank(rank);
+    failure.set_node(PlacementOf(static_cast<uint32_t>(rank))->node());
+    failure.set_message(absl::StrFormat("not ready %s after it was placed",
+                                        absl::FormatDuration(options_->start_timeout)));
+    failure.set_retryable(true);
+    Blame(std::move(failure), false, now);
+    return;
+  }
+}
+
+void JobMachine::Settle(absl::Time now) {
+  if (Attempt* const attempt = live()) {
+    bool known = AllDead();
+    if (!known && attempt->has_failure() && failing_since_ &&
+        now - *failing_since_ >= options_->blame_window) {
+      // Whoever is out of sight will not tell more.
+      known = std::all_of(attempt->placements().begin(), attempt->placements().end(),
+                          [&](const v1::Placement& placement) {
+                            return OutOfSight(placement) || !RunsOn(placement);
+                          });
+    }
+    if (!known) return;
+    End(now);
+  }
+  if (job_.attempts().empty() || AllDead()) {
+    switch (job_.state()) {
+      case Job::CANCELLING:
+        SetState(Job::CANCELLED, job_.state_reason(), now);
+        break;
+      case Job::PAUSING:
+        SetState(Job::PAUSED,
+                 job_.progress().checkpoint_step() == 0
+                     ? "no checkpoint yet: resumes from the start"
+                     : absl::StrFormat("resumes from the checkpoint of step %d",
+                                       job_.progress().checkpoint_step()),
+                 now);
+        break;
+      case Job::RETRYING:
+        if (now >= ToTime(job_.retry_time())) SetState(Job::PENDING, "", now);
+        break;
+      case Job::STARTING:
+      case Job::RUNNING:
+      case Job::UNKNOWN:  // the attempt is over: it moved off a node
+        SetState(Job::PENDING, "", now);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+// A collateral failure is all that is known, and a node is gone: that is where it began.
+void JobMachine::NameLostNode(Attempt* attempt) {
+  if (!failure_is_collateral_) return;
+  for (const v1::Placement& placement : attempt->placements()) {
+    if (!OutOfSight(placement) || !RunsOn(placement)) continue;
+    v1::Failure* const failure = attempt->mutable_failure();
+    failure->Clear();
+    failure->set_rank(static_cast<int32_t>(placement.first_rank()));
+    failure->set_node(placement.node());
+    failure->set_message("contact with its node was lost, and other ranks lost their connection");
+    failure->set_retryable(true);
+    return;
+  }
+}
+
+void JobMachine::End(absl::Time now) {
+  Attempt* const attempt = current();
+  merger_.Clear(&effects_.released);
+  effects_.discard_commands = AllDead();
+  effects_.attempt_changed = true;
+  SetTime(now, attempt->mutable_end_time());
+  const auto end = [&](Attempt::State state, const std::string& reason) {
+    attempt->set_state(state);
+    attempt->set_state_reason(reason);
+  };
+
+  if (AllDead() &&
+      std::all_of(attempt->ranks().begin(), attempt->ranks().end(),
+                  [](const RankStatus& rank) { return rank.state() == RankStatus::COMPLETED; })) {
+    attempt->clear_failure();
+    end(Attempt::SUCCEEDED, "");
+    SetState(Job::SUCCEEDED, "", now);
+    return;
+  }
+  if (job_.state() == Job::CANCELLING) {
+    end(Attempt::CANCELLED, job_.state_reason());
+    return;
+  }
+  // The first rank to leave in order takes the connections of the others along.
+  if (failure_is_collateral_ && AnyRank(*attempt, RankStatus::STOPPED)) attempt->clear_failure();
+  if (!attempt->has_failure()) {
+    end(Attempt::PAUSED, attempt->state_reason());
+    return;
+  }
+  NameLostNode(attempt);
+  end(fenced_ ? Attempt::FENCED : Attempt::FAILED, Describe(attempt->failure()));
+  Retry(now);
+}
+
+void JobMachine::Retry(absl::Time now) {
+  const v1::Failure& failure = attempt()->failure();
+  const std::string what =
+      absl::StrFormat("attempt %d failed: %s", attempt()->number(), Describe(failure));
+  if (!failure.retryable()) {
+    SetState(Job::FAILED, what, now);
+    return;
+  }
+  if (job_.state() == Job::PAUSING) return;
+  const uint32_t used = job_.retries_used() + 1;
+  job_.set_retries_used(used);
+  effects_.job_changed = true;
+  const uint32_t budget = job_.spec().scheduling().max_retries();
+  if (used > budget) {
+    SetState(Job::FAILED,
+             absl::StrFormat("%s; no retries left (scheduling.max_retries: %d without a step "
+                             "completed between them)",
+                             what, budget),
+             now);
+    return;
+  }
+  const absl::Duration back_off = std::min(
+      options_->retry_backoff * static_cast<double>(uint64_t{1} << std::min(used - 1, 30u)),
+      options_->max_retry_backoff);
+  SetTime(now + back_off, job_.mutable_retry_time());
+  std::string reason = absl::StrFormat("%s; retry %d of %d", what, used, budget);
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (!RunsOn(placement)) continue;
+    absl::StrAppend(&reason, ", once the trainers on ", placement.node(),
+                    " are known to be dead (at the latest ",
+                    absl::FormatDuration(options_->adoption_timeout), " after it was last heard)");
+  }
+  SetState(Job::RETRYING, reason, now);
+}
+
+}  // namespace ringleader::lifecycle

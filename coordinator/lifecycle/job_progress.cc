@@ -1,0 +1,81 @@
+// What running attempts report of their training, and what the job's record makes of it.
+#include <algorithm>
+#include <utility>
+
+#include "coordinator/lifecycle/job_machine.h"
+
+namespace ringleader::lifecycle {
+namespace {
+
+// Weight of the newest step in the mean step time: smooth, yet it follows within ten steps.
+constexpr double kStepTimeWeight = 0.2;
+
+}  // namespace
+
+std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerger::Origin origin,
+                                                 absl::Time now) {
+  v1::Attempt* const attempt = live();
+  if (attempt == nullptr) {
+    effects_.released.push_back(std::move(origin));
+    return std::nullopt;
+  }
+  std::optional<v1::StepReport> merged =
+      merger_.Add(std::move(report), std::move(origin), &effects_.released);
+  if (!merged) return std::nullopt;
+  uint64_t furthest = 0;  // over all attempts
+  for (const v1::Attempt& earlier : job_.attempts()) {
+    furthest = std::max(furthest, earlier.last_step());
+  }
+  // Steps that are trained again after a failure are no progress: a job that fails at the same step
+  // each time must run out of retries.
+  if (merged->step() > furthest) job_.set_retries_used(0);
+  if (attempt->last_step() == 0) attempt->set_first_step(merged->step() - 1);
+  attempt->set_last_step(merged->step());
+  effects_.attempt_changed = true;
+  UpdateProgress(*merged);
+  return merged;
+}
+
+void JobMachine::UpdateProgress(const v1::StepReport& merged) {
+  const v1::TrainingSpec& training = job_.spec().training();
+  v1::Progress* const progress = job_.mutable_progress();
+  progress->set_step(merged.step());
+  progress->set_total_steps(training.steps());
+  progress->set_tokens(merged.step() * training.global_batch() *
+                       job_.spec().data().sequence_length());
+  progress->set_loss(merged.loss());
+  if (merged.step() == 1) progress->set_first_loss(merged.loss());
+  progress->set_worker_imbalance(merged.worker_imbalance());
+  mean_step_seconds_ =
+      mean_step_seconds_ == 0
+          ? merged.step_seconds()
+          : mean_step_seconds_ + kStepTimeWeight * (merged.step_seconds() - mean_step_seconds_);
+  if (mean_step_seconds_ > 0) {
+    progress->set_tokens_per_second(static_cast<double>(merged.tokens()) / mean_step_seconds_);
+  }
+  const uint64_t left = training.steps() > merged.step() ? training.steps() - merged.step() : 0;
+  progress->set_eta_seconds(static_cast<double>(left) * mean_step_seconds_);
+  effects_.job_changed = true;
+}
+
+void JobMachine::OnEval(const v1::EvalReport& eval) {
+  // A resumed attempt may evaluate again; the first evaluation is that of the lowest step.
+  if (!job_.has_first_eval() || eval.step() <= job_.first_eval().step()) {
+    *job_.mutable_first_eval() = eval;
+  }
+  *job_.mutable_last_eval() = eval;
+  effects_.job_changed = true;
+}
+
+void JobMachine::OnCheckpoint(const v1::CheckpointNotice& checkpoint) {
+  job_.mutable_progress()->set_checkpoint_step(
+      std::max(job_.progress().checkpoint_step(), checkpoint.step()));
+  effects_.job_changed = true;
+}
+
+void JobMachine::OnModelExported(const std::string& path) {
+  job_.set_model_directory(path);
+  effects_.job_changed = true;
+}
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,130 @@
+#include "coordinator/lifecycle/step_merger.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+
+namespace ringleader::lifecycle {
+namespace {
+
+// 1 where there is no load at all: nobody waits for anybody.
+double MaxOverMean(std::span<const uint64_t> loads) {
+  const uint64_t sum = std::accumulate(loads.begin(), loads.end(), uint64_t{0});
+  if (sum == 0) return 1;
+  const uint64_t max = *std::max_element(loads.begin(), loads.end());
+  return static_cast<double>(max) * static_cast<double>(loads.size()) / static_cast<double>(sum);
+}
+
+void RaiseTo(const v1::PhaseSeconds& other, v1::PhaseSeconds* phases) {
+  phases->set_data(std::max(phases->data(), other.data()));
+  phases->set_index(std::max(phases->index(), other.index()));
+  phases->set_attention_forward(std::max(phases->attention_forward(), other.attention_forward()));
+  phases->set_attention_backward(
+      std::max(phases->attention_backward(), other.attention_backward()));
+  phases->set_linear(std::max(phases->linear(), other.linear()));
+  phases->set_exposed_communication(
+      std::max(phases->exposed_communication(), other.exposed_communication()));
+  phases->set_optimizer(std::max(phases->optimizer(), other.optimizer()));
+  phases->set_checkpoint(std::max(phases->checkpoint(), other.checkpoint()));
+  phases->set_evaluation(std::max(phases->evaluation(), other.evaluation()));
+}
+
+struct LayerSums {
+  int ranks = 0;
+  double density = 0, verticals = 0, slashes = 0;
+  int recall_ranks = 0;
+  double recall = 0;
+  std::vector<uint64_t> tiles_per_ring_step;
+};
+
+void AddInto(std::span<const uint64_t> tiles, std::vector<uint64_t>* sums) {
+  if (sums->size() < tiles.size()) sums->resize(tiles.size(), 0);
+  for (size_t i = 0; i < tiles.size(); ++i) (*sums)[i] += tiles[i];
+}
+
+std::span<const uint64_t> Tiles(const v1::LayerReport& layer) {
+  return {layer.tiles_per_ring_step().data(),
+          static_cast<size_t>(layer.tiles_per_ring_step_size())};
+}
+
+}  // namespace
+
+v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
+  v1::StepReport merged = reports.front();
+  merged.set_rank(-1);
+  merged.clear_layers();
+  std::map<uint32_t, LayerSums> layers;
+  std::vector<uint64_t> rank_tiles;
+  double step_imbalance = 1;
+  for (const v1::StepReport& report : reports) {
+    merged.set_step_seconds(std::max(merged.step_seconds(), report.step_seconds()));
+    merged.set_peak_memory_bytes(std::max(merged.peak_memory_bytes(), report.peak_memory_bytes()));
+    merged.set_skipped(merged.skipped() || report.skipped());
+    RaiseTo(report.phases(), merged.mutable_phases());
+    if (report.time().seconds() > merged.time().seconds()) *merged.mutable_time() = report.time();
+    std::vector<uint64_t> ring_steps;
+    for (const v1::LayerReport& layer : report.layers()) {
+      LayerSums& sums = layers[layer.layer()];
+      ++sums.ranks;
+      sums.density += layer.density();
+      sums.verticals += layer.verticals();
+      sums.slashes += layer.slashes();
+      if (layer.recall() >= 0) {
+        ++sums.recall_ranks;
+        sums.recall += layer.recall();
+      }
+      AddInto(Tiles(layer), &sums.tiles_per_ring_step);
+      AddInto(Tiles(layer), &ring_steps);
+    }
+    rank_tiles.push_back(std::accumulate(ring_steps.begin(), ring_steps.end(), uint64_t{0}));
+    step_imbalance = std::max(step_imbalance, MaxOverMean(ring_steps));
+  }
+  for (const auto& [index, sums] : layers) {
+    v1::LayerReport* layer = merged.add_layers();
+    layer->set_layer(index);
+    layer->set_density(sums.density / sums.ranks);
+    layer->set_verticals(sums.verticals / sums.ranks);
+    layer->set_slashes(sums.slashes / sums.ranks);
+    layer->set_recall(sums.recall_ranks == 0 ? -1 : sums.recall / sums.recall_ranks);
+    layer->mutable_tiles_per_ring_step()->Add(sums.tiles_per_ring_step.begin(),
+                                              sums.tiles_per_ring_step.end());
+  }
+  merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
+  merged.set_worker_imbalance(MaxOverMean(rank_tiles));
+  merged.set_step_imbalance(step_imbalance);
+  return merged;
+}
+
+std::optional<v1::StepReport> StepMerger::Add(v1::StepReport report, Origin origin,
+                                              std::vector<Origin>* released) {
+  const uint64_t step = report.step();
+  const bool from_a_rank = report.rank() >= 0 && static_cast<uint32_t>(report.rank()) < world_size_;
+  if (step <= last_step_ || !from_a_rank) {
+    released->push_back(std::move(origin));
+    return std::nullopt;
+  }
+  Partial& partial = partials_[step];
+  partial.origins.push_back(std::move(origin));
+  const int32_t rank = report.rank();
+  partial.by_rank.insert_or_assign(rank, std::move(report));
+  if (partial.by_rank.size() < world_size_) return std::nullopt;
+
+  std::vector<v1::StepReport> reports;
+  for (auto& [unused, ranks_report] : partial.by_rank) reports.push_back(std::move(ranks_report));
+  last_step_ = step;
+  // An earlier step that is still incomplete will stay so: ranks report in order.
+  for (auto it = partials_.begin(); it != partials_.end() && it->first <= step;) {
+    released->insert(released->end(), it->second.origins.begin(), it->second.origins.end());
+    it = partials_.erase(it);
+  }
+  return MergeSteps(reports);
+}
+
+void StepMerger::Clear(std::vector<Origin>* released) {
+  for (const auto& [step, partial] : partials_) {
+    released->insert(released->end(), partial.origins.begin(), partial.origins.end());
+  }
+  partials_.clear();
+}
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,55 @@
+// Makes one merged StepReport out of the reports of all ranks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ringleader/v1/telemetry.pb.h"
+
+namespace ringleader::lifecycle {
+
+// `reports`: one of each rank, all of the same step, not empty. Loss, tokens and learning rate are
+// global already; phases, seconds and memory are the maximum; layers are means over ranks, but
+// tiles_per_ring_step sums; worker_imbalance is max/mean over ranks of visited tiles, and
+// step_imbalance max/mean over ring steps of the worst rank.
+v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports);
+
+// Collects the reports of one attempt. A step is complete when every rank has reported it.
+//
+// A report is known to the store only once merged. Until then whoever sent it must keep it, so the
+// merger remembers where each came from and says when it may be let go.
+class StepMerger {
+ public:
+  // Where a report came from: the sequence of its message on this node.
+  struct Origin {
+    std::string node;
+    uint64_t sequence = 0;
+  };
+
+  // Steps up to `last_step` are complete already.
+  explicit StepMerger(uint32_t world_size = 0, uint64_t last_step = 0)
+      : world_size_(world_size), last_step_(last_step) {}
+
+  // Returns the merged report if this one completes a step. `released` receives the origins that
+  // nobody waits for any longer (this one's too, if it is a duplicate or late).
+  std::optional<v1::StepReport> Add(v1::StepReport report, Origin origin,
+                                    std::vector<Origin>* released);
+
+  // Gives up what is incomplete.
+  void Clear(std::vector<Origin>* released);
+
+ private:
+  struct Partial {
+    std::map<int32_t, v1::StepReport> by_rank;
+    std::vector<Origin> origins;
+  };
+
+  uint32_t world_size_;
+  uint64_t last_step_;
+  std::map<uint64_t, Partial> partials_;  // by step, all > last_step_
+};
+
+}  // namespace ringleader::lifecycle
