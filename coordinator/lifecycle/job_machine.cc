@@ -120,7 +120,10 @@ void JobMachine::SetRank(uint32_t rank, RankStatus::State state) {
   RankStatus* status = current()->mutable_ranks(static_cast<int>(rank));
   status->set_state(state);
   status->clear_address();
-  effects_.attempt_changed = true;
+  AttemptChanged();
+  if (!AllDead()) return;
+  effects_.over.insert(attempt()->number());
+  effects_.commands.clear();
 }
 
 absl::Status JobMachine::Cancel(absl::Time now) {
@@ -175,7 +178,7 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   for (uint32_t rank = 0; rank < world_size; ++rank) {
     next->add_ranks()->set_state(RankStatus::STARTING);
   }
-  effects_.attempt_changed = true;
+  AttemptChanged();
   merger_ = StepMerger(world_size);
   failing_since_.reset();
   failure_is_collateral_ = fenced_ = false;
@@ -217,7 +220,7 @@ void JobMachine::Replan(const v1::StepPlan& plan) {
 }
 
 void JobMachine::Send(const v1::Placement& placement, v1::Command command) {
-  command.set_job(job_.name());
+  command.set_job(job_.spec().name());
   command.set_attempt(attempt()->number());
   command.set_fencing_token(attempt()->fencing_token());
   effects_.commands.push_back({placement.node(), std::move(command)});
@@ -228,7 +231,7 @@ void JobMachine::Stop(StopTrainers::Mode mode, const std::string& reason) {
   if (attempt->state() != Attempt::STOPPING) {
     attempt->set_state(Attempt::STOPPING);
     attempt->set_state_reason(reason);
-    effects_.attempt_changed = true;
+    AttemptChanged();
   }
   // ABORT overrides CHECKPOINT, nothing overrides ABORT.
   if (stop_mode_ >= mode) return;
@@ -282,7 +285,7 @@ void JobMachine::UpdateSight(absl::Time now) {
         placement.node(), Ranks(placement), absl::FormatDuration(options_->adoption_timeout));
     attempt->set_state(Attempt::UNKNOWN);
     attempt->set_state_reason(reason);
-    effects_.attempt_changed = true;
+    AttemptChanged();
     SetState(Job::UNKNOWN, reason, now);
     return;
   }
@@ -292,7 +295,7 @@ void JobMachine::UpdateSight(absl::Time now) {
                   [](const RankStatus& rank) { return rank.state() == RankStatus::STARTING; });
   attempt->set_state(starting ? Attempt::STARTING : Attempt::RUNNING);
   attempt->clear_state_reason();
-  effects_.attempt_changed = true;
+  AttemptChanged();
   SetState(starting ? Job::STARTING : Job::RUNNING, "", now);
 }
 

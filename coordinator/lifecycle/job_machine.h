@@ -15,6 +15,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,10 +40,12 @@ struct Effects {
     v1::Command command;
   };
   std::vector<NodeCommand> commands;
-  // Commands of the current attempt that no worker acknowledged are void. Apply before `commands`.
-  bool discard_commands = false;
+  // Attempts of which nothing runs any longer: what no worker acknowledged is void.
+  std::set<uint32_t> over;
   bool job_changed = false;
-  bool attempt_changed = false;  // the last one
+  std::set<uint32_t> changed_attempts;  // by number
+
+  bool any() const { return job_changed || !changed_attempts.empty() || !commands.empty(); }
   std::vector<StepMerger::Origin> released;
   std::vector<std::string> transitions;  // a line each, for the log
 };
@@ -59,6 +62,7 @@ class JobMachine {
   // Its outcome is known and nothing of it runs: there is nothing left to do.
   bool Finished() const;
   // What happened since the last call.
+  const Effects& effects() const { return effects_; }
   Effects Take();
 
   // What users ask for. FAILED_PRECONDITION says which state would allow it.
@@ -98,6 +102,7 @@ class JobMachine {
   v1::Attempt* current();
   v1::Attempt* live();
   bool AllDead() const;
+  void AttemptChanged() { effects_.changed_attempts.insert(attempt()->number()); }
   bool RunsOn(const v1::Placement& placement) const;  // some rank there is not dead
   const v1::Placement* PlacementOf(uint32_t rank) const;
   bool OutOfSight(const v1::Placement& placement) const;

@@ -42,7 +42,7 @@ void JobMachine::OnReady(const v1::TrainerReady& ready, absl::Time now) {
   if (rank->state() != RankStatus::STARTING) return;
   rank->set_state(RankStatus::READY);
   rank->set_address(ready.address());
-  effects_.attempt_changed = true;
+  AttemptChanged();
   if (attempt->state() != Attempt::STOPPING) Connect(now);
 }
 
@@ -123,7 +123,7 @@ void JobMachine::Blame(v1::Failure failure, bool collateral, absl::Time now) {
   failure_is_collateral_ = collateral;
   const std::string reason = Describe(failure);
   *attempt->mutable_failure() = std::move(failure);
-  effects_.attempt_changed = true;
+  AttemptChanged();
   if (job_.state() != Job::PAUSING) {
     SetReason(collateral ? "a trainer failed; waiting to hear which was the first"
                          : absl::StrCat("stopping the others: ", reason));
@@ -229,8 +229,7 @@ void JobMachine::NameLostNode(Attempt* attempt) {
 void JobMachine::End(absl::Time now) {
   Attempt* const attempt = current();
   merger_.Clear(&effects_.released);
-  effects_.discard_commands = AllDead();
-  effects_.attempt_changed = true;
+  AttemptChanged();
   SetTime(now, attempt->mutable_end_time());
   const auto end = [&](Attempt::State state, const std::string& reason) {
     attempt->set_state(state);

@@ -31,7 +31,7 @@ std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerg
   if (merged->step() > furthest) job_.set_retries_used(0);
   if (attempt->last_step() == 0) attempt->set_first_step(merged->step() - 1);
   attempt->set_last_step(merged->step());
-  effects_.attempt_changed = true;
+  AttemptChanged();
   UpdateProgress(*merged);
   return merged;
 }

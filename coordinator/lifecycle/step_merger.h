@@ -23,9 +23,10 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports);
 // merger remembers where each came from and says when it may be let go.
 class StepMerger {
  public:
-  // Where a report came from: the sequence of its message on this node.
+  // Where a report came from: the sequence of its message from this worker process.
   struct Origin {
     std::string node;
+    std::string incarnation;
     uint64_t sequence = 0;
   };
 

@@ -1,0 +1,114 @@
+// What JobController's thread works on: all unfinished jobs and all nodes, and how requests, events
+// and the passing of time change them inside a store transaction. Not thread-safe.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/node_table.h"
+#include "coordinator/lifecycle/options.h"
+#include "coordinator/lifecycle/plan_source.h"
+#include "coordinator/session/session.h"
+#include "coordinator/store/store.h"
+
+namespace ringleader::lifecycle {
+
+// After a method failed, or its transaction did, the core no longer agrees with the store: Load()
+// it again.
+class ControllerCore {
+ public:
+  ControllerCore(const Options& options, PlanSource* plans) : options_(options), plans_(plans) {}
+
+  // Takes over what is stored. Nodes get a lease from `now` on. Sessions are closed: workers
+  // reconnect and say what runs.
+  absl::Status Load(store::ReadTransaction& transaction, absl::Time now);
+
+  // Leases, back-offs and other time-outs; changes memory only. Returns whether there is now
+  // something to commit.
+  bool Tick(absl::Time now);
+
+  // --- Within a transaction, between Tick() and Commit().
+
+  absl::StatusOr<v1::Job> CreateJob(store::WriteTransaction& transaction, const v1::JobSpec& spec,
+                                    absl::Time now);
+  using Intent = absl::Status (JobMachine::*)(absl::Time);
+  absl::StatusOr<v1::Job> ChangeJob(store::WriteTransaction& transaction, std::string_view id,
+                                    std::string_view etag, Intent intent, absl::Time now);
+  absl::Status DeleteJob(store::WriteTransaction& transaction, std::string_view id,
+                         std::string_view etag);
+  absl::StatusOr<v1::Node> SetDraining(store::WriteTransaction& transaction, std::string_view id,
+                                       bool draining, absl::Time now);
+
+  absl::Status OnHello(store::WriteTransaction& transaction,
+                       const std::shared_ptr<session::Session>& session,
+                       const v1::WorkerHello& hello, absl::Time now);
+  absl::Status OnMessage(store::WriteTransaction& transaction,
+                         const std::shared_ptr<session::Session>& session,
+                         v1::WorkerMessage& message, absl::Time now);
+  void OnClosed(const std::shared_ptr<session::Session>& session);
+
+  // Places what can be placed and writes all changes. What may be told once the transaction is
+  // durable lies in `outbox` then.
+  absl::Status Commit(store::WriteTransaction& transaction, absl::Time now);
+  // Tells it: acknowledgements, commands.
+  void Publish();
+
+  std::vector<v1::Node> ListNodes() const;
+  absl::StatusOr<JobController::Preview> PreviewJob(const v1::JobSpec& spec) const;
+  const std::map<std::string, std::unique_ptr<JobMachine>, std::less<>>& machines() const {
+    return machines_;
+  }
+  const std::map<std::string, NodeRecord, std::less<>>& nodes() const { return nodes_; }
+
+ private:
+  JobMachine* Find(std::string_view job);
+  // The machine whose current attempt has this number and token; null if it is another's.
+  JobMachine* FindAttempt(std::string_view job, uint32_t attempt, uint64_t token);
+  absl::Status OnEvent(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
+                       bool seen, v1::AttemptEvent& event, absl::Time now);
+  absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
+                            const v1::CheckpointNotice& checkpoint);
+  absl::Status OnAck(store::WriteTransaction& transaction, const std::string& node,
+                     const v1::CommandAck& ack, absl::Time now);
+  absl::Status AppendLogs(store::WriteTransaction& transaction, v1::AttemptEvent& event);
+  // Stops what the worker runs and should not.
+  void StopStrays(NodeRecord& record, const v1::WorkerHello& hello);
+
+  void CountTrainers();
+  std::vector<scheduler::NodeSlots> Slots() const;
+  absl::Status Schedule(store::WriteTransaction& transaction, absl::Time now);
+  absl::Status Place(store::WriteTransaction& transaction, JobMachine& machine,
+                     const std::vector<v1::Placement>& placements, absl::Time now);
+  absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec,
+                                        const std::vector<v1::Placement>& placements) const;
+  absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine);
+  absl::Status UpdateDrains(store::WriteTransaction& transaction);
+
+  struct SentCommand {
+    std::string node;
+    std::string job;
+    uint32_t attempt = 0;
+    uint64_t token = 0;
+    bool is_start = false;
+  };
+  void Remember(const std::string& node, const v1::Command& command);
+
+  const Options options_;
+  PlanSource* const plans_;
+  std::map<std::string, std::unique_ptr<JobMachine>, std::less<>> machines_;  // by job id
+  std::map<std::string, NodeRecord, std::less<>> nodes_;                      // by node id
+  std::map<uint64_t, SentCommand> unacknowledged_;                            // by command id
+  bool schedule_due_ = true;
+
+  std::vector<std::pair<std::shared_ptr<session::Session>, v1::CoordinatorMessage>> outbox_;
+};
+
+}  // namespace ringleader::lifecycle

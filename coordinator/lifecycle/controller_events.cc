@@ -1,0 +1,257 @@
+// What workers say, applied to the core: hellos, events, acknowledgements.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "coordinator/lifecycle/controller_core.h"
+#include "coordinator/lifecycle/timestamps.h"
+
+namespace ringleader::lifecycle {
+
+JobMachine* ControllerCore::FindAttempt(std::string_view job, uint32_t attempt, uint64_t token) {
+  JobMachine* const machine = Find(job);
+  if (machine == nullptr || machine->attempt() == nullptr) return nullptr;
+  const v1::Attempt& current = *machine->attempt();
+  return current.number() == attempt && current.fencing_token() == token ? machine : nullptr;
+}
+
+absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
+                                     const std::shared_ptr<session::Session>& session,
+                                     const v1::WorkerHello& hello, absl::Time now) {
+  const std::string& id = session->node();
+  NodeRecord& record = nodes_[id];
+  if (record.session && record.session != session) {
+    record.session->Close(absl::AbortedError("another session of this node has begun"));
+  }
+  ASSIGN_OR_RETURN(const uint64_t epoch, transaction.Next(store::Counter::kSessionEpoch));
+  ASSIGN_OR_RETURN(const uint64_t applied,
+                   transaction.GetAppliedSequence(id, session->incarnation()));
+  v1::Node& node = record.node;
+  if (node.name().empty()) {
+    node.set_name("nodes/" + id);
+    node.set_state(v1::Node::READY);
+    SetTime(now, node.mutable_create_time());
+  }
+  *node.mutable_inventory() = hello.inventory();
+  node.set_worker_version(hello.version());
+  node.set_session_epoch(epoch);
+  RETURN_IF_ERROR(transaction.PutNode(node));
+
+  if (record.log.incarnation() != session->incarnation()) {
+    record.log = EventLog(session->incarnation(), applied);
+    record.leaving = false;
+  }
+  record.session = session;
+  record.last_heard = now;
+  schedule_due_ = true;
+  // A process of which nothing was ever applied cannot have started what an earlier one
+  // acknowledged: that died with the earlier one. (What was not acknowledged is sent to this one.)
+  if (applied == 0) {
+    for (auto& [job, machine] : machines_) {
+      if (machine->attempt() == nullptr) continue;
+      const bool start_pending = std::any_of(
+          unacknowledged_.begin(), unacknowledged_.end(), [&, job = &job](const auto& entry) {
+            const SentCommand& command = entry.second;
+            return command.is_start && command.job == *job && command.node == id &&
+                   command.attempt == machine->attempt()->number();
+          });
+      if (!start_pending) machine->OnWorkerReplaced(node.name(), now);
+    }
+  }
+  if (record.out_of_sight) {
+    record.out_of_sight = false;
+    for (auto& [job, machine] : machines_) machine->OnSight(node.name(), std::nullopt, now);
+  }
+
+  v1::CoordinatorMessage message;
+  v1::Welcome* const welcome = message.mutable_welcome();
+  const auto milliseconds = [](absl::Duration duration) {
+    return static_cast<uint32_t>(absl::ToInt64Milliseconds(duration));
+  };
+  welcome->set_epoch(epoch);
+  welcome->set_lease_milliseconds(milliseconds(options_.lease));
+  welcome->set_heartbeat_milliseconds(milliseconds(options_.heartbeat_interval));
+  welcome->set_fence_milliseconds(milliseconds(options_.fence_after));
+  welcome->set_applied_sequence(record.log.acknowledged());
+  outbox_.emplace_back(session, std::move(message));
+  StopStrays(record, hello);
+  ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(id));
+  for (v1::Command& command : commands) {
+    v1::CoordinatorMessage again;
+    *again.mutable_command() = std::move(command);
+    outbox_.emplace_back(session, std::move(again));
+  }
+  spdlog::info("nodes/{} connected (epoch {}, version {}, {} trainers, runs {} attempts)", id,
+               epoch, hello.version(), hello.inventory().trainers(), hello.attempts_size());
+  return absl::OkStatus();
+}
+
+// Not durable: whatever is still there at the next hello is stopped then.
+void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello) {
+  record.strays.clear();
+  for (const v1::RunningAttempt& running : hello.attempts()) {
+    JobMachine* const machine =
+        FindAttempt(running.job(), running.attempt(), running.fencing_token());
+    const auto wanted = [&](uint32_t rank) {
+      return machine != nullptr && rank < static_cast<uint32_t>(machine->attempt()->ranks_size()) &&
+             !Dead(machine->attempt()->ranks(static_cast<int>(rank)));
+    };
+    if (std::all_of(running.ranks().begin(), running.ranks().end(), wanted)) continue;
+    for (const uint32_t rank : running.ranks()) {
+      record.strays.emplace(running.job(), running.attempt(), rank);
+    }
+    spdlog::warn("nodes/{} still runs attempt {} of jobs/{}, which was given up: stopping it",
+                 record.session->node(), running.attempt(), running.job());
+    v1::CoordinatorMessage message;
+    v1::Command* const command = message.mutable_command();
+    command->set_job(running.job());
+    command->set_attempt(running.attempt());
+    command->set_fencing_token(running.fencing_token());
+    command->mutable_stop()->set_mode(v1::StopTrainers::ABORT);
+    command->mutable_stop()->set_reason("the attempt was given up");
+    outbox_.emplace_back(record.session, std::move(message));
+  }
+}
+
+void ControllerCore::OnClosed(const std::shared_ptr<session::Session>& session) {
+  const auto found = nodes_.find(session->node());
+  if (found == nodes_.end() || found->second.session != session) return;
+  found->second.last_heard = std::max(found->second.last_heard, session->last_heard());
+  found->second.session = nullptr;
+  schedule_due_ = true;
+  spdlog::info("nodes/{} disconnected", session->node());
+}
+
+absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
+                                       const std::shared_ptr<session::Session>& session,
+                                       v1::WorkerMessage& message, absl::Time now) {
+  const auto found = nodes_.find(session->node());
+  // Of a session that was replaced: the new one sends it again.
+  if (found == nodes_.end() || found->second.session != session) return absl::OkStatus();
+  NodeRecord& record = found->second;
+  const EventLog::Verdict verdict = record.log.Admit(message.sequence());
+  if (verdict == EventLog::Verdict::kGap) {
+    record.session = nullptr;
+    session->Close(absl::DataLossError(
+        absl::StrFormat("sequence %d came after %d: send everything that was not acknowledged",
+                        message.sequence(), record.log.applied())));
+    return absl::OkStatus();
+  }
+  const bool seen = verdict == EventLog::Verdict::kSeen;
+  if (message.has_event()) {
+    return OnEvent(transaction, record, message.sequence(), seen, *message.mutable_event(), now);
+  }
+  if (seen) return absl::OkStatus();
+  if (message.has_command_ack()) {
+    return OnAck(transaction, session->node(), message.command_ack(), now);
+  }
+  if (message.has_drain()) {
+    spdlog::info("nodes/{} is shutting down: {}", session->node(), message.drain().reason());
+    record.leaving = true;
+    schedule_due_ = true;
+    for (auto& [job, machine] : machines_) {
+      machine->MoveOff(record.node.name(), "its worker is shutting down", now);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const std::string& node,
+                                   const v1::CommandAck& ack, absl::Time now) {
+  RETURN_IF_ERROR(transaction.DeleteCommand(ack.command_id()));
+  const auto sent = unacknowledged_.find(ack.command_id());
+  if (sent == unacknowledged_.end()) return absl::OkStatus();
+  const SentCommand command = sent->second;
+  unacknowledged_.erase(sent);
+  if (ack.accepted()) return absl::OkStatus();
+  spdlog::warn("nodes/{} refused a command for attempt {} of jobs/{}: {}", node, command.attempt,
+               command.job, ack.message());
+  JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
+  if (machine != nullptr && command.is_start) {
+    machine->OnStartRefused("nodes/" + node, ack.message(), now);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeRecord& record,
+                                     uint64_t sequence, bool seen, v1::AttemptEvent& event,
+                                     absl::Time now) {
+  JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
+  if (event.kind_case() == v1::AttemptEvent::kStep) {
+    // Also if it was seen: what was not merged before a restart has to be merged now.
+    if (machine == nullptr) return absl::OkStatus();
+    record.log.Hold(sequence);
+    StepMerger::Origin origin{record.session->node(), record.log.incarnation(), sequence};
+    const std::optional<v1::StepReport> merged =
+        machine->OnStep(std::move(*event.mutable_step()), std::move(origin), now);
+    if (!merged) return absl::OkStatus();
+    RETURN_IF_ERROR(transaction.PutStep(event.job(), *merged));
+    if (const auto plan = plans_->Observe(machine->job(), *merged)) machine->Replan(*plan);
+    return absl::OkStatus();
+  }
+  if (seen) return absl::OkStatus();
+  switch (event.kind_case()) {
+    case v1::AttemptEvent::kLogs:
+      return AppendLogs(transaction, event);
+    case v1::AttemptEvent::kTrainerReady:
+      if (machine != nullptr) machine->OnReady(event.trainer_ready(), now);
+      break;
+    case v1::AttemptEvent::kTrainerExited:
+      if (record.strays.erase({event.job(), event.attempt(), event.trainer_exited().rank()}) > 0) {
+        schedule_due_ = true;
+      }
+      if (machine != nullptr) machine->OnExit(event.trainer_exited(), now);
+      break;
+    case v1::AttemptEvent::kEval:
+      if (machine == nullptr) break;
+      machine->OnEval(event.eval());
+      return transaction.PutEval(event.job(), event.eval());
+    case v1::AttemptEvent::kCheckpoint:
+      if (machine != nullptr) return OnCheckpoint(transaction, *machine, event.checkpoint());
+      break;
+    case v1::AttemptEvent::kModelExported:
+      if (machine != nullptr) machine->OnModelExported(event.model_exported().path());
+      break;
+    default:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
+                                          const v1::CheckpointNotice& checkpoint) {
+  machine.OnCheckpoint(checkpoint);
+  const v1::JobSpec& spec = machine.job().spec();
+  RETURN_IF_ERROR(transaction.PutCheckpoint(spec.name(), checkpoint));
+  // Trainers keep the last few on disk; the record follows.
+  const size_t keep = spec.checkpoint().keep_last();
+  if (keep == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<v1::CheckpointNotice> kept,
+                   transaction.ListCheckpoints(spec.name()));
+  std::vector<uint64_t> steps;
+  for (const v1::CheckpointNotice& notice : kept) steps.push_back(notice.step());
+  std::sort(steps.begin(), steps.end());
+  for (size_t i = 0; i + keep < steps.size(); ++i) {
+    RETURN_IF_ERROR(transaction.DeleteCheckpoint(spec.name(), steps[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::AppendLogs(store::WriteTransaction& transaction,
+                                        v1::AttemptEvent& event) {
+  // The last words of an attempt may arrive when its job has ended, or has been deleted.
+  if (Find(event.job()) == nullptr) {
+    const absl::Status stored = transaction.GetJob(event.job()).status();
+    if (absl::IsNotFound(stored)) return absl::OkStatus();
+    RETURN_IF_ERROR(stored);
+  }
+  auto* const lines = event.mutable_logs()->mutable_lines();
+  return transaction.AppendLogs(
+      event.job(), event.attempt(),
+      {std::make_move_iterator(lines->begin()), std::make_move_iterator(lines->end())});
+}
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,310 @@
+#include "coordinator/lifecycle/job_controller.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "coordinator/lifecycle/controller_core.h"
+
+namespace ringleader::lifecycle {
+namespace {
+
+// How often the clock is looked at: often enough that no time-out is late by more than a tenth.
+absl::Duration TickInterval(const Options& options) {
+  const absl::Duration shortest =
+      std::min({options.lease, options.blame_window, options.retry_backoff});
+  return std::clamp(shortest / 10, absl::Milliseconds(20), absl::Milliseconds(500));
+}
+
+}  // namespace
+
+class JobController::Impl {
+ public:
+  Impl(const Options& options, store::Store* store, PlanSource* plans, const Clock* clock)
+      : options_(options), store_(store), clock_(clock), core_(options, plans) {}
+
+  ~Impl() { Stop(); }
+
+  absl::Status Load() {
+    absl::MutexLock lock(&core_mutex_);
+    return store_->Read([&](store::ReadTransaction& transaction) {
+      return core_.Load(transaction, clock_->Now());
+    });
+  }
+
+  void Start() {
+    thread_ = std::thread([this] { Loop(); });
+  }
+
+  void Stop() {
+    {
+      absl::MutexLock lock(&queue_mutex_);
+      if (stopped_) return;
+      stopped_ = true;
+    }
+    if (thread_.joinable()) thread_.join();
+    RunOnce();
+  }
+
+  // One thing to apply in the next batch. `apply` fails only when the transaction cannot go on;
+  // what a request may not do is its own reply. `done` learns what became of the batch.
+  struct Item {
+    std::function<absl::Status(ControllerCore&, store::WriteTransaction&, absl::Time)> apply;
+    std::function<void(const absl::Status&)> done = {};
+  };
+
+  void Enqueue(Item item) {
+    {
+      absl::MutexLock lock(&queue_mutex_);
+      if (!stopped_) {
+        urgent_ = urgent_ || item.done != nullptr;
+        queue_.push_back(std::move(item));
+        return;
+      }
+    }
+    if (item.done) item.done(absl::UnavailableError("the coordinator is shutting down"));
+  }
+
+  // Runs `body` in a batch, once per request id, and waits for the commit.
+  template <typename Reply>
+  absl::StatusOr<Reply> Call(const store::RequestKey& key,
+                             const std::function<absl::StatusOr<Reply>(
+                                 ControllerCore&, store::WriteTransaction&, absl::Time)>& body) {
+    absl::StatusOr<Reply> reply = absl::UnknownError("not run");
+    absl::Notification done;
+    Enqueue({.apply =
+                 [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+                   const auto once = [&]() { return body(core, transaction, now); };
+                   reply = key.id.empty() ? once() : store::Once<Reply>(transaction, key, once);
+                   return absl::IsDataLoss(reply.status()) || absl::IsInternal(reply.status())
+                              ? reply.status()
+                              : absl::OkStatus();
+                 },
+             .done =
+                 [&](const absl::Status& committed) {
+                   if (!committed.ok()) reply = committed;
+                   done.Notify();
+                 }});
+    done.WaitForNotification();
+    return reply;
+  }
+
+  void RunOnce() {
+    std::vector<Item> batch;
+    {
+      absl::MutexLock lock(&queue_mutex_);
+      batch.swap(queue_);
+      urgent_ = false;
+    }
+    absl::Status committed;
+    {
+      absl::MutexLock lock(&core_mutex_);
+      const absl::Time now = clock_->Now();
+      const bool due = core_.Tick(now);
+      if (!due && batch.empty()) return;
+      committed = store_->Write([&](store::WriteTransaction& transaction) -> absl::Status {
+        for (Item& item : batch) {
+          if (absl::Status status = item.apply(core_, transaction, now); !status.ok())
+            return status;
+        }
+        return core_.Commit(transaction, now);
+      });
+      if (committed.ok()) {
+        core_.Publish();
+      } else {
+        spdlog::error("nothing of {} requests and events was taken: {}", batch.size(),
+                      std::string(committed.message()));
+        Reload();
+      }
+    }
+    for (Item& item : batch) {
+      if (item.done) item.done(committed);
+    }
+  }
+
+  std::vector<v1::Node> ListNodes() {
+    absl::MutexLock lock(&core_mutex_);
+    return core_.ListNodes();
+  }
+
+  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec) {
+    absl::MutexLock lock(&core_mutex_);
+    return core_.PreviewJob(spec);
+  }
+
+ private:
+  void Loop() {
+    const absl::Duration tick = TickInterval(options_);
+    while (true) {
+      {
+        absl::MutexLock lock(&queue_mutex_);
+        const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
+          return stopped_ || !queue_.empty();
+        };
+        queue_mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
+        // Nobody waits for an event: give it company, and the disk a rest.
+        const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
+          return stopped_ || urgent_;
+        };
+        if (!queue_.empty()) {
+          queue_mutex_.AwaitWithTimeout(absl::Condition(&urgent), options_.batch_window);
+        }
+        if (stopped_) return;
+      }
+      RunOnce();
+    }
+  }
+
+  // Memory holds what never came to pass: back to what is on disk.
+  void Reload() ABSL_EXCLUSIVE_LOCKS_REQUIRED(core_mutex_) {
+    const absl::Status loaded = store_->Read([&](store::ReadTransaction& transaction) {
+      return core_.Load(transaction, clock_->Now());
+    });
+    if (!loaded.ok()) {
+      spdlog::error("the store cannot be read either: {}", std::string(loaded.message()));
+    }
+  }
+
+  const Options options_;
+  store::Store* const store_;
+  const Clock* const clock_;
+
+  absl::Mutex core_mutex_;
+  ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
+
+  absl::Mutex queue_mutex_;
+  std::vector<Item> queue_ ABSL_GUARDED_BY(queue_mutex_);
+  bool urgent_ ABSL_GUARDED_BY(queue_mutex_) = false;  // somebody waits for the batch
+  bool stopped_ ABSL_GUARDED_BY(queue_mutex_) = false;
+
+  std::thread thread_;
+};
+
+absl::StatusOr<std::unique_ptr<JobController>> JobController::Create(const Options& options,
+                                                                     store::Store* store,
+                                                                     PlanSource* plans,
+                                                                     const Clock* clock,
+                                                                     Metrics* metrics) {
+  if (absl::Status valid = Validate(options); !valid.ok()) return valid;
+  auto impl = std::make_unique<Impl>(options, store, plans, clock);
+  if (absl::Status loaded = impl->Load(); !loaded.ok()) return loaded;
+  return std::unique_ptr<JobController>(new JobController(std::move(impl)));
+}
+
+JobController::JobController(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+JobController::~JobController() = default;
+
+void JobController::Start() {
+  impl_->Start();
+}
+void JobController::Stop() {
+  impl_->Stop();
+}
+void JobController::RunOnce() {
+  impl_->RunOnce();
+}
+
+absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
+                                                 const store::RequestKey& key) {
+  return impl_->Call<v1::Job>(
+      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.CreateJob(transaction, spec, now);
+      });
+}
+
+absl::StatusOr<v1::Job> JobController::CancelJob(std::string_view id, std::string_view etag,
+                                                 const store::RequestKey& key) {
+  return impl_->Call<v1::Job>(
+      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.ChangeJob(transaction, id, etag, &JobMachine::Cancel, now);
+      });
+}
+
+absl::StatusOr<v1::Job> JobController::PauseJob(std::string_view id, std::string_view etag,
+                                                const store::RequestKey& key) {
+  return impl_->Call<v1::Job>(
+      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.ChangeJob(transaction, id, etag, &JobMachine::Pause, now);
+      });
+}
+
+absl::StatusOr<v1::Job> JobController::ResumeJob(std::string_view id, std::string_view etag,
+                                                 const store::RequestKey& key) {
+  return impl_->Call<v1::Job>(
+      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.ChangeJob(transaction, id, etag, &JobMachine::Resume, now);
+      });
+}
+
+absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag,
+                                      const store::RequestKey& key) {
+  // The reply that is kept is the job's empty shell: DeleteJob returns nothing.
+  return impl_
+      ->Call<v1::Job>(key,
+                      [&](ControllerCore& core, store::WriteTransaction& transaction,
+                          absl::Time now) -> absl::StatusOr<v1::Job> {
+                        absl::Status deleted = core.DeleteJob(transaction, id, etag);
+                        if (!deleted.ok()) return deleted;
+                        return v1::Job();
+                      })
+      .status();
+}
+
+absl::StatusOr<v1::Node> JobController::DrainNode(std::string_view id,
+                                                  const store::RequestKey& key) {
+  return impl_->Call<v1::Node>(
+      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.SetDraining(transaction, id, true, now);
+      });
+}
+
+absl::StatusOr<v1::Node> JobController::UndrainNode(std::string_view id,
+                                                    const store::RequestKey& key) {
+  return impl_->Call<v1::Node>(
+      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.SetDraining(transaction, id, false, now);
+      });
+}
+
+std::vector<v1::Node> JobController::ListNodes() const {
+  return impl_->ListNodes();
+}
+
+absl::StatusOr<JobController::Preview> JobController::PreviewJob(const v1::JobSpec& spec) const {
+  return impl_->PreviewJob(spec);
+}
+
+void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {
+  impl_->Enqueue(
+      {.apply = [session = std::move(session), hello = std::move(hello)](
+                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.OnHello(transaction, session, hello, now);
+      }});
+}
+
+void JobController::OnMessage(std::shared_ptr<session::Session> session,
+                              v1::WorkerMessage message) {
+  impl_->Enqueue({.apply = [session = std::move(session), message = std::move(message)](
+                               ControllerCore& core, store::WriteTransaction& transaction,
+                               absl::Time now) mutable {
+    return core.OnMessage(transaction, session, message, now);
+  }});
+}
+
+void JobController::OnClosed(std::shared_ptr<session::Session> session) {
+  impl_->Enqueue(
+      {.apply = [session = std::move(session)](
+                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        core.OnClosed(session);
+        return absl::OkStatus();
+      }});
+}
+
+}  // namespace ringleader::lifecycle

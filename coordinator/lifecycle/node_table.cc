@@ -1,0 +1,55 @@
+#include "coordinator/lifecycle/node_table.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/lifecycle/timestamps.h"
+
+namespace ringleader::lifecycle {
+
+EventLog::Verdict EventLog::Admit(uint64_t sequence) {
+  if (sequence <= applied_) return Verdict::kSeen;
+  if (sequence != applied_ + 1) return Verdict::kGap;
+  applied_ = sequence;
+  return Verdict::kNew;
+}
+
+std::optional<uint64_t> EventLog::TakeUnstored() {
+  if (stored_ == applied_) return std::nullopt;
+  stored_ = applied_;
+  return applied_;
+}
+
+std::optional<uint64_t> EventLog::TakeAcknowledgement() {
+  const uint64_t safe = held_.empty() ? applied_ : std::min(applied_, *held_.begin() - 1);
+  if (safe <= acknowledged_) return std::nullopt;
+  acknowledged_ = safe;
+  return safe;
+}
+
+scheduler::NodeSlots NodeRecord::Slots() const {
+  return {.id = node.name().substr(std::string_view("nodes/").size()),
+          .total = node.inventory().trainers(),
+          .in_use = trainers_in_use + static_cast<uint32_t>(strays.size()),
+          .ready = TakesTrainers(),
+          .has_gpus = node.inventory().gpus_size() > 0,
+          .domain = node.inventory().topology_domain()};
+}
+
+v1::Node NodeRecord::View() const {
+  v1::Node view = node;
+  view.set_trainers_in_use(trainers_in_use);
+  for (const std::string& job : jobs) view.add_jobs(job);
+  SetTime(last_heard, view.mutable_last_heartbeat_time());
+  if (out_of_sight) {
+    view.set_state(v1::Node::UNREACHABLE);
+    view.set_state_reason(absl::StrCat(
+        "no word since ", absl::FormatTime(absl::RFC3339_sec, last_heard, absl::UTCTimeZone())));
+  } else if (leaving) {
+    view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
+    view.set_state_reason("its worker is shutting down");
+  }
+  return view;
+}
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,78 @@
+// The nodes as the controller sees them now: the stored record, the live session, and how far its
+// messages have been applied.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "coordinator/lifecycle/step_merger.h"
+#include "coordinator/scheduler/scheduler.h"
+#include "coordinator/session/session.h"
+#include "ringleader/v1/node.pb.h"
+#include "ringleader/v1/worker_control.pb.h"
+
+namespace ringleader::lifecycle {
+
+// Messages of one worker process: each is applied once, and acknowledged once it and all before it
+// need not be sent again.
+class EventLog {
+ public:
+  EventLog() = default;
+  // `applied`: what the store says of this incarnation.
+  EventLog(std::string incarnation, uint64_t applied)
+      : incarnation_(std::move(incarnation)), applied_(applied), stored_(applied) {}
+
+  const std::string& incarnation() const { return incarnation_; }
+  uint64_t applied() const { return applied_; }
+
+  enum class Verdict { kNew, kSeen, kGap };
+  // Notes the message as applied if it is new.
+  Verdict Admit(uint64_t sequence);
+  // The message may be needed again: a step report that is not merged yet.
+  void Hold(uint64_t sequence) { held_.insert(sequence); }
+  void Release(uint64_t sequence) { held_.erase(sequence); }
+
+  // The applied sequence if it has to be stored; then it counts as stored.
+  std::optional<uint64_t> TakeUnstored();
+  // What may be acknowledged if that is news to the worker; then it counts as told.
+  std::optional<uint64_t> TakeAcknowledgement();
+  // What the worker has been told so far, in this run of the coordinator.
+  uint64_t acknowledged() const { return acknowledged_; }
+
+ private:
+  std::string incarnation_;
+  uint64_t applied_ = 0;
+  uint64_t stored_ = 0;
+  uint64_t acknowledged_ = 0;
+  std::set<uint64_t> held_;
+};
+
+struct NodeRecord {
+  v1::Node node;                              // what is stored
+  std::shared_ptr<session::Session> session;  // null: not connected
+  absl::Time last_heard;
+  EventLog log;
+  bool out_of_sight = false;
+  bool leaving = false;  // its worker is shutting down
+  // Ranks of attempts that are none of ours any more, as {job, attempt, rank}: told to stop, and
+  // in the way until they have.
+  std::set<std::tuple<std::string, uint32_t, uint32_t>> strays;
+  uint32_t trainers_in_use = 0;   // by our attempts
+  std::vector<std::string> jobs;  // "jobs/{id}" with trainers here
+
+  bool TakesTrainers() const {
+    return session != nullptr && !out_of_sight && !leaving && node.state() == v1::Node::READY;
+  }
+  scheduler::NodeSlots Slots() const;
+  // As users see it.
+  v1::Node View() const;
+};
+
+}  // namespace ringleader::lifecycle
