@@ -11,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/fused/device_buffer.h"
 
-namespace ringleader::bench {
+namespace ringleader::kernels::bench {
 
 using fused::CheckCuda;
 
@@ -78,4 +78,4 @@ bool Report::WriteCsv(const std::string& path) const {
   return static_cast<bool>(file);
 }
 
-}  // namespace ringleader::bench
+}  // namespace ringleader::kernels::bench

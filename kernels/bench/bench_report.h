@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ringleader::bench {
+namespace ringleader::kernels::bench {
 
 // The median of `repeats` timed runs in milliseconds, after warming up. `run` enqueues on the
 // default stream.
@@ -29,4 +29,4 @@ class Report {
   std::vector<std::vector<std::string>> rows_;
 };
 
-}  // namespace ringleader::bench
+}  // namespace ringleader::kernels::bench

@@ -16,7 +16,7 @@
 #include "kernels/fused/rope.h"
 #include "kernels/fused/swiglu.h"
 
-namespace ringleader::bench {
+namespace ringleader::kernels::bench {
 namespace {
 
 using Bf16 = __nv_bfloat16;
@@ -226,7 +226,7 @@ class FusedBench {
 };
 
 }  // namespace
-}  // namespace ringleader::bench
+}  // namespace ringleader::kernels::bench
 
 int main(int argc, char** argv) {
   std::string csv, commit = "unknown";
@@ -235,11 +235,11 @@ int main(int argc, char** argv) {
     if (flag == "--csv") csv = argv[i + 1];
     if (flag == "--commit") commit = argv[i + 1];
   }
-  if (!ringleader::fused::HaveGpu()) {
+  if (!ringleader::kernels::fused::HaveGpu()) {
     std::printf("fused_bench: SKIPPED, no GPU on this machine\n");
     return 0;
   }
-  ringleader::bench::FusedBench bench(commit);
+  ringleader::kernels::bench::FusedBench bench(commit);
   bench.Run();
   bench.report().PrintTable();
   return csv.empty() || bench.report().WriteCsv(csv) ? 0 : 1;

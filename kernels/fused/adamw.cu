@@ -6,7 +6,7 @@
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/vec.cuh"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 namespace {
 
 constexpr int kThreads = 256;
@@ -155,4 +155,4 @@ absl::Status ClipScale(const float* squared_norm, float max_norm, float* scale,
   return absl::OkStatus();
 }
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 // With g = gradient * *gradient_scale and t = step:
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
@@ -45,4 +45,4 @@ absl::Status SquaredNorm(const float* values, int64_t count, float* out, void* w
 absl::Status ClipScale(const float* squared_norm, float max_norm, float* scale,
                        cudaStream_t stream);
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

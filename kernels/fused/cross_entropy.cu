@@ -5,7 +5,7 @@
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/vec.cuh"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 namespace {
 
 namespace cg = cooperative_groups;
@@ -166,4 +166,4 @@ absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 // Rows are held in registers by a cluster of blocks, which bounds the vocabulary.
 inline constexpr int64_t kMaxVocabulary = 262144;
@@ -33,4 +33,4 @@ struct CrossEntropyArgs {
 };
 absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream);
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 namespace {
 
 const char* Hint(cudaError_t error) {
@@ -43,4 +43,4 @@ absl::Status CheckSize(int64_t value, const char* name, int64_t min, int64_t max
       "%s is %d; allowed are multiples of %d from %d to %d", name, value, multiple, min, max));
 }
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

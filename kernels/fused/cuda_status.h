@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 // Ok, or INTERNAL with the CUDA error, the place and what was being done.
 absl::Status CudaStatus(cudaError_t error, const char* what, const char* file, int line);
@@ -19,7 +19,8 @@ absl::Status CheckPointer(const void* pointer, const char* name);
 absl::Status CheckSize(int64_t value, const char* name, int64_t min, int64_t max,
                        int64_t multiple = 1);
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused
 
 #define RETURN_IF_CUDA_ERROR(expression, what) \
-  RETURN_IF_ERROR(::ringleader::fused::CudaStatus((expression), (what), __FILE__, __LINE__))
+  RETURN_IF_ERROR(                             \
+      ::ringleader::kernels::fused::CudaStatus((expression), (what), __FILE__, __LINE__))

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 inline void CheckCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -68,4 +68,4 @@ class DeviceBuffer {
   int64_t count_ = 0;
 };
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

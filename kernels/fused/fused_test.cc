@@ -12,7 +12,7 @@
 #include "kernels/fused/rope.h"
 #include "kernels/fused/swiglu.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 namespace {
 
 using Bf16 = __nv_bfloat16;
@@ -436,4 +436,4 @@ TEST(FusedArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
 }
 
 }  // namespace
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

@@ -6,7 +6,7 @@
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/vec.cuh"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 namespace {
 
 // A block works on one row at a time, in registers: kThreads * V vectors of 8.
@@ -268,4 +268,4 @@ absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, cudaStream_t strea
   return absl::OkStatus();
 }
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

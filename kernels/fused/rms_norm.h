@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 inline constexpr int64_t kMaxNormDim = 8192;
 
@@ -47,4 +47,4 @@ struct RmsNormBackwardArgs {
 size_t RmsNormWorkspaceBytes(int64_t dim);
 absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, cudaStream_t stream);
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

@@ -9,7 +9,7 @@
 #include "kernels/fused/rope.h"
 #include "kernels/fused/vec.cuh"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 namespace {
 
 constexpr int kThreads = 256;
@@ -28,8 +28,8 @@ __device__ __forceinline__ void SinCos(float angle, float* sine, float* cosine) 
 
 // The heads of k follow those of q.
 template <typename T>
-__device__ __forceinline__ T* Row(const kernels::TokenMajor<T>& q, const kernels::TokenMajor<T>& k,
-                                  int64_t token, int head) {
+__device__ __forceinline__ T* Row(const TokenMajor<T>& q, const TokenMajor<T>& k, int64_t token,
+                                  int head) {
   return head < q.heads ? q.data + token * q.token_stride + head * q.head_stride
                         : k.data + token * k.token_stride + (head - q.heads) * k.head_stride;
 }
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeArgs args, int 
   }
 }
 
-absl::Status CheckPair(const kernels::TokenMajor<const __nv_bfloat16>& x,
-                       const kernels::TokenMajor<__nv_bfloat16>& y, const char* name) {
+absl::Status CheckPair(const TokenMajor<const __nv_bfloat16>& x, const TokenMajor<__nv_bfloat16>& y,
+                       const char* name) {
   if (y.tokens != x.tokens || y.heads != x.heads || y.head_dim != x.head_dim) {
     return absl::InvalidArgumentError(
         absl::StrFormat("Rope: %s_out is [%d, %d, %d], %s is [%d, %d, %d]; give both one shape",
@@ -145,4 +145,4 @@ absl::Status Rope(const RopeArgs& args, cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

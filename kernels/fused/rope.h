@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "ringleader/kernels/attention.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 // With a = positions[t] * inv_freq[i] (in fp32, as the models were trained), c = scale * cos(a), s
 // = scale * sin(a), and D = head_dim:  y[i] = x[i] c - x[i + D/2] s,  y[i + D/2] = x[i + D/2] c +
@@ -17,16 +17,15 @@ namespace ringleader::fused {
 // -> -s): the backward pass. Outputs may be the inputs' memory; head_dim is a multiple of 16 up to
 // 256, strides are multiples of 8 elements.
 struct RopeArgs {
-  kernels::TokenMajor<const __nv_bfloat16> q = {};  // [tokens, heads, head_dim]
-  kernels::TokenMajor<const __nv_bfloat16> k =
-      {};  // [tokens, kv_heads, head_dim], or no heads: q alone
-  kernels::TokenMajor<__nv_bfloat16> q_out = {};  // the shape of q
-  kernels::TokenMajor<__nv_bfloat16> k_out = {};  // the shape of k
-  const int64_t* positions = nullptr;             // [tokens], 0 <= position < 2^24
-  const float* inv_freq = nullptr;                // [head_dim / 2]
-  float scale = 1.0f;                             // attention factor of YaRN; 1 without
+  TokenMajor<const __nv_bfloat16> q = {};  // [tokens, heads, head_dim]
+  TokenMajor<const __nv_bfloat16> k = {};  // [tokens, kv_heads, head_dim], or no heads: q alone
+  TokenMajor<__nv_bfloat16> q_out = {};    // the shape of q
+  TokenMajor<__nv_bfloat16> k_out = {};    // the shape of k
+  const int64_t* positions = nullptr;      // [tokens], 0 <= position < 2^24
+  const float* inv_freq = nullptr;         // [head_dim / 2]
+  float scale = 1.0f;                      // attention factor of YaRN; 1 without
   bool inverse = false;
 };
 absl::Status Rope(const RopeArgs& args, cudaStream_t stream);
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

@@ -3,7 +3,7 @@
 #include "kernels/fused/swiglu.h"
 #include "kernels/fused/vec.cuh"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 namespace {
 
 constexpr int kThreads = 128;
@@ -131,4 +131,4 @@ absl::Status SwigluBackward(const SwigluBackwardArgs& args, cudaStream_t stream)
   return absl::OkStatus();
 }
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

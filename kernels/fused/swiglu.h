@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 // A [rows, dim] matrix with dense rows, `stride` elements apart: gate and up may be halves of one
 // GEMM's output. Pointers 16-byte aligned; dim and strides multiples of 8.
@@ -39,4 +39,4 @@ struct SwigluBackwardArgs {
 };
 absl::Status SwigluBackward(const SwigluBackwardArgs& args, cudaStream_t stream);
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace ringleader::fused {
+namespace ringleader::kernels::fused {
 
 inline constexpr int kVec = 8;  // bf16 values in a 16-byte vector
 
@@ -75,4 +75,4 @@ __device__ __forceinline__ float BlockSum(float x, float* slots) {
   return sum;
 }
 
-}  // namespace ringleader::fused
+}  // namespace ringleader::kernels::fused

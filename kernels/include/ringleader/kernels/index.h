@@ -20,12 +20,18 @@
 
 namespace ringleader::kernels {
 
-// One query's softmax has the mass 2^kMassBits; a (query, key) pair adds
-//   round(exp(scale * (q . k) - row_max) / (row_sum / 2^kRowSumBits) * 2^kMassBits), row_sum being
-//   in its own units.
+// Every sum that ranks add up is made of fp32 sums over a fixed run of 64 (keys of a query, or
+// queries of a key), each rounded once to these units; the integers then add up in any order.
+//
+// row_sum: the sum over a run of exp(logit - row_max), times 2^kRowSumBits. logit = scale * (q .
+// k).
+inline constexpr int kRowSumBits = 40;
+// Masses: one query's softmax has the mass 2^kMassBits. A pair's share of it is
+// exp(logit - row_max) / (row_sum / 2^kRowSumBits) * 2^kMassBits.
 inline constexpr int kMassBits = 22;
-// exp(logit - row_max) in row_sum.
-inline constexpr int kRowSumBits = 24;
+// Queries or keys in a run: row e of the estimate queries belongs to run e / 64, a key to run
+// position / 64.
+inline constexpr int kMassRun = 64;
 // More estimate queries could overflow a mass of 31 bits.
 inline constexpr int kMaxEstimateQueries = 256;
 
