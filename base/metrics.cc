@@ -66,6 +66,12 @@ Metrics::Metrics(const std::string& component)
       .Register(*registry_)
       .Add({{"component", component}, {"version", std::string(kVersion)}})
       .Set(1);
+  AddCollectable(registry_);
+  AddCollectable(process_);
+}
+
+void Metrics::AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable) {
+  collectables_.push_back(collectable);
 }
 
 Metrics::~Metrics() = default;
@@ -89,8 +95,7 @@ absl::Status Metrics::Listen(const Address& address, bool insecure) {
         absl::StrFormat("cannot serve metrics on %s (%s); choose another address",
                         FormatAddress(address), error.what()));
   }
-  exposer_->RegisterCollectable(registry_);
-  exposer_->RegisterCollectable(process_);
+  for (const auto& collectable : collectables_) exposer_->RegisterCollectable(collectable);
   return absl::OkStatus();
 }
 
@@ -99,9 +104,13 @@ int Metrics::port() const {
 }
 
 std::string Metrics::Render() const {
-  std::vector<prometheus::MetricFamily> families = registry_->Collect();
-  for (prometheus::MetricFamily& family : process_->Collect())
-    families.push_back(std::move(family));
+  std::vector<prometheus::MetricFamily> families;
+  for (const auto& weak : collectables_) {
+    const std::shared_ptr<prometheus::Collectable> collectable = weak.lock();
+    if (collectable == nullptr) continue;
+    for (prometheus::MetricFamily& family : collectable->Collect())
+      families.push_back(std::move(family));
+  }
   return prometheus::TextSerializer().Serialize(families);
 }
 

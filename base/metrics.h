@@ -6,20 +6,22 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/address.h"
 
 namespace prometheus {
+class Collectable;
 class Exposer;
 class Registry;
 }  // namespace prometheus
 
 namespace ringleader {
 
-// Thread-safe. The registry holds ringleader_build_info and the process's own figures (CPU, memory,
-// start).
+// Set it up first, then it is thread-safe. The registry holds ringleader_build_info and the
+// process's own figures (CPU, memory, start).
 class Metrics {
  public:
   // `component`: "coordinator", "worker".
@@ -31,6 +33,9 @@ class Metrics {
   // Add families here. prometheus-cpp throws on a malformed name, which is a mistake in the
   // program.
   prometheus::Registry& registry() { return *registry_; }
+
+  // Figures that are computed when they are asked for; `collectable` may go any time.
+  void AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable);
 
   // Serves http://address/metrics until this object ends. ALREADY_EXISTS says that the port is in
   // use. Plain HTTP: FAILED_PRECONDITION off loopback unless `insecure`.
@@ -46,6 +51,7 @@ class Metrics {
 
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<ProcessCollector> process_;
+  std::vector<std::weak_ptr<prometheus::Collectable>> collectables_;
   std::unique_ptr<prometheus::Exposer> exposer_;
 };
 

@@ -14,8 +14,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/grpc_status.h"
 #include "coordinator/api/executor.h"
-#include "coordinator/api/grpc_status.h"
 #include "coordinator/api/rpc_metrics.h"
 #include "coordinator/store/store.h"
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "coordinator/api/grpc_status.h"
+#include "base/grpc_status.h"
 
 namespace ringleader::api {
 

@@ -1,4 +1,4 @@
-// The one place where the coordinator's absl::Status becomes what a gRPC client sees.
+// The one place where an absl::Status of a service becomes what a gRPC client sees.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 
-namespace ringleader::api {
+namespace ringleader {
 
 inline constexpr std::string_view kErrorDomain = "ringleader";
 
@@ -15,4 +15,4 @@ inline constexpr std::string_view kErrorDomain = "ringleader";
 // domain "ringleader"}. INTERNAL and UNKNOWN are logged.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-}  // namespace ringleader::api
+}  // namespace ringleader

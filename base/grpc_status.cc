@@ -1,11 +1,11 @@
-#include "coordinator/api/grpc_status.h"
+#include "base/grpc_status.h"
 
 #include <spdlog/spdlog.h>
 
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
-namespace ringleader::api {
+namespace ringleader {
 namespace {
 
 struct Row {
@@ -61,4 +61,4 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(row.to, message, details.SerializeAsString());
 }
 
-}  // namespace ringleader::api
+}  // namespace ringleader

@@ -1,0 +1,122 @@
+#include "coordinator/api/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <chrono>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "coordinator/api/job_service.h"
+#include "coordinator/api/log_service.h"
+#include "coordinator/api/node_service.h"
+#include "coordinator/api/pulled_stream.h"
+#include "coordinator/api/rpc_metrics.h"
+#include "coordinator/api/unary.h"
+
+namespace ringleader::api {
+namespace {
+
+// A worker's events and a job's report fit many times; what is larger is garbage.
+constexpr int kMaxMessageBytes = 16 << 20;
+// Clients behind NAT ping to keep their connection: allowed this often.
+constexpr int kMinPingIntervalMs = 5000;
+// A peer that vanished without closing its connection is found after kKeepaliveMs +
+// kKeepaliveTimeoutMs.
+constexpr int kKeepaliveMs = 20000;
+constexpr int kKeepaliveTimeoutMs = 10000;
+
+constexpr const char* kHealthNames[] = {"", "ringleader.v1.JobService", "ringleader.v1.LogService",
+                                        "ringleader.v1.NodeService", "ringleader.v1.WorkerControl"};
+
+class ServerImpl : public Server {
+ public:
+  ServerImpl(const ServerOptions& options, lifecycle::JobController* controller,
+             session::WorkerControlService* workers, store::Store* store,
+             prometheus::Registry* registry)
+      : options_(options),
+        metrics_(registry),
+        unary_executor_(options.unary_threads, options.max_waiting_calls),
+        stream_executor_(options.stream_threads, options.max_streams),
+        unary_(&unary_executor_, &metrics_),
+        hub_(store, &stream_executor_, &metrics_, options.max_streams),
+        jobs_(controller, &hub_, &unary_, options.check_files),
+        logs_(&hub_),
+        nodes_(controller, &unary_),
+        workers_(*workers) {}
+
+  ~ServerImpl() override { Shutdown(); }
+
+  absl::Status Listen() {
+    ASSIGN_OR_RETURN(const auto credentials, ServerCredentials(options_.tls, options_.listen));
+    if (options_.listen.port != 0) RETURN_IF_ERROR(CheckCanListen(options_.listen));
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(FormatAddress(options_.listen), credentials, &port_);
+    // Otherwise a second coordinator would share the port, and clients reach one or the other.
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                               kMinPingIntervalMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+    builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    builder.RegisterService(&jobs_);
+    builder.RegisterService(&logs_);
+    builder.RegisterService(&nodes_);
+    builder.RegisterService(&workers_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) {
+      return absl::UnavailableError(absl::StrFormat(
+          "cannot listen on %s; see the log lines above, and choose another --listen",
+          FormatAddress(options_.listen)));
+    }
+    for (const char* name : kHealthNames)
+      server_->GetHealthCheckService()->SetServingStatus(name, true);
+    return absl::OkStatus();
+  }
+
+  int port() const override { return port_; }
+
+  void Shutdown() override {
+    if (server_ == nullptr) return;
+    // Load balancers and clients look elsewhere before calls begin to fail.
+    server_->GetHealthCheckService()->Shutdown();
+    hub_.EndAll(absl::UnavailableError("the coordinator is shutting down; try again in a moment"));
+    workers_.CloseAll();
+    server_->Shutdown(
+        std::chrono::system_clock::now() +
+        std::chrono::microseconds(absl::ToInt64Microseconds(options_.shutdown_grace)));
+    server_->Wait();
+    server_.reset();
+  }
+
+ private:
+  const ServerOptions options_;
+  RpcMetrics metrics_;
+  Executor unary_executor_;
+  Executor stream_executor_;
+  Unary unary_;
+  StreamHub hub_;
+  JobService jobs_;
+  LogService logs_;
+  NodeService nodes_;
+  session::WorkerControlService& workers_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      lifecycle::JobController* controller,
+                                                      session::WorkerControlService* workers,
+                                                      store::Store* store,
+                                                      prometheus::Registry* registry) {
+  auto server = std::make_unique<ServerImpl>(options, controller, workers, store, registry);
+  RETURN_IF_ERROR(server->Listen());
+  return server;
+}
+
+}  // namespace ringleader::api

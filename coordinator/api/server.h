@@ -1,0 +1,56 @@
+// The coordinator's gRPC port: all services on it, health and reflection, and an orderly end.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/address.h"
+#include "base/tls.h"
+#include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/session/worker_control_service.h"
+#include "coordinator/store/store.h"
+
+namespace prometheus {
+class Registry;
+}
+
+namespace ringleader::api {
+
+struct ServerOptions {
+  Address listen;
+  TlsOptions tls = {};
+  // Refuse jobs whose files this machine does not see.
+  bool check_files = true;
+  // Threads that run unary calls, most of which wait for the disk or for the controller.
+  int unary_threads = 8;
+  size_t max_waiting_calls = 1000;
+  // Threads that read the store for WatchJob and TailLogs, and how many of those may be open.
+  int stream_threads = 2;
+  size_t max_streams = 10000;
+  // How long calls may take to end after Shutdown() was called; then they are cut off.
+  absl::Duration shutdown_grace = absl::Seconds(5);
+};
+
+// Thread-safe.
+class Server {
+ public:
+  // Listens and serves. All must outlive the server. ALREADY_EXISTS when the port is in use;
+  // further errors as in ServerCredentials().
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
+                                                       lifecycle::JobController* controller,
+                                                       session::WorkerControlService* workers,
+                                                       store::Store* store,
+                                                       prometheus::Registry* registry);
+  virtual ~Server() = default;
+
+  // The port that is served; what was asked for unless that was 0.
+  virtual int port() const = 0;
+
+  // Health says NOT_SERVING, streams end with UNAVAILABLE, calls under way are answered, then the
+  // port closes. The controller must still run. Returns within shutdown_grace and a little.
+  // Idempotent.
+  virtual void Shutdown() = 0;
+};
+
+}  // namespace ringleader::api

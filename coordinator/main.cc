@@ -1,0 +1,139 @@
+// ringleader-coordinator: keeps the jobs, schedules them on the workers that call in, and answers
+// ringctl.
+//
+//   ringleader-coordinator --data-dir DIR [--listen HOST:PORT] [--metrics-listen HOST:PORT]
+//   [--config FILE]
+//
+// Ends with 0 after SIGTERM or SIGINT; training goes on without it, and it takes up where it left
+// when it is back.
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/logging.h"
+#include "base/metrics.h"
+#include "base/signals.h"
+#include "base/status_macros.h"
+#include "base/tls.h"
+#include "base/version.h"
+#include "coordinator/api/server.h"
+#include "coordinator/api/store_metrics.h"
+#include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/lifecycle/options.h"
+#include "coordinator/planner_source.h"
+#include "coordinator/session/worker_control_service.h"
+#include "coordinator/store/sqlite_store.h"
+#include "prometheus/registry.h"
+
+namespace ringleader {
+namespace {
+
+struct Flags {
+  std::string listen = "127.0.0.1:7070";
+  std::string metrics_listen = "127.0.0.1:7071";
+  std::string data_dir;
+  int64_t log_mebibytes_per_job = 64;
+  bool check_files = true;
+  TlsOptions tls;
+  LoggingOptions logging;
+  lifecycle::Options lifecycle;
+};
+
+void AddFlags(CLI::App& app, Flags* flags) {
+  app.add_option("--listen", flags->listen, "address for clients and workers")
+      ->capture_default_str();
+  app.add_option("--data-dir", flags->data_dir, "folder of the database; created if missing")
+      ->required();
+  app.add_option("--metrics-listen", flags->metrics_listen,
+                 "address of http://…/metrics; \"off\" for none")
+      ->capture_default_str();
+  app.add_option("--log-mebibytes-per-job", flags->log_mebibytes_per_job,
+                 "bound on the stored log of one job")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option(
+         "--check-files", flags->check_files,
+         "refuse jobs whose files this machine does not see; false when only the workers see them")
+      ->default_str("true");
+  AddTlsFlags(app, &flags->tls);
+  AddLoggingFlags(app, &flags->logging);
+  lifecycle::AddLifecycleFlags(app, &flags->lifecycle);
+}
+
+absl::Status MakeDataDir(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error) return absl::OkStatus();
+  return absl::FailedPreconditionError("--data-dir: cannot create " + path + ": " +
+                                       error.message());
+}
+
+// Everything in the order in which it may start: the port opens last, when all behind it works.
+absl::Status Serve(const Flags& flags) {
+  RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
+  ASSIGN_OR_RETURN(const Address listen, ParseAddress(flags.listen));
+  RETURN_IF_ERROR(MakeDataDir(flags.data_dir));
+
+  Metrics metrics("coordinator");
+  api::CommitMetrics commits(&metrics.registry());
+  const std::string database = (std::filesystem::path(flags.data_dir) / "coordinator.db").string();
+  ASSIGN_OR_RETURN(const std::unique_ptr<store::Store> store,
+                   store::OpenSqliteStore({.path = database,
+                                           .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
+                                           .clock = Clock::Real(),
+                                           .on_commit = [&](absl::Duration duration, int writes) {
+                                             commits.OnCommit(duration, writes);
+                                           }}));
+  const auto collector = std::make_shared<api::StoreCollector>(store.get(), database);
+  metrics.AddCollectable(collector);
+  if (flags.metrics_listen != "off") {
+    ASSIGN_OR_RETURN(const Address metrics_listen, ParseAddress(flags.metrics_listen));
+    RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure));
+  }
+
+  const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
+  ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
+                   lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
+                                                    Clock::Real(), &metrics));
+  session::WorkerControlService workers(controller.get(), Clock::Real());
+  controller->Start();
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<api::Server> server,
+      api::Server::Start({.listen = listen, .tls = flags.tls, .check_files = flags.check_files},
+                         controller.get(), &workers, store.get(), &metrics.registry()));
+  Address served = listen;
+  if (served.path.empty()) served.port = server->port();
+  spdlog::info("serving on {}", FormatAddress(served));
+
+  const int signal_number = WaitForShutdownSignal();
+  spdlog::info("signal {}: stopping", signal_number);
+  server->Shutdown();
+  controller->Stop();
+  spdlog::info("stopped");
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace ringleader
+
+int main(int argc, char** argv) {
+  using namespace ringleader;
+  CLI::App app("Ringleader's coordinator: keeps jobs, schedules them on workers, answers ringctl.",
+               "ringleader-coordinator");
+  Flags flags;
+  AddFlags(app, &flags);
+  if (const std::optional<int> exit_code = ParseFlags(app, argc, argv)) return *exit_code;
+  BlockShutdownSignals();
+  SetUpLogging("ringleader-coordinator", flags.logging);
+  spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
+  if (const absl::Status status = Serve(flags); !status.ok()) {
+    spdlog::error("{}", std::string(status.message()));
+    return 1;
+  }
+  return 0;
+}
