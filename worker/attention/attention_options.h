@@ -34,8 +34,8 @@ struct LayerBudget {
 struct AttentionOptions {
   Pattern pattern = Pattern::kDense;
   Select select = Select::kTopP;
-  LayerBudget budget;  // of every layer that is not in `dense_layers`
-  std::vector<int> dense_layers;
+  LayerBudget budget = {};  // of every layer that is not in `dense_layers`
+  std::vector<int> dense_layers = {};
   int estimate_queries = 64;  // at the end of the sequence; at most 256
   int sink_tokens = 64;       // columns at the start that are always kept
   int local_blocks = 1;       // block diagonals that are always kept besides the main one
@@ -45,7 +45,7 @@ struct AttentionOptions {
   int tile = 128;             // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
-  RingShape ring;
+  RingShape ring = {};
   int threads = 1;  // of this rank's engine
 };
 

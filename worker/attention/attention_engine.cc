@@ -1,0 +1,228 @@
+#include "worker/attention/attention_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/reference/attention.h"
+#include "worker/attention/check_options.h"
+#include "worker/attention/stopwatch.h"
+
+namespace ringleader::attention {
+
+using kernels::ShardLayout;
+using kernels::TokenMajor;
+
+namespace {
+
+// Keys and values of a slot lie behind each other, dense.
+TokenMajor<float> SlotTensor(float* slot, int part, const TokenMajor<const float>& like) {
+  const int64_t row = int64_t{like.heads} * like.head_dim;
+  return {.data = slot + part * like.tokens * row,
+          .tokens = like.tokens,
+          .heads = like.heads,
+          .head_dim = like.head_dim,
+          .token_stride = row,
+          .head_stride = like.head_dim};
+}
+
+TokenMajor<const float> Const(const TokenMajor<float>& x) {
+  return {x.data, x.tokens, x.heads, x.head_dim, x.token_stride, x.head_stride};
+}
+
+void CopyDense(const TokenMajor<const float>& from, const TokenMajor<float>& to) {
+  for (int64_t i = 0; i < from.tokens; ++i) {
+    for (int head = 0; head < from.heads; ++head) {
+      std::memcpy(to.data + i * to.token_stride + head * to.head_stride,
+                  from.data + i * from.token_stride + head * from.head_stride,
+                  from.head_dim * sizeof(float));
+    }
+  }
+}
+
+float ScaleOf(const TokenMajor<const float>& q) {
+  return 1.0f / std::sqrt(static_cast<float>(q.head_dim));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<AttentionEngine>> AttentionEngine::Create(
+    const AttentionOptions& options, comm::Communicator* communicator) {
+  AttentionOptions checked = options;
+  if (checked.stripe == 0) checked.stripe = checked.tile;
+  RETURN_IF_ERROR(CheckOptions(checked, communicator->size()));
+  std::shared_ptr<AttentionEngine> engine(new AttentionEngine(checked, communicator));
+  ASSIGN_OR_RETURN(engine->forward_, ForwardSchedule(options.ring, communicator->rank()));
+  ASSIGN_OR_RETURN(engine->backward_, BackwardSchedule(options.ring, communicator->rank()));
+  return engine;
+}
+
+AttentionEngine::AttentionEngine(const AttentionOptions& options, comm::Communicator* communicator)
+    : options_(options), communicator_(communicator), engine_(options.threads) {}
+
+ShardLayout AttentionEngine::LayoutOf(int rank, int64_t local_tokens) const {
+  return {.kind = options_.layout,
+          .ranks = communicator_->size(),
+          .rank = rank,
+          .stripe = options_.stripe,
+          .tokens = local_tokens * communicator_->size()};
+}
+
+const LayerBudget& AttentionEngine::BudgetOf(int layer) const {
+  return layer < static_cast<int>(budgets_.size()) ? budgets_[layer] : options_.budget;
+}
+
+LayerStats& AttentionEngine::StatsOf(int layer) {
+  if (layer >= static_cast<int>(stats_.layers.size())) stats_.layers.resize(layer + 1);
+  return stats_.layers[layer];
+}
+
+absl::Status AttentionEngine::SetBudgets(std::span<const LayerBudget> budgets) {
+  for (const LayerBudget& budget : budgets) RETURN_IF_ERROR(CheckBudget(budget));
+  budgets_.assign(budgets.begin(), budgets.end());
+  return absl::OkStatus();
+}
+
+AttentionStats AttentionEngine::TakeStats() {
+  return std::exchange(stats_, {});
+}
+
+absl::StatusOr<std::unique_ptr<TravellingBuffers>> AttentionEngine::LoadKv(
+    const RingSchedule& schedule, const TokenMajor<const float>& k,
+    const TokenMajor<const float>& v) {
+  const size_t floats = 2 * k.tokens * k.heads * k.head_dim;
+  auto buffers = std::make_unique<TravellingBuffers>(
+      communicator_, schedule.kv_slots, floats, comm::Channel::kKvInner, comm::Channel::kKvOuter,
+      &stats_.seconds.exposed_communication);
+  const bool gather = schedule.shape.kind == RingKind::kAllGather;
+  float* own = buffers->data(gather ? schedule.rank : 0);
+  CopyDense(k, SlotTensor(own, 0, k));
+  CopyDense(v, SlotTensor(own, 1, v));
+  if (gather && schedule.ranks > 1) {
+    const Stopwatch watch(&stats_.seconds.exposed_communication);
+    const std::vector<float> mine(own, own + floats);
+    RETURN_IF_ERROR(communicator_->AllGather(comm::Channel::kKvInner, mine.data(),
+                                             floats * sizeof(float), buffers->data(0)));
+  }
+  for (const RingHop& hop : schedule.steps[0].kv_hops) RETURN_IF_ERROR(buffers->Start(hop));
+  return buffers;
+}
+
+absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
+    int layer, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+    const TokenMajor<const float>& v, const TokenMajor<float>& out, float* lse) {
+  RETURN_IF_ERROR(CheckLength(options_, communicator_->size(), q.tokens));
+  // The first hop travels while the index is built.
+  ASSIGN_OR_RETURN(const std::unique_ptr<TravellingBuffers> kv, LoadKv(forward_, k, v));
+  auto index = std::make_shared<LayerIndex>();
+  index->tile = options_.tile;
+  if (options_.pattern == Pattern::kSlidingWindow && !BudgetOf(layer).dense) {
+    index->pattern = kernels::TilePattern::kWindow;
+    index->window = options_.window;
+  }
+
+  LayerStats& stats = StatsOf(layer);
+  stats.tiles_per_ring_step.resize(forward_.steps.size());
+  const ShardLayout mine = LayoutOf(forward_.rank, q.tokens);
+  for (size_t t = 0; t < forward_.steps.size(); ++t) {
+    const RingStep& step = forward_.steps[t];
+    RETURN_IF_ERROR(kv->Await(step.kv_slot));
+    if (t > 0) {
+      for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
+    }
+    const Stopwatch watch(&stats_.seconds.forward);
+    int64_t tiles = 0;
+    RETURN_IF_ERROR(
+        kernels::reference::AttentionForward(engine_,
+                                             {.q = q,
+                                              .k = Const(SlotTensor(kv->data(step.kv_slot), 0, k)),
+                                              .v = Const(SlotTensor(kv->data(step.kv_slot), 1, v)),
+                                              .out = out,
+                                              .lse = lse,
+                                              .query_layout = mine,
+                                              .key_layout = LayoutOf(step.owner, k.tokens),
+                                              .tiles = index->TilesOf(step.owner),
+                                              .scale = ScaleOf(q)},
+                                             &tiles));
+    stats.tiles_per_ring_step[t] += tiles;
+  }
+  RETURN_IF_ERROR(kv->AwaitAll());
+  return index;
+}
+
+absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCall& call) {
+  const auto& [q, k, v, out, d_out, lse, dq, dk, dv] = call;
+  ASSIGN_OR_RETURN(const std::unique_ptr<TravellingBuffers> kv, LoadKv(backward_, k, v));
+  TravellingBuffers grads(communicator_, backward_.grad_slots, kv->floats_per_slot(),
+                          comm::Channel::kGradKv, comm::Channel::kGradKv,
+                          &stats_.seconds.exposed_communication);
+  if (backward_.zeroed_slot >= 0) {
+    std::fill_n(grads.data(backward_.zeroed_slot), grads.floats_per_slot(), 0.0f);
+  }
+  std::vector<float> delta(q.heads * q.tokens);
+  {
+    const Stopwatch watch(&stats_.seconds.backward);
+    kernels::reference::AttentionDelta(engine_, d_out, out, delta.data());
+  }
+  const ShardLayout mine = LayoutOf(backward_.rank, q.tokens);
+  for (size_t t = 0; t < backward_.steps.size(); ++t) {
+    const RingStep& step = backward_.steps[t];
+    RETURN_IF_ERROR(kv->Await(step.kv_slot));
+    if (t > 0) {
+      for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
+    }
+    RETURN_IF_ERROR(grads.Await(step.grad_slot));
+    float* const slot = grads.data(step.grad_slot);
+    {
+      const Stopwatch watch(&stats_.seconds.backward);
+      std::fill_n(slot, grads.floats_per_slot(), 0.0f);
+      RETURN_IF_ERROR(kernels::reference::AttentionBackward(
+          engine_, {.q = q,
+                    .k = Const(SlotTensor(kv->data(step.kv_slot), 0, k)),
+                    .v = Const(SlotTensor(kv->data(step.kv_slot), 1, v)),
+                    .d_out = d_out,
+                    .lse = lse,
+                    .delta = delta.data(),
+                    .dq = dq,
+                    .dk = SlotTensor(slot, 0, k),
+                    .dv = SlotTensor(slot, 1, v),
+                    .query_layout = mine,
+                    .key_layout = LayoutOf(step.owner, k.tokens),
+                    .tiles = index.TilesOf(step.owner),
+                    .scale = ScaleOf(q)}));
+    }
+    for (const GradAction& action : step.grad_actions) {
+      if (action.kind == GradAction::Kind::kAdd) {
+        RETURN_IF_ERROR(grads.Add(action.to_slot, action.from_slot));
+      } else {
+        RETURN_IF_ERROR(grads.Start(action.hop));
+      }
+    }
+  }
+  RETURN_IF_ERROR(kv->AwaitAll());
+  return ReturnGradients(backward_, grads, call);
+}
+
+absl::Status AttentionEngine::ReturnGradients(const RingSchedule& schedule,
+                                              TravellingBuffers& grads, const BackwardCall& call) {
+  RETURN_IF_ERROR(grads.AwaitAll());
+  const float* home = grads.data(schedule.home_grad_slot);
+  std::vector<float> reduced;
+  if (schedule.shape.kind == RingKind::kAllGather && schedule.ranks > 1) {
+    const Stopwatch watch(&stats_.seconds.exposed_communication);
+    reduced.resize(grads.floats_per_slot());
+    RETURN_IF_ERROR(communicator_->ReduceScatterSum(comm::Channel::kGradKv, grads.data(0),
+                                                    grads.floats_per_slot(), reduced.data()));
+    home = reduced.data();
+  }
+  const size_t part = grads.floats_per_slot() / 2;
+  std::copy_n(home, part, call.dk.data);
+  std::copy_n(home + part, part, call.dv.data);
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::attention

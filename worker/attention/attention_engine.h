@@ -1,0 +1,65 @@
+// Ring attention on plain memory: what RingAttention wraps for autograd. No LibTorch.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/reference/engine.h"
+#include "ringleader/kernels/attention.h"
+#include "worker/attention/attention_options.h"
+#include "worker/attention/attention_stats.h"
+#include "worker/attention/layer_index.h"
+#include "worker/attention/travelling_buffers.h"
+#include "worker/comm/communicator.h"
+
+namespace ringleader::attention {
+
+// One call at a time, the same calls in the same order on all ranks.
+class AttentionEngine {
+ public:
+  static absl::StatusOr<std::shared_ptr<AttentionEngine>> Create(const AttentionOptions& options,
+                                                                 comm::Communicator* communicator);
+
+  // q: [n, heads, d]; k and v: [n, kv_heads, d]. out: [n, heads, d] zero, lse: [heads, n] -infinity
+  // on entry. The index serves the layer's Backward.
+  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(
+      int layer, const kernels::TokenMajor<const float>& q,
+      const kernels::TokenMajor<const float>& k, const kernels::TokenMajor<const float>& v,
+      const kernels::TokenMajor<float>& out, float* lse);
+
+  // What Forward took and left. dq, dk and dv are dense and zero on entry.
+  struct BackwardCall {
+    kernels::TokenMajor<const float> q, k, v, out, d_out;
+    const float* lse = nullptr;
+    kernels::TokenMajor<float> dq, dk, dv;
+  };
+  absl::Status Backward(const LayerIndex& index, const BackwardCall& call);
+
+  absl::Status SetBudgets(std::span<const LayerBudget> budgets);
+  AttentionStats TakeStats();
+
+ private:
+  AttentionEngine(const AttentionOptions& options, comm::Communicator* communicator);
+
+  kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
+  const LayerBudget& BudgetOf(int layer) const;
+  LayerStats& StatsOf(int layer);
+  // The ring's slots with this rank's keys and values in place, and with kAllGather everyone's.
+  absl::StatusOr<std::unique_ptr<TravellingBuffers>> LoadKv(
+      const RingSchedule& schedule, const kernels::TokenMajor<const float>& k,
+      const kernels::TokenMajor<const float>& v);
+  absl::Status ReturnGradients(const RingSchedule& schedule, TravellingBuffers& grads,
+                               const BackwardCall& call);
+
+  const AttentionOptions options_;
+  comm::Communicator* const communicator_;
+  kernels::reference::Engine engine_;
+  RingSchedule forward_, backward_;
+  std::vector<LayerBudget> budgets_;
+  AttentionStats stats_;
+};
+
+}  // namespace ringleader::attention

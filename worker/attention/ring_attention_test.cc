@@ -1,0 +1,157 @@
+#include "worker/attention/ring_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "worker/comm/testing/local_communicator.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::LayoutKind;
+using kernels::ShardLayout;
+using torch::Tensor;
+
+constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64;
+
+// One sequence, and what its attention and gradients are.
+struct Sequence {
+  Tensor q, k, v, d_out;
+
+  explicit Sequence(int64_t tokens) {
+    torch::manual_seed(7);
+    q = torch::randn({tokens, kHeads, kHeadDim});
+    k = torch::randn({tokens, kKvHeads, kHeadDim});
+    v = torch::randn({tokens, kKvHeads, kHeadDim});
+    d_out = torch::randn({tokens, kHeads, kHeadDim});
+  }
+};
+
+struct Result {
+  Tensor out, dq, dk, dv;
+};
+
+Tensor PositionsOf(const ShardLayout& layout) {
+  Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
+  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+    positions.data_ptr<int64_t>()[i] = layout.Position(i);
+  }
+  return positions;
+}
+
+// Runs the sequence over `ranks` threads and puts the shards together again.
+Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int ranks) {
+  Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
+                torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
+  comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+    auto attention = RingAttention::Create(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    const Tensor positions =
+        PositionsOf({.kind = options.layout,
+                     .ranks = ranks,
+                     .rank = communicator.rank(),
+                     .stripe = options.stripe == 0 ? options.tile : options.stripe,
+                     .tokens = sequence.q.size(0)});
+    const Tensor q = sequence.q.index_select(0, positions).requires_grad_();
+    const Tensor k = sequence.k.index_select(0, positions).requires_grad_();
+    const Tensor v = sequence.v.index_select(0, positions).requires_grad_();
+    const Tensor out = (*attention)->Forward(0, q, k, v);
+    out.backward(sequence.d_out.index_select(0, positions));
+    result.out.index_copy_(0, positions, out.detach());
+    result.dq.index_copy_(0, positions, q.grad());
+    result.dk.index_copy_(0, positions, k.grad());
+    result.dv.index_copy_(0, positions, v.grad());
+  });
+  return result;
+}
+
+double RelativeError(const Tensor& actual, const Tensor& expected) {
+  return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
+}
+
+void ExpectNear(const Result& actual, const Result& expected) {
+  EXPECT_LT(RelativeError(actual.out, expected.out), 1e-5);
+  EXPECT_LT(RelativeError(actual.dq, expected.dq), 1e-5);
+  EXPECT_LT(RelativeError(actual.dk, expected.dk), 1e-5);
+  EXPECT_LT(RelativeError(actual.dv, expected.dv), 1e-5);
+}
+
+// LibTorch's own attention, dense causal, in fp64.
+Result Dense(const Sequence& sequence) {
+  const auto heads_first = [](const Tensor& x) {
+    return x.to(torch::kFloat64).transpose(0, 1).unsqueeze(0).detach();
+  };
+  const Tensor q = heads_first(sequence.q).requires_grad_();
+  const Tensor k = heads_first(sequence.k).requires_grad_();
+  const Tensor v = heads_first(sequence.v).requires_grad_();
+  const Tensor out =
+      at::scaled_dot_product_attention(q, k.repeat_interleave(kHeads / kKvHeads, 1),
+                                       v.repeat_interleave(kHeads / kKvHeads, 1), {}, 0.0, true);
+  out.backward(heads_first(sequence.d_out));
+  const auto back = [](const Tensor& x) {
+    return x.detach().squeeze(0).transpose(0, 1).to(torch::kFloat32);
+  };
+  return {back(out), back(q.grad()), back(k.grad()), back(v.grad())};
+}
+
+TEST(RingAttentionTest, DenseOnOneRankEqualsLibTorch) {
+  const Sequence sequence(777);
+  ExpectNear(RunOnRanks(sequence, {}, 1), Dense(sequence));
+}
+
+struct Setting {
+  LayoutKind layout;
+  RingShape ring;
+};
+
+std::string NameOf(const Setting& setting) {
+  const char* const layouts[] = {"Contiguous", "Zigzag", "Striped"};
+  const char* const kinds[] = {"Flat", "Hierarchical", "AllGather"};
+  return std::string(layouts[static_cast<int>(setting.layout)]) +
+         kinds[static_cast<int>(setting.ring.kind)] + std::to_string(setting.ring.outer) + "x" +
+         std::to_string(setting.ring.inner);
+}
+
+std::vector<Setting> AllSettings() {
+  std::vector<Setting> settings;
+  for (const LayoutKind layout :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const RingShape ring :
+         {RingShape{RingKind::kFlat, 1, 1}, RingShape{RingKind::kFlat, 2, 1},
+          RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
+          RingShape{RingKind::kHierarchical, 1, 4}, RingShape{RingKind::kAllGather, 2, 1},
+          RingShape{RingKind::kAllGather, 4, 1}}) {
+      settings.push_back({layout, ring});
+    }
+  }
+  return settings;
+}
+
+class ManyRanksTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  // The same result on this setting's ranks as on one.
+  void ExpectSameAsOneRank(AttentionOptions options) {
+    const Sequence sequence(1024);
+    const Result expected = RunOnRanks(sequence, options, 1);
+    options.layout = GetParam().layout;
+    options.ring = GetParam().ring;
+    ExpectNear(RunOnRanks(sequence, options, options.ring.inner * options.ring.outer), expected);
+  }
+};
+
+TEST_P(ManyRanksTest, Dense) {
+  ExpectSameAsOneRank({.tile = 64});
+}
+
+TEST_P(ManyRanksTest, SlidingWindow) {
+  ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64});
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(AllSettings()),
+                         [](const auto& info) { return NameOf(info.param); });
+
+}  // namespace
+}  // namespace ringleader::attention

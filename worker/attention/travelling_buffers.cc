@@ -1,0 +1,63 @@
+#include "worker/attention/travelling_buffers.h"
+
+#include "base/status_macros.h"
+#include "worker/attention/stopwatch.h"
+
+namespace ringleader::attention {
+
+TravellingBuffers::TravellingBuffers(comm::Communicator* communicator, int slots,
+                                     size_t floats_per_slot, comm::Channel inner,
+                                     comm::Channel outer, double* exposed_seconds)
+    : communicator_(communicator),
+      floats_per_slot_(floats_per_slot),
+      inner_(inner),
+      outer_(outer),
+      exposed_seconds_(exposed_seconds),
+      storage_(new float[slots * floats_per_slot]) {}
+
+TravellingBuffers::~TravellingBuffers() {
+  if (in_flight_.empty()) return;
+  communicator_->Abort("attention stopped with transfers in flight");
+  AwaitAll().IgnoreError();
+}
+
+absl::Status TravellingBuffers::Await(int slot) {
+  const Stopwatch watch(exposed_seconds_);
+  absl::Status first_error;
+  std::erase_if(in_flight_, [&](InFlight& flight) {
+    if (flight.hop.send_slot != slot && flight.hop.receive_slot != slot) return false;
+    first_error.Update(flight.transfer->Wait());
+    return true;
+  });
+  return first_error;
+}
+
+absl::Status TravellingBuffers::Start(const RingHop& hop) {
+  RETURN_IF_ERROR(Await(hop.send_slot));
+  RETURN_IF_ERROR(Await(hop.receive_slot));
+  const size_t bytes = floats_per_slot_ * sizeof(float);
+  in_flight_.push_back(
+      {hop, communicator_->SendReceive(hop.link == RingLink::kInner ? inner_ : outer_,
+                                       data(hop.send_slot), bytes, hop.to, data(hop.receive_slot),
+                                       bytes, hop.from)});
+  return absl::OkStatus();
+}
+
+absl::Status TravellingBuffers::Add(int to, int from) {
+  RETURN_IF_ERROR(Await(to));
+  RETURN_IF_ERROR(Await(from));
+  float* const sum = data(to);
+  const float* const added = data(from);
+  for (size_t i = 0; i < floats_per_slot_; ++i) sum[i] += added[i];
+  return absl::OkStatus();
+}
+
+absl::Status TravellingBuffers::AwaitAll() {
+  const Stopwatch watch(exposed_seconds_);
+  absl::Status first_error;
+  for (InFlight& flight : in_flight_) first_error.Update(flight.transfer->Wait());
+  in_flight_.clear();
+  return first_error;
+}
+
+}  // namespace ringleader::attention
