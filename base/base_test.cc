@@ -1,0 +1,206 @@
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <prometheus/counter.h>
+#include <prometheus/registry.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+
+#include "base/address.h"
+#include "base/config.h"
+#include "base/grpc_status.h"
+#include "base/metrics.h"
+#include "base/temp_dir.h"
+#include "base/test_certificates.h"
+#include "base/tls.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+
+namespace ringleader {
+namespace {
+
+using ::testing::HasSubstr;
+
+Address Parsed(const std::string& text) {
+  const auto address = ParseAddress(text);
+  EXPECT_TRUE(address.ok()) << address.status();
+  return address.value_or(Address{});
+}
+
+// A listening socket on a port of the system's choice.
+class TakenPort {
+ public:
+  TakenPort() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(listen(fd_, 1), 0);
+    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  ~TakenPort() { close(fd_); }
+  int port() const { return port_; }
+
+ private:
+  const int fd_;
+  int port_ = 0;
+};
+
+TEST(AddressTest, ReadsEveryForm) {
+  EXPECT_EQ(Parsed("127.0.0.1:80").port, 80);
+  EXPECT_EQ(Parsed("[::1]:80").host, "::1");
+  EXPECT_EQ(Parsed("unix:/run/x").path, "/run/x");
+  for (const char* text : {"127.0.0.1:80", "[::1]:80", "unix:/run/x", "host.example:0"}) {
+    EXPECT_EQ(FormatAddress(Parsed(text)), text);
+  }
+  for (const char* text :
+       {"", "host", "host:", ":80", "::1:80", "host:65536", "host:-1", "host:8x", "unix:"}) {
+    EXPECT_THAT(std::string(ParseAddress(text).status().message()), HasSubstr("write host:port"))
+        << text;
+  }
+}
+
+TEST(AddressTest, KnowsLoopback) {
+  for (const char* text : {"127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1", "unix:/x"}) {
+    EXPECT_TRUE(IsLoopback(Parsed(text))) << text;
+  }
+  for (const char* text : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1"}) {
+    EXPECT_FALSE(IsLoopback(Parsed(text))) << text;
+  }
+}
+
+TEST(AddressTest, SaysThatAPortIsInUse) {
+  const TakenPort taken;
+  const absl::Status status =
+      CheckCanListen({.host = "127.0.0.1", .port = taken.port(), .path = ""});
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is in use by another program"));
+  EXPECT_TRUE(CheckCanListen(Parsed("127.0.0.1:0")).ok());
+  EXPECT_FALSE(CheckCanListen(Parsed("192.0.2.1:1")).ok());
+}
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  ConfigTest() {
+    app_.add_option("--name", name_)->capture_default_str();
+    app_.add_option("--list", list_);
+    app_.add_flag("--loud", loud_);
+  }
+  std::optional<int> Parse(std::vector<std::string> arguments) {
+    std::vector<char*> argv = {const_cast<char*>("program")};
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    return ParseFlags(app_, static_cast<int>(argv.size()), argv.data());
+  }
+  std::string File(const std::string& text) {
+    std::ofstream(dir_.File("config.yaml")) << text;
+    return dir_.File("config.yaml");
+  }
+
+  TempDir dir_;
+  CLI::App app_{"", "program"};
+  std::string name_ = "default";
+  std::vector<int> list_;
+  bool loud_ = false;
+};
+
+TEST_F(ConfigTest, CommandLineWinsOverFileWinsOverDefault) {
+  EXPECT_EQ(Parse({"--config", File("name: file\nlist: [1, 2]\nloud: true\n"), "--name", "line"}),
+            std::nullopt);
+  EXPECT_EQ(name_, "line");
+  EXPECT_EQ(list_, (std::vector<int>{1, 2}));
+  EXPECT_TRUE(loud_);
+  EXPECT_EQ(ResolvedConfig(app_), "name: line\nlist: [1, 2]\nloud: true\n");
+}
+
+TEST_F(ConfigTest, ResolvedConfigHoldsDefaultsAndReadsBack) {
+  EXPECT_EQ(Parse({}), std::nullopt);
+  EXPECT_EQ(ResolvedConfig(app_), "name: default\nlist: \"\"\nloud: false\n");
+}
+
+TEST_F(ConfigTest, MistakesInTheFileAreNamed) {
+  for (const char* text : {"nmae: x\n", "name: {a: b}\n", "- name\n", "name: [\n"}) {
+    ::testing::internal::CaptureStderr();
+    const std::optional<int> exit_code = Parse({"--config", File(text)});
+    EXPECT_NE(exit_code.value_or(0), 0) << text;
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("configuration file")) << text;
+  }
+}
+
+TEST(MetricsTest, SaysThatThePortIsInUseAndRefusesToBeSeen) {
+  const TakenPort taken;
+  Metrics metrics("test");
+  EXPECT_EQ(metrics.Listen({.host = "127.0.0.1", .port = taken.port(), .path = ""}, false).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(metrics.Listen(Parsed("0.0.0.0:0"), false).code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(metrics.Listen(Parsed("127.0.0.1:0"), false).ok());
+  EXPECT_GT(metrics.port(), 0);
+  EXPECT_THAT(metrics.Render(), HasSubstr("ringleader_build_info{component=\"test\""));
+  EXPECT_THAT(metrics.Render(), HasSubstr("process_resident_memory_bytes"));
+}
+
+TEST(GrpcStatusTest, CarriesErrorInfo) {
+  const grpc::Status status = ToGrpcStatus(absl::NotFoundError("jobs/x does not exist"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(status.error_message(), "jobs/x does not exist");
+  google::rpc::Status details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), 5);
+  google::rpc::ErrorInfo info;
+  ASSERT_TRUE(details.details(0).UnpackTo(&info));
+  EXPECT_EQ(info.reason(), "RESOURCE_NOT_FOUND");
+  EXPECT_EQ(info.domain(), "ringleader");
+  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
+  // No code is lost: whatever the code says inside, a client hears of it.
+  for (int code = 1; code <= 16; ++code) {
+    const int seen =
+        ToGrpcStatus(absl::Status(static_cast<absl::StatusCode>(code), "")).error_code();
+    EXPECT_EQ(seen, code == static_cast<int>(absl::StatusCode::kUnknown)
+                        ? grpc::StatusCode::INTERNAL
+                        : code);
+  }
+}
+
+TEST(TlsTest, PlainTextStaysOnLoopback) {
+  EXPECT_TRUE(ServerCredentials({}, Parsed("127.0.0.1:1")).ok());
+  const auto refused = ServerCredentials({}, Parsed("0.0.0.0:1"));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("--insecure"));
+  EXPECT_FALSE(ChannelCredentials({}, Parsed("10.0.0.1:1")).ok());
+  TlsOptions insecure;
+  insecure.insecure = true;
+  EXPECT_TRUE(ServerCredentials(insecure, Parsed("0.0.0.0:1")).ok());
+}
+
+TEST(TlsTest, MistakesAreNamed) {
+  const TestCertificates certificates;
+  ASSERT_TRUE(certificates.ok());
+  const auto complaint = [](const TlsOptions& options) {
+    return std::string(ServerCredentials(options, Parsed("0.0.0.0:1")).status().message());
+  };
+  TlsOptions options = certificates.Options("server");
+  EXPECT_EQ(complaint(options), "");
+  options.key_path = "";
+  EXPECT_THAT(complaint(options), HasSubstr("--tls-key is missing"));
+  options = certificates.Options("server");
+  options.key_path = certificates.File("client.key");
+  EXPECT_THAT(complaint(options), HasSubstr("is not the key of the certificate"));
+  options.key_path = certificates.File("server.crt");
+  EXPECT_THAT(complaint(options), HasSubstr("no unencrypted PEM private key"));
+  options = certificates.Options("server");
+  options.ca_path = certificates.File("absent");
+  EXPECT_THAT(complaint(options), HasSubstr("--tls-ca: cannot read"));
+  options.ca_path = certificates.File("server.key");
+  EXPECT_THAT(complaint(options), HasSubstr("holds no PEM certificate"));
+  options.cert_path = "";
+  EXPECT_THAT(complaint(options), HasSubstr("--tls-cert is missing"));
+}
+
+}  // namespace
+}  // namespace ringleader

@@ -1,0 +1,55 @@
+// Certificates for tests, made by the openssl program: an authority, a server and a client that it
+// signed, and a stranger that another one signed.
+#pragma once
+
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/temp_dir.h"
+#include "base/tls.h"
+
+namespace ringleader {
+
+class TestCertificates {
+ public:
+  // False from ok() when openssl cannot be run.
+  TestCertificates() {
+    ok_ = MakeAuthority("ca") && Sign("ca", "server") && Sign("ca", "client") &&
+          MakeAuthority("other") && Sign("other", "stranger");
+  }
+  bool ok() const { return ok_; }
+
+  // `name`: "server", "client" or "stranger"; trusts `authority`: "ca" or "other".
+  TlsOptions Options(const std::string& name, const std::string& authority = "ca") const {
+    return {.cert_path = File(name + ".crt"),
+            .key_path = File(name + ".key"),
+            .ca_path = File(authority + ".crt")};
+  }
+  std::string File(const std::string& name) const { return dir_.File(name); }
+
+ private:
+  bool MakeAuthority(const std::string& name) {
+    return Run(absl::StrCat(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=",
+        name, " -keyout ", File(name + ".key"), " -out ", File(name + ".crt")));
+  }
+  bool Sign(const std::string& authority, const std::string& name) {
+    return Run(absl::StrCat("openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "
+                            "/CN=localhost -keyout ",
+                            File(name + ".key"), " -out ", File(name + ".csr"))) &&
+           Run(absl::StrCat("printf 'subjectAltName=DNS:localhost,IP:127.0.0.1' > ", File("ext"),
+                            " && openssl x509 -req -days 2 -CAcreateserial -in ",
+                            File(name + ".csr"), " -CA ", File(authority + ".crt"), " -CAkey ",
+                            File(authority + ".key"), " -extfile ", File("ext"), " -out ",
+                            File(name + ".crt")));
+  }
+  static bool Run(const std::string& command) {
+    return std::system(absl::StrCat(command, " 2>/dev/null").c_str()) == 0;
+  }
+
+  TempDir dir_;
+  bool ok_ = false;
+};
+
+}  // namespace ringleader
