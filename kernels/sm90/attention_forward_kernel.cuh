@@ -11,6 +11,7 @@
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/ring_cursor.cuh"
 #include "kernels/sm90/tile_walk.cuh"
 
 namespace ringleader::kernels::sm90 {
@@ -71,19 +72,6 @@ struct ForwardShared {
   TileStep step[Tile::kStages];
 };
 
-// Position in a ring of buffers: index and the parity of the current lap.
-template <int kDepth>
-struct RingCursor {
-  int index = 0;
-  uint32_t lap = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++index == kDepth) {
-      index = 0;
-      lap ^= 1;
-    }
-  }
-};
-
 template <int kHeadDim>
 __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
                                                const CUtensorMap* query_map,
@@ -116,7 +104,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
     query.Advance();
     while (column >= 0) {
       const int32_t following = walker.Next();
-      const TileStep step = MakeTileStep(params.walk, item.row, column, 0, Tile::kQueries,
+      const TileStep step = MakeTileStep(params.walk, item.row, column, 0, 0, Tile::kQueries,
                                          Tile::kKeys, following < 0);
       ptx::MbarrierWait(&shared.key_released[stage.index], stage.lap ^ 1);
       if (lane == 0) {

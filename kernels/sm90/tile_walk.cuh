@@ -110,7 +110,7 @@ template <WalkDirection kDirection>
 class TileWalker {
  public:
   __device__ TileWalker(const TileWalk& walk, int32_t head, int32_t fixed)
-      : walk_(walk), head_(head), fixed_(fixed), lane_(threadIdx.x % 32) {
+      : walk_(&walk), head_(head), fixed_(fixed), lane_(threadIdx.x % 32) {
     const int32_t lines =
         kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles;
     if (walk.pattern == TilePattern::kCsr) {
@@ -124,24 +124,24 @@ class TileWalker {
           walk.pattern == TilePattern::kWindow
               ? PartitionPoint(walk.key_tiles,
                                [&](int32_t c) {
-                                 return walk_.FirstQuery(fixed_) - walk_.LastKey(c) >= walk_.window;
+                                 return walk_->FirstQuery(fixed_) - walk_->LastKey(c) >= walk_->window;
                                })
               : 0;
       end_ = walk.pattern == TilePattern::kFull
                  ? walk.key_tiles
                  : PartitionPoint(walk.key_tiles, [&](int32_t c) {
-                     return walk_.FirstKey(c) <= walk_.LastQuery(fixed_);
+                     return walk_->FirstKey(c) <= walk_->LastQuery(fixed_);
                    });
     } else {
       next_ =
           walk.pattern == TilePattern::kFull ? 0 : PartitionPoint(walk.query_tiles, [&](int32_t r) {
-            return walk_.LastQuery(r) < walk_.FirstKey(fixed_);
+            return walk_->LastQuery(r) < walk_->FirstKey(fixed_);
           });
       end_ =
           walk.pattern == TilePattern::kWindow
               ? PartitionPoint(walk.query_tiles,
                                [&](int32_t r) {
-                                 return walk_.FirstQuery(r) - walk_.LastKey(fixed_) < walk_.window;
+                                 return walk_->FirstQuery(r) - walk_->LastKey(fixed_) < walk_->window;
                                })
               : walk.query_tiles;
     }
@@ -153,12 +153,12 @@ class TileWalker {
       if (next_ >= end_) return -1;
       const int32_t i = next_ + lane_;
       bool active = i < end_;
-      if (walk_.pattern == TilePattern::kCsr) {
-        candidate_ = active ? walk_.list[i] : 0;
+      if (walk_->pattern == TilePattern::kCsr) {
+        candidate_ = active ? walk_->list[i] : 0;
         active = active && Active(candidate_);
       } else {
         candidate_ = i;
-        active = active && (walk_.pattern != TilePattern::kToeplitz || Active(i));
+        active = active && (walk_->pattern != TilePattern::kToeplitz || Active(i));
       }
       pending_ = __ballot_sync(0xFFFFFFFFu, active);
       next_ += 32;
@@ -170,8 +170,8 @@ class TileWalker {
 
  private:
   __device__ bool Active(int32_t other) const {
-    return kDirection == WalkDirection::kAlongRow ? walk_.Active(head_, fixed_, other)
-                                                  : walk_.Active(head_, other, fixed_);
+    return kDirection == WalkDirection::kAlongRow ? walk_->Active(head_, fixed_, other)
+                                                  : walk_->Active(head_, other, fixed_);
   }
 
   // The first i in [0, count] for which `holds` is false; it holds for a prefix. 32-ary search.
@@ -189,35 +189,35 @@ class TileWalker {
     return low;
   }
 
-  const TileWalk& walk_;
-  const int32_t head_;
-  const int32_t fixed_;
-  const int32_t lane_;
+  const TileWalk* walk_;
+  int32_t head_;
+  int32_t fixed_;
+  int32_t lane_;
   int32_t next_ = 0;
   int32_t end_ = 0;
   int32_t candidate_ = 0;
   uint32_t pending_ = 0;
 };
 
-// What consumers need to know of a tile. Pair (query i, key j) of it is visible when
+// What a consumer needs to know of a part of a tile. Pair (query i, key j) of it is visible when
 //   j < keys, j - i <= diagonal (causal), and j - i > diagonal - window.
 struct TileStep {
   int32_t diagonal;  // position of query 0 - position of key 0
   int32_t window;
-  int16_t keys;  // tokens of the key tile that exist
+  int16_t keys;  // that exist; 0: nothing is visible
   bool masked;   // false: every pair is visible
-  bool last;     // of its row
+  bool last;     // of the item
 };
 
 constexpr int32_t kUnbounded = kMaxSequenceTokens;
 
-// `query_offset` and `key_offset` shift into a tile that is processed in parts of `queries` by
-// `keys`.
+// The part of tile (row, column) that starts at (query_offset, key_offset) and has `queries` x `keys`.
 __device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t row, int32_t column,
-                                                 int32_t query_offset, int32_t queries,
-                                                 int32_t keys, bool last) {
+                                                 int32_t query_offset, int32_t key_offset,
+                                                 int32_t queries, int32_t keys, bool last) {
   TileStep step;
-  step.keys = static_cast<int16_t>(min(keys, walk.key_tokens - (column << walk.tile_log2)));
+  const int32_t keys_left = walk.key_tokens - (column << walk.tile_log2) - key_offset;
+  step.keys = static_cast<int16_t>(max(0, min(keys, keys_left)));
   step.last = last;
   if (walk.pattern == TilePattern::kFull) {
     step.diagonal = kUnbounded;
@@ -225,10 +225,10 @@ __device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t r
     step.masked = step.keys < keys;
     return step;
   }
-  step.diagonal = walk.FirstQuery(row) + query_offset - walk.FirstKey(column);
+  step.diagonal = walk.FirstQuery(row) + query_offset - walk.FirstKey(column) - key_offset;
   step.window = walk.pattern == TilePattern::kWindow ? walk.window : kUnbounded;
-  step.masked =
-      step.keys < keys || step.diagonal < keys - 1 || step.diagonal + queries - 1 >= step.window;
+  step.masked = step.keys < keys || step.diagonal < keys - 1 ||
+                step.diagonal + queries - 1 >= step.window;
   return step;
 }
 

@@ -66,6 +66,15 @@ __device__ __forceinline__ uint64_t DescriptorAdvance(uint64_t descriptor, uint3
   return descriptor + (bytes >> 4);
 }
 
+// Stores four 8 x 8 matrices of bf16, the fragments of one row block of an accumulator packed in
+// pairs; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void StoreMatrices(void* row, const uint32_t* packed) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   SmemAddress(row)),
+               "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+               : "memory");
+}
+
 #define RINGLEADER_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RINGLEADER_F16(d, i) \
   RINGLEADER_F4(d, i), RINGLEADER_F4(d, i + 4), RINGLEADER_F4(d, i + 8), RINGLEADER_F4(d, i + 12)
@@ -74,8 +83,26 @@ template <int kN>
 struct Wgmma;
 
 template <>
-struct Wgmma<64> {
+struct Wgmma<32> {
   // `accumulate` false overwrites D.
+  template <Major kA = Major::kK, Major kB = Major::kK>
+  static __device__ __forceinline__ void SharedShared(float (&d)[16], uint64_t a, uint64_t b,
+                                                      bool accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        "setp.ne.b32 accumulate, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, accumulate, 1, 1, %19, %20;\n"
+        "}\n"
+        : RINGLEADER_F16(d, 0)
+        : "l"(a), "l"(b), "r"(int{accumulate}), "n"(int(kA)), "n"(int(kB)));
+  }
+};
+
+template <>
+struct Wgmma<64> {
   template <Major kA = Major::kK, Major kB = Major::kK>
   static __device__ __forceinline__ void SharedShared(float (&d)[32], uint64_t a, uint64_t b,
                                                       bool accumulate) {
@@ -111,7 +138,6 @@ struct Wgmma<64> {
 
 template <>
 struct Wgmma<128> {
-  // `accumulate` false overwrites D.
   template <Major kA = Major::kK, Major kB = Major::kK>
   static __device__ __forceinline__ void SharedShared(float (&d)[64], uint64_t a, uint64_t b,
                                                       bool accumulate) {

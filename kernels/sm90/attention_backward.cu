@@ -1,0 +1,123 @@
+// Host side of backward attention: checks, tensor maps, launch.
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/sm90/attention.h"
+#include "kernels/sm90/attention_backward_kernel.cuh"
+#include "kernels/sm90/launch.h"
+#include "kernels/sm90/tensor_map.h"
+
+namespace ringleader::kernels::sm90 {
+namespace {
+
+using Args = AttentionBackwardArgs<__nv_bfloat16>;
+
+#ifndef RL_DQ
+#define RL_DQ DqAdd::kBulk
+#endif
+constexpr DqAdd kDqAdd = RL_DQ;
+constexpr int64_t kCounterBytes = 256;
+
+AttentionShape ShapeOf(const Args& args) {
+  return {.query_tokens = args.q.tokens,
+          .key_tokens = args.k.tokens,
+          .heads = args.q.heads,
+          .kv_heads = args.k.heads,
+          .head_dim = args.q.head_dim,
+          .scale = args.scale};
+}
+
+int64_t QueryBlocks(const Args& args) {
+  return (args.q.tokens + kBackwardQueries - 1) / kBackwardQueries;
+}
+
+absl::Status Check(const Args& args, const AttentionShape& shape) {
+  RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
+  const auto check = [&](const char* name, const auto& tensor, int64_t tokens, int32_t heads) {
+    return CheckTensor(name, tensor.data, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
+                       heads, shape.head_dim);
+  };
+  RETURN_IF_ERROR(check("q", args.q, shape.query_tokens, shape.heads));
+  RETURN_IF_ERROR(check("k", args.k, shape.key_tokens, shape.kv_heads));
+  RETURN_IF_ERROR(check("v", args.v, shape.key_tokens, shape.kv_heads));
+  RETURN_IF_ERROR(check("d_out", args.d_out, shape.query_tokens, shape.heads));
+  RETURN_IF_ERROR(check("dq", args.dq, shape.query_tokens, shape.heads));
+  RETURN_IF_ERROR(check("dk", args.dk, shape.key_tokens, shape.kv_heads));
+  RETURN_IF_ERROR(check("dv", args.dv, shape.key_tokens, shape.kv_heads));
+  for (const auto* gradient : {&args.dk, &args.dv}) {
+    if (reinterpret_cast<uintptr_t>(gradient->data) % 8 != 0 || gradient->token_stride % 2 != 0 ||
+        gradient->head_stride % 2 != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: data must be aligned to 8 bytes and strides be even",
+                          gradient == &args.dk ? "dk" : "dv"));
+    }
+  }
+  if (args.lse == nullptr) return absl::InvalidArgumentError("lse is null");
+  if (args.delta == nullptr) return absl::InvalidArgumentError("delta is null");
+  if (args.tiles.pattern == TilePattern::kCsr &&
+      (args.tiles.column_offsets == nullptr || args.tiles.rows == nullptr)) {
+    return absl::InvalidArgumentError(
+        "tiles.column_offsets or tiles.rows is missing; kCsr needs both in backward");
+  }
+  return absl::OkStatus();
+}
+
+template <int kHeadDim>
+absl::Status Launch(const Args& args, const BackwardParams& params, int multiprocessors,
+                    cudaStream_t stream) {
+  using Tile = BackwardTile<kHeadDim>;
+  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, kBackwardQueries, "q"));
+  ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, kBackwardKeys, "k"));
+  ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, kBackwardKeys, "v"));
+  ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, kBackwardQueries, "d_out"));
+  ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
+  const auto kernel = AttentionBackwardKernel<kHeadDim, kDqAdd>;
+  constexpr int kSharedBytes = sizeof(BackwardShared<kHeadDim>);
+  RETURN_IF_ERROR(CudaStatus(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+      "backward: shared memory"));
+  kernel<<<multiprocessors, Tile::kThreads, kSharedBytes, stream>>>(
+      params, query_map, key_map, value_map, d_out_map, dq_map);
+  return CudaStatus(cudaGetLastError(), "backward: launch");
+}
+
+}  // namespace
+
+int64_t BackwardWorkspaceBytes(const Args& args) {
+  return kCounterBytes + args.q.heads * QueryBlocks(args) * int64_t{sizeof(RowStats)};
+}
+
+absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream_t stream) {
+  const AttentionShape shape = ShapeOf(args);
+  RETURN_IF_ERROR(Check(args, shape));
+  RETURN_IF_ERROR(CheckWorkspace(workspace, BackwardWorkspaceBytes(args)));
+  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
+
+  const auto stats = reinterpret_cast<RowStats*>(static_cast<char*>(workspace.data) + kCounterBytes);
+  BackwardParams params;
+  params.walk =
+      MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/true);
+  params.row_stats = stats;
+  params.dk = args.dk.data;
+  params.dv = args.dv.data;
+  params.dq = args.dq.data;
+  params.dk_token_stride = args.dk.token_stride;
+  params.dk_head_stride = args.dk.head_stride;
+  params.dv_token_stride = args.dv.token_stride;
+  params.dv_head_stride = args.dv.head_stride;
+  params.dq_token_stride = args.dq.token_stride;
+  params.dq_head_stride = args.dq.head_stride;
+  params.heads = shape.heads;
+  params.kv_heads = shape.kv_heads;
+  params.query_blocks = static_cast<int32_t>(QueryBlocks(args));
+  params.scale = args.scale;
+  params.scale_log2 = args.scale * kLog2E;
+  params.next_item = static_cast<int32_t*>(workspace.data);
+  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream),
+                             "backward: memset"));
+  PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
+      stats, args.lse, args.delta, params.walk.query_tokens);
+  return shape.head_dim == 128 ? Launch<128>(args, params, multiprocessors, stream)
+                               : Launch<64>(args, params, multiprocessors, stream);
+}
+
+}  // namespace ringleader::kernels::sm90

@@ -1,0 +1,591 @@
+// Backward attention for Hopper, key-stationary: a CTA holds 128 keys of one KV head and walks the
+// queries that attend to them, over all query heads of the group. Its two consumer warpgroups hold
+// dK and dV of 64 keys each in registers; dQ is added to global memory in fp32.
+//
+// Per step of 64 queries, transposed so that P and dS come out as register operands:
+//   S^T = K Q^T;  P^T = exp2(S^T - lse);  dP^T = V dO^T;  dS^T = P^T (dP^T - delta)
+//   dV += P^T dO;  dK += dS^T Q;  dQ = dS K (through shared memory: it sums over both warpgroups).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/sm90/fragment.cuh"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/ptx/sync.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/ring_cursor.cuh"
+#include "kernels/sm90/tile_walk.cuh"
+
+namespace ringleader::kernels::sm90 {
+
+constexpr int kBackwardQueries = 64;
+constexpr int kBackwardKeys = 128;
+
+// lse (times log2(e)) and delta of a block of 64 queries lie together, padded, so that one bulk copy
+// brings them. Queries beyond the end and those without keys have lse = +infinity: their P is 0.
+struct RowStats {
+  float lse_log2[kBackwardQueries];
+  float delta[kBackwardQueries];
+};
+
+struct BackwardParams {
+  TileWalk walk;
+  const RowStats* row_stats = nullptr;  // [heads, query_blocks]
+  float* dk = nullptr;
+  float* dv = nullptr;
+  float* dq = nullptr;
+  int64_t dk_token_stride = 0, dk_head_stride = 0;
+  int64_t dv_token_stride = 0, dv_head_stride = 0;
+  int64_t dq_token_stride = 0, dq_head_stride = 0;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t query_blocks = 0;  // of 64
+  float scale = 0;
+  float scale_log2 = 0;
+  int32_t* next_item = nullptr;
+};
+
+struct BackwardItem {
+  int32_t kv_head;  // -1: no more work
+  int32_t key_block;
+};
+
+// Early keys, which have the most queries in every causal pattern, first.
+__device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& params,
+                                                       int32_t index) {
+  const int32_t blocks = (params.walk.key_tokens + kBackwardKeys - 1) / kBackwardKeys;
+  const int32_t kv_head = index / blocks;
+  if (kv_head >= params.kv_heads) return {-1, 0};
+  return {kv_head, index - kv_head * blocks};
+}
+
+struct BackwardStep {
+  TileStep part[2];  // by consumer, 64 keys each
+  int32_t head;
+  int32_t first_query;
+};
+
+template <int kHeadDim>
+struct BackwardTile {
+  static constexpr int kStages = 3;
+  static constexpr int kConsumers = 2;
+  static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
+  static constexpr int kQueryBytes = kBackwardQueries * kHeadDim * 2;
+  static constexpr int kKeyBytes = kBackwardKeys * kHeadDim * 2;
+  static constexpr int kScoreBytes = kBackwardKeys * kBackwardQueries * 2;
+  // Bytes between the 64-column halves of a tile.
+  static constexpr int kQueryBlock = kBackwardQueries * ptx::kSwizzleRowBytes;
+  static constexpr int kKeyBlock = kBackwardKeys * ptx::kSwizzleRowBytes;
+  // A consumer adds this many columns of dQ.
+  static constexpr int kDqColumns = kHeadDim / 2;
+  static constexpr int kDqBytes = kBackwardQueries * kDqColumns * 4;
+};
+
+template <int kHeadDim>
+struct BackwardShared {
+  using Tile = BackwardTile<kHeadDim>;
+  alignas(1024) uint8_t key[Tile::kKeyBytes];
+  alignas(1024) uint8_t value[Tile::kKeyBytes];
+  alignas(1024) uint8_t query[Tile::kStages][Tile::kQueryBytes];
+  alignas(1024) uint8_t d_out[Tile::kStages][Tile::kQueryBytes];
+  alignas(1024) uint8_t d_scores[2][Tile::kScoreBytes];
+  alignas(1024) uint8_t dq[Tile::kConsumers][Tile::kDqBytes];
+  alignas(16) RowStats stats[Tile::kStages];
+  BackwardStep step[Tile::kStages];
+  BackwardItem item;
+  ptx::Mbarrier item_arrived, item_released;
+  ptx::Mbarrier query_arrived[Tile::kStages], d_out_arrived[Tile::kStages];
+  ptx::Mbarrier stage_released[Tile::kStages];
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ void BackwardProduce(const BackwardParams& params,
+                                                const CUtensorMap* query_map,
+                                                const CUtensorMap* key_map,
+                                                const CUtensorMap* value_map,
+                                                const CUtensorMap* d_out_map,
+                                                BackwardShared<kHeadDim>& shared) {
+  using Tile = BackwardTile<kHeadDim>;
+  const int lane = threadIdx.x % 32;
+  const int32_t group = params.heads / params.kv_heads;
+  const int32_t tile = params.walk.tile();
+  RingCursor<1> item_cursor;
+  RingCursor<Tile::kStages> stage;
+  while (true) {
+    int32_t index = 0;
+    if (lane == 0) index = atomicAdd(params.next_item, 1);
+    index = __shfl_sync(0xFFFFFFFFu, index, 0);
+    const BackwardItem item = BackwardItemAt(params, index);
+    if (item.kv_head < 0) break;
+
+    const int32_t last_head = (item.kv_head + 1) * group - 1;
+    int32_t head = item.kv_head * group;
+    TileWalker<WalkDirection::kAlongColumn> walker(params.walk, head, item.key_block);
+    const auto next_row = [&] {
+      int32_t row = walker.Next();
+      while (row < 0 && head < last_head) {
+        walker = TileWalker<WalkDirection::kAlongColumn>(params.walk, ++head, item.key_block);
+        row = walker.Next();
+      }
+      return row;
+    };
+    int32_t row = next_row();
+    if (row < 0) continue;  // nobody attends to these keys: their gradients stay
+
+    ptx::MbarrierWait(&shared.item_released, item_cursor.lap ^ 1);
+    if (lane == 0) {
+      shared.item = item;
+      ptx::MbarrierArriveExpect(&shared.item_arrived, 2 * Tile::kKeyBytes);
+      ptx::TmaLoadTile(shared.key, key_map, &shared.item_arrived, item.key_block * kBackwardKeys,
+                       item.kv_head);
+      ptx::TmaLoadTile(shared.value, value_map, &shared.item_arrived,
+                       item.key_block * kBackwardKeys, item.kv_head);
+    }
+    item_cursor.Advance();
+    while (row >= 0) {
+      const int32_t step_head = head;
+      const int32_t following = next_row();
+      for (int32_t offset = 0; offset < tile; offset += kBackwardQueries) {
+        const int32_t first_query = row * tile + offset;
+        if (first_query >= params.walk.query_tokens) break;
+        const bool last =
+            following < 0 && (offset + kBackwardQueries >= tile ||
+                              first_query + kBackwardQueries >= params.walk.query_tokens);
+        ptx::MbarrierWait(&shared.stage_released[stage.index], stage.lap ^ 1);
+        if (lane == 0) {
+          BackwardStep& step = shared.step[stage.index];
+          step.head = step_head;
+          step.first_query = first_query;
+          for (int i = 0; i < 2; ++i) {
+            step.part[i] = MakeTileStep(params.walk, row, item.key_block, offset, i * 64,
+                                        kBackwardQueries, 64, last);
+          }
+          const int64_t block = static_cast<int64_t>(step_head) * params.query_blocks +
+                                first_query / kBackwardQueries;
+          ptx::Mbarrier* const query_arrived = &shared.query_arrived[stage.index];
+          ptx::MbarrierArriveExpect(query_arrived, Tile::kQueryBytes + sizeof(RowStats));
+          ptx::TmaLoadTile(shared.query[stage.index], query_map, query_arrived, first_query,
+                           step_head);
+          ptx::BulkLoad(&shared.stats[stage.index],
+                        params.row_stats + block,
+                        sizeof(RowStats), query_arrived);
+          ptx::Mbarrier* const d_out_arrived = &shared.d_out_arrived[stage.index];
+          ptx::MbarrierArriveExpect(d_out_arrived, Tile::kQueryBytes);
+          ptx::TmaLoadTile(shared.d_out[stage.index], d_out_map, d_out_arrived, first_query,
+                           step_head);
+        }
+        stage.Advance();
+      }
+      row = following;
+    }
+  }
+  ptx::MbarrierWait(&shared.item_released, item_cursor.lap ^ 1);
+  if (lane == 0) {
+    shared.item = {-1, 0};
+    ptx::MbarrierArrive(&shared.item_arrived);
+  }
+}
+
+// Named barriers. 0 is __syncthreads.
+constexpr int kScoresStored = 1;    // both consumers: dS of this step lies in shared memory
+constexpr int kDqStaged = 2;        // one consumer's threads: its part of dQ lies there; + consumer
+
+// How a step's dQ reaches global memory.
+enum class DqAdd {
+  kPairs,   // red.v2 from registers
+  kQuads,   // red.v4 from registers, after lanes exchanged halves
+  kBulk,    // staged in shared memory, added by the copy engine
+};
+
+template <int kHeadDim, DqAdd kDqAdd>
+class BackwardConsumer {
+ public:
+  using Tile = BackwardTile<kHeadDim>;
+
+  __device__ BackwardConsumer(const BackwardParams& params, const CUtensorMap* dq_map,
+                              BackwardShared<kHeadDim>& shared, int consumer)
+      : params_(params), dq_map_(dq_map), shared_(shared), consumer_(consumer) {}
+
+  __device__ __forceinline__ void Run() {
+    RingCursor<1> item_cursor;
+    while (true) {
+      ptx::MbarrierWait(&shared_.item_arrived, item_cursor.lap);
+      const BackwardItem item = shared_.item;
+      if (item.kv_head < 0) break;
+      Steps();
+      Release(&shared_.item_released);
+      Finish(item);
+      item_cursor.Advance();
+    }
+    if (kDqAdd == DqAdd::kBulk && Leads()) ptx::BulkWaitAll();
+  }
+
+ private:
+  __device__ __forceinline__ bool Leads() const { return threadIdx.x % 128 == 0; }
+  static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
+    if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(barrier);
+  }
+  // First of the key rows whose accumulator elements this thread holds, of this consumer's 64.
+  static __device__ __forceinline__ int FragmentRow() {
+    return (threadIdx.x % 128) / 32 * 16 + (threadIdx.x % 32) / 4;
+  }
+
+  // product^T[64 keys, 64 queries] = keys (rows of this consumer) * queries^T, issued.
+  __device__ __forceinline__ void IssueTransposedScores(float (&product)[32], const uint8_t* keys,
+                                                        const uint8_t* queries) {
+    const uint64_t a = ptx::OperandDescriptor(keys + consumer_ * 64 * ptx::kSwizzleRowBytes);
+    const uint64_t b = ptx::OperandDescriptor(queries);
+    ptx::PinRegisters(product);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      ptx::Wgmma<64>::SharedShared(
+          product, ptx::DescriptorAdvance(a, (k / 4) * Tile::kKeyBlock + (k % 4) * 32),
+          ptx::DescriptorAdvance(b, (k / 4) * Tile::kQueryBlock + (k % 4) * 32), k != 0);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // gradient[64 keys, d] += weights^T[64 keys, 64 queries] * rows[64 queries, d], issued.
+  __device__ __forceinline__ void IssueKeyGradient(float (&gradient)[kHeadDim / 2],
+                                                   uint32_t (&weights)[16], const uint8_t* rows,
+                                                   bool accumulate) {
+    const uint64_t b = ptx::OperandDescriptor(rows, Tile::kQueryBlock);
+    ptx::PinRegisters(gradient);
+    ptx::PinRegisters(weights);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kBackwardQueries / 16; ++k) {
+      ptx::Wgmma<kHeadDim>::template RegisterShared<ptx::Major::kMn>(
+          gradient, weights + 4 * k, ptx::DescriptorAdvance(b, k * 16 * ptx::kSwizzleRowBytes),
+          accumulate || k != 0);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // The same with the weights from shared memory, [128 keys][64 queries]: registers are short.
+  __device__ __forceinline__ void IssueKeyGradient(float (&gradient)[kHeadDim / 2],
+                                                   const uint8_t* weights, const uint8_t* rows,
+                                                   bool accumulate) {
+    const uint64_t a = ptx::OperandDescriptor(weights + consumer_ * 64 * ptx::kSwizzleRowBytes);
+    const uint64_t b = ptx::OperandDescriptor(rows, Tile::kQueryBlock);
+    ptx::PinRegisters(gradient);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kBackwardQueries / 16; ++k) {
+      ptx::Wgmma<kHeadDim>::template SharedShared<ptx::Major::kK, ptx::Major::kMn>(
+          gradient, ptx::DescriptorAdvance(a, k * 32),
+          ptx::DescriptorAdvance(b, k * 16 * ptx::kSwizzleRowBytes), accumulate || k != 0);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // dq[64 queries, half of d] = dS[64 queries, 128 keys] * K[128 keys, half of d], issued.
+  __device__ __forceinline__ void IssueQueryGradient(float (&dq)[Tile::kDqColumns / 2],
+                                                     const uint8_t* d_scores) {
+    const int columns_byte = consumer_ * Tile::kDqColumns * 2;
+    const uint8_t* const keys = shared_.key + columns_byte / 128 * Tile::kKeyBlock + columns_byte % 128;
+    const uint64_t a = ptx::OperandDescriptor(d_scores);
+    const uint64_t b = ptx::OperandDescriptor(keys);
+    ptx::PinRegisters(dq);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kBackwardKeys / 16; ++k) {
+      const int advance = k * 16 * ptx::kSwizzleRowBytes;
+      ptx::Wgmma<Tile::kDqColumns>::template SharedShared<ptx::Major::kMn, ptx::Major::kMn>(
+          dq, ptx::DescriptorAdvance(a, advance), ptx::DescriptorAdvance(b, advance), k != 0);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // All steps of an item. The next step's scores are in flight before this step's gradients, so
+  // that the tensor cores have work while the exponentials are computed.
+  __device__ __forceinline__ void Steps() {
+    float scores[32];
+    ptx::MbarrierWait(&shared_.query_arrived[stage_.index], stage_.lap);
+    IssueTransposedScores(scores, shared_.key, shared_.query[stage_.index]);
+    bool accumulate = false;
+    int finished = -1;  // stage whose last product may be in flight
+    bool last;
+    do {
+      const RingCursor<Tile::kStages> stage = stage_;
+      const RowStats& stats = shared_.stats[stage.index];
+      const TileStep step = shared_.step[stage.index].part[consumer_];
+      last = step.last;
+      ptx::MbarrierWait(&shared_.d_out_arrived[stage.index], stage.lap);
+      float d_weights[32];
+      IssueTransposedScores(d_weights, shared_.value, shared_.d_out[stage.index]);
+      ptx::WgmmaWait<1>();
+      ptx::PinRegisters(scores);
+      if (finished >= 0) Release(&shared_.stage_released[finished]);
+      finished = stage.index;
+
+      if (step.masked) MaskScores(scores, step);
+      Weights(scores, stats);
+      uint32_t weights[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) weights[i] = PackBf16(scores[2 * i], scores[2 * i + 1]);
+      IssueKeyGradient(dv_, weights, shared_.d_out[stage.index], accumulate);
+      ptx::WgmmaWait<1>();
+      ptx::PinRegisters(d_weights);
+      ScoreGradients(d_weights, scores, stats);
+      uint32_t d_scores[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) d_scores[i] = PackBf16(d_weights[2 * i], d_weights[2 * i + 1]);
+      uint8_t* const d_scores_buffer = shared_.d_scores[parity_];
+      StoreScores(d_scores_buffer, d_scores);
+      ptx::WgmmaWait<0>();
+      ptx::PinRegisters(dv_);
+      ptx::PinRegisters(weights);
+      stage_.Advance();
+      if (!last) {
+        ptx::MbarrierWait(&shared_.query_arrived[stage_.index], stage_.lap);
+      }
+      // On the last step the product is of stale data and is not used: a branch around it would
+      // make the compiler wait for the tensor cores.
+      IssueTransposedScores(scores, shared_.key, shared_.query[stage_.index]);
+      ptx::FenceAsyncShared();
+      if (kDqAdd == DqAdd::kBulk && Leads()) ptx::BulkWaitRead<0>();
+      ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
+
+      float dq[Tile::kDqColumns / 2];
+      IssueQueryGradient(dq, d_scores_buffer);
+      IssueKeyGradient(dk_, d_scores_buffer, shared_.query[stage.index], accumulate);
+      ptx::WgmmaWait<1>();
+      ptx::PinRegisters(dq);
+      AddDq(dq, shared_.step[stage.index]);
+      accumulate = true;
+      parity_ ^= 1;
+    } while (!last);
+    ptx::WgmmaWait<0>();
+    ptx::PinRegisters(dk_);
+    ptx::PinRegisters(scores);
+    Release(&shared_.stage_released[finished]);
+  }
+
+  __device__ __forceinline__ void MaskScores(float (&scores)[32], const TileStep& step) {
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = FragmentRow() + half * 8;
+      const int begin = key < step.keys ? key - step.diagonal : kBackwardQueries;
+      const int end = key - step.diagonal + step.window;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int low = 0; low < 2; ++low) {
+          const int query = 8 * j + 2 * quad + low;
+          if (query < begin || query >= end) scores[4 * j + 2 * half + low] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Scores become weights P.
+  __device__ __forceinline__ void Weights(float (&scores)[32], const RowStats& stats) {
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 lse = *reinterpret_cast<const float2*>(&stats.lse_log2[8 * j + 2 * quad]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float* const pair = &scores[4 * j + 2 * half];
+        pair[0] = Exp2(fmaf(pair[0], params_.scale_log2, -lse.x));
+        pair[1] = Exp2(fmaf(pair[1], params_.scale_log2, -lse.y));
+      }
+    }
+  }
+
+  // dP becomes dS.
+  __device__ __forceinline__ void ScoreGradients(float (&d_weights)[32], const float (&weights)[32],
+                                                 const RowStats& stats) {
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(&stats.delta[8 * j + 2 * quad]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = 4 * j + 2 * half;
+        d_weights[i] = weights[i] * (d_weights[i] - delta.x);
+        d_weights[i + 1] = weights[i + 1] * (d_weights[i + 1] - delta.y);
+      }
+    }
+  }
+
+  // As [128 keys][64 queries], which the dQ product reads transposed.
+  __device__ __forceinline__ void StoreScores(uint8_t* buffer, const uint32_t (&d_scores)[16]) {
+    const int lane = threadIdx.x % 32;
+    const int key = consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
+    uint8_t* const row = buffer + key * ptx::kSwizzleRowBytes;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int chunk = 2 * k + lane / 16;
+      ptx::StoreMatrices(row + (chunk ^ lane % 8) * 16, d_scores + 4 * k);
+    }
+  }
+
+  __device__ __forceinline__ void AddDq(float (&dq)[Tile::kDqColumns / 2],
+                                        const BackwardStep& step) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kDqAdd == DqAdd::kBulk) {
+      uint8_t* const staging = shared_.dq[consumer_];
+#pragma unroll
+      for (int j = 0; j < Tile::kDqColumns / 8; ++j) {
+        const int chunk = 2 * (j % 4) + lane % 4 / 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = FragmentRow() + half * 8;
+          uint8_t* const address = staging + j / 4 * (kBackwardQueries * 128) + row * 128 +
+                                   (chunk ^ row % 8) * 16 + lane % 2 * 8;
+          *reinterpret_cast<float2*>(address) =
+              make_float2(dq[4 * j + 2 * half] * params_.scale,
+                          dq[4 * j + 2 * half + 1] * params_.scale);
+        }
+      }
+      ptx::FenceAsyncShared();
+      ptx::NamedBarrierSync(kDqStaged + consumer_, ptx::kWarpgroupThreads);
+      if (Leads()) {
+#pragma unroll
+        for (int part = 0; part < Tile::kDqColumns / 32; ++part) {
+          ptx::TmaAddTile(dq_map_, staging + part * (kBackwardQueries * 128), step.first_query,
+                          consumer_ * (Tile::kDqColumns / 32) + part, step.head);
+        }
+        ptx::BulkCommit();
+      }
+    } else {
+      const int row = kDqAdd == DqAdd::kQuads ? FragmentRow() + lane % 2 * 8 : FragmentRow();
+      const int columns = kDqAdd == DqAdd::kQuads ? lane % 4 / 2 * 4 : lane % 4 * 2;
+      float* const target = params_.dq + (step.first_query + row) * params_.dq_token_stride +
+                            step.head * params_.dq_head_stride + consumer_ * Tile::kDqColumns +
+                            columns;
+      const int rows_left = params_.walk.query_tokens - step.first_query - row;
+#pragma unroll
+      for (int j = 0; j < Tile::kDqColumns / 8; ++j) {
+        float* const x = &dq[4 * j];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] *= params_.scale;
+        if constexpr (kDqAdd == DqAdd::kQuads) {
+          // Even lanes take the upper row of the pair, odd lanes the lower.
+          const bool odd = lane % 2;
+          const float give0 = odd ? x[0] : x[2], give1 = odd ? x[1] : x[3];
+          const float got0 = __shfl_xor_sync(0xFFFFFFFFu, give0, 1);
+          const float got1 = __shfl_xor_sync(0xFFFFFFFFu, give1, 1);
+          if (rows_left > 0) {
+            asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                             target + 8 * j),
+                         "f"(odd ? got0 : x[0]), "f"(odd ? got1 : x[1]), "f"(odd ? x[2] : got0),
+                         "f"(odd ? x[3] : got1)
+                         : "memory");
+          }
+        } else {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (rows_left > half * 8) {
+              asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(
+                               target + half * 8 * params_.dq_token_stride + 8 * j),
+                           "f"(x[2 * half]), "f"(x[2 * half + 1])
+                           : "memory");
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Adds dK and dV of this consumer's keys; nobody else touches them.
+  __device__ __forceinline__ void Finish(const BackwardItem& item) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = item.key_block * kBackwardKeys + consumer_ * 64 + FragmentRow() + half * 8;
+      if (key >= params_.walk.key_tokens) continue;
+      const int column = 2 * (lane % 4);
+      AddRow(params_.dk + key * params_.dk_token_stride + item.kv_head * params_.dk_head_stride +
+                 column,
+             dk_, half, params_.scale);
+      AddRow(params_.dv + key * params_.dv_token_stride + item.kv_head * params_.dv_head_stride +
+                 column,
+             dv_, half, 1.0f);
+    }
+  }
+  static __device__ __forceinline__ void AddRow(float* target,
+                                                const float (&fragment)[kHeadDim / 2], int half,
+                                                float scale) {
+    float2 sum[kHeadDim / 8];
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j) {
+      sum[j] = *reinterpret_cast<const float2*>(target + 8 * j);
+    }
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j) {
+      sum[j].x = fmaf(fragment[4 * j + 2 * half], scale, sum[j].x);
+      sum[j].y = fmaf(fragment[4 * j + 2 * half + 1], scale, sum[j].y);
+      *reinterpret_cast<float2*>(target + 8 * j) = sum[j];
+    }
+  }
+
+  const BackwardParams& params_;
+  const CUtensorMap* const dq_map_;
+  BackwardShared<kHeadDim>& shared_;
+  const int consumer_;
+  RingCursor<Tile::kStages> stage_;
+  int parity_ = 0;  // which buffer holds dS of this step
+  float dk_[kHeadDim / 2];
+  float dv_[kHeadDim / 2];
+};
+
+template <int kHeadDim, DqAdd kDqAdd>
+__global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
+    AttentionBackwardKernel(const __grid_constant__ BackwardParams params,
+                            const __grid_constant__ CUtensorMap query_map,
+                            const __grid_constant__ CUtensorMap key_map,
+                            const __grid_constant__ CUtensorMap value_map,
+                            const __grid_constant__ CUtensorMap d_out_map,
+                            const __grid_constant__ CUtensorMap dq_map) {
+  using Tile = BackwardTile<kHeadDim>;
+  extern __shared__ __align__(1024) uint8_t raw_shared[];
+  auto& shared = *reinterpret_cast<BackwardShared<kHeadDim>*>(raw_shared);
+  if (threadIdx.x == 0) {
+    constexpr int kConsumerWarps = Tile::kConsumers * 4;
+    ptx::MbarrierInit(&shared.item_arrived, 1);
+    ptx::MbarrierInit(&shared.item_released, kConsumerWarps);
+    for (int i = 0; i < Tile::kStages; ++i) {
+      ptx::MbarrierInit(&shared.query_arrived[i], 1);
+      ptx::MbarrierInit(&shared.d_out_arrived[i], 1);
+      ptx::MbarrierInit(&shared.stage_released[i], kConsumerWarps);
+    }
+    ptx::MbarrierInitFence();
+    ptx::PrefetchTensorMap(&query_map);
+    ptx::PrefetchTensorMap(&key_map);
+    ptx::PrefetchTensorMap(&value_map);
+    ptx::PrefetchTensorMap(&d_out_map);
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / ptx::kWarpgroupThreads, 0);
+  if (warpgroup == 0) {
+    ptx::RegistersShrink<24>();
+    if (threadIdx.x < 32) {
+      BackwardProduce<kHeadDim>(params, &query_map, &key_map, &value_map, &d_out_map, shared);
+    }
+  } else {
+    ptx::RegistersGrow<240>();
+    BackwardConsumer<kHeadDim, kDqAdd>(params, &dq_map, shared, warpgroup - 1).Run();
+  }
+}
+
+// RowStats of one block of queries a warp pair: fills `stats` [heads, query_blocks].
+__global__ void PrepareRowStats(RowStats* stats, const float* lse, const float* delta,
+                                int32_t query_tokens) {
+  const int32_t query = blockIdx.x * kBackwardQueries + threadIdx.x;
+  const int64_t source = static_cast<int64_t>(blockIdx.y) * query_tokens + query;
+  const bool exists = query < query_tokens;
+  const float row_lse = exists ? lse[source] : -INFINITY;
+  RowStats& block = stats[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x];
+  block.lse_log2[threadIdx.x] = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
+  block.delta[threadIdx.x] = row_lse == -INFINITY ? 0.0f : delta[source];
+}
+
+}  // namespace ringleader::kernels::sm90
