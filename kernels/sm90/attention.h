@@ -1,10 +1,10 @@
-// Block-sparse causal attention on Hopper (sm_90a): bf16 in, fp32 accumulated and out. The same arguments and the same
-// results as kernels/reference.
+// Block-sparse causal attention on Hopper (sm_90a): bf16 in, fp32 accumulated and out. The same
+// arguments and the same results as kernels/reference.
 //
-// Every call enqueues work on `stream` and returns: it allocates nothing, never waits for the device, and can be
-// captured into a graph. Pointers are device pointers of the current device. Head dimension 64 or 128, heads a multiple
-// of kv_heads, tile 64 or 128. What is not supported comes back as InvalidArgument naming the argument; the outputs are
-// then untouched.
+// Every call enqueues work on `stream` and returns: it allocates nothing, never waits for the
+// device, and can be captured into a graph. Pointers are device pointers of the current device.
+// Head dimension 64 or 128, heads a multiple of kv_heads, tile 64 or 128. What is not supported
+// comes back as InvalidArgument naming the argument; the outputs are then untouched.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,9 +31,9 @@ int64_t BackwardWorkspaceBytes(const AttentionBackwardArgs<__nv_bfloat16>& args)
 absl::Status AttentionForward(const AttentionForwardArgs<__nv_bfloat16>& args, Workspace workspace,
                               cudaStream_t stream);
 
-// Adds gradients of the visited tiles into args.dq, args.dk, args.dv. The order in which fp32 terms of dq are added
-// differs from run to run; dk and dv have the same bits every time.
-absl::Status AttentionBackward(const AttentionBackwardArgs<__nv_bfloat16>& args, Workspace workspace,
-                               cudaStream_t stream);
+// Adds gradients of the visited tiles into args.dq, args.dk, args.dv. The order in which fp32 terms
+// of dq are added differs from run to run; dk and dv have the same bits every time.
+absl::Status AttentionBackward(const AttentionBackwardArgs<__nv_bfloat16>& args,
+                               Workspace workspace, cudaStream_t stream);
 
 }  // namespace ringleader::kernels::sm90

@@ -11,10 +11,6 @@ namespace {
 
 using Args = AttentionBackwardArgs<__nv_bfloat16>;
 
-#ifndef RL_DQ
-#define RL_DQ DqAdd::kBulk
-#endif
-constexpr DqAdd kDqAdd = RL_DQ;
 constexpr int64_t kCounterBytes = 256;
 
 AttentionShape ShapeOf(const Args& args) {
@@ -70,13 +66,13 @@ absl::Status Launch(const Args& args, const BackwardParams& params, int multipro
   ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, kBackwardKeys, "v"));
   ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, kBackwardQueries, "d_out"));
   ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
-  const auto kernel = AttentionBackwardKernel<kHeadDim, kDqAdd>;
+  const auto kernel = AttentionBackwardKernel<kHeadDim>;
   constexpr int kSharedBytes = sizeof(BackwardShared<kHeadDim>);
   RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
       "backward: shared memory"));
-  kernel<<<multiprocessors, Tile::kThreads, kSharedBytes, stream>>>(
-      params, query_map, key_map, value_map, d_out_map, dq_map);
+  kernel<<<multiprocessors, Tile::kThreads, kSharedBytes, stream>>>(params, query_map, key_map,
+                                                                    value_map, d_out_map, dq_map);
   return CudaStatus(cudaGetLastError(), "backward: launch");
 }
 
@@ -92,7 +88,8 @@ absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream
   RETURN_IF_ERROR(CheckWorkspace(workspace, BackwardWorkspaceBytes(args)));
   ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
 
-  const auto stats = reinterpret_cast<RowStats*>(static_cast<char*>(workspace.data) + kCounterBytes);
+  const auto stats =
+      reinterpret_cast<RowStats*>(static_cast<char*>(workspace.data) + kCounterBytes);
   BackwardParams params;
   params.walk =
       MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/true);
@@ -115,7 +112,7 @@ absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream
   RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream),
                              "backward: memset"));
   PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
-      stats, args.lse, args.delta, params.walk.query_tokens);
+      stats, args.lse, args.delta, params.walk.query_tokens, args.scale);
   return shape.head_dim == 128 ? Launch<128>(args, params, multiprocessors, stream)
                                : Launch<64>(args, params, multiprocessors, stream);
 }

@@ -24,11 +24,12 @@ namespace ringleader::kernels::sm90 {
 constexpr int kBackwardQueries = 64;
 constexpr int kBackwardKeys = 128;
 
-// lse (times log2(e)) and delta of a block of 64 queries lie together, padded, so that one bulk copy
-// brings them. Queries beyond the end and those without keys have lse = +infinity: their P is 0.
+// lse (times log2(e)) and delta (times scale) of a block of 64 queries lie together, padded, so
+// that one bulk copy brings them. Queries beyond the end and those without keys have lse =
+// +infinity: their P is 0.
 struct RowStats {
   float lse_log2[kBackwardQueries];
-  float delta[kBackwardQueries];
+  float scaled_delta[kBackwardQueries];
 };
 
 struct BackwardParams {
@@ -70,7 +71,10 @@ struct BackwardStep {
 
 template <int kHeadDim>
 struct BackwardTile {
-  static constexpr int kStages = 3;
+  // Q of a step is read from the middle of the step before it (scores) to the start of the step
+  // after it (dK); dO within its own step.
+  static constexpr int kQueryStages = 3;
+  static constexpr int kOutStages = 2;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
   static constexpr int kQueryBytes = kBackwardQueries * kHeadDim * 2;
@@ -89,31 +93,30 @@ struct BackwardShared {
   using Tile = BackwardTile<kHeadDim>;
   alignas(1024) uint8_t key[Tile::kKeyBytes];
   alignas(1024) uint8_t value[Tile::kKeyBytes];
-  alignas(1024) uint8_t query[Tile::kStages][Tile::kQueryBytes];
-  alignas(1024) uint8_t d_out[Tile::kStages][Tile::kQueryBytes];
-  alignas(1024) uint8_t d_scores[2][Tile::kScoreBytes];
-  alignas(1024) uint8_t dq[Tile::kConsumers][Tile::kDqBytes];
-  alignas(16) RowStats stats[Tile::kStages];
-  BackwardStep step[Tile::kStages];
+  alignas(1024) uint8_t query[Tile::kQueryStages][Tile::kQueryBytes];
+  alignas(1024) uint8_t d_out[Tile::kOutStages][Tile::kQueryBytes];
+  alignas(1024) uint8_t d_scores[Tile::kScoreBytes];
+  alignas(1024) uint8_t dq[2][Tile::kConsumers][Tile::kDqBytes];
+  alignas(16) RowStats stats[Tile::kQueryStages];
+  BackwardStep step[Tile::kQueryStages];
   BackwardItem item;
   ptx::Mbarrier item_arrived, item_released;
-  ptx::Mbarrier query_arrived[Tile::kStages], d_out_arrived[Tile::kStages];
-  ptx::Mbarrier stage_released[Tile::kStages];
+  ptx::Mbarrier query_arrived[Tile::kQueryStages], query_released[Tile::kQueryStages];
+  ptx::Mbarrier d_out_arrived[Tile::kOutStages], d_out_released[Tile::kOutStages];
+  ptx::Mbarrier d_scores_released;
 };
 
 template <int kHeadDim>
-__device__ __forceinline__ void BackwardProduce(const BackwardParams& params,
-                                                const CUtensorMap* query_map,
-                                                const CUtensorMap* key_map,
-                                                const CUtensorMap* value_map,
-                                                const CUtensorMap* d_out_map,
-                                                BackwardShared<kHeadDim>& shared) {
+__device__ __forceinline__ void BackwardProduce(
+    const BackwardParams& params, const CUtensorMap* query_map, const CUtensorMap* key_map,
+    const CUtensorMap* value_map, const CUtensorMap* d_out_map, BackwardShared<kHeadDim>& shared) {
   using Tile = BackwardTile<kHeadDim>;
   const int lane = threadIdx.x % 32;
   const int32_t group = params.heads / params.kv_heads;
   const int32_t tile = params.walk.tile();
   RingCursor<1> item_cursor;
-  RingCursor<Tile::kStages> stage;
+  RingCursor<Tile::kQueryStages> query;
+  RingCursor<Tile::kOutStages> d_out;
   while (true) {
     int32_t index = 0;
     if (lane == 0) index = atomicAdd(params.next_item, 1);
@@ -154,9 +157,9 @@ __device__ __forceinline__ void BackwardProduce(const BackwardParams& params,
         const bool last =
             following < 0 && (offset + kBackwardQueries >= tile ||
                               first_query + kBackwardQueries >= params.walk.query_tokens);
-        ptx::MbarrierWait(&shared.stage_released[stage.index], stage.lap ^ 1);
+        ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
         if (lane == 0) {
-          BackwardStep& step = shared.step[stage.index];
+          BackwardStep& step = shared.step[query.index];
           step.head = step_head;
           step.first_query = first_query;
           for (int i = 0; i < 2; ++i) {
@@ -165,19 +168,20 @@ __device__ __forceinline__ void BackwardProduce(const BackwardParams& params,
           }
           const int64_t block = static_cast<int64_t>(step_head) * params.query_blocks +
                                 first_query / kBackwardQueries;
-          ptx::Mbarrier* const query_arrived = &shared.query_arrived[stage.index];
-          ptx::MbarrierArriveExpect(query_arrived, Tile::kQueryBytes + sizeof(RowStats));
-          ptx::TmaLoadTile(shared.query[stage.index], query_map, query_arrived, first_query,
-                           step_head);
-          ptx::BulkLoad(&shared.stats[stage.index],
-                        params.row_stats + block,
-                        sizeof(RowStats), query_arrived);
-          ptx::Mbarrier* const d_out_arrived = &shared.d_out_arrived[stage.index];
-          ptx::MbarrierArriveExpect(d_out_arrived, Tile::kQueryBytes);
-          ptx::TmaLoadTile(shared.d_out[stage.index], d_out_map, d_out_arrived, first_query,
-                           step_head);
+          ptx::Mbarrier* const arrived = &shared.query_arrived[query.index];
+          ptx::MbarrierArriveExpect(arrived, Tile::kQueryBytes + sizeof(RowStats));
+          ptx::TmaLoadTile(shared.query[query.index], query_map, arrived, first_query, step_head);
+          ptx::BulkLoad(&shared.stats[query.index], params.row_stats + block, sizeof(RowStats),
+                        arrived);
         }
-        stage.Advance();
+        query.Advance();
+        ptx::MbarrierWait(&shared.d_out_released[d_out.index], d_out.lap ^ 1);
+        if (lane == 0) {
+          ptx::Mbarrier* const arrived = &shared.d_out_arrived[d_out.index];
+          ptx::MbarrierArriveExpect(arrived, Tile::kQueryBytes);
+          ptx::TmaLoadTile(shared.d_out[d_out.index], d_out_map, arrived, first_query, step_head);
+        }
+        d_out.Advance();
       }
       row = following;
     }
@@ -190,17 +194,10 @@ __device__ __forceinline__ void BackwardProduce(const BackwardParams& params,
 }
 
 // Named barriers. 0 is __syncthreads.
-constexpr int kScoresStored = 1;    // both consumers: dS of this step lies in shared memory
-constexpr int kDqStaged = 2;        // one consumer's threads: its part of dQ lies there; + consumer
+constexpr int kScoresStored = 1;  // both consumers: dS of this step lies in shared memory
+constexpr int kDqStaged = 2;      // one consumer: its part of the last dQ does; + consumer
 
-// How a step's dQ reaches global memory.
-enum class DqAdd {
-  kPairs,   // red.v2 from registers
-  kQuads,   // red.v4 from registers, after lanes exchanged halves
-  kBulk,    // staged in shared memory, added by the copy engine
-};
-
-template <int kHeadDim, DqAdd kDqAdd>
+template <int kHeadDim>
 class BackwardConsumer {
  public:
   using Tile = BackwardTile<kHeadDim>;
@@ -220,7 +217,7 @@ class BackwardConsumer {
       Finish(item);
       item_cursor.Advance();
     }
-    if (kDqAdd == DqAdd::kBulk && Leads()) ptx::BulkWaitAll();
+    if (Leads()) ptx::BulkWaitAll();
   }
 
  private:
@@ -287,7 +284,8 @@ class BackwardConsumer {
   __device__ __forceinline__ void IssueQueryGradient(float (&dq)[Tile::kDqColumns / 2],
                                                      const uint8_t* d_scores) {
     const int columns_byte = consumer_ * Tile::kDqColumns * 2;
-    const uint8_t* const keys = shared_.key + columns_byte / 128 * Tile::kKeyBlock + columns_byte % 128;
+    const uint8_t* const keys =
+        shared_.key + columns_byte / 128 * Tile::kKeyBlock + columns_byte % 128;
     const uint64_t a = ptx::OperandDescriptor(d_scores);
     const uint64_t b = ptx::OperandDescriptor(keys);
     ptx::PinRegisters(dq);
@@ -301,69 +299,103 @@ class BackwardConsumer {
     ptx::WgmmaCommit();
   }
 
-  // All steps of an item. The next step's scores are in flight before this step's gradients, so
-  // that the tensor cores have work while the exponentials are computed.
+  // All steps of an item, software-pipelined so that the tensor cores always have work queued:
+  // while the exponentials of a step are computed, its dP and the last step's dK are in flight;
+  // while dS is computed, dV is; and the next step's scores go before this step's dQ and dK. dQ
+  // leaves one step late, behind the barrier that the next dS needs anyway.
   __device__ __forceinline__ void Steps() {
     float scores[32];
-    ptx::MbarrierWait(&shared_.query_arrived[stage_.index], stage_.lap);
-    IssueTransposedScores(scores, shared_.key, shared_.query[stage_.index]);
+    ptx::MbarrierWait(&shared_.query_arrived[query_.index], query_.lap);
+    IssueTransposedScores(scores, shared_.key, shared_.query[query_.index]);
     bool accumulate = false;
-    int finished = -1;  // stage whose last product may be in flight
+    int previous = 0;  // stage of the last step's queries
+    DqTarget target = {};
     bool last;
     do {
-      const RingCursor<Tile::kStages> stage = stage_;
-      const RowStats& stats = shared_.stats[stage.index];
-      const TileStep step = shared_.step[stage.index].part[consumer_];
-      last = step.last;
-      ptx::MbarrierWait(&shared_.d_out_arrived[stage.index], stage.lap);
+      const int query = query_.index;
+      const RowStats& stats = shared_.stats[query];
+      ptx::MbarrierWait(&shared_.d_out_arrived[d_out_.index], d_out_.lap);
       float d_weights[32];
-      IssueTransposedScores(d_weights, shared_.value, shared_.d_out[stage.index]);
+      IssueTransposedScores(d_weights, shared_.value, shared_.d_out[d_out_.index]);
+      const TileStep step = shared_.step[query].part[consumer_];
+      last = step.last;
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(scores);
-      if (finished >= 0) Release(&shared_.stage_released[finished]);
-      finished = stage.index;
+      if (accumulate) {
+        Release(&shared_.query_released[previous]);
+        Release(&shared_.d_scores_released);
+      }
 
       if (step.masked) MaskScores(scores, step);
-      Weights(scores, stats);
+      float2 lse[8];
+      LoadStats(lse, stats.lse_log2);
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        scores[i] = Exp2(fmaf(scores[i], params_.scale_log2, -lse[i / 4].x));
+        scores[i + 1] = Exp2(fmaf(scores[i + 1], params_.scale_log2, -lse[i / 4].y));
+      }
       uint32_t weights[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) weights[i] = PackBf16(scores[2 * i], scores[2 * i + 1]);
-      IssueKeyGradient(dv_, weights, shared_.d_out[stage.index], accumulate);
+      IssueKeyGradient(dv_, weights, shared_.d_out[d_out_.index], accumulate);
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(d_weights);
-      ScoreGradients(d_weights, scores, stats);
+
+      float2 delta[8];
+      LoadStats(delta, stats.scaled_delta);
       uint32_t d_scores[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) d_scores[i] = PackBf16(d_weights[2 * i], d_weights[2 * i + 1]);
-      uint8_t* const d_scores_buffer = shared_.d_scores[parity_];
-      StoreScores(d_scores_buffer, d_scores);
+      for (int i = 0; i < 16; ++i) {
+        const float2 row_delta = delta[i / 2];
+        d_scores[i] =
+            PackBf16(scores[2 * i] * fmaf(d_weights[2 * i], params_.scale, -row_delta.x),
+                     scores[2 * i + 1] * fmaf(d_weights[2 * i + 1], params_.scale, -row_delta.y));
+      }
+      if (accumulate) {
+        ptx::MbarrierWait(&shared_.d_scores_released, d_scores_lap_);
+        d_scores_lap_ ^= 1;
+      }
+      StoreScores(d_scores);
       ptx::WgmmaWait<0>();
       ptx::PinRegisters(dv_);
       ptx::PinRegisters(weights);
-      stage_.Advance();
-      if (!last) {
-        ptx::MbarrierWait(&shared_.query_arrived[stage_.index], stage_.lap);
-      }
+      Release(&shared_.d_out_released[d_out_.index]);
+      d_out_.Advance();
+      query_.Advance();
+      if (!last) ptx::MbarrierWait(&shared_.query_arrived[query_.index], query_.lap);
       // On the last step the product is of stale data and is not used: a branch around it would
       // make the compiler wait for the tensor cores.
-      IssueTransposedScores(scores, shared_.key, shared_.query[stage_.index]);
+      IssueTransposedScores(scores, shared_.key, shared_.query[query_.index]);
       ptx::FenceAsyncShared();
-      if (kDqAdd == DqAdd::kBulk && Leads()) ptx::BulkWaitRead<0>();
+      if (Leads()) ptx::BulkWaitRead<0>();
       ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
+      if (accumulate) SendDq(target);
+      target = {shared_.step[query].head, shared_.step[query].first_query};
 
       float dq[Tile::kDqColumns / 2];
-      IssueQueryGradient(dq, d_scores_buffer);
-      IssueKeyGradient(dk_, d_scores_buffer, shared_.query[stage.index], accumulate);
+      IssueQueryGradient(dq, shared_.d_scores);
+      IssueKeyGradient(dk_, shared_.d_scores, shared_.query[query], accumulate);
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(dq);
-      AddDq(dq, shared_.step[stage.index]);
+      StageDq(dq);
       accumulate = true;
-      parity_ ^= 1;
+      previous = query;
     } while (!last);
     ptx::WgmmaWait<0>();
     ptx::PinRegisters(dk_);
     ptx::PinRegisters(scores);
-    Release(&shared_.stage_released[finished]);
+    Release(&shared_.query_released[previous]);
+    ptx::FenceAsyncShared();
+    ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
+    SendDq(target);
+  }
+
+  static __device__ __forceinline__ void LoadStats(float2 (&out)[8], const float* stats) {
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      out[j] = *reinterpret_cast<const float2*>(stats + 8 * j + 2 * quad);
+    }
   }
 
   __device__ __forceinline__ void MaskScores(float (&scores)[32], const TileStep& step) {
@@ -384,42 +416,11 @@ class BackwardConsumer {
     }
   }
 
-  // Scores become weights P.
-  __device__ __forceinline__ void Weights(float (&scores)[32], const RowStats& stats) {
-    const int quad = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(&stats.lse_log2[8 * j + 2 * quad]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float* const pair = &scores[4 * j + 2 * half];
-        pair[0] = Exp2(fmaf(pair[0], params_.scale_log2, -lse.x));
-        pair[1] = Exp2(fmaf(pair[1], params_.scale_log2, -lse.y));
-      }
-    }
-  }
-
-  // dP becomes dS.
-  __device__ __forceinline__ void ScoreGradients(float (&d_weights)[32], const float (&weights)[32],
-                                                 const RowStats& stats) {
-    const int quad = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&stats.delta[8 * j + 2 * quad]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = 4 * j + 2 * half;
-        d_weights[i] = weights[i] * (d_weights[i] - delta.x);
-        d_weights[i + 1] = weights[i + 1] * (d_weights[i + 1] - delta.y);
-      }
-    }
-  }
-
   // As [128 keys][64 queries], which the dQ product reads transposed.
-  __device__ __forceinline__ void StoreScores(uint8_t* buffer, const uint32_t (&d_scores)[16]) {
+  __device__ __forceinline__ void StoreScores(const uint32_t (&d_scores)[16]) {
     const int lane = threadIdx.x % 32;
     const int key = consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
-    uint8_t* const row = buffer + key * ptx::kSwizzleRowBytes;
+    uint8_t* const row = shared_.d_scores + key * ptx::kSwizzleRowBytes;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const int chunk = 2 * k + lane / 16;
@@ -427,72 +428,44 @@ class BackwardConsumer {
     }
   }
 
-  __device__ __forceinline__ void AddDq(float (&dq)[Tile::kDqColumns / 2],
-                                        const BackwardStep& step) {
+  struct DqTarget {
+    int32_t head;
+    int32_t first_query;
+  };
+
+  // dQ goes to shared memory in the swizzle of AddMap: 32 columns a row. Odd rows store their
+  // column groups in another order, so that the rows of half a warp hit different banks.
+  __device__ __forceinline__ void StageDq(const float (&dq)[Tile::kDqColumns / 2]) {
     const int lane = threadIdx.x % 32;
-    if constexpr (kDqAdd == DqAdd::kBulk) {
-      uint8_t* const staging = shared_.dq[consumer_];
+    const int row = FragmentRow();
+    const bool odd = row % 2;
+    uint8_t* const base = shared_.dq[dq_buffer_][consumer_] + row * 128 + lane % 2 * 8;
+    const int swizzle = (lane % 4 / 2) ^ (row % 8) ^ (odd ? 4 : 0);
 #pragma unroll
-      for (int j = 0; j < Tile::kDqColumns / 8; ++j) {
-        const int chunk = 2 * (j % 4) + lane % 4 / 2;
+    for (int j = 0; j < Tile::kDqColumns / 8; ++j) {
+      const int other = j ^ 2;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = FragmentRow() + half * 8;
-          uint8_t* const address = staging + j / 4 * (kBackwardQueries * 128) + row * 128 +
-                                   (chunk ^ row % 8) * 16 + lane % 2 * 8;
-          *reinterpret_cast<float2*>(address) =
-              make_float2(dq[4 * j + 2 * half] * params_.scale,
-                          dq[4 * j + 2 * half + 1] * params_.scale);
-        }
-      }
-      ptx::FenceAsyncShared();
-      ptx::NamedBarrierSync(kDqStaged + consumer_, ptx::kWarpgroupThreads);
-      if (Leads()) {
-#pragma unroll
-        for (int part = 0; part < Tile::kDqColumns / 32; ++part) {
-          ptx::TmaAddTile(dq_map_, staging + part * (kBackwardQueries * 128), step.first_query,
-                          consumer_ * (Tile::kDqColumns / 32) + part, step.head);
-        }
-        ptx::BulkCommit();
-      }
-    } else {
-      const int row = kDqAdd == DqAdd::kQuads ? FragmentRow() + lane % 2 * 8 : FragmentRow();
-      const int columns = kDqAdd == DqAdd::kQuads ? lane % 4 / 2 * 4 : lane % 4 * 2;
-      float* const target = params_.dq + (step.first_query + row) * params_.dq_token_stride +
-                            step.head * params_.dq_head_stride + consumer_ * Tile::kDqColumns +
-                            columns;
-      const int rows_left = params_.walk.query_tokens - step.first_query - row;
-#pragma unroll
-      for (int j = 0; j < Tile::kDqColumns / 8; ++j) {
-        float* const x = &dq[4 * j];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] *= params_.scale;
-        if constexpr (kDqAdd == DqAdd::kQuads) {
-          // Even lanes take the upper row of the pair, odd lanes the lower.
-          const bool odd = lane % 2;
-          const float give0 = odd ? x[0] : x[2], give1 = odd ? x[1] : x[3];
-          const float got0 = __shfl_xor_sync(0xFFFFFFFFu, give0, 1);
-          const float got1 = __shfl_xor_sync(0xFFFFFFFFu, give1, 1);
-          if (rows_left > 0) {
-            asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
-                             target + 8 * j),
-                         "f"(odd ? got0 : x[0]), "f"(odd ? got1 : x[1]), "f"(odd ? x[2] : got0),
-                         "f"(odd ? x[3] : got1)
-                         : "memory");
-          }
-        } else {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            if (rows_left > half * 8) {
-              asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(
-                               target + half * 8 * params_.dq_token_stride + 8 * j),
-                           "f"(x[2 * half]), "f"(x[2 * half + 1])
-                           : "memory");
-            }
-          }
-        }
+      for (int half = 0; half < 2; ++half) {
+        const int i = 4 * j + 2 * half, k = 4 * other + 2 * half;
+        *reinterpret_cast<float2*>(base + j / 4 * (kBackwardQueries * 128) + half * 1024 +
+                                   ((2 * (j % 4)) ^ swizzle) * 16) =
+            make_float2(odd ? dq[k] : dq[i], odd ? dq[k + 1] : dq[i + 1]);
       }
     }
+  }
+
+  // What was staged last, and fenced and synchronised since, is added to global memory.
+  __device__ __forceinline__ void SendDq(const DqTarget& target) {
+    if (Leads()) {
+#pragma unroll
+      for (int part = 0; part < Tile::kDqColumns / 32; ++part) {
+        ptx::TmaAddTile(
+            dq_map_, shared_.dq[dq_buffer_][consumer_] + part * (kBackwardQueries * 128),
+            target.first_query, consumer_ * (Tile::kDqColumns / 32) + part, target.head);
+      }
+      ptx::BulkCommit();
+    }
+    dq_buffer_ ^= 1;
   }
 
   // Adds dK and dV of this consumer's keys; nobody else touches them.
@@ -505,15 +478,14 @@ class BackwardConsumer {
       const int column = 2 * (lane % 4);
       AddRow(params_.dk + key * params_.dk_token_stride + item.kv_head * params_.dk_head_stride +
                  column,
-             dk_, half, params_.scale);
+             dk_, half);
       AddRow(params_.dv + key * params_.dv_token_stride + item.kv_head * params_.dv_head_stride +
                  column,
-             dv_, half, 1.0f);
+             dv_, half);
     }
   }
   static __device__ __forceinline__ void AddRow(float* target,
-                                                const float (&fragment)[kHeadDim / 2], int half,
-                                                float scale) {
+                                                const float (&fragment)[kHeadDim / 2], int half) {
     float2 sum[kHeadDim / 8];
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; ++j) {
@@ -521,8 +493,8 @@ class BackwardConsumer {
     }
 #pragma unroll
     for (int j = 0; j < kHeadDim / 8; ++j) {
-      sum[j].x = fmaf(fragment[4 * j + 2 * half], scale, sum[j].x);
-      sum[j].y = fmaf(fragment[4 * j + 2 * half + 1], scale, sum[j].y);
+      sum[j].x += fragment[4 * j + 2 * half];
+      sum[j].y += fragment[4 * j + 2 * half + 1];
       *reinterpret_cast<float2*>(target + 8 * j) = sum[j];
     }
   }
@@ -531,13 +503,15 @@ class BackwardConsumer {
   const CUtensorMap* const dq_map_;
   BackwardShared<kHeadDim>& shared_;
   const int consumer_;
-  RingCursor<Tile::kStages> stage_;
-  int parity_ = 0;  // which buffer holds dS of this step
+  RingCursor<Tile::kQueryStages> query_;
+  RingCursor<Tile::kOutStages> d_out_;
+  uint32_t d_scores_lap_ = 0;
+  int dq_buffer_ = 0;
   float dk_[kHeadDim / 2];
   float dv_[kHeadDim / 2];
 };
 
-template <int kHeadDim, DqAdd kDqAdd>
+template <int kHeadDim>
 __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
     AttentionBackwardKernel(const __grid_constant__ BackwardParams params,
                             const __grid_constant__ CUtensorMap query_map,
@@ -552,10 +526,14 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
     constexpr int kConsumerWarps = Tile::kConsumers * 4;
     ptx::MbarrierInit(&shared.item_arrived, 1);
     ptx::MbarrierInit(&shared.item_released, kConsumerWarps);
-    for (int i = 0; i < Tile::kStages; ++i) {
+    ptx::MbarrierInit(&shared.d_scores_released, kConsumerWarps);
+    for (int i = 0; i < Tile::kQueryStages; ++i) {
       ptx::MbarrierInit(&shared.query_arrived[i], 1);
+      ptx::MbarrierInit(&shared.query_released[i], kConsumerWarps);
+    }
+    for (int i = 0; i < Tile::kOutStages; ++i) {
       ptx::MbarrierInit(&shared.d_out_arrived[i], 1);
-      ptx::MbarrierInit(&shared.stage_released[i], kConsumerWarps);
+      ptx::MbarrierInit(&shared.d_out_released[i], kConsumerWarps);
     }
     ptx::MbarrierInitFence();
     ptx::PrefetchTensorMap(&query_map);
@@ -572,20 +550,20 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
     }
   } else {
     ptx::RegistersGrow<240>();
-    BackwardConsumer<kHeadDim, kDqAdd>(params, &dq_map, shared, warpgroup - 1).Run();
+    BackwardConsumer<kHeadDim>(params, &dq_map, shared, warpgroup - 1).Run();
   }
 }
 
 // RowStats of one block of queries a warp pair: fills `stats` [heads, query_blocks].
 __global__ void PrepareRowStats(RowStats* stats, const float* lse, const float* delta,
-                                int32_t query_tokens) {
+                                int32_t query_tokens, float scale) {
   const int32_t query = blockIdx.x * kBackwardQueries + threadIdx.x;
   const int64_t source = static_cast<int64_t>(blockIdx.y) * query_tokens + query;
   const bool exists = query < query_tokens;
   const float row_lse = exists ? lse[source] : -INFINITY;
   RowStats& block = stats[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x];
   block.lse_log2[threadIdx.x] = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
-  block.delta[threadIdx.x] = row_lse == -INFINITY ? 0.0f : delta[source];
+  block.scaled_delta[threadIdx.x] = row_lse == -INFINITY ? 0.0f : delta[source] * scale;
 }
 
 }  // namespace ringleader::kernels::sm90

@@ -120,13 +120,13 @@ class TileWalker {
     } else if (kDirection == WalkDirection::kAlongRow) {
       // Positions grow with the index: what a row reaches is one interval of columns, and the other
       // way round.
-      next_ =
-          walk.pattern == TilePattern::kWindow
-              ? PartitionPoint(walk.key_tiles,
-                               [&](int32_t c) {
-                                 return walk_->FirstQuery(fixed_) - walk_->LastKey(c) >= walk_->window;
-                               })
-              : 0;
+      next_ = walk.pattern == TilePattern::kWindow
+                  ? PartitionPoint(walk.key_tiles,
+                                   [&](int32_t c) {
+                                     return walk_->FirstQuery(fixed_) - walk_->LastKey(c) >=
+                                            walk_->window;
+                                   })
+                  : 0;
       end_ = walk.pattern == TilePattern::kFull
                  ? walk.key_tiles
                  : PartitionPoint(walk.key_tiles, [&](int32_t c) {
@@ -137,13 +137,13 @@ class TileWalker {
           walk.pattern == TilePattern::kFull ? 0 : PartitionPoint(walk.query_tiles, [&](int32_t r) {
             return walk_->LastQuery(r) < walk_->FirstKey(fixed_);
           });
-      end_ =
-          walk.pattern == TilePattern::kWindow
-              ? PartitionPoint(walk.query_tiles,
-                               [&](int32_t r) {
-                                 return walk_->FirstQuery(r) - walk_->LastKey(fixed_) < walk_->window;
-                               })
-              : walk.query_tiles;
+      end_ = walk.pattern == TilePattern::kWindow
+                 ? PartitionPoint(walk.query_tiles,
+                                  [&](int32_t r) {
+                                    return walk_->FirstQuery(r) - walk_->LastKey(fixed_) <
+                                           walk_->window;
+                                  })
+                 : walk.query_tiles;
     }
   }
 
@@ -211,7 +211,8 @@ struct TileStep {
 
 constexpr int32_t kUnbounded = kMaxSequenceTokens;
 
-// The part of tile (row, column) that starts at (query_offset, key_offset) and has `queries` x `keys`.
+// The part of tile (row, column) that starts at (query_offset, key_offset) and has `queries` x
+// `keys`.
 __device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t row, int32_t column,
                                                  int32_t query_offset, int32_t key_offset,
                                                  int32_t queries, int32_t keys, bool last) {
@@ -227,8 +228,8 @@ __device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t r
   }
   step.diagonal = walk.FirstQuery(row) + query_offset - walk.FirstKey(column) - key_offset;
   step.window = walk.pattern == TilePattern::kWindow ? walk.window : kUnbounded;
-  step.masked = step.keys < keys || step.diagonal < keys - 1 ||
-                step.diagonal + queries - 1 >= step.window;
+  step.masked =
+      step.keys < keys || step.diagonal < keys - 1 || step.diagonal + queries - 1 >= step.window;
   return step;
 }
 
