@@ -100,6 +100,13 @@ constexpr Field kFields[] = {
      {0, 1, true},
      When::kTopP,
      "Share of estimated attention mass that the chosen block diagonals must cover."},
+    {"attention.balance_tolerance",
+     Need::kDefault,
+     "0",
+     {0, 0.5},
+     When::kTopP,
+     "How far the planner may move a layer's masses from the above, to even out the layers' work; "
+     "0: never, which keeps runs reproducible."},
     {"attention.max_verticals",
      Need::kDefault,
      "4096",

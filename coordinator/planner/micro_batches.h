@@ -1,0 +1,19 @@
+// Deals the sequences of a step to data-parallel groups by predicted seconds.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ringleader::planner {
+
+struct Assignment {
+  std::vector<std::vector<uint32_t>> groups;  // sequence numbers, ascending
+  double slowest_seconds = 0;
+};
+
+// `seconds[i]`: what sequence i is predicted to take. Longest first to the group that ends first,
+// then moves and swaps while they shorten the slowest group. Every group gets a sequence if there
+// are enough. Deterministic. `groups` >= 1.
+Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups);
+
+}  // namespace ringleader::planner

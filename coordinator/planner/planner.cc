@@ -1,0 +1,278 @@
+#include "coordinator/planner/planner.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "coordinator/planner/budgets.h"
+#include "coordinator/planner/memory.h"
+#include "coordinator/planner/micro_batches.h"
+#include "jobspec/jobspec.h"
+
+namespace ringleader::planner {
+namespace {
+
+using v1::ParallelismSpec;
+
+// A plan must reach every worker before the step at which it takes effect: reports travel up and
+// the plan down while steps go on.
+constexpr uint64_t kLeadSteps = 3;
+
+// Predictions closer than this are a tie, which the simpler or earlier candidate wins.
+constexpr double kTie = 0.005;
+
+struct Candidate {
+  ParallelismSpec::Layout layout;
+  uint32_t stripe;
+  ParallelismSpec::Ring ring;
+};
+
+template <typename... Args>
+absl::Status Invalid(const absl::FormatSpec<Args...>& format, const Args&... args) {
+  return absl::InvalidArgumentError(absl::StrFormat(format, args...));
+}
+
+bool Divides(const v1::JobSpec& spec, ParallelismSpec::Layout layout, uint64_t stripe) {
+  const uint64_t tokens = spec.data().sequence_length();
+  const uint64_t context = spec.parallelism().context();
+  switch (layout) {
+    case ParallelismSpec::ZIGZAG:
+      return tokens % (2 * context * spec.attention().tile()) == 0;
+    case ParallelismSpec::STRIPED:
+      return tokens % (context * stripe) == 0;
+    default:
+      return tokens % (context * spec.attention().tile()) == 0;
+  }
+}
+
+// In order of preference: stripes of one tile balance any set of diagonals.
+std::vector<Candidate> Candidates(const v1::JobSpec& spec, const GroupShape& group) {
+  const ParallelismSpec& asked = spec.parallelism();
+  const uint32_t tile = spec.attention().tile();
+  if (asked.context() == 1) return {{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
+  std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
+  const auto wanted = [&](ParallelismSpec::Layout layout) {
+    return asked.layout() == layout || asked.layout() == ParallelismSpec::LAYOUT_UNSPECIFIED;
+  };
+  if (wanted(ParallelismSpec::STRIPED)) {
+    for (const uint32_t stripe : {tile, 2 * tile, 4 * tile}) {
+      if (asked.stripe() == 0) layouts.emplace_back(ParallelismSpec::STRIPED, stripe);
+    }
+    if (asked.stripe() != 0) layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe());
+  }
+  if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);
+  if (wanted(ParallelismSpec::CONTIGUOUS)) layouts.emplace_back(ParallelismSpec::CONTIGUOUS, 0);
+
+  std::vector<Candidate> candidates;
+  for (const auto& [layout, stripe] : layouts) {
+    if (!Divides(spec, layout, stripe)) continue;
+    for (const auto ring :
+         {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL, ParallelismSpec::ALL_GATHER}) {
+      if (asked.ring() != ring && asked.ring() != ParallelismSpec::RING_UNSPECIFIED) continue;
+      if (ring == ParallelismSpec::HIERARCHICAL && (!group.regular || group.outer == 1) &&
+          asked.ring() != ring) {
+        continue;
+      }
+      candidates.push_back({layout, stripe, ring});
+    }
+  }
+  return candidates;
+}
+
+absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) {
+  const int64_t slots = int64_t{cluster.nodes} * cluster.trainers_per_node;
+  const int64_t needed = spec.resources().trainers();
+  if (cluster.trainers_per_node > 0 && slots < needed) {
+    return Invalid(
+        "resources.trainers: %d trainers do not fit on %d nodes × %d = %d; ask for more nodes or "
+        "fewer trainers",
+        needed, cluster.nodes, cluster.trainers_per_node, slots);
+  }
+  const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
+  if (spec.parallelism().ring() == ParallelismSpec::HIERARCHICAL && !group.regular) {
+    return Invalid(
+        "parallelism.ring: hierarchical needs a context (%d) that is a multiple of every node's "
+        "trainers (%s); choose flat, or place the job on nodes of equal size",
+        spec.parallelism().context(),
+        cluster.trainers_per_node > 0 ? absl::StrFormat("%d", cluster.trainers_per_node)
+                                      : "unequal");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const v1::JobSpec& spec, const ModelShape& model) {
+  for (const uint32_t layer : spec.attention().dense_layers()) {
+    if (layer >= model.layers) {
+      return Invalid(
+          "attention.dense_layers: layer %d does not exist; the model has %d layers, 0 to %d",
+          layer, model.layers, model.layers - 1);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape& group,
+           v1::StepPlan* plan) {
+  plan->set_layout(candidate.layout);
+  plan->set_stripe(candidate.stripe);
+  v1::RingShape* ring = plan->mutable_ring();
+  ring->set_kind(candidate.ring);
+  const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
+  ring->set_inner(nested ? group.inner : spec.parallelism().context());
+  ring->set_outer(nested ? group.outer : 1);
+}
+
+std::string Name(const v1::StepPlan& plan) {
+  std::string name = jobspec::EnumText(plan.layout());
+  if (plan.stripe() > 0) absl::StrAppendFormat(&name, "(%d)", plan.stripe());
+  return absl::StrFormat("%s, %s", name, jobspec::EnumText(plan.ring().kind()));
+}
+
+void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
+                const std::vector<v1::StepPlan>& tried, v1::StepPlan* plan) {
+  const bool forced_layout = asked.layout() != ParallelismSpec::LAYOUT_UNSPECIFIED;
+  const bool forced_ring = asked.ring() != ParallelismSpec::RING_UNSPECIFIED;
+  if (asked.context() == 1) {
+    plan->add_reasons("one trainer holds a whole sequence: nothing is dealt and nothing travels");
+    return;
+  }
+  const v1::Prediction& mine = plan->prediction();
+  plan->add_reasons(
+      absl::StrFormat("%s: the busiest rank does %.3fx the mean work, the busiest ring step %.3fx",
+                      Name(*plan), mine.worker_imbalance(), mine.step_imbalance()));
+  if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
+  if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
+  if (plan->ring().kind() == ParallelismSpec::HIERARCHICAL) {
+    plan->add_reasons(absl::StrFormat(
+        "a group spans %d nodes of %d trainers: a hop between nodes hides behind %d steps inside",
+        group.outer, group.inner, group.inner));
+  }
+  for (const v1::StepPlan& other : tried) {
+    if (other.layout() == plan->layout() && other.stripe() == plan->stripe() &&
+        other.ring().kind() == plan->ring().kind()) {
+      continue;
+    }
+    plan->add_reasons(absl::StrFormat(
+        "%s would take %.4g s a step (imbalance %.2fx, exposed communication %.4g s), this takes "
+        "%.4g s",
+        Name(other), other.prediction().step_seconds(), other.prediction().worker_imbalance(),
+        other.prediction().exposed_communication_seconds(), mine.step_seconds()));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
+                                      const ClusterShape& cluster, const CostModel& cost_model) {
+  RETURN_IF_ERROR(CheckCluster(spec, cluster));
+  if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
+  const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
+  const std::vector<Candidate> candidates = Candidates(spec, group);
+  if (candidates.empty()) {
+    return Invalid(
+        "data.sequence_length: %d does not divide among %d ranks in tiles of %d for layout %s; "
+        "give "
+        "a multiple of %d",
+        spec.data().sequence_length(), spec.parallelism().context(), spec.attention().tile(),
+        jobspec::EnumText(spec.parallelism().layout()),
+        2 * spec.parallelism().context() * spec.attention().tile());
+  }
+
+  std::vector<v1::StepPlan> tried;
+  absl::Status refused;
+  for (const Candidate& candidate : candidates) {
+    v1::StepPlan plan;
+    plan.set_version(1);
+    plan.set_effective_step(1);
+    Apply(candidate, spec, group, &plan);
+    if (!model.known()) {
+      plan.add_reasons(
+          "chosen by pattern and nodes alone: the model's config.json cannot be read here");
+      return plan;
+    }
+    const MemoryEstimate memory = EstimateMemory(spec, model, cluster, candidate.ring);
+    const absl::Status fits = CheckMemory(memory, spec, model, cluster);
+    if (!fits.ok()) {
+      if (refused.ok()) refused = fits;
+      continue;
+    }
+    *plan.mutable_prediction() = Predict(spec, model, cluster, cost_model, plan);
+    tried.push_back(std::move(plan));
+  }
+  if (tried.empty()) return refused;
+
+  v1::StepPlan* best = &tried[0];
+  for (v1::StepPlan& plan : tried) {
+    if (plan.prediction().step_seconds() < best->prediction().step_seconds() * (1 - kTie)) {
+      best = &plan;
+    }
+  }
+  v1::StepPlan plan = *best;
+  AddReasons(spec.parallelism(), group, tried, &plan);
+  const std::vector<uint64_t> tokens(spec.training().global_batch(), spec.data().sequence_length());
+  for (v1::MicroBatchAssignment& assignment :
+       AssignSequences(spec, model, cost_model, plan.prediction().density(), tokens)) {
+    *plan.add_micro_batches() = std::move(assignment);
+  }
+  return plan;
+}
+
+std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& current,
+                                   std::span<const v1::StepReport> recent) {
+  if (recent.empty()) return std::nullopt;
+  auto budgets = TuneBudgets(spec, current, recent);
+  if (!budgets.has_value()) return std::nullopt;
+  v1::StepPlan plan = current;
+  plan.set_version(current.version() + 1);
+  plan.set_effective_step(recent.back().step() + kLeadSteps);
+  plan.clear_layer_budgets();
+  plan.clear_reasons();
+  plan.clear_prediction();
+  for (v1::LayerBudget& budget : *budgets) *plan.add_layer_budgets() = std::move(budget);
+  plan.add_reasons(absl::StrFormat(
+      "budgets follow the densities of the last %d steps towards the layers' mean, within "
+      "attention.balance_tolerance = %g",
+      recent.size(), spec.attention().balance_tolerance()));
+  return plan;
+}
+
+std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
+                                                      const ModelShape& model,
+                                                      const CostModel& cost_model, double density,
+                                                      const std::vector<uint64_t>& tokens) {
+  const double context = spec.parallelism().context();
+  const double tile = spec.attention().tile();
+  const auto layers = static_cast<double>(model.layers);
+  std::vector<double> seconds;
+  for (const uint64_t length : tokens) {
+    const double local = static_cast<double>(length) / context;
+    const double blocks = static_cast<double>(length) / tile;
+    const Work attention = {.tiles = density * layers * static_cast<double>(model.heads) * blocks *
+                                     (blocks + 1) / 2 / context,
+                            .rows = local * static_cast<double>(model.heads) * layers * context,
+                            .calls = layers * context};
+    seconds.push_back(
+        cost_model.Seconds(Phase::kAttentionForward, attention) +
+        cost_model.Seconds(Phase::kAttentionBackward, attention) +
+        cost_model.Seconds(Phase::kLinear, {.rows = local * layers, .calls = layers}));
+  }
+  const int groups = static_cast<int>(spec.parallelism().data());
+  const Assignment assignment = AssignMicroBatches(seconds, groups);
+  bool round_robin = true;
+  std::vector<v1::MicroBatchAssignment> result;
+  for (int g = 0; g < groups; ++g) {
+    v1::MicroBatchAssignment& entry = result.emplace_back();
+    entry.set_group(g);
+    for (size_t i = 0; i < assignment.groups[g].size(); ++i) {
+      const uint32_t sequence = assignment.groups[g][i];
+      entry.add_sequences(sequence);
+      round_robin &= sequence == g + i * groups;
+    }
+  }
+  if (round_robin) result.clear();
+  return result;
+}
+
+}  // namespace ringleader::planner

@@ -1,0 +1,51 @@
+// Decides how a job runs on the machines it was given: layout, stripe, ring, budgets and
+// micro-batches, with the reasons. Pure functions: no I/O, no clock, the same answer for the same
+// input. The same code answers `ringctl plan` for clusters that need not exist.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "coordinator/planner/cost_model.h"
+#include "coordinator/planner/patterns.h"
+#include "coordinator/planner/shapes.h"
+#include "ringleader/v1/job_spec.pb.h"
+#include "ringleader/v1/plan.pb.h"
+#include "ringleader/v1/telemetry.pb.h"
+
+namespace ringleader::planner {
+
+// The plan with which an attempt starts: version 1, effective from step 1. `spec` has been
+// validated and has its defaults; what it leaves to the planner ("auto") is chosen by the predicted
+// seconds of a step. With an unknown model: the choice by pattern alone, and no prediction.
+//
+// INVALID_ARGUMENT, with the arithmetic, when no plan can work: the cluster holds too few trainers,
+// heads or layers do not fit the model, the asked-for ring does not fit the nodes, or memory is
+// short. Takes well under a second for 1,000 ranks.
+absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
+                                      const ClusterShape& cluster, const CostModel& cost_model);
+
+// The next plan of a running attempt, or nullopt when none is worth a change. Only budgets change;
+// layout and ring are fixed for an attempt. `recent`: merged reports, oldest first, the last of
+// which decides when the plan takes effect: late enough to reach every rank.
+std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& current,
+                                   std::span<const v1::StepReport> recent);
+
+// What a step is predicted to cost under `plan`. `hints` come from reports, if there are any.
+v1::Prediction Predict(const v1::JobSpec& spec, const ModelShape& model,
+                       const ClusterShape& cluster, const CostModel& cost_model,
+                       const v1::StepPlan& plan, const PatternHints& hints = {});
+
+// Deals one step's sequences, `tokens[i]` long, to the data-parallel groups by predicted seconds.
+// Empty when that is round robin.
+std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
+                                                      const ModelShape& model,
+                                                      const CostModel& cost_model, double density,
+                                                      const std::vector<uint64_t>& tokens);
+
+// What the job's reports say of its patterns; zeros without vertical-slash layers.
+PatternHints HintsFrom(std::span<const v1::StepReport> recent);
+
+}  // namespace ringleader::planner

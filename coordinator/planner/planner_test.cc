@@ -1,0 +1,259 @@
+#include "coordinator/planner/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "coordinator/planner/budgets.h"
+#include "coordinator/planner/memory.h"
+#include "coordinator/planner/testing.h"
+
+namespace ringleader::planner {
+namespace {
+
+using ::testing::HasSubstr;
+using v1::ParallelismSpec;
+
+absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec& spec, const ClusterShape& cluster,
+                                  const ModelShape& model = ThreeBillion()) {
+  return MakePlan(spec, model, cluster, CostModel(spec, model, cluster));
+}
+
+ClusterShape Gpus(int nodes, int per_node) {
+  return TypicalCluster(v1::ResourcesSpec::CUDA, nodes, per_node);
+}
+
+TEST(ShapesTest, ReadsAConfig) {
+  const auto shape = ParseModelShape(R"({"num_hidden_layers": 36, "hidden_size": 2048,
+      "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 2,
+      "vocab_size": 151936, "tie_word_embeddings": true})");
+  ASSERT_TRUE(shape.ok()) << shape.status();
+  EXPECT_EQ(shape->head_dim, 128);
+  EXPECT_NEAR(shape->parameters(), 3.09e9, 0.01e9);
+  EXPECT_THAT(ParseModelShape("{}").status().message(), HasSubstr("num_hidden_layers is missing"));
+  EXPECT_THAT(ParseModelShape("[1").status().message(), HasSubstr("no JSON object"));
+  EXPECT_FALSE(ParseModelShape(R"({"num_hidden_layers": -4})").ok());
+}
+
+TEST(MakePlanTest, StripesForVerticalSlash) {
+  const auto plan = Plan(LongJob(4, 524288), Gpus(1, 4));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->layout(), ParallelismSpec::STRIPED);
+  EXPECT_EQ(plan->stripe(), 64);
+  EXPECT_EQ(plan->ring().kind(), ParallelismSpec::FLAT);
+  EXPECT_EQ(plan->ring().inner() * plan->ring().outer(), 4);
+  EXPECT_LT(plan->prediction().worker_imbalance(), 1.02);
+  EXPECT_GT(plan->prediction().step_seconds(), 0);
+  EXPECT_FALSE(plan->reasons().empty());
+}
+
+TEST(MakePlanTest, HierarchicalAcrossNodesWithSlowLinks) {
+  ClusterShape cluster = Gpus(4, 8);
+  cluster.inter_node.bytes_per_second = 2e9;
+  const auto plan = Plan(LongJob(32, 524288), cluster);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->ring().kind(), ParallelismSpec::HIERARCHICAL);
+  EXPECT_EQ(plan->ring().inner(), 8);
+  EXPECT_EQ(plan->ring().outer(), 4);
+}
+
+TEST(MakePlanTest, WhatTheUserAsksForIsKept) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  spec.mutable_parallelism()->set_layout(ParallelismSpec::ZIGZAG);
+  spec.mutable_parallelism()->set_ring(ParallelismSpec::ALL_GATHER);
+  const auto plan = Plan(spec, Gpus(1, 4));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->layout(), ParallelismSpec::ZIGZAG);
+  EXPECT_EQ(plan->stripe(), 0);
+  EXPECT_EQ(plan->ring().kind(), ParallelismSpec::ALL_GATHER);
+}
+
+TEST(MakePlanTest, OneTrainerNeedsNoLayout) {
+  const auto plan = Plan(LongJob(1, 8192), Gpus(1, 1));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->ring().inner(), 1);
+  EXPECT_DOUBLE_EQ(plan->prediction().exposed_communication_seconds(), 0);
+}
+
+TEST(MakePlanTest, AThousandRanks) {
+  v1::JobSpec spec = LongJob(1024, 4194304);
+  const auto plan = Plan(spec, Gpus(128, 8));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->layout(), ParallelismSpec::STRIPED);
+  EXPECT_EQ(plan->ring().kind(), ParallelismSpec::HIERARCHICAL);
+  EXPECT_LT(plan->prediction().worker_imbalance(), 1.05);
+}
+
+TEST(MakePlanTest, ImpossiblePlansShowTheArithmetic) {
+  EXPECT_THAT(Plan(LongJob(16, 131072), Gpus(1, 8)).status().message(),
+              HasSubstr("16 trainers do not fit on 1 nodes × 8 = 8"));
+  v1::JobSpec spec = LongJob(6, 6 * 64 * 16);
+  spec.mutable_parallelism()->set_ring(ParallelismSpec::HIERARCHICAL);
+  EXPECT_THAT(Plan(spec, Gpus(2, 4)).status().message(),
+              HasSubstr("hierarchical needs a context (6) that is a multiple"));
+  spec = LongJob(4, 131072);
+  spec.mutable_attention()->add_dense_layers(36);
+  EXPECT_THAT(Plan(spec, Gpus(1, 4)).status().message(),
+              HasSubstr("layer 36 does not exist; the model has 36 layers"));
+}
+
+TEST(MakePlanTest, AModelThatDoesNotFitIsRefused) {
+  ClusterShape cluster = Gpus(1, 4);
+  cluster.memory_bytes_per_trainer = uint64_t{8} << 30;
+  const auto plan = Plan(LongJob(4, 131072), cluster);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(plan.status().message(), HasSubstr("a trainer needs at least"));
+  EXPECT_THAT(plan.status().message(), HasSubstr("has 8.00 GiB"));
+  cluster.memory_bytes_per_trainer = uint64_t{140} << 30;
+  EXPECT_TRUE(Plan(LongJob(4, 131072), cluster).ok());
+}
+
+TEST(MakePlanTest, AnUnknownModelStillGetsAPlan) {
+  const auto plan = Plan(LongJob(4, 131072), Gpus(1, 4), ModelShape{});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->layout(), ParallelismSpec::STRIPED);
+  EXPECT_FALSE(plan->has_prediction());
+}
+
+TEST(MakePlanTest, SameInputSamePlan) {
+  const v1::JobSpec spec = LongJob(8, 131072);
+  EXPECT_EQ(Plan(spec, Gpus(1, 8))->SerializeAsString(),
+            Plan(spec, Gpus(1, 8))->SerializeAsString());
+}
+
+TEST(MakePlanTest, EveryPatternIsPredicted) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  double dense_seconds = 0;
+  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
+                             v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK}) {
+    spec.mutable_attention()->set_pattern(pattern);
+    jobspec::ApplyDefaults(&spec);
+    const auto plan = Plan(spec, Gpus(1, 4));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const v1::Prediction& p = plan->prediction();
+    EXPECT_GT(p.density(), 0);
+    EXPECT_LE(p.density(), 1.0 + 1e-9);
+    if (pattern == v1::AttentionSpec::DENSE) {
+      EXPECT_NEAR(p.density(), 1.0, 1e-9);
+      dense_seconds = p.attention_seconds();
+    } else {
+      EXPECT_LT(p.attention_seconds(), dense_seconds);
+    }
+  }
+}
+
+TEST(MakePlanTest, DataParallelSequencesAreDealtBySeconds) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  spec.mutable_parallelism()->set_data(2);
+  spec.mutable_resources()->set_trainers(8);
+  const CostModel cost(spec, ThreeBillion(), Gpus(1, 8));
+  const auto equal =
+      AssignSequences(spec, ThreeBillion(), cost, 0.05, {65536, 65536, 65536, 65536});
+  EXPECT_TRUE(equal.empty());
+  // One long sequence weighs as much as all the short ones and more.
+  const auto unequal =
+      AssignSequences(spec, ThreeBillion(), cost, 0.05, {8192, 524288, 8192, 8192});
+  ASSERT_EQ(unequal.size(), 2);
+  EXPECT_EQ(std::min(unequal[0].sequences_size(), unequal[1].sequences_size()), 1);
+}
+
+TEST(MemoryTest, AddsUp) {
+  const v1::JobSpec spec = LongJob(4, 131072);
+  const MemoryEstimate ring =
+      EstimateMemory(spec, ThreeBillion(), Gpus(1, 4), ParallelismSpec::FLAT);
+  EXPECT_NEAR(ring.weights, 2 * 3.086e9, 1e7);
+  EXPECT_NEAR(ring.optimizer, 3 * 3.086e9, 1e7);
+  // 32,768 tokens × 2 × 2 heads × 128 × 2 bytes, two buffers.
+  EXPECT_DOUBLE_EQ(ring.keys_and_values, 32768.0 * 512 * 2 * 2);
+  const MemoryEstimate gathered =
+      EstimateMemory(spec, ThreeBillion(), Gpus(1, 4), ParallelismSpec::ALL_GATHER);
+  EXPECT_DOUBLE_EQ(gathered.keys_and_values, 2 * ring.keys_and_values);
+}
+
+class BudgetsTest : public ::testing::Test {
+ protected:
+  BudgetsTest() : spec_(LongJob(4, 131072)) {
+    spec_.mutable_attention()->set_balance_tolerance(0.08);
+    spec_.mutable_attention()->add_dense_layers(0);
+    plan_.set_version(1);
+  }
+
+  // Layers whose densities follow the law with constants of their own, under `plan`.
+  v1::StepReport Report(const v1::StepPlan& plan, uint64_t step) const {
+    v1::StepReport report;
+    report.set_step(step);
+    report.set_plan_version(plan.version());
+    for (int l = 0; l < 5; ++l) {
+      double mass = 0.9;
+      for (const auto& budget : plan.layer_budgets()) {
+        if (budget.layer() == static_cast<uint32_t>(l)) mass = budget.slash_mass();
+      }
+      v1::LayerReport* layer = report.add_layers();
+      layer->set_layer(l);
+      layer->set_density(l == 0 ? 1.0 : -scale_[l] * std::log(1 - mass));
+    }
+    return report;
+  }
+
+  static double Imbalance(const v1::StepReport& report) {
+    double sum = 0, largest = 0;
+    for (const auto& layer : report.layers()) {
+      if (layer.layer() == 0) continue;
+      sum += layer.density();
+      largest = std::max(largest, layer.density());
+    }
+    return largest * 4 / sum;
+  }
+
+  v1::JobSpec spec_;
+  v1::StepPlan plan_;
+  double scale_[5] = {0, 0.030, 0.024, 0.021, 0.018};
+};
+
+TEST_F(BudgetsTest, EvenOutTheLayersWithinTheTolerance) {
+  const double before = Imbalance(Report(plan_, 1));
+  v1::StepPlan plan = plan_;
+  int changes = 0;
+  for (uint64_t step = 1; step < 20; ++step) {
+    const std::vector<v1::StepReport> recent = {Report(plan, step)};
+    const auto next = Replan(spec_, plan, recent);
+    if (!next.has_value()) break;
+    EXPECT_EQ(next->version(), plan.version() + 1);
+    EXPECT_GT(next->effective_step(), step + 1);
+    plan = *next;
+    ++changes;
+  }
+  EXPECT_GT(changes, 0);
+  EXPECT_LT(changes, 19) << "budgets never settle";
+  const double after = Imbalance(Report(plan, 20));
+  EXPECT_GT(before, 1.25);
+  EXPECT_LT(after, 1.1);
+  for (const auto& budget : plan.layer_budgets()) {
+    EXPECT_EQ(budget.dense(), budget.layer() == 0);
+    EXPECT_GE(budget.slash_mass(), 0.9 - 0.08 - 1e-9);
+    EXPECT_LE(budget.slash_mass(), 0.9 + 0.08 + 1e-9);
+  }
+}
+
+TEST_F(BudgetsTest, NothingMovesUnlessAllowed) {
+  const std::vector<v1::StepReport> recent = {Report(plan_, 1)};
+  spec_.mutable_attention()->set_balance_tolerance(0);
+  EXPECT_FALSE(Replan(spec_, plan_, recent).has_value());
+  spec_.mutable_attention()->set_balance_tolerance(0.08);
+  EXPECT_TRUE(Replan(spec_, plan_, recent).has_value());
+  spec_.mutable_attention()->set_select(v1::AttentionSpec::TOP_K);
+  EXPECT_FALSE(Replan(spec_, plan_, recent).has_value());
+  EXPECT_FALSE(Replan(spec_, plan_, {}).has_value());
+}
+
+TEST_F(BudgetsTest, ReportsOfAnOlderPlanDoNotCount) {
+  v1::StepPlan newer = plan_;
+  newer.set_version(2);
+  const std::vector<v1::StepReport> recent = {Report(plan_, 1)};
+  EXPECT_FALSE(Replan(spec_, newer, recent).has_value());
+}
+
+}  // namespace
+}  // namespace ringleader::planner

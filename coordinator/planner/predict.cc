@@ -1,0 +1,179 @@
+// Prices a plan: patterns → tiles per rank and owner → seconds per ring step → the step.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "coordinator/planner/planner.h"
+#include "coordinator/planner/ring_simulator.h"
+#include "coordinator/planner/tile_loads.h"
+
+namespace ringleader::planner {
+namespace {
+
+// Layers and heads that stand for all: more change predictions by less than patterns vary.
+constexpr int kSampledLayers = 3;
+constexpr int kSampledHeads = 4;
+
+kernels::LayoutKind KindOf(v1::ParallelismSpec::Layout layout) {
+  switch (layout) {
+    case v1::ParallelismSpec::ZIGZAG:
+      return kernels::LayoutKind::kZigzag;
+    case v1::ParallelismSpec::STRIPED:
+      return kernels::LayoutKind::kStriped;
+    default:
+      return kernels::LayoutKind::kContiguous;
+  }
+}
+
+// One layer, forward and backward.
+struct LayerTimes {
+  double seconds = 0;
+  double busy = 0;
+  double transfer = 0;
+  double exposed = 0;
+  double index = 0;
+};
+
+class Predictor {
+ public:
+  Predictor(const v1::JobSpec& spec, const ModelShape& model, const ClusterShape& cluster,
+            const CostModel& cost_model, const v1::StepPlan& plan)
+      : spec_(spec), model_(model), cluster_(cluster), cost_model_(cost_model), plan_(plan) {
+    ranks_ = static_cast<int>(spec.parallelism().context());
+    local_tokens_ = static_cast<double>(spec.data().sequence_length()) / ranks_;
+    tile_ = static_cast<int>(spec.attention().tile());
+    dealing_.kind = ranks_ == 1 ? kernels::LayoutKind::kContiguous : KindOf(plan.layout());
+    dealing_.ranks = ranks_;
+    dealing_.blocks = (static_cast<int64_t>(spec.data().sequence_length()) + tile_ - 1) / tile_;
+    dealing_.stripe_blocks = std::max<int64_t>(1, plan.stripe() / tile_);
+  }
+
+  v1::Prediction Run(const PatternHints& hints) {
+    const std::set<uint32_t> dense(spec_.attention().dense_layers().begin(),
+                                   spec_.attention().dense_layers().end());
+    const auto layers = static_cast<double>(model_.layers);
+    const double dense_layers = spec_.attention().pattern() == v1::AttentionSpec::DENSE
+                                    ? layers
+                                    : std::min(layers, static_cast<double>(dense.size()));
+    if (dense_layers > 0) AddLayers(true, dense_layers, 0, {});
+    const double sparse_layers = layers - dense_layers;
+    const bool is_static = spec_.attention().pattern() == v1::AttentionSpec::SLIDING_WINDOW;
+    const int samples = sparse_layers == 0 ? 0
+                        : is_static        ? 1
+                                           : std::min<int>(kSampledLayers, sparse_layers);
+    for (int i = 0; i < samples; ++i) AddLayers(false, sparse_layers / samples, i + 1, hints);
+    return Finish();
+  }
+
+ private:
+  // `count` layers that look like this one.
+  void AddLayers(bool dense, double count, uint64_t seed, const PatternHints& hints) {
+    const std::vector<HeadPattern> heads =
+        SampleLayer(spec_.attention(), dense, dealing_.blocks, kSampledHeads, hints, seed);
+    TileLoads loads(ranks_);
+    const double weight = static_cast<double>(model_.heads) / heads.size();
+    for (const HeadPattern& head : heads) AddHead(head, dealing_, tile_, weight, &loads);
+
+    for (const bool backward : {false, true}) Play(loads, backward, count);
+    times_.index +=
+        dense ? 0 : count * cost_model_.Seconds(Phase::kIndex, {.rows = local_tokens_, .calls = 1});
+    double largest = 0;
+    for (int r = 0; r < ranks_; ++r) largest = std::max(largest, loads.rank_total(r));
+    largest_tiles_ += count * largest;
+    tiles_ += count * loads.total();
+    step_imbalance_ += count * StepImbalance(Setup(false), loads.ring);
+  }
+
+  RingSetup Setup(bool backward) const {
+    const double element = cluster_.engine == v1::ResourcesSpec::CUDA ? 2 : 4;
+    const double kv = local_tokens_ * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
+    return {.kind = plan_.ring().kind(),
+            .ranks = ranks_,
+            .group = GroupOf(cluster_, ranks_),
+            .intra_node = cluster_.intra_node,
+            .inter_node = cluster_.inter_node,
+            .kv_bytes = kv * element,
+            .gradient_bytes = backward ? kv * 4 : 0};
+  }
+
+  void Play(const TileLoads& loads, bool backward, double count) {
+    const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
+    const double tile_seconds = cost_model_.Seconds(phase, {.tiles = 1});
+    const double per_call = cost_model_.Seconds(
+        phase, {.rows = local_tokens_ * static_cast<double>(model_.heads), .calls = 1});
+    std::vector<double> seconds(loads.ring.size()), outside(ranks_);
+    for (size_t i = 0; i < seconds.size(); ++i)
+      seconds[i] = loads.ring[i] * tile_seconds + per_call;
+    for (int r = 0; r < ranks_; ++r) outside[r] = loads.column[r] * tile_seconds;
+    const RingTimes times = SimulateRing(Setup(backward), seconds, outside);
+    times_.seconds += count * times.seconds;
+    times_.busy += count * times.busy_seconds;
+    times_.transfer += count * times.transfer_seconds;
+    times_.exposed += count * times.exposed_seconds;
+  }
+
+  v1::Prediction Finish() const {
+    const double sequences =
+        static_cast<double>(spec_.training().global_batch()) / spec_.parallelism().data();
+    const auto layers = static_cast<double>(model_.layers);
+    const double linear =
+        cost_model_.Seconds(Phase::kLinear, {.rows = local_tokens_ * layers, .calls = layers});
+    const double optimizer = cost_model_.Seconds(
+        Phase::kOptimizer, {.bytes = 8.0 * static_cast<double>(model_.parameters()), .calls = 1});
+    v1::Prediction prediction;
+    prediction.set_attention_seconds(sequences * times_.busy);
+    prediction.set_linear_seconds(sequences * linear);
+    prediction.set_communication_seconds(sequences * times_.transfer);
+    prediction.set_exposed_communication_seconds(sequences * times_.exposed);
+    prediction.set_step_seconds(sequences * (times_.seconds + times_.index + linear) + optimizer);
+    prediction.set_worker_imbalance(tiles_ > 0 ? largest_tiles_ * ranks_ / tiles_ : 1.0);
+    prediction.set_step_imbalance(step_imbalance_ / layers);
+    const double tokens = static_cast<double>(spec_.data().sequence_length()) *
+                          static_cast<double>(spec_.training().global_batch());
+    prediction.set_tokens_per_second(tokens / prediction.step_seconds());
+    const auto blocks = static_cast<double>(dealing_.blocks);
+    const double causal = layers * static_cast<double>(model_.heads) * blocks * (blocks + 1) / 2;
+    prediction.set_density(tiles_ / causal);
+    return prediction;
+  }
+
+  const v1::JobSpec& spec_;
+  const ModelShape& model_;
+  const ClusterShape& cluster_;
+  const CostModel& cost_model_;
+  const v1::StepPlan& plan_;
+  int ranks_ = 1;
+  int tile_ = 64;
+  double local_tokens_ = 0;
+  Dealing dealing_;
+
+  LayerTimes times_;  // summed over layers
+  double tiles_ = 0;
+  double largest_tiles_ = 0;
+  double step_imbalance_ = 0;
+};
+
+}  // namespace
+
+v1::Prediction Predict(const v1::JobSpec& spec, const ModelShape& model,
+                       const ClusterShape& cluster, const CostModel& cost_model,
+                       const v1::StepPlan& plan, const PatternHints& hints) {
+  return Predictor(spec, model, cluster, cost_model, plan).Run(hints);
+}
+
+PatternHints HintsFrom(std::span<const v1::StepReport> recent) {
+  PatternHints sum;
+  double count = 0;
+  for (const v1::StepReport& report : recent) {
+    for (const v1::LayerReport& layer : report.layers()) {
+      if (layer.slashes() <= 0) continue;
+      sum.slashes += layer.slashes();
+      sum.verticals += layer.verticals();
+      ++count;
+    }
+  }
+  if (count == 0) return {};
+  return {.slashes = sum.slashes / count, .verticals = sum.verticals / count};
+}
+
+}  // namespace ringleader::planner

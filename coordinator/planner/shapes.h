@@ -1,0 +1,64 @@
+// What the planner needs to know of a model and of the machines, as plain numbers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ringleader/v1/job_spec.pb.h"
+
+namespace ringleader::planner {
+
+// A decoder's shape. All zero: not known (its config.json is out of the coordinator's reach); plans
+// then carry no prediction, and nothing that depends on the model is checked.
+struct ModelShape {
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t vocabulary = 0;
+  bool tied_embeddings = false;
+
+  bool known() const { return layers > 0; }
+  int64_t parameters() const;
+  // Weights that every token is multiplied with: the parameters without the embedding table.
+  int64_t weights_per_token() const;
+};
+
+// From the text of a Hugging Face config.json. INVALID_ARGUMENT names the key that is missing or
+// out of range.
+absl::StatusOr<ModelShape> ParseModelShape(std::string_view config_json);
+
+struct Link {
+  double bytes_per_second = 0;
+  double latency_seconds = 0;
+};
+
+// `nodes` machines with `trainers_per_node` trainers each. Ranks are numbered node by node.
+struct ClusterShape {
+  int nodes = 1;
+  int trainers_per_node = 1;  // 0: nodes hold unequal numbers, so that no hierarchical ring fits
+  Link intra_node;            // between two trainers of one node
+  Link inter_node;            // of one trainer, to another node
+  v1::ResourcesSpec::Engine engine = v1::ResourcesSpec::CPU;
+  double threads_per_trainer = 1;         // CPU engine
+  uint64_t memory_bytes_per_trainer = 0;  // 0: not known, not checked
+};
+
+// A cluster with links as they usually are: on CUDA, NVLink inside nodes and 400 Gbit/s per GPU
+// between them; on CPUs, loopback and 10 Gbit/s.
+ClusterShape TypicalCluster(v1::ResourcesSpec::Engine engine, int nodes, int trainers_per_node);
+
+// How the ranks of one context-parallel group lie on the nodes. Groups are runs of consecutive
+// ranks.
+struct GroupShape {
+  int inner = 1;         // ranks of a group on one node
+  int outer = 1;         // nodes of a group
+  bool regular = false;  // every node holds `inner` of them: a hierarchical ring fits
+};
+GroupShape GroupOf(const ClusterShape& cluster, int context);
+
+}  // namespace ringleader::planner

@@ -1,0 +1,33 @@
+// Jobs and clusters for the planner's tests.
+#pragma once
+
+#include "coordinator/planner/planner.h"
+#include "jobspec/jobspec.h"
+
+namespace ringleader::planner {
+
+// Qwen2.5-3B's shape.
+inline ModelShape ThreeBillion() {
+  return {.layers = 36,
+          .hidden = 2048,
+          .intermediate = 11008,
+          .heads = 16,
+          .kv_heads = 2,
+          .head_dim = 128,
+          .vocabulary = 151936,
+          .tied_embeddings = true};
+}
+
+// vertical_slash with `context` trainers over `tokens`, defaults filled in.
+inline v1::JobSpec LongJob(uint32_t context, uint64_t tokens) {
+  v1::JobSpec spec;
+  spec.set_name("long");
+  spec.mutable_data()->set_sequence_length(tokens);
+  spec.mutable_parallelism()->set_context(context);
+  spec.mutable_resources()->set_trainers(context);
+  spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+  jobspec::ApplyDefaults(&spec);
+  return spec;
+}
+
+}  // namespace ringleader::planner
