@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Ctrl-C in the middle of the quickstart ends every process that it started.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log >&2 || true; exit 1; }
+
+await() {  # SECONDS COMMAND...
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.2
+  done
+}
+trainers_run() { (($(pgrep -fc "ringleader-trainer.*$work/run") == 4)); }
+nothing_runs() { ! pgrep -f "$work/run" >/dev/null; }
+
+# Job control gives the script a process group of its own, as a terminal does.
+set -m
+"$root/deploy/quickstart.sh" --dir "$work/run" --set training.steps=1000 --set data.sequence_length=4096 \
+  >"$work/quickstart.log" 2>&1 &
+quickstart=$!
+set +m
+
+await 120 trainers_run || fail "the trainers did not start"
+kill -INT -- "-$quickstart"
+status=0
+wait "$quickstart" || status=$?
+((status == 130)) || fail "exit status $status instead of 130"
+await 30 nothing_runs || fail "processes are left behind: $(pgrep -af "$work/run")"
+echo "PASSED"

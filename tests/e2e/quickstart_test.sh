@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The README's first command, scaled down: real processes, real text, a few steps. Checks what a user would look at.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log >&2 || true; exit 1; }
+
+"$root/deploy/quickstart.sh" --dir "$work/run" --set training.steps=6 --set data.sequence_length=4096 \
+  --set checkpoint.every_steps=3 --set training.eval_sequences=2 >"$work/quickstart.log" 2>&1 ||
+  fail "quickstart ended with $?"
+
+python3 - "$work/run" <<'END' || fail "summary.json"
+import json, math, os, sys
+
+run = sys.argv[1]
+with open(f"{run}/summary.json") as file:
+    summary = json.load(file)
+for key in ("loss_first", "loss_last", "heldout_first", "heldout_last", "tokens_per_second", "density",
+            "worker_imbalance", "phases"):
+    assert key in summary, f"{key} is missing"
+assert 5 < summary["loss_first"] < 6.5, "an untrained byte model knows nothing"
+assert summary["heldout_last"] < summary["heldout_first"] * 0.9, "training did not learn"
+assert summary["tokens_per_second"] > 0
+assert len(summary["density"]) == 4 and all(0 < d <= 1 for d in summary["density"])
+assert summary["density"][0] > 0.99, "layer 0 is dense"
+assert 1 <= summary["worker_imbalance"] < 1.1
+assert all(math.isfinite(s) and s >= 0 for s in summary["phases"].values())
+assert sum(summary["phases"].values()) > 0
+for name in ("config.json", "model.safetensors"):
+    assert os.path.getsize(f"{run}/checkpoints/model/{name}") > 0, name
+END
+
+pgrep -f "$work/run" >/dev/null && fail "processes are left behind: $(pgrep -af "$work/run")"
+echo "PASSED"
