@@ -69,10 +69,10 @@ __device__ __forceinline__ uint64_t DescriptorAdvance(uint64_t descriptor, uint3
 // Stores four 8 x 8 matrices of bf16, the fragments of one row block of an accumulator packed in
 // pairs; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void StoreMatrices(void* row, const uint32_t* packed) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   SmemAddress(row)),
-               "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(SmemAddress(row)),
+      "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+      : "memory");
 }
 
 #define RINGLEADER_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

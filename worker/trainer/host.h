@@ -1,0 +1,73 @@
+// The seam between the step loop and whoever started it: reports go up, plans and stop requests
+// come down.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/attention/attention_stats.h"
+#include "worker/trainer/training_job.h"
+
+namespace ringleader::trainer {
+
+// Where a step's time went, this rank. The optimizer's time includes the exchange of gradients and
+// parameters.
+struct PhaseSeconds {
+  double data = 0;
+  double index = 0;
+  double attention_forward = 0;
+  double attention_backward = 0;
+  double linear = 0;  // everything else in forward and backward
+  double exposed_communication = 0;
+  double optimizer = 0;
+  double checkpoint = 0;  // time that the step loop was held up, before this step
+  double evaluation = 0;  // likewise
+};
+
+struct StepRecord {
+  uint64_t step = 0;  // 1 is the first
+  double loss = 0;    // mean over the step's labelled tokens, all ranks
+  double gradient_norm = 0;
+  double learning_rate = 0;
+  uint64_t tokens = 0;  // all ranks
+  double step_seconds = 0;
+  PhaseSeconds phases;
+  uint64_t peak_memory_bytes = 0;
+  std::vector<attention::LayerStats> layers;
+  bool skipped = false;
+  uint64_t plan_version = 0;
+};
+
+struct EvalRecord {
+  uint64_t step = 0;  // steps trained before it
+  double loss = 0;
+  uint64_t tokens = 0;
+  double seconds = 0;
+};
+
+// Thread-safe; no call blocks.
+class Host {
+ public:
+  virtual ~Host() = default;
+
+  virtual void ReportStep(const StepRecord& record) = 0;
+  // The three below are called on rank 0 only.
+  virtual void ReportEval(const EvalRecord& record) = 0;
+  virtual void ReportCheckpoint(uint64_t step, const std::string& path, double seconds) = 0;
+  virtual void ReportModel(const std::string& path) = 0;
+
+  // Where the step loop is, for pulses. `phase` is a literal.
+  virtual void SetPlace(uint64_t step, const char* phase) = 0;
+
+  // True once this rank was asked to write a checkpoint and leave.
+  virtual bool stop_requested() const = 0;
+
+  // The newest plan that arrived and was not taken yet, in a form that travels to other ranks;
+  // empty if none.
+  virtual std::string TakePlan() = 0;
+  virtual absl::StatusOr<Plan> ParsePlan(const std::string& bytes) const = 0;
+};
+
+}  // namespace ringleader::trainer

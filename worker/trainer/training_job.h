@@ -1,0 +1,66 @@
+// One rank's assignment as plain data: what the protobuf side reads from its worker and the torch
+// side trains.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "worker/attention/attention_options.h"
+#include "worker/optim/adamw.h"
+#include "worker/optim/schedule.h"
+
+namespace ringleader::trainer {
+
+// The part of a StepPlan that ranks act on.
+struct Plan {
+  uint64_t version = 0;
+  uint64_t effective_step = 0;  // the first step under it; 1 is the first of all
+  attention::RingShape ring;
+  kernels::LayoutKind layout = kernels::LayoutKind::kContiguous;
+  int stripe = 0;  // tokens; striped only
+  struct Budget {
+    uint32_t layer = 0;
+    attention::LayerBudget budget;
+  };
+  std::vector<Budget> layer_budgets;
+  std::vector<std::vector<uint32_t>> micro_batches;  // [group][…]; empty: round robin
+};
+
+enum class Engine { kCpu, kCuda };
+
+struct TrainingJob {
+  std::string name;  // job id
+  uint32_t attempt = 0;
+  int rank = 0;
+  int world_size = 1;  // context * data
+  int ranks_per_node = 1;
+  int context = 1;  // ranks that share one sequence: rank / context is the data-parallel group
+  int data = 1;
+  Engine engine = Engine::kCpu;
+  int threads = 1;
+
+  std::string model_config;  // config.json; empty when model_init is a folder
+  std::string model_init;    // "random" or a Hugging Face folder
+  std::string train_data, eval_data;
+  uint64_t sequence_length = 0;
+
+  attention::AttentionOptions attention;  // layout, stripe and ring come from the plan
+  Plan plan;                              // of the first step
+
+  uint64_t steps = 0;
+  uint32_t global_batch = 1;  // sequences a step, all groups together
+  optim::LearningRateSchedule schedule;
+  optim::AdamWOptions adamw;
+  uint64_t seed = 0;
+  uint64_t eval_every_steps = 0;
+  uint32_t eval_sequences = 0;
+  uint32_t max_skipped_steps = 0;
+
+  std::string checkpoint_directory;
+  uint64_t checkpoint_every_steps = 0;  // 0: only at the end
+  int keep_last = 1;
+};
+
+}  // namespace ringleader::trainer
