@@ -35,6 +35,7 @@ struct LayerSums {
   int recall_ranks = 0;
   double recall = 0;
   std::vector<uint64_t> tiles_per_ring_step;
+  uint64_t column_tiles = 0;
 };
 
 void AddInto(std::span<const uint64_t> tiles, std::vector<uint64_t>* sums) {
@@ -63,6 +64,7 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     RaiseTo(report.phases(), merged.mutable_phases());
     if (report.time().seconds() > merged.time().seconds()) *merged.mutable_time() = report.time();
     std::vector<uint64_t> ring_steps;
+    uint64_t column_tiles = 0;
     for (const v1::LayerReport& layer : report.layers()) {
       LayerSums& sums = layers[layer.layer()];
       ++sums.ranks;
@@ -75,8 +77,10 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
       }
       AddInto(Tiles(layer), &sums.tiles_per_ring_step);
       AddInto(Tiles(layer), &ring_steps);
+      sums.column_tiles += layer.column_tiles();
+      column_tiles += layer.column_tiles();
     }
-    rank_tiles.push_back(std::accumulate(ring_steps.begin(), ring_steps.end(), uint64_t{0}));
+    rank_tiles.push_back(std::accumulate(ring_steps.begin(), ring_steps.end(), column_tiles));
     step_imbalance = std::max(step_imbalance, MaxOverMean(ring_steps));
   }
   for (const auto& [index, sums] : layers) {
@@ -88,6 +92,7 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     layer->set_recall(sums.recall_ranks == 0 ? -1 : sums.recall / sums.recall_ranks);
     layer->mutable_tiles_per_ring_step()->Add(sums.tiles_per_ring_step.begin(),
                                               sums.tiles_per_ring_step.end());
+    layer->set_column_tiles(sums.column_tiles);
   }
   merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
   merged.set_worker_imbalance(MaxOverMean(rank_tiles));
