@@ -24,10 +24,10 @@ class WorkerControlService : public v1::WorkerControl::CallbackService {
   void CloseAll();
 
  private:
-  class Reactor;
+  class Stream;
   struct Registry;
 
-  const std::shared_ptr<Registry> registry_;  // outlives reactors that still end
+  const std::shared_ptr<Registry> registry_;  // outlives streams that still end
 };
 
 }  // namespace ringleader::session

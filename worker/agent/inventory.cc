@@ -1,0 +1,119 @@
+#include "worker/agent/inventory.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace ringleader::agent {
+namespace {
+
+namespace fs = std::filesystem;
+
+uint32_t UsableCores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    return std::max(1u, static_cast<uint32_t>(CPU_COUNT(&set)));
+  }
+  return std::max(1u, static_cast<uint32_t>(sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+std::string Strip(std::string_view text) {
+  return std::string(absl::StripAsciiWhitespace(absl::string_view(text.data(), text.size())));
+}
+
+// "Key:   value" lines.
+std::map<std::string, std::string> Fields(const fs::path& path) {
+  std::map<std::string, std::string> fields;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    fields[Strip(std::string_view(line).substr(0, colon))] =
+        Strip(std::string_view(line).substr(colon + 1));
+  }
+  return fields;
+}
+
+uint64_t MemoryBytes(const std::string& root) {
+  uint64_t kibibytes = 0;
+  const std::string total = Fields(root + "/proc/meminfo")["MemTotal"];
+  (void)absl::SimpleAtoi(total.substr(0, total.find(' ')), &kibibytes);
+  return kibibytes << 10;
+}
+
+// uuid → bytes. The driver's files do not say how much memory a GPU has; its tool does.
+std::map<std::string, uint64_t> GpuMemory() {
+  std::map<std::string, uint64_t> memory;
+  FILE* const output = popen(
+      "nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits 2>/dev/null", "r");
+  if (output == nullptr) return memory;
+  char line[256];
+  while (std::fgets(line, sizeof(line), output) != nullptr) {
+    const std::vector<std::string> cells = absl::StrSplit(line, ',');
+    uint64_t mebibytes = 0;
+    if (cells.size() == 2 && absl::SimpleAtoi(Strip(cells[1]), &mebibytes)) {
+      memory[Strip(cells[0])] = mebibytes << 20;
+    }
+  }
+  pclose(output);
+  return memory;
+}
+
+}  // namespace
+
+v1::NodeInventory TakeInventory(const InventoryOptions& options) {
+  v1::NodeInventory inventory;
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  inventory.set_hostname(name);
+  inventory.set_cpu_cores(UsableCores());
+  inventory.set_memory_bytes(MemoryBytes(options.root));
+  inventory.set_address(options.address);
+  inventory.set_topology_domain(options.topology_domain);
+  std::error_code none;  // no such folder: no GPUs
+  std::vector<fs::path> folders;
+  for (const auto& entry :
+       fs::directory_iterator(options.root + "/proc/driver/nvidia/gpus", none)) {
+    folders.push_back(entry.path());
+  }
+  std::sort(folders.begin(), folders.end());  // by bus address, as CUDA_DEVICE_ORDER=PCI_BUS_ID
+  const auto memory = folders.empty() ? std::map<std::string, uint64_t>() : GpuMemory();
+  for (const fs::path& folder : folders) {
+    auto fields = Fields(folder / "information");
+    v1::Gpu* const gpu = inventory.add_gpus();
+    gpu->set_uuid(fields["GPU UUID"]);
+    gpu->set_model(fields["Model"]);
+    if (const auto found = memory.find(gpu->uuid()); found != memory.end()) {
+      gpu->set_memory_bytes(found->second);
+    }
+  }
+  const uint32_t default_trainers = std::max(1u, static_cast<uint32_t>(inventory.gpus_size()));
+  inventory.set_trainers(options.trainers == 0 ? default_trainers : options.trainers);
+  return inventory;
+}
+
+std::string DefaultNodeId() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  std::string id = name;
+  for (char& c : id) {
+    const bool valid = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '.' || c == '_';
+    if (!valid) c = '-';
+  }
+  return id.empty() ? "worker" : id;
+}
+
+}  // namespace ringleader::agent

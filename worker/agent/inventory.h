@@ -1,0 +1,24 @@
+// What this machine has to offer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ringleader/v1/node.pb.h"
+
+namespace ringleader::agent {
+
+struct InventoryOptions {
+  uint32_t trainers = 0;  // 0: one a GPU; without GPUs, one
+  std::string address;    // that trainers on other nodes reach
+  std::string topology_domain;
+  // Root of the file system to look at; another one in tests.
+  std::string root = "";
+};
+
+v1::NodeInventory TakeInventory(const InventoryOptions& options);
+
+// The machine's host name, as a node id.
+std::string DefaultNodeId();
+
+}  // namespace ringleader::agent

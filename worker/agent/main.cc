@@ -1,0 +1,162 @@
+// ringleader-worker: runs trainers on this machine for a coordinator.
+#include <grpcpp/grpcpp.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "base/address.h"
+#include "base/config.h"
+#include "base/logging.h"
+#include "base/metrics.h"
+#include "base/signals.h"
+#include "base/status_macros.h"
+#include "base/tls.h"
+#include "worker/agent/inventory.h"
+#include "worker/agent/worker.h"
+
+namespace ringleader::agent {
+namespace {
+
+struct Flags {
+  std::string coordinator = "127.0.0.1:7070";
+  std::string data_dir = "./ringleader-worker";
+  std::string name = DefaultNodeId();
+  std::string trainer_binary;
+  std::string metrics_listen;
+  InventoryOptions inventory = {.address = "127.0.0.1", .topology_domain = {}};
+  double hang_timeout_seconds = 600;
+  double pulse_timeout_seconds = 30;
+  double drain_timeout_seconds = 150;
+  size_t log_buffer_bytes = size_t{32} << 20;
+  TlsOptions tls;
+  LoggingOptions logging;
+};
+
+void AddFlags(CLI::App& app, Flags* flags) {
+  app.add_option("--coordinator", flags->coordinator, "Address of the coordinator")
+      ->capture_default_str();
+  app.add_option("--data-dir", flags->data_dir,
+                 "Folder for this worker's lock, socket and trainers")
+      ->capture_default_str();
+  app.add_option("--name", flags->name, "This node's id; must be unique and stay the same")
+      ->capture_default_str();
+  app.add_option("--trainers", flags->inventory.trainers,
+                 "Trainers to run at once; 0: one a GPU, or one without GPUs")
+      ->capture_default_str();
+  app.add_option("--address", flags->inventory.address,
+                 "Host name or IP at which trainers on other nodes reach this one")
+      ->capture_default_str();
+  app.add_option("--topology-domain", flags->inventory.topology_domain,
+                 "Nodes of one domain share a fast network")
+      ->capture_default_str();
+  app.add_option("--trainer", flags->trainer_binary,
+                 "Path of ringleader-trainer; the one beside this program unless set");
+  app.add_option("--metrics-listen", flags->metrics_listen,
+                 "Address for Prometheus; none unless set");
+  app.add_option("--hang-timeout", flags->hang_timeout_seconds,
+                 "Seconds in the same phase of the same step after which a trainer is killed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--pulse-timeout", flags->pulse_timeout_seconds,
+                 "Seconds without a sign of life after which a trainer is killed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--drain-timeout", flags->drain_timeout_seconds,
+                 "Seconds that trainers have to write a checkpoint and leave after SIGTERM")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--log-buffer-bytes", flags->log_buffer_bytes,
+                 "Log lines kept while the coordinator is away")
+      ->capture_default_str();
+  AddTlsFlags(app, &flags->tls);
+  AddLoggingFlags(app, &flags->logging);
+}
+
+absl::StatusOr<std::string> TrainerBinary(const Flags& flags) {
+  std::error_code error;
+  std::filesystem::path path = flags.trainer_binary;
+  if (path.empty()) {
+    path =
+        std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "ringleader-trainer";
+  }
+  if (!std::filesystem::exists(path, error)) {
+    return absl::NotFoundError("--trainer: " + path.string() + " does not exist");
+  }
+  return std::filesystem::absolute(path).string();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Flags& flags) {
+  ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.coordinator));
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
+                   ChannelCredentials(flags.tls, address));
+  grpc::ChannelArguments arguments;
+  // The link has its own back-off; gRPC's must not be longer.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  return grpc::CreateCustomChannel(flags.coordinator, credentials, arguments);
+}
+
+absl::Status Serve(const Flags& flags) {
+  ASSIGN_OR_RETURN(const std::string trainer, TrainerBinary(flags));
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, Connect(flags));
+  ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(flags.data_dir, absl::Seconds(10)));
+  Metrics metrics("worker");
+  WorkerMetrics worker_metrics(metrics.registry());
+  if (!flags.metrics_listen.empty()) {
+    ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.metrics_listen));
+    RETURN_IF_ERROR(metrics.Listen(address, flags.tls.insecure));
+  }
+  const v1::NodeInventory inventory = TakeInventory(flags.inventory);
+  const WorkerOptions options = {
+      .node = flags.name,
+      .inventory = inventory,
+      .supervisor = {.trainer_binary = trainer,
+                     .slots = inventory.trainers(),
+                     .cores = inventory.cpu_cores(),
+                     .listen_host = flags.inventory.address,
+                     .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
+                     .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},
+      .max_log_buffer_bytes = flags.log_buffer_bytes,
+      .drain_timeout = absl::Seconds(flags.drain_timeout_seconds)};
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<Worker> worker,
+      Worker::Create(options, std::move(data_dir), std::move(channel), &worker_metrics));
+  spdlog::info("nodes/{}: {} trainers, {} cores, {} GPUs; coordinator {}", flags.name,
+               inventory.trainers(), inventory.cpu_cores(), inventory.gpus_size(),
+               flags.coordinator);
+  // Trainers die with the thread that started them: that is this one, which ends last.
+  std::thread([worker = worker.get()] {
+    WaitForShutdownSignal();
+    worker->Drain("the worker was told to stop");
+  }).detach();
+  worker->Run();
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  BlockShutdownSignals();
+  CLI::App app("Runs trainers on this machine for a coordinator.", "ringleader-worker");
+  Flags flags;
+  AddFlags(app, &flags);
+  if (const std::optional<int> code = ParseFlags(app, argc, argv)) return *code;
+  SetUpLogging("ringleader-worker", flags.logging);
+  if (const absl::Status status = Serve(flags); !status.ok()) {
+    spdlog::error("{}", std::string(status.message()));
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ringleader::agent
+
+int main(int argc, char** argv) {
+  return ringleader::agent::Main(argc, argv);
+}

@@ -1,0 +1,204 @@
+#include "worker/agent/worker.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/version.h"
+
+namespace ringleader::agent {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(50);
+// A draining worker that cannot reach its coordinator stops its trainers itself after this.
+constexpr absl::Duration kPatienceWithCoordinator = absl::Seconds(3);
+// After the last trainer has ended: for the coordinator to acknowledge what it was told.
+constexpr absl::Duration kFarewell = absl::Seconds(5);
+
+absl::Time MonotonicNow() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return absl::TimeFromTimespec(now);
+}
+
+std::string NewIncarnation() {
+  absl::BitGen random;
+  return absl::StrFormat("%x-%x", absl::ToUnixMicros(absl::Now()), absl::Uniform<uint64_t>(random));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& options,
+                                                       DataDir data_dir,
+                                                       std::shared_ptr<grpc::Channel> channel,
+                                                       WorkerMetrics* metrics) {
+  std::unique_ptr<Worker> worker(
+      new Worker(options, std::move(data_dir), std::move(channel), metrics));
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("unix:" + worker->data_dir_.socket_path(),
+                           grpc::InsecureServerCredentials());
+  builder.RegisterService(&worker->trainer_link_);
+  worker->server_ = builder.BuildAndStart();
+  if (worker->server_ == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", worker->data_dir_.socket_path()));
+  }
+  return worker;
+}
+
+Worker::Worker(const WorkerOptions& options, DataDir data_dir,
+               std::shared_ptr<grpc::Channel> channel, WorkerMetrics* metrics)
+    : options_(options),
+      incarnation_(NewIncarnation()),
+      data_dir_(std::move(data_dir)),
+      metrics_(metrics),
+      events_(options.max_log_buffer_bytes),
+      supervisor_(options.supervisor, &data_dir_, &events_, &logs_, metrics,
+                  [this](std::function<void()> task) { Post(std::move(task)); }),
+      trainer_link_(this),
+      link_(std::move(channel), &events_,
+            {.hello = [this] { return Hello(); },
+             .heartbeat =
+                 [this](v1::Heartbeat* heartbeat) {
+                   for (v1::RunningAttempt& attempt : supervisor_.Running()) {
+                     *heartbeat->add_attempts() = std::move(attempt);
+                   }
+                 },
+             .on_welcome =
+                 [this] {
+                   // A restarted coordinator has not heard that this worker wants to go.
+                   Post([this] {
+                     if (draining_) SendDrainRequest();
+                   });
+                 },
+             .on_command =
+                 [this](v1::Command command) {
+                   Post([this, command = std::move(command)] {
+                     supervisor_.OnCommand(command, MonotonicNow());
+                   });
+                 }}) {}
+
+Worker::~Worker() {
+  link_.Stop();
+  supervisor_.KillAll("the worker ended");
+  if (server_ != nullptr) {
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    server_->Wait();
+  }
+}
+
+void Worker::Post(std::function<void()> task) {
+  absl::MutexLock lock(&mutex_);
+  tasks_.push_back(std::move(task));
+}
+
+v1::WorkerHello Worker::Hello() const {
+  v1::WorkerHello hello;
+  hello.set_node("nodes/" + options_.node);
+  hello.set_incarnation(incarnation_);
+  *hello.mutable_inventory() = options_.inventory;
+  hello.set_version(std::string(kVersion));
+  for (v1::RunningAttempt& attempt : supervisor_.Running()) {
+    *hello.add_attempts() = std::move(attempt);
+  }
+  return hello;
+}
+
+void Worker::OnTrainerMessage(std::shared_ptr<TrainerConnection> connection,
+                              v1::TrainerMessage message) {
+  Post([this, connection = std::move(connection), message = std::move(message)]() mutable {
+    supervisor_.OnTrainerMessage(connection, std::move(message), MonotonicNow());
+  });
+}
+
+void Worker::OnTrainerGone(std::shared_ptr<TrainerConnection> connection) {
+  Post([this, connection = std::move(connection)] { supervisor_.OnTrainerGone(connection); });
+}
+
+void Worker::Run() {
+  link_.Start();
+  metrics_->SetSlots(options_.supervisor.slots);
+  absl::Time next_tick = MonotonicNow();
+  while (true) {
+    std::vector<std::function<void()>> tasks;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto something = [this]()
+                                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !tasks_.empty(); };
+      mutex_.AwaitWithTimeout(absl::Condition(&something),
+                              std::max(absl::ZeroDuration(), next_tick - MonotonicNow()));
+      tasks.swap(tasks_);
+    }
+    for (const std::function<void()>& task : tasks) task();
+    const absl::Time now = MonotonicNow();
+    if (now < next_tick) continue;
+    next_tick = now + kTick;
+    link_.CheckLease();
+    CheckFence();
+    supervisor_.Tick(now);
+    UpdateMetrics();
+    if (draining_ && CheckDrain(now)) return;
+  }
+}
+
+// The coordinator gives up what it has not heard of for its adoption time-out, and starts it anew
+// elsewhere. By then nothing may run here any more.
+void Worker::CheckFence() {
+  if (supervisor_.idle() || link_.OutOfContact() < link_.fence_after()) return;
+  supervisor_.KillAll(
+      absl::StrFormat("killed by its worker after %s out of contact with the "
+                      "coordinator, which may have replaced it",
+                      absl::FormatDuration(link_.fence_after())));
+}
+
+void Worker::Drain(const std::string& reason) {
+  Post([this, reason] {
+    if (draining_) return;
+    spdlog::info("draining: {}", reason);
+    draining_ = true;
+    drain_reason_ = reason;
+    drain_deadline_ = MonotonicNow() + options_.drain_timeout;
+    supervisor_.RefuseStarts("the worker is shutting down");
+    SendDrainRequest();
+  });
+}
+
+void Worker::SendDrainRequest() {
+  v1::WorkerMessage message;
+  message.mutable_drain()->set_reason(drain_reason_);
+  events_.Push(std::move(message));
+}
+
+bool Worker::CheckDrain(absl::Time now) {
+  if (link_.connected()) {
+    alone_since_ = absl::InfiniteFuture();
+  } else if (alone_since_ == absl::InfiniteFuture()) {
+    alone_since_ = now;
+  }
+  const bool alone = now - alone_since_ > kPatienceWithCoordinator;
+  if (supervisor_.idle()) {
+    // What is left to tell is told, or there is nobody to tell it to.
+    drain_deadline_ = std::min(drain_deadline_, now + kFarewell);
+    return events_.empty() || alone || now >= drain_deadline_;
+  }
+  if (alone) supervisor_.StopAll(drain_reason_, drain_deadline_ - now, now);
+  if (now >= drain_deadline_) supervisor_.KillAll("the worker had to end");
+  return false;
+}
+
+void Worker::UpdateMetrics() {
+  metrics_->SetConnected(link_.connected());
+  metrics_->SetOutOfContact(absl::ToDoubleSeconds(link_.OutOfContact()));
+  metrics_->SetBuffered(events_.size());
+  metrics_->SetSessions(link_.sessions());
+  metrics_->SetDroppedLogLines(events_.dropped_log_lines());
+}
+
+}  // namespace ringleader::agent

@@ -1,0 +1,90 @@
+// The worker daemon: its session with the coordinator on one side, its trainers on the other, and
+// one thread between them that decides.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "ringleader/v1/node.pb.h"
+#include "worker/agent/coordinator_link.h"
+#include "worker/agent/data_dir.h"
+#include "worker/agent/event_buffer.h"
+#include "worker/agent/log_pump.h"
+#include "worker/agent/supervisor.h"
+#include "worker/agent/trainer_link_service.h"
+#include "worker/agent/worker_metrics.h"
+
+namespace ringleader::agent {
+
+struct WorkerOptions {
+  std::string node;  // id, without "nodes/"
+  v1::NodeInventory inventory;
+  SupervisorOptions supervisor;
+  size_t max_log_buffer_bytes = size_t{32} << 20;
+  // From SIGTERM on: for the attempts here to write a checkpoint and move elsewhere.
+  absl::Duration drain_timeout = absl::Seconds(150);
+};
+
+class Worker : public TrainerListener {
+ public:
+  // `metrics` must outlive the worker. Fails when trainers cannot dial in.
+  static absl::StatusOr<std::unique_ptr<Worker>> Create(const WorkerOptions& options,
+                                                        DataDir data_dir,
+                                                        std::shared_ptr<grpc::Channel> channel,
+                                                        WorkerMetrics* metrics);
+  ~Worker() override;
+
+  // Works until a drain that was asked for is over. Trainers live as long as the calling thread.
+  void Run();
+  // Checkpoint, then stop: the coordinator is told, its attempts here move off, and Run() returns.
+  // From any thread.
+  void Drain(const std::string& reason);
+
+  void OnTrainerMessage(std::shared_ptr<TrainerConnection> connection,
+                        v1::TrainerMessage message) override;
+  void OnTrainerGone(std::shared_ptr<TrainerConnection> connection) override;
+
+ private:
+  Worker(const WorkerOptions& options, DataDir data_dir, std::shared_ptr<grpc::Channel> channel,
+         WorkerMetrics* metrics);
+
+  void Post(std::function<void()> task);
+  v1::WorkerHello Hello() const;
+  void SendDrainRequest();
+  void CheckFence();
+  // Returns whether the worker may go.
+  bool CheckDrain(absl::Time now);
+  void UpdateMetrics();
+
+  const WorkerOptions options_;
+  const std::string incarnation_;
+  DataDir data_dir_;
+  WorkerMetrics* const metrics_;
+  EventBuffer events_;
+
+  absl::Mutex mutex_;
+  std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+
+  // Touched by Run() only.
+  bool draining_ = false;
+  std::string drain_reason_;
+  absl::Time drain_deadline_;
+  absl::Time alone_since_ = absl::InfiniteFuture();  // draining, and no coordinator to ask
+
+  // Their threads post tasks: destroyed first, in this order from below.
+  LogPump logs_;
+  Supervisor supervisor_;
+  TrainerLinkService trainer_link_;
+  std::unique_ptr<grpc::Server> server_;
+  CoordinatorLink link_;
+};
+
+}  // namespace ringleader::agent
