@@ -21,6 +21,14 @@ bool PendingTransfer::Claim() {
 void PendingTransfer::Release() {
   absl::MutexLock lock(&mutex_);
   --claims_;
+  if (claims_ == 0 && finish_when_released_) done_ = true;
+}
+
+void PendingTransfer::FinishWhenReleased() {
+  absl::MutexLock lock(&mutex_);
+  if (done_) return;
+  finish_when_released_ = true;
+  if (claims_ == 0) done_ = true;
 }
 
 void PendingTransfer::Finish(const absl::Status& status) {

@@ -30,6 +30,8 @@ class PendingTransfer {
 
   // The first call decides.
   void Finish(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Finishes with OK as soon as nothing claims the buffer.
+  void FinishWhenReleased() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Blocks until finished and no longer claimed.
   absl::Status Wait() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -39,6 +41,7 @@ class PendingTransfer {
 
   absl::Mutex mutex_;
   int claims_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool finish_when_released_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };

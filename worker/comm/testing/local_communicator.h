@@ -13,11 +13,6 @@ namespace ringleader::comm::testing {
 // never finishes, as it might not on a real network.
 std::vector<std::unique_ptr<Communicator>> LocalCommunicators(int ranks);
 
-// Runs `body(communicator)` on `ranks` threads and waits for all. A rank whose body throws aborts
-// the others; the first exception is rethrown.
-template <typename Body>
-void RunRanks(int ranks, Body body);
-
 }  // namespace ringleader::comm::testing
 
 #include "worker/comm/testing/run_ranks.h"  // IWYU pragma: export

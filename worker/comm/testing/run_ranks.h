@@ -1,4 +1,4 @@
-// RunRanks of local_communicator.h.
+// Runs a test's body once per rank, on threads.
 #pragma once
 
 #include <exception>
@@ -10,14 +10,15 @@
 
 namespace ringleader::comm::testing {
 
+// Runs `body(*communicators[r])` on a thread for every r, waits for all, and then destroys the
+// communicators. A rank whose body throws aborts the others; the first exception is rethrown.
 template <typename Body>
-void RunRanks(int ranks, Body body) {
-  std::vector<std::unique_ptr<Communicator>> communicators = LocalCommunicators(ranks);
+void RunRanks(std::vector<std::unique_ptr<Communicator>> communicators, Body body) {
   std::mutex mutex;
   std::exception_ptr first_error;
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, communicator = communicators[rank].get()] {
+  for (std::unique_ptr<Communicator>& owned : communicators) {
+    threads.emplace_back([&, communicator = std::move(owned)] {
       try {
         body(*communicator);
       } catch (...) {
@@ -31,6 +32,11 @@ void RunRanks(int ranks, Body body) {
   }
   for (std::thread& thread : threads) thread.join();
   if (first_error != nullptr) std::rethrow_exception(first_error);
+}
+
+template <typename Body>
+void RunRanks(int ranks, Body body) {
+  RunRanks(LocalCommunicators(ranks), body);
 }
 
 }  // namespace ringleader::comm::testing

@@ -1,0 +1,54 @@
+// The Communicator of CPU trainers: gRPC streams between processes, on this node and others.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+
+namespace ringleader::comm {
+
+class GrpcTransport;
+
+struct GrpcCommunicatorOptions {
+  int rank = 0;
+  int size = 1;
+  // Streams that do not carry it are refused: a rank of a replaced attempt cannot mix in.
+  uint64_t fencing_token = 0;
+  std::string listen_host = "127.0.0.1";
+  absl::Duration connect_timeout = absl::Seconds(60);
+};
+
+// Listens, so that the address can be handed to the other ranks, then connects to them.
+//
+//   ASSIGN_OR_RETURN(auto listener, GrpcListener::Listen(options));
+//   … tell the others listener->address(), hear theirs …
+//   ASSIGN_OR_RETURN(auto communicator, listener->Connect(addresses));
+//
+// A rank that dies is noticed by its broken streams: its peers' communicators abort with "rank N is
+// gone". To leave in order, destroy the communicator after a last Barrier.
+class GrpcListener {
+ public:
+  // On a port that the system picks.
+  static absl::StatusOr<std::unique_ptr<GrpcListener>> Listen(
+      const GrpcCommunicatorOptions& options);
+  ~GrpcListener();
+
+  const std::string& address() const;  // host:port
+
+  // addresses: by rank. Blocks until all ranks are connected with each other; DEADLINE_EXCEEDED
+  // names those that are not. Once.
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(const std::vector<std::string>& addresses);
+
+  // Ends a Connect that waits. From any thread.
+  void Abort(const std::string& reason);
+
+ private:
+  explicit GrpcListener(std::shared_ptr<GrpcTransport> transport);
+  const std::shared_ptr<GrpcTransport> transport_;
+};
+
+}  // namespace ringleader::comm
