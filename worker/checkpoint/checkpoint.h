@@ -4,11 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
 #include "worker/model/parameter_layout.h"
 #include "worker/optim/adamw.h"
 
@@ -25,23 +26,33 @@ struct TrainingState {
   std::string job_digest;  // of the job spec that trained it
 };
 
-struct CheckpointInfo {
-  std::string path;
-  TrainingState state;
+// One rank's file in a checkpoint.
+struct ShardFile {
+  std::string name;
+  int64_t begin = 0;     // elements of the flat parameter space
+  int64_t elements = 0;  // without padding past the end
+  uint64_t checksum = 0;
 };
 
-// The newest checkpoint in `directory` whose files are all whole. NOT_FOUND if there is none.
-// Damaged newer ones are passed over; what is wrong with each goes to `problems` (one sentence,
-// naming the file).
-absl::StatusOr<CheckpointInfo> FindNewestCheckpoint(const std::string& directory,
-                                                    const model::ParameterLayout& layout,
-                                                    std::vector<std::string>* problems);
+struct CheckpointInfo {
+  std::string path;  // the folder
+  TrainingState state;
+  std::vector<ShardFile> shards;  // by rising begin, covering the space without gap or overlap
+};
 
-// Reads elements [begin, begin + elements) of the flat space; what lies past the layout's end
-// becomes 0. Any number of ranks may read at once. DATA_LOSS names a damaged file;
-// FAILED_PRECONDITION if the checkpoint is of another model.
-absl::StatusOr<optim::OptimizerShard> ReadShard(const CheckpointInfo& checkpoint,
-                                                const model::ParameterLayout& layout, int64_t begin,
+// The newest checkpoint in `directory` whose files are all whole; nullopt if there is none. All
+// ranks of `comm` call this and get the same answer; they share the work of reading and checking
+// every file. Damaged newer checkpoints are passed over; what is wrong with each goes to `problems`
+// (one sentence, naming the file). FAILED_PRECONDITION if the newest readable one is of another
+// model, or written by a newer version of the format.
+absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(
+    const std::string& directory, const model::ParameterLayout& layout, comm::Communicator& comm,
+    std::vector<std::string>* problems);
+
+// Reads elements [begin, begin + elements) of the flat space; what lies past its end becomes 0. The
+// number of ranks that wrote the checkpoint does not matter. DATA_LOSS names a file that is not as
+// FindNewestCheckpoint saw it.
+absl::StatusOr<optim::OptimizerShard> ReadShard(const CheckpointInfo& checkpoint, int64_t begin,
                                                 int64_t elements);
 
 }  // namespace ringleader::checkpoint

@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/comm/communicator.h"
@@ -52,7 +53,10 @@ class Checkpointer {
   };
 
   void WriterLoop();
+  // One save, together with the other ranks' writers; the same result on all of them.
   absl::StatusOr<std::string> Write(const Snapshot& snapshot);
+  // Rank 0: names the finished folder and removes what keep_last allows.
+  absl::StatusOr<std::string> Publish(const std::string& partial, uint64_t step);
 
   const CheckpointerOptions options_;
   const model::ParameterLayout layout_;

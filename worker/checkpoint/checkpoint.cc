@@ -1,0 +1,75 @@
+#include "worker/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+#include "worker/checkpoint/agreement.h"
+#include "worker/checkpoint/format.h"
+
+namespace ringleader::checkpoint {
+namespace {
+
+// Rank 0 reads the manifest for all: a folder must not look different to two ranks.
+absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
+                                              const model::ParameterLayout& layout,
+                                              comm::Communicator& comm) {
+  const std::string manifest = absl::StrCat(path, "/", kManifestName);
+  absl::StatusOr<std::string> text = std::string();
+  if (comm.rank() == 0) text = ReadFile(manifest);
+  // Any fault of the folder is that of a damaged checkpoint, a missing manifest too.
+  const absl::Status readable =
+      text.ok() ? absl::OkStatus() : absl::DataLossError(text.status().message());
+  RETURN_IF_ERROR(Agree(comm, readable).status());
+  ASSIGN_OR_RETURN(const std::string shared, ShareText(comm, *text));
+  ASSIGN_OR_RETURN(CheckpointInfo checkpoint, ParseManifest(shared, layout, manifest));
+  checkpoint.path = path;
+
+  absl::Status whole;
+  for (size_t i = comm.rank(); i < checkpoint.shards.size() && whole.ok(); i += comm.size()) {
+    whole = VerifyShardFile(path, checkpoint.shards[i]);
+  }
+  RETURN_IF_ERROR(Agree(comm, whole).status());
+  return checkpoint;
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(
+    const std::string& directory, const model::ParameterLayout& layout, comm::Communicator& comm,
+    std::vector<std::string>* problems) {
+  absl::StatusOr<std::vector<std::string>> own = std::vector<std::string>();
+  if (comm.rank() == 0) own = ListCheckpoints(directory);
+  RETURN_IF_ERROR(Agree(comm, own.status()).status());
+  ASSIGN_OR_RETURN(const std::string joined, ShareText(comm, absl::StrJoin(*own, "\n")));
+  const std::vector<std::string> names = absl::StrSplit(joined, '\n', absl::SkipEmpty());
+  for (const std::string& name : names) {
+    absl::StatusOr<CheckpointInfo> checkpoint =
+        OpenCheckpoint(absl::StrCat(directory, "/", name), layout, comm);
+    if (checkpoint.ok()) return std::optional(*std::move(checkpoint));
+    if (!absl::IsDataLoss(checkpoint.status())) return checkpoint.status();
+    problems->emplace_back(checkpoint.status().message());
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<optim::OptimizerShard> ReadShard(const CheckpointInfo& checkpoint, int64_t begin,
+                                                int64_t elements) {
+  optim::OptimizerShard shard{.begin = begin,
+                              .master = std::vector<float>(elements),
+                              .first_moment = std::vector<float>(elements),
+                              .second_moment = std::vector<float>(elements)};
+  for (const ShardFile& file : checkpoint.shards) {
+    const int64_t from = std::max(begin, file.begin);
+    const int64_t to = std::min(begin + elements, file.begin + file.elements);
+    if (from >= to) continue;
+    RETURN_IF_ERROR(ReadShardRange(checkpoint.path, file, from, to - from, shard));
+  }
+  return shard;
+}
+
+}  // namespace ringleader::checkpoint

@@ -1,0 +1,342 @@
+#include "worker/checkpoint/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "base/checksum.h"
+#include "base/files.h"
+#include "base/temp_dir.h"
+#include "worker/checkpoint/checkpointer.h"
+#include "worker/checkpoint/format.h"
+#include "worker/comm/testing/local_communicator.h"
+
+namespace ringleader::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using comm::Communicator;
+using comm::testing::LocalCommunicators;
+using comm::testing::RunRanks;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::ElementsAreArray;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+model::ParameterLayout Layout() {
+  return {.slots = {{.name = "a.weight", .shape = {3, 4}, .offset = 0, .elements = 12},
+                    {.name = "norm.weight", .shape = {5}, .offset = 16, .elements = 5}},
+          .elements = 32};
+}
+
+// Element i of the flat space holds i + offset, -i and i / 4; nothing in gaps and padding.
+optim::OptimizerShard MakeShard(int rank, int ranks, float offset) {
+  const model::ParameterLayout layout = Layout();
+  const int64_t elements = layout.ShardElements(ranks);
+  optim::OptimizerShard shard{.begin = rank * elements,
+                              .master = std::vector<float>(elements),
+                              .first_moment = std::vector<float>(elements),
+                              .second_moment = std::vector<float>(elements)};
+  for (const model::ParameterSlot& slot : layout.slots) {
+    for (int64_t i = slot.offset; i < slot.offset + slot.elements; ++i) {
+      const int64_t local = i - shard.begin;
+      if (local < 0 || local >= elements) continue;
+      shard.master[local] = static_cast<float>(i) + offset;
+      shard.first_moment[local] = -static_cast<float>(i);
+      shard.second_moment[local] = static_cast<float>(i) / 4;
+    }
+  }
+  return shard;
+}
+
+void ExpectEqual(const optim::OptimizerShard& got, const optim::OptimizerShard& want) {
+  EXPECT_EQ(got.begin, want.begin);
+  EXPECT_THAT(got.master, ElementsAreArray(want.master));
+  EXPECT_THAT(got.first_moment, ElementsAreArray(want.first_moment));
+  EXPECT_THAT(got.second_moment, ElementsAreArray(want.second_moment));
+}
+
+class CheckpointTest : public testing::Test {
+ protected:
+  // Saves one checkpoint a step on `ranks` ranks; step s has offset s.
+  void SaveSteps(int ranks, const std::vector<uint64_t>& steps, int keep_last = 2) {
+    RunRanks(ranks, [&](Communicator& comm) {
+      std::vector<int> all(ranks);
+      for (int i = 0; i < ranks; ++i) all[i] = i;
+      auto own = comm.Split(all);
+      ASSERT_TRUE(own.ok()) << own.status();
+      Checkpointer checkpointer({.directory = directory_, .keep_last = keep_last}, Layout(),
+                                *std::move(own),
+                                [&](uint64_t step, const absl::StatusOr<std::string>& path) {
+                                  saved_.emplace_back(step, path);
+                                });
+      for (const uint64_t step : steps) {
+        checkpointer.Save(MakeShard(comm.rank(), ranks, static_cast<float>(step)),
+                          {.step = step,
+                           .updates = step - 1,
+                           .skipped_steps = 1,
+                           .tokens = 1024 * step,
+                           .data_position = 2 * step,
+                           .seed = 42,
+                           .job_digest = "0123abcd"});
+        last_ = checkpointer.Wait();
+        if (comm.rank() == 0) statuses_.push_back(last_);
+      }
+    });
+  }
+
+  std::optional<CheckpointInfo> Find(const model::ParameterLayout& layout = Layout()) {
+    auto comm = LocalCommunicators(1);
+    problems_.clear();
+    auto found = FindNewestCheckpoint(directory_, layout, *comm[0], &problems_);
+    find_status_ = found.status();
+    return found.value_or(std::nullopt);
+  }
+
+  std::vector<std::string> Entries() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(directory_)) {
+      names.push_back(entry.path().filename());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  TempDir temp_;
+  std::string directory_ = temp_.File("checkpoints");
+  thread_local static absl::Status last_;
+  std::vector<absl::Status> statuses_;
+  std::vector<std::pair<uint64_t, absl::StatusOr<std::string>>> saved_;
+  std::vector<std::string> problems_;
+  absl::Status find_status_;
+};
+thread_local absl::Status CheckpointTest::last_;
+
+TEST_F(CheckpointTest, ComesBackOnAnyNumberOfRanks) {
+  for (const int writers : {1, 2, 4}) {
+    fs::remove_all(directory_);
+    SaveSteps(writers, {7});
+    const std::optional<CheckpointInfo> found = Find();
+    ASSERT_TRUE(found.has_value()) << find_status_;
+    EXPECT_EQ(found->state.step, 7u);
+    EXPECT_EQ(found->state.updates, 6u);
+    EXPECT_EQ(found->state.skipped_steps, 1u);
+    EXPECT_EQ(found->state.tokens, 7168u);
+    EXPECT_EQ(found->state.data_position, 14u);
+    EXPECT_EQ(found->state.seed, 42u);
+    EXPECT_EQ(found->state.job_digest, "0123abcd");
+    for (const int readers : {1, 2, 3, 4}) {
+      for (int rank = 0; rank < readers; ++rank) {
+        const optim::OptimizerShard want = MakeShard(rank, readers, 7);
+        const auto got = ReadShard(*found, want.begin, want.elements());
+        ASSERT_TRUE(got.ok()) << got.status();
+        ExpectEqual(*got, want);
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointTest, AllRanksFindTheSame) {
+  SaveSteps(2, {1, 2});
+  RunRanks(3, [&](Communicator& comm) {
+    std::vector<std::string> problems;
+    const auto found = FindNewestCheckpoint(directory_, Layout(), comm, &problems);
+    ASSERT_TRUE(found.ok() && found->has_value()) << found.status();
+    EXPECT_EQ((*found)->state.step, 2u);
+  });
+}
+
+// Written by tests/golden/make_checkpoint.py, which shares no code with this.
+TEST_F(CheckpointTest, ReadsTheGoldenCheckpointAndWritesTheSameBytes) {
+  directory_ = "tests/golden/checkpoint-v1";
+  const std::optional<CheckpointInfo> golden = Find();
+  ASSERT_TRUE(golden.has_value()) << find_status_ << testing::PrintToString(problems_);
+  EXPECT_EQ(golden->state.data_position, 14u);
+  const auto shard = ReadShard(*golden, 0, 32);
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  ExpectEqual(*shard, MakeShard(0, 1, 0.5f));
+
+  const std::string path = temp_.File("shard");
+  const auto checksum = WriteShardFile(path, MakeShard(1, 2, 0.5f), 16);
+  ASSERT_TRUE(checksum.ok()) << checksum.status();
+  EXPECT_EQ(*checksum, golden->shards[1].checksum);
+  EXPECT_EQ(*ReadFile(path), *ReadFile(golden->path + "/" + golden->shards[1].name));
+  EXPECT_EQ(ManifestText(*golden, Layout()), *ReadFile(golden->path + "/manifest.json"));
+}
+
+TEST_F(CheckpointTest, KeepsTheLastAndOnlyThose) {
+  SaveSteps(2, {1, 2, 3, 4}, /*keep_last=*/2);
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000003", "step-0000000004"));
+  SaveSteps(2, {5}, /*keep_last=*/1);
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000005"));
+  ASSERT_EQ(saved_.size(), 5u);
+  EXPECT_EQ(saved_.back().first, 5u);
+  EXPECT_EQ(*saved_.back().second, directory_ + "/step-0000000005");
+}
+
+TEST_F(CheckpointTest, DamagedCheckpointsArePassedOverByNameAndNeverWinOverAValidOne) {
+  SaveSteps(2, {10, 20, 30}, /*keep_last=*/3);
+  fs::resize_file(directory_ + "/step-0000000030/shard-00001-of-00002.bin", 100);
+  fs::remove(directory_ + "/step-0000000020/manifest.json");
+  std::optional<CheckpointInfo> found = Find();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->state.step, 10u);
+  EXPECT_THAT(problems_, ElementsAre(AllOf(HasSubstr("step-0000000030/shard-00001-of-00002.bin"),
+                                           HasSubstr("100 bytes long")),
+                                     HasSubstr("step-0000000020/manifest.json")));
+
+  // Going on from step 10 with room for one: the new one must survive, whatever the damaged ones
+  // are called.
+  SaveSteps(2, {20}, /*keep_last=*/1);
+  found = Find();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->path, directory_ + "/step-0000000020.1");
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000020.1", "step-0000000030"));
+}
+
+TEST_F(CheckpointTest, AFlippedBitAnywhereIsNoticed) {
+  SaveSteps(2, {1});
+  const fs::path folder = directory_ + "/step-0000000001";
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string path = entry.path();
+    const std::string whole = *ReadFile(path);
+    for (size_t byte = 0; byte < whole.size(); ++byte) {
+      std::string damaged = whole;
+      damaged[byte] ^= static_cast<char>(1 << (byte % 8));
+      std::ofstream(path, std::ios::binary) << damaged;
+      if (!Find().has_value()) {
+        EXPECT_TRUE(find_status_.ok()) << find_status_;
+        EXPECT_THAT(problems_, ElementsAre(HasSubstr(path)));
+        continue;
+      }
+      // Blanks between JSON tokens carry nothing.
+      const bool blank = std::isspace(static_cast<unsigned char>(whole[byte])) != 0;
+      EXPECT_TRUE(path.ends_with(".json") && blank) << path << " byte " << byte;
+    }
+    std::ofstream(path, std::ios::binary) << whole;
+  }
+  EXPECT_TRUE(Find().has_value());
+}
+
+TEST_F(CheckpointTest, AFileCutOffAnywhereIsNoticed) {
+  SaveSteps(1, {1});
+  for (const auto& entry : fs::directory_iterator(directory_ + "/step-0000000001")) {
+    const std::string path = entry.path();
+    const std::string whole = *ReadFile(path);
+    for (size_t bytes = 0; bytes + 1 < whole.size(); ++bytes) {
+      std::ofstream(path, std::ios::binary) << whole.substr(0, bytes);
+      ASSERT_FALSE(Find().has_value()) << path << " cut to " << bytes;
+      ASSERT_TRUE(find_status_.ok());
+      ASSERT_THAT(problems_, ElementsAre(HasSubstr(path)));
+    }
+    std::ofstream(path, std::ios::binary) << whole;
+  }
+}
+
+TEST_F(CheckpointTest, AnotherModelOrVersionIsAnErrorNotASilentFreshStart) {
+  SaveSteps(1, {1});
+  model::ParameterLayout other = Layout();
+  other.slots[1].shape = {6};
+  EXPECT_FALSE(Find(other).has_value());
+  EXPECT_EQ(find_status_.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(find_status_.message()),
+              AllOf(HasSubstr("another model"), HasSubstr("norm.weight")));
+
+  // A newer version's manifest carries its checksum at the same place.
+  nlohmann::json manifest =
+      nlohmann::json::parse(*ReadFile(directory_ + "/step-0000000001/manifest.json"));
+  manifest["version"] = 2;
+  manifest.erase("xxh3_64");
+  const std::string canonical = manifest.dump();
+  manifest["xxh3_64"] = absl::StrFormat("%016x", Checksum(canonical.data(), canonical.size()));
+  std::ofstream(directory_ + "/step-0000000001/manifest.json") << manifest;
+  EXPECT_FALSE(Find().has_value());
+  EXPECT_EQ(find_status_.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(find_status_.message()), HasSubstr("format version 2"));
+}
+
+TEST_F(CheckpointTest, NothingThereIsAFreshStart) {
+  EXPECT_FALSE(Find().has_value());
+  EXPECT_TRUE(find_status_.ok());
+  EXPECT_THAT(problems_, IsEmpty());
+}
+
+TEST_F(CheckpointTest, LeftoversOfADeadAttemptAreNeitherReadNorKept) {
+  SaveSteps(1, {1});
+  fs::create_directories(directory_ + "/.step-0000000002.partial");
+  fs::copy(directory_ + "/step-0000000001", directory_ + "/.step-0000000003.removed");
+  EXPECT_EQ(Find()->state.step, 1u);
+  EXPECT_THAT(problems_, IsEmpty());
+  SaveSteps(1, {});
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000001"));
+}
+
+// A limit on file size stands in for a full disk: both fail in write(2).
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(CheckpointTest, AFullDiskFailsTheSaveOnAllRanksAndKeepsEarlierOnes) {
+  SaveSteps(2, {1});
+  {
+    const FullDisk full(100);
+    SaveSteps(2, {2, 3}, /*keep_last=*/1);
+  }
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000001"));
+  ASSERT_EQ(saved_.size(), 3u);
+  EXPECT_FALSE(saved_[1].second.ok());
+  EXPECT_THAT(std::string(saved_[2].second.status().message()),
+              HasSubstr(".step-0000000003.partial/shard-0000"));
+  EXPECT_FALSE(statuses_[1].ok());
+  EXPECT_EQ(Find()->state.step, 1u);
+
+  SaveSteps(2, {4}, /*keep_last=*/1);  // there is room again
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000004"));
+}
+
+TEST_F(CheckpointTest, SnapshotIsTakenWhenSaveReturns) {
+  auto comm = LocalCommunicators(1);
+  optim::OptimizerShard shard = MakeShard(0, 1, 5);
+  {
+    Checkpointer checkpointer({.directory = directory_}, Layout(), std::move(comm[0]),
+                              [](uint64_t, const absl::StatusOr<std::string>& path) {
+                                EXPECT_TRUE(path.ok()) << path.status();
+                              });
+    checkpointer.Save(shard, {.step = 5, .job_digest = ""});
+    std::fill(shard.master.begin(), shard.master.end(), -1.0f);
+  }  // the destructor finishes the save
+  const auto got = ReadShard(*Find(), 0, 32);
+  ASSERT_TRUE(got.ok()) << got.status();
+  ExpectEqual(*got, MakeShard(0, 1, 5));
+}
+
+TEST_F(CheckpointTest, AnAbortedGroupFailsTheSaveAndLeavesNoCheckpoint) {
+  auto comms = LocalCommunicators(2);
+  Communicator* lost = comms[1].get();
+  Checkpointer checkpointer({.directory = directory_}, Layout(), std::move(comms[0]),
+                            [](uint64_t, const absl::StatusOr<std::string>&) {});
+  checkpointer.Save(MakeShard(0, 2, 1), {.step = 1, .job_digest = ""});
+  lost->Abort("rank 1 was killed");
+  EXPECT_EQ(checkpointer.Wait().code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(Find().has_value());
+}
+
+}  // namespace
+}  // namespace ringleader::checkpoint

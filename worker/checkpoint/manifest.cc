@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "base/checksum.h"
+#include "base/status_macros.h"
+#include "worker/checkpoint/format.h"
+
+namespace ringleader::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kFormatName[] = "ringleader-checkpoint";
+
+std::string Hex(uint64_t checksum) {
+  return absl::StrFormat("%016x", checksum);
+}
+
+// Over everything in the manifest but the checksum itself, in nlohmann's compact form: keys sorted,
+// no blanks.
+std::string ChecksumOf(Json root) {
+  root.erase("xxh3_64");
+  const std::string canonical = root.dump();
+  return Hex(Checksum(canonical.data(), canonical.size()));
+}
+
+Json LayoutJson(const model::ParameterLayout& layout) {
+  Json parameters = Json::array();
+  for (const model::ParameterSlot& slot : layout.slots) {
+    parameters.push_back({{"name", slot.name}, {"shape", slot.shape}, {"offset", slot.offset}});
+  }
+  return {{"elements", layout.elements}, {"parameters", parameters}};
+}
+
+// What is the first thing that sets the saved model apart from this one.
+std::string Difference(const Json& saved, const Json& own) {
+  const Json &theirs = saved["parameters"], &ours = own["parameters"];
+  for (size_t i = 0; i < std::min(theirs.size(), ours.size()); ++i) {
+    if (theirs[i] != ours[i]) {
+      return absl::StrFormat("its parameter %d is %s, the model's is %s", i, theirs[i].dump(),
+                             ours[i].dump());
+    }
+  }
+  return absl::StrFormat("it has %d parameters, the model %d", theirs.size(), ours.size());
+}
+
+TrainingState ParseState(const Json& state) {
+  return {.step = state.at("step"),
+          .updates = state.at("updates"),
+          .skipped_steps = state.at("skipped_steps"),
+          .tokens = state.at("tokens"),
+          .data_position = state.at("data_position"),
+          .seed = state.at("seed"),
+          .job_digest = state.at("job_digest")};
+}
+
+// Throws nlohmann's exceptions on members that are missing or of another type.
+absl::StatusOr<CheckpointInfo> ParseBody(const Json& body, const model::ParameterLayout& layout,
+                                         const std::string& source) {
+  const Json own = LayoutJson(layout);
+  if (body.at("layout") != own) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: a checkpoint of another model (%s); give the job another checkpoint.directory", source,
+        Difference(body.at("layout"), own)));
+  }
+  CheckpointInfo checkpoint;
+  checkpoint.state = ParseState(body.at("state"));
+  int64_t end = 0;
+  for (const Json& shard : body.at("shards")) {
+    ShardFile file{
+        .name = shard.at("file"), .begin = shard.at("begin"), .elements = shard.at("elements")};
+    const std::string checksum = shard.at("xxh3_64");
+    if (!absl::SimpleHexAtoi(checksum, &file.checksum) || file.begin != end || file.elements < 0 ||
+        std::filesystem::path(file.name).filename() != file.name) {
+      return absl::DataLossError(source + ": its list of shards is damaged");
+    }
+    end += file.elements;
+    checkpoint.shards.push_back(std::move(file));
+  }
+  if (end != layout.elements) {
+    return absl::DataLossError(source + ": its shards do not cover the model");
+  }
+  return checkpoint;
+}
+
+}  // namespace
+
+std::string ManifestText(const CheckpointInfo& checkpoint, const model::ParameterLayout& layout) {
+  const TrainingState& state = checkpoint.state;
+  Json shards = Json::array();
+  for (const ShardFile& shard : checkpoint.shards) {
+    shards.push_back({{"file", shard.name},
+                      {"begin", shard.begin},
+                      {"elements", shard.elements},
+                      {"xxh3_64", Hex(shard.checksum)}});
+  }
+  const Json body = {{"layout", LayoutJson(layout)},
+                     {"shards", shards},
+                     {"state",
+                      {{"step", state.step},
+                       {"updates", state.updates},
+                       {"skipped_steps", state.skipped_steps},
+                       {"tokens", state.tokens},
+                       {"data_position", state.data_position},
+                       {"seed", state.seed},
+                       {"job_digest", state.job_digest}}}};
+  Json root = {{"format", kFormatName}, {"version", kFormatVersion}, {"body", body}};
+  root["xxh3_64"] = ChecksumOf(root);
+  return root.dump(1) + "\n";
+}
+
+absl::StatusOr<CheckpointInfo> ParseManifest(std::string_view text,
+                                             const model::ParameterLayout& layout,
+                                             const std::string& source) {
+  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (root.is_discarded() || !root.is_object() || root.value("format", Json()) != kFormatName ||
+      !root.value("version", Json()).is_number_unsigned()) {
+    return absl::DataLossError(source + ": damaged: not a checkpoint's manifest");
+  }
+  try {
+    if (root.at("xxh3_64") != ChecksumOf(root)) {
+      return absl::DataLossError(source + ": damaged: it does not match its own checksum");
+    }
+    // After the checksum: a flipped bit must not pass for a newer version.
+    if (root["version"] > kFormatVersion) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("%s: format version %d; this program reads up to %d: use a newer one",
+                          source, root["version"].get<uint64_t>(), kFormatVersion));
+    }
+    return ParseBody(root.at("body"), layout, source);
+  } catch (const Json::exception& error) {
+    return absl::DataLossError(absl::StrFormat("%s: damaged: %s", source, error.what()));
+  }
+}
+
+std::string CheckpointName(uint64_t step, uint64_t generation) {
+  return generation == 0 ? absl::StrFormat("step-%010d", step)
+                         : absl::StrFormat("step-%010d.%d", step, generation);
+}
+
+bool ParseCheckpointName(std::string_view name, ParsedName& parsed) {
+  const size_t dot = name.find('.');
+  const std::string_view stem = name.substr(0, dot);
+  if (!stem.starts_with("step-")) return false;
+  parsed = {};
+  if (!absl::SimpleAtoi(std::string(stem.substr(5)), &parsed.step)) return false;
+  if (dot != std::string_view::npos &&
+      !absl::SimpleAtoi(std::string(name.substr(dot + 1)), &parsed.generation)) {
+    return false;
+  }
+  return name == CheckpointName(parsed.step, parsed.generation);
+}
+
+absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& directory) {
+  std::vector<std::pair<ParsedName, std::string>> found;
+  std::error_code error;
+  std::filesystem::directory_iterator it(directory, error), end;
+  if (error == std::errc::no_such_file_or_directory) return std::vector<std::string>();
+  for (; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    ParsedName parsed;
+    if (ParseCheckpointName(name, parsed)) found.emplace_back(parsed, name);
+  }
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrFormat("list checkpoint.directory %s", directory));
+  }
+  std::sort(found.rbegin(), found.rend());
+  std::vector<std::string> names;
+  for (auto& [parsed, name] : found) names.push_back(std::move(name));
+  return names;
+}
+
+}  // namespace ringleader::checkpoint

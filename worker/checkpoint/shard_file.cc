@@ -1,0 +1,139 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/checksum.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+#include "worker/checkpoint/format.h"
+
+namespace ringleader::checkpoint {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the format is little-endian");
+
+// 64 bytes; then master, first_moment, second_moment: [elements] fp32 each.
+struct ShardHeader {
+  char magic[8] = {'R', 'L', 'S', 'H', 'A', 'R', 'D', '\n'};
+  uint32_t version = kFormatVersion;
+  uint32_t header_bytes = 64;
+  uint64_t begin = 0;
+  uint64_t elements = 0;
+  uint64_t reserved[4] = {};
+};
+static_assert(sizeof(ShardHeader) == 64);
+
+constexpr int kSections = 3;
+
+std::array<std::vector<float>*, kSections> Sections(optim::OptimizerShard& shard) {
+  return {&shard.master, &shard.first_moment, &shard.second_moment};
+}
+
+int64_t FileBytes(int64_t elements) {
+  return static_cast<int64_t>(sizeof(ShardHeader)) +
+         kSections * elements * static_cast<int64_t>(sizeof(float));
+}
+
+// An open shard file of the right length.
+absl::StatusOr<int> OpenShard(const std::string& path, int64_t elements) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return absl::DataLossError(absl::StrCat(path, ": ", std::strerror(errno)));
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || info.st_size != FileBytes(elements)) {
+    close(fd);
+    return absl::DataLossError(absl::StrFormat("%s: damaged: %d bytes long instead of %d", path,
+                                               info.st_size, FileBytes(elements)));
+  }
+  return fd;
+}
+
+absl::Status ReadAt(int fd, void* data, size_t bytes, int64_t offset, const std::string& path) {
+  char* next = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t got = pread(fd, next, bytes, offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      return absl::DataLossError(absl::StrFormat("%s: cannot be read at byte %d: %s", path, offset,
+                                                 got < 0 ? std::strerror(errno) : "cut off"));
+    }
+    next += got;
+    offset += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string ShardName(int rank, int ranks) {
+  return absl::StrFormat("shard-%05d-of-%05d.bin", rank, ranks);
+}
+
+absl::StatusOr<uint64_t> WriteShardFile(const std::string& path, const optim::OptimizerShard& shard,
+                                        int64_t elements) {
+  ShardHeader header;
+  header.begin = static_cast<uint64_t>(shard.begin);
+  header.elements = static_cast<uint64_t>(elements);
+  std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(&header, 1))};
+  for (const std::vector<float>* section :
+       {&shard.master, &shard.first_moment, &shard.second_moment}) {
+    pieces.push_back(std::as_bytes(std::span(*section).first(elements)));
+  }
+  ChecksumStream checksum;
+  for (const auto& piece : pieces) checksum.Update(piece.data(), piece.size());
+  RETURN_IF_ERROR(WriteFileAtomically(path, pieces));
+  return checksum.Digest();
+}
+
+absl::Status VerifyShardFile(const std::string& folder, const ShardFile& expected) {
+  const std::string path = folder + "/" + expected.name;
+  ASSIGN_OR_RETURN(const int fd, OpenShard(path, expected.elements));
+  const absl::Cleanup close_fd = [fd] { close(fd); };
+  ChecksumStream checksum;
+  std::vector<char> buffer(size_t{1} << 20);
+  const int64_t end = FileBytes(expected.elements);
+  for (int64_t offset = 0; offset < end; offset += static_cast<int64_t>(buffer.size())) {
+    const auto bytes =
+        static_cast<size_t>(std::min(end - offset, static_cast<int64_t>(buffer.size())));
+    RETURN_IF_ERROR(ReadAt(fd, buffer.data(), bytes, offset, path));
+    checksum.Update(buffer.data(), bytes);
+  }
+  if (checksum.Digest() != expected.checksum) {
+    return absl::DataLossError(path + ": damaged: its checksum is not the manifest's");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadShardRange(const std::string& folder, const ShardFile& file, int64_t begin,
+                            int64_t elements, optim::OptimizerShard& out) {
+  const std::string path = folder + "/" + file.name;
+  ASSIGN_OR_RETURN(const int fd, OpenShard(path, file.elements));
+  const absl::Cleanup close_fd = [fd] { close(fd); };
+  ShardHeader header, expected;
+  expected.begin = static_cast<uint64_t>(file.begin);
+  expected.elements = static_cast<uint64_t>(file.elements);
+  RETURN_IF_ERROR(ReadAt(fd, &header, sizeof(header), 0, path));
+  if (std::memcmp(&header, &expected, sizeof(header)) != 0) {
+    return absl::DataLossError(path + ": damaged: its header is not what the manifest says");
+  }
+  int64_t section_offset = sizeof(header);
+  for (std::vector<float>* section : Sections(out)) {
+    RETURN_IF_ERROR(ReadAt(fd, section->data() + (begin - out.begin), elements * sizeof(float),
+                           section_offset + (begin - file.begin) * sizeof(float), path));
+    section_offset += file.elements * static_cast<int64_t>(sizeof(float));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::checkpoint
