@@ -1,0 +1,19 @@
+// From the worker's protobuf messages to the plain structs that the torch side trains with.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "ringleader/v1/plan.pb.h"
+#include "ringleader/v1/trainer_link.pb.h"
+#include "worker/trainer/training_job.h"
+
+namespace ringleader::trainer {
+
+// Defaults are filled in first. INVALID_ARGUMENT names what does not fit: the number of ranks, the
+// rank, the plan's shape.
+absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignment);
+
+// `context` ranks share a sequence; a plan that leaves its ring open gets the flat one.
+// INVALID_ARGUMENT if the plan's ring is of another number of ranks.
+absl::StatusOr<Plan> ToPlan(const v1::StepPlan& plan, int context);
+
+}  // namespace ringleader::trainer

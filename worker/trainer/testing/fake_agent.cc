@@ -1,0 +1,155 @@
+#include "worker/trainer/testing/fake_agent.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "absl/strings/str_cat.h"
+
+extern char** environ;
+
+namespace ringleader::trainer::testing {
+
+FakeAgent::FakeAgent(const std::string& socket, const v1::JobSpec& spec, const v1::StepPlan& plan,
+                     int ranks, int threads)
+    : socket_(socket), spec_(spec), plan_(plan), ranks_(ranks), threads_(threads), logs_(ranks) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(absl::StrCat("unix:", socket), grpc::InsecureServerCredentials());
+  builder.RegisterService(this);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) throw std::runtime_error("cannot listen on " + socket);
+}
+
+FakeAgent::~FakeAgent() {
+  for (const auto& [rank, pid] : pids_) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  server_->Shutdown(std::chrono::system_clock::now());
+}
+
+void FakeAgent::Spawn(const std::string& binary, const std::string& log_directory) {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const std::vector<std::string> arguments = {
+        binary, "--socket", socket_, "--rank", absl::StrCat(rank), "--token", absl::StrCat(kToken)};
+    std::vector<char*> pointers;
+    for (const std::string& argument : arguments) {
+      pointers.push_back(const_cast<char*>(argument.c_str()));
+    }
+    pointers.push_back(nullptr);
+    const std::string log = absl::StrCat(log_directory, "/rank-", rank, ".log");
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    posix_spawn_file_actions_adddup2(&actions, 1, 2);
+    const int error =
+        posix_spawn(&pids_[rank], binary.c_str(), &actions, nullptr, pointers.data(), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error != 0) throw std::runtime_error("cannot start " + binary);
+  }
+}
+
+void FakeAgent::Send(int rank, const v1::AgentMessage& message) {
+  absl::MutexLock lock(&mutex_);
+  if (const auto stream = streams_.find(rank); stream != streams_.end()) {
+    stream->second->Write(message);
+  }
+}
+
+void FakeAgent::SendToAll(const v1::AgentMessage& message) {
+  for (int rank = 0; rank < ranks_; ++rank) Send(rank, message);
+}
+
+bool FakeAgent::WaitFor(const std::function<bool(const std::vector<RankLog>&)>& condition,
+                        absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  const auto holds = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return condition(logs_); };
+  return mutex_.AwaitWithTimeout(absl::Condition(&holds), timeout);
+}
+
+std::vector<RankLog> FakeAgent::Finish() {
+  WaitFor([](const std::vector<RankLog>& logs) {
+    return std::all_of(logs.begin(), logs.end(), [](const RankLog& log) { return log.gone; });
+  });
+  for (const auto& [rank, pid] : pids_) waitpid(pid, nullptr, 0);
+  pids_.clear();
+  absl::MutexLock lock(&mutex_);
+  return logs_;
+}
+
+grpc::Status FakeAgent::Attach(grpc::ServerContext* context, Stream* stream) {
+  v1::TrainerMessage message;
+  if (!stream->Read(&message) || !message.has_hello() ||
+      message.hello().fencing_token() != kToken ||
+      message.hello().rank() >= static_cast<uint32_t>(ranks_)) {
+    return grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "not one of this test's trainers");
+  }
+  const int rank = static_cast<int>(message.hello().rank());
+  v1::AgentMessage reply;
+  v1::TrainerAssignment* assignment = reply.mutable_assignment();
+  assignment->set_job(spec_.name());
+  assignment->set_attempt(1);
+  *assignment->mutable_spec() = spec_;
+  *assignment->mutable_plan() = plan_;
+  assignment->set_rank(rank);
+  assignment->set_world_size(ranks_);
+  assignment->set_ranks_per_node(ranks_);
+  assignment->set_listen_host("127.0.0.1");
+  assignment->set_threads(threads_);
+  {
+    absl::MutexLock lock(&mutex_);
+    logs_[rank].hello = message.hello();
+    streams_[rank] = stream;
+    stream->Write(reply);
+  }
+  while (stream->Read(&message)) {
+    absl::MutexLock lock(&mutex_);
+    Record(rank, message);
+  }
+  absl::MutexLock lock(&mutex_);
+  streams_.erase(rank);
+  logs_[rank].gone = true;
+  return grpc::Status::OK;
+}
+
+void FakeAgent::Record(int rank, const v1::TrainerMessage& message) {
+  RankLog& log = logs_[rank];
+  switch (message.body_case()) {
+    case v1::TrainerMessage::kReady: {
+      log.address = message.ready().address();
+      v1::AgentMessage connect;
+      for (const RankLog& other : logs_) {
+        if (other.address.empty()) return;
+        connect.mutable_connect()->add_addresses(other.address);
+      }
+      for (const auto& [peer, stream] : streams_) stream->Write(connect);
+      break;
+    }
+    case v1::TrainerMessage::kStep:
+      log.steps.push_back(message.step());
+      break;
+    case v1::TrainerMessage::kEval:
+      log.evals.push_back(message.eval());
+      break;
+    case v1::TrainerMessage::kCheckpoint:
+      log.checkpoints.push_back(message.checkpoint());
+      break;
+    case v1::TrainerMessage::kModelExported:
+      log.model_path = message.model_exported().path();
+      break;
+    case v1::TrainerMessage::kResult:
+      log.result = message.result();
+      break;
+    case v1::TrainerMessage::kPulse:
+      log.pulses.push_back(message.pulse());
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace ringleader::trainer::testing

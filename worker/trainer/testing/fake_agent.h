@@ -1,0 +1,78 @@
+// A worker for tests: starts trainer processes, plays its part of trainer_link.proto, and keeps
+// what they report.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "ringleader/v1/trainer_link.grpc.pb.h"
+
+namespace ringleader::trainer::testing {
+
+// What one rank said.
+struct RankLog {
+  std::optional<v1::TrainerHello> hello;
+  std::string address;
+  std::vector<v1::StepReport> steps;
+  std::vector<v1::EvalReport> evals;
+  std::vector<v1::CheckpointNotice> checkpoints;
+  std::string model_path;
+  std::vector<v1::TrainerPulse> pulses;
+  std::optional<v1::TrainerResult> result;
+  bool gone = false;  // its stream has ended
+};
+
+// Thread-safe.
+class FakeAgent : private v1::TrainerLink::Service {
+ public:
+  static constexpr uint64_t kToken = 77;
+
+  // Listens on `socket`. Trainers get `spec`, `plan` and `threads`; the peers' addresses as soon as
+  // all are ready.
+  FakeAgent(const std::string& socket, const v1::JobSpec& spec, const v1::StepPlan& plan, int ranks,
+            int threads = 1);
+  // Kills the processes that still run.
+  ~FakeAgent() override;
+
+  // Starts one process per rank; its output goes to `log_directory`/rank-N.log.
+  void Spawn(const std::string& binary, const std::string& log_directory);
+  pid_t pid(int rank) const { return pids_.at(rank); }
+
+  void Send(int rank, const v1::AgentMessage& message);
+  void SendToAll(const v1::AgentMessage& message);
+
+  // Waits until `condition` holds of the logs, by rank; false after `timeout`.
+  bool WaitFor(const std::function<bool(const std::vector<RankLog>&)>& condition,
+               absl::Duration timeout = absl::Seconds(120));
+  // Waits for every rank's stream to end and its process, if spawned, to be gone. Returns the logs.
+  std::vector<RankLog> Finish();
+
+ private:
+  using Stream = grpc::ServerReaderWriter<v1::AgentMessage, v1::TrainerMessage>;
+
+  grpc::Status Attach(grpc::ServerContext* context, Stream* stream) override;
+  void Record(int rank, const v1::TrainerMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string socket_;
+  const v1::JobSpec spec_;
+  const v1::StepPlan plan_;
+  const int ranks_;
+  const int threads_;
+  std::map<int, pid_t> pids_;
+
+  absl::Mutex mutex_;
+  std::vector<RankLog> logs_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, Stream*> streams_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace ringleader::trainer::testing
