@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/limits.h"
 #include "base/logging.h"
 #include "base/metrics.h"
 #include "base/signals.h"
@@ -129,6 +130,7 @@ int main(int argc, char** argv) {
   AddFlags(app, &flags);
   if (const std::optional<int> exit_code = ParseFlags(app, argc, argv)) return *exit_code;
   BlockShutdownSignals();
+  RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);
   spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
   if (const absl::Status status = Serve(flags); !status.ok()) {
