@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
+#include "kernels/bench/random_tensor.h"
 #include "kernels/fused/adamw.h"
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/device_buffer.h"
@@ -23,30 +24,9 @@ using Bf16 = __nv_bfloat16;
 using fused::CheckCuda;
 using fused::DeviceBuffer;
 
-// Random bf16 values around zero; a period that divides nothing keeps patterns out.
-DeviceBuffer<Bf16> Random(int64_t count) {
-  static const std::vector<Bf16> period = [] {
-    std::vector<Bf16> values(10'000'019);
-    uint64_t state = 88172645463325252u;
-    for (Bf16& x : values) {
-      state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-      x = __float2bfloat16_rn(static_cast<float>(static_cast<int64_t>(state)) * 0x1p-62f);
-    }
-    return values;
-  }();
-  DeviceBuffer<Bf16> out(count);
-  for (int64_t at = 0; at < count; at += static_cast<int64_t>(period.size())) {
-    const int64_t length = std::min<int64_t>(count - at, static_cast<int64_t>(period.size()));
-    CheckCuda(
-        cudaMemcpy(out.data() + at, period.data(), sizeof(Bf16) * length, cudaMemcpyHostToDevice),
-        "fill");
-  }
-  return out;
-}
-
 DeviceBuffer<float> RandomFloat(int64_t count) {
   // Two bf16 in a float: an arbitrary, finite, normal value.
-  DeviceBuffer<Bf16> source = Random(2 * count);
+  DeviceBuffer<Bf16> source = RandomTensor(2 * count);
   DeviceBuffer<float> out(count);
   CheckCuda(cudaMemcpy(out.data(), source.data(), out.Bytes(), cudaMemcpyDeviceToDevice), "fill");
   return out;
@@ -94,8 +74,8 @@ class FusedBench {
 
   void RmsNorm(int64_t rows, int64_t dim) {
     const double tensor = 2.0 * rows * dim;
-    auto x = Random(rows * dim), residual = Random(rows * dim), weight = Random(dim),
-         dy = Random(rows * dim);
+    auto x = RandomTensor(rows * dim), residual = RandomTensor(rows * dim),
+         weight = RandomTensor(dim), dy = RandomTensor(rows * dim);
     DeviceBuffer<Bf16> sum(rows * dim), y(rows * dim);
     DeviceBuffer<float> rstd(rows), d_weight(dim);
     DeviceBuffer<char> workspace(static_cast<int64_t>(fused::RmsNormWorkspaceBytes(dim)));
@@ -129,7 +109,7 @@ class FusedBench {
 
   void Rope(int64_t tokens, int32_t heads, int32_t kv_heads, int32_t dim) {
     const int64_t q_size = tokens * heads * dim, k_size = tokens * kv_heads * dim;
-    auto q = Random(q_size), k = Random(k_size);
+    auto q = RandomTensor(q_size), k = RandomTensor(k_size);
     DeviceBuffer<Bf16> q_out(q_size), k_out(k_size);
     std::vector<int64_t> positions(tokens);
     for (int64_t t = 0; t < tokens; ++t) positions[t] = 4 * t;
@@ -153,7 +133,7 @@ class FusedBench {
 
   void Swiglu(int64_t rows, int64_t dim) {
     const double tensor = 2.0 * rows * dim;
-    auto gate_up = Random(rows * 2 * dim), d_out = Random(rows * dim);
+    auto gate_up = RandomTensor(rows * 2 * dim), d_out = RandomTensor(rows * dim);
     DeviceBuffer<Bf16> out(rows * dim), d_gate_up(rows * 2 * dim);
     const fused::SwigluForwardArgs forward = {.gate = {gate_up.data(), 2 * dim},
                                               .up = {gate_up.data() + dim, 2 * dim},
@@ -178,7 +158,7 @@ class FusedBench {
 
   void Entropy(int64_t rows, int64_t vocabulary) {
     // The gradient replaces the logits; small numbers by the second run, as costly to read as any.
-    auto logits = Random(rows * vocabulary);
+    auto logits = RandomTensor(rows * vocabulary);
     std::vector<int64_t> labels(rows);
     for (int64_t r = 0; r < rows; ++r) labels[r] = r * 7919 % vocabulary;
     DeviceBuffer<int64_t> gpu_labels(labels);

@@ -1,0 +1,378 @@
+#include <algorithm>
+#include <type_traits>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/index/estimate.h"
+#include "kernels/index/estimate_kernel.cuh"
+#include "kernels/sm90/launch.h"
+#include "kernels/sm90/tensor_map.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using fused::CheckPointer;
+using fused::CheckSize;
+
+constexpr float kLog2e = 1.44269504088896340736f;
+
+// The maximum of floats through integer atomics: their order is that of the bits, reversed below 0.
+__device__ __forceinline__ void AtomicMax(float* address, float value) {
+  if (value >= 0) {
+    atomicMax(reinterpret_cast<int*>(address), __float_as_int(value));
+  } else {
+    atomicMin(reinterpret_cast<unsigned*>(address), __float_as_uint(value));
+  }
+}
+
+__global__ void FillKernel(float* out, int count, float value) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) out[i] = value;
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void InitBarriers(EstimateShared<kHeadDim>& shared, int consumers) {
+  if (threadIdx.x != 0) return;
+  for (int stage = 0; stage < kStages; ++stage) {
+    ptx::MbarrierInit(&shared.full[stage], 1);
+    ptx::MbarrierInit(&shared.empty[stage], consumers * 4);
+  }
+  ptx::MbarrierInitFence();
+}
+
+// Row maxima (kSum false) or, given them, row sums. Queries are rows of the product, so a row is
+// reduced within a quad of lanes. Each warpgroup takes one run of queries; with fewer runs than
+// warpgroups they take turns at the tiles.
+template <int kHeadDim, bool kSum>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    RowKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
+  const BlockWork work(p);
+  const int turns = work.run_count == 1 ? 4 : work.run_count == 2 ? 2 : 1;
+  InitBarriers(shared, work.run_count);
+  if (threadIdx.x < kConsumerThreads) LoadQueries(p, work, shared);
+  __syncthreads();
+  if (threadIdx.x >= kConsumerThreads) return ProduceKeys(p, work, &key_map, shared);
+
+  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int run = warpgroup % (kConsumers / turns);
+  if (run >= work.run_count) return;
+  const int head = work.Head(p, run);
+  int position[2], query[2];
+  float shift[2], top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp * 16 + lane / 4 + half * 8;
+    query[half] = work.FirstQuery(p, run) + row;
+    position[half] = shared.query_position[run * kRun + row];
+    const bool valid = query[half] < p.queries;
+    const float max = kSum && valid ? p.row_max[head * p.queries + query[half]] : -INFINITY;
+    shift[half] = max == -INFINITY ? 0.0f : max * kLog2e;
+  }
+  // The row and half tile that this lane sums up: see QuadSum.
+  uint64_t sum = 0;
+
+  const char* q = reinterpret_cast<const char*>(shared.q) + run * (kRun * 128);
+  for (int i = warpgroup / (kConsumers / turns); i < work.tile_count; i += turns) {
+    const int stage = i % kStages;
+    float s[64];
+    ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
+    const int key_position[2] = {shared.key_position[stage][0], shared.key_position[stage][1]};
+    Logits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]), kKeyTile);
+    if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
+
+    const int key = (work.first_tile + i) * kKeyTile;
+    const bool all_visible =
+        key + kKeyTile <= p.keys &&
+        max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]);
+    if (!all_visible) {
+#pragma unroll
+      for (int e = 0; e < 64; ++e) {
+        const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+        const int at = key_position[e / 32] + column % kRun;
+        if (key + column >= p.keys || at > position[e / 2 % 2]) s[e] = -INFINITY;
+      }
+    }
+    if constexpr (kSum) {
+      float part[2][2] = {};  // [row half][tile half]
+#pragma unroll
+      for (int e = 0; e < 64; ++e) {
+        part[e / 2 % 2][e / 32] += Exp2(fmaf(s[e], p.scale_log2, -shift[e / 2 % 2]));
+      }
+      sum += __float2ull_rn(QuadSum(part) * static_cast<float>(int64_t{1} << kRowSumBits));
+    } else {
+#pragma unroll
+      for (int e = 0; e < 64; ++e) top[e / 2 % 2] = fmaxf(top[e / 2 % 2], s[e]);
+    }
+  }
+
+  if constexpr (kSum) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    const int mine = query[lane / 2 % 2];
+    if (lane % 2 == 0 && mine < p.queries) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(p.row_sum) + head * p.queries + mine, sum);
+    }
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
+      top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
+      if (lane % 4 == 0 && query[half] < p.queries && top[half] > -INFINITY) {
+        AtomicMax(p.row_max + head * p.queries + query[half], top[half] * p.scale);
+      }
+    }
+  }
+}
+
+// Masses of columns and diagonals. Keys are the rows of the product here, so that the sum over the
+// queries of a head stays in a quad of lanes. A warpgroup takes half a tile of keys and two runs of
+// queries; with two runs or fewer, pairs of warpgroups take turns at the tiles.
+template <int kHeadDim>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    MassKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
+  const BlockWork work(p);
+  const int turns = work.run_count <= 2 ? 2 : 1;
+  InitBarriers(shared, kConsumers / turns);
+  if (threadIdx.x < kConsumerThreads) LoadQueries(p, work, shared);
+  __syncthreads();
+  // exp(logit - max) / sum = 2^(dot * scale_log2 + bias); an invalid row gets no share.
+  for (int row = threadIdx.x; row < kBlockQueries; row += kBlockThreads) {
+    float bias = -INFINITY;
+    if (shared.query_position[row] >= 0) {
+      const int at =
+          work.Head(p, row / kRun) * p.queries + work.FirstQuery(p, row / kRun) + row % kRun;
+      const int64_t sum = p.row_sum[at];
+      if (sum > 0)
+        bias = static_cast<float>(kRowSumBits) - p.row_max[at] * kLog2e -
+               log2f(static_cast<float>(sum));
+    }
+    shared.bias[row] = bias;
+  }
+  if (threadIdx.x < kBlockRuns) {
+    int lowest = INT_MAX, highest = -1;
+    for (int row = threadIdx.x * kRun; row < (threadIdx.x + 1) * kRun; ++row) {
+      const int position = shared.query_position[row];
+      if (position < 0) continue;
+      lowest = min(lowest, position);
+      highest = max(highest, position);
+    }
+    shared.run_min_position[threadIdx.x] = lowest;
+    shared.run_block[threadIdx.x] =
+        highest < 0 || lowest / p.tile != highest / p.tile ? -1 : lowest / p.tile;
+  }
+  __syncthreads();
+  if (threadIdx.x >= kConsumerThreads) return ProduceKeys(p, work, &key_map, shared);
+
+  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int half = warpgroup % 2, pair = turns == 1 ? warpgroup / 2 : 0;
+  const int first_row = pair * 2 * kRun;
+  const float* bias = shared.bias + first_row + lane % 4 * 2;
+  const int min_position =
+      min(shared.run_min_position[pair * 2], shared.run_min_position[pair * 2 + 1]);
+  // After QuadSum this lane has the sum of one row over one of the two runs.
+  const int run = pair * 2 + lane % 2, row = warp * 16 + lane / 4 + lane / 2 % 2 * 8;
+  const bool run_valid = run < work.run_count;
+  const int head = work.Head(p, run_valid ? run : 0), run_block = shared.run_block[run];
+  const char* q = reinterpret_cast<const char*>(shared.q) + first_row * 128;
+
+  for (int i = turns == 1 ? 0 : warpgroup / 2; i < work.tile_count; i += turns) {
+    const int stage = i % kStages;
+    float s[64];
+    ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
+    const int key_position = shared.key_position[stage][half];
+    const char* k = reinterpret_cast<const char*>(shared.k[stage]) + half * (kRun * 128);
+    Logits<kHeadDim>(s, k, kKeyTile, q, kBlockQueries);
+    if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
+
+    const int key = (work.first_tile + i) * kKeyTile + half * kRun;
+    if (key + kRun > p.keys || key_position + kRun - 1 > min_position) {
+#pragma unroll
+      for (int e = 0; e < 64; ++e) {
+        const int r = warp * 16 + lane / 4 + e / 2 % 2 * 8;
+        const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+        if (key + r >= p.keys || key_position + r > shared.query_position[first_row + column]) {
+          s[e] = -INFINITY;
+        }
+      }
+    }
+    float part[2][2] = {};  // [row half][run]
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 b = *reinterpret_cast<const float2*>(bias + j * 8);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[4 * j + e] = Exp2(fmaf(s[4 * j + e], p.scale_log2, e % 2 ? b.y : b.x));
+        part[e / 2][j / 8] += s[4 * j + e];
+      }
+    }
+    int mass = __float2int_rn(QuadSum(part) * static_cast<float>(1 << kMassBits));
+    if (run_valid && key + row < p.keys) {
+      int32_t* out = p.column_mass + static_cast<int64_t>(head) * p.keys + key + row;
+      if (p.runs == 1) {
+        *out = mass;
+      } else {
+        atomicAdd(out, mass);
+      }
+    }
+    const int key_block = key_position / p.tile;
+    int32_t* diagonals = p.diagonal_mass + head * p.blocks;
+    // Sum over the 16 rows of the warp, for each of the two runs.
+#pragma unroll
+    for (int distance = 2; distance < 32; distance *= 2) {
+      mass += __shfl_xor_sync(0xffffffffu, mass, distance);
+    }
+    if (lane < 2 && run_valid && run_block >= 0 && mass > 0) {
+      atomicAdd(diagonals + (run_block - key_block), mass);
+    }
+    // Runs whose queries lie in several blocks: a sum for each query.
+    if (shared.run_block[pair * 2] < 0 || shared.run_block[pair * 2 + 1] < 0) {
+#pragma unroll
+      for (int c = 0; c < 32; ++c) {
+        const int column = c / 2 * 8 + lane % 4 * 2 + c % 2, of_run = pair * 2 + c / 16;
+        float sum = s[c / 2 * 4 + c % 2] + s[c / 2 * 4 + 2 + c % 2];
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2) {
+          sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        }
+        const int rounded = __float2int_rn(sum * static_cast<float>(1 << kMassBits));
+        if (lane < 4 && of_run < work.run_count && shared.run_block[of_run] < 0 && rounded > 0) {
+          const int query_block = shared.query_position[first_row + column] / p.tile;
+          atomicAdd(p.diagonal_mass + work.Head(p, of_run) * p.blocks + (query_block - key_block),
+                    rounded);
+        }
+      }
+    }
+  }
+}
+
+absl::Status Check(const EstimateArgs& args, const char* step) {
+  const auto name = [step](const char* what) { return absl::StrFormat("%s: %s", step, what); };
+  if (args.q.head_dim != 64 && args.q.head_dim != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: head_dim is %d; 64 and 128 are supported", step, args.q.head_dim));
+  }
+  if (args.k.head_dim != args.q.head_dim || args.k.heads < 1 || args.q.heads < args.k.heads ||
+      args.q.heads % args.k.heads != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: q has %d heads of %d, k has %d of %d; head_dim must be one, and the heads of q a "
+        "multiple of k's",
+        step, args.q.heads, args.q.head_dim, args.k.heads, args.k.head_dim));
+  }
+  if (args.tile != 64 && args.tile != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: tile is %d; 64 and 128 are supported", step, args.tile));
+  }
+  RETURN_IF_ERROR(
+      CheckSize(args.q.tokens, name("estimate queries").c_str(), 1, kMaxEstimateQueries));
+  RETURN_IF_ERROR(CheckSize(args.key_layout.tokens, name("tokens of the sequence").c_str(), 1,
+                            INT32_MAX - kKeyTile));
+  RETURN_IF_ERROR(CheckSize(args.k.tokens, name("tokens of k (of the layout's rank)").c_str(),
+                            args.key_layout.local_tokens(), args.key_layout.local_tokens()));
+  RETURN_IF_ERROR(CheckSize(args.q.token_stride, name("q.token_stride").c_str(), 0, INT64_MAX, 8));
+  RETURN_IF_ERROR(CheckSize(args.q.head_stride, name("q.head_stride").c_str(), 0, INT64_MAX, 8));
+  if (!(args.scale > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: scale is %g; it must be positive", step, args.scale));
+  }
+  RETURN_IF_ERROR(CheckPointer(args.q.data, name("q").c_str()));
+  RETURN_IF_ERROR(CheckPointer(args.query_positions, name("query_positions").c_str()));
+  return CheckPointer(args.row_max, name("row_max").c_str());
+}
+
+enum class Step { kMax, kSum, kMass };
+
+template <int kHeadDim>
+auto KernelOf(Step step) {
+  return step == Step::kMax   ? RowKernel<kHeadDim, false>
+         : step == Step::kSum ? RowKernel<kHeadDim, true>
+                              : MassKernel<kHeadDim>;
+}
+
+template <int kHeadDim>
+absl::Status Launch(const EstimateArgs& args, Step step, const char* name, cudaStream_t stream) {
+  ASSIGN_OR_RETURN(const int processors, sm90::MultiprocessorCount());
+  ASSIGN_OR_RETURN(const CUtensorMap key_map, sm90::LoadMap(args.k, kKeyTile, "k"));
+  const int runs = static_cast<int>((args.q.tokens + kRun - 1) / kRun);
+  const int group = args.q.heads / args.k.heads;
+  const int key_tiles = static_cast<int>((args.k.tokens + kKeyTile - 1) / kKeyTile);
+  const int block_groups = (group * runs + kBlockRuns - 1) / kBlockRuns;
+  const int combinations = args.k.heads * block_groups;
+  const int chunks = std::clamp(processors / combinations, 1, key_tiles);
+  const EstimateParams params = {
+      .q = args.q.data,
+      .q_token_stride = args.q.token_stride,
+      .q_head_stride = args.q.head_stride,
+      .query_positions = args.query_positions,
+      .row_max = args.row_max,
+      .row_sum = args.row_sum,
+      .column_mass = args.column_mass,
+      .diagonal_mass = args.diagonal_mass,
+      .key_layout = args.key_layout,
+      .keys = static_cast<int>(args.k.tokens),
+      .key_tiles = key_tiles,
+      .queries = static_cast<int>(args.q.tokens),
+      .runs = runs,
+      .group = group,
+      .block_groups = block_groups,
+      .chunks = chunks,
+      .tile = args.tile,
+      .blocks = (args.key_layout.tokens + args.tile - 1) / args.tile,
+      .scale = args.scale,
+      .scale_log2 = args.scale * kLog2e,
+  };
+  const auto kernel = KernelOf<kHeadDim>(step);
+  constexpr size_t kSharedBytes = sizeof(EstimateShared<kHeadDim>);
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(kSharedBytes)),
+                       name);
+  kernel<<<combinations * chunks, kBlockThreads, kSharedBytes, stream>>>(params, key_map);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), name);
+  return absl::OkStatus();
+}
+
+absl::Status Dispatch(const EstimateArgs& args, Step step, const char* name, cudaStream_t stream) {
+  return args.q.head_dim == 64 ? Launch<64>(args, step, name, stream)
+                               : Launch<128>(args, step, name, stream);
+}
+
+}  // namespace
+
+absl::Status EstimateRowMax(const EstimateArgs& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(Check(args, "EstimateRowMax"));
+  const int rows = static_cast<int>(args.q.heads * args.q.tokens);
+  FillKernel<<<(rows + 255) / 256, 256, 0, stream>>>(args.row_max, rows, -INFINITY);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "EstimateRowMax");
+  return Dispatch(args, Step::kMax, "EstimateRowMax", stream);
+}
+
+absl::Status EstimateRowSum(const EstimateArgs& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(Check(args, "EstimateRowSum"));
+  RETURN_IF_ERROR(CheckPointer(args.row_sum, "EstimateRowSum: row_sum"));
+  RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(args.row_sum, 0, sizeof(int64_t) * args.q.heads * args.q.tokens, stream),
+      "EstimateRowSum");
+  return Dispatch(args, Step::kSum, "EstimateRowSum", stream);
+}
+
+absl::Status EstimateMass(const EstimateArgs& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(Check(args, "EstimateMass"));
+  RETURN_IF_ERROR(CheckPointer(args.row_sum, "EstimateMass: row_sum"));
+  RETURN_IF_ERROR(CheckPointer(args.column_mass, "EstimateMass: column_mass"));
+  RETURN_IF_ERROR(CheckPointer(args.diagonal_mass, "EstimateMass: diagonal_mass"));
+  const int64_t blocks = (args.key_layout.tokens + args.tile - 1) / args.tile;
+  RETURN_IF_CUDA_ERROR(
+      cudaMemsetAsync(args.diagonal_mass, 0, sizeof(int32_t) * args.q.heads * blocks, stream),
+      "EstimateMass");
+  if (args.q.tokens > kRun) {  // several runs add up; a single one stores
+    RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.column_mass, 0,
+                                         sizeof(int32_t) * args.q.heads * args.k.tokens, stream),
+                         "EstimateMass");
+  }
+  return Dispatch(args, Step::kMass, "EstimateMass", stream);
+}
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,171 @@
+// What the kernels of the estimate share: a block keeps up to four runs of 64 estimate queries (of
+// the heads of one KV head) in shared memory, and streams tiles of 128 keys past them.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <climits>
+#include <cstdint>
+
+#include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/ptx/sync.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::index {
+
+namespace ptx = sm90::ptx;
+
+inline constexpr int kKeyTile = 128;
+inline constexpr int kRun = kMassRun;  // queries in a run
+inline constexpr int kBlockRuns = 4;   // runs of queries in a block
+inline constexpr int kBlockQueries = kBlockRuns * kRun;
+inline constexpr int kConsumers = 4;  // warpgroups
+inline constexpr int kConsumerThreads = kConsumers * ptx::kWarpgroupThreads;
+inline constexpr int kBlockThreads = kConsumerThreads + 32;  // and a warp that loads
+inline constexpr int kStages = 3;
+
+struct EstimateParams {
+  const __nv_bfloat16* q;
+  int64_t q_token_stride, q_head_stride;
+  const int64_t* query_positions;
+  float* row_max;
+  int64_t* row_sum;
+  int32_t* column_mass;
+  int32_t* diagonal_mass;
+  ShardLayout key_layout;
+  int keys;  // local
+  int key_tiles;
+  int queries;       // E
+  int runs;          // of queries a head
+  int group;         // query heads a KV head
+  int block_groups;  // blocks that share the runs of one KV head
+  int chunks;        // blocks that share its keys
+  int tile;          // of the diagonals
+  int64_t blocks;    // of the sequence
+  float scale;
+  float scale_log2;
+};
+
+template <int kHeadDim>
+struct EstimateShared {
+  // Both in the 128-byte swizzle: [head_dim / 64][rows][64].
+  alignas(1024) __nv_bfloat16 q[kBlockQueries * kHeadDim];
+  alignas(1024) __nv_bfloat16 k[kStages][kKeyTile * kHeadDim];
+  int query_position[kBlockQueries];  // -1 for a row that is no query
+  float bias[kBlockQueries];          // see MassKernel
+  int run_block[kBlockRuns];          // the block of all queries of a run; -1 when they differ
+  int run_min_position[kBlockRuns];
+  int key_position[kStages][2];  // of each half of a tile
+  ptx::Mbarrier full[kStages];
+  ptx::Mbarrier empty[kStages];
+};
+
+// What a block works on.
+struct BlockWork {
+  int kv_head;
+  int first_run;  // among the group * runs runs of the KV head
+  int run_count;  // 1 to kBlockRuns
+  int first_tile;
+  int tile_count;
+
+  __device__ explicit BlockWork(const EstimateParams& p) {
+    const int combination = blockIdx.x / p.chunks, chunk = blockIdx.x % p.chunks;
+    kv_head = combination / p.block_groups;
+    first_run = combination % p.block_groups * kBlockRuns;
+    run_count = min(kBlockRuns, p.group * p.runs - first_run);
+    first_tile = static_cast<int>(static_cast<int64_t>(chunk) * p.key_tiles / p.chunks);
+    tile_count =
+        static_cast<int>(static_cast<int64_t>(chunk + 1) * p.key_tiles / p.chunks) - first_tile;
+  }
+  // Of run `run` of this block.
+  __device__ int Head(const EstimateParams& p, int run) const {
+    return kv_head * p.group + (first_run + run) / p.runs;
+  }
+  __device__ int FirstQuery(const EstimateParams& p, int run) const {
+    return (first_run + run) % p.runs * kRun;
+  }
+};
+
+// Consumer threads load their block's queries; all threads must then synchronise.
+template <int kHeadDim>
+__device__ __forceinline__ void LoadQueries(const EstimateParams& p, const BlockWork& work,
+                                            EstimateShared<kHeadDim>& shared) {
+  constexpr int kChunks = kHeadDim / 8;  // of 16 bytes in a row
+  for (int i = threadIdx.x; i < kBlockQueries * kChunks; i += kConsumerThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const int run = row / kRun, query = work.FirstQuery(p, run) + row % kRun;
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (run < work.run_count && query < p.queries) {
+      value = *reinterpret_cast<const uint4*>(p.q + query * p.q_token_stride +
+                                              work.Head(p, run) * p.q_head_stride + chunk * 8);
+    }
+    char* base = reinterpret_cast<char*>(shared.q) + chunk / 8 * (kBlockQueries * 128);
+    *reinterpret_cast<uint4*>(base + row * 128 + ((chunk % 8) ^ (row % 8)) * 16) = value;
+  }
+  for (int row = threadIdx.x; row < kBlockQueries; row += kConsumerThreads) {
+    const int run = row / kRun, query = work.FirstQuery(p, run) + row % kRun;
+    const bool valid = run < work.run_count && query < p.queries;
+    shared.query_position[row] = valid ? static_cast<int>(p.query_positions[query]) : -1;
+  }
+  ptx::FenceAsyncShared();
+}
+
+// The loading warp: keys of all tiles in turn, and the positions where the tiles' halves begin.
+template <int kHeadDim>
+__device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const BlockWork& work,
+                                            const CUtensorMap* key_map,
+                                            EstimateShared<kHeadDim>& shared) {
+  if (threadIdx.x % 32 != 0) return;
+  for (int i = 0; i < work.tile_count; ++i) {
+    const int stage = i % kStages, key = (work.first_tile + i) * kKeyTile;
+    if (i >= kStages) ptx::MbarrierWait(&shared.empty[stage], (i / kStages - 1) & 1);
+    for (int half = 0; half < 2; ++half) {
+      const int first = min(key + half * kRun, p.keys - 1);
+      shared.key_position[stage][half] = static_cast<int>(p.key_layout.Position(first));
+    }
+    ptx::MbarrierArriveExpect(&shared.full[stage], kKeyTile * kHeadDim * 2);
+    ptx::TmaLoadTile(shared.k[stage], key_map, &shared.full[stage], key, work.kv_head);
+  }
+}
+
+// D[64, 128] = A B^T over head_dim: rows of `a` (a_rows in its tile) against 128 rows of `b`.
+template <int kHeadDim>
+__device__ __forceinline__ void Logits(float (&d)[64], const char* a, int a_rows, const char* b,
+                                       int b_rows) {
+  ptx::WgmmaFence();
+#pragma unroll
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+    const int column_block = step / 4, within = step % 4 * 32;
+    ptx::Wgmma<128>::SharedShared(
+        d, ptx::OperandDescriptor(a + column_block * a_rows * 128 + within),
+        ptx::OperandDescriptor(b + column_block * b_rows * 128 + within), step > 0);
+  }
+  ptx::WgmmaCommit();
+  ptx::WgmmaWait<0>();
+  ptx::PinRegisters(d);
+}
+
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// v[row half][s] of the four lanes of a quad are summed; lane l returns the sum of v[l / 2][l % 2].
+__device__ __forceinline__ float QuadSum(const float (&v)[2][2]) {
+  const int lane = threadIdx.x;
+  float kept[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float mine = lane & 1 ? v[half][1] : v[half][0];
+    const float other = lane & 1 ? v[half][0] : v[half][1];
+    kept[half] = mine + __shfl_xor_sync(0xffffffffu, other, 1);
+  }
+  const float mine = lane & 2 ? kept[1] : kept[0], other = lane & 2 ? kept[0] : kept[1];
+  return mine + __shfl_xor_sync(0xffffffffu, other, 2);
+}
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,458 @@
+// The index on the device: estimates against double precision, lists against a plain sort, and one
+// rank against several.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "kernels/fused/device_buffer.h"
+#include "kernels/index/estimate.h"
+#include "kernels/index/select.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+using fused::DeviceBuffer;
+using fused::HaveGpu;
+using ::testing::HasSubstr;
+
+struct Case {
+  int64_t tokens;
+  int heads, kv_heads, head_dim;
+  std::vector<int64_t> query_positions;
+  int tile = 128;
+};
+
+// The last `count` queries of the sequence.
+std::vector<int64_t> Last(int64_t tokens, int count) {
+  std::vector<int64_t> positions(count);
+  std::iota(positions.begin(), positions.end(), tokens - count);
+  return positions;
+}
+
+// Runs of `run` queries spread over the sequence.
+std::vector<int64_t> Spread(int64_t tokens, int count, int run) {
+  std::vector<int64_t> positions;
+  for (int r = 0; r < count / run; ++r) {
+    const int64_t start = (r + 1) * tokens / (count / run) - run;
+    for (int i = 0; i < run; ++i) positions.push_back(start + i);
+  }
+  return positions;
+}
+
+struct Estimate {
+  std::vector<int32_t> column_mass;    // [heads, tokens]
+  std::vector<int32_t> diagonal_mass;  // [heads, blocks]
+};
+
+class IndexTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HaveGpu()) GTEST_SKIP() << "no GPU on this machine";
+    const uint32_t seed = std::random_device()();
+    random_.seed(seed);
+    RecordProperty("seed", static_cast<int>(seed));
+  }
+
+  std::vector<Bf16> Normal(int64_t count, float scale) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<Bf16> out(count);
+    for (Bf16& x : out) x = __float2bfloat16_rn(normal(random_));
+    return out;
+  }
+
+  // Steps 1 to 3 on `ranks` simulated ranks, reduced on the host as the ranks would.
+  Estimate RunEstimate(const Case& c, const std::vector<Bf16>& q, const std::vector<Bf16>& k,
+                       LayoutKind kind, int ranks) {
+    const int64_t n = c.tokens / ranks, queries = static_cast<int64_t>(c.query_positions.size());
+    const int64_t blocks = (c.tokens + c.tile - 1) / c.tile;
+    const int64_t row = int64_t{c.kv_heads} * c.head_dim;
+    DeviceBuffer<Bf16> gpu_q(q);
+    DeviceBuffer<int64_t> positions(c.query_positions);
+    struct Rank {
+      ShardLayout layout;
+      DeviceBuffer<Bf16> k;
+      DeviceBuffer<float> row_max;
+      DeviceBuffer<int64_t> row_sum;
+      DeviceBuffer<int32_t> column_mass, diagonal_mass;
+      EstimateArgs args;
+    };
+    std::vector<Rank> all(ranks);
+    for (int r = 0; r < ranks; ++r) {
+      Rank& rank = all[r];
+      rank.layout = {.kind = kind, .ranks = ranks, .rank = r, .stripe = 128, .tokens = c.tokens};
+      std::vector<Bf16> shard(n * row);
+      for (int64_t i = 0; i < n; ++i) {
+        std::copy_n(k.begin() + rank.layout.Position(i) * row, row, shard.begin() + i * row);
+      }
+      rank.k = DeviceBuffer<Bf16>(shard);
+      rank.row_max = DeviceBuffer<float>(c.heads * queries);
+      rank.row_sum = DeviceBuffer<int64_t>(c.heads * queries);
+      rank.column_mass = DeviceBuffer<int32_t>(c.heads * n);
+      rank.diagonal_mass = DeviceBuffer<int32_t>(c.heads * blocks);
+      rank.args = {.q = {gpu_q.data(), queries, c.heads, c.head_dim, int64_t{c.heads} * c.head_dim,
+                         c.head_dim},
+                   .query_positions = positions.data(),
+                   .k = {rank.k.data(), n, c.kv_heads, c.head_dim, row, c.head_dim},
+                   .key_layout = rank.layout,
+                   .tile = c.tile,
+                   .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
+                   .row_max = rank.row_max.data(),
+                   .row_sum = rank.row_sum.data(),
+                   .column_mass = rank.column_mass.data(),
+                   .diagonal_mass = rank.diagonal_mass.data()};
+      EXPECT_EQ(EstimateRowMax(rank.args, nullptr), absl::OkStatus());
+    }
+    Reduce(all, &Rank::row_max, [](float a, float b) { return std::max(a, b); });
+    for (Rank& rank : all) EXPECT_EQ(EstimateRowSum(rank.args, nullptr), absl::OkStatus());
+    Reduce(all, &Rank::row_sum, std::plus<int64_t>());
+    for (Rank& rank : all) EXPECT_EQ(EstimateMass(rank.args, nullptr), absl::OkStatus());
+    Reduce(all, &Rank::diagonal_mass, std::plus<int32_t>());
+
+    Estimate estimate = {.column_mass = std::vector<int32_t>(c.heads * c.tokens),
+                         .diagonal_mass = all[0].diagonal_mass.Read()};
+    for (Rank& rank : all) {
+      const auto local = rank.column_mass.Read();
+      for (int h = 0; h < c.heads; ++h) {
+        for (int64_t i = 0; i < n; ++i) {
+          estimate.column_mass[h * c.tokens + rank.layout.Position(i)] = local[h * n + i];
+        }
+      }
+    }
+    return estimate;
+  }
+
+  // Steps 4 and 5 on simulated ranks, compared with a sort.
+  void CheckSelection(const Estimate& estimate, int heads, int64_t tokens, int tile, int ranks,
+                      int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
+                      const std::vector<int32_t>& max_count);
+
+  std::mt19937_64 random_;
+
+ private:
+  template <typename Rank, typename T, typename Combine>
+  static void Reduce(std::vector<Rank>& ranks, DeviceBuffer<T> Rank::*buffer, Combine combine) {
+    std::vector<T> total = (ranks[0].*buffer).Read();
+    for (size_t r = 1; r < ranks.size(); ++r) {
+      const std::vector<T> other = (ranks[r].*buffer).Read();
+      for (size_t i = 0; i < total.size(); ++i) total[i] = combine(total[i], other[i]);
+    }
+    for (Rank& rank : ranks) (rank.*buffer).Write(total);
+  }
+};
+
+Estimate DoubleEstimate(const Case& c, const std::vector<Bf16>& q, const std::vector<Bf16>& k) {
+  const int64_t queries = static_cast<int64_t>(c.query_positions.size());
+  const int64_t blocks = (c.tokens + c.tile - 1) / c.tile;
+  std::vector<double> columns(c.heads * c.tokens), diagonals(c.heads * blocks), p(c.tokens);
+  std::vector<float> keys(k.size());
+  for (size_t i = 0; i < k.size(); ++i) keys[i] = __bfloat162float(k[i]);
+  for (int h = 0; h < c.heads; ++h) {
+    for (int64_t e = 0; e < queries; ++e) {
+      const int64_t visible = std::min(c.tokens, c.query_positions[e] + 1);
+      double max = -INFINITY, sum = 0;
+      for (int64_t t = 0; t < visible; ++t) {
+        const float* key = &keys[(t * c.kv_heads + h / (c.heads / c.kv_heads)) * c.head_dim];
+        double dot = 0;
+        for (int d = 0; d < c.head_dim; ++d) {
+          dot += __bfloat162float(q[(e * c.heads + h) * c.head_dim + d]) * key[d];
+        }
+        p[t] = dot / std::sqrt(static_cast<double>(c.head_dim));
+        max = std::max(max, p[t]);
+      }
+      for (int64_t t = 0; t < visible; ++t) sum += p[t] = std::exp(p[t] - max);
+      for (int64_t t = 0; t < visible; ++t) {
+        columns[h * c.tokens + t] += p[t] / sum;
+        diagonals[h * blocks + c.query_positions[e] / c.tile - t / c.tile] += p[t] / sum;
+      }
+    }
+  }
+  Estimate out;
+  for (const double m : columns) out.column_mass.push_back(std::lround(m * (1 << kMassBits)));
+  for (const double m : diagonals) out.diagonal_mass.push_back(std::lround(m * (1 << kMassBits)));
+  return out;
+}
+
+void ExpectNear(const std::vector<int32_t>& actual, const std::vector<int32_t>& expected,
+                double units, const char* what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected[i], units + 2e-4 * expected[i]) << what << " " << i;
+  }
+}
+
+TEST_F(IndexTest, EstimateMatchesDouble) {
+  const Case cases[] = {
+      {1, 1, 1, 64, {0}},
+      {63, 4, 4, 128, Last(63, 17)},
+      {1000, 16, 2, 128, Last(1000, 64)},
+      {1000, 28, 4, 64, Last(1000, 100)},
+      {4096, 6, 2, 128, Last(4096, 64), 64},
+      {4096, 16, 2, 128, Spread(4096, 64, 16)},
+      {4096, 3, 1, 128, Spread(4096, 256, 64)},
+      {3001, 5, 5, 128, {5, 3000, 2, 130, 131, 1999}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(::testing::Message() << c.tokens << " tokens, " << c.heads << " heads, "
+                                      << c.query_positions.size() << " queries");
+    const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 2.0f);
+    const auto k = Normal(c.tokens * c.kv_heads * c.head_dim, 1.0f);
+    const Estimate expected = DoubleEstimate(c, q, k);
+    const Estimate actual = RunEstimate(c, q, k, LayoutKind::kContiguous, 1);
+    ExpectNear(actual.column_mass, expected.column_mass, 8, "column");
+    ExpectNear(actual.diagonal_mass, expected.diagonal_mass, 260, "diagonal");
+  }
+}
+
+TEST_F(IndexTest, EstimateIsTheSameOnAnyNumberOfRanks) {
+  for (const auto& positions : {Last(4096, 64), Spread(4096, 128, 32)}) {
+    const Case c = {4096, 16, 2, 128, positions};
+    const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 2.0f);
+    const auto k = Normal(c.tokens * c.kv_heads * c.head_dim, 1.0f);
+    const Estimate one = RunEstimate(c, q, k, LayoutKind::kContiguous, 1);
+    for (const LayoutKind kind :
+         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      for (const int ranks : {2, 4, 8}) {
+        const Estimate many = RunEstimate(c, q, k, kind, ranks);
+        EXPECT_EQ(many.column_mass, one.column_mass) << static_cast<int>(kind) << " " << ranks;
+        EXPECT_EQ(many.diagonal_mass, one.diagonal_mass) << static_cast<int>(kind) << " " << ranks;
+      }
+    }
+  }
+}
+
+// The elements that a selection takes, by a sort: forced ones, then by falling mass and rising
+// position until the target or the count is reached.
+std::set<int64_t> SortedSelection(const int32_t* mass, int64_t count, int64_t forced, int64_t total,
+                                  float share, int64_t cap) {
+  std::vector<int64_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return std::pair(a >= forced, -int64_t{mass[a]}) < std::pair(b >= forced, -int64_t{mass[b]});
+  });
+  const int64_t target = MassTarget(total, share);
+  std::set<int64_t> out;
+  int64_t sum = 0;
+  for (const int64_t i : order) {
+    const bool is_forced = i < forced;
+    if (!is_forced && (sum >= target || static_cast<int64_t>(out.size()) >= cap || mass[i] == 0)) {
+      break;
+    }
+    out.insert(i);
+    sum += mass[i];
+  }
+  return out;
+}
+
+void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t tokens, int tile,
+                               int ranks, int max_columns, int sink, int local_blocks,
+                               const std::vector<float>& mass,
+                               const std::vector<int32_t>& max_count) {
+  const int blocks = static_cast<int>((tokens + tile - 1) / tile);
+  const int64_t n = tokens / ranks, words = (blocks + 63) / 64;
+  DeviceBuffer<int32_t> all_mass(int64_t{ranks} * heads * max_columns);
+  DeviceBuffer<int32_t> all_positions(int64_t{ranks} * heads * max_columns);
+  ShardLayout layout = {
+      .kind = LayoutKind::kStriped, .ranks = ranks, .stripe = 128, .tokens = tokens};
+  for (int r = 0; r < ranks; ++r) {
+    layout.rank = r;
+    std::vector<int32_t> local(heads * n);
+    for (int h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < n; ++i) {
+        local[h * n + i] = estimate.column_mass[h * tokens + layout.Position(i)];
+      }
+    }
+    DeviceBuffer<int32_t> column_mass(local), out_mass(heads * max_columns),
+        out_position(heads * max_columns);
+    ASSERT_EQ(SelectColumnCandidates({.column_mass = column_mass.data(),
+                                      .layout = layout,
+                                      .heads = heads,
+                                      .max_columns = max_columns,
+                                      .sink_tokens = sink,
+                                      .mass = out_mass.data(),
+                                      .positions = out_position.data()},
+                                     nullptr),
+              absl::OkStatus());
+    const int64_t at = int64_t{r} * heads * max_columns;
+    ASSERT_EQ(cudaMemcpy(all_mass.data() + at, out_mass.data(), out_mass.Bytes(),
+                         cudaMemcpyDeviceToDevice),
+              cudaSuccess);
+    ASSERT_EQ(cudaMemcpy(all_positions.data() + at, out_position.data(), out_position.Bytes(),
+                         cudaMemcpyDeviceToDevice),
+              cudaSuccess);
+  }
+  DeviceBuffer<int32_t> diagonal_mass(estimate.diagonal_mass), caps(max_count), counts(heads),
+      diagonal_counts(heads), residue_offsets(heads * (ranks + 1)), residues(heads * blocks);
+  DeviceBuffer<float> shares(mass);
+  DeviceBuffer<char> workspace(static_cast<int64_t>(SelectColumnsWorkspaceBytes(heads, tokens)));
+  DeviceBuffer<int64_t> positions(heads * max_columns), kept(heads), diagonal_kept(heads),
+      total(heads), load(ranks * ranks);
+  DeviceBuffer<uint64_t> diagonals(heads * words);
+  const HeadBudgets budgets = {.mass = shares.data(), .max_count = caps.data()};
+  ASSERT_EQ(SelectColumns({.mass = all_mass.data(),
+                           .positions = all_positions.data(),
+                           .diagonal_mass = diagonal_mass.data(),
+                           .budgets = budgets,
+                           .ranks = ranks,
+                           .heads = heads,
+                           .max_columns = max_columns,
+                           .sink_tokens = sink,
+                           .tokens = tokens,
+                           .tile = tile,
+                           .workspace = workspace.data(),
+                           .column_positions = positions.data(),
+                           .counts = counts.data(),
+                           .kept_mass = kept.data()},
+                          nullptr),
+            absl::OkStatus());
+  ASSERT_EQ(SelectDiagonals({.diagonal_mass = diagonal_mass.data(),
+                             .budgets = budgets,
+                             .heads = heads,
+                             .blocks = blocks,
+                             .local_blocks = local_blocks,
+                             .ranks = ranks,
+                             .diagonals = diagonals.data(),
+                             .counts = diagonal_counts.data(),
+                             .kept_mass = diagonal_kept.data(),
+                             .total_mass = total.data(),
+                             .residue_offsets = residue_offsets.data(),
+                             .residues = residues.data()},
+                            nullptr),
+            absl::OkStatus());
+  ASSERT_EQ(DiagonalLoad({.diagonals = diagonals.data(),
+                          .layout = layout,
+                          .heads = heads,
+                          .tile = tile,
+                          .first_rank = 0,
+                          .rank_count = ranks,
+                          .load = load.data()},
+                         nullptr),
+            absl::OkStatus());
+
+  const auto got_positions = positions.Read();
+  const auto got_bits = diagonals.Read();
+  const auto got_offsets = residue_offsets.Read();
+  const auto got_residues = residues.Read();
+  std::vector<int64_t> expected_load(ranks * ranks);
+  for (int h = 0; h < heads; ++h) {
+    SCOPED_TRACE(::testing::Message() << "head " << h << " mass " << mass[h] << " cap "
+                                      << max_count[h] << " ranks " << ranks);
+    const int32_t* column_mass = &estimate.column_mass[h * tokens];
+    const int32_t* block_mass = &estimate.diagonal_mass[int64_t{h} * blocks];
+    const int64_t sum = std::accumulate(block_mass, block_mass + blocks, int64_t{0});
+    const auto columns = SortedSelection(column_mass, tokens, std::min<int64_t>(sink, tokens), sum,
+                                         mass[h], std::min(max_count[h], max_columns));
+    std::vector<int64_t> want(columns.begin(), columns.end());
+    int64_t want_kept = 0;
+    for (const int64_t c : columns) want_kept += column_mass[c];
+    ASSERT_EQ(counts.Read()[h], static_cast<int32_t>(want.size()));
+    want.resize(max_columns, INT64_MAX);
+    ASSERT_TRUE(std::equal(want.begin(), want.end(), got_positions.begin() + h * max_columns));
+    EXPECT_EQ(kept.Read()[h], want_kept);
+    EXPECT_EQ(total.Read()[h], sum);
+
+    const auto chosen = SortedSelection(block_mass, blocks, std::min(blocks, local_blocks + 1), sum,
+                                        mass[h], max_count[h]);
+    std::set<int64_t> got;
+    for (int b = 0; b < words * 64; ++b) {
+      if (got_bits[h * words + b / 64] >> (b % 64) & 1) got.insert(b);
+    }
+    ASSERT_EQ(got, chosen);
+    EXPECT_EQ(diagonal_counts.Read()[h], static_cast<int32_t>(chosen.size()));
+    std::vector<int32_t> want_residues;
+    for (int residue = 0; residue < ranks; ++residue) {
+      EXPECT_EQ(got_offsets[h * (ranks + 1) + residue], static_cast<int>(want_residues.size()));
+      for (const int64_t b : chosen) {
+        if (b % ranks == residue) want_residues.push_back(static_cast<int32_t>(b));
+      }
+    }
+    EXPECT_EQ(got_offsets[h * (ranks + 1) + ranks], static_cast<int>(want_residues.size()));
+    EXPECT_TRUE(std::equal(want_residues.begin(), want_residues.end(),
+                           got_residues.begin() + int64_t{h} * blocks));
+    // Load by looking at every pair of local tiles.
+    for (int r = 0; r < ranks; ++r) {
+      for (int owner = 0; owner < ranks; ++owner) {
+        ShardLayout query = layout, key = layout;
+        query.rank = r;
+        key.rank = owner;
+        for (int64_t a = 0; a < n; a += tile) {
+          for (int64_t b = 0; b < n; b += tile) {
+            expected_load[r * ranks + owner] +=
+                chosen.contains(query.Position(a) / tile - key.Position(b) / tile);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(load.Read(), expected_load);
+}
+
+TEST_F(IndexTest, SelectionEqualsASort) {
+  const std::vector<float> mass = {0.9f, 0.5f, 1.0f, 0.01f, 0.95f, 0.9f, 1.0f, 0.9999f};
+  const std::vector<int32_t> caps = {512, 7, 100, 512, 300, 1, 512, 512};
+  const int heads = static_cast<int>(mass.size());
+  for (const int64_t tokens : {int64_t{4096}, int64_t{33280}}) {
+    for (const int kind : {0, 1, 2, 3}) {
+      Estimate estimate;
+      const int64_t blocks = tokens / 128;
+      const auto draw = [&]() -> int32_t {
+        const uint64_t bits = random_();
+        switch (kind) {
+          case 0:  // every magnitude
+            return static_cast<int32_t>((bits >> 40) & ((1u << (bits % 17)) - 1));
+          case 1:  // few values: ties everywhere
+            return static_cast<int32_t>(bits % 3);
+          case 2:  // a few heavy ones
+            return bits % 97 == 0 ? static_cast<int32_t>(bits >> 50) : 1;
+          default:
+            return 0;
+        }
+      };
+      for (int64_t i = 0; i < heads * tokens; ++i) estimate.column_mass.push_back(draw());
+      if (kind == 0) estimate.column_mass[3 * tokens + 999] = (1 << 30) - 12345;
+      for (int64_t i = 0; i < heads * blocks; ++i) {
+        const auto first = estimate.column_mass.begin() + i * 128;
+        estimate.diagonal_mass.push_back(std::accumulate(first, first + 128, 0));
+      }
+      SCOPED_TRACE(::testing::Message() << tokens << " tokens, masses of kind " << kind);
+      for (const int ranks : {1, 2}) {
+        CheckSelection(estimate, heads, tokens, 128, ranks, 512, 64, 1, mass, caps);
+      }
+    }
+  }
+}
+
+TEST_F(IndexTest, SelectionFromRealEstimates) {
+  const Case c = {8192, 16, 2, 128, Last(8192, 64)};
+  const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 3.0f);
+  const auto k = Normal(c.tokens * c.kv_heads * c.head_dim, 1.0f);
+  const Estimate estimate = RunEstimate(c, q, k, LayoutKind::kStriped, 4);
+  CheckSelection(estimate, c.heads, c.tokens, c.tile, 4, 1024, 64, 1,
+                 std::vector<float>(c.heads, 0.9f), std::vector<int32_t>(c.heads, 1000));
+}
+
+TEST(IndexArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
+  EstimateArgs args;
+  args.q = {.tokens = 64, .heads = 4, .head_dim = 96};
+  EXPECT_THAT(EstimateRowMax(args, nullptr).message(), HasSubstr("head_dim is 96; 64 and 128"));
+  args.q.head_dim = args.k.head_dim = 64;
+  args.k.heads = 3;
+  EXPECT_THAT(EstimateRowMax(args, nullptr).message(), HasSubstr("multiple of k's"));
+  ColumnCandidatesArgs candidates;
+  candidates.heads = 1;
+  candidates.max_columns = 8;
+  candidates.sink_tokens = 9;
+  EXPECT_THAT(SelectColumnCandidates(candidates, nullptr).message(),
+              HasSubstr("sink_tokens is 9; allowed are multiples of 1 from 0 to 8"));
+  SelectDiagonalsArgs diagonals;
+  diagonals.heads = diagonals.blocks = 1;
+  EXPECT_THAT(SelectDiagonals(diagonals, nullptr).message(), HasSubstr("budgets.mass"));
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::index
