@@ -17,15 +17,18 @@ constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
 // sum = sum of 2^(x - max), x in units of log2.
-struct Softmax {
+struct alignas(8) Softmax {
   float max;
   float sum;
 };
 
-__device__ __forceinline__ Softmax Merge(Softmax a, Softmax b) {
-  const float max = fmaxf(a.max, b.max);
-  if (max == -INFINITY) return {max, 0.0f};
-  return {max, a.sum * exp2f(a.max - max) + b.sum * exp2f(b.max - max)};
+// Of all lanes. The maximum goes first, so that each lane rescales its sum once.
+__device__ __forceinline__ Softmax WarpMerge(Softmax mine) {
+  float max = mine.max;
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2)
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, lane));
+  return {max, WarpSum(mine.max == -INFINITY ? 0.0f : mine.sum * Exp2(mine.max - max))};
 }
 
 // Every 16-byte vector of the row sits in a register of one thread of the cluster from load to
@@ -35,7 +38,7 @@ template <int kCluster, int V, int kMinBlocks>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMinBlocks)
     CrossEntropyKernel(const CrossEntropyArgs args) {
   __shared__ Softmax warps[kWarps];
-  __shared__ Softmax block;
+  constexpr int kSumsPerLane = (kCluster * kWarps + 31) / 32;
   cg::cluster_group cluster = cg::this_cluster();
   const int64_t row = blockIdx.x / kCluster;
   const int lane_of_row = cluster.block_rank() * kThreads + threadIdx.x;
@@ -83,22 +86,24 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
 #pragma unroll
     for (int e = 0; e < kVec; ++e) mine.sum += Exp2(fmaf(f[e], kLog2e, -shift));
   }
-#pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) {
-    mine = Merge(mine, {__shfl_xor_sync(0xffffffffu, mine.max, lane),
-                        __shfl_xor_sync(0xffffffffu, mine.sum, lane)});
-  }
+  mine = WarpMerge(mine);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    Softmax total = warps[0];
-    for (int w = 1; w < kWarps; ++w) total = Merge(total, warps[w]);
-    block = total;
-  }
   cluster.sync();
-  Softmax total = *cluster.map_shared_rank(&block, 0);
+  // Every warp merges the sums of all warps of the cluster, a few in each lane.
+  Softmax of_lane[kSumsPerLane], total = {-INFINITY, 0.0f};
 #pragma unroll
-  for (int b = 1; b < kCluster; ++b) total = Merge(total, *cluster.map_shared_rank(&block, b));
+  for (int i = 0; i < kSumsPerLane; ++i) {
+    const int warp = threadIdx.x % 32 + i * 32;
+    of_lane[i] = warp < kCluster * kWarps
+                     ? *cluster.map_shared_rank(&warps[warp % kWarps], warp / kWarps)
+                     : Softmax{-INFINITY, 0.0f};
+    total.max = fmaxf(total.max, of_lane[i].max);
+  }
+#pragma unroll
+  for (int i = 0; i < kSumsPerLane; ++i) {
+    if (of_lane[i].max > -INFINITY) total.sum += of_lane[i].sum * Exp2(of_lane[i].max - total.max);
+  }
+  total = WarpMerge(total);
   // A block may leave once all have read its sums.
   cluster.barrier_arrive();
 

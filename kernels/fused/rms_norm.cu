@@ -12,7 +12,7 @@ namespace {
 // A block works on one row at a time, in registers: kThreads * V vectors of 8.
 // Each backward block keeps its own sum of weight gradients; no Hopper chip has room for more
 // blocks at a time.
-constexpr int kMaxBackwardBlocks = 132 * 5;
+constexpr int kMaxBackwardBlocks = 132 * 6;
 
 template <int kThreads, int V, bool kResidual>
 __global__ void __launch_bounds__(kThreads) RmsNormForwardKernel(const RmsNormForwardArgs args) {
@@ -83,8 +83,14 @@ struct BackwardRow {
   }
 };
 
+// How many blocks of the backward kernel a multiprocessor should hold: rows in flight hide latency.
+constexpr int BackwardBlocks(int threads, bool sum) {
+  return threads >= 512 ? 1 : (sum ? 512 : 768) / threads;
+}
+
 template <int kThreads, int V, bool kSum>
-__global__ void __launch_bounds__(kThreads) RmsNormBackwardKernel(const RmsNormBackwardArgs args) {
+__global__ void __launch_bounds__(kThreads, BackwardBlocks(kThreads, kSum))
+    RmsNormBackwardKernel(const RmsNormBackwardArgs args) {
   constexpr int kWarps = kThreads / 32;
   __shared__ float slots[2][kWarps];
   const int vectors = static_cast<int>(args.dim / kVec);
@@ -213,7 +219,7 @@ absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t
 absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
   if (args.dim <= 2048) return LaunchBackward<128, 2>(args, stream);
   if (args.dim <= 4096) return LaunchBackward<256, 2>(args, stream);
-  return LaunchBackward<256, 4>(args, stream);
+  return LaunchBackward<512, 2>(args, stream);
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   // exp(logit - max) / sum = 2^(dot * scale_log2 + bias); an invalid row gets no share.
   for (int row = threadIdx.x; row < kBlockQueries; row += kBlockThreads) {
     float bias = -INFINITY;
-    if (shared.query_position[row] >= 0) {
+    if (shared.query_position[row] != kNoQuery) {
       const int at =
           work.Head(p, row / kRun) * p.queries + work.FirstQuery(p, row / kRun) + row % kRun;
       const int64_t sum = p.row_sum[at];
@@ -156,13 +156,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     int lowest = INT_MAX, highest = -1;
     for (int row = threadIdx.x * kRun; row < (threadIdx.x + 1) * kRun; ++row) {
       const int position = shared.query_position[row];
-      if (position < 0) continue;
+      if (position == kNoQuery) continue;
       lowest = min(lowest, position);
       highest = max(highest, position);
     }
     shared.run_min_position[threadIdx.x] = lowest;
-    shared.run_block[threadIdx.x] =
-        highest < 0 || lowest / p.tile != highest / p.tile ? -1 : lowest / p.tile;
+    const bool scattered = highest >= 0 && lowest / p.tile != highest / p.tile;
+    shared.run_block[threadIdx.x] = scattered ? -1 : lowest / p.tile;
   }
   __syncthreads();
   if (threadIdx.x >= kConsumerThreads) return ProduceKeys(p, work, &key_map, shared);

@@ -26,6 +26,7 @@ inline constexpr int kConsumers = 4;  // warpgroups
 inline constexpr int kConsumerThreads = kConsumers * ptx::kWarpgroupThreads;
 inline constexpr int kBlockThreads = kConsumerThreads + 32;  // and a warp that loads
 inline constexpr int kStages = 3;
+inline constexpr int kNoQuery = INT_MAX;  // sees every key, and its sums are dropped
 
 struct EstimateParams {
   const __nv_bfloat16* q;
@@ -54,7 +55,7 @@ struct EstimateShared {
   // Both in the 128-byte swizzle: [head_dim / 64][rows][64].
   alignas(1024) __nv_bfloat16 q[kBlockQueries * kHeadDim];
   alignas(1024) __nv_bfloat16 k[kStages][kKeyTile * kHeadDim];
-  int query_position[kBlockQueries];  // -1 for a row that is no query
+  int query_position[kBlockQueries];  // kNoQuery for a row that is none
   float bias[kBlockQueries];          // see MassKernel
   int run_block[kBlockRuns];          // the block of all queries of a run; -1 when they differ
   int run_min_position[kBlockRuns];
@@ -108,7 +109,7 @@ __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const Block
   for (int row = threadIdx.x; row < kBlockQueries; row += kConsumerThreads) {
     const int run = row / kRun, query = work.FirstQuery(p, run) + row % kRun;
     const bool valid = run < work.run_count && query < p.queries;
-    shared.query_position[row] = valid ? static_cast<int>(p.query_positions[query]) : -1;
+    shared.query_position[row] = valid ? static_cast<int>(p.query_positions[query]) : kNoQuery;
   }
   ptx::FenceAsyncShared();
 }

@@ -14,33 +14,34 @@ using fused::CheckPointer;
 using fused::CheckSize;
 
 constexpr int kCandidateCluster = 8;
+constexpr int kLoadThreads = 64;
 
-// Sum over the block; `slots` is shared.
-__device__ __forceinline__ uint64_t BlockTotal(uint64_t value, uint64_t* slots) {
-  const uint64_t sum = BlockScan(value, slots);
-  if (threadIdx.x == kSelectThreads - 1) slots[0] = sum;
-  __syncthreads();
-  const uint64_t total = slots[0];
-  __syncthreads();
-  return total;
+// Masses that fit are kept in shared memory: they are looked at several times.
+extern __shared__ int32_t cached[];
+constexpr int kMaxCached = 45'056;  // 176 KiB, beside SelectShared
+
+// Elements chosen: above the threshold << 32 | equal to it.
+__device__ __forceinline__ uint64_t Choose(int key, const Threshold& threshold) {
+  return static_cast<uint64_t>(key > threshold.value) << 32 |
+         static_cast<uint64_t>(threshold.ties > 0 && key == threshold.value);
+}
+// How many of them come first: all that are above, and ties as long as there are any left.
+__device__ __forceinline__ int Slots(uint64_t chosen, const Threshold& threshold) {
+  return static_cast<int>(chosen >> 32) +
+         min(static_cast<int>(chosen & 0xffffffffu), threshold.ties);
 }
 
-struct CandidateShared {
-  SelectShared select;
-  uint64_t taken;  // by this block: above the threshold << 32 | equal to it
-};
-
 __global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kSelectThreads)
-    CandidatesKernel(const ColumnCandidatesArgs args) {
-  __shared__ CandidateShared shared;
+    CandidatesKernel(const ColumnCandidatesArgs args, bool cache) {
+  __shared__ SelectShared shared;
   cg::cluster_group cluster = cg::this_cluster();
   const int head = blockIdx.x / kCandidateCluster, part = cluster.block_rank();
   const int n = static_cast<int>(args.layout.local_tokens());
   const int share = (n + kCandidateCluster - 1) / kCandidateCluster;
   const int begin = min(n, part * share), end = min(n, begin + share);
   const int32_t* mass = args.column_mass + static_cast<int64_t>(head) * n;
-  int32_t* out_mass = args.mass + head * args.max_columns;
-  int32_t* out_position = args.positions + head * args.max_columns;
+  int32_t* out_mass = args.mass + static_cast<int64_t>(head) * args.max_columns;
+  int32_t* out_position = args.positions + static_cast<int64_t>(head) * args.max_columns;
   // Positions grow with the local index, so the forced columns are the first ones.
   int forced = 0;
   for (int bound = min(n, args.sink_tokens); forced < bound;) {
@@ -51,51 +52,51 @@ __global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kSel
       bound = middle;
     }
   }
-  const auto key_of = [&](int i) { return i < forced ? INT_MAX : mass[i]; };
-  const Threshold threshold = FindThreshold<kCandidateCluster, false>(shared.select, begin, end,
-                                                                      key_of, args.max_columns, 0);
-
-  // How many this block takes, so that the others know where theirs begin.
-  uint64_t mine = 0;
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kSelectThreads) {
-    const int key = key_of(i);
-    mine += static_cast<uint64_t>(key > threshold.value) << 32 | (key == threshold.value);
-  }
-  const uint64_t block_total = BlockTotal(mine, shared.select.scan);
-  if (threadIdx.x == 0) shared.taken = block_total;
-  cluster.sync();
-  int slot = 0, ties_before = 0;
-  for (int rank = 0; rank < part; ++rank) {
-    const uint64_t taken = *cluster.map_shared_rank(&shared.taken, rank);
-    const int ties = static_cast<int>(taken & 0xffffffffu);
-    slot += static_cast<int>(taken >> 32) + min(ties, max(0, threshold.ties - ties_before));
-    ties_before += ties;
-  }
-  cluster.sync();
-  // In order: ties go to the lower positions.
-  for (int first = begin; first < end; first += kSelectThreads) {
-    const int i = first + static_cast<int>(threadIdx.x);
-    const int key = i < end ? key_of(i) : 0;
-    const bool above = key > threshold.value;
-    const bool equal = i < end && key == threshold.value && threshold.ties > 0;
-    const uint64_t scanned =
-        BlockScan(static_cast<uint64_t>(above) << 32 | equal, shared.select.scan);
-    const int ties = ties_before + static_cast<int>(scanned & 0xffffffffu) - equal;
-    const int above_before = static_cast<int>(scanned >> 32) - above;
-    const int taken_ties = min(ties, threshold.ties) - min(ties_before, threshold.ties);
-    if (above || (equal && ties < threshold.ties)) {
-      const int at = slot + above_before + taken_ties;
-      out_mass[at] = mass[i];
-      out_position[at] = static_cast<int32_t>(args.layout.Position(i));
+  if (cache) {
+#pragma unroll 8
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kSelectThreads) {
+      cached[i - begin] = i < forced ? INT_MAX : mass[i];
     }
-    const uint64_t round =
-        BlockTotal(static_cast<uint64_t>(above) << 32 | equal, shared.select.scan);
-    const int round_ties = static_cast<int>(round & 0xffffffffu);
-    slot += static_cast<int>(round >> 32) + min(ties_before + round_ties, threshold.ties) -
-            min(ties_before, threshold.ties);
-    ties_before += round_ties;
+    __syncthreads();
   }
-  for (int at = static_cast<int>(threshold.count) + part * kSelectThreads + threadIdx.x;
+  const auto key_of = [&](int i) {
+    return cache ? cached[i - begin] : i < forced ? INT_MAX : mass[i];
+  };
+  const Threshold threshold =
+      FindThreshold<kCandidateCluster, false>(shared, begin, end, key_of, args.max_columns, 0);
+
+  // Each warp has a run of neighbours, so that ties go to the lower positions: count, then write.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int run = (share + kSelectThreads - 1) / kSelectThreads * 32;
+  const int first = min(end, begin + warp * run), last = min(end, first + run);
+  uint64_t mine = 0;
+  for (int i = first + lane; i < last; i += 32) mine += Choose(key_of(i), threshold);
+  const Scan scan = BlockScan(mine, shared.scan);
+  if (threadIdx.x == 0) shared.share = scan.total;
+  cluster.sync();
+  uint64_t before = 0;
+  for (int rank = 0; rank < part; ++rank) before += *cluster.map_shared_rank(&shared.share, rank);
+  cluster.sync();  // nobody leaves while its share is read
+  // What comes before this warp's run.
+  before += __shfl_sync(0xffffffffu, scan.inclusive - mine, 0);
+  const uint32_t lanes_before = (1u << lane) - 1;
+  for (int at = first; at < last; at += 32) {
+    const int i = at + lane;
+    const uint64_t choice = i < last ? Choose(key_of(i), threshold) : 0;
+    const uint32_t above = __ballot_sync(0xffffffffu, (choice >> 32) != 0);
+    const uint32_t equal = __ballot_sync(0xffffffffu, (choice & 1) != 0);
+    const uint64_t ahead = before + (static_cast<uint64_t>(__popc(above & lanes_before)) << 32 |
+                                     static_cast<uint64_t>(__popc(equal & lanes_before)));
+    const bool tie_left = static_cast<int>(ahead & 0xffffffffu) < threshold.ties;
+    if ((choice >> 32) != 0 || ((choice & 1) != 0 && tie_left)) {
+      const int slot = Slots(ahead, threshold);
+      out_mass[slot] = mass[i];
+      out_position[slot] = static_cast<int32_t>(args.layout.Position(i));
+    }
+    before += static_cast<uint64_t>(__popc(above)) << 32 | static_cast<uint64_t>(__popc(equal));
+  }
+  for (int at = static_cast<int>(threshold.count) + part * kSelectThreads +
+                static_cast<int>(threadIdx.x);
        at < args.max_columns; at += kCandidateCluster * kSelectThreads) {
     out_mass[at] = 0;
     out_position[at] = -1;
@@ -109,15 +110,15 @@ __device__ void ScanBitmap(const uint32_t* bitmap, int words, uint64_t* slots, E
   for (int first = 0; first < words; first += kSelectThreads) {
     const int w = first + static_cast<int>(threadIdx.x);
     uint32_t bits = w < words ? __ldcg(bitmap + w) : 0;
-    const uint64_t inclusive = BlockScan(static_cast<uint64_t>(__popc(bits)), slots);
-    int rank = before + static_cast<int>(inclusive) - __popc(bits);
-    before += static_cast<int>(BlockTotal(static_cast<uint64_t>(__popc(bits)), slots));
+    const Scan scan = BlockScan(static_cast<uint64_t>(__popc(bits)), slots);
+    int rank = before + static_cast<int>(scan.inclusive) - __popc(bits);
+    before += static_cast<int>(scan.total);
     for (; bits != 0; bits &= bits - 1) emit(rank++, w * 32 + __ffs(bits) - 1);
   }
 }
 
 __global__ void __launch_bounds__(kSelectThreads)
-    SelectColumnsKernel(const SelectColumnsArgs args, int blocks) {
+    SelectColumnsKernel(const SelectColumnsArgs args, int blocks, bool cache) {
   __shared__ SelectShared shared;
   __shared__ int last_tie;
   const int head = blockIdx.x;
@@ -132,16 +133,20 @@ __global__ void __launch_bounds__(kSelectThreads)
   for (int b = threadIdx.x; b < blocks; b += kSelectThreads) {
     total += static_cast<uint64_t>(args.diagonal_mass[head * static_cast<int64_t>(blocks) + b]);
   }
+#pragma unroll 4
   for (int i = threadIdx.x; i < candidates; i += kSelectThreads) {
-    if (forced(args.positions[place(i)])) {
-      forced_sum += uint64_t{1} << 32 | static_cast<uint32_t>(args.mass[place(i)]);
-    }
+    const int64_t at = place(i);
+    const bool is_forced = forced(args.positions[at]);
+    const int mass = args.mass[at];
+    if (is_forced) forced_sum += uint64_t{1} << 32 | static_cast<uint32_t>(mass);
+    if (cache) cached[i] = is_forced ? 0 : mass;
   }
-  total = BlockTotal(total, shared.scan);
-  forced_sum = BlockTotal(forced_sum, shared.scan);
+  total = BlockScan(total, shared.scan).total;
+  forced_sum = BlockScan(forced_sum, shared.scan).total;
   const int64_t forced_count = static_cast<int64_t>(forced_sum >> 32);
   const int64_t forced_mass = static_cast<int64_t>(forced_sum & 0xffffffffu);
   const auto mass_of = [&](int i) {
+    if (cache) return cached[i];
     return forced(args.positions[place(i)]) ? 0 : args.mass[place(i)];
   };
   const int64_t cap = min(args.budgets.max_count[head], args.max_columns);
@@ -201,8 +206,8 @@ __global__ void __launch_bounds__(kSelectThreads)
     total += static_cast<uint64_t>(mass[b]);
     if (b < forced) forced_mass += static_cast<uint64_t>(mass[b]);
   }
-  total = BlockTotal(total, shared.scan);
-  forced_mass = BlockTotal(forced_mass, shared.scan);
+  total = BlockScan(total, shared.scan).total;
+  forced_mass = BlockScan(forced_mass, shared.scan).total;
   const auto mass_of = [&](int b) { return b < forced ? 0 : mass[b]; };
   const Threshold threshold =
       FindThreshold<1, true>(shared, 0, blocks, mass_of, args.budgets.max_count[head] - forced,
@@ -216,8 +221,9 @@ __global__ void __launch_bounds__(kSelectThreads)
     const int b = first + static_cast<int>(threadIdx.x);
     const int m = b < blocks ? mass_of(b) : 0;
     const bool equal = threshold.ties > 0 && m == threshold.value;
-    const int tie = ties_before + static_cast<int>(BlockScan(equal, shared.scan)) - equal;
-    ties_before += static_cast<int>(BlockTotal(equal, shared.scan));
+    const Scan ties = BlockScan(equal, shared.scan);
+    const int tie = ties_before + static_cast<int>(ties.inclusive) - equal;
+    ties_before += static_cast<int>(ties.total);
     const bool chosen = b < forced || m > threshold.value || (equal && tie < threshold.ties);
     const uint32_t word = __ballot_sync(0xffffffffu, chosen && b < blocks);
     if (threadIdx.x % 32 == 0 && b < words * 64) bits[b / 32] = word;
@@ -232,8 +238,9 @@ __global__ void __launch_bounds__(kSelectThreads)
     const int i = first + static_cast<int>(threadIdx.x);
     const int residue = i / of_residue, b = residue + i % of_residue * args.ranks;
     const bool chosen = residue < args.ranks && b < blocks && (bits[b / 32] >> b % 32 & 1) != 0;
-    const int at = before + static_cast<int>(BlockScan(chosen, shared.scan)) - chosen;
-    before += static_cast<int>(BlockTotal(chosen, shared.scan));
+    const Scan scan = BlockScan(chosen, shared.scan);
+    const int at = before + static_cast<int>(scan.inclusive) - chosen;
+    before += static_cast<int>(scan.total);
     if (residue < args.ranks && i % of_residue == 0) offsets[residue] = at;
     if (chosen) residues[at] = b;
   }
@@ -249,17 +256,28 @@ __global__ void DiagonalLoadKernel(const DiagonalLoadArgs args, int words) {
   ShardLayout query = args.layout, key = args.layout;
   query.rank = args.first_rank + static_cast<int>(blockIdx.x) / args.layout.ranks;
   key.rank = static_cast<int>(blockIdx.x) % args.layout.ranks;
+  const uint64_t* diagonals = args.diagonals + static_cast<int64_t>(blockIdx.y) * words;
   int64_t tiles = 0;
-  for (int i = threadIdx.x; i < args.heads * words; i += blockDim.x) {
-    for (uint64_t bits = args.diagonals[i]; bits != 0; bits &= bits - 1) {
-      const int64_t delta =
-          static_cast<int64_t>(i % words) * 64 + __ffsll(static_cast<long long>(bits)) - 1;
-      tiles += DiagonalTiles(query, key, args.tile, delta);
+  for (int word = threadIdx.x; word < words; word += kLoadThreads) {
+    for (uint64_t bits = diagonals[word]; bits != 0; bits &= bits - 1) {
+      const int bit = __ffsll(static_cast<long long>(bits)) - 1;
+      tiles += DiagonalTiles(query, key, args.tile, int64_t{word} * 64 + bit);
     }
   }
   __shared__ uint64_t slots[32];
-  const uint64_t total = BlockTotal(static_cast<uint64_t>(tiles), slots);
-  if (threadIdx.x == 0) args.load[blockIdx.x] = static_cast<int64_t>(total);
+  const Scan scan = BlockScan(static_cast<uint64_t>(tiles), slots);
+  if (threadIdx.x == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(args.load) + blockIdx.x, scan.total);
+  }
+}
+
+// Shared memory to keep `elements` masses; none when they do not fit.
+absl::Status CacheBytes(const void* kernel, int64_t elements, size_t* bytes) {
+  *bytes = elements <= kMaxCached ? sizeof(int32_t) * static_cast<size_t>(elements) : 0;
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            sizeof(int32_t) * kMaxCached),
+                       "selection: shared memory");
+  return absl::OkStatus();
 }
 
 absl::Status CheckBudgets(const HeadBudgets& budgets, const char* step) {
@@ -282,7 +300,11 @@ absl::Status SelectColumnCandidates(const ColumnCandidatesArgs& args, cudaStream
   RETURN_IF_ERROR(CheckPointer(args.column_mass, "SelectColumnCandidates: column_mass"));
   RETURN_IF_ERROR(CheckPointer(args.mass, "SelectColumnCandidates: mass"));
   RETURN_IF_ERROR(CheckPointer(args.positions, "SelectColumnCandidates: positions"));
-  CandidatesKernel<<<args.heads * kCandidateCluster, kSelectThreads, 0, stream>>>(args);
+  size_t bytes = 0;
+  const int64_t share = (args.layout.local_tokens() + kCandidateCluster - 1) / kCandidateCluster;
+  RETURN_IF_ERROR(CacheBytes(reinterpret_cast<const void*>(CandidatesKernel), share, &bytes));
+  CandidatesKernel<<<args.heads * kCandidateCluster, kSelectThreads, bytes, stream>>>(args,
+                                                                                      bytes > 0);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectColumnCandidates");
   return absl::OkStatus();
 }
@@ -307,8 +329,11 @@ absl::Status SelectColumns(const SelectColumnsArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckPointer(args.column_positions, "SelectColumns: column_positions"));
   RETURN_IF_ERROR(CheckPointer(args.counts, "SelectColumns: counts"));
   RETURN_IF_ERROR(CheckPointer(args.kept_mass, "SelectColumns: kept_mass"));
-  SelectColumnsKernel<<<args.heads, kSelectThreads, 0, stream>>>(
-      args, static_cast<int>((args.tokens + args.tile - 1) / args.tile));
+  size_t bytes = 0;
+  RETURN_IF_ERROR(CacheBytes(reinterpret_cast<const void*>(SelectColumnsKernel),
+                             int64_t{args.ranks} * args.max_columns, &bytes));
+  SelectColumnsKernel<<<args.heads, kSelectThreads, bytes, stream>>>(
+      args, static_cast<int>((args.tokens + args.tile - 1) / args.tile), bytes > 0);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectColumns");
   return absl::OkStatus();
 }
@@ -340,7 +365,10 @@ absl::Status DiagonalLoad(const DiagonalLoadArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckPointer(args.diagonals, "DiagonalLoad: diagonals"));
   RETURN_IF_ERROR(CheckPointer(args.load, "DiagonalLoad: load"));
   const int64_t blocks = (args.layout.tokens + args.tile - 1) / args.tile;
-  DiagonalLoadKernel<<<args.rank_count * args.layout.ranks, kSelectThreads, 0, stream>>>(
+  const int pairs = args.rank_count * args.layout.ranks;
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.load, 0, sizeof(int64_t) * pairs, stream),
+                       "DiagonalLoad");
+  DiagonalLoadKernel<<<dim3(pairs, args.heads), kLoadThreads, 0, stream>>>(
       args, static_cast<int>((blocks + 63) / 64));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "DiagonalLoad");
   return absl::OkStatus();

@@ -25,14 +25,20 @@ struct SelectShared {
   uint32_t count[kBins];
   uint32_t mass[kBins];  // all masses of a head together stay below 2^31
   uint64_t scan[32];
+  uint64_t share;  // of this block of the cluster
   // The bin where the selection ends, and what lies in bins above it.
   int crossing;
   uint64_t above;
   uint64_t at_crossing;
 };
 
-// Inclusive sum over the block of a pair of 32-bit sums.
-__device__ __forceinline__ uint64_t BlockScan(uint64_t value, uint64_t* slots) {
+struct Scan {
+  uint64_t inclusive;
+  uint64_t total;
+};
+
+// Sums over the block of pairs of 32-bit sums; `slots` is shared memory for 32.
+__device__ __forceinline__ Scan BlockScan(uint64_t value, uint64_t* slots) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -41,19 +47,16 @@ __device__ __forceinline__ uint64_t BlockScan(uint64_t value, uint64_t* slots) {
   }
   if (lane == 31) slots[warp] = value;
   __syncthreads();
-  if (warp == 0) {
-    uint64_t sum = slots[lane];
+  // Every warp sums the sums of the warps for itself: shorter than a second barrier.
+  const uint64_t of_warp = lane < static_cast<int>(blockDim.x) / 32 ? slots[lane] : 0;
+  uint64_t before = lane < warp ? of_warp : 0, total = of_warp;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const uint64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
-      if (lane >= distance) sum += other;
-    }
-    slots[lane] = sum;
+  for (int distance = 16; distance > 0; distance /= 2) {
+    before += __shfl_xor_sync(0xffffffffu, before, distance);
+    total += __shfl_xor_sync(0xffffffffu, total, distance);
   }
-  __syncthreads();
-  if (warp > 0) value += slots[warp - 1];
-  __syncthreads();
-  return value;
+  __syncthreads();  // slots may be used again
+  return {before + value, total};
 }
 
 // Bins of a mass, coarse to fine. Level 0 is logarithmic, 128 bins an octave, so that the many
@@ -102,12 +105,21 @@ __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, Mas
       __syncthreads();
     }
   };
+  int block = 0;
+  if constexpr (kCluster > 1) block = static_cast<int>(cg::this_cluster().block_rank());
+  const auto reached = [&](uint64_t taken) {
+    return static_cast<int64_t>(taken >> 32) >= count_left ||
+           (kMass && static_cast<int64_t>(taken & 0xffffffffu) >= mass_left);
+  };
   Bins bins;
   uint64_t above = 0;  // (count, mass) taken with certainty
   for (int level = 0;; ++level) {
-    for (int b = threadIdx.x; b < kBins; b += kSelectThreads) shared.count[b] = shared.mass[b] = 0;
+    for (int b = threadIdx.x; b < kBins; b += kSelectThreads) {
+      shared.count[b] = 0;
+      if (kMass) shared.mass[b] = 0;
+    }
     if (threadIdx.x == 0) shared.crossing = -1;
-    sync();
+    __syncthreads();
 #pragma unroll 4
     for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kSelectThreads) {
       const int mass = mass_of(i);
@@ -125,49 +137,63 @@ __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, Mas
       if (kMass) atomicAdd(&shared.mass[bin], static_cast<uint32_t>(mass));
     }
     sync();
-    // Thread t has the bins from the top, four by four.
-    constexpr int kPerThread = kBins / kSelectThreads;
+    // Each block adds up its share of the bins, from the top; a thread has a few neighbours.
+    constexpr int kShare = kBins / kCluster;
+    constexpr int kPerThread = (kShare + kSelectThreads - 1) / kSelectThreads;
+    const bool active = static_cast<int>(threadIdx.x) * kPerThread < kShare;
+    const int top = kBins - 1 - block * kShare - static_cast<int>(threadIdx.x) * kPerThread;
     uint64_t of_bin[kPerThread] = {}, sum = 0;
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
-      const int bin = kBins - 1 - (static_cast<int>(threadIdx.x) * kPerThread + k);
+      if (!active) continue;
       if constexpr (kCluster > 1) {
+#pragma unroll
         for (int rank = 0; rank < kCluster; ++rank) {
-          const uint32_t count = *cg::this_cluster().map_shared_rank(&shared.count[bin], rank);
-          const uint32_t mass =
-              kMass ? *cg::this_cluster().map_shared_rank(&shared.mass[bin], rank) : 0;
-          of_bin[k] += static_cast<uint64_t>(count) << 32 | mass;
+          of_bin[k] += static_cast<uint64_t>(
+                           *cg::this_cluster().map_shared_rank(&shared.count[top - k], rank))
+                       << 32;
+          if (kMass) of_bin[k] += *cg::this_cluster().map_shared_rank(&shared.mass[top - k], rank);
         }
       } else {
-        of_bin[k] = static_cast<uint64_t>(shared.count[bin]) << 32 | shared.mass[bin];
+        of_bin[k] =
+            static_cast<uint64_t>(shared.count[top - k]) << 32 | (kMass ? shared.mass[top - k] : 0);
       }
       sum += of_bin[k];
     }
-    uint64_t before = above + BlockScan(sum, shared.scan) - sum;
+    const Scan scan = BlockScan(sum, shared.scan);
+    uint64_t before = above + scan.inclusive - sum, all = above + scan.total;
+    if constexpr (kCluster > 1) {
+      if (threadIdx.x == 0) shared.share = scan.total;
+      sync();
+      all = above;
+      for (int rank = 0; rank < kCluster; ++rank) {
+        const uint64_t share = *cg::this_cluster().map_shared_rank(&shared.share, rank);
+        if (rank < block) before += share;
+        all += share;
+      }
+    }
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
-      const auto reached = [&](uint64_t taken) {
-        return static_cast<int64_t>(taken >> 32) >= count_left ||
-               (kMass && static_cast<int64_t>(taken & 0xffffffffu) >= mass_left);
-      };
       if (of_bin[k] != 0 && !reached(before) && reached(before + of_bin[k])) {
-        shared.crossing = kBins - 1 - (static_cast<int>(threadIdx.x) * kPerThread + k);
-        shared.above = before;
-        shared.at_crossing = of_bin[k];
+#pragma unroll
+        for (int rank = 0; rank < kCluster; ++rank) {
+          SelectShared* to = &shared;
+          if constexpr (kCluster > 1) to = cg::this_cluster().map_shared_rank(&shared, rank);
+          to->crossing = top - k;
+          to->above = before;
+          to->at_crossing = of_bin[k];
+        }
       }
       before += of_bin[k];
     }
-    if (threadIdx.x == kSelectThreads - 1 && level == 0) shared.scan[0] = before;
-    __syncthreads();
+    sync();
     const int crossing = shared.crossing;
-    if (crossing < 0) {  // all of them do not reach it
-      const uint64_t all = shared.scan[0];
-      sync();
+    if (crossing < 0) {  // all of them together do not reach it
       return {0, 0, 0, static_cast<int64_t>(all >> 32), static_cast<int64_t>(all & 0xffffffffu)};
     }
     above = shared.above;
     const int equal = static_cast<int>(shared.at_crossing >> 32);
-    sync();
+    __syncthreads();
     if (level == 0) bins.Enter(crossing);
     if (level == 1) bins.bin1 = crossing;
     const bool exact = level == 0 ? bins.low_bits() == 0 : level == 1 ? bins.shift == 0 : true;
