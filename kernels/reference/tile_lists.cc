@@ -26,7 +26,8 @@ absl::Status CheckLayout(const char* side, const ShardLayout& layout, const Tile
   return absl::OkStatus();
 }
 
-absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks) {
+absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks, int heads,
+                            int64_t query_tiles) {
   if (tiles.tile <= 0 || tiles.tile > 128) {
     return absl::InvalidArgumentError(
         absl::StrFormat("tile is %d; allowed are 1 to 128 tokens", tiles.tile));
@@ -40,8 +41,10 @@ absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks) {
                                                       tiles.diagonal_words, blocks,
                                                       (blocks + 63) / 64));
   }
+  // Without a single tile there may be no memory for the columns.
   if (tiles.pattern == TilePattern::kCsr &&
-      (tiles.row_offsets == nullptr || tiles.columns == nullptr)) {
+      (tiles.row_offsets == nullptr ||
+       (tiles.columns == nullptr && tiles.row_offsets[heads * (query_tiles + 1) - 1] > 0))) {
     return absl::InvalidArgumentError("kCsr needs row_offsets and columns");
   }
   return absl::OkStatus();
@@ -84,10 +87,10 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
                                            const ShardLayout& key, int64_t query_tokens,
                                            int64_t key_tokens, int heads) {
   const int64_t blocks = TileCount(query.tokens, std::max(tiles.tile, 1));
-  RETURN_IF_ERROR(CheckSelection(tiles, blocks));
+  const int64_t query_tiles = TileCount(query_tokens, std::max(tiles.tile, 1));
+  RETURN_IF_ERROR(CheckSelection(tiles, blocks, heads, query_tiles));
   RETURN_IF_ERROR(CheckLayout("query", query, tiles));
   RETURN_IF_ERROR(CheckLayout("key", key, tiles));
-  const int64_t query_tiles = TileCount(query_tokens, tiles.tile);
   const int64_t key_tiles = TileCount(key_tokens, tiles.tile);
   const PositionBand band = BandOf(tiles);
   std::vector<TileSpan> keys(key_tiles);

@@ -37,6 +37,17 @@ struct TileMath {
 
   // out[i] = exp2(x[i] - shift)
   void (*exp2)(int64_t count, float shift, const float* x, float* out);
+
+  // Over s[rows, columns], columns a multiple of panel; each sum in an order of its own that only
+  // depends on the shape:
+  //   maximum[i] = max(maximum[i], s[i, :])
+  //   sums[i] = sum over j of exp2(s[i, j] - shift[i])
+  //   sums[j] = sum over i of exp2(s[i, j] - shift[i])
+  void (*row_maximum)(int rows, int columns, const float* s, int64_t s_row, float* maximum);
+  void (*exp2_row_sums)(int rows, int columns, const float* s, int64_t s_row, const float* shift,
+                        float* sums);
+  void (*exp2_column_sums)(int rows, int columns, const float* s, int64_t s_row, const float* shift,
+                           float* sums);
 };
 
 // The fastest that this processor runs. RINGLEADER_CPU=avx512|avx2|generic in the environment asks

@@ -220,6 +220,44 @@ void Exp2All(int64_t count, float shift, const float* x, float* out) {
   std::memcpy(out + i, tail, (count - i) * sizeof(float));
 }
 
+void RowMaximum(int rows, int columns, const float* s, int64_t s_row, float* maximum) {
+  for (int i = 0; i < rows; ++i, s += s_row) {
+    Vec top0 = Load(s), top1 = Load(s + kLanes);
+    for (int j = kPanel; j < columns; j += kPanel) {
+      top0 = Max(top0, Load(s + j));
+      top1 = Max(top1, Load(s + j + kLanes));
+    }
+    maximum[i] = Max(maximum[i], MaxOf(Max(top0, top1)));
+  }
+}
+
+void Exp2RowSums(int rows, int columns, const float* s, int64_t s_row, const float* shift,
+                 float* sums) {
+  for (int i = 0; i < rows; ++i, s += s_row) {
+    const Vec by = Splat(shift[i]);
+    Vec sum0 = {}, sum1 = {};
+    for (int j = 0; j < columns; j += kPanel) {
+      sum0 += Exp2(Load(s + j) - by);
+      sum1 += Exp2(Load(s + j + kLanes) - by);
+    }
+    sums[i] = SumOf(sum0 + sum1);
+  }
+}
+
+void Exp2ColumnSums(int rows, int columns, const float* s, int64_t s_row, const float* shift,
+                    float* sums) {
+  for (int j = 0; j < columns; j += kPanel) {
+    Vec sum0 = {}, sum1 = {};
+    for (int i = 0; i < rows; ++i) {
+      const Vec by = Splat(shift[i]);
+      sum0 += Exp2(Load(s + i * s_row + j) - by);
+      sum1 += Exp2(Load(s + i * s_row + j + kLanes) - by);
+    }
+    Store(sums + j, sum0);
+    Store(sums + j + kLanes, sum1);
+  }
+}
+
 constexpr TileMath MakeTileMath(const char* name) {
   return {.name = name,
           .panel = kPanel,
@@ -227,7 +265,10 @@ constexpr TileMath MakeTileMath(const char* name) {
           .softmax = Softmax,
           .softmax_gradient = SoftmaxGradient,
           .axpy = Axpy,
-          .exp2 = Exp2All};
+          .exp2 = Exp2All,
+          .row_maximum = RowMaximum,
+          .exp2_row_sums = Exp2RowSums,
+          .exp2_column_sums = Exp2ColumnSums};
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ struct KeyTile {
 // Which pairs of a query tile and a key tile attend.
 struct PairMask {
   enum class Kind { kNone, kBand, kKeys } kind = Kind::kNone;
-  PositionBand band;        // kBand
+  PositionBand band = {};   // kBand
   int64_t first_query = 0;  // positions
   int64_t first_key = 0;
   const float* bias = nullptr;  // kKeys: [padded keys], 0 or -infinity

@@ -9,6 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/reference/attention.h"
+#include "kernels/reference/columns.h"
+#include "kernels/reference/tile_lists.h"
 #include "worker/attention/check_options.h"
 #include "worker/attention/stopwatch.h"
 
@@ -44,6 +46,30 @@ void CopyDense(const TokenMajor<const float>& from, const TokenMajor<float>& to)
   }
 }
 
+// Tiles at or below the diagonal of this rank's queries against the whole sequence.
+int64_t CausalTiles(const ShardLayout& mine, int tile) {
+  int64_t tiles = 0;
+  for (int64_t i = 0; i < mine.local_tokens(); i += tile) tiles += mine.Position(i) / tile + 1;
+  return tiles;
+}
+
+// Seconds of a phase without the communication that was waited for in it.
+class PhaseTimer {
+ public:
+  PhaseTimer(AttentionSeconds& seconds, double AttentionSeconds::*phase)
+      : seconds_(seconds),
+        phase_(phase),
+        exposed_before_(seconds.exposed_communication),
+        watch_(&(seconds.*phase)) {}
+  ~PhaseTimer() { seconds_.*phase_ -= seconds_.exposed_communication - exposed_before_; }
+
+ private:
+  AttentionSeconds& seconds_;
+  double AttentionSeconds::*const phase_;
+  const double exposed_before_;
+  const Stopwatch watch_;
+};
+
 float ScaleOf(const TokenMajor<const float>& q) {
   return 1.0f / std::sqrt(static_cast<float>(q.head_dim));
 }
@@ -62,7 +88,10 @@ absl::StatusOr<std::shared_ptr<AttentionEngine>> AttentionEngine::Create(
 }
 
 AttentionEngine::AttentionEngine(const AttentionOptions& options, comm::Communicator* communicator)
-    : options_(options), communicator_(communicator), engine_(options.threads) {}
+    : options_(options),
+      communicator_(communicator),
+      engine_(options.threads),
+      index_builder_(options_, communicator, &engine_, &stats_.seconds.exposed_communication) {}
 
 ShardLayout AttentionEngine::LayoutOf(int rank, int64_t local_tokens) const {
   return {.kind = options_.layout,
@@ -72,8 +101,11 @@ ShardLayout AttentionEngine::LayoutOf(int rank, int64_t local_tokens) const {
           .tokens = local_tokens * communicator_->size()};
 }
 
-const LayerBudget& AttentionEngine::BudgetOf(int layer) const {
-  return layer < static_cast<int>(budgets_.size()) ? budgets_[layer] : options_.budget;
+LayerBudget AttentionEngine::BudgetOf(int layer) const {
+  if (layer < static_cast<int>(budgets_.size())) return budgets_[layer];
+  LayerBudget budget = options_.budget;
+  budget.dense |= std::ranges::find(options_.dense_layers, layer) != options_.dense_layers.end();
+  return budget;
 }
 
 LayerStats& AttentionEngine::StatsOf(int layer) {
@@ -118,14 +150,21 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
   RETURN_IF_ERROR(CheckLength(options_, communicator_->size(), q.tokens));
   // The first hop travels while the index is built.
   ASSIGN_OR_RETURN(const std::unique_ptr<TravellingBuffers> kv, LoadKv(forward_, k, v));
-  auto index = std::make_shared<LayerIndex>();
-  index->tile = options_.tile;
-  if (options_.pattern == Pattern::kSlidingWindow && !BudgetOf(layer).dense) {
-    index->pattern = kernels::TilePattern::kWindow;
-    index->window = options_.window;
-  }
-
   LayerStats& stats = StatsOf(layer);
+  std::shared_ptr<LayerIndex> index;
+  {
+    const PhaseTimer timer(stats_.seconds, &AttentionSeconds::index);
+    ASSIGN_OR_RETURN(index, index_builder_.Build(
+                                BudgetOf(layer),
+                                {.q = q,
+                                 .k = k,
+                                 .scale = ScaleOf(q),
+                                 .layout_of = [&](int rank) { return LayoutOf(rank, k.tokens); }},
+                                stats));
+  }
+  const size_t column_floats = index->column_positions.size() * q.head_dim;
+  index->column_keys.resize(column_floats);
+  index->column_values.resize(column_floats);
   stats.tiles_per_ring_step.resize(forward_.steps.size());
   const ShardLayout mine = LayoutOf(forward_.rank, q.tokens);
   for (size_t t = 0; t < forward_.steps.size(); ++t) {
@@ -150,6 +189,24 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
                                              &tiles));
     stats.tiles_per_ring_step[t] += tiles;
   }
+  if (index->max_columns > 0) {
+    const Stopwatch watch(&stats_.seconds.forward);
+    int64_t tiles = 0;
+    RETURN_IF_ERROR(kernels::reference::ColumnForward(engine_,
+                                                      {.q = q,
+                                                       .keys = index->column_keys.data(),
+                                                       .values = index->column_values.data(),
+                                                       .columns = index->Columns(),
+                                                       .tiles = index->TilesOf(forward_.rank),
+                                                       .query_layout = mine,
+                                                       .out = out,
+                                                       .lse = lse,
+                                                       .scale = ScaleOf(q)},
+                                                      &tiles));
+    stats.column_tiles += tiles;
+  }
+  stats.causal_tiles += CausalTiles(mine, options_.tile) * q.heads;
+  ++stats.calls;
   RETURN_IF_ERROR(kv->AwaitAll());
   return index;
 }
@@ -169,6 +226,26 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
     kernels::reference::AttentionDelta(engine_, d_out, out, delta.data());
   }
   const ShardLayout mine = LayoutOf(backward_.rank, q.tokens);
+  // Gradients of the columns are ready before their owners' keys pass by.
+  std::vector<float> d_column_keys(index.column_keys.size(), 0.0f);
+  std::vector<float> d_column_values(index.column_values.size(), 0.0f);
+  if (index.max_columns > 0) {
+    const Stopwatch watch(&stats_.seconds.backward);
+    RETURN_IF_ERROR(
+        kernels::reference::ColumnBackward(engine_, {.q = q,
+                                                     .d_out = d_out,
+                                                     .keys = index.column_keys.data(),
+                                                     .values = index.column_values.data(),
+                                                     .columns = index.Columns(),
+                                                     .tiles = index.TilesOf(backward_.rank),
+                                                     .query_layout = mine,
+                                                     .lse = lse,
+                                                     .delta = delta.data(),
+                                                     .dq = dq,
+                                                     .d_keys = d_column_keys.data(),
+                                                     .d_values = d_column_values.data(),
+                                                     .scale = ScaleOf(q)}));
+  }
   for (size_t t = 0; t < backward_.steps.size(); ++t) {
     const RingStep& step = backward_.steps[t];
     RETURN_IF_ERROR(kv->Await(step.kv_slot));
@@ -194,6 +271,11 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
                     .key_layout = LayoutOf(step.owner, k.tokens),
                     .tiles = index.TilesOf(step.owner),
                     .scale = ScaleOf(q)}));
+      if (index.max_columns > 0) {
+        kernels::reference::ScatterColumns(d_column_keys.data(), d_column_values.data(),
+                                           LayoutOf(step.owner, k.tokens), index.Columns(), q.heads,
+                                           SlotTensor(slot, 0, k), SlotTensor(slot, 1, v));
+      }
     }
     for (const GradAction& action : step.grad_actions) {
       if (action.kind == GradAction::Kind::kAdd) {

@@ -11,6 +11,7 @@
 #include "ringleader/kernels/attention.h"
 #include "worker/attention/attention_options.h"
 #include "worker/attention/attention_stats.h"
+#include "worker/attention/index_builder.h"
 #include "worker/attention/layer_index.h"
 #include "worker/attention/travelling_buffers.h"
 #include "worker/comm/communicator.h"
@@ -45,7 +46,7 @@ class AttentionEngine {
   AttentionEngine(const AttentionOptions& options, comm::Communicator* communicator);
 
   kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
-  const LayerBudget& BudgetOf(int layer) const;
+  LayerBudget BudgetOf(int layer) const;
   LayerStats& StatsOf(int layer);
   // The ring's slots with this rank's keys and values in place, and with kAllGather everyone's.
   absl::StatusOr<std::unique_ptr<TravellingBuffers>> LoadKv(
@@ -60,6 +61,7 @@ class AttentionEngine {
   RingSchedule forward_, backward_;
   std::vector<LayerBudget> budgets_;
   AttentionStats stats_;
+  IndexBuilder index_builder_;
 };
 
 }  // namespace ringleader::attention

@@ -6,14 +6,23 @@
 
 namespace ringleader::attention {
 
-// Sums over the calls of the step (micro-batches); shares and counts are means over those calls.
+// Tiles are sums over the step's calls (micro-batches), shares and counts are means over them.
 struct LayerStats {
-  double density = 0.0;    // share of the causal tiles visited, mean over heads; columns counted in
+  int calls = 0;           // of Forward
+  double density = 0.0;    // share of this rank's causal tiles that was visited
   double verticals = 0.0;  // selected columns, mean over heads
   double slashes = 0.0;    // block diagonals, mean over heads
-  double recall = -1.0;    // attention mass kept on the estimate queries; -1 where not estimated
+  double recall = -1.0;    // attention mass kept on the sampled queries; -1: not estimated
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
-  uint64_t column_tiles = 0;                  // of the pass over selected columns, all heads
+  uint64_t column_tiles = 0;                  // of the pass over selected columns
+  uint64_t causal_tiles = 0;                  // what dense attention would have visited
+
+  // Tiles that this rank visited in forward: the work that stripes balance.
+  uint64_t TotalTiles() const {
+    uint64_t tiles = column_tiles;
+    for (const uint64_t step : tiles_per_ring_step) tiles += step;
+    return tiles;
+  }
 };
 
 // This rank's seconds; exposed communication is the time spent waiting for transfers and
@@ -29,13 +38,9 @@ struct AttentionStats {
   AttentionSeconds seconds;
   std::vector<LayerStats> layers;  // by layer index
 
-  // Tiles that this rank visited in forward: the work that stripes balance.
   uint64_t TotalTiles() const {
     uint64_t tiles = 0;
-    for (const LayerStats& layer : layers) {
-      for (const uint64_t step : layer.tiles_per_ring_step) tiles += step;
-      tiles += layer.column_tiles;
-    }
+    for (const LayerStats& layer : layers) tiles += layer.TotalTiles();
     return tiles;
   }
 };

@@ -4,15 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/reference/block_topk.h"
 #include "ringleader/kernels/attention.h"
 
 namespace ringleader::attention {
-
-// Tiles of this rank's queries with one owner's keys, as lists (block top-k).
-struct OwnerTiles {
-  std::vector<int32_t> row_offsets;  // [heads * (query tiles + 1)]
-  std::vector<int32_t> columns;
-};
 
 struct LayerIndex {
   kernels::TilePattern pattern = kernels::TilePattern::kCausal;
@@ -27,7 +22,7 @@ struct LayerIndex {
   int32_t max_columns = 0;
   std::vector<float> column_keys, column_values;  // [heads, max_columns, d]
 
-  std::vector<OwnerTiles> owners;  // block top-k, by owner
+  std::vector<kernels::reference::TileCsr> owners;  // block top-k, by owner
 
   kernels::TileSelection TilesOf(int owner) const {
     kernels::TileSelection tiles{.pattern = pattern, .tile = tile, .window = window};

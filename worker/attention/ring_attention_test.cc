@@ -150,6 +150,26 @@ TEST_P(ManyRanksTest, SlidingWindow) {
   ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64});
 }
 
+TEST_P(ManyRanksTest, VerticalSlash) {
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .budget = {.vertical_mass = 0.5, .slash_mass = 0.4},
+                       .sink_tokens = 8,
+                       .tile = 64});
+}
+
+TEST_P(ManyRanksTest, VerticalSlashTopK) {
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .select = Select::kTopK,
+                       .budget = {.max_verticals = 100, .max_slashes = 4},
+                       .estimate_queries = 100,
+                       .tile = 64});
+}
+
+TEST_P(ManyRanksTest, BlockTopK) {
+  ExpectSameAsOneRank(
+      {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+}
+
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(AllSettings()),
                          [](const auto& info) { return NameOf(info.param); });
 

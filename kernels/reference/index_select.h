@@ -1,0 +1,36 @@
+// Steps 4 and 5 of ringleader/kernels/index.h on the CPU: from masses to the selection, the same on
+// all ranks.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::reference {
+
+// What a rank puts forward for one column; ranks exchange them as bytes.
+struct ColumnCandidate {
+  int64_t position = std::numeric_limits<int64_t>::max();  // max: an unused slot
+  int64_t mass = 0;
+};
+
+// A rank's best columns of one head: first its forced ones (position < sink_tokens), then by
+// falling mass, as many as fit into out[count]. column_mass: [n]. Candidates of all ranks suffice
+// for any selection of up to `count` columns.
+void CandidateColumns(const int32_t* column_mass, const ShardLayout& layout, int64_t sink_tokens,
+                      int32_t count, ColumnCandidate* out);
+
+// Of candidates[candidate_count] of all ranks, in any order. Writes ascending positions, unused
+// slots at the end, and returns how many were selected: at most max(max_count, forced) of them.
+// `total` is the mass of all columns of the head. positions: [capacity]
+int32_t SelectColumns(const ColumnCandidate* candidates, int64_t candidate_count, int64_t total,
+                      int64_t sink_tokens, float mass, int32_t max_count, int32_t capacity,
+                      int64_t* positions);
+
+// diagonal_mass: [blocks]; forces the main diagonal and `local_blocks` next to it. Sets bits in
+// words[(blocks + 63) / 64] and returns how many.
+int32_t SelectDiagonals(const int32_t* diagonal_mass, int64_t blocks, int32_t local_blocks,
+                        float mass, int32_t max_count, uint64_t* words);
+
+}  // namespace ringleader::kernels::reference
