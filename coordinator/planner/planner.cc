@@ -1,10 +1,9 @@
 #include "coordinator/planner/planner.h"
 
 #include <algorithm>
-#include <numeric>
+#include <map>
 
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/budgets.h"
 #include "coordinator/planner/memory.h"
@@ -149,16 +148,24 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
         "a group spans %d nodes of %d trainers: a hop between nodes hides behind %d steps inside",
         group.outer, group.inner, group.inner));
   }
+  // The best of every other layout, and of this layout on every other ring.
+  std::map<std::pair<ParallelismSpec::Layout, ParallelismSpec::Ring>, const v1::StepPlan*> rivals;
   for (const v1::StepPlan& other : tried) {
-    if (other.layout() == plan->layout() && other.stripe() == plan->stripe() &&
-        other.ring().kind() == plan->ring().kind()) {
-      continue;
+    const bool same_layout = other.layout() == plan->layout();
+    if (same_layout && other.ring().kind() == plan->ring().kind()) continue;
+    const auto ring = same_layout ? other.ring().kind() : ParallelismSpec::RING_UNSPECIFIED;
+    const v1::StepPlan*& rival = rivals[{other.layout(), ring}];
+    if (rival == nullptr ||
+        other.prediction().step_seconds() < rival->prediction().step_seconds()) {
+      rival = &other;
     }
+  }
+  for (const auto& [key, rival] : rivals) {
     plan->add_reasons(absl::StrFormat(
-        "%s would take %.4g s a step (imbalance %.2fx, exposed communication %.4g s), this takes "
-        "%.4g s",
-        Name(other), other.prediction().step_seconds(), other.prediction().worker_imbalance(),
-        other.prediction().exposed_communication_seconds(), mine.step_seconds()));
+        "%s would take %.4g s a step, not %.4g s (imbalance %.2fx, exposed communication %.4g s)",
+        Name(*rival), rival->prediction().step_seconds(), mine.step_seconds(),
+        rival->prediction().worker_imbalance(),
+        rival->prediction().exposed_communication_seconds()));
   }
 }
 

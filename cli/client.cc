@@ -1,0 +1,262 @@
+#include "cli/client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <ostream>
+#include <random>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/address.h"
+#include "base/status_macros.h"
+#include "ringleader/v1/job_service.grpc.pb.h"
+#include "ringleader/v1/log_service.grpc.pb.h"
+#include "ringleader/v1/node_service.grpc.pb.h"
+
+namespace ringleader::cli {
+namespace {
+
+// An answer that takes longer is treated like a coordinator that is away.
+constexpr int kCallSeconds = 20;
+
+bool IsAway(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+}
+
+class GrpcClient : public Client {
+ public:
+  GrpcClient(const Context& context, std::shared_ptr<grpc::Channel> channel)
+      : context_(context),
+        jobs_(v1::JobService::NewStub(channel)),
+        logs_(v1::LogService::NewStub(channel)),
+        nodes_(v1::NodeService::NewStub(channel)) {}
+
+  absl::StatusOr<v1::Job> CreateJob(const v1::CreateJobRequest& request) override {
+    return Write(jobs_.get(), &v1::JobService::Stub::CreateJob, request);
+  }
+  absl::StatusOr<v1::Job> GetJob(const v1::GetJobRequest& request) override {
+    return Read(jobs_.get(), &v1::JobService::Stub::GetJob, request);
+  }
+  absl::Status DeleteJob(const v1::DeleteJobRequest& request) override {
+    return Write(jobs_.get(), &v1::JobService::Stub::DeleteJob, request).status();
+  }
+  absl::StatusOr<v1::Job> CancelJob(const v1::CancelJobRequest& request) override {
+    return Write(jobs_.get(), &v1::JobService::Stub::CancelJob, request);
+  }
+  absl::StatusOr<v1::Job> PauseJob(const v1::PauseJobRequest& request) override {
+    return Write(jobs_.get(), &v1::JobService::Stub::PauseJob, request);
+  }
+  absl::StatusOr<v1::Job> ResumeJob(const v1::ResumeJobRequest& request) override {
+    return Write(jobs_.get(), &v1::JobService::Stub::ResumeJob, request);
+  }
+  absl::StatusOr<v1::ValidateJobResponse> ValidateJob(
+      const v1::ValidateJobRequest& request) override {
+    return Read(jobs_.get(), &v1::JobService::Stub::ValidateJob, request);
+  }
+  absl::StatusOr<v1::Node> DrainNode(const v1::DrainNodeRequest& request) override {
+    return Write(nodes_.get(), &v1::NodeService::Stub::DrainNode, request);
+  }
+  absl::StatusOr<v1::Node> UndrainNode(const v1::UndrainNodeRequest& request) override {
+    return Write(nodes_.get(), &v1::NodeService::Stub::UndrainNode, request);
+  }
+
+  absl::StatusOr<v1::ListJobsResponse> ListJobs(const std::string& filter, int limit) override {
+    v1::ListJobsRequest request;
+    request.set_filter(filter);
+    v1::ListJobsResponse all;
+    while (all.jobs_size() < limit) {
+      request.set_page_size(std::min(limit - all.jobs_size(), 1000));
+      ASSIGN_OR_RETURN(v1::ListJobsResponse page,
+                       Read(jobs_.get(), &v1::JobService::Stub::ListJobs, request));
+      for (v1::Job& job : *page.mutable_jobs()) *all.add_jobs() = std::move(job);
+      all.set_total_size(page.total_size());
+      all.set_next_page_token(page.next_page_token());
+      if (page.next_page_token().empty()) break;
+      request.set_page_token(page.next_page_token());
+    }
+    return all;
+  }
+
+  absl::StatusOr<v1::ListNodesResponse> ListNodes() override {
+    v1::ListNodesRequest request;
+    v1::ListNodesResponse all;
+    do {
+      ASSIGN_OR_RETURN(v1::ListNodesResponse page,
+                       Read(nodes_.get(), &v1::NodeService::Stub::ListNodes, request));
+      for (v1::Node& node : *page.mutable_nodes()) *all.add_nodes() = std::move(node);
+      request.set_page_token(page.next_page_token());
+    } while (!request.page_token().empty());
+    return all;
+  }
+
+  absl::Status WatchJob(
+      v1::WatchJobRequest request,
+      const std::function<void(const v1::WatchJobResponse&)>& on_response) override {
+    uint64_t eval_step = 0, known_eval_step = 0;
+    return Follow<v1::WatchJobResponse>(
+        [&](grpc::ClientContext* context) {
+          // A new stream sends all evaluations again.
+          known_eval_step = eval_step;
+          return jobs_->WatchJob(context, request);
+        },
+        [&](v1::WatchJobResponse& response) {
+          if (response.has_job()) request.set_after_revision(response.job().revision());
+          for (const v1::StepReport& step : response.steps()) request.set_after_step(step.step());
+          auto* evals = response.mutable_evals();
+          evals->erase(std::remove_if(evals->begin(), evals->end(),
+                                      [&](const v1::EvalReport& eval) {
+                                        return known_eval_step > 0 &&
+                                               eval.step() <= known_eval_step;
+                                      }),
+                       evals->end());
+          for (const v1::EvalReport& eval : *evals) eval_step = eval.step();
+          on_response(response);
+        });
+  }
+
+  absl::Status TailLogs(
+      v1::TailLogsRequest request,
+      const std::function<void(const v1::TailLogsResponse&)>& on_response) override {
+    return Follow<v1::TailLogsResponse>(
+        [&](grpc::ClientContext* context) { return logs_->TailLogs(context, request); },
+        [&](v1::TailLogsResponse& response) {
+          if (response.lines_size() > 0) {
+            // The rest of the log from here on, not its last lines again.
+            request.set_after_offset(response.lines(response.lines_size() - 1).offset());
+            request.set_attempt(response.lines(0).attempt());
+            request.set_last_lines(0);
+          }
+          on_response(response);
+        });
+  }
+
+ private:
+  template <typename Stub, typename Request, typename Response>
+  using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
+
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Write(Stub* stub, Method<Stub, Request, Response> method,
+                                 const Request& request) {
+    return Call(stub, method, request, context_.retry.write_patience);
+  }
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Read(Stub* stub, Method<Stub, Request, Response> method,
+                                const Request& request) {
+    return Call(stub, method, request, context_.retry.read_patience);
+  }
+
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Call(Stub* stub, Method<Stub, Request, Response> method,
+                                const Request& request, absl::Duration patience) {
+    const absl::Time give_up = absl::Now() + patience;
+    absl::Duration delay = context_.retry.first_delay;
+    for (;;) {
+      grpc::ClientContext call;
+      call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
+      Response response;
+      const grpc::Status status = (stub->*method)(&call, request, &response);
+      if (status.ok()) {
+        SayIsBack();
+        return response;
+      }
+      if (!IsAway(status) || absl::Now() + delay > give_up) return ToStatus(status);
+      SayIsAway(status);
+      absl::SleepFor(delay);
+      delay = std::min(2 * delay, context_.retry.longest_delay);
+    }
+  }
+
+  template <typename Response, typename Open, typename OnResponse>
+  absl::Status Follow(const Open& open, const OnResponse& on_response) {
+    absl::Time give_up = absl::Now() + context_.retry.read_patience;
+    absl::Duration delay = context_.retry.first_delay;
+    for (;;) {
+      grpc::ClientContext call;
+      const auto reader = open(&call);
+      Response response;
+      while (reader->Read(&response)) {
+        SayIsBack();
+        give_up = absl::InfiniteFuture();
+        delay = context_.retry.first_delay;
+        on_response(response);
+      }
+      const grpc::Status status = reader->Finish();
+      if (status.ok()) return absl::OkStatus();
+      if (!IsAway(status) || absl::Now() + delay > give_up) return ToStatus(status);
+      SayIsAway(status);
+      absl::SleepFor(delay);
+      delay = std::min(2 * delay, context_.retry.longest_delay);
+    }
+  }
+
+  absl::Status ToStatus(const grpc::Status& status) const {
+    const auto code = static_cast<absl::StatusCode>(status.error_code());
+    if (!IsAway(status)) return absl::Status(code, status.error_message());
+    return absl::UnavailableError(
+        absl::StrCat("no coordinator answers at ", context_.address, " (", status.error_message(),
+                     "); start one, or name another with --address or RINGLEADER_ADDRESS"));
+  }
+
+  void SayIsAway(const grpc::Status& status) {
+    if (said_away_) return;
+    said_away_ = true;
+    context_.err << "ringctl: the coordinator at " << context_.address << " is away ("
+                 << status.error_message() << "); trying again\n"
+                 << std::flush;
+  }
+  void SayIsBack() {
+    if (!said_away_) return;
+    said_away_ = false;
+    context_.err << "ringctl: the coordinator is back\n" << std::flush;
+  }
+
+  const Context& context_;
+  std::unique_ptr<v1::JobService::Stub> jobs_;
+  std::unique_ptr<v1::LogService::Stub> logs_;
+  std::unique_ptr<v1::NodeService::Stub> nodes_;
+  bool said_away_ = false;
+};
+
+std::string WithPrefix(const char* prefix, const std::string& id) {
+  return absl::StartsWith(id, prefix) ? id : absl::StrCat(prefix, id);
+}
+
+}  // namespace
+
+std::string NewRequestId() {
+  std::random_device random;
+  const auto word = [&] { return static_cast<uint32_t>(random()); };
+  const uint32_t a = word(), b = word(), c = word(), d = word();
+  // Version 4, variant 1 (RFC 4122).
+  return absl::StrFormat("%08x-%04x-4%03x-%04x-%04x%08x", a, b >> 16, b & 0xfff,
+                         0x8000 | (c >> 16 & 0x3fff), c & 0xffff, d);
+}
+
+std::string JobName(const std::string& id) {
+  return WithPrefix("jobs/", id);
+}
+std::string NodeName(const std::string& id) {
+  return WithPrefix("nodes/", id);
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Connect(const Context& context) {
+  ASSIGN_OR_RETURN(const Address address, ParseAddress(context.address));
+  ASSIGN_OR_RETURN(const auto credentials, ChannelCredentials(context.tls, address));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(64 << 20);
+  // A coordinator that restarts is found again within a second.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A stream whose coordinator's machine has vanished must not wait for ever.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  return std::make_unique<GrpcClient>(
+      context, grpc::CreateCustomChannel(FormatAddress(address), credentials, arguments));
+}
+
+}  // namespace ringleader::cli

@@ -1,0 +1,24 @@
+// ringctl's verbs, a function a file. Each adds its subcommands; a chosen one sets context->action.
+#pragma once
+
+#include <string>
+
+#include "cli/context.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ringleader::cli {
+
+void AddSubmitCommand(CLI::App& app, Context* context);      // submit
+void AddJobCommands(CLI::App& app, Context* context);        // list get cancel pause resume delete
+void AddWatchCommand(CLI::App& app, Context* context);       // watch
+void AddReportCommand(CLI::App& app, Context* context);      // report
+void AddLogsCommand(CLI::App& app, Context* context);        // logs
+void AddNodeCommands(CLI::App& app, Context* context);       // nodes drain undrain
+void AddPlanCommand(CLI::App& app, Context* context);        // plan
+void AddDataCommand(CLI::App& app, Context* context);        // data pack
+void AddCompletionCommand(CLI::App& app, Context* context);  // completion
+
+}  // namespace ringleader::cli

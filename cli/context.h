@@ -1,0 +1,72 @@
+// What every ringctl command is given: where to write, how to print, whom to call.
+#pragma once
+
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/tls.h"
+
+namespace ringleader::cli {
+
+class Client;
+
+enum class Format { kTable, kJson, kYaml };
+
+// The exit codes that docs/ringctl.md promises.
+enum ExitCode : int {
+  kOk = 0,
+  kJobFailed = 1,     // submit --follow, watch: the job FAILED
+  kJobCancelled = 2,  // submit --follow, watch: the job was CANCELLED
+  kUsage = 64,        // a mistake on the command line, in the job file, or in what they ask for
+  kNotFound = 66,     // no such file, job or node
+  kUnavailable = 69,  // no coordinator answers
+  kInternal = 70,     // a fault of the coordinator or of ringctl
+  kConflict = 75,     // the job's state does not allow it now, or a name is taken
+  kForbidden = 77,    // TLS or file permissions
+};
+int ExitCodeOf(const absl::Status& status);
+
+struct RetryPolicy {
+  absl::Duration first_delay = absl::Milliseconds(100);
+  absl::Duration longest_delay = absl::Seconds(2);
+  // How long a call that changes something, and one that only reads, is tried again while the
+  // coordinator is away. Calls that follow a job never give up once they have been answered.
+  absl::Duration write_patience = absl::Seconds(30);
+  absl::Duration read_patience = absl::Seconds(3);
+};
+
+struct Context {
+  std::ostream& out;
+  std::ostream& err;
+  bool is_terminal = false;  // `out` is one: bars may be redrawn
+  Clock* clock = Clock::Real();
+  std::function<std::optional<std::string>(const char*)> environment;
+
+  // From flags, environment and the configuration file.
+  std::string address = {};
+  std::string config_path = {};
+  std::string format_name = {};
+  Format format = Format::kTable;
+  TlsOptions tls = {};
+  RetryPolicy retry = {};
+
+  // What the command line asks for: an exit code, or the error that the user is to see.
+  std::function<absl::StatusOr<int>()> action = {};
+};
+
+// A client for the context's address. INVALID_ARGUMENT for an address or TLS files that cannot
+// work; nothing is sent yet.
+absl::StatusOr<std::unique_ptr<Client>> Connect(const Context& context);
+
+// Fills address, format and TLS options where no flag did: RINGLEADER_ADDRESS, then the
+// configuration file (--config, RINGLEADER_CONFIG, or ~/.config/ringleader/config.yaml), then
+// defaults.
+absl::Status ResolveSettings(Context* context);
+
+}  // namespace ringleader::cli

@@ -1,0 +1,138 @@
+#include "cli/follow.h"
+
+#include <algorithm>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "cli/job_text.h"
+#include "cli/printer.h"
+
+namespace ringleader::cli {
+namespace {
+
+constexpr int kBarWidth = 24;
+
+double MeanDensity(const v1::StepReport& step) {
+  double sum = 0;
+  for (const v1::LayerReport& layer : step.layers()) sum += layer.density();
+  return step.layers().empty() ? 0 : sum / step.layers_size();
+}
+
+// Remaining seconds, by the coordinator's estimate or, before it has one, by this step's.
+double Eta(const v1::Job& job, const v1::StepReport& step) {
+  if (job.progress().eta_seconds() > 0) return job.progress().eta_seconds();
+  const uint64_t total = job.progress().total_steps();
+  return total > step.step() ? static_cast<double>(total - step.step()) * step.step_seconds() : 0;
+}
+
+double TokensPerSecond(const v1::StepReport& step) {
+  return step.step_seconds() > 0 ? static_cast<double>(step.tokens()) / step.step_seconds() : 0;
+}
+
+class Follower {
+ public:
+  explicit Follower(const Context& context) : context_(context) {}
+
+  void OnResponse(const v1::WatchJobResponse& response) {
+    if (context_.format != Format::kTable) {
+      if (context_.format == Format::kYaml) context_.out << "---\n";
+      Print(context_, response, nullptr);
+      if (response.has_job()) job_ = response.job();
+      return;
+    }
+    // Counters first, the state last: what is shown of a step knows how many there are, and the
+    // end is said at the end.
+    const v1::Job before = job_;
+    if (response.has_job()) job_ = response.job();
+    for (const v1::StepReport& step : response.steps()) OnStep(step);
+    for (const v1::EvalReport& eval : response.evals()) {
+      Line(absl::StrFormat("held-out loss %.4f after step %d (%.1f s)", eval.loss(), eval.step(),
+                           eval.seconds()));
+    }
+    if (response.has_job()) OnJob(before);
+    context_.out.flush();
+  }
+
+  const v1::Job& job() const { return job_; }
+
+ private:
+  void OnStep(const v1::StepReport& step) {
+    if (context_.is_terminal) {
+      context_.out << "\r\033[K" << ProgressBar(job_, step);
+      bar_is_shown_ = true;
+      return;
+    }
+    Line(
+        absl::StrFormat("step %d/%d  loss %.4f  tokens/s %.0f  seconds %.2f  density %.3f  "
+                        "imbalance %.3f  eta %s%s",
+                        step.step(), job_.progress().total_steps(), step.loss(),
+                        TokensPerSecond(step), step.step_seconds(), MeanDensity(step),
+                        step.worker_imbalance(), FormatSeconds(Eta(job_, step)),
+                        step.skipped() ? "  skipped: gradient was not finite" : ""));
+  }
+
+  void OnJob(const v1::Job& before) {
+    if (job_.attempts_size() > 0 && before.attempts_size() > 0) {
+      // A failure is worth a line even when the job goes on with the next attempt.
+      for (int i = 0; i < job_.attempts_size(); ++i) {
+        const v1::Attempt& attempt = job_.attempts(i);
+        const bool is_news = i >= before.attempts_size() || !before.attempts(i).has_failure();
+        if (attempt.has_failure() && is_news) {
+          Line(absl::StrCat("attempt ", attempt.number(),
+                            " failed: ", DescribeFailure(attempt.failure())));
+        }
+      }
+    }
+    if (job_.state() == before.state() && job_.state_reason() == before.state_reason()) return;
+    Line(absl::StrCat(ShortName(job_.name()), " is ", v1::Job::State_Name(job_.state()),
+                      job_.state_reason().empty() ? "" : ": ", job_.state_reason()));
+  }
+
+  void Line(const std::string& text) {
+    if (bar_is_shown_) context_.out << "\n";
+    bar_is_shown_ = false;
+    context_.out << text << "\n";
+  }
+
+  const Context& context_;
+  v1::Job job_;
+  bool bar_is_shown_ = false;
+};
+
+}  // namespace
+
+std::string ProgressBar(const v1::Job& job, const v1::StepReport& step) {
+  const uint64_t total = std::max<uint64_t>(1, job.progress().total_steps());
+  const auto filled = static_cast<int>(std::min<uint64_t>(step.step(), total) * kBarWidth / total);
+  return absl::StrFormat("[%s%s] %d/%d  loss %.4f  %s tokens/s  ETA %s  imbalance %.3f",
+                         std::string(filled, '#'), std::string(kBarWidth - filled, '-'),
+                         step.step(), total, step.loss(), FormatCount(TokensPerSecond(step)),
+                         FormatSeconds(Eta(job, step)), step.worker_imbalance());
+}
+
+absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std::string& name,
+                              uint64_t after_step) {
+  v1::WatchJobRequest request;
+  request.set_name(name);
+  request.set_include_steps(true);
+  request.set_after_step(after_step);
+  Follower follower(context);
+  RETURN_IF_ERROR(client->WatchJob(
+      request, [&](const v1::WatchJobResponse& response) { follower.OnResponse(response); }));
+  switch (follower.job().state()) {
+    case v1::Job::SUCCEEDED:
+      return kOk;
+    case v1::Job::FAILED:
+      return kJobFailed;
+    case v1::Job::CANCELLED:
+      return kJobCancelled;
+    default:
+      return absl::UnavailableError(absl::StrCat("the coordinator stopped reporting on ",
+                                                 ShortName(name), "; run ringctl watch ",
+                                                 ShortName(name)));
+  }
+}
+
+}  // namespace ringleader::cli

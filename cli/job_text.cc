@@ -1,0 +1,105 @@
+#include "cli/job_text.h"
+
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/printer.h"
+
+namespace ringleader::cli {
+namespace {
+
+absl::Time ToTime(const google::protobuf::Timestamp& time) {
+  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
+}
+
+std::string Steps(const v1::Progress& progress) {
+  return absl::StrCat(progress.step(), "/", progress.total_steps());
+}
+
+std::string PlacementText(const v1::Attempt& attempt) {
+  std::string text;
+  for (const v1::Placement& placement : attempt.placements()) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", ShortName(placement.node()), "×",
+                    placement.trainers());
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ShortName(const std::string& name) {
+  const size_t slash = name.rfind('/');
+  return slash == std::string::npos ? name : name.substr(slash + 1);
+}
+
+bool IsTerminal(v1::Job::State state) {
+  return state == v1::Job::SUCCEEDED || state == v1::Job::FAILED || state == v1::Job::CANCELLED;
+}
+
+std::vector<std::string> JobHeading() {
+  return {"NAME", "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON"};
+}
+
+std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock) {
+  const v1::Progress& progress = job.progress();
+  const bool trained = progress.step() > 0;
+  return {ShortName(job.name()),
+          v1::Job::State_Name(job.state()),
+          Steps(progress),
+          trained ? absl::StrFormat("%.4f", progress.loss()) : "",
+          trained ? FormatCount(progress.tokens_per_second()) : "",
+          job.state() == v1::Job::RUNNING && trained ? FormatSeconds(progress.eta_seconds()) : "",
+          FormatAge(clock.Now() - ToTime(job.create_time())),
+          job.state_reason()};
+}
+
+void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock) {
+  const v1::Progress& progress = job.progress();
+  std::vector<std::vector<std::string>> rows = {
+      {"name", ShortName(job.name())},
+      {"state", v1::Job::State_Name(job.state())},
+      {"reason", job.state_reason()},
+      {"age", FormatAge(clock.Now() - ToTime(job.create_time()))},
+      {"steps", Steps(progress)}};
+  if (progress.step() > 0) {
+    rows.push_back({"tokens", FormatCount(static_cast<double>(progress.tokens()))});
+    rows.push_back(
+        {"loss", absl::StrFormat("%.4f (first %.4f)", progress.loss(), progress.first_loss())});
+    rows.push_back({"tokens/s", FormatCount(progress.tokens_per_second())});
+    rows.push_back({"imbalance", absl::StrFormat("%.3f", progress.worker_imbalance())});
+    rows.push_back({"checkpoint", progress.checkpoint_step() == 0
+                                      ? "none yet"
+                                      : absl::StrCat("step ", progress.checkpoint_step())});
+  }
+  if (job.has_last_eval()) {
+    rows.push_back(
+        {"held-out", absl::StrFormat("%.4f at step %d (first %.4f)", job.last_eval().loss(),
+                                     job.last_eval().step(), job.first_eval().loss())});
+  }
+  if (!job.model_directory().empty()) rows.push_back({"model", job.model_directory()});
+  WriteColumns(out, rows);
+  if (job.attempts().empty()) return;
+
+  out << "\n";
+  std::vector<std::vector<std::string>> attempts = {
+      {"ATTEMPT", "STATE", "STEPS", "NODES", "REASON"}};
+  for (const v1::Attempt& attempt : job.attempts()) {
+    attempts.push_back(
+        {absl::StrCat(attempt.number()), v1::Attempt::State_Name(attempt.state()),
+         absl::StrCat(attempt.first_step(), "..", attempt.last_step()), PlacementText(attempt),
+         attempt.has_failure() ? DescribeFailure(attempt.failure()) : attempt.state_reason()});
+  }
+  WriteColumns(out, attempts);
+}
+
+std::string DescribeFailure(const v1::Failure& failure) {
+  std::string text;
+  if (failure.rank() >= 0) absl::StrAppend(&text, "rank ", failure.rank());
+  if (!failure.node().empty()) {
+    absl::StrAppend(&text, text.empty() ? "" : " on ", ShortName(failure.node()));
+  }
+  return absl::StrCat(text, text.empty() ? "" : ": ", failure.message());
+}
+
+}  // namespace ringleader::cli

@@ -1,0 +1,27 @@
+// Jobs as people read them.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+#include "base/clock.h"
+#include "ringleader/v1/job.pb.h"
+
+namespace ringleader::cli {
+
+// "headers-16k" of "jobs/headers-16k".
+std::string ShortName(const std::string& name);
+
+bool IsTerminal(v1::Job::State state);
+
+// One row of `ringctl list`, and its heading.
+std::vector<std::string> JobHeading();
+std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock);
+
+// `ringctl get`.
+void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock);
+
+// "FAILED at rank 2 on node-a: out of memory".
+std::string DescribeFailure(const v1::Failure& failure);
+
+}  // namespace ringleader::cli

@@ -1,0 +1,145 @@
+#include "cli/printer.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_format.h"
+#include "jobspec/jobspec.h"
+#include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/job_service.pb.h"
+
+namespace ringleader::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  std::string text;
+  // Fails only for messages with Any or for strings that are no UTF-8; ours have neither.
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
+  if (!status.ok()) return ordered_json::object();
+  return ordered_json::parse(text);
+}
+
+YAML::Node ToYamlNode(const ordered_json& value) {
+  YAML::Node node;
+  if (value.is_object()) {
+    node = YAML::Node(YAML::NodeType::Map);
+    for (const auto& [key, child] : value.items()) node[key] = ToYamlNode(child);
+  } else if (value.is_array()) {
+    node = YAML::Node(YAML::NodeType::Sequence);
+    for (const ordered_json& child : value) node.push_back(ToYamlNode(child));
+  } else if (value.is_string()) {
+    node = value.get<std::string>();
+  } else {
+    node = YAML::Load(value.dump());
+  }
+  return node;
+}
+
+// The specification as its job file, so that it can be submitted again.
+void UseJobFileForm(const v1::Job& job, YAML::Node node) {
+  if (job.has_spec()) node["spec"] = YAML::Load(jobspec::ToYaml(job.spec()));
+}
+
+void PrintYaml(std::ostream& out, const YAML::Node& node) {
+  YAML::Emitter emitter;
+  emitter << node;
+  out << emitter.c_str() << "\n";
+}
+
+}  // namespace
+
+void Print(const Context& context, const google::protobuf::Message& message,
+           const TableWriter& table) {
+  if (context.format == Format::kTable) return table(context.out);
+  const ordered_json document = ToJson(message);
+  if (context.format == Format::kJson) {
+    context.out << document.dump(2) << "\n";
+    return;
+  }
+  YAML::Node node = ToYamlNode(document);
+  if (const auto* job = dynamic_cast<const v1::Job*>(&message)) UseJobFileForm(*job, node);
+  if (const auto* list = dynamic_cast<const v1::ListJobsResponse*>(&message)) {
+    for (int i = 0; i < list->jobs_size(); ++i) UseJobFileForm(list->jobs(i), node["jobs"][i]);
+  }
+  PrintYaml(context.out, node);
+}
+
+void PrintJson(const Context& context, const ordered_json& document, const TableWriter& table) {
+  if (context.format == Format::kTable) return table(context.out);
+  if (context.format == Format::kJson) {
+    context.out << document.dump(2) << "\n";
+  } else {
+    PrintYaml(context.out, ToYamlNode(document));
+  }
+}
+
+void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  const auto shown = [](const std::string& cell) { return cell.empty() ? std::string("-") : cell; };
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], shown(row[i]).size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string cell = shown(row[i]);
+      line += cell;
+      if (i + 1 < row.size()) line.append(widths[i] - cell.size() + 2, ' ');
+    }
+    out << line << "\n";
+  }
+}
+
+std::string FormatCount(double value) {
+  const std::string digits = absl::StrFormat("%.0f", std::abs(value));
+  std::string grouped = value < 0 ? "-" : "";
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) grouped += ',';
+    grouped += digits[i];
+  }
+  return grouped;
+}
+
+std::string FormatBytes(double bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, kUnits[unit]);
+}
+
+std::string FormatSeconds(double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) return "-";
+  if (seconds < 10) return absl::StrFormat("%.2gs", seconds);
+  const auto whole = static_cast<int64_t>(std::llround(seconds));
+  if (whole < 60) return absl::StrFormat("%ds", whole);
+  if (whole < 3600) return absl::StrFormat("%dm%02ds", whole / 60, whole % 60);
+  if (whole < 48 * 3600) return absl::StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
+  return absl::StrFormat("%dd%02dh", whole / 86400, whole / 3600 % 24);
+}
+
+std::string FormatPercent(double share) {
+  return absl::StrFormat("%.1f %%", 100 * share);
+}
+
+std::string FormatAge(absl::Duration age) {
+  const int64_t seconds = std::max<int64_t>(0, absl::ToInt64Seconds(age));
+  if (seconds < 120) return absl::StrFormat("%ds", seconds);
+  if (seconds < 7200) return absl::StrFormat("%dm", seconds / 60);
+  if (seconds < 48 * 3600) return absl::StrFormat("%dh", seconds / 3600);
+  return absl::StrFormat("%dd", seconds / 86400);
+}
+
+}  // namespace ringleader::cli

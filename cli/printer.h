@@ -1,0 +1,37 @@
+// The one seam through which results are printed: a table for people, JSON or YAML for programs.
+#pragma once
+
+#include <functional>
+#include <iosfwd>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/context.h"
+
+namespace google::protobuf {
+class Message;
+}
+
+namespace ringleader::cli {
+
+using TableWriter = std::function<void(std::ostream&)>;
+
+// Prints `message` in the context's format; `table` writes the one for people. In YAML a job's
+// specification has the form of a job file.
+void Print(const Context& context, const google::protobuf::Message& message,
+           const TableWriter& table);
+void PrintJson(const Context& context, const nlohmann::ordered_json& document,
+               const TableWriter& table);
+
+// Left-aligned columns two spaces apart; the first row is the heading. Empty cells show as "-".
+void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows);
+
+// "12,345", "1.3 GiB", "1h02m", "95.3 %", "3d", in few characters.
+std::string FormatCount(double value);
+std::string FormatBytes(double bytes);
+std::string FormatSeconds(double seconds);
+std::string FormatPercent(double share);
+std::string FormatAge(absl::Duration age);
+
+}  // namespace ringleader::cli

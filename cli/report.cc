@@ -1,0 +1,163 @@
+// What a job's training came to, from the steps that the coordinator keeps.
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/job_text.h"
+#include "cli/printer.h"
+
+namespace ringleader::cli {
+namespace {
+
+struct Mean {
+  double sum = 0;
+  int count = 0;
+  void Add(double value) {
+    sum += value;
+    ++count;
+  }
+  double value() const { return count > 0 ? sum / count : 0; }
+};
+
+struct Totals {
+  v1::Job job;
+  double loss_first = 0, loss_last = 0;
+  double tokens = 0, seconds = 0;
+  Mean worker_imbalance, step_imbalance, density;
+  std::map<uint32_t, Mean> layer_density;
+  // In the order of a step.
+  std::vector<std::pair<const char*, double>> phases;
+};
+
+Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) {
+  Totals totals;
+  totals.job = job;
+  v1::PhaseSeconds phases;
+  for (const auto& [number, step] : steps) {
+    if (totals.seconds == 0) totals.loss_first = step.loss();
+    totals.loss_last = step.loss();
+    totals.tokens += static_cast<double>(step.tokens());
+    totals.seconds += step.step_seconds();
+    totals.worker_imbalance.Add(step.worker_imbalance());
+    totals.step_imbalance.Add(step.step_imbalance());
+    for (const v1::LayerReport& layer : step.layers()) {
+      totals.density.Add(layer.density());
+      totals.layer_density[layer.layer()].Add(layer.density());
+    }
+    const v1::PhaseSeconds& p = step.phases();
+    phases.set_data(phases.data() + p.data());
+    phases.set_index(phases.index() + p.index());
+    phases.set_attention_forward(phases.attention_forward() + p.attention_forward());
+    phases.set_attention_backward(phases.attention_backward() + p.attention_backward());
+    phases.set_linear(phases.linear() + p.linear());
+    phases.set_exposed_communication(phases.exposed_communication() + p.exposed_communication());
+    phases.set_optimizer(phases.optimizer() + p.optimizer());
+    phases.set_checkpoint(phases.checkpoint() + p.checkpoint());
+    phases.set_evaluation(phases.evaluation() + p.evaluation());
+  }
+  totals.phases = {{"data", phases.data()},
+                   {"index", phases.index()},
+                   {"attention_forward", phases.attention_forward()},
+                   {"attention_backward", phases.attention_backward()},
+                   {"linear", phases.linear()},
+                   {"exposed_communication", phases.exposed_communication()},
+                   {"optimizer", phases.optimizer()},
+                   {"checkpoint", phases.checkpoint()},
+                   {"evaluation", phases.evaluation()}};
+  return totals;
+}
+
+nlohmann::ordered_json ToJson(const Totals& totals) {
+  nlohmann::ordered_json density = nlohmann::ordered_json::array();
+  for (const auto& [layer, mean] : totals.layer_density) density.push_back(mean.value());
+  nlohmann::ordered_json phases = nlohmann::ordered_json::object();
+  for (const auto& [name, seconds] : totals.phases) phases[name] = seconds;
+  const v1::Job& job = totals.job;
+  return {{"name", ShortName(job.name())},
+          {"state", v1::Job::State_Name(job.state())},
+          {"steps", job.progress().step()},
+          {"loss_first", totals.loss_first},
+          {"loss_last", totals.loss_last},
+          {"heldout_first", job.first_eval().loss()},
+          {"heldout_last", job.last_eval().loss()},
+          {"tokens_per_second", totals.seconds > 0 ? totals.tokens / totals.seconds : 0},
+          {"density", totals.density.value()},
+          {"density_per_layer", density},
+          {"worker_imbalance", totals.worker_imbalance.value()},
+          {"step_imbalance", totals.step_imbalance.value()},
+          {"seconds", totals.seconds},
+          {"phases", phases},
+          {"model", job.model_directory()}};
+}
+
+void WriteTable(std::ostream& out, const Totals& totals) {
+  const v1::Job& job = totals.job;
+  const auto change = [](double first, double last) {
+    return absl::StrFormat("%.4f -> %.4f (%+.1f %%)", first, last,
+                           first != 0 ? 100 * (last - first) / first : 0);
+  };
+  std::vector<std::vector<std::string>> rows = {
+      {"job", absl::StrCat(ShortName(job.name()), ", ", v1::Job::State_Name(job.state()))},
+      {"steps", absl::StrCat(job.progress().step(), " of ", job.progress().total_steps())},
+      {"loss", change(totals.loss_first, totals.loss_last)}};
+  if (job.has_last_eval()) {
+    rows.push_back({"held-out loss", change(job.first_eval().loss(), job.last_eval().loss())});
+  }
+  rows.push_back(
+      {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});
+  for (const auto& [layer, mean] : totals.layer_density) {
+    rows.push_back({absl::StrCat("density, layer ", layer), FormatPercent(mean.value())});
+  }
+  rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
+  rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});
+  for (const auto& [name, seconds] : totals.phases) {
+    std::string label = name;
+    for (char& c : label) c = c == '_' ? ' ' : c;
+    rows.push_back({absl::StrCat("seconds, ", label), absl::StrFormat("%.2f", seconds)});
+  }
+  rows.push_back({"seconds, all steps", absl::StrFormat("%.2f", totals.seconds)});
+  if (!job.model_directory().empty()) rows.push_back({"model", job.model_directory()});
+  WriteColumns(out, rows);
+}
+
+absl::StatusOr<int> Report(const Context& context, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  v1::GetJobRequest get;
+  get.set_name(JobName(name));
+  ASSIGN_OR_RETURN(v1::Job job, client->GetJob(get));
+  if (!IsTerminal(job.state())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        ShortName(job.name()), " is ", v1::Job::State_Name(job.state()),
+        "; a report needs a job that has ended (ringctl watch ", ShortName(job.name()), ")"));
+  }
+  v1::WatchJobRequest watch;
+  watch.set_name(job.name());
+  watch.set_include_steps(true);
+  // A step that was trained again after a failure counts once, as it was trained last.
+  std::map<uint64_t, v1::StepReport> steps;
+  RETURN_IF_ERROR(client->WatchJob(watch, [&](const v1::WatchJobResponse& response) {
+    for (const v1::StepReport& step : response.steps()) steps[step.step()] = step;
+    if (response.has_job()) job = response.job();
+  }));
+  const Totals totals = Sum(job, steps);
+  PrintJson(context, ToJson(totals), [&](std::ostream& out) { WriteTable(out, totals); });
+  return kOk;
+}
+
+}  // namespace
+
+void AddReportCommand(CLI::App& app, Context* context) {
+  auto name = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("report", "sum up a job that has ended");
+  command->add_option("job", *name, "name of the job")->required();
+  command->callback([=] { context->action = [=] { return Report(*context, *name); }; });
+}
+
+}  // namespace ringleader::cli

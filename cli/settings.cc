@@ -1,0 +1,120 @@
+#include <yaml-cpp/yaml.h>
+
+#include <filesystem>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cli/context.h"
+
+namespace ringleader::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kDefaultAddress[] = "127.0.0.1:7070";
+
+// --config, RINGLEADER_CONFIG, or the usual place, which need not exist.
+std::string ConfigPath(const Context& context, bool* is_required) {
+  *is_required = true;
+  if (!context.config_path.empty()) return context.config_path;
+  if (const auto path = context.environment("RINGLEADER_CONFIG")) return *path;
+  *is_required = false;
+  if (const auto folder = context.environment("XDG_CONFIG_HOME")) {
+    return (fs::path(*folder) / "ringleader/config.yaml").string();
+  }
+  if (const auto home = context.environment("HOME")) {
+    return (fs::path(*home) / ".config/ringleader/config.yaml").string();
+  }
+  return "";
+}
+
+absl::Status ReadFile(const std::string& path, std::map<std::string, std::string*> settings,
+                      bool* insecure) {
+  try {
+    const YAML::Node file = YAML::LoadFile(path);
+    if (file.IsNull()) return absl::OkStatus();
+    if (!file.IsMap()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": key: value pairs are expected"));
+    }
+    for (const auto& entry : file) {
+      const auto key = entry.first.as<std::string>();
+      if (key == "insecure") {
+        *insecure = *insecure || entry.second.as<bool>();
+        continue;
+      }
+      const auto found = settings.find(key);
+      if (found == settings.end()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(path, ": unknown key ", key,
+                         "; known are address, output, tls_cert, tls_key, tls_ca and insecure"));
+      }
+      if (found->second->empty()) *found->second = entry.second.as<std::string>();
+    }
+    return absl::OkStatus();
+  } catch (const YAML::Exception& e) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", e.what()));
+  }
+}
+
+}  // namespace
+
+absl::Status ResolveSettings(Context* context) {
+  if (context->address.empty()) {
+    context->address = context->environment("RINGLEADER_ADDRESS").value_or("");
+  }
+  bool is_required = false;
+  const std::string path = ConfigPath(*context, &is_required);
+  std::error_code error;
+  if (!path.empty() && (is_required || fs::exists(path, error))) {
+    if (!fs::exists(path, error)) {
+      return absl::NotFoundError(absl::StrCat("no configuration file ", path));
+    }
+    RETURN_IF_ERROR(ReadFile(path,
+                             {{"address", &context->address},
+                              {"output", &context->format_name},
+                              {"tls_cert", &context->tls.cert_path},
+                              {"tls_key", &context->tls.key_path},
+                              {"tls_ca", &context->tls.ca_path}},
+                             &context->tls.insecure));
+  }
+  if (context->address.empty()) context->address = kDefaultAddress;
+  const std::map<std::string, Format> formats = {{"", Format::kTable},
+                                                 {"table", Format::kTable},
+                                                 {"json", Format::kJson},
+                                                 {"yaml", Format::kYaml}};
+  const auto format = formats.find(context->format_name);
+  if (format == formats.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("output: '", context->format_name, "' is not one of table, json, yaml"));
+  }
+  context->format = format->second;
+  return absl::OkStatus();
+}
+
+int ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kOk;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return kUsage;
+    case absl::StatusCode::kNotFound:
+      return kNotFound;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return kUnavailable;
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kResourceExhausted:
+      return kConflict;
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+      return kForbidden;
+    default:
+      return kInternal;
+  }
+}
+
+}  // namespace ringleader::cli
