@@ -1,4 +1,5 @@
-// The planner as the lifecycle sees it.
+// The planner as the lifecycle sees it: plans for attempts, a cost model per job that learns from
+// its reports.
 #pragma once
 
 #include <memory>
@@ -7,6 +8,8 @@
 
 namespace ringleader {
 
+// Reads a model's config.json when a plan is made; where this machine does not see it, plans carry
+// no prediction.
 std::unique_ptr<lifecycle::PlanSource> NewPlannerSource();
 
 }  // namespace ringleader

@@ -206,15 +206,20 @@ absl::Status ControllerCore::Schedule(store::WriteTransaction& transaction, absl
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::StepPlan> ControllerCore::MakePlan(
-    const v1::JobSpec& spec, const std::vector<v1::Placement>& placements) const {
+std::vector<v1::NodeInventory> ControllerCore::Inventories(
+    const std::vector<v1::Placement>& placements) const {
   std::vector<v1::NodeInventory> inventories;
   for (const v1::Placement& placement : placements) {
     const auto node = nodes_.find(NodeId(placement.node()));
     inventories.push_back(node == nodes_.end() ? v1::NodeInventory()
                                                : node->second.node.inventory());
   }
-  return plans_->Plan(spec, placements, inventories);
+  return inventories;
+}
+
+absl::StatusOr<v1::StepPlan> ControllerCore::MakePlan(
+    const v1::JobSpec& spec, const std::vector<v1::Placement>& placements) const {
+  return plans_->Plan(spec, placements, Inventories(placements));
 }
 
 absl::Status ControllerCore::Place(store::WriteTransaction& transaction, JobMachine& machine,
@@ -226,6 +231,7 @@ absl::Status ControllerCore::Place(store::WriteTransaction& transaction, JobMach
   }
   ASSIGN_OR_RETURN(const uint64_t token, transaction.Next(store::Counter::kFencingToken));
   machine.Place(placements, *plan, token, now);
+  plans_->Started(machine.job(), *plan, Inventories(placements));
   return absl::OkStatus();
 }
 

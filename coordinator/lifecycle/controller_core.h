@@ -87,6 +87,7 @@ class ControllerCore {
   absl::Status Schedule(store::WriteTransaction& transaction, absl::Time now);
   absl::Status Place(store::WriteTransaction& transaction, JobMachine& machine,
                      const std::vector<v1::Placement>& placements, absl::Time now);
+  std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
   absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec,
                                         const std::vector<v1::Placement>& placements) const;
   absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine);

@@ -23,6 +23,11 @@ class PlanSource {
                                             const std::vector<v1::Placement>& placements,
                                             const std::vector<v1::NodeInventory>& nodes) = 0;
 
+  // An attempt of `job`, its last, begins under `plan`. Plans that were made for a preview never
+  // come to this.
+  virtual void Started(const v1::Job& job, const v1::StepPlan& plan,
+                       const std::vector<v1::NodeInventory>& nodes) {}
+
   // One completed step of a running job, merged over ranks. Returns a plan for later steps when it
   // is worth a change.
   virtual std::optional<v1::StepPlan> Observe(const v1::Job& job, const v1::StepReport& merged) = 0;
