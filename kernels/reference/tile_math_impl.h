@@ -40,7 +40,13 @@ inline void Store(float* p, Vec v) {
   *reinterpret_cast<UnalignedVec*>(p) = v;
 }
 inline Vec Splat(float x) {
-  return Vec{} + x;
+#if defined(__AVX512F__)
+  return _mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return _mm256_set1_ps(x);
+#else
+  return Vec{x, x, x, x};
+#endif
 }
 
 inline Vec Max(Vec a, Vec b) {
@@ -58,21 +64,29 @@ inline float Max(float a, float b) {
 }
 
 inline float MaxOf(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(v);
+#else
   float lanes[kLanes];
   Store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) lanes[i] = Max(lanes[i], lanes[i + width]);
   }
   return lanes[0];
+#endif
 }
 
 inline float SumOf(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(v);
+#else
   float lanes[kLanes];
   Store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   }
   return lanes[0];
+#endif
 }
 
 // 2^x, relative error under 2e-7; 0 below 2^-126, -infinity included. x < 128.
@@ -94,25 +108,32 @@ inline Vec Exp2(Vec x) {
   return p * (Vec)exponent;
 }
 
-// R rows of c, one panel wide.
-template <int R>
-inline void Block(int k, const float* a, int64_t a_row, int64_t a_column, const float* b, float* c,
-                  int64_t c_row, bool accumulate) {
+// R rows of c, one panel wide. One stride of a is 1, known to the compiler, so that it becomes part
+// of addresses: the loop has as many loads as it has operands, and broadcasts cost no more than
+// loads, which leaves both arithmetic ports to the multiplications.
+template <int R, bool kTransposed>
+[[gnu::always_inline]] inline void Block(int k, const float* a, int64_t a_stride, const float* b,
+                                         float* c, int64_t c_row, bool accumulate) {
   Vec acc[R][2];
+  if (accumulate) {
 #pragma GCC unroll 16
-  for (int i = 0; i < R; ++i) {
-    acc[i][0] = accumulate ? Load(c + i * c_row) : Vec{};
-    acc[i][1] = accumulate ? Load(c + i * c_row + kLanes) : Vec{};
+    for (int i = 0; i < R; ++i) {
+      acc[i][0] = Load(c + i * c_row);
+      acc[i][1] = Load(c + i * c_row + kLanes);
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) acc[i][0] = acc[i][1] = Vec{};
   }
   for (int kk = 0; kk < k; ++kk) {
     const Vec b0 = Load(b), b1 = Load(b + kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      const Vec x = Splat(a[i * a_row]);
+      const Vec x = Splat(a[kTransposed ? i : i * a_stride]);
       acc[i][0] += x * b0;
       acc[i][1] += x * b1;
     }
-    a += a_column;
+    a += kTransposed ? a_stride : 1;
     b += kPanel;
   }
 #pragma GCC unroll 16
@@ -122,32 +143,38 @@ inline void Block(int k, const float* a, int64_t a_row, int64_t a_column, const 
   }
 }
 
-// Constant strides let the compiler fold them into addresses.
-template <int R>
-inline void BlockOf(int k, const float* a, int64_t a_row, int64_t a_column, const float* b,
-                    float* c, int64_t c_row, bool accumulate) {
-  if (a_row == 1) return Block<R>(k, a, 1, a_column, b, c, c_row, accumulate);
-  return Block<R>(k, a, a_row, 1, b, c, c_row, accumulate);
+// R rows at a time from row i on; returns the first row left.
+template <int R, bool kTransposed>
+[[gnu::noinline]] int Rows(int i, int m, int k, const float* a, int64_t a_stride, const float* b,
+                           float* c, int64_t c_row, bool accumulate) {
+  for (; i + R <= m; i += R) {
+    Block<R, kTransposed>(k, a + i * (kTransposed ? 1 : a_stride), a_stride, b, c + i * c_row,
+                          c_row, accumulate);
+  }
+  return i;
+}
+
+template <bool kTransposed>
+void GemmOf(int m, int n, int k, const float* a, int64_t a_stride, const float* b,
+            int64_t b_panel_stride, float* c, int64_t c_row, bool accumulate) {
+  for (int j = 0; j < n; j += kPanel, b += b_panel_stride, c += kPanel) {
+    int i = Rows<kRows, kTransposed>(0, m, k, a, a_stride, b, c, c_row, accumulate);
+    if constexpr (kRows > 8) {
+      i = Rows<8, kTransposed>(i, m, k, a, a_stride, b, c, c_row, accumulate);
+    }
+    if constexpr (kRows > 4) {
+      i = Rows<4, kTransposed>(i, m, k, a, a_stride, b, c, c_row, accumulate);
+    }
+    Rows<1, kTransposed>(i, m, k, a, a_stride, b, c, c_row, accumulate);
+  }
 }
 
 void Gemm(int m, int n, int k, const float* a, int64_t a_row, int64_t a_column, const float* b,
           int64_t b_panel_stride, float* c, int64_t c_row, bool accumulate) {
-  for (int j = 0; j < n; j += kPanel, b += b_panel_stride, c += kPanel) {
-    int i = 0;
-    for (; i + kRows <= m; i += kRows) {
-      BlockOf<kRows>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
-    }
-    if constexpr (kRows > 8) {
-      for (; i + 8 <= m; i += 8) {
-        BlockOf<8>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
-      }
-    }
-    for (; i + 4 <= m; i += 4) {
-      BlockOf<4>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
-    }
-    for (; i < m; ++i) {
-      BlockOf<1>(k, a + i * a_row, a_row, a_column, b, c + i * c_row, c_row, accumulate);
-    }
+  if (a_row == 1) {
+    GemmOf<true>(m, n, k, a, a_column, b, b_panel_stride, c, c_row, accumulate);
+  } else {
+    GemmOf<false>(m, n, k, a, a_row, b, b_panel_stride, c, c_row, accumulate);
   }
 }
 
