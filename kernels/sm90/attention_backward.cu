@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/attention_backward_kernel.cuh"
+#include "kernels/sm90/columns.h"
 #include "kernels/sm90/launch.h"
 #include "kernels/sm90/tensor_map.h"
 
@@ -11,23 +12,11 @@ namespace {
 
 using Args = AttentionBackwardArgs<__nv_bfloat16>;
 
-constexpr int64_t kCounterBytes = 256;
-
-AttentionShape ShapeOf(const Args& args) {
-  return {.query_tokens = args.q.tokens,
-          .key_tokens = args.k.tokens,
-          .heads = args.q.heads,
-          .kv_heads = args.k.heads,
-          .head_dim = args.q.head_dim,
-          .scale = args.scale};
-}
-
-int64_t QueryBlocks(const Args& args) {
-  return (args.q.tokens + kBackwardQueries - 1) / kBackwardQueries;
+int64_t QueryBlocks(int64_t query_tokens) {
+  return (query_tokens + kBackwardQueries - 1) / kBackwardQueries;
 }
 
 absl::Status Check(const Args& args, const AttentionShape& shape) {
-  RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
   const auto check = [&](const char* name, const auto& tensor, int64_t tokens, int32_t heads) {
     return CheckTensor(name, tensor.data, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
                        heads, shape.head_dim);
@@ -57,7 +46,7 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-template <int kHeadDim>
+template <int kHeadDim, WalkKind kKind>
 absl::Status Launch(const Args& args, const BackwardParams& params, int multiprocessors,
                     cudaStream_t stream) {
   using Tile = BackwardTile<kHeadDim>;
@@ -66,7 +55,7 @@ absl::Status Launch(const Args& args, const BackwardParams& params, int multipro
   ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, kBackwardKeys, "v"));
   ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, kBackwardQueries, "d_out"));
   ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
-  const auto kernel = AttentionBackwardKernel<kHeadDim>;
+  const auto kernel = AttentionBackwardKernel<kHeadDim, kKind>;
   constexpr int kSharedBytes = sizeof(BackwardShared<kHeadDim>);
   RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
@@ -76,36 +65,32 @@ absl::Status Launch(const Args& args, const BackwardParams& params, int multipro
   return CudaStatus(cudaGetLastError(), "backward: launch");
 }
 
-}  // namespace
-
-int64_t BackwardWorkspaceBytes(const Args& args) {
-  return kCounterBytes + args.q.heads * QueryBlocks(args) * int64_t{sizeof(RowStats)};
+int64_t WorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q) {
+  return kCounterBytes + q.heads * QueryBlocks(q.tokens) * int64_t{sizeof(RowStats)};
 }
 
-absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream_t stream) {
-  const AttentionShape shape = ShapeOf(args);
+template <WalkKind kKind>
+absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk& columns,
+                 const Workspace& workspace, cudaStream_t stream) {
   RETURN_IF_ERROR(Check(args, shape));
-  RETURN_IF_ERROR(CheckWorkspace(workspace, BackwardWorkspaceBytes(args)));
+  RETURN_IF_ERROR(CheckWorkspace(workspace, WorkspaceBytes(args.q)));
   ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
-
   const auto stats =
       reinterpret_cast<RowStats*>(static_cast<char*>(workspace.data) + kCounterBytes);
   BackwardParams params;
   params.walk =
       MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/true);
+  params.columns = columns;
   params.row_stats = stats;
   params.dk = args.dk.data;
   params.dv = args.dv.data;
-  params.dq = args.dq.data;
   params.dk_token_stride = args.dk.token_stride;
   params.dk_head_stride = args.dk.head_stride;
   params.dv_token_stride = args.dv.token_stride;
   params.dv_head_stride = args.dv.head_stride;
-  params.dq_token_stride = args.dq.token_stride;
-  params.dq_head_stride = args.dq.head_stride;
   params.heads = shape.heads;
   params.kv_heads = shape.kv_heads;
-  params.query_blocks = static_cast<int32_t>(QueryBlocks(args));
+  params.query_blocks = static_cast<int32_t>(QueryBlocks(shape.query_tokens));
   params.scale = args.scale;
   params.scale_log2 = args.scale * kLog2E;
   params.next_item = static_cast<int32_t*>(workspace.data);
@@ -113,8 +98,55 @@ absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream
                              "backward: memset"));
   PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
       stats, args.lse, args.delta, params.walk.query_tokens, args.scale);
-  return shape.head_dim == 128 ? Launch<128>(args, params, multiprocessors, stream)
-                               : Launch<64>(args, params, multiprocessors, stream);
+  RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "backward: row statistics"));
+  return shape.head_dim == 128 ? Launch<128, kKind>(args, params, multiprocessors, stream)
+                               : Launch<64, kKind>(args, params, multiprocessors, stream);
+}
+
+}  // namespace
+
+int64_t BackwardWorkspaceBytes(const Args& args) {
+  return WorkspaceBytes(args.q);
+}
+
+absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream_t stream) {
+  const AttentionShape shape = {.query_tokens = args.q.tokens,
+                                .key_tokens = args.k.tokens,
+                                .heads = args.q.heads,
+                                .kv_heads = args.k.heads,
+                                .head_dim = args.q.head_dim,
+                                .scale = args.scale};
+  RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
+  return args.tiles.tile == 128 ? Run<WalkKind::kTiles128>(args, shape, {}, workspace, stream)
+                                : Run<WalkKind::kTiles64>(args, shape, {}, workspace, stream);
+}
+
+int64_t ColumnBackwardWorkspaceBytes(const ColumnBackwardArgs& args) {
+  return WorkspaceBytes(args.q);
+}
+
+absl::Status ColumnBackward(const ColumnBackwardArgs& args, Workspace workspace,
+                            cudaStream_t stream) {
+  ASSIGN_OR_RETURN(const AttentionShape shape,
+                   ColumnShape(args.q, args.columns, args.tiles, args.query_layout, args.scale));
+  RETURN_IF_ERROR(CheckDense("keys", args.keys));
+  RETURN_IF_ERROR(CheckDense("values", args.values));
+  RETURN_IF_ERROR(CheckDense("d_keys", args.d_keys));
+  RETURN_IF_ERROR(CheckDense("d_values", args.d_values));
+  const Args as_tiles = {.q = args.q,
+                         .k = ColumnRows(args.keys, shape),
+                         .v = ColumnRows(args.values, shape),
+                         .d_out = args.d_out,
+                         .lse = args.lse,
+                         .delta = args.delta,
+                         .dq = args.dq,
+                         .dk = ColumnRows(args.d_keys, shape),
+                         .dv = ColumnRows(args.d_values, shape),
+                         .query_layout = args.query_layout,
+                         .key_layout = args.query_layout,
+                         .tiles = args.tiles,
+                         .scale = args.scale};
+  return Run<WalkKind::kColumns>(as_tiles, shape, ColumnWalkOf(args.columns), workspace, stream);
 }
 
 }  // namespace ringleader::kernels::sm90

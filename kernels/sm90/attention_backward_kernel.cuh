@@ -34,6 +34,7 @@ struct RowStats {
 
 struct BackwardParams {
   TileWalk walk;
+  ColumnWalk columns;                   // WalkKind::kColumns
   const RowStats* row_stats = nullptr;  // [heads, query_blocks]
   float* dk = nullptr;
   float* dv = nullptr;
@@ -54,19 +55,123 @@ struct BackwardItem {
   int32_t key_block;
 };
 
-// Early keys, which have the most queries in every causal pattern, first.
+// Early keys, which have the most queries in every causal pattern, first. Tiles go head by head, so
+// that the queries of a group stay in L2; columns have few blocks a head, and the long ones of all
+// heads have to come before the short ones.
+template <WalkKind kKind>
 __device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& params,
                                                        int32_t index) {
   const int32_t blocks = (params.walk.key_tokens + kBackwardKeys - 1) / kBackwardKeys;
-  const int32_t kv_head = index / blocks;
-  if (kv_head >= params.kv_heads) return {-1, 0};
-  return {kv_head, index - kv_head * blocks};
+  if (index >= blocks * params.kv_heads) return {-1, 0};
+  if (kKind == WalkKind::kColumns) return {index % params.kv_heads, index / params.kv_heads};
+  return {index / blocks, index % blocks};
 }
 
+// What the consumers learn of a stage of queries.
 struct BackwardStep {
-  TileStep part[2];  // by consumer, 64 keys each
+  TileStep part[2];                // by consumer, 64 keys each
+  uint32_t visible[kColumnWords];  // WalkKind::kColumns: a bit a key
   int32_t head;
   int32_t first_query;
+};
+
+// The tiles whose queries attend to one block of keys, in ascending order. Called by a whole warp.
+template <WalkKind kKind>
+class BackwardTiles;
+
+template <>
+class BackwardTiles<WalkKind::kTiles128> {
+ public:
+  __device__ BackwardTiles(const BackwardParams& params, int32_t head, int32_t key_block)
+      : key_block_(key_block), walker_(params.walk, head, key_block) {}
+  __device__ TileRef Next() { return {walker_.Next(), 0}; }
+  // Of the 64 queries that start `offset` into the tile.
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
+                           int32_t offset, bool last) const {
+    if (threadIdx.x % 32 != 0) return;
+    for (int i = 0; i < 2; ++i) {
+      step.part[i] = MakeTileStep(walk, tile.index, key_block_, offset, i * 64, 64, 64, last);
+    }
+  }
+
+ private:
+  int32_t key_block_;
+  TileWalker<WalkDirection::kAlongColumn> walker_;
+};
+
+template <>
+class BackwardTiles<WalkKind::kTiles64> {
+ public:
+  __device__ BackwardTiles(const BackwardParams& params, int32_t head, int32_t key_block)
+      : key_block_(key_block), walker_(params.walk, head, key_block) {}
+  __device__ TileRef Next() { return walker_.Next(); }
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
+                           int32_t offset, bool last) const {
+    if (threadIdx.x % 32 != 0) return;
+    for (int i = 0; i < 2; ++i) {
+      if (tile.bits >> i & 1) {
+        step.part[i] = MakeTileStep(walk, tile.index, 2 * key_block_ + i, offset, 0, 64, 64, last);
+      } else {
+        step.part[i] = HiddenTileStep(last);
+      }
+    }
+  }
+
+ private:
+  int32_t key_block_;
+  PairWalker<WalkDirection::kAlongColumn> walker_;
+};
+
+template <>
+class BackwardTiles<WalkKind::kColumns> {
+ public:
+  __device__ BackwardTiles(const BackwardParams& params, int32_t head, int32_t key_block)
+      : params_(&params), head_(head), key_block_(key_block) {
+    const int lane = threadIdx.x % 32;
+    next_ = params.walk.query_tiles;
+    if (key_block * kColumnTile >= params.columns.counts[head]) return;
+    const int64_t first_position =
+        params.columns.positions[static_cast<int64_t>(head) * params.columns.max_columns +
+                                 key_block * kColumnTile];
+    for (int32_t row = 0; row < params.walk.query_tiles; row += 32) {
+      const uint32_t later =
+          __ballot_sync(0xFFFFFFFFu, row + lane < params.walk.query_tiles &&
+                                         params.walk.FirstQuery(row + lane) > first_position);
+      if (later != 0) {
+        next_ = row + __ffs(later) - 1;
+        break;
+      }
+    }
+  }
+  __device__ TileRef Next() {
+    while (next_ < params_->walk.query_tiles) {
+      const int32_t row = next_++;
+      const uint32_t word =
+          VisibleColumns(params_->walk, params_->columns, head_, key_block_, row, 1);
+      if (__any_sync(0xFFFFFFFFu, word != 0)) return {row, word};
+    }
+    return {-1, 0};
+  }
+  __device__ void Describe(BackwardStep& step, const TileWalk&, const TileRef& tile, int32_t,
+                           bool last) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t partial = __ballot_sync(0xFFFFFFFFu, tile.bits != 0xFFFFFFFFu);
+    if (lane < kColumnWords) step.visible[lane] = tile.bits;
+    if (lane < 2) {
+      TileStep part = {};
+      part.keys = 64;
+      part.masked = partial >> (2 * lane) & 3;
+      part.last = last;
+      step.part[lane] = part;
+    }
+    __syncwarp();
+  }
+
+ private:
+  const BackwardParams* params_;
+  int32_t head_;
+  int32_t key_block_;
+  int32_t next_;
 };
 
 template <int kHeadDim>
@@ -106,14 +211,14 @@ struct BackwardShared {
   ptx::Mbarrier d_scores_released;
 };
 
-template <int kHeadDim>
+template <int kHeadDim, WalkKind kKind>
 __device__ __forceinline__ void BackwardProduce(
     const BackwardParams& params, const CUtensorMap* query_map, const CUtensorMap* key_map,
     const CUtensorMap* value_map, const CUtensorMap* d_out_map, BackwardShared<kHeadDim>& shared) {
   using Tile = BackwardTile<kHeadDim>;
   const int lane = threadIdx.x % 32;
   const int32_t group = params.heads / params.kv_heads;
-  const int32_t tile = params.walk.tile();
+  const int32_t tile_tokens = params.walk.tile();
   RingCursor<1> item_cursor;
   RingCursor<Tile::kQueryStages> query;
   RingCursor<Tile::kOutStages> d_out;
@@ -121,22 +226,22 @@ __device__ __forceinline__ void BackwardProduce(
     int32_t index = 0;
     if (lane == 0) index = atomicAdd(params.next_item, 1);
     index = __shfl_sync(0xFFFFFFFFu, index, 0);
-    const BackwardItem item = BackwardItemAt(params, index);
+    const BackwardItem item = BackwardItemAt<kKind>(params, index);
     if (item.kv_head < 0) break;
 
     const int32_t last_head = (item.kv_head + 1) * group - 1;
     int32_t head = item.kv_head * group;
-    TileWalker<WalkDirection::kAlongColumn> walker(params.walk, head, item.key_block);
-    const auto next_row = [&] {
-      int32_t row = walker.Next();
-      while (row < 0 && head < last_head) {
-        walker = TileWalker<WalkDirection::kAlongColumn>(params.walk, ++head, item.key_block);
-        row = walker.Next();
+    BackwardTiles<kKind> tiles(params, head, item.key_block);
+    const auto next_tile = [&] {
+      TileRef tile = tiles.Next();
+      while (tile.index < 0 && head < last_head) {
+        tiles = BackwardTiles<kKind>(params, ++head, item.key_block);
+        tile = tiles.Next();
       }
-      return row;
+      return tile;
     };
-    int32_t row = next_row();
-    if (row < 0) continue;  // nobody attends to these keys: their gradients stay
+    TileRef tile = next_tile();
+    if (tile.index < 0) continue;  // nobody attends to these keys: their gradients stay
 
     ptx::MbarrierWait(&shared.item_released, item_cursor.lap ^ 1);
     if (lane == 0) {
@@ -148,24 +253,21 @@ __device__ __forceinline__ void BackwardProduce(
                        item.key_block * kBackwardKeys, item.kv_head);
     }
     item_cursor.Advance();
-    while (row >= 0) {
+    while (tile.index >= 0) {
       const int32_t step_head = head;
-      const int32_t following = next_row();
-      for (int32_t offset = 0; offset < tile; offset += kBackwardQueries) {
-        const int32_t first_query = row * tile + offset;
+      const TileRef following = next_tile();
+      for (int32_t offset = 0; offset < tile_tokens; offset += kBackwardQueries) {
+        const int32_t first_query = tile.index * tile_tokens + offset;
         if (first_query >= params.walk.query_tokens) break;
         const bool last =
-            following < 0 && (offset + kBackwardQueries >= tile ||
-                              first_query + kBackwardQueries >= params.walk.query_tokens);
+            following.index < 0 && (offset + kBackwardQueries >= tile_tokens ||
+                                    first_query + kBackwardQueries >= params.walk.query_tokens);
         ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
+        BackwardStep& step = shared.step[query.index];
+        tiles.Describe(step, params.walk, tile, offset, last);
         if (lane == 0) {
-          BackwardStep& step = shared.step[query.index];
           step.head = step_head;
           step.first_query = first_query;
-          for (int i = 0; i < 2; ++i) {
-            step.part[i] = MakeTileStep(params.walk, row, item.key_block, offset, i * 64,
-                                        kBackwardQueries, 64, last);
-          }
           const int64_t block = static_cast<int64_t>(step_head) * params.query_blocks +
                                 first_query / kBackwardQueries;
           ptx::Mbarrier* const arrived = &shared.query_arrived[query.index];
@@ -183,7 +285,7 @@ __device__ __forceinline__ void BackwardProduce(
         }
         d_out.Advance();
       }
-      row = following;
+      tile = following;
     }
   }
   ptx::MbarrierWait(&shared.item_released, item_cursor.lap ^ 1);
@@ -197,7 +299,7 @@ __device__ __forceinline__ void BackwardProduce(
 constexpr int kScoresStored = 1;  // both consumers: dS of this step lies in shared memory
 constexpr int kDqStaged = 2;      // one consumer: its part of the last dQ does; + consumer
 
-template <int kHeadDim>
+template <int kHeadDim, WalkKind kKind>
 class BackwardConsumer {
  public:
   using Tile = BackwardTile<kHeadDim>;
@@ -326,7 +428,13 @@ class BackwardConsumer {
         Release(&shared_.d_scores_released);
       }
 
-      if (step.masked) MaskScores(scores, step);
+      if (step.masked) {
+        if constexpr (kKind == WalkKind::kColumns) {
+          MaskColumns(scores, shared_.step[query].visible);
+        } else {
+          MaskScores(scores, step);
+        }
+      }
       float2 lse[8];
       LoadStats(lse, stats.lse_log2);
 #pragma unroll
@@ -413,6 +521,16 @@ class BackwardConsumer {
           if (query < begin || query >= end) scores[4 * j + 2 * half + low] = -INFINITY;
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ void MaskColumns(float (&scores)[32], const uint32_t* visible) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = consumer_ * 64 + FragmentRow() + half * 8;
+      if (visible[key / 32] >> (key % 32) & 1) continue;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) scores[i / 2 * 4 + half * 2 + i % 2] = -INFINITY;
     }
   }
 
@@ -511,7 +629,7 @@ class BackwardConsumer {
   float dv_[kHeadDim / 2];
 };
 
-template <int kHeadDim>
+template <int kHeadDim, WalkKind kKind>
 __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
     AttentionBackwardKernel(const __grid_constant__ BackwardParams params,
                             const __grid_constant__ CUtensorMap query_map,
@@ -546,11 +664,12 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
   if (warpgroup == 0) {
     ptx::RegistersShrink<24>();
     if (threadIdx.x < 32) {
-      BackwardProduce<kHeadDim>(params, &query_map, &key_map, &value_map, &d_out_map, shared);
+      BackwardProduce<kHeadDim, kKind>(params, &query_map, &key_map, &value_map, &d_out_map,
+                                       shared);
     }
   } else {
     ptx::RegistersGrow<240>();
-    BackwardConsumer<kHeadDim>(params, &dq_map, shared, warpgroup - 1).Run();
+    BackwardConsumer<kHeadDim, kKind>(params, &dq_map, shared, warpgroup - 1).Run();
   }
 }
 

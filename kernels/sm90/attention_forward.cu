@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/attention_forward_kernel.cuh"
+#include "kernels/sm90/columns.h"
 #include "kernels/sm90/launch.h"
 #include "kernels/sm90/tensor_map.h"
 
@@ -11,17 +12,7 @@ namespace {
 
 using Args = AttentionForwardArgs<__nv_bfloat16>;
 
-AttentionShape ShapeOf(const Args& args) {
-  return {.query_tokens = args.q.tokens,
-          .key_tokens = args.k.tokens,
-          .heads = args.q.heads,
-          .kv_heads = args.k.heads,
-          .head_dim = args.q.head_dim,
-          .scale = args.scale};
-}
-
 absl::Status Check(const Args& args, const AttentionShape& shape) {
-  RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
   const auto check = [](const char* name, const auto& tensor, int64_t tokens, int32_t heads,
                         int32_t head_dim) {
     return CheckTensor(name, tensor.data, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
@@ -44,15 +35,15 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-template <int kHeadDim>
-absl::Status Launch(const Args& args, const ForwardParams& params, int multiprocessors,
-                    cudaStream_t stream) {
-  using Tile = ForwardTile<kHeadDim>;
-  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, Tile::kQueries, "q"));
+template <int kHeadDim, WalkKind kKind>
+absl::Status Launch(const Args& args, const ForwardParams& params, cudaStream_t stream) {
+  using Tile = ForwardTile<kHeadDim, kKind>;
+  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
+  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, kForwardQueries, "q"));
   ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, Tile::kKeys, "k"));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, Tile::kKeys, "v"));
-  const auto kernel = AttentionForwardKernel<kHeadDim>;
-  constexpr int kSharedBytes = sizeof(ForwardShared<kHeadDim>);
+  const auto kernel = AttentionForwardKernel<kHeadDim, kKind>;
+  constexpr int kSharedBytes = sizeof(ForwardShared<kHeadDim, kKind>);
   RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
       "forward: shared memory"));
@@ -63,20 +54,15 @@ absl::Status Launch(const Args& args, const ForwardParams& params, int multiproc
   return CudaStatus(cudaGetLastError(), "forward: launch");
 }
 
-}  // namespace
-
-int64_t ForwardWorkspaceBytes(const Args&) {
-  return 256;
-}
-
-absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_t stream) {
-  const AttentionShape shape = ShapeOf(args);
+template <WalkKind kKind>
+absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk& columns,
+                 const Workspace& workspace, cudaStream_t stream) {
   RETURN_IF_ERROR(Check(args, shape));
-  RETURN_IF_ERROR(CheckWorkspace(workspace, ForwardWorkspaceBytes(args)));
-  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
+  RETURN_IF_ERROR(CheckWorkspace(workspace, kCounterBytes));
   ForwardParams params;
   params.walk =
       MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/false);
+  params.columns = columns;
   params.out = args.out.data;
   params.lse = args.lse;
   params.out_token_stride = args.out.token_stride;
@@ -85,8 +71,48 @@ absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_
   params.kv_heads = shape.kv_heads;
   params.scale_log2 = args.scale * kLog2E;
   params.next_item = static_cast<int32_t*>(workspace.data);
-  return shape.head_dim == 128 ? Launch<128>(args, params, multiprocessors, stream)
-                               : Launch<64>(args, params, multiprocessors, stream);
+  return shape.head_dim == 128 ? Launch<128, kKind>(args, params, stream)
+                               : Launch<64, kKind>(args, params, stream);
+}
+
+}  // namespace
+
+int64_t ForwardWorkspaceBytes(const Args&) {
+  return kCounterBytes;
+}
+
+absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_t stream) {
+  const AttentionShape shape = {.query_tokens = args.q.tokens,
+                                .key_tokens = args.k.tokens,
+                                .heads = args.q.heads,
+                                .kv_heads = args.k.heads,
+                                .head_dim = args.q.head_dim,
+                                .scale = args.scale};
+  RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
+  return args.tiles.tile == 128 ? Run<WalkKind::kTiles128>(args, shape, {}, workspace, stream)
+                                : Run<WalkKind::kTiles64>(args, shape, {}, workspace, stream);
+}
+
+int64_t ColumnForwardWorkspaceBytes(const ColumnForwardArgs&) {
+  return kCounterBytes;
+}
+
+absl::Status ColumnForward(const ColumnForwardArgs& args, Workspace workspace,
+                           cudaStream_t stream) {
+  ASSIGN_OR_RETURN(const AttentionShape shape,
+                   ColumnShape(args.q, args.columns, args.tiles, args.query_layout, args.scale));
+  RETURN_IF_ERROR(CheckDense("keys", args.keys));
+  RETURN_IF_ERROR(CheckDense("values", args.values));
+  const Args as_tiles = {.q = args.q,
+                         .k = ColumnRows(args.keys, shape),
+                         .v = ColumnRows(args.values, shape),
+                         .out = args.out,
+                         .lse = args.lse,
+                         .query_layout = args.query_layout,
+                         .key_layout = args.query_layout,
+                         .tiles = args.tiles,
+                         .scale = args.scale};
+  return Run<WalkKind::kColumns>(as_tiles, shape, ColumnWalkOf(args.columns), workspace, stream);
 }
 
 }  // namespace ringleader::kernels::sm90

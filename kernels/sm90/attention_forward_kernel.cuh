@@ -18,6 +18,7 @@ namespace ringleader::kernels::sm90 {
 
 struct ForwardParams {
   TileWalk walk;
+  ColumnWalk columns;  // WalkKind::kColumns
   float* out = nullptr;
   float* lse = nullptr;
   int64_t out_token_stride = 0;
@@ -28,40 +29,47 @@ struct ForwardParams {
   int32_t* next_item = nullptr;
 };
 
-// A row of tiles: one query tile of one head. Rows of a KV group are adjacent, so that its keys
-// stay in L2; within the group late rows, which are the long ones in every causal pattern, come
-// first.
+constexpr int kForwardQueries = 128;
+
+// 128 queries of one head. Blocks of a KV group are adjacent, so that its keys stay in L2; within
+// the group late blocks, which have the most keys in every causal pattern, come first.
 struct ForwardItem {
   int32_t head;  // -1: no more work
-  int32_t row;
+  int32_t block;
 };
 
 __device__ __forceinline__ ForwardItem ForwardItemAt(const ForwardParams& params, int32_t index) {
   const int32_t group = params.heads / params.kv_heads;
-  const int32_t rows = params.walk.query_tiles;
-  const int32_t kv_head = index / (group * rows);
+  const int32_t blocks = (params.walk.query_tokens + kForwardQueries - 1) / kForwardQueries;
+  const int32_t kv_head = index / (group * blocks);
   if (kv_head >= params.kv_heads) return {-1, 0};
-  const int32_t in_group = index - kv_head * group * rows;
-  return {kv_head * group + in_group % group, rows - 1 - in_group / group};
+  const int32_t in_group = index - kv_head * group * blocks;
+  return {kv_head * group + in_group % group, blocks - 1 - in_group / group};
 }
 
-template <int kHeadDim>
+// What the consumers learn of a stage.
+struct ForwardStep {
+  TileStep part[2];                   // by consumer, 64 queries each
+  uint32_t visible[2][kColumnWords];  // WalkKind::kColumns: a bit a key
+};
+
+template <int kHeadDim, WalkKind kKind>
 struct ForwardTile {
-  static constexpr int kQueries = 128;
-  static constexpr int kKeys = 128;
-  static constexpr int kStages = kHeadDim == 128 ? 2 : 4;
+  static constexpr int kKeys = kKind == WalkKind::kTiles64 ? 64 : 128;
+  // As many as shared memory holds beside two query blocks, up to four of 128 keys.
+  static constexpr int kStages = (kHeadDim == 128 ? 2 : 4) * 128 / kKeys;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
-  static constexpr int kQueryBytes = kQueries * kHeadDim * 2;
+  static constexpr int kQueryBytes = kForwardQueries * kHeadDim * 2;
   static constexpr int kKeyBytes = kKeys * kHeadDim * 2;
   // Bytes between the 64-column halves of a tile.
-  static constexpr int kQueryBlock = kQueries * ptx::kSwizzleRowBytes;
+  static constexpr int kQueryBlock = kForwardQueries * ptx::kSwizzleRowBytes;
   static constexpr int kKeyBlock = kKeys * ptx::kSwizzleRowBytes;
 };
 
-template <int kHeadDim>
+template <int kHeadDim, WalkKind kKind>
 struct ForwardShared {
-  using Tile = ForwardTile<kHeadDim>;
+  using Tile = ForwardTile<kHeadDim, kKind>;
   alignas(1024) uint8_t query[2][Tile::kQueryBytes];
   alignas(1024) uint8_t key[Tile::kStages][Tile::kKeyBytes];
   alignas(1024) uint8_t value[Tile::kStages][Tile::kKeyBytes];
@@ -69,16 +77,110 @@ struct ForwardShared {
   ptx::Mbarrier key_arrived[Tile::kStages], key_released[Tile::kStages];
   ptx::Mbarrier value_arrived[Tile::kStages], value_released[Tile::kStages];
   ForwardItem item[2];
-  TileStep step[Tile::kStages];
+  ForwardStep step[Tile::kStages];
 };
 
-template <int kHeadDim>
+// The tiles of an item, in ascending order. Next and Describe are called by a whole warp.
+template <WalkKind kKind>
+class ForwardTiles;
+
+template <>
+class ForwardTiles<WalkKind::kTiles128> {
+ public:
+  __device__ ForwardTiles(const ForwardParams& params, const ForwardItem& item)
+      : walk_(params.walk), row_(item.block), walker_(params.walk, item.head, item.block) {}
+  __device__ TileRef Next() { return {walker_.Next(), 0}; }
+  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
+    if (threadIdx.x % 32 != 0) return;
+    for (int i = 0; i < 2; ++i) {
+      step.part[i] = MakeTileStep(walk_, row_, tile.index, i * 64, 0, 64, 128, last);
+    }
+  }
+
+ private:
+  const TileWalk& walk_;
+  int32_t row_;
+  TileWalker<WalkDirection::kAlongRow> walker_;
+};
+
+template <>
+class ForwardTiles<WalkKind::kTiles64> {
+ public:
+  __device__ ForwardTiles(const ForwardParams& params, const ForwardItem& item)
+      : walk_(params.walk), pair_(item.block), walker_(params.walk, item.head, item.block) {}
+  __device__ TileRef Next() { return walker_.Next(); }
+  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
+    if (threadIdx.x % 32 != 0) return;
+    for (int i = 0; i < 2; ++i) {
+      if (tile.bits >> i & 1) {
+        step.part[i] = MakeTileStep(walk_, 2 * pair_ + i, tile.index, 0, 0, 64, 64, last);
+      } else {
+        step.part[i] = HiddenTileStep(last);
+      }
+    }
+  }
+
+ private:
+  const TileWalk& walk_;
+  int32_t pair_;
+  PairWalker<WalkDirection::kAlongRow> walker_;
+};
+
+template <>
+class ForwardTiles<WalkKind::kColumns> {
+ public:
+  __device__ ForwardTiles(const ForwardParams& params, const ForwardItem& item)
+      : params_(params), item_(item) {
+    tiles_ = (params.columns.counts[item.head] + kColumnTile - 1) / kColumnTile;
+    rows_ = kForwardQueries >> params.walk.tile_log2;
+    last_query_ =
+        params.walk.LastQuery(min(item.block * rows_ + rows_, params.walk.query_tiles) - 1);
+  }
+  __device__ TileRef Next() {
+    while (next_ < tiles_) {
+      const int32_t tile = next_++;
+      const int64_t* const positions =
+          params_.columns.positions +
+          static_cast<int64_t>(item_.head) * params_.columns.max_columns;
+      if (positions[tile * kColumnTile] > last_query_) break;  // so are all that follow
+      const uint32_t word = VisibleColumns(params_.walk, params_.columns, item_.head, tile,
+                                           item_.block * rows_, rows_);
+      if (__any_sync(0xFFFFFFFFu, word != 0)) return {tile, word};
+    }
+    return {-1, 0};
+  }
+  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
+    const int lane = threadIdx.x % 32;
+    // With tiles of 128 both consumers are in the same one.
+    const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, lane % (rows_ * kColumnWords));
+    const uint32_t partial = __ballot_sync(0xFFFFFFFFu, word != 0xFFFFFFFFu);
+    if (lane < 2 * kColumnWords) step.visible[lane / kColumnWords][lane % kColumnWords] = word;
+    if (lane < 2) {
+      TileStep part = {};
+      part.keys = kColumnTile;
+      part.masked = partial >> (lane * kColumnWords) & ((1 << kColumnWords) - 1);
+      part.last = last;
+      step.part[lane] = part;
+    }
+    __syncwarp();
+  }
+
+ private:
+  const ForwardParams& params_;
+  ForwardItem item_;
+  int32_t tiles_;
+  int32_t rows_;
+  int32_t last_query_;
+  int32_t next_ = 0;
+};
+
+template <int kHeadDim, WalkKind kKind>
 __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
                                                const CUtensorMap* query_map,
                                                const CUtensorMap* key_map,
                                                const CUtensorMap* value_map,
-                                               ForwardShared<kHeadDim>& shared) {
-  using Tile = ForwardTile<kHeadDim>;
+                                               ForwardShared<kHeadDim, kKind>& shared) {
+  using Tile = ForwardTile<kHeadDim, kKind>;
   const int lane = threadIdx.x % 32;
   const int32_t group = params.heads / params.kv_heads;
   RingCursor<2> query;
@@ -89,9 +191,9 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
     index = __shfl_sync(0xFFFFFFFFu, index, 0);
     const ForwardItem item = ForwardItemAt(params, index);
     if (item.head < 0) break;
-    TileWalker<WalkDirection::kAlongRow> walker(params.walk, item.head, item.row);
-    int32_t column = walker.Next();
-    if (column < 0) continue;  // an empty row keeps what out and lse hold
+    ForwardTiles<kKind> tiles(params, item);
+    TileRef tile = tiles.Next();
+    if (tile.index < 0) continue;  // nothing to attend to: out and lse keep what they hold
 
     const int32_t kv_head = item.head / group;
     ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
@@ -99,28 +201,26 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
       shared.item[query.index] = item;
       ptx::MbarrierArriveExpect(&shared.query_arrived[query.index], Tile::kQueryBytes);
       ptx::TmaLoadTile(shared.query[query.index], query_map, &shared.query_arrived[query.index],
-                       item.row * Tile::kQueries, item.head);
+                       item.block * kForwardQueries, item.head);
     }
     query.Advance();
-    while (column >= 0) {
-      const int32_t following = walker.Next();
-      const TileStep step = MakeTileStep(params.walk, item.row, column, 0, 0, Tile::kQueries,
-                                         Tile::kKeys, following < 0);
+    while (tile.index >= 0) {
+      const TileRef following = tiles.Next();
       ptx::MbarrierWait(&shared.key_released[stage.index], stage.lap ^ 1);
+      tiles.Describe(shared.step[stage.index], tile, following.index < 0);
       if (lane == 0) {
-        shared.step[stage.index] = step;
         ptx::MbarrierArriveExpect(&shared.key_arrived[stage.index], Tile::kKeyBytes);
         ptx::TmaLoadTile(shared.key[stage.index], key_map, &shared.key_arrived[stage.index],
-                         column * Tile::kKeys, kv_head);
+                         tile.index * Tile::kKeys, kv_head);
       }
       ptx::MbarrierWait(&shared.value_released[stage.index], stage.lap ^ 1);
       if (lane == 0) {
         ptx::MbarrierArriveExpect(&shared.value_arrived[stage.index], Tile::kKeyBytes);
         ptx::TmaLoadTile(shared.value[stage.index], value_map, &shared.value_arrived[stage.index],
-                         column * Tile::kKeys, kv_head);
+                         tile.index * Tile::kKeys, kv_head);
       }
       stage.Advance();
-      column = following;
+      tile = following;
     }
   }
   ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
@@ -135,12 +235,12 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
 constexpr int kTurnOfFirstConsumer = 1;
 constexpr int kTurnThreads = 2 * ptx::kWarpgroupThreads;
 
-template <int kHeadDim>
+template <int kHeadDim, WalkKind kKind>
 class ForwardConsumer {
  public:
-  using Tile = ForwardTile<kHeadDim>;
+  using Tile = ForwardTile<kHeadDim, kKind>;
 
-  __device__ ForwardConsumer(const ForwardParams& params, ForwardShared<kHeadDim>& shared,
+  __device__ ForwardConsumer(const ForwardParams& params, ForwardShared<kHeadDim, kKind>& shared,
                              int consumer)
       : params_(params), shared_(shared), consumer_(consumer) {}
 
@@ -151,7 +251,7 @@ class ForwardConsumer {
       ptx::MbarrierWait(&shared_.query_arrived[query.index], query.lap);
       const ForwardItem item = shared_.item[query.index];
       if (item.head < 0) break;
-      Row(query.index);
+      Tiles(query.index);
       Finish(item);
       query.Advance();
     }
@@ -159,11 +259,13 @@ class ForwardConsumer {
   }
 
  private:
+  // Lists of 64-token tiles differ between the consumers, so they cannot take turns.
+  static constexpr bool kTurns = kKind != WalkKind::kTiles64;
   __device__ __forceinline__ void AwaitTurn() {
-    ptx::NamedBarrierSync(kTurnOfFirstConsumer + consumer_, kTurnThreads);
+    if (kTurns) ptx::NamedBarrierSync(kTurnOfFirstConsumer + consumer_, kTurnThreads);
   }
   __device__ __forceinline__ void PassTurn() {
-    ptx::NamedBarrierArrive(kTurnOfFirstConsumer + 1 - consumer_, kTurnThreads);
+    if (kTurns) ptx::NamedBarrierArrive(kTurnOfFirstConsumer + 1 - consumer_, kTurnThreads);
   }
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(barrier);
@@ -200,28 +302,77 @@ class ForwardConsumer {
     ptx::WgmmaCommit();
   }
 
-  // All tiles of a row. The product of one tile's weights overlaps the next tile's scores and
-  // exponentials.
-  __device__ __forceinline__ void Row(int query) {
-    reference_[0] = reference_[1] = -INFINITY;
-    sum_[0] = sum_[1] = 0;
+  __device__ __forceinline__ TileStep AwaitKeys() {
     ptx::MbarrierWait(&shared_.key_arrived[stage_.index], stage_.lap);
-    TileStep step = shared_.step[stage_.index];
+    return shared_.step[stage_.index].part[consumer_];
+  }
+
+  // Passes over stages that are for the other consumer alone; `step` is that of stage_ then, or the
+  // item's last.
+  __device__ __forceinline__ void SkipHidden(TileStep& step) {
+    while (step.keys == 0) {
+      Release(&shared_.key_released[stage_.index]);
+      Release(&shared_.value_released[stage_.index]);
+      stage_.Advance();
+      if (step.last) return;
+      step = AwaitKeys();
+    }
+  }
+
+  // Scores and weights of stage_, with nothing else in flight.
+  __device__ __forceinline__ bool ScoresAlone(int query, const TileStep& step) {
     AwaitTurn();
     IssueScores(query, stage_.index);
     PassTurn();
     ptx::WgmmaWait<0>();
     ptx::PinRegisters(scores_);
-    Release(&shared_.key_released[stage_.index]);
-    if (step.last) Release(&shared_.query_released[query]);
-    Exponentials(step);
+    const bool rescale = Exponentials(step);
     PackWeights();
+    return rescale;
+  }
+
+  __device__ __forceinline__ void OutputAlone(const RingCursor<Tile::kStages>& value,
+                                              bool accumulate) {
+    ptx::MbarrierWait(&shared_.value_arrived[value.index], value.lap);
+    IssueOutput(value.index, accumulate);
+    ptx::WgmmaWait<0>();
+    ptx::PinRegisters(out_);
+    ptx::PinRegisters(weights_);
+    Release(&shared_.value_released[value.index]);
+  }
+
+  // All tiles of an item. The product of one tile's weights overlaps the next tile's scores and
+  // exponentials.
+  __device__ __forceinline__ void Tiles(int query) {
+    reference_[0] = reference_[1] = -INFINITY;
+    sum_[0] = sum_[1] = 0;
+    TileStep step = AwaitKeys();
+    if (kKind == WalkKind::kTiles64) SkipHidden(step);
+    if (step.keys == 0) {
+      Release(&shared_.query_released[query]);
+      return;
+    }
+    ScoresAlone(query, step);
     bool accumulate = false;
+    RingCursor<Tile::kStages> value = stage_;  // of the weights that are not yet in the output
+    stage_.Advance();
     while (!step.last) {
-      const RingCursor<Tile::kStages> value = stage_;
-      stage_.Advance();
-      ptx::MbarrierWait(&shared_.key_arrived[stage_.index], stage_.lap);
-      step = shared_.step[stage_.index];
+      step = AwaitKeys();
+      if (kKind == WalkKind::kTiles64 && step.keys == 0) {
+        // The stage of the waiting weights must be given back first: what comes next for this
+        // consumer may be further away than the ring is deep.
+        OutputAlone(value, accumulate);
+        accumulate = true;
+        SkipHidden(step);
+        if (step.keys == 0) {
+          Release(&shared_.query_released[query]);
+          return;
+        }
+        if (ScoresAlone(query, step)) RescaleOutput();
+        value = stage_;
+        stage_.Advance();
+        continue;
+      }
       AwaitTurn();
       IssueScores(query, stage_.index);
       ptx::MbarrierWait(&shared_.value_arrived[value.index], value.lap);
@@ -230,8 +381,6 @@ class ForwardConsumer {
       accumulate = true;
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(scores_);
-      Release(&shared_.key_released[stage_.index]);
-      if (step.last) Release(&shared_.query_released[query]);
       const bool rescale = Exponentials(step);
       ptx::WgmmaWait<0>();
       ptx::PinRegisters(out_);
@@ -239,14 +388,11 @@ class ForwardConsumer {
       Release(&shared_.value_released[value.index]);
       if (rescale) RescaleOutput();
       PackWeights();
+      value = stage_;
+      stage_.Advance();
     }
-    ptx::MbarrierWait(&shared_.value_arrived[stage_.index], stage_.lap);
-    IssueOutput(stage_.index, accumulate);
-    ptx::WgmmaWait<0>();
-    ptx::PinRegisters(out_);
-    ptx::PinRegisters(weights_);
-    Release(&shared_.value_released[stage_.index]);
-    stage_.Advance();
+    Release(&shared_.query_released[query]);
+    OutputAlone(value, accumulate);
   }
 
   // scores_ becomes exp2 of the scaled scores, relative to a reference that is the row's maximum or
@@ -254,7 +400,13 @@ class ForwardConsumer {
   // output is rescaled only when the maximum has really moved. Returns whether the output must be
   // multiplied by correction_.
   __device__ __forceinline__ bool Exponentials(const TileStep& step) {
-    if (step.masked) MaskScores(step);
+    if constexpr (kKind == WalkKind::kColumns) {
+      if (step.masked) MaskColumns();
+      Release(&shared_.key_released[stage_.index]);
+    } else {
+      Release(&shared_.key_released[stage_.index]);
+      if (step.masked) MaskScores(step);
+    }
     float maximum[2] = {scores_[0], scores_[2]};
 #pragma unroll
     for (int i = 0; i < Tile::kKeys / 2; ++i)
@@ -291,7 +443,7 @@ class ForwardConsumer {
 
   __device__ __forceinline__ void MaskScores(const TileStep& step) {
     const int lane = threadIdx.x % 32;
-    const int row = consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+    const int row = (threadIdx.x % 128) / 32 * 16 + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int end = min(static_cast<int>(step.keys), row + half * 8 + step.diagonal + 1);
@@ -303,6 +455,19 @@ class ForwardConsumer {
           const int column = 8 * j + 2 * (lane % 4) + low;
           if (column >= end || column < begin) scores_[4 * j + 2 * half + low] = -INFINITY;
         }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MaskColumns() {
+    const int quad = threadIdx.x % 4;
+#pragma unroll
+    for (int w = 0; w < Tile::kKeys / 32; ++w) {
+      const uint32_t word = shared_.step[stage_.index].visible[consumer_][w] >> (2 * quad);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int column = i / 4 * 8 + i % 2;
+        if (!(word >> column & 1)) scores_[16 * w + i] = -INFINITY;
       }
     }
   }
@@ -322,7 +487,7 @@ class ForwardConsumer {
   __device__ __forceinline__ void Finish(const ForwardItem& item) {
     const int lane = threadIdx.x % 32;
     const int row =
-        item.row * Tile::kQueries + consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+        item.block * kForwardQueries + consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
     float* const lse_row =
         params_.lse + static_cast<int64_t>(item.head) * params_.walk.query_tokens + row;
     float lse_before[2];
@@ -369,7 +534,7 @@ class ForwardConsumer {
   static constexpr float kReferenceSlackLog2 = 8.0f;
 
   const ForwardParams& params_;
-  ForwardShared<kHeadDim>& shared_;
+  ForwardShared<kHeadDim, kKind>& shared_;
   const int consumer_;
   RingCursor<Tile::kStages> stage_;
   float scores_[Tile::kKeys / 2];
@@ -380,15 +545,15 @@ class ForwardConsumer {
   float sum_[2];  // this thread's part of the row sums
 };
 
-template <int kHeadDim>
-__global__ void __launch_bounds__(ForwardTile<kHeadDim>::kThreads, 1)
+template <int kHeadDim, WalkKind kKind>
+__global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
     AttentionForwardKernel(const __grid_constant__ ForwardParams params,
                            const __grid_constant__ CUtensorMap query_map,
                            const __grid_constant__ CUtensorMap key_map,
                            const __grid_constant__ CUtensorMap value_map) {
-  using Tile = ForwardTile<kHeadDim>;
+  using Tile = ForwardTile<kHeadDim, kKind>;
   extern __shared__ __align__(1024) uint8_t raw_shared[];
-  auto& shared = *reinterpret_cast<ForwardShared<kHeadDim>*>(raw_shared);
+  auto& shared = *reinterpret_cast<ForwardShared<kHeadDim, kKind>*>(raw_shared);
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = Tile::kConsumers * 4;
     for (int i = 0; i < 2; ++i) {
@@ -412,10 +577,10 @@ __global__ void __launch_bounds__(ForwardTile<kHeadDim>::kThreads, 1)
   if (warpgroup == 0) {
     ptx::RegistersShrink<24>();
     if (threadIdx.x < 32)
-      ForwardProduce<kHeadDim>(params, &query_map, &key_map, &value_map, shared);
+      ForwardProduce<kHeadDim, kKind>(params, &query_map, &key_map, &value_map, shared);
   } else {
     ptx::RegistersGrow<240>();
-    ForwardConsumer<kHeadDim>(params, shared, warpgroup - 1).Run();
+    ForwardConsumer<kHeadDim, kKind>(params, shared, warpgroup - 1).Run();
   }
 }
 

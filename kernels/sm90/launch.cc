@@ -1,6 +1,7 @@
 #include "kernels/sm90/launch.h"
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -72,21 +73,14 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
     return absl::InvalidArgumentError(
         absl::StrFormat("scale is %g; it must be positive", shape.scale));
   }
-  if (tiles.tile != 128) {
+  if (tiles.tile != 64 && tiles.tile != 128) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("tiles.tile is %d; 128 is supported", tiles.tile));
+        absl::StrFormat("tiles.tile is %d; 64 and 128 are supported", tiles.tile));
   }
   const bool by_blocks = tiles.pattern == TilePattern::kToeplitz;
-  if (absl::Status status =
-          CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, by_blocks);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status =
-          CheckLayout("key_layout", key_layout, shape.key_tokens, tiles.tile, by_blocks);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, by_blocks));
+  RETURN_IF_ERROR(CheckLayout("key_layout", key_layout, shape.key_tokens, tiles.tile, by_blocks));
   switch (tiles.pattern) {
     case TilePattern::kFull:
     case TilePattern::kCausal:
@@ -120,6 +114,50 @@ absl::Status CheckTensor(const char* name, const void* data, int64_t tokens, int
     return absl::InvalidArgumentError(
         absl::StrFormat("%s is [%d, %d, %d]; it must be [%d, %d, %d]", name, tokens, heads,
                         head_dim, expected_tokens, expected_heads, expected_head_dim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckColumns(const ColumnSelection& columns, int32_t heads, int32_t kv_heads) {
+  if (columns.positions == nullptr || columns.counts == nullptr) {
+    return absl::InvalidArgumentError("columns.positions or columns.counts is null");
+  }
+  if (columns.max_columns < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("columns.max_columns is %d; it must be positive", columns.max_columns));
+  }
+  if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%d query heads; they must be a multiple of the %d heads of k", heads, kv_heads));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttentionShape> ColumnShape(const TokenMajor<const __nv_bfloat16>& q,
+                                           const ColumnSelection& columns,
+                                           const TileSelection& tiles,
+                                           const ShardLayout& query_layout, float scale) {
+  if (tiles.pattern != TilePattern::kToeplitz) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tiles.pattern is %d; selected columns go with kToeplitz diagonals",
+                        static_cast<int>(tiles.pattern)));
+  }
+  RETURN_IF_ERROR(CheckColumns(columns, q.heads, q.heads));
+  AttentionShape shape = {.query_tokens = q.tokens,
+                          .key_tokens = q.tokens,
+                          .heads = q.heads,
+                          .kv_heads = q.heads,
+                          .head_dim = q.head_dim,
+                          .scale = scale};
+  RETURN_IF_ERROR(CheckShape(shape, query_layout, query_layout, tiles));
+  shape.key_tokens = columns.max_columns;
+  return shape;
+}
+
+absl::Status CheckDense(const char* name, const void* data) {
+  if (data == nullptr || reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s must be a device pointer aligned to 16 bytes", name));
   }
   return absl::OkStatus();
 }
@@ -158,24 +196,17 @@ absl::StatusOr<int> MultiprocessorCount() {
   int device = 0, major = 0, count = 0;
   if (absl::Status status = CudaStatus(cudaGetDevice(&device), "cudaGetDevice"); !status.ok())
     return status;
-  if (absl::Status status =
-          CudaStatus(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-                     "compute capability");
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      CudaStatus(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                 "compute capability"));
   if (major != 9) {
     return absl::FailedPreconditionError(
         absl::StrFormat("device %d has compute capability %d.x; these kernels need a Hopper (9.0). "
                         "Use the CPU engine",
                         device, major));
   }
-  if (absl::Status status =
-          CudaStatus(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-                     "multiprocessor count");
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+                             "multiprocessor count"));
   return count;
 }
 

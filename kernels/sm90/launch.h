@@ -14,6 +14,9 @@
 
 namespace ringleader::kernels::sm90 {
 
+// Where a workspace starts: the counter that hands out work items.
+constexpr int64_t kCounterBytes = 256;
+
 // Shapes, layouts and tiles that forward and backward share.
 struct AttentionShape {
   int64_t query_tokens = 0;
@@ -32,6 +35,30 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
 absl::Status CheckTensor(const char* name, const void* data, int64_t tokens, int32_t heads,
                          int32_t head_dim, int64_t expected_tokens, int32_t expected_heads,
                          int32_t expected_head_dim);
+
+// Positions and counts are there, and heads fit.
+absl::Status CheckColumns(const ColumnSelection& columns, int32_t heads, int32_t kv_heads);
+
+// Attention to selected columns is attention of every head to max_columns keys of its own.
+absl::StatusOr<AttentionShape> ColumnShape(const TokenMajor<const __nv_bfloat16>& q,
+                                           const ColumnSelection& columns,
+                                           const TileSelection& tiles,
+                                           const ShardLayout& query_layout, float scale);
+template <typename T>
+TokenMajor<T> ColumnRows(T* data, const AttentionShape& shape) {
+  return {.data = data,
+          .tokens = shape.key_tokens,
+          .heads = shape.heads,
+          .head_dim = shape.head_dim,
+          .token_stride = shape.head_dim,
+          .head_stride = shape.key_tokens * shape.head_dim};
+}
+inline ColumnWalk ColumnWalkOf(const ColumnSelection& columns) {
+  return {columns.positions, columns.counts, columns.max_columns};
+}
+
+// Dense memory, aligned to 16 bytes.
+absl::Status CheckDense(const char* name, const void* data);
 
 absl::Status CheckWorkspace(const Workspace& workspace, int64_t needed_bytes);
 

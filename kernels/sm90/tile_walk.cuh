@@ -93,16 +93,37 @@ struct TileWalk {
     if (!Reaches(row, column)) return false;
     if (pattern != TilePattern::kToeplitz) return true;
     const int32_t delta = (FirstQuery(row) - FirstKey(column)) >> tile_log2;
-    if (delta < 0 || delta >= diagonal_words * 64) return false;
-    return diagonals[static_cast<int64_t>(head) * diagonal_words + (delta >> 6)] >> (delta & 63) &
-           1;
+    return delta >= 0 && DiagonalIsSet(head, delta);
+  }
+
+  __device__ __forceinline__ bool DiagonalIsSet(int32_t head, int32_t delta) const {
+    return delta < diagonal_words * 64 &&
+           (diagonals[static_cast<int64_t>(head) * diagonal_words + (delta >> 6)] >> (delta & 63) &
+            1);
   }
 #endif
 };
 
+// ColumnSelection on the device; columns lie in dense rows of their head, 128 a tile.
+struct ColumnWalk {
+  const int64_t* positions = nullptr;
+  const int32_t* counts = nullptr;
+  int32_t max_columns = 0;
+};
+
+constexpr int32_t kColumnTile = 128;
+constexpr int32_t kColumnWords = kColumnTile / 32;
+
 #if defined(__CUDACC__)
 
 enum class WalkDirection { kAlongRow, kAlongColumn };
+
+// What a kernel instance walks.
+enum class WalkKind {
+  kTiles128,  // tiles of 128 tokens
+  kTiles64,   // tiles of 64: two lines at a time
+  kColumns,   // all tiles of selected columns
+};
 
 // Walks the active tiles of query tile `fixed` in ascending key order (kAlongRow), or those of key
 // tile `fixed` in ascending query order (kAlongColumn). All 32 lanes call and get the same answers.
@@ -199,6 +220,85 @@ class TileWalker {
   uint32_t pending_ = 0;
 };
 
+// A tile that a walker found: its column (or row), -1 at the end, and what else is known of it.
+struct TileRef {
+  int32_t index;
+  uint32_t bits;
+};
+
+// Walks two adjacent lines together: tiles that are active in either, bit i of `bits` telling of
+// line i. For lists of 64-token tiles, of which a CTA holds two.
+template <WalkDirection kDirection>
+class PairWalker {
+ public:
+  __device__ PairWalker(const TileWalk& walk, int32_t head, int32_t pair)
+      : first_(walk, head, 2 * pair),
+        second_(
+            walk, head,
+            min(2 * pair + 1,
+                (kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles) - 1)),
+        second_exists_(2 * pair + 1 < (kDirection == WalkDirection::kAlongRow ? walk.query_tiles
+                                                                              : walk.key_tiles)) {
+    next_[0] = Advance(first_);
+    next_[1] = second_exists_ ? Advance(second_) : kEnd;
+  }
+
+  __device__ TileRef Next() {
+    const int32_t index = min(next_[0], next_[1]);
+    if (index == kEnd) return {-1, 0};
+    TileRef found = {index, 0};
+    if (next_[0] == index) {
+      found.bits |= 1;
+      next_[0] = Advance(first_);
+    }
+    if (next_[1] == index) {
+      found.bits |= 2;
+      next_[1] = Advance(second_);
+    }
+    return found;
+  }
+
+ private:
+  static constexpr int32_t kEnd = 0x7FFFFFFF;
+  static __device__ int32_t Advance(TileWalker<kDirection>& walker) {
+    const int32_t next = walker.Next();
+    return next < 0 ? kEnd : next;
+  }
+
+  TileWalker<kDirection> first_, second_;
+  bool second_exists_;
+  int32_t next_[2];
+};
+
+// Which columns of a tile the queries of one tile see: those before it that no active diagonal
+// covers. That is the same for all queries of the tile, since the diagonal block is always covered:
+// one bit a column. Lane i holds word i % 4 of the answer for query tile i / 4 of the two given.
+__device__ __forceinline__ uint32_t VisibleColumns(const TileWalk& walk, const ColumnWalk& columns,
+                                                   int32_t head, int32_t column_tile,
+                                                   int32_t first_row, int32_t rows) {
+  const int lane = threadIdx.x % 32;
+  const int32_t count = columns.counts[head];
+  uint32_t word = 0;
+  for (int i = 0; i < kColumnWords; ++i) {
+    const int32_t column = column_tile * kColumnTile + i * 32 + lane;
+    const bool exists = column < count;
+    const int32_t key_block =
+        exists ? static_cast<int32_t>(
+                     columns.positions[static_cast<int64_t>(head) * columns.max_columns + column] >>
+                     walk.tile_log2)
+               : 0;
+    for (int r = 0; r < rows; ++r) {
+      const int32_t row = first_row + r;
+      const int32_t delta =
+          row < walk.query_tiles ? (walk.FirstQuery(row) >> walk.tile_log2) - key_block : -1;
+      const uint32_t ballot =
+          __ballot_sync(0xFFFFFFFFu, exists && delta > 0 && !walk.DiagonalIsSet(head, delta));
+      if (lane == r * kColumnWords + i) word = ballot;
+    }
+  }
+  return word;
+}
+
 // What a consumer needs to know of a part of a tile. Pair (query i, key j) of it is visible when
 //   j < keys, j - i <= diagonal (causal), and j - i > diagonal - window.
 struct TileStep {
@@ -208,6 +308,10 @@ struct TileStep {
   bool masked;   // false: every pair is visible
   bool last;     // of the item
 };
+
+__device__ __forceinline__ TileStep HiddenTileStep(bool last) {
+  return {.diagonal = 0, .window = 0, .keys = 0, .masked = true, .last = last};
+}
 
 constexpr int32_t kUnbounded = kMaxSequenceTokens;
 
