@@ -263,19 +263,22 @@ __device__ __forceinline__ void BackwardProduce(
             following.index < 0 && (offset + kBackwardQueries >= tile_tokens ||
                                     first_query + kBackwardQueries >= params.walk.query_tokens);
         ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
+        // The copies start before the step is described; consumers come after the arrival.
         BackwardStep& step = shared.step[query.index];
-        tiles.Describe(step, params.walk, tile, offset, last);
+        ptx::Mbarrier* const query_arrived = &shared.query_arrived[query.index];
         if (lane == 0) {
-          step.head = step_head;
-          step.first_query = first_query;
           const int64_t block = static_cast<int64_t>(step_head) * params.query_blocks +
                                 first_query / kBackwardQueries;
-          ptx::Mbarrier* const arrived = &shared.query_arrived[query.index];
-          ptx::MbarrierArriveExpect(arrived, Tile::kQueryBytes + sizeof(RowStats));
-          ptx::TmaLoadTile(shared.query[query.index], query_map, arrived, first_query, step_head);
+          ptx::MbarrierExpect(query_arrived, Tile::kQueryBytes + sizeof(RowStats));
+          ptx::TmaLoadTile(shared.query[query.index], query_map, query_arrived, first_query,
+                           step_head);
           ptx::BulkLoad(&shared.stats[query.index], params.row_stats + block, sizeof(RowStats),
-                        arrived);
+                        query_arrived);
+          step.head = step_head;
+          step.first_query = first_query;
         }
+        tiles.Describe(step, params.walk, tile, offset, last);
+        if (lane == 0) ptx::MbarrierArrive(query_arrived);
         query.Advance();
         ptx::MbarrierWait(&shared.d_out_released[d_out.index], d_out.lap ^ 1);
         if (lane == 0) {

@@ -207,12 +207,14 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
     while (tile.index >= 0) {
       const TileRef following = tiles.Next();
       ptx::MbarrierWait(&shared.key_released[stage.index], stage.lap ^ 1);
-      tiles.Describe(shared.step[stage.index], tile, following.index < 0);
+      // The copy starts before the step is described; consumers come after the arrival.
       if (lane == 0) {
-        ptx::MbarrierArriveExpect(&shared.key_arrived[stage.index], Tile::kKeyBytes);
+        ptx::MbarrierExpect(&shared.key_arrived[stage.index], Tile::kKeyBytes);
         ptx::TmaLoadTile(shared.key[stage.index], key_map, &shared.key_arrived[stage.index],
                          tile.index * Tile::kKeys, kv_head);
       }
+      tiles.Describe(shared.step[stage.index], tile, following.index < 0);
+      if (lane == 0) ptx::MbarrierArrive(&shared.key_arrived[stage.index]);
       ptx::MbarrierWait(&shared.value_released[stage.index], stage.lap ^ 1);
       if (lane == 0) {
         ptx::MbarrierArriveExpect(&shared.value_arrived[stage.index], Tile::kKeyBytes);

@@ -278,21 +278,28 @@ __device__ __forceinline__ uint32_t VisibleColumns(const TileWalk& walk, const C
                                                    int32_t first_row, int32_t rows) {
   const int lane = threadIdx.x % 32;
   const int32_t count = columns.counts[head];
-  uint32_t word = 0;
+  const int64_t* const positions =
+      columns.positions + static_cast<int64_t>(head) * columns.max_columns;
+  int32_t key_block[kColumnWords];  // beyond all rows where there is no column
+#pragma unroll
   for (int i = 0; i < kColumnWords; ++i) {
     const int32_t column = column_tile * kColumnTile + i * 32 + lane;
-    const bool exists = column < count;
-    const int32_t key_block =
-        exists ? static_cast<int32_t>(
-                     columns.positions[static_cast<int64_t>(head) * columns.max_columns + column] >>
-                     walk.tile_log2)
-               : 0;
-    for (int r = 0; r < rows; ++r) {
-      const int32_t row = first_row + r;
-      const int32_t delta =
-          row < walk.query_tiles ? (walk.FirstQuery(row) >> walk.tile_log2) - key_block : -1;
-      const uint32_t ballot =
-          __ballot_sync(0xFFFFFFFFu, exists && delta > 0 && !walk.DiagonalIsSet(head, delta));
+    key_block[i] = column < count ? static_cast<int32_t>(positions[column] >> walk.tile_log2)
+                                  : kMaxSequenceTokens;
+  }
+  uint32_t word = 0;
+  for (int r = 0; r < rows; ++r) {
+    const int32_t row = first_row + r;
+    const int32_t query_block = row < walk.query_tiles ? walk.FirstQuery(row) >> walk.tile_log2 : 0;
+    bool visible[kColumnWords];
+#pragma unroll
+    for (int i = 0; i < kColumnWords; ++i) {
+      const int32_t delta = query_block - key_block[i];
+      visible[i] = delta > 0 && !walk.DiagonalIsSet(head, delta);
+    }
+#pragma unroll
+    for (int i = 0; i < kColumnWords; ++i) {
+      const uint32_t ballot = __ballot_sync(0xFFFFFFFFu, visible[i]);
       if (lane == r * kColumnWords + i) word = ballot;
     }
   }

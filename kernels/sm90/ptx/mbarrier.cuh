@@ -26,6 +26,14 @@ __device__ __forceinline__ void MbarrierArrive(Mbarrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SmemAddress(barrier)) : "memory");
 }
 
+// Keeps the phase open until `bytes` more have been copied; the arrival comes later.
+__device__ __forceinline__ void MbarrierExpect(Mbarrier* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SmemAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
 // Arrives, and keeps the phase open until `bytes` more have been copied.
 __device__ __forceinline__ void MbarrierArriveExpect(Mbarrier* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SmemAddress(barrier)),
