@@ -1,5 +1,6 @@
 // Completion scripts, written from the very flags that the parser knows.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <ostream>
@@ -27,7 +28,8 @@ std::vector<std::string> FlagsOf(const CLI::App& app) {
 // Verbs in alphabetical order, with the global flags that each takes, too. "data pack" is "data".
 std::map<std::string, Verb> VerbsOf(CLI::App& root) {
   std::map<std::string, Verb> verbs;
-  const std::vector<std::string> global = FlagsOf(root);
+  std::vector<std::string> global = FlagsOf(root);
+  global.erase(std::remove(global.begin(), global.end(), "--help"), global.end());
   for (const CLI::App* command : root.get_subcommands([](CLI::App*) { return true; })) {
     Verb& verb = verbs[command->get_name()];
     verb.help = command->get_description();
@@ -35,7 +37,9 @@ std::map<std::string, Verb> VerbsOf(CLI::App& root) {
     for (const CLI::App* nested :
          const_cast<CLI::App*>(command)->get_subcommands([](CLI::App*) { return true; })) {
       verb.flags.push_back(nested->get_name());
-      for (const std::string& flag : FlagsOf(*nested)) verb.flags.push_back(flag);
+      for (const std::string& flag : FlagsOf(*nested)) {
+        if (flag != "--help") verb.flags.push_back(flag);
+      }
     }
     for (const std::string& flag : global) verb.flags.push_back(flag);
   }

@@ -18,7 +18,7 @@ class Client;
 
 enum class Format { kTable, kJson, kYaml };
 
-// The exit codes that docs/ringctl.md promises.
+// The exit codes that `ringctl --help` promises.
 enum ExitCode : int {
   kOk = 0,
   kJobFailed = 1,     // submit --follow, watch: the job FAILED

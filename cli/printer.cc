@@ -82,19 +82,28 @@ void PrintJson(const Context& context, const ordered_json& document, const Table
   }
 }
 
+namespace {
+
+// Columns on a terminal: one for every code point that is not a continuation of the one before.
+size_t Width(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
+}
+
+}  // namespace
+
 void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   const auto shown = [](const std::string& cell) { return cell.empty() ? std::string("-") : cell; };
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()), 0);
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], shown(row[i]).size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(shown(row[i])));
   }
   for (const auto& row : rows) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
       const std::string cell = shown(row[i]);
       line += cell;
-      if (i + 1 < row.size()) line.append(widths[i] - cell.size() + 2, ' ');
+      if (i + 1 < row.size()) line.append(widths[i] - Width(cell) + 2, ' ');
     }
     out << line << "\n";
   }
