@@ -34,9 +34,10 @@ absl::StatusOr<IndexEstimate> IndexEstimate::Create(Engine& engine,
 }
 
 IndexEstimate::IndexEstimate(Engine& engine, const IndexEstimateArgs<float>& args)
-    : engine_(engine), args_(args) {
-  logits_.resize(args.q.heads * QueryRuns() * KeyRuns() * kRun * kRun);
-}
+    : engine_(engine),
+      args_(args),
+      logits_(
+          engine.shared_scratch().Reserve(args.q.heads * QueryRuns() * KeyRuns() * kRun * kRun)) {}
 
 int64_t IndexEstimate::KeyRuns() const {
   return (args_.k.tokens + kRun - 1) / kRun;
@@ -46,7 +47,7 @@ int IndexEstimate::QueryRuns() const {
 }
 
 float* IndexEstimate::Logits(int head, int query_run, int64_t key_run) {
-  return logits_.data() + ((head * QueryRuns() + query_run) * KeyRuns() + key_run) * kRun * kRun;
+  return logits_ + ((head * QueryRuns() + query_run) * KeyRuns() + key_run) * kRun * kRun;
 }
 
 void IndexEstimate::ShiftOf(int head, int query_run, bool with_sum, float* shift) const {

@@ -12,8 +12,9 @@
 
 namespace ringleader::kernels::reference {
 
-// Keeps the logits between the steps: heads * E * n floats. The buffers of the arguments must
-// outlive it; between the steps the caller reduces them over ranks.
+// Keeps the logits between the steps: heads * E * n floats in the engine's shared scratch memory,
+// so that no other pass may run in between. The buffers of the arguments must outlive it; between
+// the steps the caller reduces them over ranks.
 class IndexEstimate {
  public:
   // INVALID_ARGUMENT names the argument.
@@ -43,7 +44,7 @@ class IndexEstimate {
 
   Engine& engine_;
   IndexEstimateArgs<float> args_;
-  std::vector<float> logits_;
+  float* const logits_;  // [heads, query runs, key runs, 64, 64]
 };
 
 }  // namespace ringleader::kernels::reference

@@ -119,8 +119,18 @@ absl::Status AttentionEngine::SetBudgets(std::span<const LayerBudget> budgets) {
   return absl::OkStatus();
 }
 
+// Sums become means over the calls.
 AttentionStats AttentionEngine::TakeStats() {
-  return std::exchange(stats_, {});
+  AttentionStats stats = std::exchange(stats_, {});
+  for (LayerStats& layer : stats.layers) {
+    if (layer.calls == 0) continue;
+    layer.verticals /= layer.calls;
+    layer.slashes /= layer.calls;
+    if (layer.recall >= 0.0) layer.recall /= layer.calls;
+    layer.density =
+        static_cast<double>(layer.TotalTiles()) / static_cast<double>(layer.causal_tiles);
+  }
+  return stats;
 }
 
 absl::StatusOr<std::unique_ptr<TravellingBuffers>> AttentionEngine::LoadKv(
