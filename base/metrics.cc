@@ -99,6 +99,10 @@ absl::Status Metrics::Listen(const Address& address, bool insecure) {
   return absl::OkStatus();
 }
 
+void Metrics::StopListening() {
+  exposer_.reset();
+}
+
 int Metrics::port() const {
   return exposer_ == nullptr ? 0 : exposer_->GetListeningPorts().front();
 }

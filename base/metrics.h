@@ -40,6 +40,8 @@ class Metrics {
   // Serves http://address/metrics until this object ends. ALREADY_EXISTS says that the port is in
   // use. Plain HTTP: FAILED_PRECONDITION off loopback unless `insecure`.
   absl::Status Listen(const Address& address, bool insecure);
+  // No scrape is under way once this returns. Idempotent.
+  void StopListening();
   // The port being served; what was asked for unless that was 0.
   int port() const;
 

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/limits.h"
@@ -23,7 +24,7 @@
 #include "base/tls.h"
 #include "base/version.h"
 #include "coordinator/api/server.h"
-#include "coordinator/api/store_metrics.h"
+#include "coordinator/api/state_metrics.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/options.h"
 #include "coordinator/planner_source.h"
@@ -82,7 +83,7 @@ absl::Status Serve(const Flags& flags) {
 
   Metrics metrics("coordinator");
   api::CommitMetrics commits(&metrics.registry());
-  const std::string database = (std::filesystem::path(flags.data_dir) / "coordinator.db").string();
+  const std::string database = (std::filesystem::path(flags.data_dir) / "ringleader.db").string();
   ASSIGN_OR_RETURN(const std::unique_ptr<store::Store> store,
                    store::OpenSqliteStore({.path = database,
                                            .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
@@ -90,17 +91,20 @@ absl::Status Serve(const Flags& flags) {
                                            .on_commit = [&](absl::Duration duration, int writes) {
                                              commits.OnCommit(duration, writes);
                                            }}));
-  const auto collector = std::make_shared<api::StoreCollector>(store.get(), database);
+  const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
+  ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
+                   lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
+                                                    Clock::Real(), &metrics));
+  const auto collector =
+      std::make_shared<api::StateCollector>(store.get(), controller.get(), database);
   metrics.AddCollectable(collector);
+  // Before what the page is made from goes.
+  const absl::Cleanup stop_metrics = [&metrics] { metrics.StopListening(); };
   if (flags.metrics_listen != "off") {
     ASSIGN_OR_RETURN(const Address metrics_listen, ParseAddress(flags.metrics_listen));
     RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure));
   }
 
-  const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
-  ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
-                   lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
-                                                    Clock::Real(), &metrics));
   session::WorkerControlService workers(controller.get(), Clock::Real());
   controller->Start();
   ASSIGN_OR_RETURN(

@@ -197,7 +197,7 @@ TEST_F(CoordinatorProcessTest, BadDatabasesAreNamed) {
   ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
   coordinator_.process().Signal(SIGTERM);
   ASSERT_EQ(coordinator_.process().Wait(), 0);
-  const std::string path = coordinator_.data_dir() + "/coordinator.db";
+  const std::string path = coordinator_.data_dir() + "/ringleader.db";
   SQLite::Database(path, SQLite::OPEN_READWRITE)
       .exec("INSERT INTO migrations VALUES (999, 'future')");
   EXPECT_THAT(Complaint(), HasSubstr("schema 999 is newer than this program"));
@@ -234,7 +234,8 @@ TEST_F(CoordinatorProcessTest, MetricsAreCleanAndForgetEndedJobs) {
     worker.Step();
     return Get("distinctive").progress().step() >= 2;
   }));
-  check("while it runs");
+  EXPECT_THAT(check("while it runs"),
+              HasSubstr("ringleader_job_completed_steps{job=\"distinctive\"} "));
   ASSERT_TRUE(Eventually([&] {
     worker.Step();
     return Get("distinctive").state() == v1::Job::SUCCEEDED;

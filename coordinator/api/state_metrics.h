@@ -1,4 +1,4 @@
-// What /metrics says of the store: jobs by state, commits, and the size of its files.
+// What /metrics says of commits, jobs and nodes. docs/metrics.md lists all of it.
 #pragma once
 
 #include <prometheus/collectable.h>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::api {
@@ -25,17 +26,22 @@ class CommitMetrics {
   prometheus::Counter& writes_;
 };
 
-// Asks the store when Prometheus asks: nothing to keep in step, and a series per state, not per
-// job.
-class StoreCollector : public prometheus::Collectable {
+// The state of the cluster, asked for when Prometheus asks: nothing to keep in step, and no series
+// outlives its job.
+class StateCollector : public prometheus::Collectable {
  public:
-  // `store` must outlive it.
-  StoreCollector(store::Store* store, std::string database_path);
+  // Both must outlive it.
+  StateCollector(store::Store* store, const lifecycle::JobController* controller,
+                 std::string database_path);
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
-  store::Store* const store_;
+  void CollectJobs(std::vector<prometheus::MetricFamily>* families) const;
+  void CollectNodes(std::vector<prometheus::MetricFamily>* families) const;
+
+  store::Store& store_;
+  const lifecycle::JobController& controller_;
   const std::string database_path_;
 };
 
