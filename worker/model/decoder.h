@@ -12,12 +12,6 @@
 
 namespace ringleader::model {
 
-// What backward recomputes instead of keeping. Attention's output and log-sum-exp are always kept.
-enum class Recompute {
-  kNone,  // keep every matrix product's result
-  kFull,  // keep a layer's input, q, k, v and attention output; recompute the rest
-};
-
 // One layer's parameters: leaf tensors that alias the flat buffer. Undefined where the family has
 // no bias.
 struct LayerParameters {

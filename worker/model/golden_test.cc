@@ -121,6 +121,20 @@ TEST_P(GoldenTest, ExportHasTheNamesShapesAndTypesOfTheOriginal) {
   EXPECT_EQ(read(folder + "/config.json"), original);
 }
 
+TEST(DecoderTest, TokensAndLabelsOutsideTheVocabularyAreErrors) {
+  const absl::StatusOr<ModelConfig> config = LoadModelConfig("tests/golden/qwen2/config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const Decoder decoder(*config, 1, Recompute::kNone);
+  DenseAttention attention;
+  const torch::Tensor positions = torch::arange(3);
+  const torch::Tensor inside = torch::tensor({0, 1, 60}, torch::kInt64);
+  const torch::Tensor outside = torch::tensor({0, 1, 61}, torch::kInt64);
+  EXPECT_THROW(decoder.Forward(outside, positions, 3, attention), c10::Error);
+  const torch::Tensor hidden = decoder.Forward(inside, positions, 3, attention);
+  EXPECT_THROW(decoder.Loss(hidden, outside), c10::Error);
+  EXPECT_NO_THROW(decoder.Loss(hidden, inside));
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const char* name : {"qwen2", "llama", "llama-bias", "qwen2-linear", "qwen2-dynamic",

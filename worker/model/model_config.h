@@ -48,6 +48,12 @@ struct ModelConfig {
   std::string source_json;
 };
 
+// What backward recomputes instead of keeping. Attention's output and log-sum-exp are always kept.
+enum class Recompute {
+  kNone,  // keep every matrix product's result
+  kFull,  // keep a layer's input, q, k, v and attention output; recompute the rest
+};
+
 // Parses the text of a config.json. INVALID_ARGUMENT names `source` and the key that is missing, of
 // the wrong type, out of range or not supported (and what is).
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& source);
