@@ -3,6 +3,7 @@
 #include "coordinator/api/server.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -474,6 +475,51 @@ TEST_F(ServerTest, NodesAreListedAndUnknownOnesNamed) {
   v1::Node node;
   EXPECT_EQ(nodes_->DrainNode(Context().get(), request, &node).error_code(),
             grpc::StatusCode::NOT_FOUND);
+}
+
+// One message to a method that this build has no stub of, and the first one back.
+std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                    const std::string& bytes) {
+  class Call : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+   public:
+    void OnReadDone(bool) override { context.TryCancel(); }
+    void OnDone(const grpc::Status&) override { done.Notify(); }
+    grpc::ClientContext context;
+    grpc::ByteBuffer reply;
+    absl::Notification done;
+  } call;
+  call.context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+  grpc::GenericStub stub(channel);
+  stub.PrepareBidiStreamingCall(&call.context, method, {}, &call);
+  const grpc::Slice slice(bytes);
+  const grpc::ByteBuffer request(&slice, 1);
+  call.StartRead(&call.reply);
+  call.StartWrite(&request);
+  call.StartCall();
+  call.done.WaitForNotification();
+  std::vector<grpc::Slice> slices;
+  std::string text;
+  if (call.reply.Dump(&slices).ok()) {
+    for (const grpc::Slice& part : slices)
+      text.append(reinterpret_cast<const char*>(part.begin()), part.size());
+  }
+  return text;
+}
+
+TEST_F(ServerTest, HealthAndReflection) {
+  const std::string serving("\x08\x01");  // HealthCheckResponse{status: SERVING}
+  const std::string job_service = "ringleader.v1.JobService";
+  const std::string request =
+      absl::StrCat("\x0a", std::string(1, static_cast<char>(job_service.size())), job_service);
+  EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", ""), serving);
+  EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", request), serving);
+  EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", "\x0a\x01x"), "");  // NOT_FOUND
+  const std::string services =
+      RawCall(channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+              std::string("\x3a\x00", 2));  // list_services
+  for (const char* name : {"JobService", "LogService", "NodeService", "WorkerControl"}) {
+    EXPECT_THAT(services, HasSubstr(absl::StrCat("ringleader.v1.", name)));
+  }
 }
 
 TEST_F(ServerTest, PortInUseIsSaid) {

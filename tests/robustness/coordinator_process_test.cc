@@ -7,12 +7,14 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mount.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -210,6 +212,41 @@ TEST_F(CoordinatorProcessTest, BadDatabasesAreNamed) {
   std::filesystem::remove_all(coordinator_.data_dir());
   std::ofstream(coordinator_.data_dir()) << "a file in the folder's place";
   EXPECT_THAT(Complaint(), HasSubstr("--data-dir: cannot create"));
+}
+
+// A file system of 2 MiB fills up: requests fail and say why, the coordinator stays up with all
+// that it acknowledged, and takes requests again once there is space.
+TEST_F(CoordinatorProcessTest, FullDisk) {
+  std::filesystem::create_directories(coordinator_.data_dir());
+  if (mount("tmpfs", coordinator_.data_dir().c_str(), "tmpfs", 0, "size=2m") != 0) {
+    GTEST_SKIP() << "mounting a small file system needs CAP_SYS_ADMIN";
+  }
+  const absl::Cleanup unmount = [&] {
+    coordinator_.process().KillHard();
+    umount(coordinator_.data_dir().c_str());
+  };
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  std::ofstream(coordinator_.data_dir() + "/ballast") << std::string(200 << 10, 'b');
+  const auto stub = v1::JobService::NewStub(coordinator_.Channel());
+  v1::JobSpec spec = TestJob("j", 1, 10);
+  for (int i = 0; i < 30; ++i) {
+    (*spec.mutable_labels())[absl::StrCat("label-", i)] = std::string(60, 'x');
+  }
+  v1::Job job;
+  grpc::Status status;
+  int created = 0;
+  for (; status.ok() && created < 2000; ++created) {
+    spec.set_name(absl::StrCat("j", created));
+    status = Create(*stub, spec, "", &job);
+  }
+  --created;
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("the disk is full"));
+  ASSERT_TRUE(coordinator_.process().Running());
+  for (int i = 0; i < created; ++i) EXPECT_FALSE(Get(absl::StrCat("j", i)).uid().empty()) << i;
+  EXPECT_TRUE(Get(absl::StrCat("j", created)).uid().empty());
+  std::filesystem::remove(coordinator_.data_dir() + "/ballast");
+  EXPECT_TRUE(Eventually([&] { return Create(*stub, spec, "", &job).ok(); }));
 }
 
 // A job runs to its end on a worker; /metrics is clean all the while and keeps nothing of it.

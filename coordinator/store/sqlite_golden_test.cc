@@ -1,0 +1,117 @@
+// A database that schema 1 wrote must be read by every later release. With
+// RINGLEADER_WRITE_GOLDEN=1 in the environment the test writes tests/golden/database/ anew instead,
+// which only a change before the first release may call for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/status_macros.h"
+#include "base/temp_dir.h"
+#include "coordinator/store/sqlite_connection.h"
+#include "coordinator/store/sqlite_store.h"
+
+namespace ringleader::store {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kGolden[] = "tests/golden/database/schema-1.db";
+
+absl::Status Fill(WriteTransaction& t) {
+  v1::Job job;
+  job.set_name("jobs/golden");
+  job.set_uid("0123");
+  job.set_state(v1::Job::RUNNING);
+  job.mutable_spec()->set_name("golden");
+  (*job.mutable_spec()->mutable_labels())["team"] = "ocean";
+  RETURN_IF_ERROR(t.CreateJob(&job));
+  v1::Attempt attempt;
+  attempt.set_number(1);
+  ASSIGN_OR_RETURN(const uint64_t token, t.Next(Counter::kFencingToken));
+  attempt.set_fencing_token(token);
+  RETURN_IF_ERROR(t.PutAttempt("golden", attempt));
+  v1::StepReport step;
+  step.set_step(1);
+  step.set_loss(5.5);
+  RETURN_IF_ERROR(t.PutStep("golden", step));
+  v1::EvalReport eval;
+  eval.set_step(1);
+  eval.set_loss(5.25);
+  RETURN_IF_ERROR(t.PutEval("golden", eval));
+  v1::CheckpointNotice checkpoint;
+  checkpoint.set_step(1);
+  checkpoint.set_path("/checkpoints/step-0000000001");
+  RETURN_IF_ERROR(t.PutCheckpoint("golden", checkpoint));
+  v1::LogLine line;
+  line.set_text("step 1");
+  RETURN_IF_ERROR(t.AppendLogs("golden", 1, {line}));
+  v1::Command command;
+  command.set_job("golden");
+  command.set_attempt(1);
+  command.mutable_connect()->add_addresses("127.0.0.1:1");
+  RETURN_IF_ERROR(t.PutCommand("n1", &command));
+  RETURN_IF_ERROR(t.SetAppliedSequence("n1", "i1", 7));
+  v1::Node node;
+  node.set_name("nodes/n1");
+  node.set_state(v1::Node::DRAINING);
+  RETURN_IF_ERROR(t.PutNode(node));
+  return t.PutReply({.id = "request-1", .method = "CreateJob", .fingerprint = "f"},
+                    job.SerializeAsString());
+}
+
+TEST(GoldenDatabaseTest, SchemaOneIsRead) {
+  FakeClock clock;
+  if (std::getenv("RINGLEADER_WRITE_GOLDEN") != nullptr) {
+    fs::create_directories(fs::path(kGolden).parent_path());
+    fs::remove(kGolden);
+    auto store = OpenSqliteStore({.path = kGolden, .clock = &clock});
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE((*store)->Write(Fill).ok());
+    store->reset();
+    fs::remove(std::string(kGolden) + ".lock");
+    GTEST_SKIP() << "wrote " << kGolden;
+  }
+  const TempDir dir;
+  const std::string path = dir.File("ringleader.db");
+  fs::copy_file(kGolden, path);
+  auto store = OpenSqliteStore({.path = path, .clock = &clock});
+  ASSERT_TRUE(store.ok()) << store.status();
+  const absl::Status status = (*store)->Write([](WriteTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const v1::Job job, t.GetJob("golden"));
+    EXPECT_EQ(job.uid(), "0123");
+    EXPECT_EQ(job.state(), v1::Job::RUNNING);
+    EXPECT_EQ(job.revision(), 1u);
+    EXPECT_EQ(job.attempts(0).fencing_token(), 1u);
+    ASSIGN_OR_RETURN(
+        const JobPage page,
+        t.ListJobs(
+            {.terms = {{.field = JobTerm::Field::kLabel, .label = "team", .value = "ocean"}}}));
+    EXPECT_EQ(page.total, 1);
+    ASSIGN_OR_RETURN(const StepPage steps, t.ListSteps("golden", 0, 0, 10));
+    EXPECT_EQ(steps.steps.at(0).loss(), 5.5);
+    ASSIGN_OR_RETURN(const EvalPage evals, t.ListEvals("golden", 0));
+    EXPECT_EQ(evals.evals.at(0).loss(), 5.25);
+    ASSIGN_OR_RETURN(const auto checkpoints, t.ListCheckpoints("golden"));
+    EXPECT_EQ(checkpoints.at(0).path(), "/checkpoints/step-0000000001");
+    ASSIGN_OR_RETURN(const LogPage logs, t.ReadLogs({.job = "golden"}));
+    EXPECT_EQ(logs.lines.at(0).text(), "step 1");
+    ASSIGN_OR_RETURN(const auto commands, t.ListCommands("n1"));
+    EXPECT_EQ(commands.at(0).connect().addresses(0), "127.0.0.1:1");
+    ASSIGN_OR_RETURN(const uint64_t applied, t.GetAppliedSequence("n1", "i1"));
+    EXPECT_EQ(applied, 7u);
+    ASSIGN_OR_RETURN(const v1::Node node, t.GetNode("n1"));
+    EXPECT_EQ(node.state(), v1::Node::DRAINING);
+    ASSIGN_OR_RETURN(const auto reply,
+                     t.FindReply({.id = "request-1", .method = "CreateJob", .fingerprint = "f"}));
+    EXPECT_TRUE(reply.has_value());
+    ASSIGN_OR_RETURN(const uint64_t token, t.Next(Counter::kFencingToken));
+    EXPECT_EQ(token, 2u);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace ringleader::store
