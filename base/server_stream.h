@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/grpc_status.h"
 
 namespace ringleader {
 
@@ -94,9 +95,7 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   void FinishLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (finished_) return;
     finished_ = true;
-    // The codes of absl are those of gRPC.
-    this->Finish(
-        grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message())));
+    this->Finish(ToGrpcStatus(status));
   }
 
   std::shared_ptr<ServerStream> self_;  // set until OnDone
