@@ -142,6 +142,11 @@ TEST_F(CliTest, ListShowsARowAJob) {
             "zzz    SUCCEEDED  0/3   -       -         -      5m   -\n");
 }
 
+TEST_F(CliTest, AnEmptyListIsAList) {
+  EXPECT_EQ(Run({"list", "-o", "json"}).out, "{\n  \"jobs\": []\n}\n");
+  EXPECT_EQ(Run({"nodes", "-o", "yaml"}).out, "nodes:\n  []\n");
+}
+
 TEST_F(CliTest, ListSaysWhatItLeftOut) {
   for (const char* id : {"a", "b", "c"}) AddJob(id, v1::Job::PENDING);
   const Result result = Run({"list", "--limit", "1"});
@@ -378,6 +383,9 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_THAT(table, HasSubstr("density, layer 1                20.0 %"));
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
+  coordinator_.watch.clear();
+  AddJob("stopped", v1::Job::CANCELLED);
+  EXPECT_THAT(Run({"report", "stopped"}).err, HasSubstr("ended without a step"));
 }
 
 TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {

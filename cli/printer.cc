@@ -25,7 +25,16 @@ ordered_json ToJson(const google::protobuf::Message& message) {
   // Fails only for messages with Any or for strings that are no UTF-8; ours have neither.
   const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
   if (!status.ok()) return ordered_json::object();
-  return ordered_json::parse(text);
+  ordered_json document = ordered_json::parse(text);
+  // An empty list is a list, so that programs need not ask whether it is there.
+  const google::protobuf::Descriptor* type = message.GetDescriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = type->field(i);
+    if (field->is_repeated() && !field->is_map() && !document.contains(field->name())) {
+      document[field->name()] = ordered_json::array();
+    }
+  }
+  return document;
 }
 
 YAML::Node ToYamlNode(const ordered_json& value) {

@@ -146,6 +146,11 @@ absl::StatusOr<int> Report(const Context& context, const std::string& name) {
     for (const v1::StepReport& step : response.steps()) steps[step.step()] = step;
     if (response.has_job()) job = response.job();
   }));
+  if (steps.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(ShortName(job.name()),
+                                                      " ended without a step (", job.state_reason(),
+                                                      "); there is nothing to report"));
+  }
   const Totals totals = Sum(job, steps);
   PrintJson(context, ToJson(totals), [&](std::ostream& out) { WriteTable(out, totals); });
   return kOk;

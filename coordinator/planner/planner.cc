@@ -187,6 +187,9 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape&
         2 * spec.parallelism().context() * spec.attention().tile());
   }
 
+  // Chosen by the machines' usual speed, never by what was measured: an attempt that resumes on the
+  // same kind of machines adds in the same order, and so gets the same losses bit for bit.
+  const CostModel usual(spec, model, cluster);
   std::vector<v1::StepPlan> tried;
   absl::Status refused;
   for (const Candidate& candidate : candidates) {
@@ -205,7 +208,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape&
       if (refused.ok()) refused = fits;
       continue;
     }
-    *plan.mutable_prediction() = Predict(spec, model, cluster, cost_model, plan);
+    *plan.mutable_prediction() = Predict(spec, model, cluster, usual, plan);
     tried.push_back(std::move(plan));
   }
   if (tried.empty()) return refused;
@@ -218,6 +221,9 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape&
   }
   v1::StepPlan plan = *best;
   AddReasons(spec.parallelism(), group, tried, &plan);
+  if (cost_model.observations() > 0) {
+    *plan.mutable_prediction() = Predict(spec, model, cluster, cost_model, plan);
+  }
   const std::vector<uint64_t> tokens(spec.training().global_batch(), spec.data().sequence_length());
   for (v1::MicroBatchAssignment& assignment :
        AssignSequences(spec, model, cost_model, plan.prediction().density(), tokens)) {

@@ -123,6 +123,26 @@ TEST(MakePlanTest, SameInputSamePlan) {
             Plan(spec, Gpus(1, 8))->SerializeAsString());
 }
 
+// What was measured prices the plan but does not choose it: a resumed attempt adds in the same
+// order.
+TEST(MakePlanTest, MeasuredSpeedChangesThePredictionNotTheChoice) {
+  const v1::JobSpec spec = LongJob(8, 131072);
+  const ClusterShape cluster = Gpus(2, 4);
+  CostModel slow(spec, ThreeBillion(), cluster);
+  for (int i = 0; i < 100; ++i) {
+    const Work work = {.tiles = 1e6, .rows = 1e6, .calls = 100};
+    slow.Observe(Phase::kAttentionForward, work, 50);
+    slow.Observe(Phase::kAttentionBackward, work, 100);
+  }
+  const auto before = Plan(spec, cluster);
+  const auto after = MakePlan(spec, ThreeBillion(), cluster, slow);
+  ASSERT_TRUE(before.ok() && after.ok());
+  EXPECT_EQ(after->layout(), before->layout());
+  EXPECT_EQ(after->stripe(), before->stripe());
+  EXPECT_EQ(after->ring().SerializeAsString(), before->ring().SerializeAsString());
+  EXPECT_GT(after->prediction().step_seconds(), 2 * before->prediction().step_seconds());
+}
+
 TEST(MakePlanTest, EveryPatternIsPredicted) {
   v1::JobSpec spec = LongJob(4, 131072);
   double dense_seconds = 0;
