@@ -1,0 +1,447 @@
+// attention_bench [--csv FILE] [--commit NAME] [--quick]: block-sparse attention against cuDNN's
+// dense causal attention (through LibTorch) at the same length, heads and head dimension, measured
+// in the same run, before and after. TFLOP/s count visible pairs: 4 d FLOPs each forward, 10 d
+// backward; a diagonal tile counts half.
+//
+// Lists: `causal` is dense; `toeplitz` a local band with a quarter of the work and random clusters
+// of 1 to 4 block diagonals of 128 for the rest, other ones for each head; `csr` random tiles.
+// `columns` includes gather and scatter. `ring4` is one rank's layer at 4 x the tokens: four ring
+// steps over striped owners, vertical-slash diagonals of 128.
+#include <dlfcn.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "kernels/bench/bench_report.h"
+#include "kernels/sm90/attention.h"
+#include "kernels/sm90/columns.h"
+
+namespace ringleader::kernels::bench {
+namespace {
+
+constexpr int kRepeats = 5;
+constexpr int64_t kTokens = 131072;
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "attention_bench: %s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+
+struct Shape {
+  int heads, kv_heads, head_dim;
+};
+
+at::TensorOptions OnGpu(at::ScalarType type) {
+  return at::TensorOptions().device(at::kCUDA).dtype(type);
+}
+
+template <typename T>
+TokenMajor<T> View(const at::Tensor& tensor) {
+  return {
+      static_cast<T*>(tensor.data_ptr()),   tensor.size(0),   static_cast<int32_t>(tensor.size(1)),
+      static_cast<int32_t>(tensor.size(2)), tensor.stride(0), tensor.stride(1)};
+}
+
+// What one rank holds.
+struct Tensors {
+  at::Tensor q, k, v, d_out, out, lse, delta, dq, dk, dv, workspace;
+
+  explicit Tensors(const Shape& s) {
+    const auto bf16 = OnGpu(at::kBFloat16), fp32 = OnGpu(at::kFloat);
+    q = at::randn({kTokens, s.heads, s.head_dim}, bf16);
+    k = at::randn({kTokens, s.kv_heads, s.head_dim}, bf16);
+    v = at::randn_like(k);
+    d_out = at::randn_like(q);
+    out = at::zeros({kTokens, s.heads, s.head_dim}, fp32);
+    dq = at::zeros_like(out);
+    dk = at::zeros({kTokens, s.kv_heads, s.head_dim}, fp32);
+    dv = at::zeros_like(dk);
+    lse = at::empty({s.heads, kTokens}, fp32);
+    delta = at::empty_like(lse);
+    workspace = at::empty({1 << 28}, OnGpu(at::kByte));
+  }
+  float* f(const at::Tensor& tensor) const { return tensor.data_ptr<float>(); }
+  sm90::Workspace scratch() const { return {workspace.data_ptr(), workspace.numel()}; }
+  void Reset() const { lse.fill_(-std::numeric_limits<float>::infinity()); }
+  void ComputeDelta() const { delta.copy_((out * d_out.to(at::kFloat)).sum(-1).transpose(0, 1)); }
+};
+
+struct Milliseconds {
+  double forward, backward;
+};
+
+Milliseconds MeasureCudnn(const Shape& s) {
+  at::globalContext().setSDPUseFlash(false);
+  at::globalContext().setSDPUseMemEfficient(false);
+  at::globalContext().setSDPUseMath(false);
+  at::globalContext().setSDPUseCuDNN(true);
+  const auto input = [&](int heads) {
+    return at::randn({1, heads, kTokens, s.head_dim}, OnGpu(at::kBFloat16)).requires_grad_();
+  };
+  const at::Tensor q = input(s.heads), k = input(s.kv_heads), v = input(s.kv_heads);
+  const auto attention = [&] {
+    return at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, {},
+                                            /*enable_gqa=*/true);
+  };
+  Milliseconds ms;
+  {
+    const at::NoGradGuard no_grad;
+    ms.forward = MedianMs([&] { attention(); }, kRepeats);
+  }
+  const at::Tensor out = attention(), d_out = at::randn_like(out);
+  ms.backward = MedianMs(
+      [&] {
+        torch::autograd::grad({out}, {q, k, v}, {d_out}, /*retain_graph=*/true);
+      },
+      kRepeats);
+  return ms;
+}
+
+// A row of the table before cuDNN's second measurement.
+struct Measured {
+  std::string kernel;
+  int tile;
+  double pairs;  // visible, over all heads
+  double dense_pairs;
+  Milliseconds ms;
+};
+
+double CausalPairs(const Shape& s) {
+  return 0.5 * s.heads * kTokens * (kTokens + 1.0);
+}
+
+Milliseconds MeasureTiles(const Tensors& t, const Shape& s, const TileSelection& tiles,
+                          const std::vector<std::pair<ShardLayout, ShardLayout>>& steps) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  Milliseconds ms;
+  ms.forward = MedianMs(
+      [&] {
+        t.Reset();
+        for (const auto& [query, key] : steps) {
+          Check(sm90::AttentionForward({.q = View<const __nv_bfloat16>(t.q),
+                                        .k = View<const __nv_bfloat16>(t.k),
+                                        .v = View<const __nv_bfloat16>(t.v),
+                                        .out = View<float>(t.out),
+                                        .lse = t.f(t.lse),
+                                        .query_layout = query,
+                                        .key_layout = key,
+                                        .tiles = tiles,
+                                        .scale = scale},
+                                       t.scratch(), nullptr));
+        }
+      },
+      kRepeats);
+  t.ComputeDelta();
+  ms.backward = MedianMs(
+      [&] {
+        for (const auto& [query, key] : steps) {
+          Check(sm90::AttentionBackward({.q = View<const __nv_bfloat16>(t.q),
+                                         .k = View<const __nv_bfloat16>(t.k),
+                                         .v = View<const __nv_bfloat16>(t.v),
+                                         .d_out = View<const __nv_bfloat16>(t.d_out),
+                                         .lse = t.f(t.lse),
+                                         .delta = t.f(t.delta),
+                                         .dq = View<float>(t.dq),
+                                         .dk = View<float>(t.dk),
+                                         .dv = View<float>(t.dv),
+                                         .query_layout = query,
+                                         .key_layout = key,
+                                         .tiles = tiles,
+                                         .scale = scale},
+                                        t.scratch(), nullptr));
+        }
+      },
+      kRepeats);
+  return ms;
+}
+
+const ShardLayout kWhole = {.tokens = kTokens};
+
+// Block diagonals of 128 for `tokens`, [heads][blocks].
+std::vector<std::vector<bool>> RandomDiagonals(int heads, int64_t tokens, double density) {
+  const int64_t blocks = tokens / 128;
+  std::mt19937 random(20251121);
+  std::vector<std::vector<bool>> diagonals;
+  for (int h = 0; h < heads; ++h) {
+    std::vector<bool> set(blocks, false);
+    double work = 0;
+    const double target = density * 0.5 * blocks * blocks;
+    const auto add = [&](int64_t delta) {
+      if (delta >= blocks || set[delta] || work >= target) return;
+      set[delta] = true;
+      work += delta == 0 ? 0.5 * blocks : blocks - delta;
+    };
+    set[0] = true;
+    for (int64_t delta = 0; work < target / 4; ++delta) add(delta);
+    while (work < target) {
+      const int64_t start = std::uniform_int_distribution<int64_t>(0, blocks - 1)(random);
+      const int64_t length = std::uniform_int_distribution<int64_t>(1, 4)(random);
+      for (int64_t i = 0; i < length; ++i) add(start + i);
+    }
+    diagonals.push_back(std::move(set));
+  }
+  return diagonals;
+}
+
+// The bitmap of `diagonals` in blocks of `tile`.
+at::Tensor PackDiagonals(const std::vector<std::vector<bool>>& diagonals, int tile,
+                         int32_t* words) {
+  const int64_t scale = 128 / tile, blocks = static_cast<int64_t>(diagonals[0].size()) * scale;
+  *words = static_cast<int32_t>((blocks + 63) / 64);
+  std::vector<int64_t> bits(diagonals.size() * *words, 0);
+  for (size_t h = 0; h < diagonals.size(); ++h) {
+    for (int64_t delta = 0; delta < blocks; ++delta) {
+      if (diagonals[h][delta / scale]) {
+        bits[h * *words + delta / 64] |= static_cast<int64_t>(uint64_t{1} << (delta % 64));
+      }
+    }
+  }
+  return at::tensor(bits, at::kLong).to(at::kCUDA);
+}
+
+double DiagonalPairs(const std::vector<std::vector<bool>>& diagonals) {
+  double tiles = 0;
+  for (const auto& set : diagonals) {
+    const auto blocks = static_cast<int64_t>(set.size());
+    for (int64_t delta = 0; delta < blocks; ++delta) {
+      if (set[delta]) tiles += delta == 0 ? 0.5 * blocks : blocks - delta;
+    }
+  }
+  return tiles * 128 * 128;
+}
+
+Measured BenchCausal(const Tensors& t, const Shape& s, int tile) {
+  const TileSelection tiles = {.tile = tile};
+  return {"causal", tile, CausalPairs(s), CausalPairs(s),
+          MeasureTiles(t, s, tiles, {{kWhole, kWhole}})};
+}
+
+Measured BenchToeplitz(const Tensors& t, const Shape& s, int tile, double density) {
+  const auto diagonals = RandomDiagonals(s.heads, kTokens, density);
+  TileSelection tiles = {.pattern = TilePattern::kToeplitz, .tile = tile};
+  const at::Tensor bits = PackDiagonals(diagonals, tile, &tiles.diagonal_words);
+  tiles.diagonals = reinterpret_cast<const uint64_t*>(bits.data_ptr<int64_t>());
+  return {"toeplitz", tile, DiagonalPairs(diagonals), CausalPairs(s),
+          MeasureTiles(t, s, tiles, {{kWhole, kWhole}})};
+}
+
+// One rank of four, all its ring steps.
+Measured BenchRing(const Tensors& t, const Shape& s, double density) {
+  constexpr int kRanks = 4;
+  const auto diagonals = RandomDiagonals(s.heads, kRanks * kTokens, density);
+  TileSelection tiles = {.pattern = TilePattern::kToeplitz};
+  const at::Tensor bits = PackDiagonals(diagonals, 128, &tiles.diagonal_words);
+  tiles.diagonals = reinterpret_cast<const uint64_t*>(bits.data_ptr<int64_t>());
+  const auto layout = [](int rank) {
+    return ShardLayout{.kind = LayoutKind::kStriped,
+                       .ranks = kRanks,
+                       .rank = rank,
+                       .stripe = 128,
+                       .tokens = kRanks * kTokens};
+  };
+  std::vector<std::pair<ShardLayout, ShardLayout>> steps;
+  for (int step = 0; step < kRanks; ++step) {
+    steps.emplace_back(layout(1), layout((1 - step + kRanks) % kRanks));
+  }
+  return {"ring4", 128, DiagonalPairs(diagonals) / kRanks, kRanks * CausalPairs(s),
+          MeasureTiles(t, s, tiles, steps)};
+}
+
+Measured BenchCsr(const Tensors& t, const Shape& s, int tile, double density) {
+  const int64_t blocks = kTokens / tile;
+  std::mt19937 random(20251121);
+  std::bernoulli_distribution active(density);
+  std::vector<int32_t> row_offsets, columns, column_offsets, rows;
+  double pairs = 0;
+  for (int h = 0; h < s.heads; ++h) {
+    std::vector<std::vector<int32_t>> by_column(blocks);
+    row_offsets.push_back(static_cast<int32_t>(columns.size()));
+    for (int64_t row = 0; row < blocks; ++row) {
+      for (int64_t column = 0; column <= row; ++column) {
+        if (column != row && !active(random)) continue;
+        columns.push_back(column);
+        by_column[column].push_back(row);
+        pairs += (column == row ? 0.5 : 1.0) * tile * tile;
+      }
+      row_offsets.push_back(static_cast<int32_t>(columns.size()));
+    }
+    column_offsets.push_back(static_cast<int32_t>(rows.size()));
+    for (const auto& list : by_column) {
+      rows.insert(rows.end(), list.begin(), list.end());
+      column_offsets.push_back(static_cast<int32_t>(rows.size()));
+    }
+  }
+  const auto upload = [](const std::vector<int32_t>& values) {
+    return at::tensor(values, at::kInt).to(at::kCUDA);
+  };
+  const at::Tensor gpu_row_offsets = upload(row_offsets), gpu_columns = upload(columns),
+                   gpu_column_offsets = upload(column_offsets), gpu_rows = upload(rows);
+  const TileSelection tiles = {.pattern = TilePattern::kCsr,
+                               .tile = tile,
+                               .row_offsets = gpu_row_offsets.data_ptr<int32_t>(),
+                               .columns = gpu_columns.data_ptr<int32_t>(),
+                               .column_offsets = gpu_column_offsets.data_ptr<int32_t>(),
+                               .rows = gpu_rows.data_ptr<int32_t>()};
+  return {"csr", tile, pairs, CausalPairs(s), MeasureTiles(t, s, tiles, {{kWhole, kWhole}})};
+}
+
+// 4,096 columns a head beside a Toeplitz pattern of 5 %.
+Measured BenchColumns(const Tensors& t, const Shape& s) {
+  constexpr int kColumns = 4096;
+  const auto diagonals = RandomDiagonals(s.heads, kTokens, 0.05);
+  TileSelection tiles = {.pattern = TilePattern::kToeplitz};
+  const at::Tensor bits = PackDiagonals(diagonals, 128, &tiles.diagonal_words);
+  tiles.diagonals = reinterpret_cast<const uint64_t*>(bits.data_ptr<int64_t>());
+  std::vector<int64_t> positions;
+  std::mt19937 random(20251121);
+  double tile_pairs = 0;
+  for (int h = 0; h < s.heads; ++h) {
+    std::vector<int64_t> all(kTokens);
+    for (int64_t i = 0; i < kTokens; ++i) all[i] = i;
+    std::shuffle(all.begin(), all.end(), random);
+    std::sort(all.begin(), all.begin() + kColumns);
+    positions.insert(positions.end(), all.begin(), all.begin() + kColumns);
+    // Tiles of columns, as the figure is stated: what is masked in them counts.
+    for (int c = 0; c < kColumns; c += 128) tile_pairs += 128.0 * (kTokens - all[c] / 128 * 128);
+  }
+  const at::Tensor gpu_positions = at::tensor(positions, at::kLong).to(at::kCUDA);
+  const at::Tensor counts = at::full({s.heads}, kColumns, OnGpu(at::kInt));
+  const ColumnSelection columns = {gpu_positions.data_ptr<int64_t>(), counts.data_ptr<int32_t>(),
+                                   kColumns};
+  const at::Tensor keys = at::empty({s.heads, kColumns, s.head_dim}, OnGpu(at::kBFloat16));
+  const at::Tensor values = at::empty_like(keys);
+  const at::Tensor d_keys = at::empty({s.heads, kColumns, s.head_dim}, OnGpu(at::kFloat));
+  const at::Tensor d_values = at::empty_like(d_keys);
+  auto* const keys_data = static_cast<__nv_bfloat16*>(keys.data_ptr());
+  auto* const values_data = static_cast<__nv_bfloat16*>(values.data_ptr());
+  const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  Milliseconds ms;
+  ms.forward = MedianMs(
+      [&] {
+        t.Reset();
+        Check(sm90::GatherColumns(View<const __nv_bfloat16>(t.k), View<const __nv_bfloat16>(t.v),
+                                  kWhole, columns, s.heads, keys_data, values_data, nullptr));
+        Check(sm90::ColumnForward({.q = View<const __nv_bfloat16>(t.q),
+                                   .keys = keys_data,
+                                   .values = values_data,
+                                   .columns = columns,
+                                   .tiles = tiles,
+                                   .query_layout = kWhole,
+                                   .out = View<float>(t.out),
+                                   .lse = t.f(t.lse),
+                                   .scale = scale},
+                                  t.scratch(), nullptr));
+      },
+      kRepeats);
+  t.ComputeDelta();
+  ms.backward = MedianMs(
+      [&] {
+        d_keys.zero_();
+        d_values.zero_();
+        Check(sm90::ColumnBackward({.q = View<const __nv_bfloat16>(t.q),
+                                    .d_out = View<const __nv_bfloat16>(t.d_out),
+                                    .keys = keys_data,
+                                    .values = values_data,
+                                    .columns = columns,
+                                    .tiles = tiles,
+                                    .query_layout = kWhole,
+                                    .lse = t.f(t.lse),
+                                    .delta = t.f(t.delta),
+                                    .dq = View<float>(t.dq),
+                                    .d_keys = t.f(d_keys),
+                                    .d_values = t.f(d_values),
+                                    .scale = scale},
+                                   t.scratch(), nullptr));
+        Check(sm90::ScatterColumns(t.f(d_keys), t.f(d_values), kWhole, columns, s.heads,
+                                   View<float>(t.dk), View<float>(t.dv), nullptr));
+      },
+      kRepeats);
+  return {"columns", 128, tile_pairs, CausalPairs(s), ms};
+}
+
+void BenchShape(const Shape& s, bool lists, Report& report) {
+  const Milliseconds before = MeasureCudnn(s);
+  std::vector<Measured> rows;
+  {
+    const Tensors t(s);
+    rows.push_back(BenchCausal(t, s, 128));
+    if (lists) {
+      rows.push_back(BenchCausal(t, s, 64));
+      for (const double density : {0.05, 0.1, 0.2}) {
+        rows.push_back(BenchToeplitz(t, s, 128, density));
+        rows.push_back(BenchToeplitz(t, s, 64, density));
+        rows.push_back(BenchCsr(t, s, 128, density));
+      }
+      rows.push_back(BenchCsr(t, s, 64, 0.05));
+      rows.push_back(BenchColumns(t, s));
+      rows.push_back(BenchRing(t, s, 0.05));
+    }
+  }
+  const Milliseconds after = MeasureCudnn(s);
+  const auto add = [&](const Measured& row, const char* direction, double flops_per_pair, double ms,
+                       double cudnn_ms) {
+    const double tflops = flops_per_pair * s.head_dim * row.pairs / ms * 1e-9;
+    const double cudnn = flops_per_pair * s.head_dim * CausalPairs(s) / cudnn_ms * 1e-9;
+    report.Add({row.kernel, direction, absl::StrFormat("%d", kTokens),
+                absl::StrFormat("%.3f", row.pairs / row.dense_pairs),
+                absl::StrFormat("%d", row.tile), absl::StrFormat("%d", s.heads),
+                absl::StrFormat("%d", s.kv_heads), absl::StrFormat("%d", s.head_dim),
+                absl::StrFormat("%.3f", ms), absl::StrFormat("%.1f", tflops),
+                absl::StrFormat("%.1f", cudnn), absl::StrFormat("%.3f", tflops / cudnn)});
+  };
+  for (const Measured& row : rows) {
+    add(row, "forward", 4, row.ms.forward, (before.forward + after.forward) / 2);
+    add(row, "backward", 10, row.ms.backward, (before.backward + after.backward) / 2);
+  }
+}
+
+int Main(int argc, char** argv) {
+  std::string csv, commit = "unknown";
+  bool quick = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--csv") == 0 && i + 1 < argc) {
+      csv = argv[++i];
+    } else if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) {
+      commit = argv[++i];
+    } else if (std::strcmp(argv[i], "--quick") == 0) {
+      quick = true;
+    } else {
+      std::fprintf(stderr, "usage: attention_bench [--csv FILE] [--commit NAME] [--quick]\n");
+      return 2;
+    }
+  }
+  // Registers LibTorch's CUDA backend where it is installed; the program links the CPU part alone.
+  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr ||
+      !torch::cuda::is_available()) {
+    std::printf("attention_bench: SKIPPED, no GPU or no LibTorch with CUDA\n");
+    return 0;
+  }
+  Report report(commit, {"kernel", "direction", "tokens", "density", "tile", "heads", "kv_heads",
+                         "head_dim", "ms", "tflops", "cudnn_tflops", "ratio"});
+  BenchShape({16, 2, 128}, /*lists=*/true, report);
+  if (!quick) {
+    for (const Shape& shape : {Shape{16, 2, 64}, Shape{32, 8, 128}, Shape{28, 4, 128},
+                               Shape{4, 4, 128}, Shape{64, 8, 128}}) {
+      BenchShape(shape, /*lists=*/false, report);
+    }
+  }
+  report.PrintTable();
+  return csv.empty() || report.WriteCsv(csv) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::bench
+
+int main(int argc, char** argv) {
+  return ringleader::kernels::bench::Main(argc, argv);
+}
