@@ -41,8 +41,8 @@ void BenchIndex(const Shape& shape, Report& report) {
   std::vector<int64_t> positions(shape.queries);
   for (int e = 0; e < shape.queries; ++e) positions[e] = tokens - shape.queries + e;
   DeviceBuffer<int64_t> gpu_positions(positions), row_sum(heads * shape.queries),
-      column_positions(heads * kMaxColumns), kept(heads), diagonal_kept(heads), total(heads),
-      load(shape.ranks);
+      column_positions(heads * kMaxColumns), load(shape.ranks);
+  DeviceBuffer<index::IndexMass> masses(heads);
   DeviceBuffer<float> row_max(heads * shape.queries), mass(std::vector<float>(heads, 0.9f));
   DeviceBuffer<int32_t> column_mass(heads * n), diagonal_mass(heads * blocks),
       caps(std::vector<int32_t>(heads, kMaxColumns)), counts(heads), diagonal_counts(heads),
@@ -51,9 +51,8 @@ void BenchIndex(const Shape& shape, Report& report) {
   DeviceBuffer<int32_t> candidate_mass(shape.ranks * candidates),
       candidate_positions(shape.ranks * candidates);
   candidate_mass.Zero();
-  DeviceBuffer<char> workspace(
-      static_cast<int64_t>(index::SelectColumnsWorkspaceBytes(heads, tokens)));
-  DeviceBuffer<uint64_t> diagonals(heads * (blocks + 63) / 64);
+  DeviceBuffer<char> workspace(static_cast<int64_t>(index::SelectWorkspaceBytes(heads, tokens)));
+  DeviceBuffer<uint64_t> diagonals(heads * ((blocks + 63) / 64));
   const index::EstimateArgs estimate = {
       .q = {q.data(), shape.queries, heads, dim, int64_t{heads} * dim, dim},
       .query_positions = gpu_positions.data(),
@@ -79,47 +78,28 @@ void BenchIndex(const Shape& shape, Report& report) {
                                          .positions = candidate_positions.data()},
                                         nullptr));
   };
-  const auto run_columns = [&] {
-    Check(index::SelectColumns({.mass = candidate_mass.data(),
-                                .positions = candidate_positions.data(),
-                                .diagonal_mass = diagonal_mass.data(),
-                                .budgets = budgets,
-                                .ranks = shape.ranks,
-                                .heads = heads,
-                                .max_columns = kMaxColumns,
-                                .sink_tokens = kSink,
-                                .tokens = tokens,
-                                .tile = kTile,
-                                .workspace = workspace.data(),
-                                .column_positions = column_positions.data(),
-                                .counts = counts.data(),
-                                .kept_mass = kept.data()},
-                               nullptr));
-  };
-  const auto run_diagonals = [&] {
-    Check(index::SelectDiagonals({.diagonal_mass = diagonal_mass.data(),
-                                  .budgets = budgets,
-                                  .heads = heads,
-                                  .blocks = static_cast<int32_t>(blocks),
-                                  .local_blocks = kLocalBlocks,
-                                  .ranks = shape.ranks,
-                                  .diagonals = diagonals.data(),
-                                  .counts = diagonal_counts.data(),
-                                  .kept_mass = diagonal_kept.data(),
-                                  .total_mass = total.data(),
-                                  .residue_offsets = residue_offsets.data(),
-                                  .residues = residues.data()},
-                                 nullptr));
-  };
-  const auto run_load = [&] {
-    Check(index::DiagonalLoad({.diagonals = diagonals.data(),
-                               .layout = layout,
-                               .heads = heads,
-                               .tile = kTile,
-                               .first_rank = 0,
-                               .rank_count = 1,
-                               .load = load.data()},
-                              nullptr));
+  const auto run_select = [&] {
+    Check(index::Select({.candidate_mass = candidate_mass.data(),
+                         .candidate_positions = candidate_positions.data(),
+                         .diagonal_mass = diagonal_mass.data(),
+                         .column_budgets = budgets,
+                         .diagonal_budgets = budgets,
+                         .layout = layout,
+                         .heads = heads,
+                         .tile = kTile,
+                         .max_columns = kMaxColumns,
+                         .sink_tokens = kSink,
+                         .local_blocks = kLocalBlocks,
+                         .workspace = workspace.data(),
+                         .column_positions = column_positions.data(),
+                         .column_counts = counts.data(),
+                         .diagonals = diagonals.data(),
+                         .diagonal_counts = diagonal_counts.data(),
+                         .residue_offsets = residue_offsets.data(),
+                         .residues = residues.data(),
+                         .load = load.data(),
+                         .masses = masses.data()},
+                        nullptr));
   };
   // What later kernels keep of it, and what only building it takes.
   const size_t kept_bytes = column_positions.Bytes() + counts.Bytes() + diagonals.Bytes() +
@@ -138,17 +118,13 @@ void BenchIndex(const Shape& shape, Report& report) {
   add("row_sum", run_sum);
   add("mass", run_mass);
   add("candidates", run_candidates);
-  add("columns", run_columns);
-  add("diagonals", run_diagonals);
-  add("load", run_load);
+  add("select", run_select);
   add("all", [&] {
     run_max();
     run_sum();
     run_mass();
     run_candidates();
-    run_columns();
-    run_diagonals();
-    run_load();
+    run_select();
   });
 }
 

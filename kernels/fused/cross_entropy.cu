@@ -11,8 +11,6 @@ namespace {
 namespace cg = cooperative_groups;
 
 constexpr int kMaxCluster = 8;
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
@@ -34,9 +32,10 @@ __device__ __forceinline__ Softmax WarpMerge(Softmax mine) {
 // Every 16-byte vector of the row sits in a register of one thread of the cluster from load to
 // store: one read, one write. kMinBlocks keeps enough blocks on a multiprocessor that loads of one
 // row run beside the stores of another.
-template <int kCluster, int V, int kMinBlocks>
+template <int kCluster, int kThreads, int V, int kMinBlocks>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMinBlocks)
     CrossEntropyKernel(const CrossEntropyArgs args) {
+  constexpr int kWarps = kThreads / 32;
   __shared__ Softmax warps[kWarps];
   constexpr int kSumsPerLane = (kCluster * kWarps + 31) / 32;
   cg::cluster_group cluster = cg::this_cluster();
@@ -135,9 +134,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   cluster.barrier_wait();
 }
 
-template <int kCluster, int V, int kMinBlocks>
+template <int kCluster, int kThreads, int V, int kMinBlocks>
 void Launch(const CrossEntropyArgs& args, cudaStream_t stream) {
-  CrossEntropyKernel<kCluster, V, kMinBlocks>
+  CrossEntropyKernel<kCluster, kThreads, V, kMinBlocks>
       <<<static_cast<unsigned>(args.rows * kCluster), kThreads, 0, stream>>>(args);
 }
 
@@ -156,16 +155,17 @@ absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream) {
     return absl::InvalidArgumentError(
         "CrossEntropy: gradient_scale is null; set it, or gradient = false");
   }
-  // The fewest blocks a row whose registers hold it.
-  constexpr int64_t kPerVector = int64_t{kThreads} * kVec;
-  if (args.stride <= 2 * 5 * kPerVector) {
-    Launch<2, 5, 3>(args, stream);
-  } else if (args.stride <= 4 * 5 * kPerVector) {
-    Launch<4, 5, 3>(args, stream);
-  } else if (args.stride <= 8 * 5 * kPerVector) {
-    Launch<8, 5, 3>(args, stream);
+  // The fewest blocks whose registers hold a row; 32 registers a thread let 60 to 64 warps be
+  // there.
+  const int64_t vectors = args.stride / kVec;
+  if (vectors <= 2 * 512 * 4) {
+    Launch<2, 512, 4, 4>(args, stream);
+  } else if (vectors <= 8 * 512 * 4) {
+    Launch<8, 512, 4, 4>(args, stream);
+  } else if (vectors <= 8 * 640 * 4) {
+    Launch<8, 640, 4, 3>(args, stream);
   } else {
-    Launch<8, 8, 1>(args, stream);
+    Launch<8, 512, 8, 1>(args, stream);
   }
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "CrossEntropy");
   return absl::OkStatus();

@@ -31,16 +31,6 @@ __global__ void FillKernel(float* out, int count, float value) {
   if (i < count) out[i] = value;
 }
 
-template <int kHeadDim>
-__device__ __forceinline__ void InitBarriers(EstimateShared<kHeadDim>& shared, int consumers) {
-  if (threadIdx.x != 0) return;
-  for (int stage = 0; stage < kStages; ++stage) {
-    ptx::MbarrierInit(&shared.full[stage], 1);
-    ptx::MbarrierInit(&shared.empty[stage], consumers * 4);
-  }
-  ptx::MbarrierInitFence();
-}
-
 // Row maxima (kSum false) or, given them, row sums. Queries are rows of the product, so a row is
 // reduced within a quad of lanes. Each warpgroup takes one run of queries; with fewer runs than
 // warpgroups they take turns at the tiles.
@@ -49,10 +39,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     RowKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
-  const BlockWork work(p);
+  const BlockWork work(p, blockIdx.x);
   const int turns = work.run_count == 1 ? 4 : work.run_count == 2 ? 2 : 1;
   InitBarriers(shared, work.run_count);
-  if (threadIdx.x < kConsumerThreads) LoadQueries(p, work, shared);
+  if (threadIdx.x < kConsumerThreads)
+    LoadQueries(p, work, shared, [&](int e) { return p.query_positions[e]; });
   __syncthreads();
   if (threadIdx.x >= kConsumerThreads) return ProduceKeys(p, work, &key_map, shared);
 
@@ -74,13 +65,16 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   // The row and half tile that this lane sums up: see QuadSum.
   uint64_t sum = 0;
 
+  const ProductTurn turn(work.run_count == kBlockRuns && work.tile_count > 0, warpgroup);
   const char* q = reinterpret_cast<const char*>(shared.q) + run * (kRun * 128);
   for (int i = warpgroup / (kConsumers / turns); i < work.tile_count; i += turns) {
     const int stage = i % kStages;
     float s[64];
     ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
     const int key_position[2] = {shared.key_position[stage][0], shared.key_position[stage][1]};
+    turn.Begin();
     Logits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]), kKeyTile);
+    turn.End(i + 1 == work.tile_count);
     if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
 
     const int key = (work.first_tile + i) * kKeyTile;
@@ -134,10 +128,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     MassKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
   extern __shared__ __align__(1024) unsigned char smem[];
   auto& shared = *reinterpret_cast<EstimateShared<kHeadDim>*>(smem);
-  const BlockWork work(p);
+  const BlockWork work(p, blockIdx.x);
   const int turns = work.run_count <= 2 ? 2 : 1;
   InitBarriers(shared, kConsumers / turns);
-  if (threadIdx.x < kConsumerThreads) LoadQueries(p, work, shared);
+  if (threadIdx.x < kConsumerThreads)
+    LoadQueries(p, work, shared, [&](int e) { return p.query_positions[e]; });
   __syncthreads();
   // exp(logit - max) / sum = 2^(dot * scale_log2 + bias); an invalid row gets no share.
   for (int row = threadIdx.x; row < kBlockQueries; row += kBlockThreads) {
@@ -177,6 +172,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int run = pair * 2 + lane % 2, row = warp * 16 + lane / 4 + lane / 2 % 2 * 8;
   const bool run_valid = run < work.run_count;
   const int head = work.Head(p, run_valid ? run : 0), run_block = shared.run_block[run];
+  const ProductTurn turn(turns == 1 && work.tile_count > 0, warpgroup);
   const char* q = reinterpret_cast<const char*>(shared.q) + first_row * 128;
 
   for (int i = turns == 1 ? 0 : warpgroup / 2; i < work.tile_count; i += turns) {
@@ -185,7 +181,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
     const int key_position = shared.key_position[stage][half];
     const char* k = reinterpret_cast<const char*>(shared.k[stage]) + half * (kRun * 128);
+    turn.Begin();
     Logits<kHeadDim>(s, k, kKeyTile, q, kBlockQueries);
+    turn.End(i + 1 == work.tile_count);
     if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
 
     const int key = (work.first_tile + i) * kKeyTile + half * kRun;

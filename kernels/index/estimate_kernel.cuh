@@ -72,8 +72,8 @@ struct BlockWork {
   int first_tile;
   int tile_count;
 
-  __device__ explicit BlockWork(const EstimateParams& p) {
-    const int combination = blockIdx.x / p.chunks, chunk = blockIdx.x % p.chunks;
+  __device__ BlockWork(const EstimateParams& p, int block) {
+    const int combination = block / p.chunks, chunk = block % p.chunks;
     kv_head = combination / p.block_groups;
     first_run = combination % p.block_groups * kBlockRuns;
     run_count = min(kBlockRuns, p.group * p.runs - first_run);
@@ -90,10 +90,12 @@ struct BlockWork {
   }
 };
 
-// Consumer threads load their block's queries; all threads must then synchronise.
-template <int kHeadDim>
+// Consumer threads load their block's queries; all threads must then synchronise. position_of(e) is
+// the position of query e.
+template <int kHeadDim, typename PositionOf>
 __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const BlockWork& work,
-                                            EstimateShared<kHeadDim>& shared) {
+                                            EstimateShared<kHeadDim>& shared,
+                                            PositionOf position_of) {
   constexpr int kChunks = kHeadDim / 8;  // of 16 bytes in a row
   for (int i = threadIdx.x; i < kBlockQueries * kChunks; i += kConsumerThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
@@ -109,9 +111,20 @@ __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const Block
   for (int row = threadIdx.x; row < kBlockQueries; row += kConsumerThreads) {
     const int run = row / kRun, query = work.FirstQuery(p, run) + row % kRun;
     const bool valid = run < work.run_count && query < p.queries;
-    shared.query_position[row] = valid ? static_cast<int>(p.query_positions[query]) : kNoQuery;
+    shared.query_position[row] = valid ? static_cast<int>(position_of(query)) : kNoQuery;
   }
   ptx::FenceAsyncShared();
+}
+
+// `consumers` warpgroups read each tile.
+template <int kHeadDim>
+__device__ __forceinline__ void InitBarriers(EstimateShared<kHeadDim>& shared, int consumers) {
+  if (threadIdx.x != 0) return;
+  for (int stage = 0; stage < kStages; ++stage) {
+    ptx::MbarrierInit(&shared.full[stage], 1);
+    ptx::MbarrierInit(&shared.empty[stage], consumers * 4);
+  }
+  ptx::MbarrierInitFence();
 }
 
 // The loading warp: keys of all tiles in turn, and the positions where the tiles' halves begin.
@@ -148,6 +161,30 @@ __device__ __forceinline__ void Logits(float (&d)[64], const char* a, int a_rows
   ptx::WgmmaWait<0>();
   ptx::PinRegisters(d);
 }
+
+// Warpgroups that share every tile take turns at the tensor cores; left alone they would all
+// multiply at once and then all compute exponentials at once, each unit idle half of the time.
+class ProductTurn {
+ public:
+  // `ordered` false: no turns, as when warpgroups work on different tiles. All of a warpgroup call.
+  __device__ ProductTurn(bool ordered, int warpgroup) : ordered_(ordered), warpgroup_(warpgroup) {
+    if (ordered_ && warpgroup_ == kConsumers - 1) ptx::NamedBarrierArrive(kFirst, kThreads);
+  }
+  __device__ void Begin() const {
+    if (ordered_) ptx::NamedBarrierSync(kFirst + warpgroup_, kThreads);
+  }
+  // The last warpgroup's last turn has no successor.
+  __device__ void End(bool last_tile) const {
+    if (!ordered_ || (last_tile && warpgroup_ == kConsumers - 1)) return;
+    ptx::NamedBarrierArrive(kFirst + (warpgroup_ + 1) % kConsumers, kThreads);
+  }
+
+ private:
+  static constexpr int kFirst = 1;  // named barriers kFirst to kFirst + kConsumers - 1
+  static constexpr int kThreads = 2 * ptx::kWarpgroupThreads;  // who waits and who lets them go on
+  bool ordered_;
+  int warpgroup_;
+};
 
 __device__ __forceinline__ float Exp2(float x) {
   float y;

@@ -1,5 +1,5 @@
-// The index on the device: estimates against double precision, lists against a plain sort, and one
-// rank against several.
+// The index on the device: estimates against double precision, lists against kernels/reference, and
+// one rank against several.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,11 +7,11 @@
 #include <cmath>
 #include <numeric>
 #include <random>
-#include <set>
 
 #include "kernels/fused/device_buffer.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
+#include "kernels/reference/index_select.h"
 
 namespace ringleader::kernels::index {
 namespace {
@@ -127,7 +127,7 @@ class IndexTest : public ::testing::Test {
     return estimate;
   }
 
-  // Steps 4 and 5 on simulated ranks, compared with a sort.
+  // Steps 4 and 5 on simulated ranks, compared with kernels/reference.
   void CheckSelection(const Estimate& estimate, int heads, int64_t tokens, int tile, int ranks,
                       int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
                       const std::vector<int32_t>& max_count);
@@ -226,29 +226,6 @@ TEST_F(IndexTest, EstimateIsTheSameOnAnyNumberOfRanks) {
   }
 }
 
-// The elements that a selection takes, by a sort: forced ones, then by falling mass and rising
-// position until the target or the count is reached.
-std::set<int64_t> SortedSelection(const int32_t* mass, int64_t count, int64_t forced, int64_t total,
-                                  float share, int64_t cap) {
-  std::vector<int64_t> order(count);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return std::pair(a >= forced, -int64_t{mass[a]}) < std::pair(b >= forced, -int64_t{mass[b]});
-  });
-  const int64_t target = MassTarget(total, share);
-  std::set<int64_t> out;
-  int64_t sum = 0;
-  for (const int64_t i : order) {
-    const bool is_forced = i < forced;
-    if (!is_forced && (sum >= target || static_cast<int64_t>(out.size()) >= cap || mass[i] == 0)) {
-      break;
-    }
-    out.insert(i);
-    sum += mass[i];
-  }
-  return out;
-}
-
 void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t tokens, int tile,
                                int ranks, int max_columns, int sink, int local_blocks,
                                const std::vector<float>& mass,
@@ -259,6 +236,7 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t toke
   DeviceBuffer<int32_t> all_positions(int64_t{ranks} * heads * max_columns);
   ShardLayout layout = {
       .kind = LayoutKind::kStriped, .ranks = ranks, .stripe = 128, .tokens = tokens};
+  std::vector<std::vector<reference::ColumnCandidate>> candidates(heads);
   for (int r = 0; r < ranks; ++r) {
     layout.rank = r;
     std::vector<int32_t> local(heads * n);
@@ -266,7 +244,11 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t toke
       for (int64_t i = 0; i < n; ++i) {
         local[h * n + i] = estimate.column_mass[h * tokens + layout.Position(i)];
       }
+      std::vector<reference::ColumnCandidate> best(max_columns);
+      reference::CandidateColumns(&local[h * n], layout, sink, max_columns, best.data());
+      candidates[h].insert(candidates[h].end(), best.begin(), best.end());
     }
+    const int64_t at = int64_t{r} * heads * max_columns;
     DeviceBuffer<int32_t> column_mass(local), out_mass(heads * max_columns),
         out_position(heads * max_columns);
     ASSERT_EQ(SelectColumnCandidates({.column_mass = column_mass.data(),
@@ -278,7 +260,6 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t toke
                                       .positions = out_position.data()},
                                      nullptr),
               absl::OkStatus());
-    const int64_t at = int64_t{r} * heads * max_columns;
     ASSERT_EQ(cudaMemcpy(all_mass.data() + at, out_mass.data(), out_mass.Bytes(),
                          cudaMemcpyDeviceToDevice),
               cudaSuccess);
@@ -286,105 +267,90 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t toke
                          cudaMemcpyDeviceToDevice),
               cudaSuccess);
   }
+  layout.rank = ranks / 2;
   DeviceBuffer<int32_t> diagonal_mass(estimate.diagonal_mass), caps(max_count), counts(heads),
       diagonal_counts(heads), residue_offsets(heads * (ranks + 1)), residues(heads * blocks);
   DeviceBuffer<float> shares(mass);
-  DeviceBuffer<char> workspace(static_cast<int64_t>(SelectColumnsWorkspaceBytes(heads, tokens)));
-  DeviceBuffer<int64_t> positions(heads * max_columns), kept(heads), diagonal_kept(heads),
-      total(heads), load(ranks * ranks);
+  DeviceBuffer<char> workspace(static_cast<int64_t>(SelectWorkspaceBytes(heads, tokens)));
+  DeviceBuffer<int64_t> positions(heads * max_columns), load(ranks);
+  DeviceBuffer<IndexMass> masses(heads);
   DeviceBuffer<uint64_t> diagonals(heads * words);
   const HeadBudgets budgets = {.mass = shares.data(), .max_count = caps.data()};
-  ASSERT_EQ(SelectColumns({.mass = all_mass.data(),
-                           .positions = all_positions.data(),
-                           .diagonal_mass = diagonal_mass.data(),
-                           .budgets = budgets,
-                           .ranks = ranks,
-                           .heads = heads,
-                           .max_columns = max_columns,
-                           .sink_tokens = sink,
-                           .tokens = tokens,
-                           .tile = tile,
-                           .workspace = workspace.data(),
-                           .column_positions = positions.data(),
-                           .counts = counts.data(),
-                           .kept_mass = kept.data()},
-                          nullptr),
-            absl::OkStatus());
-  ASSERT_EQ(SelectDiagonals({.diagonal_mass = diagonal_mass.data(),
-                             .budgets = budgets,
-                             .heads = heads,
-                             .blocks = blocks,
-                             .local_blocks = local_blocks,
-                             .ranks = ranks,
-                             .diagonals = diagonals.data(),
-                             .counts = diagonal_counts.data(),
-                             .kept_mass = diagonal_kept.data(),
-                             .total_mass = total.data(),
-                             .residue_offsets = residue_offsets.data(),
-                             .residues = residues.data()},
-                            nullptr),
-            absl::OkStatus());
-  ASSERT_EQ(DiagonalLoad({.diagonals = diagonals.data(),
-                          .layout = layout,
-                          .heads = heads,
-                          .tile = tile,
-                          .first_rank = 0,
-                          .rank_count = ranks,
-                          .load = load.data()},
-                         nullptr),
+  ASSERT_EQ(Select({.candidate_mass = all_mass.data(),
+                    .candidate_positions = all_positions.data(),
+                    .diagonal_mass = diagonal_mass.data(),
+                    .column_budgets = budgets,
+                    .diagonal_budgets = budgets,
+                    .layout = layout,
+                    .heads = heads,
+                    .tile = tile,
+                    .max_columns = max_columns,
+                    .sink_tokens = sink,
+                    .local_blocks = local_blocks,
+                    .workspace = workspace.data(),
+                    .column_positions = positions.data(),
+                    .column_counts = counts.data(),
+                    .diagonals = diagonals.data(),
+                    .diagonal_counts = diagonal_counts.data(),
+                    .residue_offsets = residue_offsets.data(),
+                    .residues = residues.data(),
+                    .load = load.data(),
+                    .masses = masses.data()},
+                   nullptr),
             absl::OkStatus());
 
   const auto got_positions = positions.Read();
   const auto got_bits = diagonals.Read();
   const auto got_offsets = residue_offsets.Read();
   const auto got_residues = residues.Read();
-  std::vector<int64_t> expected_load(ranks * ranks);
+  const auto got_masses = masses.Read();
+  std::vector<int64_t> expected_load(ranks);
   for (int h = 0; h < heads; ++h) {
     SCOPED_TRACE(::testing::Message() << "head " << h << " mass " << mass[h] << " cap "
                                       << max_count[h] << " ranks " << ranks);
     const int32_t* column_mass = &estimate.column_mass[h * tokens];
     const int32_t* block_mass = &estimate.diagonal_mass[int64_t{h} * blocks];
-    const int64_t sum = std::accumulate(block_mass, block_mass + blocks, int64_t{0});
-    const auto columns = SortedSelection(column_mass, tokens, std::min<int64_t>(sink, tokens), sum,
-                                         mass[h], std::min(max_count[h], max_columns));
-    std::vector<int64_t> want(columns.begin(), columns.end());
-    int64_t want_kept = 0;
-    for (const int64_t c : columns) want_kept += column_mass[c];
-    ASSERT_EQ(counts.Read()[h], static_cast<int32_t>(want.size()));
-    want.resize(max_columns, INT64_MAX);
+    const int64_t total = std::accumulate(block_mass, block_mass + blocks, int64_t{0});
+    std::vector<int64_t> want(max_columns);
+    const int32_t count =
+        reference::SelectColumns(candidates[h].data(), static_cast<int64_t>(candidates[h].size()),
+                                 total, sink, mass[h], max_count[h], max_columns, want.data());
+    ASSERT_EQ(counts.Read()[h], count);
     ASSERT_TRUE(std::equal(want.begin(), want.end(), got_positions.begin() + h * max_columns));
-    EXPECT_EQ(kept.Read()[h], want_kept);
-    EXPECT_EQ(total.Read()[h], sum);
+    int64_t columns_mass = 0;
+    for (int c = 0; c < count; ++c) columns_mass += column_mass[want[c]];
+    EXPECT_EQ(got_masses[h].columns, columns_mass);
+    EXPECT_EQ(got_masses[h].total, total);
 
-    const auto chosen = SortedSelection(block_mass, blocks, std::min(blocks, local_blocks + 1), sum,
-                                        mass[h], max_count[h]);
-    std::set<int64_t> got;
-    for (int b = 0; b < words * 64; ++b) {
-      if (got_bits[h * words + b / 64] >> (b % 64) & 1) got.insert(b);
-    }
-    ASSERT_EQ(got, chosen);
-    EXPECT_EQ(diagonal_counts.Read()[h], static_cast<int32_t>(chosen.size()));
+    std::vector<uint64_t> want_bits(words);
+    const int32_t chosen = reference::SelectDiagonals(block_mass, blocks, local_blocks, mass[h],
+                                                      max_count[h], want_bits.data());
+    EXPECT_EQ(diagonal_counts.Read()[h], chosen);
+    ASSERT_TRUE(std::equal(want_bits.begin(), want_bits.end(), got_bits.begin() + h * words));
+    const auto has = [&](int64_t delta) {
+      return delta >= 0 && (want_bits[delta / 64] >> (delta % 64) & 1) != 0;
+    };
     std::vector<int32_t> want_residues;
+    int64_t diagonals_mass = 0;
     for (int residue = 0; residue < ranks; ++residue) {
       EXPECT_EQ(got_offsets[h * (ranks + 1) + residue], static_cast<int>(want_residues.size()));
-      for (const int64_t b : chosen) {
-        if (b % ranks == residue) want_residues.push_back(static_cast<int32_t>(b));
+      for (int b = residue; b < blocks; b += ranks) {
+        if (!has(b)) continue;
+        want_residues.push_back(b);
+        diagonals_mass += block_mass[b];
       }
     }
     EXPECT_EQ(got_offsets[h * (ranks + 1) + ranks], static_cast<int>(want_residues.size()));
     EXPECT_TRUE(std::equal(want_residues.begin(), want_residues.end(),
                            got_residues.begin() + int64_t{h} * blocks));
+    EXPECT_EQ(got_masses[h].diagonals, diagonals_mass);
     // Load by looking at every pair of local tiles.
-    for (int r = 0; r < ranks; ++r) {
-      for (int owner = 0; owner < ranks; ++owner) {
-        ShardLayout query = layout, key = layout;
-        query.rank = r;
-        key.rank = owner;
-        for (int64_t a = 0; a < n; a += tile) {
-          for (int64_t b = 0; b < n; b += tile) {
-            expected_load[r * ranks + owner] +=
-                chosen.contains(query.Position(a) / tile - key.Position(b) / tile);
-          }
+    for (int owner = 0; owner < ranks; ++owner) {
+      ShardLayout key = layout;
+      key.rank = owner;
+      for (int64_t a = 0; a < n; a += tile) {
+        for (int64_t b = 0; b < n; b += tile) {
+          expected_load[owner] += has(layout.Position(a) / tile - key.Position(b) / tile);
         }
       }
     }
@@ -392,7 +358,7 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t toke
   EXPECT_EQ(load.Read(), expected_load);
 }
 
-TEST_F(IndexTest, SelectionEqualsASort) {
+TEST_F(IndexTest, SelectionEqualsTheReference) {
   const std::vector<float> mass = {0.9f, 0.5f, 1.0f, 0.01f, 0.95f, 0.9f, 1.0f, 0.9999f};
   const std::vector<int32_t> caps = {512, 7, 100, 512, 300, 1, 512, 512};
   const int heads = static_cast<int>(mass.size());
@@ -449,9 +415,10 @@ TEST(IndexArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   candidates.sink_tokens = 9;
   EXPECT_THAT(SelectColumnCandidates(candidates, nullptr).message(),
               HasSubstr("sink_tokens is 9; allowed are multiples of 1 from 0 to 8"));
-  SelectDiagonalsArgs diagonals;
-  diagonals.heads = diagonals.blocks = 1;
-  EXPECT_THAT(SelectDiagonals(diagonals, nullptr).message(), HasSubstr("budgets.mass"));
+  SelectArgs select;
+  select.heads = select.max_columns = 1;
+  select.layout.tokens = 128;
+  EXPECT_THAT(Select(select, nullptr).message(), HasSubstr("column_budgets: mass and max_count"));
 }
 
 }  // namespace

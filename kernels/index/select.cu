@@ -14,7 +14,6 @@ using fused::CheckPointer;
 using fused::CheckSize;
 
 constexpr int kCandidateCluster = 8;
-constexpr int kLoadThreads = 64;
 
 // Masses that fit are kept in shared memory: they are looked at several times.
 extern __shared__ int32_t cached[];
@@ -117,12 +116,10 @@ __device__ void ScanBitmap(const uint32_t* bitmap, int words, uint64_t* slots, E
   }
 }
 
-__global__ void __launch_bounds__(kSelectThreads)
-    SelectColumnsKernel(const SelectColumnsArgs args, int blocks, bool cache) {
-  __shared__ SelectShared shared;
-  __shared__ int last_tie;
-  const int head = blockIdx.x;
-  const int candidates = args.ranks * args.max_columns;
+// Columns of one head.
+__device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool cache,
+                              SelectShared& shared, int* last_tie) {
+  const int candidates = args.layout.ranks * args.max_columns;
   const auto place = [&](int i) {
     const int rank = i / args.max_columns, slot = i % args.max_columns;
     return (static_cast<int64_t>(rank) * args.heads + head) * args.max_columns + slot;
@@ -136,8 +133,8 @@ __global__ void __launch_bounds__(kSelectThreads)
 #pragma unroll 4
   for (int i = threadIdx.x; i < candidates; i += kSelectThreads) {
     const int64_t at = place(i);
-    const bool is_forced = forced(args.positions[at]);
-    const int mass = args.mass[at];
+    const bool is_forced = forced(args.candidate_positions[at]);
+    const int mass = args.candidate_mass[at];
     if (is_forced) forced_sum += uint64_t{1} << 32 | static_cast<uint32_t>(mass);
     if (cache) cached[i] = is_forced ? 0 : mass;
   }
@@ -147,37 +144,37 @@ __global__ void __launch_bounds__(kSelectThreads)
   const int64_t forced_mass = static_cast<int64_t>(forced_sum & 0xffffffffu);
   const auto mass_of = [&](int i) {
     if (cache) return cached[i];
-    return forced(args.positions[place(i)]) ? 0 : args.mass[place(i)];
+    return forced(args.candidate_positions[place(i)]) ? 0 : args.candidate_mass[place(i)];
   };
-  const int64_t cap = min(args.budgets.max_count[head], args.max_columns);
+  const int64_t cap = min(args.column_budgets.max_count[head], args.max_columns);
   const Threshold threshold = FindThreshold<1, true>(
       shared, 0, candidates, mass_of, cap - forced_count,
-      MassTarget(static_cast<int64_t>(total), args.budgets.mass[head]) - forced_mass);
+      MassTarget(static_cast<int64_t>(total), args.column_budgets.mass[head]) - forced_mass);
 
   // A bitmap of the sequence sorts the positions, first of the ties, then of the choice.
-  const int words = static_cast<int>((args.tokens + 31) / 32);
+  const int words = static_cast<int>((args.layout.tokens + 31) / 32);
   uint32_t* bitmap = static_cast<uint32_t*>(args.workspace) + static_cast<int64_t>(head) * words;
   const auto mark = [&](auto chosen) {
     for (int w = threadIdx.x; w < words; w += kSelectThreads) bitmap[w] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < candidates; i += kSelectThreads) {
-      const int position = args.positions[place(i)];
+      const int position = args.candidate_positions[place(i)];
       if (position >= 0 && chosen(position, mass_of(i))) {
         atomicOr(bitmap + position / 32, 1u << position % 32);
       }
     }
     __syncthreads();
   };
-  if (threadIdx.x == 0) last_tie = threshold.ties > 0 ? INT_MAX : -1;
+  if (threadIdx.x == 0) *last_tie = threshold.ties > 0 ? INT_MAX : -1;
   __syncthreads();
   if (threshold.ties > 0 && threshold.ties < threshold.equal) {
     mark([&](int, int mass) { return mass == threshold.value; });
     ScanBitmap(bitmap, words, shared.scan, [&](int rank, int position) {
-      if (rank == threshold.ties - 1) last_tie = position;
+      if (rank == threshold.ties - 1) *last_tie = position;
     });
     __syncthreads();
   }
-  const int last = last_tie;
+  const int last = *last_tie;
   mark([&](int position, int mass) {
     return forced(position) || mass > threshold.value ||
            (mass == threshold.value && mass > 0 && position <= last);
@@ -190,17 +187,16 @@ __global__ void __launch_bounds__(kSelectThreads)
     out[at] = INT64_MAX;
   }
   if (threadIdx.x == 0) {
-    args.counts[head] = count;
-    args.kept_mass[head] = forced_mass + threshold.mass;
+    args.column_counts[head] = count;
+    args.masses[head].columns = forced_mass + threshold.mass;
   }
 }
 
-__global__ void __launch_bounds__(kSelectThreads)
-    SelectDiagonalsKernel(const SelectDiagonalsArgs args) {
-  __shared__ SelectShared shared;
-  const int head = blockIdx.x, blocks = args.blocks;
+// Block diagonals of one head, as bits and by residue, and the tiles that they cost.
+__device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
+                                SelectShared& shared) {
   const int32_t* mass = args.diagonal_mass + static_cast<int64_t>(head) * blocks;
-  const int forced = min(blocks, args.local_blocks + 1);
+  const int forced = min(blocks, args.local_blocks + 1), ranks = args.layout.ranks;
   uint64_t total = 0, forced_mass = 0;
   for (int b = threadIdx.x; b < blocks; b += kSelectThreads) {
     total += static_cast<uint64_t>(mass[b]);
@@ -209,10 +205,10 @@ __global__ void __launch_bounds__(kSelectThreads)
   total = BlockScan(total, shared.scan).total;
   forced_mass = BlockScan(forced_mass, shared.scan).total;
   const auto mass_of = [&](int b) { return b < forced ? 0 : mass[b]; };
-  const Threshold threshold =
-      FindThreshold<1, true>(shared, 0, blocks, mass_of, args.budgets.max_count[head] - forced,
-                             MassTarget(static_cast<int64_t>(total), args.budgets.mass[head]) -
-                                 static_cast<int64_t>(forced_mass));
+  const Threshold threshold = FindThreshold<1, true>(
+      shared, 0, blocks, mass_of, args.diagonal_budgets.max_count[head] - forced,
+      MassTarget(static_cast<int64_t>(total), args.diagonal_budgets.mass[head]) -
+          static_cast<int64_t>(forced_mass));
 
   const int words = (blocks + 63) / 64;
   uint32_t* bits = reinterpret_cast<uint32_t*>(args.diagonals + static_cast<int64_t>(head) * words);
@@ -230,44 +226,54 @@ __global__ void __launch_bounds__(kSelectThreads)
   }
   __syncthreads();
   // Entry i of the order by residue is diagonal residue + ranks * (i % of_residue).
-  const int of_residue = (blocks + args.ranks - 1) / args.ranks;
+  const int of_residue = (blocks + ranks - 1) / ranks;
   int32_t* residues = args.residues + static_cast<int64_t>(head) * blocks;
-  int32_t* offsets = args.residue_offsets + static_cast<int64_t>(head) * (args.ranks + 1);
+  int32_t* offsets = args.residue_offsets + static_cast<int64_t>(head) * (ranks + 1);
   int before = 0;
-  for (int first = 0; first < of_residue * args.ranks; first += kSelectThreads) {
+  for (int first = 0; first < of_residue * ranks; first += kSelectThreads) {
     const int i = first + static_cast<int>(threadIdx.x);
-    const int residue = i / of_residue, b = residue + i % of_residue * args.ranks;
-    const bool chosen = residue < args.ranks && b < blocks && (bits[b / 32] >> b % 32 & 1) != 0;
+    const int residue = i / of_residue, b = residue + i % of_residue * ranks;
+    const bool chosen = residue < ranks && b < blocks && (bits[b / 32] >> b % 32 & 1) != 0;
     const Scan scan = BlockScan(chosen, shared.scan);
     const int at = before + static_cast<int>(scan.inclusive) - chosen;
     before += static_cast<int>(scan.total);
-    if (residue < args.ranks && i % of_residue == 0) offsets[residue] = at;
+    if (residue < ranks && i % of_residue == 0) offsets[residue] = at;
     if (chosen) residues[at] = b;
   }
+  __syncthreads();
+  // A warp an owner.
+  for (int owner = static_cast<int>(threadIdx.x) / 32; owner < ranks;
+       owner += kSelectThreads / 32) {
+    ShardLayout key = args.layout;
+    key.rank = owner;
+    int64_t tiles = 0;
+    for (int at = threadIdx.x % 32; at < before; at += 32) {
+      tiles += DiagonalTiles(args.layout, key, args.tile, residues[at]);
+    }
+    for (int lane = 16; lane > 0; lane /= 2) tiles += __shfl_xor_sync(0xffffffffu, tiles, lane);
+    if (threadIdx.x % 32 == 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(args.load) + owner,
+                static_cast<unsigned long long>(tiles));
+    }
+  }
   if (threadIdx.x == 0) {
-    offsets[args.ranks] = before;
-    args.counts[head] = before;
-    args.kept_mass[head] = static_cast<int64_t>(forced_mass) + threshold.mass;
-    args.total_mass[head] = static_cast<int64_t>(total);
+    offsets[ranks] = before;
+    args.diagonal_counts[head] = before;
+    args.masses[head].diagonals = static_cast<int64_t>(forced_mass) + threshold.mass;
+    args.masses[head].total = static_cast<int64_t>(total);
   }
 }
 
-__global__ void DiagonalLoadKernel(const DiagonalLoadArgs args, int words) {
-  ShardLayout query = args.layout, key = args.layout;
-  query.rank = args.first_rank + static_cast<int>(blockIdx.x) / args.layout.ranks;
-  key.rank = static_cast<int>(blockIdx.x) % args.layout.ranks;
-  const uint64_t* diagonals = args.diagonals + static_cast<int64_t>(blockIdx.y) * words;
-  int64_t tiles = 0;
-  for (int word = threadIdx.x; word < words; word += kLoadThreads) {
-    for (uint64_t bits = diagonals[word]; bits != 0; bits &= bits - 1) {
-      const int bit = __ffsll(static_cast<long long>(bits)) - 1;
-      tiles += DiagonalTiles(query, key, args.tile, int64_t{word} * 64 + bit);
-    }
-  }
-  __shared__ uint64_t slots[32];
-  const Scan scan = BlockScan(static_cast<uint64_t>(tiles), slots);
-  if (threadIdx.x == 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(args.load) + blockIdx.x, scan.total);
+// Two blocks a head: one for its columns, one for its diagonals.
+__global__ void __launch_bounds__(kSelectThreads)
+    SelectKernel(const SelectArgs args, int blocks, bool cache) {
+  __shared__ SelectShared shared;
+  __shared__ int last_tie;
+  const int head = blockIdx.x / 2;
+  if (blockIdx.x % 2 == 0) {
+    SelectColumns(args, head, blocks, cache, shared, &last_tie);
+  } else {
+    SelectDiagonals(args, head, blocks, shared);
   }
 }
 
@@ -283,7 +289,7 @@ absl::Status CacheBytes(const void* kernel, int64_t elements, size_t* bytes) {
 absl::Status CheckBudgets(const HeadBudgets& budgets, const char* step) {
   if (budgets.mass == nullptr || budgets.max_count == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s: budgets.mass and budgets.max_count must both be set", step));
+        absl::StrFormat("%s: mass and max_count must both be set", step));
   }
   return absl::OkStatus();
 }
@@ -309,68 +315,41 @@ absl::Status SelectColumnCandidates(const ColumnCandidatesArgs& args, cudaStream
   return absl::OkStatus();
 }
 
-size_t SelectColumnsWorkspaceBytes(int32_t heads, int64_t tokens) {
+size_t SelectWorkspaceBytes(int32_t heads, int64_t tokens) {
   return sizeof(uint32_t) * static_cast<size_t>(heads) * static_cast<size_t>((tokens + 31) / 32);
 }
 
-absl::Status SelectColumns(const SelectColumnsArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(args.heads, "SelectColumns: heads", 1, 4096));
-  RETURN_IF_ERROR(CheckSize(args.ranks, "SelectColumns: ranks", 1, 65536));
+absl::Status Select(const SelectArgs& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSize(args.heads, "Select: heads", 1, 4096));
+  RETURN_IF_ERROR(CheckSize(args.layout.ranks, "Select: ranks", 1, 65536));
   RETURN_IF_ERROR(
-      CheckSize(args.max_columns, "SelectColumns: max_columns", 1, INT32_MAX / args.ranks));
-  RETURN_IF_ERROR(CheckSize(args.sink_tokens, "SelectColumns: sink_tokens", 0, args.max_columns));
-  RETURN_IF_ERROR(CheckSize(args.tokens, "SelectColumns: tokens", 1, INT32_MAX - 1024));
-  RETURN_IF_ERROR(CheckSize(args.tile, "SelectColumns: tile", 64, 128, 64));
-  RETURN_IF_ERROR(CheckBudgets(args.budgets, "SelectColumns"));
-  RETURN_IF_ERROR(CheckPointer(args.mass, "SelectColumns: mass"));
-  RETURN_IF_ERROR(CheckPointer(args.positions, "SelectColumns: positions"));
-  RETURN_IF_ERROR(CheckPointer(args.diagonal_mass, "SelectColumns: diagonal_mass"));
-  RETURN_IF_ERROR(CheckPointer(args.workspace, "SelectColumns: workspace"));
-  RETURN_IF_ERROR(CheckPointer(args.column_positions, "SelectColumns: column_positions"));
-  RETURN_IF_ERROR(CheckPointer(args.counts, "SelectColumns: counts"));
-  RETURN_IF_ERROR(CheckPointer(args.kept_mass, "SelectColumns: kept_mass"));
+      CheckSize(args.max_columns, "Select: max_columns", 1, INT32_MAX / args.layout.ranks));
+  RETURN_IF_ERROR(CheckSize(args.sink_tokens, "Select: sink_tokens", 0, args.max_columns));
+  RETURN_IF_ERROR(CheckSize(args.local_blocks, "Select: local_blocks", 0, 1 << 25));
+  RETURN_IF_ERROR(CheckSize(args.layout.tokens, "Select: tokens", 1, INT32_MAX - 1024));
+  RETURN_IF_ERROR(CheckSize(args.tile, "Select: tile", 64, 128, 64));
+  RETURN_IF_ERROR(CheckBudgets(args.column_budgets, "Select: column_budgets"));
+  RETURN_IF_ERROR(CheckBudgets(args.diagonal_budgets, "Select: diagonal_budgets"));
+  RETURN_IF_ERROR(CheckPointer(args.candidate_mass, "Select: candidate_mass"));
+  RETURN_IF_ERROR(CheckPointer(args.candidate_positions, "Select: candidate_positions"));
+  RETURN_IF_ERROR(CheckPointer(args.diagonal_mass, "Select: diagonal_mass"));
+  RETURN_IF_ERROR(CheckPointer(args.workspace, "Select: workspace"));
+  RETURN_IF_ERROR(CheckPointer(args.column_positions, "Select: column_positions"));
+  RETURN_IF_ERROR(CheckPointer(args.column_counts, "Select: column_counts"));
+  RETURN_IF_ERROR(CheckPointer(args.diagonals, "Select: diagonals"));
+  RETURN_IF_ERROR(CheckPointer(args.diagonal_counts, "Select: diagonal_counts"));
+  RETURN_IF_ERROR(CheckPointer(args.residue_offsets, "Select: residue_offsets"));
+  RETURN_IF_ERROR(CheckPointer(args.residues, "Select: residues"));
+  RETURN_IF_ERROR(CheckPointer(args.load, "Select: load"));
+  RETURN_IF_ERROR(CheckPointer(args.masses, "Select: masses"));
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.load, 0, sizeof(int64_t) * args.layout.ranks, stream),
+                       "Select");
   size_t bytes = 0;
-  RETURN_IF_ERROR(CacheBytes(reinterpret_cast<const void*>(SelectColumnsKernel),
-                             int64_t{args.ranks} * args.max_columns, &bytes));
-  SelectColumnsKernel<<<args.heads, kSelectThreads, bytes, stream>>>(
-      args, static_cast<int>((args.tokens + args.tile - 1) / args.tile), bytes > 0);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectColumns");
-  return absl::OkStatus();
-}
-
-absl::Status SelectDiagonals(const SelectDiagonalsArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(args.heads, "SelectDiagonals: heads", 1, 4096));
-  RETURN_IF_ERROR(CheckSize(args.blocks, "SelectDiagonals: blocks", 1, 1 << 25));
-  RETURN_IF_ERROR(CheckSize(args.ranks, "SelectDiagonals: ranks", 1, 65536));
-  RETURN_IF_ERROR(CheckSize(args.local_blocks, "SelectDiagonals: local_blocks", 0, 1 << 25));
-  RETURN_IF_ERROR(CheckBudgets(args.budgets, "SelectDiagonals"));
-  RETURN_IF_ERROR(CheckPointer(args.diagonal_mass, "SelectDiagonals: diagonal_mass"));
-  RETURN_IF_ERROR(CheckPointer(args.diagonals, "SelectDiagonals: diagonals"));
-  RETURN_IF_ERROR(CheckPointer(args.counts, "SelectDiagonals: counts"));
-  RETURN_IF_ERROR(CheckPointer(args.kept_mass, "SelectDiagonals: kept_mass"));
-  RETURN_IF_ERROR(CheckPointer(args.total_mass, "SelectDiagonals: total_mass"));
-  RETURN_IF_ERROR(CheckPointer(args.residue_offsets, "SelectDiagonals: residue_offsets"));
-  RETURN_IF_ERROR(CheckPointer(args.residues, "SelectDiagonals: residues"));
-  SelectDiagonalsKernel<<<args.heads, kSelectThreads, 0, stream>>>(args);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectDiagonals");
-  return absl::OkStatus();
-}
-
-absl::Status DiagonalLoad(const DiagonalLoadArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(args.heads, "DiagonalLoad: heads", 1, 4096));
-  RETURN_IF_ERROR(CheckSize(args.first_rank, "DiagonalLoad: first_rank", 0, args.layout.ranks - 1));
-  RETURN_IF_ERROR(CheckSize(args.rank_count, "DiagonalLoad: rank_count", 1,
-                            args.layout.ranks - args.first_rank));
-  RETURN_IF_ERROR(CheckSize(args.tile, "DiagonalLoad: tile", 64, 128, 64));
-  RETURN_IF_ERROR(CheckPointer(args.diagonals, "DiagonalLoad: diagonals"));
-  RETURN_IF_ERROR(CheckPointer(args.load, "DiagonalLoad: load"));
-  const int64_t blocks = (args.layout.tokens + args.tile - 1) / args.tile;
-  const int pairs = args.rank_count * args.layout.ranks;
-  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.load, 0, sizeof(int64_t) * pairs, stream),
-                       "DiagonalLoad");
-  DiagonalLoadKernel<<<dim3(pairs, args.heads), kLoadThreads, 0, stream>>>(
-      args, static_cast<int>((blocks + 63) / 64));
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "DiagonalLoad");
+  RETURN_IF_ERROR(CacheBytes(reinterpret_cast<const void*>(SelectKernel),
+                             int64_t{args.layout.ranks} * args.max_columns, &bytes));
+  SelectKernel<<<2 * args.heads, kSelectThreads, bytes, stream>>>(
+      args, static_cast<int>((args.layout.tokens + args.tile - 1) / args.tile), bytes > 0);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "Select");
   return absl::OkStatus();
 }
 

@@ -13,6 +13,13 @@
 
 namespace ringleader::kernels::index {
 
+// What a head's estimate queries attend to, in units of 2^-22 of one query.
+struct IndexMass {
+  int64_t total = 0;
+  int64_t columns = 0;    // of the chosen columns
+  int64_t diagonals = 0;  // of the chosen block diagonals
+};
+
 // Step 4: this rank's columns that can be among the chosen ones: the max_columns of largest mass,
 // the forced ones (position < sink_tokens) first of all.
 struct ColumnCandidatesArgs {
@@ -26,58 +33,37 @@ struct ColumnCandidatesArgs {
 };
 absl::Status SelectColumnCandidates(const ColumnCandidatesArgs& args, cudaStream_t stream);
 
-// Step 5, columns: from the candidates of all ranks, in rank order.
-struct SelectColumnsArgs {
-  const int32_t* mass = nullptr;       // [ranks, heads, max_columns]
-  const int32_t* positions = nullptr;  // [ranks, heads, max_columns]
-  const int32_t* diagonal_mass =
-      nullptr;          // [heads, blocks], summed over ranks; its sum is the total
-  HeadBudgets budgets;  // counts at most max_columns
-  int32_t ranks = 1;
+// Step 5, from the candidates of all ranks, in rank order. The main diagonal and the local_blocks
+// next to it are forced, as are columns before sink_tokens.
+struct SelectArgs {
+  const int32_t* candidate_mass = nullptr;       // [ranks, heads, max_columns]
+  const int32_t* candidate_positions = nullptr;  // [ranks, heads, max_columns]
+  const int32_t* diagonal_mass = nullptr;        // [heads, blocks], summed over ranks
+  HeadBudgets column_budgets = {};               // counts at most max_columns
+  HeadBudgets diagonal_budgets = {};
+  ShardLayout layout;  // of this rank; below 2^31 tokens
   int32_t heads = 0;
+  int32_t tile = 128;
   int32_t max_columns = 0;
   int32_t sink_tokens = 0;
-  int64_t tokens = 0;  // of the sequence, below 2^31
-  int32_t tile = 128;
-  void* workspace = nullptr;            // SelectColumnsWorkspaceBytes(heads, tokens) bytes
-  int64_t* column_positions = nullptr;  // [heads, max_columns]: ColumnSelection
-  int32_t* counts = nullptr;            // [heads]
-  int64_t* kept_mass = nullptr;         // [heads], of the chosen columns
-};
-size_t SelectColumnsWorkspaceBytes(int32_t heads, int64_t tokens);
-absl::Status SelectColumns(const SelectColumnsArgs& args, cudaStream_t stream);
-
-// Step 5, block diagonals. 0 to local_blocks are forced.
-struct SelectDiagonalsArgs {
-  const int32_t* diagonal_mass = nullptr;  // [heads, blocks], summed over ranks
-  HeadBudgets budgets;
-  int32_t heads = 0;
-  int32_t blocks = 0;
   int32_t local_blocks = 0;
-  int32_t ranks = 1;
-  uint64_t* diagonals = nullptr;  // [heads, (blocks + 63) / 64]: TileSelection
-  int32_t* counts = nullptr;      // [heads]
-  int64_t* kept_mass = nullptr;   // [heads]
-  int64_t* total_mass = nullptr;  // [heads]
-  // The chosen diagonals by residue modulo `ranks`, ascending: with stripes of one tile those of
+  void* workspace = nullptr;  // SelectWorkspaceBytes(heads, tokens) bytes
+
+  int64_t* column_positions = nullptr;  // [heads, max_columns]: ColumnSelection
+  int32_t* column_counts = nullptr;     // [heads]
+  uint64_t* diagonals = nullptr;        // [heads, (blocks + 63) / 64]: TileSelection
+  int32_t* diagonal_counts = nullptr;   // [heads]
+  // The chosen diagonals by residue modulo ranks, ascending: with stripes of one tile those of
   // residue (rank - owner) are what a step of the ring visits. Residue r of head h:
   // residues[h * blocks + residue_offsets[h * (ranks + 1) + r] ..+ r + 1].
   int32_t* residue_offsets = nullptr;  // [heads, ranks + 1]
   int32_t* residues = nullptr;         // [heads, blocks]
+  // Tiles that this rank's queries visit with the keys of each owner, summed over heads: with a
+  // ring schedule, the exact load of every ring step.
+  int64_t* load = nullptr;      // [ranks]
+  IndexMass* masses = nullptr;  // [heads]
 };
-absl::Status SelectDiagonals(const SelectDiagonalsArgs& args, cudaStream_t stream);
-
-// The tiles that the queries of ranks [first_rank, first_rank + rank_count) visit with the keys of
-// each owner, summed over heads: with a ring schedule, the exact load of every ring step.
-struct DiagonalLoadArgs {
-  const uint64_t* diagonals = nullptr;  // [heads, (blocks + 63) / 64]
-  ShardLayout layout;                   // of any rank
-  int32_t heads = 0;
-  int32_t tile = 128;
-  int32_t first_rank = 0;
-  int32_t rank_count = 1;
-  int64_t* load = nullptr;  // [rank_count, ranks]
-};
-absl::Status DiagonalLoad(const DiagonalLoadArgs& args, cudaStream_t stream);
+size_t SelectWorkspaceBytes(int32_t heads, int64_t tokens);
+absl::Status Select(const SelectArgs& args, cudaStream_t stream);
 
 }  // namespace ringleader::kernels::index

@@ -1,0 +1,381 @@
+#include <algorithm>
+#include <climits>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/index/blocks.h"
+#include "kernels/index/threshold.cuh"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using fused::CheckPointer;
+using fused::CheckSize;
+
+constexpr int kGateThreads = 256;
+constexpr int kGateWarps = kGateThreads / 32;
+
+__global__ void TileSumsKernel(const TokenMajor<const __nv_bfloat16> x, int tile, float* sums) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * tile;
+  const int tokens = static_cast<int>(min(static_cast<int64_t>(tile), x.tokens - first));
+  const int head = blockIdx.y;
+  const __nv_bfloat16* row = x.data + first * x.token_stride + head * x.head_stride + threadIdx.x;
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int t = 0; t < tokens; ++t) sum += __bfloat162float(row[t * x.token_stride]);
+  sums[(static_cast<int64_t>(blockIdx.x) * x.heads + head) * x.head_dim + threadIdx.x] = sum;
+}
+
+// means[kv head, block, :]; a thread a dimension, tiles in order.
+__global__ void BlockMeansKernel(const BlockGateArgs args, int tiles, int blocks) {
+  const int block = blockIdx.x, head = blockIdx.y, per_block = args.block_size / args.tile;
+  float mean = 0.0f;
+  for (int b = block * per_block; b < min(tiles, (block + 1) * per_block); ++b) {
+    mean += args.key_sums[(static_cast<int64_t>(b) * args.kv_heads + head) * args.head_dim +
+                          threadIdx.x];
+  }
+  const int64_t tokens = args.query_layout.tokens - static_cast<int64_t>(block) * args.block_size;
+  mean /= static_cast<float>(min(tokens, static_cast<int64_t>(args.block_size)));
+  args.means[(static_cast<int64_t>(head) * blocks + block) * args.head_dim + threadIdx.x] = mean;
+}
+
+// Keys in the order of floats; -0 counts as 0.
+__device__ __forceinline__ uint32_t OrderedKey(float x) {
+  const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+struct GateShared {
+  uint32_t bins[256];
+  int digit, left, ties_before;
+  int warp_ties[kGateWarps];
+};
+
+// Sets bits of the `keep` largest of keys[0, count), lower places first among equals, and of `own`.
+// 8 bits of the keys at a time, from the top.
+__device__ void KeepLargest(const uint32_t* keys, int count, int keep, int own, int words,
+                            uint32_t* chosen, GateShared& shared) {
+  uint32_t prefix = 0;
+  int left = keep;
+  for (int shift = 24; shift >= 0 && keep < count && keep > 0; shift -= 8) {
+    for (int b = threadIdx.x; b < 256; b += kGateThreads) shared.bins[b] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += kGateThreads) {
+      if (shift == 24 || keys[i] >> (shift + 8) == prefix) {
+        atomicAdd(&shared.bins[keys[i] >> shift & 255], 1u);
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int digit = 255, above = 0;
+      while (above + static_cast<int>(shared.bins[digit]) < left) above += shared.bins[digit--];
+      shared.digit = digit;
+      shared.left = left - above;
+    }
+    __syncthreads();
+    prefix = prefix << 8 | shared.digit;
+    left = shared.left;
+  }
+  // Now `left` of the keys equal to `prefix` belong to it, unless all do or none.
+  if (threadIdx.x == 0) shared.ties_before = 0;
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int first = 0; first < words * 32; first += kGateThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const bool inside = i < count && keep > 0;
+    const bool equal = inside && keep < count && keys[i] == prefix;
+    const uint32_t equal_lanes = __ballot_sync(0xffffffffu, equal);
+    if (lane == 0) shared.warp_ties[warp] = __popc(equal_lanes);
+    __syncthreads();
+    int ties = shared.ties_before + __popc(equal_lanes & ((1u << lane) - 1));
+    int all = 0;
+    for (int w = 0; w < kGateWarps; ++w) {
+      if (w < warp) ties += shared.warp_ties[w];
+      all += shared.warp_ties[w];
+    }
+    const bool taken =
+        i == own || (inside && (keep >= count || keys[i] > prefix || (equal && ties < left)));
+    const uint32_t word = __ballot_sync(0xffffffffu, taken);
+    if (lane == 0 && i < words * 32) chosen[i / 32] = word;
+    __syncthreads();
+    if (threadIdx.x == 0) shared.ties_before += all;
+    __syncthreads();
+  }
+}
+
+extern __shared__ uint32_t row_keys[];
+
+__global__ void __launch_bounds__(kGateThreads)
+    MeanGateKernel(const BlockGateArgs args, int query_tiles, int blocks) {
+  __shared__ GateShared shared;
+  __shared__ float query[256];
+  const int a = blockIdx.x, head = blockIdx.y, d = args.head_dim;
+  const int own = static_cast<int>(args.query_layout.Position(static_cast<int64_t>(a) * args.tile) /
+                                   args.block_size);
+  if (static_cast<int>(threadIdx.x) < d) {
+    query[threadIdx.x] =
+        args.query_sums[(static_cast<int64_t>(a) * args.heads + head) * d + threadIdx.x];
+  }
+  __syncthreads();
+  const float* means =
+      args.means + static_cast<int64_t>(head / (args.heads / args.kv_heads)) * blocks * d;
+  for (int block = threadIdx.x; block < own; block += kGateThreads) {
+    // Rounded after each operation, as the CPU engine does, so that ties fall the same way.
+    float score = 0.0f;
+    for (int x = 0; x < d; x += 4) {
+      const float4 mean =
+          *reinterpret_cast<const float4*>(means + static_cast<int64_t>(block) * d + x);
+      score = __fadd_rn(score, __fmul_rn(query[x], mean.x));
+      score = __fadd_rn(score, __fmul_rn(query[x + 1], mean.y));
+      score = __fadd_rn(score, __fmul_rn(query[x + 2], mean.z));
+      score = __fadd_rn(score, __fmul_rn(query[x + 3], mean.w));
+    }
+    row_keys[block] = OrderedKey(score);
+  }
+  __syncthreads();
+  const int words = (blocks + 31) / 32;
+  KeepLargest(row_keys, own, min(args.topk_blocks, own), own, words,
+              args.chosen + (static_cast<int64_t>(head) * query_tiles + a) * words, shared);
+}
+
+__global__ void __launch_bounds__(kGateThreads)
+    MassGateKernel(const MassGateArgs args, int query_tiles, int blocks) {
+  __shared__ GateShared shared;
+  __shared__ uint64_t slots[32];
+  const int a = blockIdx.x, head = blockIdx.y;
+  const int own =
+      static_cast<int>(args.query_layout.Position(static_cast<int64_t>(a) * args.tile) / args.tile);
+  const int64_t row = static_cast<int64_t>(head) * query_tiles + a;
+  const int32_t* mass = args.mass + row * blocks;
+  for (int b = threadIdx.x; b < own; b += kGateThreads) {
+    row_keys[b] = static_cast<uint32_t>(mass[b]);
+  }
+  __syncthreads();
+  const int keep = min(own, static_cast<int>(ceilf(args.density[head] * static_cast<float>(own))));
+  const int words = (blocks + 31) / 32;
+  uint32_t* chosen = args.chosen + row * words;
+  KeepLargest(row_keys, own, keep, own, words, chosen, shared);
+  __syncthreads();
+  uint64_t kept = 0, total = 0;
+  for (int b = threadIdx.x; b <= own; b += kGateThreads) {
+    const uint64_t m = static_cast<uint64_t>(mass[b]);
+    total += m;
+    if (chosen[b / 32] >> b % 32 & 1) kept += m;
+  }
+  kept = BlockScan(kept, slots).total;
+  total = BlockScan(total, slots).total;
+  if (threadIdx.x == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(args.kept) + head, kept);
+    atomicAdd(reinterpret_cast<unsigned long long*>(args.total) + head, total);
+  }
+}
+
+__global__ void AdaptDensityKernel(const int64_t* kept, const int64_t* total, int heads,
+                                   float density, float threshold, float* out) {
+  __shared__ float recall[1024];
+  __shared__ int good;
+  const int head = threadIdx.x;
+  if (head == 0) good = 0;
+  __syncthreads();
+  if (head < heads) {
+    recall[head] =
+        total[head] > 0
+            ? static_cast<float>(static_cast<double>(kept[head]) / static_cast<double>(total[head]))
+            : 0.0f;
+    if (recall[head] > threshold) atomicAdd(&good, 1);
+  }
+  __syncthreads();
+  if (head >= heads) return;
+  const int count = min(good, heads / 2);
+  int better = 0;  // heads in front of this one, by falling recall
+  for (int other = 0; other < heads; ++other) {
+    better += recall[other] > recall[head] || (recall[other] == recall[head] && other < head);
+  }
+  out[head] = better < count ? 0.5f * density : better >= heads - count ? 1.5f * density : density;
+}
+
+// One direction of the lists: lines are query tiles (kByRow) or key tiles.
+template <bool kByRow>
+struct Listing {
+  const TileListsArgs args;
+  int query_tiles, key_tiles, words;
+
+  __device__ int lines() const { return kByRow ? query_tiles : key_tiles; }
+  __device__ int entries() const { return kByRow ? key_tiles : query_tiles; }
+  __device__ bool Listed(int head, int line, int entry) const {
+    const int64_t a = kByRow ? line : entry, b = kByRow ? entry : line;
+    const int64_t query = args.query_layout.Position(a * args.tile);
+    const int64_t key = args.key_layout.Position(b * args.tile);
+    if (key > query) return false;
+    const int block = static_cast<int>(key / args.block_size);
+    const uint32_t* row = args.chosen + (head * static_cast<int64_t>(query_tiles) + a) * words;
+    return (row[block / 32] >> block % 32 & 1) != 0;
+  }
+  __device__ int32_t* offsets() const { return kByRow ? args.row_offsets : args.column_offsets; }
+  __device__ int32_t* list() const { return kByRow ? args.columns : args.rows; }
+};
+
+// A warp a line: counts into offsets (kFill false), or writes the entries, ascending.
+template <bool kByRow, bool kFill>
+__global__ void ListKernel(const Listing<kByRow> listing) {
+  const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+  const int lane = threadIdx.x % 32;
+  const int lines = listing.lines(), head = warp / lines, line = warp % lines;
+  if (head >= listing.args.heads) return;
+  int32_t* offset = listing.offsets() + static_cast<int64_t>(head) * (lines + 1) + line;
+  int64_t at = kFill ? *offset : 0;
+  for (int first = 0; first < listing.entries(); first += 32) {
+    const int entry = first + lane;
+    const bool listed = entry < listing.entries() && listing.Listed(head, line, entry);
+    const uint32_t lanes = __ballot_sync(0xffffffffu, listed);
+    const int64_t mine = at + __popc(lanes & ((1u << lane) - 1));
+    if (kFill && listed && mine < listing.args.capacity) listing.list()[mine] = entry;
+    at += __popc(lanes);
+  }
+  if (!kFill && lane == 0) *offset = static_cast<int32_t>(at);
+}
+
+// Counts to offsets, in place. A head's last offset is the next one's first.
+__global__ void __launch_bounds__(kSelectThreads)
+    OffsetsKernel(int32_t* offsets, int heads, int lines) {
+  __shared__ uint64_t slots[32];
+  int64_t before = 0;
+  const int64_t count = static_cast<int64_t>(heads) * (lines + 1);
+  for (int64_t first = 0; first < count; first += kSelectThreads) {
+    const int64_t i = first + threadIdx.x;
+    const bool is_count = i < count && i % (lines + 1) != lines;
+    const uint64_t value = is_count ? static_cast<uint64_t>(offsets[i]) : 0;
+    const Scan scan = BlockScan(value, slots);
+    if (i < count) offsets[i] = static_cast<int32_t>(before + scan.inclusive - value);
+    before += static_cast<int64_t>(scan.total);
+  }
+}
+
+template <bool kByRow>
+absl::Status BuildList(const TileListsArgs& args, cudaStream_t stream) {
+  const auto tiles = [&](int64_t tokens) {
+    return static_cast<int>((tokens + args.tile - 1) / args.tile);
+  };
+  const int blocks =
+      static_cast<int>((args.query_layout.tokens + args.block_size - 1) / args.block_size);
+  const Listing<kByRow> listing = {args, tiles(args.query_layout.local_tokens()),
+                                   tiles(args.key_layout.local_tokens()), BlockWords(blocks)};
+  const int lines = kByRow ? listing.query_tiles : listing.key_tiles;
+  const unsigned grid = static_cast<unsigned>((int64_t{lines} * args.heads + 7) / 8);
+  ListKernel<kByRow, false><<<grid, 256, 0, stream>>>(listing);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: count");
+  OffsetsKernel<<<1, kSelectThreads, 0, stream>>>(kByRow ? args.row_offsets : args.column_offsets,
+                                                  args.heads, lines);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: offsets");
+  ListKernel<kByRow, true><<<grid, 256, 0, stream>>>(listing);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: fill");
+  return absl::OkStatus();
+}
+
+constexpr int kMaxBlocks = 12'000;  // a row of keys in 48 KiB of shared memory
+
+absl::Status CheckTile(int32_t tile, const char* name) {
+  return tile == 64 ? absl::OkStatus() : CheckSize(tile, name, 128, 128);
+}
+
+}  // namespace
+
+absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* sums,
+                      cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSize(x.head_dim, "TileSums: head_dim", 1, 256));
+  RETURN_IF_ERROR(CheckSize(x.heads, "TileSums: heads", 1, 65535));
+  RETURN_IF_ERROR(CheckTile(tile, "TileSums: tile"));
+  RETURN_IF_ERROR(CheckPointer(x.data, "TileSums: x"));
+  RETURN_IF_ERROR(CheckPointer(sums, "TileSums: sums"));
+  const unsigned tiles = static_cast<unsigned>((x.tokens + tile - 1) / tile);
+  if (tiles == 0) return absl::OkStatus();
+  TileSumsKernel<<<dim3(tiles, x.heads), x.head_dim, 0, stream>>>(x, tile, sums);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "TileSums");
+  return absl::OkStatus();
+}
+
+absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckTile(args.tile, "SelectBlocksByMean: tile"));
+  RETURN_IF_ERROR(
+      CheckSize(args.block_size, "SelectBlocksByMean: block_size", args.tile, 1 << 24, args.tile));
+  RETURN_IF_ERROR(CheckSize(args.head_dim, "SelectBlocksByMean: head_dim", 4, 256, 4));
+  RETURN_IF_ERROR(CheckSize(args.kv_heads, "SelectBlocksByMean: kv_heads", 1, 65535));
+  RETURN_IF_ERROR(
+      CheckSize(args.heads, "SelectBlocksByMean: heads", args.kv_heads, 65535, args.kv_heads));
+  RETURN_IF_ERROR(CheckSize(args.topk_blocks, "SelectBlocksByMean: topk_blocks", 0, INT32_MAX));
+  const int64_t tokens = args.query_layout.tokens;
+  const int64_t blocks = (tokens + args.block_size - 1) / args.block_size;
+  RETURN_IF_ERROR(CheckSize(blocks, "SelectBlocksByMean: blocks of the sequence", 1, kMaxBlocks));
+  RETURN_IF_ERROR(CheckPointer(args.query_sums, "SelectBlocksByMean: query_sums"));
+  RETURN_IF_ERROR(CheckPointer(args.key_sums, "SelectBlocksByMean: key_sums"));
+  RETURN_IF_ERROR(CheckPointer(args.means, "SelectBlocksByMean: means"));
+  RETURN_IF_ERROR(CheckPointer(args.chosen, "SelectBlocksByMean: chosen"));
+  const int tiles = static_cast<int>((tokens + args.tile - 1) / args.tile);
+  const int query_tiles =
+      static_cast<int>((args.query_layout.local_tokens() + args.tile - 1) / args.tile);
+  BlockMeansKernel<<<dim3(static_cast<unsigned>(blocks), args.kv_heads), args.head_dim, 0,
+                     stream>>>(args, tiles, static_cast<int>(blocks));
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMean: means");
+  MeanGateKernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks,
+                   stream>>>(args, query_tiles, static_cast<int>(blocks));
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMean");
+  return absl::OkStatus();
+}
+
+absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckTile(args.tile, "SelectBlocksByMass: tile"));
+  RETURN_IF_ERROR(CheckSize(args.heads, "SelectBlocksByMass: heads", 1, 65535));
+  const int64_t blocks = (args.query_layout.tokens + args.tile - 1) / args.tile;
+  RETURN_IF_ERROR(CheckSize(blocks, "SelectBlocksByMass: blocks of the sequence", 1, kMaxBlocks));
+  RETURN_IF_ERROR(CheckPointer(args.mass, "SelectBlocksByMass: mass"));
+  RETURN_IF_ERROR(CheckPointer(args.density, "SelectBlocksByMass: density"));
+  RETURN_IF_ERROR(CheckPointer(args.chosen, "SelectBlocksByMass: chosen"));
+  RETURN_IF_ERROR(CheckPointer(args.kept, "SelectBlocksByMass: kept"));
+  RETURN_IF_ERROR(CheckPointer(args.total, "SelectBlocksByMass: total"));
+  const int query_tiles =
+      static_cast<int>((args.query_layout.local_tokens() + args.tile - 1) / args.tile);
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.kept, 0, sizeof(int64_t) * args.heads, stream),
+                       "SelectBlocksByMass");
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.total, 0, sizeof(int64_t) * args.heads, stream),
+                       "SelectBlocksByMass");
+  MassGateKernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks,
+                   stream>>>(args, query_tiles, static_cast<int>(blocks));
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMass");
+  return absl::OkStatus();
+}
+
+absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t heads, float density,
+                          float threshold, float* head_density, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSize(heads, "AdaptDensity: heads", 1, 1024));
+  RETURN_IF_ERROR(CheckPointer(kept, "AdaptDensity: kept"));
+  RETURN_IF_ERROR(CheckPointer(total, "AdaptDensity: total"));
+  RETURN_IF_ERROR(CheckPointer(head_density, "AdaptDensity: head_density"));
+  if (!(density > 0) || density > 2.0f / 3.0f) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "AdaptDensity: density is %g; it must be in (0, 2/3], so that half more is at most 1",
+        density));
+  }
+  AdaptDensityKernel<<<1, 1024, 0, stream>>>(kept, total, heads, density, threshold, head_density);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "AdaptDensity");
+  return absl::OkStatus();
+}
+
+absl::Status BuildTileLists(const TileListsArgs& args, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckTile(args.tile, "BuildTileLists: tile"));
+  RETURN_IF_ERROR(CheckSize(args.heads, "BuildTileLists: heads", 1, 65535));
+  RETURN_IF_ERROR(
+      CheckSize(args.block_size, "BuildTileLists: block_size", args.tile, 1 << 24, args.tile));
+  RETURN_IF_ERROR(CheckSize(args.capacity, "BuildTileLists: capacity", 1, INT32_MAX));
+  RETURN_IF_ERROR(CheckSize(args.query_layout.local_tokens(), "BuildTileLists: local tokens", 1,
+                            int64_t{1} << 30));
+  RETURN_IF_ERROR(CheckPointer(args.chosen, "BuildTileLists: chosen"));
+  RETURN_IF_ERROR(CheckPointer(args.row_offsets, "BuildTileLists: row_offsets"));
+  RETURN_IF_ERROR(CheckPointer(args.columns, "BuildTileLists: columns"));
+  RETURN_IF_ERROR(CheckPointer(args.column_offsets, "BuildTileLists: column_offsets"));
+  RETURN_IF_ERROR(CheckPointer(args.rows, "BuildTileLists: rows"));
+  RETURN_IF_ERROR(BuildList<true>(args, stream));
+  return BuildList<false>(args, stream);
+}
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,99 @@
+// Tile lists from block scores, on the device: the block top-k (MoBA) gate, the exact block mass
+// with head-adaptive budgets (AdaSpa, section 4), and both directions of TileSelection's CSR. Equal
+// to kernels/reference, bit for bit, for the gate and the lists.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::index {
+
+// A choice of key blocks (block_size tokens of the sequence) for each tile of queries: bit B of row
+// [head, query tile] at words[row * BlockWords(blocks) + B / 32] >> B % 32 & 1.
+inline int32_t BlockWords(int32_t blocks) {
+  return (blocks + 31) / 32;
+}
+
+// sums[tile, head, :] = the sum of the tile's tokens, added in their order in fp32.
+// sums: [tiles, heads, head_dim]
+absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* sums,
+                      cudaStream_t stream);
+
+// Each tile of queries keeps its own block and the topk_blocks earlier ones whose mean key its
+// summed query scores highest; ties go to the lower block.
+struct BlockGateArgs {
+  const float* query_sums = nullptr;  // [query tiles, heads, head_dim]: TileSums of local queries
+  const float* key_sums = nullptr;    // [tiles of the sequence, kv_heads, head_dim], by position
+  ShardLayout query_layout;
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t tile = 128;
+  int32_t block_size = 512;  // tokens, a multiple of tile
+  int32_t topk_blocks = 0;
+  float* means = nullptr;      // workspace: [kv_heads, blocks, head_dim]
+  uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
+};
+absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream);
+
+// Exact block mass: adds to mass[head, query tile, B] the sum of exp(logit - lse) over the tile's
+// queries and the keys of block B, in units of 2^-22, for the blocks that the owner of `k` has.
+// Start from zeros; with lse of dense attention a row's masses then add up, over all owners, to its
+// number of queries.
+struct BlockMassArgs {
+  TokenMajor<const __nv_bfloat16> q;  // [n_q, heads, d], d 64 or 128
+  TokenMajor<const __nv_bfloat16> k;  // [n_k, kv_heads, d]
+  const float* lse = nullptr;         // [heads, n_q]
+  ShardLayout query_layout;
+  ShardLayout key_layout;
+  int32_t tile = 128;
+  float scale = 0.0f;
+  int32_t* mass = nullptr;  // [heads, query tiles, blocks of `tile` tokens of the sequence]
+};
+absl::Status BlockMass(const BlockMassArgs& args, cudaStream_t stream);
+
+// Each tile of queries keeps its own block and, of the V blocks before it, the
+// ceil(density[head] * V) of largest mass; ties go to the lower block. kept[head] and total[head]
+// are the masses of what is kept and of all.
+struct MassGateArgs {
+  const int32_t* mass = nullptr;  // [heads, query tiles, blocks]
+  ShardLayout query_layout;
+  int32_t heads = 0;
+  int32_t tile = 128;
+  const float* density = nullptr;  // [heads], in [0, 1]
+  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
+  int64_t* kept = nullptr;         // [heads]
+  int64_t* total = nullptr;        // [heads]
+};
+absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream);
+
+// Of the heads whose recall kept / total exceeds `threshold`, at most half: that many of highest
+// recall get half of `density`, as many of lowest get half more, and the others `density`. The mean
+// stays. Ties go to the lower head. Recall sums of all ranks go in.
+absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t heads, float density,
+                          float threshold, float* head_density, cudaStream_t stream);
+
+// The choice as lists of this rank's query tiles against the key tiles of one owner, by query tile
+// and by key tile. Offsets are right even where the lists are longer than `capacity`: entries past
+// it are dropped, so compare offsets' last element with it.
+struct TileListsArgs {
+  const uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
+  ShardLayout query_layout;
+  ShardLayout key_layout;  // of the owner
+  int32_t heads = 0;
+  int32_t tile = 128;
+  int32_t block_size = 128;
+  int64_t capacity = 0;               // elements of columns, and of rows
+  int32_t* row_offsets = nullptr;     // [heads, query tiles + 1]
+  int32_t* columns = nullptr;         // [capacity]
+  int32_t* column_offsets = nullptr;  // [heads, key tiles + 1]
+  int32_t* rows = nullptr;            // [capacity]
+};
+absl::Status BuildTileLists(const TileListsArgs& args, cudaStream_t stream);
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,312 @@
+// Block gates, exact block mass and tile lists on the device, against kernels/reference and
+// doubles.
+#include "kernels/index/blocks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "kernels/fused/device_buffer.h"
+#include "kernels/reference/block_topk.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+using fused::DeviceBuffer;
+using fused::HaveGpu;
+using ::testing::HasSubstr;
+
+struct Shape {
+  LayoutKind kind;
+  int ranks;
+  int64_t tokens;
+  int heads, kv_heads, head_dim, tile, block_size, topk;
+};
+
+class BlocksTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!HaveGpu()) GTEST_SKIP() << "no GPU on this machine";
+    const uint32_t seed = std::random_device()();
+    random_.seed(seed);
+    RecordProperty("seed", static_cast<int>(seed));
+  }
+
+  std::vector<Bf16> Normal(int64_t count, float scale) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<Bf16> out(count);
+    for (Bf16& x : out) x = __float2bfloat16_rn(normal(random_));
+    return out;
+  }
+
+  std::mt19937_64 random_;
+};
+
+std::vector<float> Floats(const std::vector<Bf16>& in) {
+  std::vector<float> out;
+  for (const Bf16 x : in) out.push_back(__bfloat162float(x));
+  return out;
+}
+
+// Rows of `whole` [tokens, width] that `layout`'s rank has.
+template <typename T>
+std::vector<T> Shard(const std::vector<T>& whole, int64_t width, const ShardLayout& layout) {
+  std::vector<T> out;
+  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+    const auto row = whole.begin() + layout.Position(i) * width;
+    out.insert(out.end(), row, row + width);
+  }
+  return out;
+}
+
+// The lists of one owner from the device, compared with the reference's rows and their transpose.
+void CheckLists(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& selected,
+                const Shape& s, const ShardLayout& query, const ShardLayout& key) {
+  const reference::TileCsr want =
+      reference::CsrOfBlocks(selected, s.heads, s.tile, s.block_size, query, key);
+  const int query_tiles = static_cast<int>((query.local_tokens() + s.tile - 1) / s.tile);
+  const int key_tiles = static_cast<int>((key.local_tokens() + s.tile - 1) / s.tile);
+  const int64_t capacity = std::max<int64_t>(1, static_cast<int64_t>(want.columns.size()));
+  DeviceBuffer<int32_t> row_offsets(s.heads * (query_tiles + 1)), columns(capacity),
+      column_offsets(s.heads * (key_tiles + 1)), rows(capacity);
+  ASSERT_EQ(BuildTileLists({.chosen = chosen.data(),
+                            .query_layout = query,
+                            .key_layout = key,
+                            .heads = s.heads,
+                            .tile = s.tile,
+                            .block_size = s.block_size,
+                            .capacity = capacity,
+                            .row_offsets = row_offsets.data(),
+                            .columns = columns.data(),
+                            .column_offsets = column_offsets.data(),
+                            .rows = rows.data()},
+                           nullptr),
+            absl::OkStatus());
+  EXPECT_EQ(row_offsets.Read(), want.row_offsets);
+  std::vector<int32_t> got = columns.Read();
+  got.resize(want.columns.size());
+  EXPECT_EQ(got, want.columns);
+  std::vector<int32_t> want_offsets, want_rows;
+  for (int h = 0; h < s.heads; ++h) {
+    for (int b = 0; b <= key_tiles; ++b) {
+      want_offsets.push_back(static_cast<int32_t>(want_rows.size()));
+      for (int a = 0; b < key_tiles && a < query_tiles; ++a) {
+        const int row = h * (query_tiles + 1) + a;
+        const auto begin = want.columns.begin();
+        if (std::binary_search(begin + want.row_offsets[row], begin + want.row_offsets[row + 1],
+                               b)) {
+          want_rows.push_back(a);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(column_offsets.Read(), want_offsets);
+  got = rows.Read();
+  got.resize(want_rows.size());
+  EXPECT_EQ(got, want_rows);
+}
+
+TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
+  reference::Engine engine(2);
+  for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3},
+                         Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2},
+                         Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 128, 128, 8},
+                         Shape{LayoutKind::kContiguous, 2, 4096, 2, 1, 128, 64, 64, 0},
+                         Shape{LayoutKind::kStriped, 2, 65536, 2, 1, 64, 128, 128, 64}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
+    // Small integers: equal scores are common, so that the order of ties shows.
+    std::vector<Bf16> q(s.tokens * s.heads * s.head_dim), k(s.tokens * s.kv_heads * s.head_dim);
+    for (Bf16& x : q) x = __float2bfloat16_rn(static_cast<float>(random_() % 3) - 1);
+    for (Bf16& x : k) x = __float2bfloat16_rn(static_cast<float>(random_() % 8 == 0));
+    const int64_t tiles = (s.tokens + s.tile - 1) / s.tile;
+    const int blocks = static_cast<int>((s.tokens + s.block_size - 1) / s.block_size);
+    const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
+    const std::vector<float> k_floats = Floats(k);
+    std::vector<float> key_sums(tiles * k_row);
+    reference::TileKeySums(engine,
+                           {k_floats.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim},
+                           s.tile, key_sums.data());
+    DeviceBuffer<Bf16> gpu_k(k);
+    DeviceBuffer<float> gpu_key_sums(tiles * k_row);
+    ASSERT_EQ(TileSums({gpu_k.data(), s.tokens, s.kv_heads, s.head_dim, k_row, s.head_dim}, s.tile,
+                       gpu_key_sums.data(), nullptr),
+              absl::OkStatus());
+    EXPECT_EQ(gpu_key_sums.Read(), key_sums);
+
+    ShardLayout query = {
+        .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
+    const std::vector<Bf16> q_local = Shard(q, q_row, query);
+    const std::vector<float> q_floats = Floats(q_local);
+    const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
+    const std::vector<char> selected = reference::SelectBlocks(
+        engine, {.q = {q_floats.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
+                 .query_layout = query,
+                 .key_sums = key_sums.data(),
+                 .kv_heads = s.kv_heads,
+                 .tile = s.tile,
+                 .block_size = s.block_size,
+                 .topk_blocks = s.topk});
+    DeviceBuffer<Bf16> gpu_q(q_local);
+    DeviceBuffer<float> query_sums(query_tiles * q_row), means(k_row * blocks);
+    DeviceBuffer<uint32_t> chosen(s.heads * query_tiles * BlockWords(blocks));
+    ASSERT_EQ(TileSums({gpu_q.data(), n, s.heads, s.head_dim, q_row, s.head_dim}, s.tile,
+                       query_sums.data(), nullptr),
+              absl::OkStatus());
+    ASSERT_EQ(SelectBlocksByMean({.query_sums = query_sums.data(),
+                                  .key_sums = gpu_key_sums.data(),
+                                  .query_layout = query,
+                                  .heads = s.heads,
+                                  .kv_heads = s.kv_heads,
+                                  .head_dim = s.head_dim,
+                                  .tile = s.tile,
+                                  .block_size = s.block_size,
+                                  .topk_blocks = s.topk,
+                                  .means = means.data(),
+                                  .chosen = chosen.data()},
+                                 nullptr),
+              absl::OkStatus());
+    const std::vector<uint32_t> bits = chosen.Read();
+    for (int64_t row = 0; row < s.heads * query_tiles; ++row) {
+      for (int b = 0; b < blocks; ++b) {
+        const bool got = bits[row * BlockWords(blocks) + b / 32] >> (b % 32) & 1;
+        ASSERT_EQ(got, selected[row * blocks + b] != 0) << "row " << row << " block " << b;
+      }
+    }
+    for (int owner = 0; owner < s.ranks; ++owner) {
+      ShardLayout key = query;
+      key.rank = owner;
+      CheckLists(chosen, selected, s, query, key);
+    }
+  }
+}
+
+TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
+  for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0},
+                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0},
+                         Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
+    const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
+    const auto q = Normal(s.tokens * q_row, 2.0f), k = Normal(s.tokens * k_row, 1.0f);
+    ShardLayout query = {
+        .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
+    const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
+    const int blocks = static_cast<int>((s.tokens + s.tile - 1) / s.tile);
+    const float scale = 1 / std::sqrt(static_cast<float>(s.head_dim));
+    std::vector<float> lse(s.heads * n);
+    std::vector<double> mass(s.heads * query_tiles * blocks);
+    const std::vector<float> qf = Floats(q), kf = Floats(k);
+    for (int h = 0; h < s.heads; ++h) {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t position = query.Position(i);
+        std::vector<double> p(position + 1);
+        double sum = 0;
+        for (int64_t t = 0; t <= position; ++t) {
+          double dot = 0;
+          for (int x = 0; x < s.head_dim; ++x) {
+            dot += double{qf[position * q_row + h * s.head_dim + x]} *
+                   kf[t * k_row + h / (s.heads / s.kv_heads) * s.head_dim + x];
+          }
+          sum += p[t] = std::exp(dot * scale);
+        }
+        lse[h * n + i] = static_cast<float>(std::log(sum));
+        for (int64_t t = 0; t <= position; ++t) {
+          mass[(h * query_tiles + i / s.tile) * blocks + t / s.tile] += p[t] / sum;
+        }
+      }
+    }
+    DeviceBuffer<Bf16> gpu_q(Shard(q, q_row, query));
+    DeviceBuffer<float> gpu_lse(lse);
+    DeviceBuffer<int32_t> gpu_mass(s.heads * query_tiles * blocks);
+    gpu_mass.Zero();
+    for (int owner = 0; owner < s.ranks; ++owner) {
+      ShardLayout key = query;
+      key.rank = owner;
+      DeviceBuffer<Bf16> gpu_k(Shard(k, k_row, key));
+      ASSERT_EQ(BlockMass({.q = {gpu_q.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
+                           .k = {gpu_k.data(), n, s.kv_heads, s.head_dim, k_row, s.head_dim},
+                           .lse = gpu_lse.data(),
+                           .query_layout = query,
+                           .key_layout = key,
+                           .tile = s.tile,
+                           .scale = scale,
+                           .mass = gpu_mass.data()},
+                          nullptr),
+                absl::OkStatus());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    }
+    const std::vector<int32_t> got = gpu_mass.Read();
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double want = mass[i] * (1 << 22);
+      ASSERT_NEAR(got[i], want, 8 + 2e-4 * want) << i;
+    }
+
+    DeviceBuffer<float> density(std::vector<float>(s.heads, 0.3f));
+    DeviceBuffer<uint32_t> chosen(s.heads * query_tiles * BlockWords(blocks));
+    DeviceBuffer<int64_t> kept(s.heads), total(s.heads);
+    ASSERT_EQ(SelectBlocksByMass({.mass = gpu_mass.data(),
+                                  .query_layout = query,
+                                  .heads = s.heads,
+                                  .tile = s.tile,
+                                  .density = density.data(),
+                                  .chosen = chosen.data(),
+                                  .kept = kept.data(),
+                                  .total = total.data()},
+                                 nullptr),
+              absl::OkStatus());
+    const auto bits = chosen.Read();
+    for (int h = 0; h < s.heads; ++h) {
+      int64_t want_kept = 0, want_total = 0;
+      for (int64_t a = 0; a < query_tiles; ++a) {
+        const int32_t* row = &got[(h * query_tiles + a) * blocks];
+        const int own = static_cast<int>(query.Position(a * s.tile) / s.tile);
+        std::vector<int> order(own);
+        for (int b = 0; b < own; ++b) order[b] = b;
+        std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return row[x] > row[y]; });
+        order.resize(std::min<size_t>(own, std::ceil(0.3f * static_cast<float>(own))));
+        order.push_back(own);
+        for (int b = 0; b < blocks; ++b) {
+          const bool want = std::find(order.begin(), order.end(), b) != order.end();
+          const int64_t word = (h * query_tiles + a) * BlockWords(blocks) + b / 32;
+          ASSERT_EQ(bits[word] >> (b % 32) & 1, want) << h << " " << a << " " << b;
+          want_total += row[b];
+          if (want) want_kept += row[b];
+        }
+      }
+      EXPECT_EQ(kept.Read()[h], want_kept);
+      EXPECT_EQ(total.Read()[h], want_total);
+    }
+  }
+}
+
+TEST_F(BlocksTest, AdaptedDensityFavoursHeadsOfLowRecall) {
+  const std::vector<int64_t> kept = {95, 30, 90, 50, 85, 85, 10}, total(7, 100);
+  DeviceBuffer<int64_t> gpu_kept(kept), gpu_total(total);
+  DeviceBuffer<float> density(7);
+  // Four exceed 0.8, of which half of seven, three, give to three.
+  ASSERT_EQ(AdaptDensity(gpu_kept.data(), gpu_total.data(), 7, 0.2f, 0.8f, density.data(), nullptr),
+            absl::OkStatus());
+  EXPECT_THAT(density.Read(), ::testing::Pointwise(::testing::FloatEq(),
+                                                   {0.1f, 0.3f, 0.1f, 0.3f, 0.1f, 0.2f, 0.3f}));
+}
+
+TEST(BlocksArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
+  BlockMassArgs mass;
+  mass.q.head_dim = 80;
+  EXPECT_THAT(BlockMass(mass, nullptr).message(), HasSubstr("head_dim is 80"));
+  TileListsArgs lists;
+  lists.heads = 1;
+  lists.block_size = 100;
+  EXPECT_THAT(BuildTileLists(lists, nullptr).message(),
+              HasSubstr("block_size is 100; allowed are multiples of 128"));
+  EXPECT_THAT(AdaptDensity(nullptr, nullptr, 2000, 0.1f, 0.8f, nullptr, nullptr).message(),
+              HasSubstr("heads is 2000"));
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::index
