@@ -56,6 +56,7 @@ class FusedBench {
     Rope(131072, 32, 8, 64);
     Swiglu(131072, 11008);
     Entropy(8192, 151936);
+    Entropy(8192, 128256);
     Entropy(8192, 32000);
     Adamw(int64_t{768} << 20);
   }

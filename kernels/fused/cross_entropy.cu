@@ -155,15 +155,15 @@ absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream) {
     return absl::InvalidArgumentError(
         "CrossEntropy: gradient_scale is null; set it, or gradient = false");
   }
-  // The fewest blocks whose registers hold a row; 32 registers a thread let 60 to 64 warps be
-  // there.
+  // The fewest blocks whose registers hold a row. Few registers a thread let more rows be in
+  // flight.
   const int64_t vectors = args.stride / kVec;
-  if (vectors <= 2 * 512 * 4) {
-    Launch<2, 512, 4, 4>(args, stream);
+  if (vectors <= 4 * 256 * 4) {
+    Launch<4, 256, 4, 8>(args, stream);
   } else if (vectors <= 8 * 512 * 4) {
     Launch<8, 512, 4, 4>(args, stream);
-  } else if (vectors <= 8 * 640 * 4) {
-    Launch<8, 640, 4, 3>(args, stream);
+  } else if (vectors <= 8 * 512 * 5) {
+    Launch<8, 512, 5, 3>(args, stream);
   } else {
     Launch<8, 512, 8, 1>(args, stream);
   }

@@ -80,8 +80,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
     const int key_position[2] = {shared.key_position[stage][0], shared.key_position[stage][1]};
     turn.Begin();
-    Logits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]), kKeyTile);
+    StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
+                          kKeyTile);
     turn.End(i + 1 == work.tile_count);
+    FinishLogits(s);
     if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
 
     const int key = (work.first_tile + i) * kKeyTile;

@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   // The row and half tile that this lane sums up: see QuadSum.
   uint64_t sum = 0;
 
-  const ProductTurn turn(work.run_count == kBlockRuns && work.tile_count > 0, warpgroup);
+  // The maximum is too short for turns to pay.
+  const ProductTurn turn(kSum && work.run_count == kBlockRuns && work.tile_count > 0, warpgroup);
   const char* q = reinterpret_cast<const char*>(shared.q) + run * (kRun * 128);
   for (int i = warpgroup / (kConsumers / turns); i < work.tile_count; i += turns) {
     const int stage = i % kStages;
@@ -73,8 +74,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
     const int key_position[2] = {shared.key_position[stage][0], shared.key_position[stage][1]};
     turn.Begin();
-    Logits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]), kKeyTile);
+    StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
+                          kKeyTile);
     turn.End(i + 1 == work.tile_count);
+    FinishLogits(s);
     if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
 
     const int key = (work.first_tile + i) * kKeyTile;
@@ -182,8 +185,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const int key_position = shared.key_position[stage][half];
     const char* k = reinterpret_cast<const char*>(shared.k[stage]) + half * (kRun * 128);
     turn.Begin();
-    Logits<kHeadDim>(s, k, kKeyTile, q, kBlockQueries);
+    StartLogits<kHeadDim>(s, k, kKeyTile, q, kBlockQueries);
     turn.End(i + 1 == work.tile_count);
+    FinishLogits(s);
     if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
 
     const int key = (work.first_tile + i) * kKeyTile + half * kRun;

@@ -147,8 +147,8 @@ __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const Block
 
 // D[64, 128] = A B^T over head_dim: rows of `a` (a_rows in its tile) against 128 rows of `b`.
 template <int kHeadDim>
-__device__ __forceinline__ void Logits(float (&d)[64], const char* a, int a_rows, const char* b,
-                                       int b_rows) {
+__device__ __forceinline__ void StartLogits(float (&d)[64], const char* a, int a_rows,
+                                            const char* b, int b_rows) {
   ptx::WgmmaFence();
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
@@ -158,6 +158,8 @@ __device__ __forceinline__ void Logits(float (&d)[64], const char* a, int a_rows
         ptx::OperandDescriptor(b + column_block * b_rows * 128 + within), step > 0);
   }
   ptx::WgmmaCommit();
+}
+__device__ __forceinline__ void FinishLogits(float (&d)[64]) {
   ptx::WgmmaWait<0>();
   ptx::PinRegisters(d);
 }
