@@ -290,6 +290,9 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
     RETURN_IF_ERROR(transaction.PutAttempt(id, attempt));
   }
   RETURN_IF_ERROR(transaction.UpdateJob(machine.mutable_job()));
+  for (const v1::StepReport& step : effects.steps) {
+    RETURN_IF_ERROR(transaction.PutStep(id, step));
+  }
   for (const uint32_t attempt : effects.over) {
     RETURN_IF_ERROR(transaction.DeleteCommands(id, attempt));
     std::erase_if(unacknowledged_, [&](const auto& entry) {

@@ -179,20 +179,12 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const s
 absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeRecord& record,
                                      uint64_t sequence, bool seen, v1::AttemptEvent& event,
                                      absl::Time now) {
-  JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
   if (event.kind_case() == v1::AttemptEvent::kStep) {
-    // Also if it was seen: what was not merged before a restart has to be merged now.
-    if (machine == nullptr) return absl::OkStatus();
-    record.log.Hold(sequence);
-    StepMerger::Origin origin{record.session->node(), record.log.incarnation(), sequence};
-    const std::optional<v1::StepReport> merged =
-        machine->OnStep(std::move(*event.mutable_step()), std::move(origin), now);
-    if (!merged) return absl::OkStatus();
-    RETURN_IF_ERROR(transaction.PutStep(event.job(), *merged));
-    if (const auto plan = plans_->Observe(machine->job(), *merged)) machine->Replan(*plan);
+    OnStep(record, sequence, event);
     return absl::OkStatus();
   }
   if (seen) return absl::OkStatus();
+  JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
   switch (event.kind_case()) {
     case v1::AttemptEvent::kLogs:
       return AppendLogs(transaction, event);
@@ -219,6 +211,23 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
       break;
   }
   return absl::OkStatus();
+}
+
+// Also of a report that was seen before: what was not merged before a restart is merged now.
+void ControllerCore::OnStep(NodeRecord& record, uint64_t sequence, v1::AttemptEvent& event) {
+  JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
+  if (machine == nullptr || !Live(*machine->attempt())) {
+    if (JobMachine* const later = Find(event.job())) {
+      later->OnLateStep(event.attempt(), std::move(*event.mutable_step()));
+    }
+    return;
+  }
+  record.log.Hold(sequence);
+  StepMerger::Origin origin{record.session->node(), record.log.incarnation(), sequence};
+  const std::optional<v1::StepReport> merged =
+      machine->OnStep(std::move(*event.mutable_step()), std::move(origin));
+  if (!merged) return;
+  if (const auto plan = plans_->Observe(machine->job(), *merged)) machine->Replan(*plan);
 }
 
 absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,

@@ -45,7 +45,10 @@ struct Effects {
   bool job_changed = false;
   std::set<uint32_t> changed_attempts;  // by number
 
-  bool any() const { return job_changed || !changed_attempts.empty() || !commands.empty(); }
+  bool any() const {
+    return job_changed || !changed_attempts.empty() || !commands.empty() || !steps.empty();
+  }
+  std::vector<v1::StepReport> steps;  // merged, to be recorded
   std::vector<StepMerger::Origin> released;
   std::vector<std::string> transitions;  // a line each, for the log
 };
@@ -87,8 +90,10 @@ class JobMachine {
   // Another worker process than the one that started the trainers: they died with theirs.
   void OnWorkerReplaced(const std::string& node, absl::Time now);
   // Returns the merged report when this one completes a step.
-  std::optional<v1::StepReport> OnStep(v1::StepReport report, StepMerger::Origin origin,
-                                       absl::Time now);
+  std::optional<v1::StepReport> OnStep(v1::StepReport report, StepMerger::Origin origin);
+  // The same of an attempt that is over, from a worker that was out of sight meanwhile. Fills the
+  // record where the next attempt, going by the checkpoint, left steps out.
+  void OnLateStep(uint32_t attempt, v1::StepReport report);
   void OnEval(const v1::EvalReport& eval);
   void OnCheckpoint(const v1::CheckpointNotice& checkpoint);
   void OnModelExported(const std::string& path);
@@ -123,6 +128,7 @@ class JobMachine {
   void End(absl::Time now);
   void Retry(absl::Time now);
   void NameLostNode(v1::Attempt* attempt);
+  void RecordStep(v1::Attempt* attempt, const v1::StepReport& merged);
   void UpdateProgress(const v1::StepReport& merged);
 
   const Options* const options_;

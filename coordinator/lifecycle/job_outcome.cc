@@ -228,7 +228,9 @@ void JobMachine::NameLostNode(Attempt* attempt) {
 
 void JobMachine::End(absl::Time now) {
   Attempt* const attempt = current();
-  merger_.Clear(&effects_.released);
+  for (const v1::StepReport& step : merger_.Finish(&effects_.released)) {
+    RecordStep(attempt, step);
+  }
   AttemptChanged();
   SetTime(now, attempt->mutable_end_time());
   const auto end = [&](Attempt::State state, const std::string& reason) {

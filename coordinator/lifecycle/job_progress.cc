@@ -12,13 +12,8 @@ constexpr double kStepTimeWeight = 0.2;
 
 }  // namespace
 
-std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerger::Origin origin,
-                                                 absl::Time now) {
+std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerger::Origin origin) {
   v1::Attempt* const attempt = live();
-  if (attempt == nullptr) {
-    effects_.released.push_back(std::move(origin));
-    return std::nullopt;
-  }
   std::optional<v1::StepReport> merged =
       merger_.Add(std::move(report), std::move(origin), &effects_.released);
   if (!merged) return std::nullopt;
@@ -29,11 +24,31 @@ std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerg
   // Steps that are trained again after a failure are no progress: a job that fails at the same step
   // each time must run out of retries.
   if (merged->step() > furthest) job_.set_retries_used(0);
-  if (attempt->last_step() == 0) attempt->set_first_step(merged->step() - 1);
-  attempt->set_last_step(merged->step());
-  AttemptChanged();
-  UpdateProgress(*merged);
+  RecordStep(attempt, *merged);
   return merged;
+}
+
+void JobMachine::OnLateStep(uint32_t number, v1::StepReport report) {
+  v1::Attempt* late = nullptr;
+  for (v1::Attempt& attempt : *job_.mutable_attempts()) {
+    if (attempt.number() == number) {
+      late = &attempt;
+    } else if (attempt.number() > number && attempt.last_step() > 0 &&
+               report.step() > attempt.first_step()) {
+      return;  // trained again since
+    }
+  }
+  // One rank's word will do: loss and tokens are global.
+  if (late == nullptr || report.step() <= late->last_step()) return;
+  RecordStep(late, MergeSteps({std::move(report)}));
+}
+
+void JobMachine::RecordStep(v1::Attempt* attempt, const v1::StepReport& merged) {
+  if (attempt->last_step() == 0) attempt->set_first_step(merged.step() - 1);
+  attempt->set_last_step(merged.step());
+  effects_.changed_attempts.insert(attempt->number());
+  effects_.steps.push_back(merged);
+  if (attempt == current()) UpdateProgress(merged);
 }
 
 void JobMachine::UpdateProgress(const v1::StepReport& merged) {

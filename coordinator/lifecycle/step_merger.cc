@@ -125,11 +125,17 @@ std::optional<v1::StepReport> StepMerger::Add(v1::StepReport report, Origin orig
   return MergeSteps(reports);
 }
 
-void StepMerger::Clear(std::vector<Origin>* released) {
+std::vector<v1::StepReport> StepMerger::Finish(std::vector<Origin>* released) {
+  std::vector<v1::StepReport> merged;
   for (const auto& [step, partial] : partials_) {
     released->insert(released->end(), partial.origins.begin(), partial.origins.end());
+    std::vector<v1::StepReport> reports;
+    for (const auto& [rank, report] : partial.by_rank) reports.push_back(report);
+    merged.push_back(MergeSteps(reports));
+    last_step_ = step;
   }
   partials_.clear();
+  return merged;
 }
 
 }  // namespace ringleader::lifecycle

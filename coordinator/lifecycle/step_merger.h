@@ -39,8 +39,9 @@ class StepMerger {
   std::optional<v1::StepReport> Add(v1::StepReport report, Origin origin,
                                     std::vector<Origin>* released);
 
-  // Gives up what is incomplete.
-  void Clear(std::vector<Origin>* released);
+  // The attempt is over: merges what there is of incomplete steps. Some rank did complete them, so
+  // the next attempt may begin behind them.
+  std::vector<v1::StepReport> Finish(std::vector<Origin>* released);
 
  private:
   struct Partial {

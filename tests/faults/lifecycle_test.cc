@@ -1,0 +1,175 @@
+// What users and machines do to jobs on purpose, and trainers that fail by themselves.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/faults/cluster.h"
+
+namespace ringleader::faults {
+namespace {
+
+using ::testing::HasSubstr;
+
+class LifecycleTest : public Cluster {
+ protected:
+  v1::Node Node(const std::string& name) {
+    grpc::ClientContext context;
+    v1::ListNodesResponse response;
+    EXPECT_TRUE(nodes_->ListNodes(&context, {}, &response).ok());
+    for (const v1::Node& node : response.nodes()) {
+      if (node.name() == "nodes/" + name) return node;
+    }
+    return {};
+  }
+};
+
+TEST_F(LifecycleTest, PauseAndResume) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "20"}}));
+  AwaitStep("job", 7);
+  v1::PauseJobRequest pause;
+  pause.set_name("jobs/job");
+  grpc::ClientContext pause_context;
+  v1::Job pausing;
+  ASSERT_TRUE(jobs_->PauseJob(&pause_context, pause, &pausing).ok());
+  const v1::Job paused = AwaitState("job", v1::Job::PAUSED);
+  EXPECT_EQ(paused.attempts(0).state(), v1::Attempt::PAUSED);
+  EXPECT_THAT(paused.state_reason(), HasSubstr("resumes from the checkpoint of step"));
+  // Its trainers are free for others.
+  Submit(Spec("other", 2, 5));
+  AwaitState("other", v1::Job::SUCCEEDED);
+
+  v1::ResumeJobRequest request;
+  request.set_name("jobs/job");
+  grpc::ClientContext context;
+  v1::Job resumed;
+  ASSERT_TRUE(jobs_->ResumeJob(&context, request, &resumed).ok());
+  const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
+  ASSERT_EQ(job.attempts_size(), 2);
+  // Not a step was lost.
+  EXPECT_EQ(job.attempts(1).first_step(), job.attempts(0).last_step());
+  EXPECT_EQ(job.retries_used(), 0);
+  ExpectUnbrokenRecord("job", 60);
+}
+
+TEST_F(LifecycleTest, CancelEndsTrainersInSeconds) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 10'000));
+  AwaitStep("job", 3);
+  const int pid = PidOf("job", 1);
+  v1::CancelJobRequest request;
+  request.set_name("jobs/job");
+  grpc::ClientContext context;
+  v1::Job job;
+  ASSERT_TRUE(jobs_->CancelJob(&context, request, &job).ok());
+  AwaitState("job", v1::Job::CANCELLED);
+  EXPECT_NE(kill(pid, 0), 0);
+}
+
+TEST_F(LifecycleTest, DrainMovesJobsElsewhere) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 100, {{"fake-step-ms", "30"}}));
+  AwaitStep("job", 7);
+  StartWorker("b", 2);
+  ASSERT_TRUE(Eventually([&] { return Node("b").state() == v1::Node::READY; }));
+  v1::DrainNodeRequest request;
+  request.set_name("nodes/a");
+  grpc::ClientContext context;
+  v1::Node node;
+  ASSERT_TRUE(nodes_->DrainNode(&context, request, &node).ok());
+  const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
+  ASSERT_EQ(job.attempts_size(), 2);
+  EXPECT_EQ(job.attempts(1).placements(0).node(), "nodes/b");
+  EXPECT_EQ(Node("a").state(), v1::Node::DRAINED);
+  ExpectUnbrokenRecord("job", 100);
+}
+
+TEST_F(LifecycleTest, SigtermOfAWorkerIsADrain) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 100, {{"fake-step-ms", "30"}}));
+  AwaitStep("job", 7);
+  StartWorker("b", 2);
+  ASSERT_TRUE(Eventually([&] { return Node("b").state() == v1::Node::READY; }));
+  TerminateWorker("a");
+  EXPECT_TRUE(Eventually([&] { return !WorkerRuns("a"); }));
+  const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
+  ASSERT_EQ(job.attempts_size(), 2);
+  EXPECT_EQ(job.attempts(1).first_step(), job.attempts(0).last_step());
+  EXPECT_EQ(job.retries_used(), 0);
+  ExpectUnbrokenRecord("job", 100);
+}
+
+TEST_F(LifecycleTest, SigtermOfAWorkerAloneStillWritesACheckpoint) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 400, {{"fake-step-ms", "20"}}));
+  AwaitStep("job", 7);
+  KillCoordinator();
+  TerminateWorker("a");
+  EXPECT_TRUE(Eventually([&] { return !WorkerRuns("a"); }));
+  const uint64_t reached = Audit("job").back().step;
+  StartCoordinator();
+  StartWorker("a", 2);
+  const v1::Job job = Await("job", [](const v1::Job& job) { return job.attempts_size() == 2; });
+  Await("job", [](const v1::Job& job) { return job.attempts(1).last_step() > 0; });
+  EXPECT_GE(Get("job").attempts(1).first_step(), reached);
+}
+
+TEST_F(LifecycleTest, AHungTrainerIsKilledAndNamed) {
+  StartCoordinator();
+  StartWorker("a", 3);
+  Submit(Spec("job", 3, 20, {{"fake-hang", "1@12"}}));
+  const v1::Job failed = Await(
+      "job",
+      [](const v1::Job& job) {
+        return job.attempts_size() > 0 && job.attempts(0).state() == v1::Attempt::FAILED;
+      },
+      absl::Seconds(15));
+  EXPECT_EQ(failed.attempts(0).failure().rank(), 1);
+  EXPECT_THAT(failed.attempts(0).failure().message(), HasSubstr("no sign of life"));
+  AwaitState("job", v1::Job::SUCCEEDED);
+  ExpectUnbrokenRecord("job", 20);
+}
+
+TEST_F(LifecycleTest, AJobThatNeverGetsFurtherRunsOutOfRetries) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  v1::JobSpec spec = Spec("job", 2, 20, {{"fake-crash-always", "1@12"}});
+  spec.mutable_scheduling()->set_max_retries(2);
+  Submit(spec);
+  const v1::Job job = AwaitState("job", v1::Job::FAILED);
+  // The first attempt made progress; the others repeat its steps.
+  EXPECT_EQ(job.attempts_size(), 3);
+  EXPECT_THAT(job.state_reason(), HasSubstr("rank 1 on nodes/a"));
+  EXPECT_THAT(job.state_reason(), HasSubstr("no retries left"));
+}
+
+TEST_F(LifecycleTest, AnErrorThatNoRetryMendsEndsTheJob) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 20, {{"fake-refuse", "1"}}));
+  const v1::Job job = AwaitState("job", v1::Job::FAILED);
+  EXPECT_EQ(job.attempts_size(), 1);
+  EXPECT_THAT(job.state_reason(), HasSubstr("model.config: not to my taste"));
+}
+
+TEST_F(LifecycleTest, WaitingJobsStartByPriority) {
+  StartCoordinator();
+  Submit(Spec("low", 2, 5));
+  v1::JobSpec urgent = Spec("urgent", 2, 5);
+  urgent.mutable_scheduling()->set_priority(10);
+  Submit(urgent);
+  EXPECT_THAT(Get("low").state_reason(), HasSubstr("no worker has connected yet"));
+  StartWorker("a", 2);
+  AwaitState("low", v1::Job::SUCCEEDED);
+  AwaitState("urgent", v1::Job::SUCCEEDED);
+  EXPECT_LT(Audit("urgent").front().time, Audit("low").front().time);
+}
+
+}  // namespace
+}  // namespace ringleader::faults

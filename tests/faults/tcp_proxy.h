@@ -1,0 +1,44 @@
+// A TCP proxy that can play a broken network: connections stay open and nothing gets through.
+#pragma once
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ringleader::faults {
+
+// Thread-safe.
+class TcpProxy {
+ public:
+  // Forwards what comes in on a port of its own to 127.0.0.1:target_port.
+  explicit TcpProxy(int target_port);
+  ~TcpProxy();
+
+  int port() const { return port_; }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+  // Nothing gets through, in either direction, and nobody is told.
+  void Cut();
+  // The network is back: what was held up arrives.
+  void Heal();
+
+ private:
+  void Accept();
+  void Forward(int from, int to);
+  bool WaitWhileCut();  // false when the proxy ends
+
+  const int target_port_;
+  int listener_ = -1;
+  int port_ = 0;
+  absl::Mutex mutex_;
+  bool cut_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<int> sockets_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
+  std::thread acceptor_;
+};
+
+}  // namespace ringleader::faults
