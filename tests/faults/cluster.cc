@@ -194,7 +194,7 @@ v1::Job Cluster::Await(const std::string& name, const std::function<bool(const v
   const bool came = Eventually(
       [&] {
         job = Get(name);
-        return done(job);
+        return HasFailure() || done(job);
       },
       limit);
   EXPECT_TRUE(came) << "waited in vain; the job is\n" << job.DebugString();

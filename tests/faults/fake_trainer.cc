@@ -2,9 +2,9 @@
 // peers, writes and reads a checkpoint, and misbehaves as the job's labels say:
 //
 //   fake-step-ms      length of a step (default 20)
-//   fake-crash        "RANK@STEP": that rank kills itself in that step of the first attempt
-//   fake-crash-always "RANK@STEP": in every attempt
-//   fake-hang         "RANK@STEP": stops itself (SIGSTOP) in that step of the first attempt
+//   fake-crash        "RANK.STEP": that rank kills itself in that step of the first attempt
+//   fake-crash-always "RANK.STEP": in every attempt
+//   fake-hang         "RANK.STEP": stops itself (SIGSTOP) in that step of the first attempt
 //   fake-refuse       "1": leaves with an error that no retry can mend
 //
 // The loss depends on every step before, so a step lost or trained twice shows in it. In the
@@ -87,7 +87,7 @@ class FakeTrainer {
     return found == spec().labels().end() ? "" : found->second;
   }
   bool Now(const std::string& label) const {
-    return Label(label) == absl::StrCat(arguments_.rank, "@", step_.load());
+    return Label(label) == absl::StrCat(arguments_.rank, ".", step_.load());
   }
   std::string File(const std::string& name) const {
     return spec().checkpoint().directory() + "/" + name;

@@ -105,6 +105,8 @@ TEST_F(LifecycleTest, SigtermOfAWorkerIsADrain) {
 }
 
 TEST_F(LifecycleTest, SigtermOfAWorkerAloneStillWritesACheckpoint) {
+  coordinator_flags_["--fence-after"] = 20;
+  coordinator_flags_["--adoption-timeout"] = 25;
   StartCoordinator();
   StartWorker("a", 2);
   Submit(Spec("job", 2, 400, {{"fake-step-ms", "20"}}));
@@ -122,8 +124,8 @@ TEST_F(LifecycleTest, SigtermOfAWorkerAloneStillWritesACheckpoint) {
 
 TEST_F(LifecycleTest, AHungTrainerIsKilledAndNamed) {
   StartCoordinator();
-  StartWorker("a", 3);
-  Submit(Spec("job", 3, 20, {{"fake-hang", "1@12"}}));
+  StartWorker("a", 4);
+  Submit(Spec("job", 4, 20, {{"fake-hang", "1.12"}}));
   const v1::Job failed = Await(
       "job",
       [](const v1::Job& job) {
@@ -139,7 +141,7 @@ TEST_F(LifecycleTest, AHungTrainerIsKilledAndNamed) {
 TEST_F(LifecycleTest, AJobThatNeverGetsFurtherRunsOutOfRetries) {
   StartCoordinator();
   StartWorker("a", 2);
-  v1::JobSpec spec = Spec("job", 2, 20, {{"fake-crash-always", "1@12"}});
+  v1::JobSpec spec = Spec("job", 2, 20, {{"fake-crash-always", "1.12"}});
   spec.mutable_scheduling()->set_max_retries(2);
   Submit(spec);
   const v1::Job job = AwaitState("job", v1::Job::FAILED);
