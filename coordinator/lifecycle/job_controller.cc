@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "coordinator/lifecycle/controller_core.h"
 
 namespace ringleader::lifecycle {
@@ -22,6 +23,9 @@ absl::Duration TickInterval(const Options& options) {
       std::min({options.lease, options.blame_window, options.retry_backoff});
   return std::clamp(shortest / 10, absl::Milliseconds(20), absl::Milliseconds(500));
 }
+
+// A disk that is full will not be less so at once.
+constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
 }  // namespace
 
@@ -96,7 +100,8 @@ class JobController::Impl {
     return reply;
   }
 
-  void RunOnce() {
+  // Returns false if what there was to write could not be written.
+  bool RunOnce() {
     std::vector<Item> batch;
     {
       absl::MutexLock lock(&queue_mutex_);
@@ -108,7 +113,7 @@ class JobController::Impl {
       absl::MutexLock lock(&core_mutex_);
       const absl::Time now = clock_->Now();
       const bool due = core_.Tick(now);
-      if (!due && batch.empty()) return;
+      if (!due && batch.empty()) return true;
       committed = store_->Write([&](store::WriteTransaction& transaction) -> absl::Status {
         for (Item& item : batch) {
           if (absl::Status status = item.apply(core_, transaction, now); !status.ok())
@@ -119,14 +124,19 @@ class JobController::Impl {
       if (committed.ok()) {
         core_.Publish();
       } else {
-        spdlog::error("nothing of {} requests and events was taken: {}", batch.size(),
-                      std::string(committed.message()));
+        // Once, not with every try.
+        if (writable_) spdlog::error("cannot write: {}", std::string(committed.message()));
         Reload();
+      }
+      if (committed.ok() != writable_) {
+        writable_ = committed.ok();
+        if (writable_) spdlog::info("can write again");
       }
     }
     for (Item& item : batch) {
       if (item.done) item.done(committed);
     }
+    return committed.ok();
   }
 
   std::vector<v1::Node> ListNodes() {
@@ -158,7 +168,7 @@ class JobController::Impl {
         }
         if (stopped_) return;
       }
-      RunOnce();
+      if (!RunOnce()) absl::SleepFor(kPauseAfterFailure);
     }
   }
 
@@ -178,6 +188,7 @@ class JobController::Impl {
 
   absl::Mutex core_mutex_;
   ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
+  bool writable_ ABSL_GUARDED_BY(core_mutex_) = true;
 
   absl::Mutex queue_mutex_;
   std::vector<Item> queue_ ABSL_GUARDED_BY(queue_mutex_);

@@ -9,11 +9,11 @@
 namespace ringleader::agent {
 
 struct InventoryOptions {
-  uint32_t trainers = 0;  // 0: one a GPU; without GPUs, one
-  std::string address;    // that trainers on other nodes reach
-  std::string topology_domain;
+  uint32_t trainers = 0;     // 0: one a GPU; without GPUs, one
+  std::string address = {};  // that trainers on other nodes reach
+  std::string topology_domain = {};
   // Root of the file system to look at; another one in tests.
-  std::string root = "";
+  std::string root = {};
 };
 
 v1::NodeInventory TakeInventory(const InventoryOptions& options);

@@ -29,7 +29,7 @@ struct Flags {
   std::string name = DefaultNodeId();
   std::string trainer_binary;
   std::string metrics_listen;
-  InventoryOptions inventory = {.address = "127.0.0.1", .topology_domain = {}};
+  InventoryOptions inventory = {.address = "127.0.0.1"};
   double hang_timeout_seconds = 600;
   double pulse_timeout_seconds = 30;
   double drain_timeout_seconds = 150;

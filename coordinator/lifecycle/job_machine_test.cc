@@ -1,0 +1,404 @@
+#include "coordinator/lifecycle/job_machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringleader::lifecycle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using v1::Attempt;
+using v1::Job;
+using v1::RankStatus;
+using v1::StopTrainers;
+using v1::TrainerExited;
+
+// A job of four ranks, 0-1 on node a and 2-3 on node b.
+class JobMachineTest : public ::testing::Test {
+ protected:
+  JobMachineTest() : machine_(NewJob(), &options_) {}
+
+  static Job NewJob() {
+    Job job;
+    job.set_name("jobs/j");
+    job.set_state(Job::PENDING);
+    job.mutable_spec()->set_name("j");
+    job.mutable_spec()->mutable_training()->set_steps(10);
+    job.mutable_spec()->mutable_training()->set_global_batch(1);
+    job.mutable_spec()->mutable_data()->set_sequence_length(100);
+    job.mutable_spec()->mutable_scheduling()->set_max_retries(2);
+    return job;
+  }
+
+  static v1::Placement On(const std::string& node, uint32_t first_rank) {
+    v1::Placement placement;
+    placement.set_node(node);
+    placement.set_first_rank(first_rank);
+    placement.set_trainers(2);
+    return placement;
+  }
+
+  void Place() { machine_.Place({On("nodes/a", 0), On("nodes/b", 2)}, {}, ++token_, now_); }
+
+  void Ready(uint32_t rank) {
+    v1::TrainerReady ready;
+    ready.set_rank(rank);
+    ready.set_address(absl::StrCat("host:", 1000 + rank));
+    machine_.OnReady(ready, now_);
+  }
+
+  // Placed, all ranks ready; effects up to here are gone.
+  void Run() {
+    Place();
+    for (uint32_t rank = 0; rank < 4; ++rank) Ready(rank);
+    EXPECT_EQ(machine_.job().state(), Job::RUNNING);
+    machine_.Take();
+  }
+
+  void Exit(uint32_t rank, TrainerExited::Outcome outcome, bool collateral = false,
+            bool retryable = true) {
+    TrainerExited exited;
+    exited.set_rank(rank);
+    exited.set_outcome(outcome);
+    exited.set_message(collateral ? "a peer is gone" : "out of memory");
+    exited.set_collateral(collateral);
+    exited.set_retryable(retryable);
+    machine_.OnExit(exited, now_);
+  }
+
+  void Step(uint64_t step) {
+    for (int rank = 0; rank < 4; ++rank) {
+      v1::StepReport report;
+      report.set_step(step);
+      report.set_rank(rank);
+      report.set_step_seconds(2);
+      report.set_tokens(100);
+      machine_.OnStep(report, {"node", "incarnation", step});
+    }
+  }
+
+  void Pass(absl::Duration time) {
+    now_ += time;
+    machine_.Tick(now_);
+  }
+
+  // "a:start b:start", in order.
+  std::vector<std::string> Commands() {
+    std::vector<std::string> commands;
+    for (const Effects::NodeCommand& effect : machine_.Take().commands) {
+      const v1::Command& command = effect.command;
+      EXPECT_EQ(command.fencing_token(), token_);
+      const std::string what = command.has_start()     ? "start"
+                               : command.has_connect() ? "connect"
+                               : command.has_stop() ? StopTrainers::Mode_Name(command.stop().mode())
+                                                    : "plan";
+      commands.push_back(effect.node.substr(6) + ":" + what);
+    }
+    return commands;
+  }
+
+  Job::State state() const { return machine_.job().state(); }
+  const Attempt& attempt() const { return *machine_.attempt(); }
+
+  Options options_;
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  uint64_t token_ = 6;
+  JobMachine machine_;
+};
+
+TEST_F(JobMachineTest, StartsConnectsAndSucceeds) {
+  Place();
+  EXPECT_EQ(state(), Job::STARTING);
+  EXPECT_THAT(Commands(), ElementsAre("a:start", "b:start"));
+  for (const uint32_t rank : {3, 0, 1}) Ready(rank);
+  EXPECT_THAT(Commands(), IsEmpty());
+  Ready(2);
+  const Effects effects = machine_.Take();
+  ASSERT_EQ(effects.commands.size(), 2u);
+  EXPECT_THAT(effects.commands[1].command.connect().addresses(),
+              ElementsAre("host:1000", "host:1001", "host:1002", "host:1003"));
+  EXPECT_EQ(state(), Job::RUNNING);
+  Step(1);
+  EXPECT_EQ(machine_.job().progress().tokens(), 100);
+  EXPECT_EQ(machine_.job().progress().tokens_per_second(), 50);
+  EXPECT_EQ(machine_.job().progress().eta_seconds(), 18);
+  for (uint32_t rank = 0; rank < 3; ++rank) Exit(rank, TrainerExited::COMPLETED);
+  EXPECT_EQ(state(), Job::RUNNING);
+  Exit(3, TrainerExited::COMPLETED);
+  EXPECT_EQ(state(), Job::SUCCEEDED);
+  EXPECT_EQ(attempt().state(), Attempt::SUCCEEDED);
+  EXPECT_TRUE(machine_.Finished());
+}
+
+TEST_F(JobMachineTest, NamesTheRankAtFaultAndAbortsTheOthers) {
+  Run();
+  Exit(0, TrainerExited::FAILED, /*collateral=*/true);
+  EXPECT_THAT(Commands(), ElementsAre("a:ABORT", "b:ABORT"));
+  EXPECT_EQ(attempt().state(), Attempt::STOPPING);
+  Exit(3, TrainerExited::FAILED);
+  Exit(1, TrainerExited::FAILED, true);
+  EXPECT_EQ(state(), Job::RUNNING);  // rank 2 may still run
+  Exit(2, TrainerExited::FAILED, true);
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+  EXPECT_EQ(attempt().failure().rank(), 3);
+  EXPECT_EQ(attempt().failure().node(), "nodes/b");
+  EXPECT_EQ(state(), Job::RETRYING);
+  EXPECT_THAT(machine_.job().state_reason(), HasSubstr("rank 3 on nodes/b: out of memory"));
+  Pass(options_.retry_backoff - absl::Milliseconds(1));
+  EXPECT_EQ(state(), Job::RETRYING);
+  Pass(absl::Milliseconds(1));
+  EXPECT_EQ(state(), Job::PENDING);
+}
+
+TEST_F(JobMachineTest, TheFirstOfSeveralIsToBlame) {
+  Run();
+  Exit(2, TrainerExited::FAILED);
+  Exit(1, TrainerExited::FAILED);
+  for (const uint32_t rank : {0, 3}) Exit(rank, TrainerExited::FAILED, true);
+  EXPECT_EQ(attempt().failure().rank(), 2);
+}
+
+TEST_F(JobMachineTest, RetriesDoubleTheirBackOffAndRunOut) {
+  for (int retry = 1; retry <= 2; ++retry) {
+    Run();
+    for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+    ASSERT_EQ(state(), Job::RETRYING);
+    Pass(options_.retry_backoff * retry - absl::Milliseconds(1));
+    EXPECT_EQ(state(), Job::RETRYING);
+    Pass(absl::Milliseconds(1));
+    EXPECT_EQ(state(), Job::PENDING);
+  }
+  Run();
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  EXPECT_EQ(state(), Job::FAILED);
+  EXPECT_THAT(machine_.job().state_reason(), HasSubstr("no retries left"));
+}
+
+TEST_F(JobMachineTest, OnlyNewStepsRefillTheBudget) {
+  const auto fail = [&] {
+    for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+    Pass(absl::Minutes(1));
+  };
+  Run();
+  Step(1);
+  Step(2);
+  fail();
+  EXPECT_EQ(machine_.job().retries_used(), 1);
+  Run();
+  Step(2);  // again
+  EXPECT_EQ(machine_.job().retries_used(), 1);
+  fail();
+  EXPECT_EQ(machine_.job().retries_used(), 2);
+  Run();
+  Step(3);
+  EXPECT_EQ(machine_.job().retries_used(), 0);
+}
+
+TEST_F(JobMachineTest, WhatNoRetryMendsEndsTheJob) {
+  Run();
+  Exit(1, TrainerExited::FAILED, false, /*retryable=*/false);
+  for (const uint32_t rank : {0, 2, 3}) Exit(rank, TrainerExited::FAILED, true);
+  EXPECT_EQ(state(), Job::FAILED);
+}
+
+TEST_F(JobMachineTest, OutOfSightIsUnknownAndBackIsRunning) {
+  Run();
+  machine_.OnSight("nodes/b", now_, now_ + options_.lease);
+  EXPECT_EQ(state(), Job::UNKNOWN);
+  EXPECT_EQ(attempt().state(), Attempt::UNKNOWN);
+  EXPECT_THAT(Commands(), IsEmpty());
+  Pass(options_.adoption_timeout - absl::Seconds(1));
+  EXPECT_EQ(state(), Job::UNKNOWN);
+  machine_.OnSight("nodes/b", std::nullopt, now_);
+  EXPECT_EQ(state(), Job::RUNNING);
+  Pass(options_.adoption_timeout);
+  EXPECT_EQ(state(), Job::RUNNING);
+}
+
+TEST_F(JobMachineTest, PastTheTimeOutItIsFencedAndTheOthersMustBeDeadFirst) {
+  Run();
+  machine_.OnSight("nodes/b", now_, now_);
+  Pass(options_.adoption_timeout);
+  EXPECT_THAT(Commands(), ElementsAre("a:ABORT"));
+  EXPECT_EQ(attempt().ranks(2).state(), RankStatus::LOST);
+  EXPECT_EQ(attempt().state(), Attempt::STOPPING);
+  Pass(absl::Hours(1));
+  EXPECT_EQ(attempt().state(), Attempt::STOPPING);  // node a is in sight, and has not said yet
+  Exit(0, TrainerExited::FAILED, true);
+  Exit(1, TrainerExited::FAILED, true);
+  EXPECT_EQ(attempt().state(), Attempt::FENCED);
+  EXPECT_EQ(attempt().failure().rank(), 2);
+  EXPECT_EQ(state(), Job::RETRYING);
+  Pass(options_.retry_backoff);
+  EXPECT_EQ(state(), Job::PENDING);
+}
+
+TEST_F(JobMachineTest, ALostNodeIsNamedAtOnceAndReplacedOnlyWhenItIsDead) {
+  Run();
+  Exit(0, TrainerExited::FAILED, true);
+  Exit(1, TrainerExited::FAILED, true);
+  machine_.OnSight("nodes/b", now_, now_ + options_.lease);
+  Pass(options_.lease);
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+  EXPECT_EQ(attempt().failure().rank(), 2);
+  EXPECT_THAT(attempt().failure().message(), HasSubstr("contact with its node was lost"));
+  EXPECT_EQ(state(), Job::RETRYING);
+  EXPECT_THAT(machine_.job().state_reason(), HasSubstr("trainers on nodes/b are known to be dead"));
+  Pass(options_.adoption_timeout - options_.lease - absl::Seconds(1));
+  EXPECT_EQ(state(), Job::RETRYING);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(state(), Job::PENDING);
+}
+
+TEST_F(JobMachineTest, AReplacedWorkerTookItsTrainersAlong) {
+  Run();
+  machine_.OnWorkerReplaced("nodes/b", now_);
+  EXPECT_THAT(Commands(), ElementsAre("a:ABORT"));
+  Exit(0, TrainerExited::FAILED, true);
+  Exit(1, TrainerExited::FAILED, true);
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+  EXPECT_EQ(attempt().failure().rank(), 2);
+  EXPECT_EQ(attempt().failure().node(), "nodes/b");
+}
+
+TEST_F(JobMachineTest, PauseWritesACheckpointAndResumeStartsAnAttempt) {
+  Run();
+  ASSERT_TRUE(machine_.Pause(now_).ok());
+  EXPECT_EQ(state(), Job::PAUSING);
+  EXPECT_THAT(Commands(), ElementsAre("a:CHECKPOINT", "b:CHECKPOINT"));
+  EXPECT_TRUE(machine_.Pause(now_).ok());
+  EXPECT_THAT(Commands(), IsEmpty());
+  EXPECT_TRUE(absl::IsFailedPrecondition(machine_.Resume(now_)));
+  // The first to leave takes the connections of the others along.
+  Exit(0, TrainerExited::STOPPED);
+  Exit(1, TrainerExited::FAILED, true);
+  Exit(2, TrainerExited::STOPPED);
+  Exit(3, TrainerExited::STOPPED);
+  EXPECT_EQ(state(), Job::PAUSED);
+  EXPECT_EQ(attempt().state(), Attempt::PAUSED);
+  ASSERT_TRUE(machine_.Resume(now_).ok());
+  EXPECT_EQ(state(), Job::PENDING);
+  EXPECT_EQ(machine_.job().retries_used(), 0);
+}
+
+TEST_F(JobMachineTest, ATrainerThatFailsWhilePausingLeavesThePauseStanding) {
+  Run();
+  ASSERT_TRUE(machine_.Pause(now_).ok());
+  machine_.Take();
+  Exit(1, TrainerExited::FAILED);
+  EXPECT_THAT(Commands(), ElementsAre("a:ABORT", "b:ABORT"));
+  for (const uint32_t rank : {0, 2, 3}) Exit(rank, TrainerExited::FAILED, true);
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+  EXPECT_EQ(state(), Job::PAUSED);
+}
+
+TEST_F(JobMachineTest, CancelWaitsForEveryTrainerToBeDead) {
+  Run();
+  ASSERT_TRUE(machine_.Cancel(now_).ok());
+  EXPECT_THAT(Commands(), ElementsAre("a:ABORT", "b:ABORT"));
+  machine_.OnSight("nodes/b", now_, now_);
+  Exit(0, TrainerExited::FAILED, true);
+  Exit(1, TrainerExited::FAILED, true);
+  EXPECT_EQ(state(), Job::CANCELLING);
+  Pass(options_.adoption_timeout);
+  EXPECT_EQ(state(), Job::CANCELLED);
+  EXPECT_EQ(attempt().state(), Attempt::CANCELLED);
+  EXPECT_TRUE(machine_.Cancel(now_).ok());
+  EXPECT_THAT(std::string(machine_.Pause(now_).message()), HasSubstr("CANCELLED"));
+}
+
+TEST_F(JobMachineTest, CancelWithoutAnAttempt) {
+  ASSERT_TRUE(machine_.Cancel(now_).ok());
+  EXPECT_EQ(state(), Job::CANCELLED);
+  EXPECT_TRUE(machine_.Finished());
+}
+
+TEST_F(JobMachineTest, MovingOffANodeCostsNoRetry) {
+  Run();
+  machine_.MoveOff("nodes/c", "elsewhere", now_);
+  EXPECT_EQ(attempt().state(), Attempt::RUNNING);
+  machine_.MoveOff("nodes/a", "it is being drained", now_);
+  EXPECT_THAT(Commands(), ElementsAre("a:CHECKPOINT", "b:CHECKPOINT"));
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::STOPPED);
+  EXPECT_EQ(state(), Job::PENDING);
+  EXPECT_EQ(machine_.job().retries_used(), 0);
+}
+
+TEST_F(JobMachineTest, WhoIsNotReadyInTimeIsNamed) {
+  Place();
+  for (const uint32_t rank : {0, 1, 3}) Ready(rank);
+  machine_.Take();
+  Pass(options_.start_timeout);
+  EXPECT_THAT(Commands(), ElementsAre("a:ABORT", "b:ABORT"));
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, true);
+  EXPECT_EQ(attempt().failure().rank(), 2);
+  EXPECT_THAT(attempt().failure().message(), HasSubstr("not ready"));
+}
+
+TEST_F(JobMachineTest, ARefusedStartIsAFailureThatCanBeRetried) {
+  Place();
+  machine_.OnStartRefused("nodes/b", "2 of 2 trainers are taken", now_);
+  Exit(0, TrainerExited::FAILED, true);
+  Exit(1, TrainerExited::FAILED, true);
+  EXPECT_EQ(state(), Job::RETRYING);
+  EXPECT_THAT(machine_.job().state_reason(), HasSubstr("2 of 2 trainers are taken"));
+}
+
+// Whatever state a coordinator dies in, its successor takes the job up from the record alone.
+TEST_F(JobMachineTest, TakesUpAFailingAttempt) {
+  Run();
+  Exit(3, TrainerExited::FAILED);
+  JobMachine successor(machine_.job(), &options_);
+  now_ += absl::Seconds(1);
+  successor.Tick(now_);
+  EXPECT_EQ(successor.attempt()->state(), Attempt::STOPPING);
+  for (const uint32_t rank : {0, 1, 2}) {
+    TrainerExited exited;
+    exited.set_rank(rank);
+    exited.set_outcome(TrainerExited::FAILED);
+    exited.set_collateral(true);
+    successor.OnExit(exited, now_);
+  }
+  EXPECT_EQ(successor.attempt()->failure().rank(), 3);
+  EXPECT_EQ(successor.job().state(), Job::RETRYING);
+}
+
+TEST_F(JobMachineTest, EveryTransitionChangesTheEtag) {
+  const std::string first = machine_.job().etag();
+  Place();
+  const std::string second = machine_.job().etag();
+  EXPECT_NE(first, second);
+  machine_.Wait("a new reason is no transition");
+  EXPECT_EQ(machine_.job().etag(), second);
+}
+
+TEST_F(JobMachineTest, ReportsThatComeAfterTheEndFillTheRecord) {
+  Run();
+  Step(1);
+  machine_.OnSight("nodes/a", now_, now_);
+  machine_.OnSight("nodes/b", now_, now_);
+  Pass(options_.adoption_timeout + options_.retry_backoff);
+  Pass(options_.retry_backoff);
+  machine_.OnSight("nodes/a", std::nullopt, now_);
+  machine_.OnSight("nodes/b", std::nullopt, now_);
+  Run();
+  Step(4);  // from a checkpoint of step 3, which the first attempt wrote while out of sight
+  machine_.Take();
+  const auto late = [&](uint64_t step) {
+    v1::StepReport report;
+    report.set_step(step);
+    machine_.OnLateStep(1, report);
+  };
+  for (const uint64_t step : {1, 2, 3, 4}) late(step);
+  std::vector<uint64_t> recorded;
+  for (const v1::StepReport& step : machine_.Take().steps) recorded.push_back(step.step());
+  EXPECT_THAT(recorded, ElementsAre(2, 3));
+  EXPECT_EQ(machine_.job().progress().step(), 4);
+}
+
+}  // namespace
+}  // namespace ringleader::lifecycle

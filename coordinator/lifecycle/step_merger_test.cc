@@ -1,0 +1,116 @@
+#include "coordinator/lifecycle/step_merger.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ringleader::lifecycle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+v1::StepReport Report(uint64_t step, int32_t rank) {
+  v1::StepReport report;
+  report.set_step(step);
+  report.set_rank(rank);
+  report.set_loss(2.5);
+  return report;
+}
+
+class StepMergerTest : public ::testing::Test {
+ protected:
+  std::optional<v1::StepReport> Add(uint64_t step, int32_t rank) {
+    return merger_.Add(Report(step, rank), {"n", "i", next_++}, &released_);
+  }
+  std::vector<uint64_t> Released() {
+    std::vector<uint64_t> sequences;
+    for (const StepMerger::Origin& origin : std::exchange(released_, {})) {
+      sequences.push_back(origin.sequence);
+    }
+    return sequences;
+  }
+
+  StepMerger merger_{2};
+  std::vector<StepMerger::Origin> released_;
+  uint64_t next_ = 1;
+};
+
+TEST_F(StepMergerTest, KeepsReportsUntilAllRanksHaveSpoken) {
+  EXPECT_FALSE(Add(1, 0));
+  EXPECT_THAT(Released(), IsEmpty());
+  const std::optional<v1::StepReport> merged = Add(1, 1);
+  ASSERT_TRUE(merged);
+  EXPECT_EQ(merged->step(), 1);
+  EXPECT_EQ(merged->rank(), -1);
+  EXPECT_THAT(Released(), ElementsAre(1, 2));
+}
+
+TEST_F(StepMergerTest, ARankMayBeAhead) {
+  EXPECT_FALSE(Add(1, 0));
+  EXPECT_FALSE(Add(2, 0));
+  EXPECT_TRUE(Add(1, 1));
+  EXPECT_TRUE(Add(2, 1));
+}
+
+TEST_F(StepMergerTest, RepeatedAndLateReportsAreLetGo) {
+  EXPECT_FALSE(Add(1, 0));
+  EXPECT_FALSE(Add(1, 0));  // sent again
+  EXPECT_TRUE(Add(1, 1));
+  EXPECT_THAT(Released(), ElementsAre(1, 2, 3));
+  EXPECT_FALSE(Add(1, 1));
+  EXPECT_THAT(Released(), ElementsAre(4));
+}
+
+TEST_F(StepMergerTest, RanksOutsideTheAttemptAreIgnored) {
+  EXPECT_FALSE(Add(1, 2));
+  EXPECT_FALSE(Add(1, -1));
+  EXPECT_THAT(Released(), ElementsAre(1, 2));
+}
+
+TEST_F(StepMergerTest, AtTheEndWhatThereIsCounts) {
+  EXPECT_FALSE(Add(7, 1));
+  const std::vector<v1::StepReport> merged = merger_.Finish(&released_);
+  ASSERT_EQ(merged.size(), 1u);
+  EXPECT_EQ(merged[0].step(), 7);
+  EXPECT_THAT(Released(), ElementsAre(1));
+}
+
+TEST(MergeStepsTest, MaximaMeansAndLoads) {
+  v1::StepReport first = Report(3, 0), second = Report(3, 1);
+  first.set_step_seconds(2);
+  second.set_step_seconds(3);
+  first.mutable_phases()->set_data(0.5);
+  second.mutable_phases()->set_linear(1);
+  first.set_peak_memory_bytes(10);
+  second.set_peak_memory_bytes(20);
+  const auto layer = [](v1::StepReport* report, double density, double recall,
+                        std::vector<uint64_t> tiles) {
+    v1::LayerReport* added = report->add_layers();
+    added->set_layer(1);
+    added->set_density(density);
+    added->set_recall(recall);
+    added->mutable_tiles_per_ring_step()->Add(tiles.begin(), tiles.end());
+  };
+  layer(&first, 0.2, 0.9, {10, 30});
+  layer(&second, 0.4, -1, {30, 50});
+  const v1::StepReport merged = MergeSteps({first, second});
+  EXPECT_EQ(merged.loss(), 2.5);
+  EXPECT_EQ(merged.step_seconds(), 3);
+  EXPECT_EQ(merged.phases().data(), 0.5);
+  EXPECT_EQ(merged.phases().linear(), 1);
+  EXPECT_EQ(merged.peak_memory_bytes(), 20);
+  ASSERT_EQ(merged.layers_size(), 1);
+  EXPECT_NEAR(merged.layers(0).density(), 0.3, 1e-12);
+  EXPECT_EQ(merged.layers(0).recall(), 0.9);  // only one rank estimated it
+  EXPECT_THAT(merged.layers(0).tiles_per_ring_step(), ElementsAre(40, 80));
+  EXPECT_THAT(merged.rank_tiles(), ElementsAre(40, 80));
+  EXPECT_NEAR(merged.worker_imbalance(), 80 / 60.0, 1e-12);
+  EXPECT_NEAR(merged.step_imbalance(), 30 / 20.0, 1e-12);
+}
+
+TEST(MergeStepsTest, NoLoadIsNoImbalance) {
+  EXPECT_EQ(MergeSteps({Report(1, 0), Report(1, 1)}).worker_imbalance(), 1);
+}
+
+}  // namespace
+}  // namespace ringleader::lifecycle
