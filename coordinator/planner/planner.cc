@@ -56,10 +56,8 @@ std::vector<Candidate> Candidates(const v1::JobSpec& spec, const GroupShape& gro
     return asked.layout() == layout || asked.layout() == ParallelismSpec::LAYOUT_UNSPECIFIED;
   };
   if (wanted(ParallelismSpec::STRIPED)) {
-    for (const uint32_t stripe : {tile, 2 * tile, 4 * tile}) {
-      if (asked.stripe() == 0) layouts.emplace_back(ParallelismSpec::STRIPED, stripe);
-    }
-    if (asked.stripe() != 0) layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe());
+    // Longer stripes spread the work less evenly and gain nothing: only where asked for.
+    layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
   }
   if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);
   if (wanted(ParallelismSpec::CONTIGUOUS)) layouts.emplace_back(ParallelismSpec::CONTIGUOUS, 0);

@@ -23,7 +23,7 @@ namespace ringleader::planner {
 //
 // INVALID_ARGUMENT, with the arithmetic, when no plan can work: the cluster holds too few trainers,
 // heads or layers do not fit the model, the asked-for ring does not fit the nodes, or memory is
-// short. Takes well under a second for 1,000 ranks.
+// short. Takes about a second for 1,000 ranks.
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
                                       const ClusterShape& cluster, const CostModel& cost_model);
 

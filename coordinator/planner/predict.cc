@@ -13,6 +13,8 @@ namespace {
 // Layers and heads that stand for all: more change predictions by less than patterns vary.
 constexpr int kSampledLayers = 3;
 constexpr int kSampledHeads = 4;
+// Work grows with the square of the ranks, while layers look more and more alike.
+constexpr int kManyRanks = 256;
 
 kernels::LayoutKind KindOf(v1::ParallelismSpec::Layout layout) {
   switch (layout) {
@@ -58,8 +60,9 @@ class Predictor {
     if (dense_layers > 0) AddLayers(true, dense_layers, 0, {});
     const double sparse_layers = layers - dense_layers;
     const bool is_static = spec_.attention().pattern() == v1::AttentionSpec::SLIDING_WINDOW;
+    const bool one_is_enough = is_static || ranks_ > kManyRanks;
     const int samples = sparse_layers == 0 ? 0
-                        : is_static        ? 1
+                        : one_is_enough    ? 1
                                            : std::min<int>(kSampledLayers, sparse_layers);
     for (int i = 0; i < samples; ++i) AddLayers(false, sparse_layers / samples, i + 1, hints);
     return Finish();

@@ -78,6 +78,17 @@ class Player {
       return r / inner * inner + (r % inner + inner - 1) % inner;
     };
     const auto outer_from = [&](int r) { return (r + w - inner) % w; };
+    // An inner loop's gradients are home one hop behind its last step; they are folded into what
+    // came from the node before, and sent on, behind the first step of the next loop.
+    const auto fold = [&](std::vector<double>* done, bool received) {
+      for (int r = 0; r < w; ++r) {
+        (*done)[r] = std::max({(*done)[r], gradient[r], received ? outer_gradient[r] : 0.0});
+      }
+      for (int r = 0; r < w; ++r) {
+        outer_gradient[r] = std::max((*done)[r], (*done)[outer_from(r)]) +
+                            Transfer(setup_.inter_node, setup_.gradient_bytes);
+      }
+    };
     for (int s = 0; s < outer; ++s) {
       for (int i = 0; i < inner; ++i) {
         const std::vector<double>& arrival = i == 0 ? outer_kv : kv;
@@ -93,25 +104,18 @@ class Player {
           end[r] = begin[r] + Seconds(r, s * inner + i) + (first ? outside[r] : 0);
           if (backward && i > 0) end[r] = std::max(end[r], gradient[r]);
         }
+        if (backward && i == 0 && s > 0) fold(&end, s > 1);
         for (int r = 0; r < w; ++r) {
           const int from = inner_from(r);
           kv[r] = std::max(begin[r], begin[from]) + Transfer(setup_.intra_node, setup_.kv_bytes);
-          gradient[r] =
-              std::max(end[r], end[from]) + Transfer(setup_.intra_node, setup_.gradient_bytes);
+          gradient[r] = std::max(end[r], end[from]) +
+                        (inner > 1 ? Transfer(setup_.intra_node, setup_.gradient_bytes) : 0.0);
         }
         done_ = end;
       }
-      if (!backward) continue;
-      // The inner sum comes home, meets what the node before sent, and goes on.
-      for (int r = 0; r < w; ++r) {
-        done_[r] = std::max({done_[r], gradient[r], s > 0 ? outer_gradient[r] : 0.0});
-      }
-      for (int r = 0; r < w; ++r) {
-        outer_gradient[r] = std::max(done_[r], done_[outer_from(r)]) +
-                            Transfer(setup_.inter_node, setup_.gradient_bytes);
-      }
     }
     if (backward) {
+      fold(&done_, outer > 1);
       for (int r = 0; r < w; ++r) done_[r] = std::max(done_[r], outer_gradient[r]);
     }
     return Last();

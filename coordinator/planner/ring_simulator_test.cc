@@ -4,6 +4,8 @@
 
 #include <set>
 
+#include "worker/attention/ring_schedule.h"
+
 namespace ringleader::planner {
 namespace {
 
@@ -34,6 +36,42 @@ TEST(RingScheduleTest, EveryRankMeetsEveryOwnerOnceAndNoTwoAtOnce) {
       std::set<int> held;
       for (int r = 0; r < setup.ranks; ++r) held.insert(OwnerAt(setup, r, t));
       EXPECT_EQ(held.size(), setup.ranks);
+    }
+  }
+}
+
+// The simulator plays the schedules that trainers run: same owners, same hops at the same steps.
+TEST(RingScheduleTest, IsTheTrainersOwn) {
+  using attention::RingKind, attention::RingLink;
+  for (const auto& [inner, outer] : {std::pair{1, 1}, {4, 1}, {7, 1}, {4, 3}, {2, 5}, {1, 4}}) {
+    const bool nested = outer > 1;
+    const RingSetup setup =
+        Ring(nested ? ParallelismSpec::HIERARCHICAL : ParallelismSpec::FLAT, inner, outer);
+    for (int r = 0; r < setup.ranks; ++r) {
+      const auto schedule =
+          attention::BackwardSchedule({.kind = nested ? RingKind::kHierarchical : RingKind::kFlat,
+                                       .inner = inner,
+                                       .outer = outer},
+                                      r);
+      ASSERT_TRUE(schedule.ok()) << schedule.status();
+      ASSERT_EQ(schedule->steps.size(), setup.ranks);
+      for (int t = 0; t < setup.ranks; ++t) {
+        const attention::RingStep& step = schedule->steps[t];
+        EXPECT_EQ(step.owner, OwnerAt(setup, r, t));
+        int inner_hops = 0, outer_hops = 0, inner_gradients = 0, outer_gradients = 0;
+        for (const auto& hop : step.kv_hops)
+          ++(hop.link == RingLink::kInner ? inner_hops : outer_hops);
+        for (const auto& action : step.grad_actions) {
+          if (action.kind != attention::GradAction::Kind::kHop) continue;
+          ++(action.hop.link == RingLink::kInner ? inner_gradients : outer_gradients);
+        }
+        const bool first = t % inner == 0, last = t % inner == inner - 1;
+        EXPECT_EQ(inner_hops, last ? 0 : 1);
+        EXPECT_EQ(outer_hops, first && t + inner < setup.ranks ? 1 : 0);
+        EXPECT_EQ(inner_gradients, inner > 1 ? 1 : 0);
+        const int folds = (first && t > 0) + (t == setup.ranks - 1);
+        EXPECT_EQ(outer_gradients, nested ? folds : 0);
+      }
     }
   }
 }
