@@ -1,0 +1,339 @@
+// Whole attempts: real ringleader-trainer processes on a tiny model, under a worker played by the
+// test.
+#include <signal.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/testing/fake_agent.h"
+#include "worker/trainer/testing/tiny_job.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using ::testing::AnyOf;
+using testing::FakeAgent;
+using ::testing::HasSubstr;
+using testing::RankLog;
+using testing::TinyJob;
+using testing::TinyPlan;
+using v1::TrainerExited;
+
+std::string TrainerBinary() {
+  return std::getenv("RINGLEADER_TRAINER");
+}
+
+v1::AgentMessage Stop(v1::StopTrainers::Mode mode) {
+  v1::AgentMessage message;
+  message.mutable_stop()->set_mode(mode);
+  message.mutable_stop()->set_reason("the test says so");
+  return message;
+}
+
+std::vector<double> Losses(const RankLog& log) {
+  std::vector<double> losses;
+  for (const v1::StepReport& step : log.steps) losses.push_back(step.loss());
+  return losses;
+}
+
+bool AllReachedStep(const std::vector<RankLog>& logs, uint64_t step) {
+  for (const RankLog& log : logs) {
+    if (log.steps.empty() || log.steps.back().step() < step) return false;
+  }
+  return true;
+}
+
+class TrainerProcessTest : public ::testing::Test {
+ protected:
+  TempDir directory_;
+  int attempts_ = 0;
+
+  std::string Path(const std::string& name) { return directory_.File(name); }
+  v1::JobSpec Job(int context, int data = 1) {
+    return TinyJob(directory_.path().string(), context, data);
+  }
+  // A checkpoint folder of its own for a job that must not resume another's.
+  static void UseCheckpoints(v1::JobSpec* spec, const std::string& path) {
+    spec->mutable_checkpoint()->set_directory(path);
+  }
+
+  std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec, const v1::StepPlan& plan) {
+    const int attempt = ++attempts_;
+    auto agent = std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan,
+                                             static_cast<int>(spec.resources().trainers()));
+    log_directory_ = Path("logs-" + std::to_string(attempt));
+    std::filesystem::create_directories(log_directory_);
+    agent->Spawn(TrainerBinary(), log_directory_);
+    return agent;
+  }
+  std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec) { return Start(spec, TinyPlan(spec)); }
+
+  // What all ranks printed in the last attempt: shown with failures.
+  std::string Output() {
+    std::ostringstream text;
+    for (const auto& file : std::filesystem::directory_iterator(log_directory_)) {
+      text << file.path().filename() << "\n" << std::ifstream(file.path()).rdbuf();
+    }
+    return text.str();
+  }
+
+  std::vector<RankLog> RunToEnd(const v1::JobSpec& spec) {
+    std::vector<RankLog> logs = Start(spec)->Finish();
+    for (const RankLog& log : logs) {
+      EXPECT_TRUE(log.result.has_value() && log.result->outcome() == TrainerExited::COMPLETED)
+          << Output();
+    }
+    return logs;
+  }
+
+  // The message with which a job that cannot run ends, on rank 0.
+  v1::TrainerResult Failure(const v1::JobSpec& spec) {
+    const RankLog log = Start(spec)->Finish()[0];
+    EXPECT_TRUE(log.result.has_value()) << Output();
+    return log.result.value_or(v1::TrainerResult());
+  }
+
+ private:
+  std::string log_directory_;
+};
+
+TEST_F(TrainerProcessTest, TrainsEvaluatesSavesAndExports) {
+  const std::vector<RankLog> logs = RunToEnd(Job(2));
+  ASSERT_EQ(logs[0].steps.size(), 6u);
+  EXPECT_EQ(Losses(logs[0]), Losses(logs[1]));
+  EXPECT_LT(logs[0].steps.back().loss(), logs[0].steps.front().loss());
+
+  const v1::StepReport& step = logs[1].steps[2];
+  EXPECT_EQ(step.step(), 3u);
+  EXPECT_EQ(step.rank(), 1);
+  EXPECT_EQ(step.tokens(), 2u * testing::kTinySequence);
+  EXPECT_GT(step.gradient_norm(), 0.0);
+  EXPECT_GT(step.learning_rate(), 0.0);
+  EXPECT_GT(step.step_seconds(), 0.0);
+  EXPECT_GT(step.phases().attention_forward(), 0.0);
+  EXPECT_GT(step.phases().attention_backward(), 0.0);
+  EXPECT_GT(step.phases().linear(), 0.0);
+  EXPECT_GT(step.phases().optimizer(), 0.0);
+  EXPECT_GT(step.peak_memory_bytes(), 1u << 20);
+  EXPECT_EQ(step.plan_version(), 1u);
+  ASSERT_EQ(step.layers_size(), 2);
+  EXPECT_GT(step.layers(0).density(), 0.0);
+  EXPECT_EQ(step.layers(0).tiles_per_ring_step_size(), 2);
+  EXPECT_FALSE(step.skipped());
+
+  ASSERT_GE(logs[0].evals.size(), 2u);
+  EXPECT_LT(logs[0].evals.back().loss(), logs[0].evals.front().loss());
+  EXPECT_EQ(logs[0].evals.front().step(), 0u);
+  EXPECT_EQ(logs[0].evals.back().step(), 6u);
+  EXPECT_TRUE(logs[1].evals.empty());
+
+  ASSERT_FALSE(logs[0].checkpoints.empty());
+  EXPECT_TRUE(std::filesystem::is_directory(logs[0].checkpoints.back().path()));
+  EXPECT_EQ(logs[0].checkpoints.back().step(), 6u);
+  EXPECT_TRUE(std::filesystem::exists(logs[0].model_path + "/config.json"));
+  EXPECT_TRUE(std::filesystem::exists(logs[0].model_path + "/model.safetensors"));
+}
+
+TEST_F(TrainerProcessTest, SameSeedSameLossesBitForBit) {
+  v1::JobSpec spec = Job(2);
+  const std::vector<double> first = Losses(RunToEnd(spec)[0]);
+  UseCheckpoints(&spec, Path("again"));
+  EXPECT_EQ(Losses(RunToEnd(spec)[0]), first);
+  spec.mutable_training()->set_seed(2);
+  UseCheckpoints(&spec, Path("other-seed"));
+  EXPECT_NE(Losses(RunToEnd(spec)[0]), first);
+}
+
+TEST_F(TrainerProcessTest, AnyNumberOfRanksTrainsTheSameModel) {
+  v1::JobSpec spec = Job(1);
+  const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
+  const std::pair<int, int> shapes[] = {{4, 1}, {1, 2}, {2, 2}};  // context, data
+  for (const auto& [context, data] : shapes) {
+    spec = Job(context, data);
+    UseCheckpoints(&spec, Path(std::to_string(context) + "x" + std::to_string(data)));
+    const std::vector<double> losses = Losses(RunToEnd(spec)[0]);
+    ASSERT_EQ(losses.size(), expected.size());
+    for (size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i])
+          << context << " x " << data << ": " << i;
+    }
+  }
+}
+
+TEST_F(TrainerProcessTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_training()->set_steps(40);
+  const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
+
+  UseCheckpoints(&spec, Path("stopped"));
+  auto agent = Start(spec);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 2);
+  })) << Output();
+  agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
+  const std::vector<RankLog> stopped = agent->Finish();
+  for (const RankLog& log : stopped) {
+    ASSERT_TRUE(log.result.has_value()) << Output();
+    ASSERT_EQ(log.result->outcome(), TrainerExited::STOPPED) << log.result->message();
+  }
+  const uint64_t done = stopped[0].steps.back().step();
+  ASSERT_LT(done, 40u) << "the stop came too late to test anything";
+  EXPECT_EQ(stopped[0].checkpoints.back().step(), done);
+  std::filesystem::copy(Path("stopped"), Path("other"), std::filesystem::copy_options::recursive);
+
+  std::vector<double> losses = Losses(stopped[0]);
+  const RankLog resumed = RunToEnd(spec)[0];
+  EXPECT_EQ(resumed.steps.front().step(), done + 1);
+  for (double loss : Losses(resumed)) losses.push_back(loss);
+  EXPECT_EQ(losses, undisturbed);
+
+  spec = Job(1);
+  spec.mutable_training()->set_steps(40);
+  UseCheckpoints(&spec, Path("other"));
+  const std::vector<double> other = Losses(RunToEnd(spec)[0]);
+  ASSERT_EQ(other.size(), 40 - done);
+  for (size_t i = 0; i < other.size(); ++i) {
+    EXPECT_NEAR(other[i], undisturbed[done + i], 1e-4 * undisturbed[done + i]) << i;
+  }
+}
+
+TEST_F(TrainerProcessTest, SigtermIsACheckpointAndAnOrderlyEnd) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_training()->set_steps(500);
+  auto agent = Start(spec);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 1);
+  })) << Output();
+  for (int rank : {0, 1}) kill(agent->pid(rank), SIGTERM);
+  for (const RankLog& log : agent->Finish()) {
+    ASSERT_TRUE(log.result.has_value()) << Output();
+    EXPECT_EQ(log.result->outcome(), TrainerExited::STOPPED) << log.result->message();
+  }
+}
+
+TEST_F(TrainerProcessTest, AKilledRankTakesTheOthersDownAsCollateral) {
+  v1::JobSpec spec = Job(4);
+  spec.mutable_training()->set_steps(500);
+  auto agent = Start(spec);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 2);
+  })) << Output();
+  kill(agent->pid(2), SIGKILL);
+  const std::vector<RankLog> logs = agent->Finish();
+  EXPECT_FALSE(logs[2].result.has_value());
+  for (int rank : {0, 1, 3}) {
+    ASSERT_TRUE(logs[rank].result.has_value()) << Output();
+    EXPECT_EQ(logs[rank].result->outcome(), TrainerExited::FAILED);
+    EXPECT_TRUE(logs[rank].result->collateral());
+    EXPECT_TRUE(logs[rank].result->retryable());
+    EXPECT_THAT(logs[rank].result->message(), HasSubstr("rank 2 is gone"));
+  }
+}
+
+TEST_F(TrainerProcessTest, AbortEndsItAtOnce) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_training()->set_steps(500);
+  auto agent = Start(spec);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 1);
+  })) << Output();
+  agent->SendToAll(Stop(v1::StopTrainers::ABORT));
+  for (const RankLog& log : agent->Finish()) {
+    EXPECT_LT(log.steps.back().step(), 500u);
+    EXPECT_TRUE(log.model_path.empty());
+  }
+}
+
+TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_training()->set_steps(500);
+  auto agent = Start(spec);
+  v1::AgentMessage message;
+  v1::StepPlan* plan = message.mutable_plan();
+  *plan = TinyPlan(spec);
+  plan->set_version(2);
+  plan->set_effective_step(4);
+  v1::LayerBudget* budget = plan->add_layer_budgets();
+  budget->set_layer(1);
+  budget->set_dense(true);
+  const auto took_version = [](uint64_t version) {
+    return [version](const std::vector<RankLog>& logs) {
+      for (const RankLog& log : logs) {
+        if (log.steps.empty() || log.steps.back().plan_version() != version) return false;
+      }
+      return true;
+    };
+  };
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 1);
+  })) << Output();
+  agent->SendToAll(message);
+  ASSERT_TRUE(agent->WaitFor(took_version(2))) << Output();
+  // A plan of another layout is refused: the attempt goes on under the last one.
+  plan->set_version(3);
+  plan->set_layout(v1::ParallelismSpec::CONTIGUOUS);
+  agent->SendToAll(message);
+  plan->set_version(4);
+  plan->set_layout(v1::ParallelismSpec::STRIPED);
+  agent->SendToAll(message);
+  ASSERT_TRUE(agent->WaitFor(took_version(4))) << Output();
+  agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
+  const std::vector<RankLog> logs = agent->Finish();
+  ASSERT_EQ(logs[0].steps.size(), logs[1].steps.size());
+  for (size_t i = 0; i < logs[0].steps.size(); ++i) {
+    const v1::StepReport& step = logs[0].steps[i];
+    EXPECT_EQ(step.plan_version(), logs[1].steps[i].plan_version());
+    EXPECT_NE(step.plan_version(), 3u);
+    if (step.plan_version() == 2) {
+      EXPECT_GE(step.step(), 4u);
+      EXPECT_DOUBLE_EQ(step.layers(1).density(), 1.0);
+    }
+  }
+}
+
+TEST_F(TrainerProcessTest, BadInputIsNamedAndNotTriedAgain) {
+  v1::JobSpec spec = Job(1);
+  spec.mutable_data()->set_sequence_length(1 << 20);
+  v1::TrainerResult result = Failure(spec);
+  EXPECT_THAT(result.message(), HasSubstr("tokens"));
+  EXPECT_FALSE(result.retryable());
+  EXPECT_FALSE(result.collateral());
+
+  spec = Job(1);
+  spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+  result = Failure(spec);
+  EXPECT_THAT(result.message(), HasSubstr("CUDA"));
+  EXPECT_FALSE(result.retryable());
+
+  spec = Job(1);
+  std::ofstream(Path("config.json")) << R"({"model_type": "qwen2", "vocab_size": 257,
+      "hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 200,
+      "num_attention_heads": 64, "num_key_value_heads": 64, "max_position_embeddings": 4096,
+      "rms_norm_eps": 1e-6, "tie_word_embeddings": true})";
+  result = Failure(spec);
+  EXPECT_THAT(result.message(), HasSubstr("GiB"));
+  EXPECT_FALSE(result.retryable());
+}
+
+TEST_F(TrainerProcessTest, DamagedDataIsNamed) {
+  const v1::JobSpec spec = Job(1);
+  std::string shard;
+  for (const auto& file : std::filesystem::directory_iterator(spec.data().train())) {
+    if (file.path().extension() != ".json") shard = file.path();
+  }
+  std::fstream bytes(shard, std::ios::in | std::ios::out | std::ios::binary);
+  bytes.seekp(200);
+  bytes.put('\xee');
+  bytes.close();
+  EXPECT_THAT(Failure(spec).message(), HasSubstr(shard));
+}
+
+}  // namespace
+}  // namespace ringleader::trainer
