@@ -1,0 +1,25 @@
+#include "worker/trainer/agreement.h"
+
+#include <string>
+
+#include "base/status_macros.h"
+
+namespace ringleader::trainer {
+
+absl::StatusOr<Agreement> Agree(comm::Communicator& world, Host& host) {
+  std::string plan = world.rank() == 0 ? host.TakePlan() : std::string();
+  // One collective in the usual case: whether to stop, and how long a plan follows. fp64 holds both
+  // exactly.
+  double request[2] = {host.stop_requested() ? 1.0 : 0.0, static_cast<double>(plan.size())};
+  RETURN_IF_ERROR(world.AllReduceSum(comm::Channel::kControl, request, 2));
+
+  Agreement agreement{.stop = request[0] > 0};
+  if (request[1] > 0) {
+    plan.resize(static_cast<size_t>(request[1]));
+    RETURN_IF_ERROR(world.Broadcast(comm::Channel::kControl, plan.data(), plan.size(), 0));
+    ASSIGN_OR_RETURN(agreement.plan, host.ParsePlan(plan));
+  }
+  return agreement;
+}
+
+}  // namespace ringleader::trainer

@@ -1,0 +1,21 @@
+// What all ranks decide together at a step boundary.
+#pragma once
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/trainer/host.h"
+
+namespace ringleader::trainer {
+
+struct Agreement {
+  bool stop = false;         // some rank was asked to leave: all write a checkpoint and go
+  std::optional<Plan> plan;  // a new one that rank 0 took
+};
+
+// Collective. No step ever runs under two plans, because a plan reaches the step loop only through
+// here.
+absl::StatusOr<Agreement> Agree(comm::Communicator& world, Host& host);
+
+}  // namespace ringleader::trainer

@@ -1,0 +1,366 @@
+#include "worker/trainer/run.h"
+
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/checksum.h"
+#include "base/status_macros.h"
+#include "worker/attention/ring_attention.h"
+#include "worker/attention/stopwatch.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/checkpointer.h"
+#include "worker/data/loader.h"
+#include "worker/model/decoder.h"
+#include "worker/model/huggingface.h"
+#include "worker/trainer/agreement.h"
+#include "worker/trainer/memory.h"
+#include "worker/trainer/step_loop.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using attention::Stopwatch;
+
+constexpr char kRandomInit[] = "random";
+
+// The parts of one attempt and its course: Prepare, then Train, then Finish.
+class Attempt {
+ public:
+  Attempt(const TrainingJob& job, comm::Communicator& world, Host& host)
+      : job_(job), world_(world), host_(host) {}
+
+  absl::StatusOr<Outcome> Run() {
+    RETURN_IF_ERROR(Prepare());
+    ASSIGN_OR_RETURN(const Outcome outcome, Train());
+    if (outcome == Outcome::kCompleted) RETURN_IF_ERROR(ExportModel());
+    return outcome;
+  }
+
+ private:
+  bool is_first() const { return world_.rank() == 0; }
+
+  absl::Status Prepare();
+  absl::Status SplitRanks();
+  absl::Status LoadModel();
+  absl::Status OpenData();
+  absl::Status Resume();
+  absl::StatusOr<Outcome> Train();
+  absl::Status EvaluateIfDue(uint64_t step);
+  void Save(uint64_t step);
+  absl::Status ExportModel();
+  std::string JobDigest() const;
+  void PrintSettings(const model::ModelConfig& config, bool recompute) const;
+  void PrintStep(const StepRecord& record) const;
+
+  const TrainingJob& job_;
+  comm::Communicator& world_;
+  Host& host_;
+
+  std::unique_ptr<comm::Communicator> context_;  // the ranks that share this rank's sequences
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<attention::RingAttention> attention_;
+  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<data::Loader> train_, eval_;
+  std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
+  std::unique_ptr<StepLoop> loop_;
+  uint64_t done_ = 0;                                       // steps
+  uint64_t tokens_ = 0;                                     // trained on
+  double checkpoint_seconds_ = 0, evaluation_seconds_ = 0;  // since the last step
+};
+
+absl::Status Attempt::Prepare() {
+  if (job_.engine == Engine::kCuda) {
+    return absl::FailedPreconditionError(
+        "resources.engine is cuda, but this trainer was built with the CPU engine only; set "
+        "resources.engine: cpu");
+  }
+  at::set_num_threads(job_.threads);
+  RETURN_IF_ERROR(SplitRanks());
+  RETURN_IF_ERROR(LoadModel());
+  RETURN_IF_ERROR(OpenData());
+
+  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> checkpoint_ranks, world_.Split([&] {
+    std::vector<int> all(world_.size());
+    for (int rank = 0; rank < world_.size(); ++rank) all[rank] = rank;
+    return all;
+  }()));
+  checkpointer_ = std::make_unique<checkpoint::Checkpointer>(
+      checkpoint::CheckpointerOptions{.directory = job_.checkpoint_directory,
+                                      .keep_last = job_.keep_last},
+      decoder_->layout(), std::move(checkpoint_ranks),
+      [this](uint64_t step, const absl::StatusOr<std::string>& path) {
+        if (!path.ok()) {
+          std::printf("step %" PRIu64 ": no checkpoint: %s\n", step,
+                      std::string(path.status().message()).c_str());
+          return;
+        }
+        uint64_t bytes = 0;
+        std::error_code error;
+        for (const auto& file : std::filesystem::directory_iterator(*path, error)) {
+          bytes += file.is_regular_file(error) ? file.file_size(error) : 0;
+        }
+        host_.ReportCheckpoint(step, *path, bytes);
+      });
+
+  loop_ = std::make_unique<StepLoop>(job_, StepParts{.decoder = decoder_.get(),
+                                                     .attention = attention_.get(),
+                                                     .optimizer = optimizer_.get(),
+                                                     .train = train_.get(),
+                                                     .eval = eval_.get(),
+                                                     .world = &world_,
+                                                     .host = &host_});
+  RETURN_IF_ERROR(loop_->Apply(job_.plan));
+  return Resume();
+}
+
+absl::Status Attempt::SplitRanks() {
+  std::vector<int> members(job_.context);
+  for (int i = 0; i < job_.context; ++i) members[i] = job_.rank / job_.context * job_.context + i;
+  ASSIGN_OR_RETURN(context_, world_.Split(members));
+
+  attention::AttentionOptions options = job_.attention;
+  options.layout = job_.plan.layout;
+  options.stripe = job_.plan.stripe;
+  options.ring = job_.plan.ring;
+  options.threads = job_.threads;
+  ASSIGN_OR_RETURN(attention_, attention::RingAttention::Create(options, context_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::LoadModel() {
+  host_.SetPlace(0, "loading the model");
+  const bool random = job_.model_init == kRandomInit;
+  ASSIGN_OR_RETURN(
+      const model::ModelConfig config,
+      model::LoadModelConfig(random ? job_.model_config : job_.model_init + "/config.json"));
+  const uint64_t local_tokens = job_.sequence_length / job_.context;
+  ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
+  ASSIGN_OR_RETURN(const bool recompute,
+                   ChooseRecompute(config, model::MakeParameterLayout(config), world_.size(),
+                                   local_tokens, available / job_.ranks_per_node));
+  // Nobody may begin to fill memory before all have looked at what there is.
+  RETURN_IF_ERROR(world_.Barrier());
+
+  decoder_ = std::make_unique<model::Decoder>(
+      config, world_.size(), recompute ? model::Recompute::kFull : model::Recompute::kNone);
+  if (random) {
+    model::InitializeParameters(config, decoder_->layout(), job_.seed, decoder_->parameters());
+  } else {
+    RETURN_IF_ERROR(
+        model::LoadWeights(job_.model_init, config, decoder_->layout(), decoder_->parameters()));
+  }
+  optimizer_ = std::make_unique<optim::AdamW>(job_.adamw, decoder_->layout(), world_,
+                                              decoder_->parameters());
+  if (is_first()) PrintSettings(config, recompute);
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::OpenData() {
+  host_.SetPlace(0, "opening the data");
+  const auto vocabulary = static_cast<uint64_t>(decoder_->config().vocab_size);
+  ASSIGN_OR_RETURN(data::Loader train, data::Loader::Open(job_.train_data, job_.sequence_length,
+                                                          job_.seed, vocabulary));
+  train_ = std::make_unique<data::Loader>(std::move(train));
+  if (job_.eval_data.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(data::Loader eval,
+                   data::Loader::Open(job_.eval_data, job_.sequence_length, job_.seed, vocabulary));
+  eval_ = std::make_unique<data::Loader>(std::move(eval));
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::Resume() {
+  host_.SetPlace(0, "looking for a checkpoint");
+  std::vector<std::string> problems;
+  auto newest =
+      checkpoint::FindNewestCheckpoint(job_.checkpoint_directory, decoder_->layout(), &problems);
+  if (is_first()) {
+    for (const std::string& problem : problems) std::printf("passed over: %s\n", problem.c_str());
+  }
+  if (!newest.ok() && !absl::IsNotFound(newest.status())) return newest.status();
+
+  // All ranks must have seen the same one: [step + 1] or 0, and its negative, agree in maximum only
+  // if equal.
+  const auto found = static_cast<float>(newest.ok() ? newest->state.step + 1 : 0);
+  float bounds[2] = {found, -found};
+  RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, bounds, 2));
+  if (bounds[0] != -bounds[1]) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "ranks find different checkpoints in %s; checkpoint.directory must be on storage that all "
+        "nodes share",
+        job_.checkpoint_directory));
+  }
+  if (!newest.ok()) return absl::OkStatus();
+
+  const checkpoint::TrainingState& state = newest->state;
+  if (state.job_digest != JobDigest()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s is of another job (name, model, data, sequence length, batch or seed differ); set "
+        "checkpoint.directory to another folder, or remove this one",
+        newest->path));
+  }
+  const optim::OptimizerShard& mine = optimizer_->shard();
+  ASSIGN_OR_RETURN(optim::OptimizerShard shard,
+                   checkpoint::ReadShard(*newest, decoder_->layout(), mine.begin, mine.elements()));
+  RETURN_IF_ERROR(optimizer_->Restore(std::move(shard), static_cast<int64_t>(state.updates),
+                                      decoder_->parameters()));
+  loop_->set_skipped_in_a_row(state.skipped_steps);
+  done_ = state.step;
+  tokens_ = state.tokens;
+  if (is_first()) std::printf("resuming from %s\n", newest->path.c_str());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Outcome> Attempt::Train() {
+  if (done_ == 0) RETURN_IF_ERROR(EvaluateIfDue(0));
+  uint64_t saved = done_;
+  std::optional<Plan> next_plan;
+  while (done_ < job_.steps) {
+    ASSIGN_OR_RETURN(Agreement agreement, Agree(world_, host_));
+    if (agreement.stop) break;
+    if (agreement.plan.has_value()) next_plan = std::move(agreement.plan);
+    if (next_plan.has_value() && next_plan->effective_step <= done_ + 1) {
+      RETURN_IF_ERROR(loop_->Apply(*std::exchange(next_plan, std::nullopt)));
+    }
+
+    ASSIGN_OR_RETURN(StepRecord record, loop_->Train(done_ + 1));
+    record.phases.checkpoint = std::exchange(checkpoint_seconds_, 0.0);
+    record.phases.evaluation = std::exchange(evaluation_seconds_, 0.0);
+    ++done_;
+    tokens_ += record.tokens;
+    host_.ReportStep(record);
+    if (is_first()) PrintStep(record);
+
+    const bool last = done_ == job_.steps;
+    if (last || (job_.checkpoint_every_steps > 0 && done_ % job_.checkpoint_every_steps == 0)) {
+      Save(done_);
+      saved = done_;
+    }
+    if (last || (job_.eval_every_steps > 0 && done_ % job_.eval_every_steps == 0)) {
+      RETURN_IF_ERROR(EvaluateIfDue(done_));
+    }
+  }
+  if (saved != done_) Save(done_);
+  host_.SetPlace(done_, "finishing the checkpoint");
+  RETURN_IF_ERROR(checkpointer_->Wait());
+  return done_ == job_.steps ? Outcome::kCompleted : Outcome::kStopped;
+}
+
+absl::Status Attempt::EvaluateIfDue(uint64_t step) {
+  if (eval_ == nullptr || job_.eval_sequences == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const EvalRecord record, loop_->Evaluate(step));
+  evaluation_seconds_ += record.seconds;
+  if (is_first()) {
+    host_.ReportEval(record);
+    std::printf("step %5" PRIu64 "/%" PRIu64 "  held-out loss %.4f\n", step, job_.steps,
+                record.loss);
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+void Attempt::Save(uint64_t step) {
+  host_.SetPlace(step, "checkpoint");
+  const Stopwatch timer(&checkpoint_seconds_);
+  checkpointer_->Save(optimizer_->shard(), {.step = step,
+                                            .updates = static_cast<uint64_t>(optimizer_->updates()),
+                                            .skipped_steps = loop_->skipped_in_a_row(),
+                                            .tokens = tokens_,
+                                            .data_position = step * job_.global_batch,
+                                            .seed = job_.seed,
+                                            .job_digest = JobDigest()});
+}
+
+absl::Status Attempt::ExportModel() {
+  host_.SetPlace(done_, "exporting the model");
+  const std::string folder = job_.checkpoint_directory + "/model";
+  if (is_first()) {
+    RETURN_IF_ERROR(
+        model::ExportModel(folder, decoder_->config(), decoder_->layout(), decoder_->parameters()));
+    host_.ReportModel(folder);
+  }
+  // No rank ends as completed before the model is there.
+  return world_.Barrier();
+}
+
+// What must not change under a checkpoint. Steps, rates and the number of ranks may.
+std::string Attempt::JobDigest() const {
+  const std::string identity = absl::StrCat(
+      job_.name, "\n", model::ModelConfigJson(decoder_->config()), "\n", job_.train_data, "\n",
+      job_.sequence_length, "\n", job_.global_batch, "\n", job_.seed);
+  return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
+}
+
+void Attempt::PrintSettings(const model::ModelConfig& config, bool recompute) const {
+  const model::ParameterLayout& layout = decoder_->layout();
+  const MemoryEstimate memory =
+      EstimateMemory(config, layout, world_.size(), job_.sequence_length / job_.context, recompute);
+  const auto row = [](const char* key, const std::string& value) {
+    std::printf("| %-20s | %-56s |\n", key, value.c_str());
+  };
+  row("job", absl::StrFormat("%s, attempt %d", job_.name, job_.attempt));
+  row("model",
+      absl::StrFormat("%d layers, hidden %d, %d heads over %d, %d parameters", config.layers,
+                      config.hidden_size, config.heads, config.kv_heads, layout.ParameterCount()));
+  row("sequence", absl::StrFormat("%d tokens, %d a step", job_.sequence_length,
+                                  job_.global_batch * job_.sequence_length));
+  row("ranks", absl::StrFormat("%d = %d context x %d data, %d threads each", world_.size(),
+                               job_.context, job_.data, job_.threads));
+  row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
+                              job_.plan.ring.outer, job_.plan.stripe));
+  row("steps", absl::StrFormat("%d, learning rate %g, warm-up %d", job_.steps, job_.schedule.peak,
+                               job_.schedule.warmup_steps));
+  row("memory of a rank", absl::StrFormat("%s estimated, recompute %s", FormatBytes(memory.total()),
+                                          recompute ? "full" : "none"));
+  std::fflush(stdout);
+}
+
+void Attempt::PrintStep(const StepRecord& record) const {
+  const PhaseSeconds& phases = record.phases;
+  std::printf(
+      "step %5" PRIu64 "/%" PRIu64
+      "  loss %.4f  norm %.3f  lr %.2e  %.2f s  %.0f tok/s  (index %.2f, attention %.2f + %.2f, "
+      "linear %.2f, waiting %.2f, optimizer %.2f)%s\n",
+      record.step, job_.steps, record.loss, record.gradient_norm, record.learning_rate,
+      record.step_seconds, static_cast<double>(record.tokens) / record.step_seconds, phases.index,
+      phases.attention_forward, phases.attention_backward, phases.linear,
+      phases.exposed_communication, phases.optimizer,
+      record.skipped ? "  SKIPPED: not finite" : "");
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, Host& host) {
+  absl::StatusOr<Outcome> outcome;
+  Attempt attempt(job, world, host);
+  try {
+    outcome = attempt.Run();
+  } catch (const c10::Error& error) {
+    outcome = absl::InternalError(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    outcome = absl::ResourceExhaustedError(absl::StrFormat(
+        "out of memory with %s in use; use more trainers on more nodes or a shorter sequence",
+        FormatBytes(PeakMemoryBytes())));
+  } catch (const std::exception& error) {
+    outcome = absl::InternalError(error.what());
+  }
+  if (outcome.ok()) return outcome;
+  // An error inside LibTorch's autograd loses its code: the communicator knows whether it was a
+  // peer's failure.
+  if (!world.status().ok() && world.aborted_by_peer()) return world.status();
+  // Releases the peers, and this rank's checkpoint writer, before anything here is destroyed.
+  world.Abort(absl::StrFormat("rank %d failed: %s", job.rank, outcome.status().message()));
+  return outcome;
+}
+
+}  // namespace ringleader::trainer

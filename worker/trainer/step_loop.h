@@ -1,0 +1,74 @@
+// One training step, top to bottom, and one evaluation.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/attention/ring_attention.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/loader.h"
+#include "worker/model/decoder.h"
+#include "worker/optim/adamw.h"
+#include "worker/trainer/host.h"
+#include "worker/trainer/training_job.h"
+
+namespace ringleader::trainer {
+
+// What a step works on; all of it outlives the loop. `eval` is null without held-out data.
+struct StepParts {
+  model::Decoder* decoder = nullptr;
+  attention::RingAttention* attention = nullptr;
+  optim::AdamW* optimizer = nullptr;
+  const data::Loader* train = nullptr;
+  const data::Loader* eval = nullptr;
+  comm::Communicator* world = nullptr;
+  Host* host = nullptr;
+};
+
+// All ranks make the same calls in the same order. LibTorch's exceptions pass through.
+class StepLoop {
+ public:
+  StepLoop(const TrainingJob& job, const StepParts& parts);
+
+  // Takes over what a plan may change between steps. FAILED_PRECONDITION if it asks for another
+  // layout or ring.
+  absl::Status Apply(const Plan& plan);
+
+  // Forward and backward over this rank's part of the step's sequences, then the update. The
+  // record's checkpoint and evaluation times are left for the caller. `step` counts from 1.
+  absl::StatusOr<StepRecord> Train(uint64_t step);
+
+  // Mean loss over the held-out sequences after `step` steps.
+  absl::StatusOr<EvalRecord> Evaluate(uint64_t step);
+
+  // Steps in a row, up to now, that were skipped for a NaN or infinite gradient.
+  uint64_t skipped_in_a_row() const { return skipped_in_a_row_; }
+  void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
+
+ private:
+  // Sums over ranks and micro-batches.
+  struct LossSum {
+    double loss = 0;
+    double tokens = 0;  // with a label
+  };
+
+  // Loss of one sequence's local part; with gradients unless a NoGradGuard is in force.
+  absl::StatusOr<LossSum> ForwardBackward(const data::LocalSequence& sequence);
+  absl::Status SumOverRanks(LossSum* sum);
+  // The error of too many skipped steps: which rank's which gradient.
+  absl::Status NonFiniteGradient(uint64_t step);
+
+  const TrainingJob& job_;
+  const StepParts parts_;
+  const kernels::ShardLayout layout_;  // of this rank's part of a sequence
+  const uint32_t group_;
+  Plan plan_;
+  uint64_t skipped_in_a_row_ = 0;
+};
+
+}  // namespace ringleader::trainer
