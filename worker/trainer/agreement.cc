@@ -13,7 +13,8 @@ absl::StatusOr<Agreement> Agree(comm::Communicator& world, Host& host) {
   double request[2] = {host.stop_requested() ? 1.0 : 0.0, static_cast<double>(plan.size())};
   RETURN_IF_ERROR(world.AllReduceSum(comm::Channel::kControl, request, 2));
 
-  Agreement agreement{.stop = request[0] > 0};
+  Agreement agreement;
+  agreement.stop = request[0] > 0;
   if (request[1] > 0) {
     plan.resize(static_cast<size_t>(request[1]));
     RETURN_IF_ERROR(world.Broadcast(comm::Channel::kControl, plan.data(), plan.size(), 0));

@@ -55,7 +55,8 @@ class Host {
   virtual void ReportStep(const StepRecord& record) = 0;
   // The three below are called on rank 0 only.
   virtual void ReportEval(const EvalRecord& record) = 0;
-  virtual void ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes) = 0;
+  virtual void ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes,
+                                double seconds) = 0;
   virtual void ReportModel(const std::string& path) = 0;
 
   // Where the step loop is, for pulses. `phase` is a literal.

@@ -13,6 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/checksum.h"
 #include "base/status_macros.h"
 #include "worker/attention/ring_attention.h"
@@ -73,8 +75,9 @@ class Attempt {
   std::unique_ptr<data::Loader> train_, eval_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<StepLoop> loop_;
-  uint64_t done_ = 0;                                       // steps
-  uint64_t tokens_ = 0;                                     // trained on
+  uint64_t done_ = 0;    // steps
+  uint64_t tokens_ = 0;  // trained on
+  absl::Time save_started_;
   double checkpoint_seconds_ = 0, evaluation_seconds_ = 0;  // since the last step
 };
 
@@ -109,7 +112,8 @@ absl::Status Attempt::Prepare() {
         for (const auto& file : std::filesystem::directory_iterator(*path, error)) {
           bytes += file.is_regular_file(error) ? file.file_size(error) : 0;
         }
-        host_.ReportCheckpoint(step, *path, bytes);
+        host_.ReportCheckpoint(step, *path, bytes,
+                               absl::ToDoubleSeconds(absl::Now() - save_started_));
       });
 
   loop_ = std::make_unique<StepLoop>(job_, StepParts{.decoder = decoder_.get(),
@@ -181,25 +185,13 @@ absl::Status Attempt::OpenData() {
 absl::Status Attempt::Resume() {
   host_.SetPlace(0, "looking for a checkpoint");
   std::vector<std::string> problems;
-  auto newest =
-      checkpoint::FindNewestCheckpoint(job_.checkpoint_directory, decoder_->layout(), &problems);
+  ASSIGN_OR_RETURN(const std::optional<checkpoint::CheckpointInfo> newest,
+                   checkpoint::FindNewestCheckpoint(job_.checkpoint_directory, decoder_->layout(),
+                                                    world_, &problems));
   if (is_first()) {
     for (const std::string& problem : problems) std::printf("passed over: %s\n", problem.c_str());
   }
-  if (!newest.ok() && !absl::IsNotFound(newest.status())) return newest.status();
-
-  // All ranks must have seen the same one: [step + 1] or 0, and its negative, agree in maximum only
-  // if equal.
-  const auto found = static_cast<float>(newest.ok() ? newest->state.step + 1 : 0);
-  float bounds[2] = {found, -found};
-  RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, bounds, 2));
-  if (bounds[0] != -bounds[1]) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "ranks find different checkpoints in %s; checkpoint.directory must be on storage that all "
-        "nodes share",
-        job_.checkpoint_directory));
-  }
-  if (!newest.ok()) return absl::OkStatus();
+  if (!newest.has_value()) return absl::OkStatus();
 
   const checkpoint::TrainingState& state = newest->state;
   if (state.job_digest != JobDigest()) {
@@ -210,7 +202,7 @@ absl::Status Attempt::Resume() {
   }
   const optim::OptimizerShard& mine = optimizer_->shard();
   ASSIGN_OR_RETURN(optim::OptimizerShard shard,
-                   checkpoint::ReadShard(*newest, decoder_->layout(), mine.begin, mine.elements()));
+                   checkpoint::ReadShard(*newest, mine.begin, mine.elements()));
   RETURN_IF_ERROR(optimizer_->Restore(std::move(shard), static_cast<int64_t>(state.updates),
                                       decoder_->parameters()));
   loop_->set_skipped_in_a_row(state.skipped_steps);
@@ -271,6 +263,9 @@ absl::Status Attempt::EvaluateIfDue(uint64_t step) {
 void Attempt::Save(uint64_t step) {
   host_.SetPlace(step, "checkpoint");
   const Stopwatch timer(&checkpoint_seconds_);
+  // One save at a time: the one before has reported, so the time is this one's.
+  checkpointer_->Wait().IgnoreError();
+  save_started_ = absl::Now();
   checkpointer_->Save(optimizer_->shard(), {.step = step,
                                             .updates = static_cast<uint64_t>(optimizer_->updates()),
                                             .skipped_steps = loop_->skipped_in_a_row(),

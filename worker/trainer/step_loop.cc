@@ -73,7 +73,9 @@ absl::Status StepLoop::Apply(const Plan& plan) {
 }
 
 absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
-  StepRecord record{.step = step, .plan_version = plan_.version};
+  StepRecord record;
+  record.step = step;
+  record.plan_version = plan_.version;
   double data_seconds = 0;
   double forward_backward_seconds = 0;
   double optimizer_seconds = 0;

@@ -1,0 +1,109 @@
+#include "worker/trainer/process.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "base/logging.h"
+#include "base/signals.h"
+#include "spdlog/spdlog.h"
+#include "worker/comm/grpc_communicator.h"
+#include "worker/trainer/agent_link.h"
+
+namespace ringleader::trainer {
+namespace {
+
+constexpr int kExitFailed = 1;
+
+// Whether another attempt may fare better: not after an error in what the job asks for.
+bool IsRetryable(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+      return false;
+    default:
+      return true;
+  }
+}
+
+Result Failure(const absl::Status& status, bool collateral) {
+  return {.kind = Result::Kind::kFailed,
+          .message = std::string(status.message()),
+          .retryable = IsRetryable(status),
+          .collateral = collateral};
+}
+
+// From the assignment to the last step; the other ranks hear of a failure before this returns.
+Result Train(AgentLink& link, uint64_t fencing_token, RunFunction run) {
+  const auto stopped_or_failed = [](const absl::Status& status) -> Result {
+    if (absl::IsCancelled(status)) {
+      return {.kind = Result::Kind::kStopped, .message = std::string(status.message())};
+    }
+    return Failure(status, /*collateral=*/false);
+  };
+  const absl::StatusOr<Assignment> assignment = link.WaitForAssignment();
+  if (!assignment.ok()) return stopped_or_failed(assignment.status());
+  const TrainingJob& job = assignment->job;
+  auto listener = comm::GrpcListener::Listen({.rank = job.rank,
+                                              .size = job.world_size,
+                                              .fencing_token = fencing_token,
+                                              .listen_host = assignment->listen_host});
+  if (!listener.ok()) return Failure(listener.status(), /*collateral=*/false);
+  const auto addresses = link.ReportReady((*listener)->address());
+  if (!addresses.ok()) return stopped_or_failed(addresses.status());
+  auto world = (*listener)->Connect(*addresses);
+  if (!world.ok()) return Failure(world.status(), /*collateral=*/true);
+
+  const absl::StatusOr<Outcome> outcome = run(job, **world, link);
+  if (outcome.ok()) {
+    return {.kind = *outcome == Outcome::kCompleted ? Result::Kind::kCompleted
+                                                    : Result::Kind::kStopped};
+  }
+  const bool collateral = (*world)->aborted_by_peer();
+  (*world)->Abort(std::string(outcome.status().message()));
+  return Failure(collateral ? (*world)->status() : outcome.status(), collateral);
+}
+
+}  // namespace
+
+int RunProcess(int argc, char** argv, RunFunction run) {
+  BlockShutdownSignals();
+  CLI::App app("One rank of a Ringleader training job; started by ringleader-worker.");
+  AgentLinkOptions options;
+  LoggingOptions logging;
+  app.add_option("--socket", options.socket, "Unix socket of the worker")->required();
+  app.add_option("--rank", options.rank, "this trainer's rank")->required();
+  app.add_option("--token", options.fencing_token, "fencing token of the attempt")->required();
+  AddLoggingFlags(app, &logging);
+  CLI11_PARSE(app, argc, argv);
+  SetUpLogging("trainer", logging);
+
+  // Leaving at once loses nothing: checkpoints are whole or absent, and the worker knows why it
+  // asked.
+  const std::unique_ptr<AgentLink> link = AgentLink::Attach(options, [](const std::string& reason) {
+    spdlog::warn("leaving now: {}", reason);
+    _exit(kExitFailed);
+  });
+  std::thread([&link] {
+    WaitForShutdownSignal();
+    link->RequestStop("SIGTERM");
+  }).detach();
+
+  const Result result = Train(*link, options.fencing_token, run);
+  if (result.kind == Result::Kind::kFailed) spdlog::error("{}", result.message);
+  link->ReportResult(result);
+  link->Close();
+  // The signal thread still refers to the link, and nothing is left to be done.
+  std::fflush(nullptr);
+  _exit(result.kind == Result::Kind::kFailed ? kExitFailed : 0);
+}
+
+}  // namespace ringleader::trainer
