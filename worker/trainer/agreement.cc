@@ -1,6 +1,7 @@
 #include "worker/trainer/agreement.h"
 
 #include <string>
+#include <utility>
 
 #include "base/status_macros.h"
 
@@ -18,7 +19,12 @@ absl::StatusOr<Agreement> Agree(comm::Communicator& world, Host& host) {
   if (request[1] > 0) {
     plan.resize(static_cast<size_t>(request[1]));
     RETURN_IF_ERROR(world.Broadcast(comm::Channel::kControl, plan.data(), plan.size(), 0));
-    ASSIGN_OR_RETURN(agreement.plan, host.ParsePlan(plan));
+    absl::StatusOr<Plan> parsed = host.ParsePlan(plan);
+    if (parsed.ok()) {
+      agreement.plan = *std::move(parsed);
+    } else {
+      agreement.refused_plan = std::string(parsed.status().message());
+    }
   }
   return agreement;
 }

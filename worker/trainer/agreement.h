@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
@@ -12,6 +13,7 @@ namespace ringleader::trainer {
 struct Agreement {
   bool stop = false;         // some rank was asked to leave: all write a checkpoint and go
   std::optional<Plan> plan;  // a new one that rank 0 took
+  std::string refused_plan;  // why the one that it took makes no sense; empty: it does
 };
 
 // Collective. No step ever runs under two plans, because a plan reaches the step loop only through

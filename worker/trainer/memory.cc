@@ -56,7 +56,7 @@ absl::StatusOr<bool> ChooseRecompute(const model::ModelConfig& config,
     if (need.total() <= available) return recompute;
   }
   const MemoryEstimate need = EstimateMemory(config, layout, world_size, local_tokens, true);
-  return absl::ResourceExhaustedError(absl::StrFormat(
+  return absl::FailedPreconditionError(absl::StrFormat(
       "the job does not fit: a rank needs %s (weights and gradients %s, optimizer %s, activations "
       "of %d tokens %s, working space %s) and has %s; use more trainers on more nodes, a shorter "
       "data.sequence_length or a smaller model",

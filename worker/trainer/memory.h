@@ -24,7 +24,7 @@ MemoryEstimate EstimateMemory(const model::ModelConfig& config,
                               const model::ParameterLayout& layout, int world_size,
                               uint64_t local_tokens, bool recompute);
 
-// True: recompute activations; false: all of them fit. RESOURCE_EXHAUSTED, with the arithmetic, if
+// True: recompute activations; false: all of them fit. FAILED_PRECONDITION, with the arithmetic, if
 // the job does not fit `available` bytes either way.
 absl::StatusOr<bool> ChooseRecompute(const model::ModelConfig& config,
                                      const model::ParameterLayout& layout, int world_size,

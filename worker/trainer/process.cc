@@ -23,6 +23,7 @@ constexpr int kExitFailed = 1;
 // Whether another attempt may fare better: not after an error in what the job asks for.
 bool IsRetryable(const absl::Status& status) {
   switch (status.code()) {
+    case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:

@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,6 +63,7 @@ class Attempt {
   void Save(uint64_t step);
   absl::Status ExportModel();
   std::string JobDigest() const;
+  void WarnOfPlan(std::string_view problem) const;
   void PrintSettings(const model::ModelConfig& config, bool recompute) const;
   void PrintStep(const StepRecord& record) const;
 
@@ -75,9 +78,9 @@ class Attempt {
   std::unique_ptr<data::Loader> train_, eval_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<StepLoop> loop_;
-  uint64_t done_ = 0;    // steps
-  uint64_t tokens_ = 0;  // trained on
-  absl::Time save_started_;
+  uint64_t done_ = 0;      // steps
+  uint64_t tokens_ = 0;    // trained on
+  absl::Time save_start_;  // written only while no save is under way
   double checkpoint_seconds_ = 0, evaluation_seconds_ = 0;  // since the last step
 };
 
@@ -113,7 +116,7 @@ absl::Status Attempt::Prepare() {
           bytes += file.is_regular_file(error) ? file.file_size(error) : 0;
         }
         host_.ReportCheckpoint(step, *path, bytes,
-                               absl::ToDoubleSeconds(absl::Now() - save_started_));
+                               absl::ToDoubleSeconds(absl::Now() - save_start_));
       });
 
   loop_ = std::make_unique<StepLoop>(job_, StepParts{.decoder = decoder_.get(),
@@ -220,8 +223,11 @@ absl::StatusOr<Outcome> Attempt::Train() {
     ASSIGN_OR_RETURN(Agreement agreement, Agree(world_, host_));
     if (agreement.stop) break;
     if (agreement.plan.has_value()) next_plan = std::move(agreement.plan);
+    if (!agreement.refused_plan.empty()) WarnOfPlan(agreement.refused_plan);
     if (next_plan.has_value() && next_plan->effective_step <= done_ + 1) {
-      RETURN_IF_ERROR(loop_->Apply(*std::exchange(next_plan, std::nullopt)));
+      // Every rank refuses it alike, and the attempt goes on under the last one.
+      const absl::Status applied = loop_->Apply(*std::exchange(next_plan, std::nullopt));
+      if (!applied.ok()) WarnOfPlan(std::string(applied.message()));
     }
 
     ASSIGN_OR_RETURN(StepRecord record, loop_->Train(done_ + 1));
@@ -265,7 +271,7 @@ void Attempt::Save(uint64_t step) {
   const Stopwatch timer(&checkpoint_seconds_);
   // One save at a time: the one before has reported, so the time is this one's.
   checkpointer_->Wait().IgnoreError();
-  save_started_ = absl::Now();
+  save_start_ = absl::Now();
   checkpointer_->Save(optimizer_->shard(), {.step = step,
                                             .updates = static_cast<uint64_t>(optimizer_->updates()),
                                             .skipped_steps = loop_->skipped_in_a_row(),
@@ -285,6 +291,12 @@ absl::Status Attempt::ExportModel() {
   }
   // No rank ends as completed before the model is there.
   return world_.Barrier();
+}
+
+void Attempt::WarnOfPlan(std::string_view problem) const {
+  if (!is_first()) return;
+  std::printf("refused a plan: %.*s\n", static_cast<int>(problem.size()), problem.data());
+  std::fflush(stdout);
 }
 
 // What must not change under a checkpoint. Steps, rates and the number of ranks may.
@@ -354,7 +366,7 @@ absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, H
   // peer's failure.
   if (!world.status().ok() && world.aborted_by_peer()) return world.status();
   // Releases the peers, and this rank's checkpoint writer, before anything here is destroyed.
-  world.Abort(absl::StrFormat("rank %d failed: %s", job.rank, outcome.status().message()));
+  world.Abort(std::string(outcome.status().message()));
   return outcome;
 }
 

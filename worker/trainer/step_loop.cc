@@ -32,6 +32,15 @@ PhaseSeconds SplitPhases(const attention::AttentionSeconds& attention, double fo
   return phases;
 }
 
+// What a plan leaves open (0) stays as the job has it.
+attention::LayerBudget Merge(attention::LayerBudget budget, const attention::LayerBudget& job) {
+  if (budget.vertical_mass == 0) budget.vertical_mass = job.vertical_mass;
+  if (budget.slash_mass == 0) budget.slash_mass = job.slash_mass;
+  if (budget.max_verticals == 0) budget.max_verticals = job.max_verticals;
+  if (budget.max_slashes == 0) budget.max_slashes = job.max_slashes;
+  return budget;
+}
+
 }  // namespace
 
 StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
@@ -47,7 +56,8 @@ StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
 
 absl::Status StepLoop::Apply(const Plan& plan) {
   if (plan.layout != plan_.layout || plan.stripe != plan_.stripe ||
-      plan.ring.kind != plan_.ring.kind || plan.ring.inner != plan_.ring.inner) {
+      plan.ring.kind != plan_.ring.kind || plan.ring.inner != plan_.ring.inner ||
+      plan.ring.outer != plan_.ring.outer) {
     return absl::FailedPreconditionError(
         absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only budgets "
                         "and micro-batches may change",
@@ -66,7 +76,9 @@ absl::Status StepLoop::Apply(const Plan& plan) {
   for (const int layer : job_.attention.dense_layers) {
     if (layer < layers) budgets[layer].dense = true;
   }
-  for (const Plan::Budget& budget : plan.layer_budgets) budgets[budget.layer] = budget.budget;
+  for (const Plan::Budget& budget : plan.layer_budgets) {
+    budgets[budget.layer] = Merge(budget.budget, job_.attention.budget);
+  }
   RETURN_IF_ERROR(parts_.attention->SetBudgets(budgets));
   plan_ = plan;
   return absl::OkStatus();

@@ -67,8 +67,12 @@ void FakeAgent::SendToAll(const v1::AgentMessage& message) {
 bool FakeAgent::WaitFor(const std::function<bool(const std::vector<RankLog>&)>& condition,
                         absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
-  const auto holds = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return condition(logs_); };
-  return mutex_.AwaitWithTimeout(absl::Condition(&holds), timeout);
+  const auto settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return condition(logs_) ||
+           std::all_of(logs_.begin(), logs_.end(), [](const RankLog& log) { return log.gone; });
+  };
+  mutex_.AwaitWithTimeout(absl::Condition(&settled), timeout);
+  return condition(logs_);
 }
 
 std::vector<RankLog> FakeAgent::Finish() {

@@ -50,7 +50,8 @@ class FakeAgent : private v1::TrainerLink::Service {
   void Send(int rank, const v1::AgentMessage& message);
   void SendToAll(const v1::AgentMessage& message);
 
-  // Waits until `condition` holds of the logs, by rank; false after `timeout`.
+  // Waits until `condition` holds of the logs, by rank; false after `timeout`, or once
+  // all ranks are gone.
   bool WaitFor(const std::function<bool(const std::vector<RankLog>&)>& condition,
                absl::Duration timeout = absl::Seconds(120));
   // Waits for every rank's stream to end and its process, if spawned, to be gone. Returns the logs.
