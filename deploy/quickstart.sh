@@ -88,7 +88,7 @@ export RINGLEADER_ADDRESS
 start coordinator "$bin/ringleader-coordinator" --listen "$RINGLEADER_ADDRESS" --data-dir "$run/coordinator" \
   --metrics-listen "127.0.0.1:$(free_port)"
 for name in a b; do
-  start "worker-$name" "$bin/ringleader-worker" --node "quickstart-$name" --coordinator "$RINGLEADER_ADDRESS" \
+  start "worker-$name" "$bin/ringleader-worker" --name "quickstart-$name" --coordinator "$RINGLEADER_ADDRESS" \
     --data-dir "$run/worker-$name" --trainers 2 --metrics-listen "127.0.0.1:$(free_port)"
 done
 await_nodes 2
