@@ -64,6 +64,7 @@ bool ControllerCore::Tick(absl::Time now) {
     if (out_of_sight == record.out_of_sight) continue;
     record.out_of_sight = out_of_sight;
     schedule_due_ = true;
+    if (out_of_sight) metrics_->LeaseRanOut();
     spdlog::warn("nodes/{} is {}", id, out_of_sight ? "out of sight: its lease ran out" : "back");
     for (auto& [job, machine] : machines_) {
       machine->OnSight(NodeName(id), out_of_sight ? std::optional(record.last_heard) : std::nullopt,
@@ -276,6 +277,9 @@ void ControllerCore::Remember(const std::string& node, const v1::Command& comman
 absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine) {
   Effects effects = machine.Take();
   for (const std::string& transition : effects.transitions) spdlog::info("{}", transition);
+  for (const v1::Job::State state : effects.entered) metrics_->JobBecame(state);
+  for (const v1::Attempt::State state : effects.ended) metrics_->AttemptEnded(state);
+  metrics_->StepsRecorded(effects.steps.size());
   if (!effects.transitions.empty() || !effects.over.empty()) schedule_due_ = true;
   for (const StepMerger::Origin& origin : effects.released) {
     const auto node = nodes_.find(origin.node);

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/lifecycle_metrics.h"
 #include "coordinator/lifecycle/node_table.h"
 #include "coordinator/lifecycle/options.h"
 #include "coordinator/lifecycle/plan_source.h"
@@ -25,7 +26,9 @@ namespace ringleader::lifecycle {
 // it again.
 class ControllerCore {
  public:
-  ControllerCore(const Options& options, PlanSource* plans) : options_(options), plans_(plans) {}
+  // Both pointers must outlive the core.
+  ControllerCore(const Options& options, PlanSource* plans, LifecycleMetrics* metrics)
+      : options_(options), plans_(plans), metrics_(metrics) {}
 
   // Takes over what is stored. Nodes get a lease from `now` on. Sessions are closed: workers
   // reconnect and say what runs.
@@ -105,6 +108,7 @@ class ControllerCore {
 
   const Options options_;
   PlanSource* const plans_;
+  LifecycleMetrics* const metrics_;
   std::map<std::string, std::unique_ptr<JobMachine>, std::less<>> machines_;  // by job id
   std::map<std::string, NodeRecord, std::less<>> nodes_;                      // by node id
   std::map<uint64_t, SentCommand> unacknowledged_;                            // by command id

@@ -84,6 +84,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
     *again.mutable_command() = std::move(command);
     outbox_.emplace_back(session, std::move(again));
   }
+  metrics_->SessionBegan();
   spdlog::info("nodes/{} connected (epoch {}, version {}, {} trainers, runs {} attempts)", id,
                epoch, hello.version(), hello.inventory().trainers(), hello.attempts_size());
   return absl::OkStatus();

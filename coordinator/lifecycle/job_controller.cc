@@ -12,7 +12,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/metrics.h"
 #include "coordinator/lifecycle/controller_core.h"
+#include "coordinator/lifecycle/lifecycle_metrics.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -31,8 +33,13 @@ constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
 class JobController::Impl {
  public:
-  Impl(const Options& options, store::Store* store, PlanSource* plans, const Clock* clock)
-      : options_(options), store_(store), clock_(clock), core_(options, plans) {}
+  Impl(const Options& options, store::Store* store, PlanSource* plans, const Clock* clock,
+       Metrics* metrics)
+      : options_(options),
+        store_(store),
+        clock_(clock),
+        metrics_(metrics == nullptr ? nullptr : &metrics->registry()),
+        core_(options, plans, &metrics_) {}
 
   ~Impl() { Stop(); }
 
@@ -114,6 +121,7 @@ class JobController::Impl {
       const absl::Time now = clock_->Now();
       const bool due = core_.Tick(now);
       if (!due && batch.empty()) return true;
+      const absl::Time begin = absl::Now();
       committed = store_->Write([&](store::WriteTransaction& transaction) -> absl::Status {
         for (Item& item : batch) {
           if (absl::Status status = item.apply(core_, transaction, now); !status.ok())
@@ -121,6 +129,7 @@ class JobController::Impl {
         }
         return core_.Commit(transaction, now);
       });
+      metrics_.Batch(batch.size(), absl::Now() - begin, committed.ok());
       if (committed.ok()) {
         core_.Publish();
       } else {
@@ -185,6 +194,7 @@ class JobController::Impl {
   const Options options_;
   store::Store* const store_;
   const Clock* const clock_;
+  LifecycleMetrics metrics_;
 
   absl::Mutex core_mutex_;
   ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
@@ -204,7 +214,7 @@ absl::StatusOr<std::unique_ptr<JobController>> JobController::Create(const Optio
                                                                      const Clock* clock,
                                                                      Metrics* metrics) {
   if (absl::Status valid = Validate(options); !valid.ok()) return valid;
-  auto impl = std::make_unique<Impl>(options, store, plans, clock);
+  auto impl = std::make_unique<Impl>(options, store, plans, clock, metrics);
   if (absl::Status loaded = impl->Load(); !loaded.ok()) return loaded;
   return std::unique_ptr<JobController>(new JobController(std::move(impl)));
 }

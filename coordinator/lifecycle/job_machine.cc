@@ -107,6 +107,7 @@ void JobMachine::SetState(Job::State state, const std::string& reason, absl::Tim
   effects_.transitions.push_back(
       absl::StrFormat("%s: %s -> %s%s", job_.name(), Job::State_Name(job_.state()),
                       Job::State_Name(state), reason.empty() ? "" : absl::StrCat(": ", reason)));
+  effects_.entered.push_back(state);
   job_.set_state(state);
   if (state == Job::RUNNING && !job_.has_start_time()) SetTime(now, job_.mutable_start_time());
   if (store::IsTerminal(state)) SetTime(now, job_.mutable_end_time());

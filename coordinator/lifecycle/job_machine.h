@@ -51,6 +51,8 @@ struct Effects {
   std::vector<v1::StepReport> steps;  // merged, to be recorded
   std::vector<StepMerger::Origin> released;
   std::vector<std::string> transitions;  // a line each, for the log
+  std::vector<v1::Job::State> entered;
+  std::vector<v1::Attempt::State> ended;
 };
 
 class JobMachine {

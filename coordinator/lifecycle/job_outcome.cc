@@ -236,6 +236,7 @@ void JobMachine::End(absl::Time now) {
   const auto end = [&](Attempt::State state, const std::string& reason) {
     attempt->set_state(state);
     attempt->set_state_reason(reason);
+    effects_.ended.push_back(state);
   };
 
   if (AllDead() &&

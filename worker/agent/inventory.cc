@@ -1,6 +1,8 @@
 #include "worker/agent/inventory.h"
 
+#include <netdb.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -102,6 +104,29 @@ v1::NodeInventory TakeInventory(const InventoryOptions& options) {
   const uint32_t default_trainers = std::max(1u, static_cast<uint32_t>(inventory.gpus_size()));
   inventory.set_trainers(options.trainers == 0 ? default_trainers : options.trainers);
   return inventory;
+}
+
+std::string AddressFacing(const Address& peer) {
+  const std::string loopback = "127.0.0.1";
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (IsLoopback(peer) ||
+      getaddrinfo(peer.host.c_str(), std::to_string(peer.port).c_str(), &hints, &found) != 0) {
+    return loopback;
+  }
+  // Connecting a datagram socket sends nothing: it only looks the route up.
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage own{};
+  socklen_t size = sizeof(own);
+  char host[NI_MAXHOST] = {};
+  const bool known = connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+                     getnameinfo(reinterpret_cast<sockaddr*>(&own), size, host, sizeof(host),
+                                 nullptr, 0, NI_NUMERICHOST) == 0;
+  close(fd);
+  freeaddrinfo(found);
+  return known ? host : loopback;
 }
 
 std::string DefaultNodeId() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/address.h"
 #include "ringleader/v1/node.pb.h"
 
 namespace ringleader::agent {
@@ -17,6 +18,10 @@ struct InventoryOptions {
 };
 
 v1::NodeInventory TakeInventory(const InventoryOptions& options);
+
+// This machine's address on the network through which it reaches `peer`; loopback if that is on
+// this machine, or cannot be told.
+std::string AddressFacing(const Address& peer);
 
 // The machine's host name, as a node id.
 std::string DefaultNodeId();

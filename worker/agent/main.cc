@@ -17,6 +17,7 @@
 #include "base/signals.h"
 #include "base/status_macros.h"
 #include "base/tls.h"
+#include "base/version.h"
 #include "worker/agent/inventory.h"
 #include "worker/agent/worker.h"
 
@@ -29,7 +30,7 @@ struct Flags {
   std::string name = DefaultNodeId();
   std::string trainer_binary;
   std::string metrics_listen;
-  InventoryOptions inventory = {.address = "127.0.0.1"};
+  InventoryOptions inventory;
   double hang_timeout_seconds = 600;
   double pulse_timeout_seconds = 30;
   double drain_timeout_seconds = 150;
@@ -49,9 +50,10 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--trainers", flags->inventory.trainers,
                  "Trainers to run at once; 0: one a GPU, or one without GPUs")
       ->capture_default_str();
-  app.add_option("--address", flags->inventory.address,
-                 "Host name or IP at which trainers on other nodes reach this one")
-      ->capture_default_str();
+  app.add_option(
+      "--address", flags->inventory.address,
+      "Host name or IP at which trainers on other nodes reach this one; the one that faces "
+      "the coordinator unless set");
   app.add_option("--topology-domain", flags->inventory.topology_domain,
                  "Nodes of one domain share a fast network")
       ->capture_default_str();
@@ -113,14 +115,19 @@ absl::Status Serve(const Flags& flags) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.metrics_listen));
     RETURN_IF_ERROR(metrics.Listen(address, flags.tls.insecure));
   }
-  const v1::NodeInventory inventory = TakeInventory(flags.inventory);
+  InventoryOptions inventory_options = flags.inventory;
+  if (inventory_options.address.empty()) {
+    ASSIGN_OR_RETURN(const Address coordinator, ParseAddress(flags.coordinator));
+    inventory_options.address = AddressFacing(coordinator);
+  }
+  const v1::NodeInventory inventory = TakeInventory(inventory_options);
   const WorkerOptions options = {
       .node = flags.name,
       .inventory = inventory,
       .supervisor = {.trainer_binary = trainer,
                      .slots = inventory.trainers(),
                      .cores = inventory.cpu_cores(),
-                     .listen_host = flags.inventory.address,
+                     .listen_host = inventory.address(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
                      .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},
       .max_log_buffer_bytes = flags.log_buffer_bytes,
@@ -147,6 +154,7 @@ int Main(int argc, char** argv) {
   AddFlags(app, &flags);
   if (const std::optional<int> code = ParseFlags(app, argc, argv)) return *code;
   SetUpLogging("ringleader-worker", flags.logging);
+  spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
   if (const absl::Status status = Serve(flags); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;

@@ -64,6 +64,11 @@ TEST(InventoryTest, CountsWhatIsThere) {
   EXPECT_GT(inventory.memory_bytes(), 0);
 }
 
+TEST(InventoryTest, FacesACoordinatorOnThisMachineThroughLoopback) {
+  EXPECT_EQ(AddressFacing({.host = "127.0.0.1", .port = 7070, .path = ""}), "127.0.0.1");
+  EXPECT_EQ(AddressFacing({.host = "no.such.host.invalid", .port = 7070, .path = ""}), "127.0.0.1");
+}
+
 TEST(InventoryTest, ReadsTheDriversFiles) {
   const TempDir root;
   for (const char* bus : {"0000:1b:00.0", "0000:0a:00.0"}) {
