@@ -94,8 +94,9 @@ grpc::ServerUnaryReactor* JobService::Transition(grpc::CallbackServerContext* co
                     [this, method, request, reply, call]() -> absl::Status {
                       ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
                       ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(method, *request));
-                      ASSIGN_OR_RETURN(*reply, (controller_.*call)(id, request->etag(), key));
-                      return absl::OkStatus();
+                      absl::StatusOr<v1::Job> job = (controller_.*call)(id, request->etag(), key);
+                      if (job.ok()) *reply = *std::move(job);
+                      return job.status();
                     });
 }
 
