@@ -35,9 +35,9 @@ int FreePort() {
 
 Cluster::Cluster()
     : coordinator_flags_({{"--heartbeat", 0.2},
-                          {"--lease", 1},
-                          {"--fence-after", 3},
-                          {"--adoption-timeout", 4},
+                          {"--lease", 1.5},
+                          {"--fence-after", 5},
+                          {"--adoption-timeout", 6},
                           {"--retry-backoff", 0.2},
                           {"--blame-window", 0.5},
                           {"--abort-grace", 2},
@@ -115,7 +115,7 @@ void Cluster::StartWorker(const std::string& name, int trainers, const std::stri
       "--data-dir=" + dir_ + "/worker-" + name,
       "--name=" + name,
       absl::StrCat("--trainers=", trainers),
-      "--trainer=" + bin_ + "/fake_trainer"};
+      "--trainer=" + bin_ + "/" + trainer_};
   for (const auto& [flag, seconds] : worker_flags_) {
     command.push_back(absl::StrCat(flag, "=", seconds));
   }
@@ -136,6 +136,17 @@ void Cluster::TerminateWorker(const std::string& name) {
 bool Cluster::WorkerRuns(const std::string& name) {
   agent::Process& worker = workers_.at(name);
   return worker.pid() > 0 && !worker.Poll();
+}
+
+std::vector<int> Cluster::TrainerPids(const std::string& worker) {
+  std::vector<int> pids;
+  const std::string process = absl::StrCat("/proc/", workers_.at(worker).pid());
+  for (const auto& thread : fs::directory_iterator(process + "/task")) {
+    std::ifstream children(thread.path() / "children");
+    for (int pid = 0; children >> pid;) pids.push_back(pid);
+  }
+  std::sort(pids.begin(), pids.end());
+  return pids;
 }
 
 v1::JobSpec Cluster::Spec(const std::string& name, uint32_t trainers, uint64_t steps,

@@ -47,7 +47,10 @@ class Cluster : public ::testing::Test {
   void KillWorker(const std::string& name);       // SIGKILL
   void TerminateWorker(const std::string& name);  // SIGTERM
   bool WorkerRuns(const std::string& name);
+  // Processes that the worker has started, by id.
+  std::vector<int> TrainerPids(const std::string& worker);
   int coordinator_port() const { return port_; }
+  const std::string& dir() const { return dir_; }
 
   v1::JobSpec Spec(const std::string& name, uint32_t trainers, uint64_t steps,
                    const std::map<std::string, std::string>& labels = {}) const;
@@ -78,6 +81,7 @@ class Cluster : public ::testing::Test {
   // In seconds, by flag; for processes that start from then on.
   std::map<std::string, double> coordinator_flags_;
   std::map<std::string, double> worker_flags_;
+  std::string trainer_ = "fake_trainer";  // what workers start from then on
 
  private:
   agent::Process StartProcess(const std::string& name, std::vector<std::string> command);

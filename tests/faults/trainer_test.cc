@@ -1,0 +1,81 @@
+// The same faults, with the real trainer: what was disturbed ends exactly where what was not does.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include "tests/faults/cluster.h"
+#include "worker/trainer/testing/tiny_job.h"
+
+namespace ringleader::faults {
+namespace {
+
+class TrainerTest : public Cluster {
+ protected:
+  TrainerTest() {
+    trainer_ = "ringleader-trainer";
+    // Real training takes the machine's cores, and heartbeats their time.
+    coordinator_flags_["--lease"] = 3;
+    coordinator_flags_["--fence-after"] = 20;
+    coordinator_flags_["--adoption-timeout"] = 25;
+    worker_flags_["--pulse-timeout"] = 30;
+  }
+
+  v1::JobSpec TinySpec(const std::string& name) {
+    v1::JobSpec spec = trainer::testing::TinyJob(dir(), 4);
+    spec.set_name(name);
+    spec.mutable_training()->set_steps(40);
+    spec.mutable_checkpoint()->set_directory(dir() + "/checkpoints/" + name);
+    spec.mutable_checkpoint()->set_every_steps(5);
+    spec.mutable_resources()->set_threads(1);
+    return spec;
+  }
+};
+
+TEST_F(TrainerTest, AfterEveryKindOfKillTheLossIsThatOfAnUndisturbedRun) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  StartWorker("b", 2);
+  Submit(TinySpec("calm"));
+  AwaitState("calm", v1::Job::SUCCEEDED, absl::Minutes(4));
+
+  Submit(TinySpec("stormy"));
+  AwaitStep("stormy", 7);
+  const std::vector<int> trainers = TrainerPids("b");
+  ASSERT_EQ(trainers.size(), 2u);
+  kill(trainers[0], SIGKILL);
+  const v1::Job failed = Await(
+      "stormy", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
+      absl::Seconds(15));
+  EXPECT_EQ(failed.attempts(0).failure().signal(), SIGKILL);
+  EXPECT_EQ(failed.attempts(0).failure().node(), "nodes/b");
+
+  AwaitStep("stormy", 17);
+  KillWorker("b");
+  StartWorker("b", 2);
+  const v1::Job again = Await(
+      "stormy",
+      [](const v1::Job& job) {
+        return job.attempts_size() > 1 && job.attempts(1).state() == v1::Attempt::FAILED;
+      },
+      absl::Seconds(15));
+  EXPECT_EQ(again.attempts(1).failure().node(), "nodes/b");
+
+  AwaitStep("stormy", 27);
+  KillCoordinator();
+  StartCoordinator();
+  const v1::Job job = AwaitState("stormy", v1::Job::SUCCEEDED, absl::Minutes(4));
+  EXPECT_EQ(job.attempts_size(), 3);
+  EXPECT_GE(job.attempts(1).first_step(), 5u);
+  EXPECT_GE(job.attempts(2).first_step(), 15u);
+
+  const std::vector<v1::StepReport> calm = Steps("calm");
+  const std::vector<v1::StepReport> stormy = Steps("stormy");
+  ASSERT_EQ(calm.size(), 40u);
+  ASSERT_EQ(stormy.size(), 40u);
+  for (size_t i = 0; i < calm.size(); ++i) {
+    EXPECT_EQ(stormy[i].loss(), calm[i].loss()) << "step " << i + 1;
+  }
+  EXPECT_EQ(job.last_eval().loss(), Get("calm").last_eval().loss());
+}
+
+}  // namespace
+}  // namespace ringleader::faults
