@@ -8,10 +8,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/attention_bench_balance.h"
@@ -78,9 +82,9 @@ struct Problem {
         scale(1.0f / std::sqrt(static_cast<float>(d))) {}
 
   double Forward(Engine& engine, const TileSelection& tiles) {
+    out.zero_();
+    lse.fill_(-INFINITY);
     return Seconds([&] {
-      out.zero_();
-      lse.fill_(-INFINITY);
       Check(AttentionForward(engine, {.q = View<const float>(q),
                                       .k = View<const float>(k),
                                       .v = View<const float>(v),
@@ -94,8 +98,8 @@ struct Problem {
   }
 
   double Backward(Engine& engine, const TileSelection& tiles) {
+    for (const Tensor& gradient : {dq, dk, dv}) gradient.zero_();
     return Seconds([&] {
-      for (const Tensor& gradient : {dq, dk, dv}) gradient.zero_();
       AttentionDelta(engine, View<const float>(d_out), View<const float>(out),
                      delta.data_ptr<float>());
       Check(AttentionBackward(engine, {.q = View<const float>(q),
@@ -240,9 +244,10 @@ void BenchIndex(const Options& options) {
     const Tensor k = WithStructure(torch::randn({tokens, 2, 64}), true).requires_grad_();
     const Tensor v = torch::randn({tokens, 2, 64}).requires_grad_();
     const Tensor d_out = torch::randn({tokens, 4, 64});
-    const auto run = [&](attention::Pattern pattern) {
-      attention::AttentionStats stats;
-      comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    // Means over the runs after the first, dense and sparse by turns.
+    attention::AttentionStats sparse, dense;
+    comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+      const auto make = [&](attention::Pattern pattern) {
         auto attention = attention::RingAttention::Create(
             {.pattern = pattern,
              .budget = {.vertical_mass = 0.5,
@@ -253,16 +258,24 @@ void BenchIndex(const Options& options) {
              .threads = options.threads},
             &communicator);
         Problem::Check(attention.status());
-        for (int i = 0; i < 2; ++i) {  // the first warms up
-          (*attention)->TakeStats();
-          torch::autograd::grad({(*attention)->Forward(0, q, k, v)}, {q, k, v}, {d_out});
+        return *std::move(attention);
+      };
+      const auto vertical_slash = make(attention::Pattern::kVerticalSlash);
+      const auto full = make(attention::Pattern::kDense);
+      for (int i = 0; i <= options.repeats; ++i) {
+        if (i == 1) vertical_slash->TakeStats(), full->TakeStats();
+        for (attention::RingAttention* each : {vertical_slash.get(), full.get()}) {
+          torch::autograd::grad({each->Forward(0, q, k, v)}, {q, k, v}, {d_out});
         }
-        stats = (*attention)->TakeStats();
-      });
-      return stats;
-    };
-    const attention::AttentionStats sparse = run(attention::Pattern::kVerticalSlash);
-    const attention::AttentionStats dense = run(attention::Pattern::kDense);
+      }
+      sparse = vertical_slash->TakeStats();
+      dense = full->TakeStats();
+      for (attention::AttentionStats* stats : {&sparse, &dense}) {
+        stats->seconds.index /= options.repeats;
+        stats->seconds.forward /= options.repeats;
+        stats->seconds.backward /= options.repeats;
+      }
+    });
     const attention::LayerStats& layer = sparse.layers[0];
     const auto total = [](const attention::AttentionSeconds& s) {
       return s.index + s.forward + s.backward;
@@ -273,6 +286,17 @@ void BenchIndex(const Options& options) {
         sparse.seconds.index * 1e3, sparse.seconds.forward * 1e3, sparse.seconds.backward * 1e3,
         100.0 * sparse.seconds.index / total(sparse.seconds), total(dense.seconds) * 1e3,
         total(dense.seconds) / total(sparse.seconds));
+  }
+}
+
+// The first "model name" of /proc/cpuinfo.
+void PrintProcessor() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (!line.starts_with("model name")) continue;
+    std::printf("\nProcessor:%s, %u logical\n", line.substr(line.find(':') + 1).c_str(),
+                std::thread::hardware_concurrency());
+    return;
   }
 }
 
@@ -290,6 +314,7 @@ int Main(int argc, char** argv) {
   Engine engine(options.threads);
   std::printf("# attention_bench_cpu: %d threads, %s arithmetic\n", options.threads,
               engine.math().name);
+  PrintProcessor();
   const auto wanted = [&](const char* section) {
     return options.section.empty() || options.section == section;
   };
