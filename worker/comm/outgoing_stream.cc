@@ -22,9 +22,10 @@ OutgoingStream::OutgoingStream(const std::string& address, const Identity& ident
     : identity_(identity), stream_(stream), on_ended_(std::move(on_ended)) {
   channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
                                        PeerChannelArguments());
-  context_.set_wait_for_ready(true);
+  context_ = std::make_unique<grpc::ClientContext>();
+  context_->set_wait_for_ready(true);
   grpc::GenericStub stub(channel_);
-  stub.PrepareBidiStreamingCall(&context_, "/ringleader.v1.PeerExchange/Stream", {}, this);
+  stub.PrepareBidiStreamingCall(context_.get(), "/ringleader.v1.PeerExchange/Stream", {}, this);
   StartRead(&response_);
   AddHold();  // writes start from other threads, until the read ends
   StartCall();
@@ -35,6 +36,11 @@ OutgoingStream::~OutgoingStream() {
   Cancel();
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&ended_));
+}
+
+void OutgoingStream::Cancel() {
+  absl::MutexLock lock(&mutex_);
+  if (context_ != nullptr) context_->TryCancel();
 }
 
 void OutgoingStream::Send(PendingTransferPtr transfer) {
@@ -167,6 +173,7 @@ void OutgoingStream::OnDone(const grpc::Status& status) {
   absl::MutexLock lock(&mutex_);
   FailQueue(absl::UnavailableError(
       absl::StrFormat("the stream to the peer has ended: %s", status.error_message())));
+  context_.reset();
   ended_ = true;
 }
 

@@ -43,7 +43,7 @@ class OutgoingStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   void LeaveAborted(const std::string& reason);
   // Finishes what is queued, and all that will be, with `status`.
   void Fail(const absl::Status& status);
-  void Cancel() { context_.TryCancel(); }
+  void Cancel();
   // False if the stream has not ended at `deadline`.
   bool WaitUntilEnded(absl::Time deadline);
 
@@ -62,10 +62,11 @@ class OutgoingStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   const StreamId stream_;
   const EndedCallback on_ended_;
   std::shared_ptr<grpc::Channel> channel_;
-  grpc::ClientContext context_;
   grpc::ByteBuffer response_;
 
   absl::Mutex mutex_;
+  // Gone with the stream's end: it holds on to what was not sent, which is the callers' memory.
+  std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
   std::deque<PendingTransferPtr> queue_ ABSL_GUARDED_BY(mutex_);  // front: being sent
   size_t sent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                 // of the front
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;                 // of the front
