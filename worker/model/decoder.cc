@@ -51,7 +51,8 @@ class LeafMaker {
 RotaryTables MakeRotaryTables(const ModelConfig& config, const torch::Tensor& positions,
                               int64_t sequence_length) {
   const RopeFrequencies frequencies = ComputeRopeFrequencies(config, sequence_length);
-  // Angles in fp32, as models have been trained with; fp64 would differ at positions beyond 2^20.
+  // Angles in fp32, as models are trained and run elsewhere: fp64 would turn far positions by other
+  // amounts.
   const torch::Tensor inverse = torch::tensor(frequencies.inverse);
   const torch::Tensor angles = positions.to(torch::kFloat32).unsqueeze(1) * inverse;
   return {.cos = angles.cos().mul_(frequencies.attention_factor),
