@@ -60,7 +60,7 @@ constexpr Field kFields[] = {
      "Columns a head keeps (`top_k`), or at most keeps (`top_p`)."},
     {"attention.max_slashes", Need::kDefault, "1024", {1, kMaxSequence}, When::kVerticalSlash,
      "Block diagonals a head keeps (`top_k`), or at most keeps (`top_p`)."},
-    {"attention.estimate_queries", Need::kDefault, "64", {1, 4096}, When::kVerticalSlash,
+    {"attention.estimate_queries", Need::kDefault, "64", {1, 256}, When::kVerticalSlash,
      "Queries at the end of the sequence from which the pattern is estimated."},
     {"attention.sink_tokens", Need::kDefault, "64", {0, kMaxSequence}, When::kVerticalSlash,
      "Columns at the start of the sequence that are always kept."},
