@@ -27,7 +27,7 @@ void AddGlobalFlags(CLI::App& app, Context* context) {
          [context](double seconds) {
            context->retry.read_patience = context->retry.write_patience = absl::Seconds(seconds);
          },
-         "seconds to wait for a coordinator that is away (30 for calls that change something, else "
+         "seconds to wait for a coordinator that is away (60 for calls that change something, else "
          "3)")
       ->check(CLI::NonNegativeNumber);
 }

@@ -37,7 +37,7 @@ struct RetryPolicy {
   absl::Duration longest_delay = absl::Seconds(2);
   // How long a call that changes something, and one that only reads, is tried again while the
   // coordinator is away. Calls that follow a job never give up once they have been answered.
-  absl::Duration write_patience = absl::Seconds(30);
+  absl::Duration write_patience = absl::Seconds(60);
   absl::Duration read_patience = absl::Seconds(3);
 };
 
