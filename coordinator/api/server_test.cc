@@ -30,7 +30,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // A call that should end by itself must not hang the test instead.
-constexpr std::chrono::seconds kDeadline(20);
+constexpr std::chrono::seconds kDeadline(60);
 
 v1::JobSpec Spec(const std::string& name) {
   auto spec = jobspec::ParseJobFile(absl::StrCat("name: ", name, R"(

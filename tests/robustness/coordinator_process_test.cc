@@ -70,7 +70,7 @@ TEST_F(CoordinatorProcessTest, KilledWhileJobsAreSubmitted) {
       for (int i = 0; i < kJobsEach; ++i) {
         const std::string id = absl::StrCat("c", client, "-", i);
         v1::Job job;
-        const absl::Time give_up = absl::Now() + absl::Seconds(60);
+        const absl::Time give_up = absl::Now() + absl::Seconds(120);
         while (true) {
           const auto stub = v1::JobService::NewStub(coordinator_.Channel());
           const grpc::Status status = Create(*stub, TestJob(id, 1, 10), "request-" + id, &job);
@@ -126,7 +126,7 @@ TEST_F(CoordinatorProcessTest, SigtermEndsInOrderWithStreamsOpen) {
   ASSERT_TRUE(Eventually([&] { return worker.welcomed(); }));
 
   coordinator_.process().Signal(SIGTERM);
-  EXPECT_EQ(coordinator_.process().Wait(absl::Seconds(10)), 0) << coordinator_.log();
+  EXPECT_EQ(coordinator_.process().Wait(absl::Seconds(30)), 0) << coordinator_.log();
   while (stream->Read(&response)) {
   }
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);

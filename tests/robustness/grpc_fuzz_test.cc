@@ -158,7 +158,7 @@ class Call : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> 
       const grpc::Slice slice(message);
       messages_.emplace_back(&slice, 1);
     }
-    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
     stub->PrepareBidiStreamingCall(&context_, path, {}, this);
     StartRead(&incoming_);
     WriteNext();

@@ -40,7 +40,7 @@ std::shared_ptr<grpc::Channel> CoordinatorProcess::Channel() const {
 
 std::unique_ptr<grpc::ClientContext> CoordinatorProcess::Context() {
   auto context = std::make_unique<grpc::ClientContext>();
-  context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   return context;
 }
 

@@ -20,7 +20,7 @@ class CoordinatorProcess {
  public:
   explicit CoordinatorProcess(std::vector<std::string> extra_flags = {});
 
-  // Starts it; false, with the log in log(), if it does not serve within 20 s.
+  // Starts it; false, with the log in log(), if it does not serve within a minute.
   bool Start();
   // Starts it without waiting.
   void Spawn();

@@ -19,7 +19,7 @@ std::string ProgramPath(const std::string& name);
 int FreePort();
 
 // Waits until `condition` holds, looking every 10 ms; false when it does not within `timeout`.
-bool Eventually(const std::function<bool()>& condition, absl::Duration timeout = absl::Seconds(20));
+bool Eventually(const std::function<bool()>& condition, absl::Duration timeout = absl::Seconds(60));
 
 class Process {
  public:
@@ -35,7 +35,7 @@ class Process {
   bool Running();
   void Signal(int signal_number);
   // The exit code, or minus the signal that ended it; nullopt if it still runs after `timeout`.
-  std::optional<int> Wait(absl::Duration timeout = absl::Seconds(20));
+  std::optional<int> Wait(absl::Duration timeout = absl::Seconds(60));
   void KillHard();  // SIGKILL, and waits
 
   std::string Log() const;
