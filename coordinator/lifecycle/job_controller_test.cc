@@ -323,6 +323,28 @@ TEST_F(JobControllerTest, ARestartedCoordinatorAdoptsWhatRunsAndLosesNoStep) {
   EXPECT_EQ(again->acknowledged(), 6);
 }
 
+// What was applied before the restart is not acknowledged before it has come again: some of it may
+// have been waiting for other ranks.
+TEST_F(JobControllerTest, ARestartedCoordinatorAcknowledgesNoReportThatItHasNotGot) {
+  auto session = RunJob();
+  Say(session, 4, Log("before"));
+  Say(session, 5, Step(1, 0));
+  Say(session, 6, Step(2, 0));
+  EXPECT_EQ(session->acknowledged(), 4);
+  Restart();
+  auto again = Connect("a", "1", {Running()});
+  Say(again, 4, Log("before"));
+  EXPECT_EQ(again->acknowledged(), 4);
+  Say(again, 5, Step(1, 0));
+  EXPECT_EQ(again->acknowledged(), 4);
+  Say(again, 6, Step(2, 0));
+  Say(again, 7, Step(1, 1));
+  EXPECT_EQ(again->acknowledged(), 5);
+  Say(again, 8, Step(2, 1));
+  EXPECT_EQ(again->acknowledged(), 8);
+  EXPECT_THAT(Steps(), ElementsAre(1, 2));
+}
+
 TEST_F(JobControllerTest, AnotherProcessOfTheWorkerMeansThatItsTrainersAreDead) {
   RunJob();
   Connect("a", "2");

@@ -8,8 +8,9 @@
 namespace ringleader::lifecycle {
 
 EventLog::Verdict EventLog::Admit(uint64_t sequence) {
+  if (sequence > applied_ + 1) return Verdict::kGap;
+  arrived_ = std::max(arrived_, sequence);
   if (sequence <= applied_) return Verdict::kSeen;
-  if (sequence != applied_ + 1) return Verdict::kGap;
   applied_ = sequence;
   return Verdict::kNew;
 }
@@ -21,7 +22,7 @@ std::optional<uint64_t> EventLog::TakeUnstored() {
 }
 
 std::optional<uint64_t> EventLog::TakeAcknowledgement() {
-  const uint64_t safe = held_.empty() ? applied_ : std::min(applied_, *held_.begin() - 1);
+  const uint64_t safe = held_.empty() ? arrived_ : std::min(arrived_, *held_.begin() - 1);
   if (safe <= acknowledged_) return std::nullopt;
   acknowledged_ = safe;
   return safe;

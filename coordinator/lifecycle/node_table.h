@@ -50,6 +50,9 @@ class EventLog {
   std::string incarnation_;
   uint64_t applied_ = 0;
   uint64_t stored_ = 0;
+  // The highest that has arrived in this run of the coordinator. What was applied before, but not
+  // acknowledged, comes again, and may hold reports that are to be merged now.
+  uint64_t arrived_ = 0;
   uint64_t acknowledged_ = 0;
   std::set<uint64_t> held_;
 };
