@@ -1,0 +1,39 @@
+// The border between LibTorch and the raw kernels: Status becomes c10::Error here, tensors become
+// pointers and shapes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+#include <torch/torch.h>
+
+#include "absl/status/status.h"
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::ops {
+
+// Loads LibTorch's CUDA part, which nothing here links, so that programs start on machines without
+// CUDA's libraries. UNAVAILABLE says what is missing. Idempotent; call before using CUDA tensors.
+absl::Status LoadTorchCuda();
+
+// The stream that LibTorch uses for the current device in this thread.
+cudaStream_t Stream();
+
+// Throws c10::Error with the message of a status that is not OK.
+void Check(const absl::Status& status);
+
+// Throws unless `x` is a CUDA tensor of `type` whose last dimension is dense.
+void CheckCuda(const torch::Tensor& x, torch::ScalarType type, const char* name);
+
+// The memory of a bf16 tensor, to read or to write.
+const __nv_bfloat16* Bf16(const torch::Tensor& x);
+__nv_bfloat16* MutableBf16(const torch::Tensor& x);
+
+// A tensor [tokens, heads, head_dim] as the kernels take it.
+TokenMajor<const __nv_bfloat16> View(const torch::Tensor& x);
+TokenMajor<__nv_bfloat16> MutableView(const torch::Tensor& x);
+TokenMajor<float> FloatView(const torch::Tensor& x);
+
+// Scratch memory from LibTorch's allocator, safe to drop once the work is enqueued.
+torch::Tensor Scratch(int64_t bytes, const torch::Tensor& like);
+
+}  // namespace ringleader::kernels::ops
