@@ -82,14 +82,15 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     }
     const torch::Tensor rounded = out.to(torch::kBFloat16);
     context->save_for_backward({q, k, v, rounded, lse});
-    context->saved_data["visit"] = visit;
+    context->saved_data["visit"] = c10::IValue::make_capsule(visit);
     return rounded;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
     const torch::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &lse = saved[4];
-    const auto visit = context->saved_data["visit"].toCustomClass<Visit>();
+    const auto visit =
+        c10::static_intrusive_pointer_cast<Visit>(context->saved_data["visit"].toCapsule());
     const torch::Tensor d_out = gradients[0].contiguous();
     const auto floats = q.options().dtype(torch::kFloat);
     // [heads, n], once for tiles and columns.
