@@ -296,6 +296,10 @@ int main(int argc, char** argv) {
   report["command"] =
       absl::StrFormat("coordinator_bench --workers %d --jobs %d --running %d --seconds %d",
                       flags.workers, flags.jobs, flags.running, flags.seconds);
+  // Of the minute before: other programs' work shows in the latencies.
+  double load = 0;
+  std::ifstream("/proc/loadavg") >> load;
+  report["load_average"] = load;
   report["result"] = Run(flags);
   const std::string text = report.dump(2) + "\n";
   if (flags.output.empty()) {
