@@ -68,9 +68,8 @@ Result Train(AgentLink& link, uint64_t fencing_token, RunFunction run) {
     return {.kind = *outcome == Outcome::kCompleted ? Result::Kind::kCompleted
                                                     : Result::Kind::kStopped};
   }
-  const bool collateral = (*world)->aborted_by_peer();
-  (*world)->Abort(std::string(outcome.status().message()));
-  return Failure(collateral ? (*world)->status() : outcome.status(), collateral);
+  const bool collateral = absl::IsAborted(outcome.status()) && (*world)->aborted_by_peer();
+  return Failure(outcome.status(), collateral);
 }
 
 }  // namespace

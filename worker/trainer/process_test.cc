@@ -322,6 +322,30 @@ TEST_F(TrainerProcessTest, BadInputIsNamedAndNotTriedAgain) {
   EXPECT_FALSE(result.retryable());
 }
 
+TEST_F(TrainerProcessTest, GradientsThatAreNotFiniteAreSkippedAndThenNamed) {
+  v1::JobSpec spec = Job(2);
+  // The first update throws the weights so far that the next forward overflows.
+  spec.mutable_training()->set_learning_rate(1e30);
+  spec.mutable_training()->set_warmup_steps(0);
+  spec.mutable_training()->set_steps(50);
+  spec.mutable_training()->set_max_skipped_steps(2);
+  const std::vector<RankLog> logs = Start(spec)->Finish();
+  int first_hand = 0;
+  for (const RankLog& log : logs) {
+    ASSERT_TRUE(log.result.has_value()) << Output();
+    EXPECT_THAT(log.result->message(), HasSubstr("the gradient is NaN or infinite (rank 0, "));
+    // All ranks see it at once; the slower one may hear of it from the other first.
+    if (!log.result->collateral()) {
+      ++first_hand;
+      EXPECT_FALSE(log.result->retryable());
+    }
+    ASSERT_GE(log.steps.size(), 3u) << Output();
+    EXPECT_TRUE(log.steps.back().skipped());
+    EXPECT_FALSE(log.steps.front().skipped());
+  }
+  EXPECT_GE(first_hand, 1);
+}
+
 TEST_F(TrainerProcessTest, DamagedDataIsNamed) {
   const v1::JobSpec spec = Job(1);
   std::string shard;

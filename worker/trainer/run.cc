@@ -363,8 +363,11 @@ absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, H
   }
   if (outcome.ok()) return outcome;
   // An error inside LibTorch's autograd loses its code: the communicator knows whether it was a
-  // peer's failure.
-  if (!world.status().ok() && world.aborted_by_peer()) return world.status();
+  // peer's failure. What this rank found wrong by itself stays its own, whoever was first.
+  const bool may_be_a_peers = absl::IsAborted(outcome.status()) ||
+                              absl::IsInternal(outcome.status()) ||
+                              absl::IsUnavailable(outcome.status());
+  if (may_be_a_peers && world.aborted_by_peer()) return world.status();
   // Releases the peers, and this rank's checkpoint writer, before anything here is destroyed.
   world.Abort(std::string(outcome.status().message()));
   return outcome;
