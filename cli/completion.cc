@@ -30,12 +30,11 @@ std::map<std::string, Verb> VerbsOf(CLI::App& root) {
   std::map<std::string, Verb> verbs;
   std::vector<std::string> global = FlagsOf(root);
   global.erase(std::remove(global.begin(), global.end(), "--help"), global.end());
-  for (const CLI::App* command : root.get_subcommands([](CLI::App*) { return true; })) {
+  for (CLI::App* command : root.get_subcommands([](CLI::App*) { return true; })) {
     Verb& verb = verbs[command->get_name()];
     verb.help = command->get_description();
     verb.flags = FlagsOf(*command);
-    for (const CLI::App* nested :
-         const_cast<CLI::App*>(command)->get_subcommands([](CLI::App*) { return true; })) {
+    for (const CLI::App* nested : command->get_subcommands([](CLI::App*) { return true; })) {
       verb.flags.push_back(nested->get_name());
       for (const std::string& flag : FlagsOf(*nested)) {
         if (flag != "--help") verb.flags.push_back(flag);

@@ -13,7 +13,6 @@ namespace ringleader::jobspec {
 namespace {
 
 using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
 
 constexpr double kMaxCount = 4294967295.0;       // what a uint32 holds
 constexpr double kMaxSteps = 1e12;               // far beyond any run, far from overflow
@@ -298,12 +297,15 @@ Slot FindSlot(v1::JobSpec* spec, std::string_view path) {
   return {spec->GetReflection()->MutableMessage(spec, section), FindDescriptor(path)};
 }
 
+ConstSlot FindSlot(const v1::JobSpec& spec, std::string_view path) {
+  const size_t dot = path.find('.');
+  if (dot == std::string_view::npos) return {&spec, FindDescriptor(path)};
+  const FieldDescriptor* section = FindDescriptor(path.substr(0, dot));
+  return {&spec.GetReflection()->GetMessage(spec, section), FindDescriptor(path)};
+}
+
 bool IsSet(const v1::JobSpec& spec, std::string_view path) {
-  const Message* message = &spec;
-  if (const size_t dot = path.find('.'); dot != std::string_view::npos) {
-    message = &spec.GetReflection()->GetMessage(spec, FindDescriptor(path.substr(0, dot)));
-  }
-  const FieldDescriptor* descriptor = FindDescriptor(path);
+  const auto [message, descriptor] = FindSlot(spec, path);
   const google::protobuf::Reflection* reflection = message->GetReflection();
   if (descriptor->is_repeated()) return reflection->FieldSize(*message, descriptor) > 0;
   // An explicitly unspecified enumerator says nothing, as if the field were absent.

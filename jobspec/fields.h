@@ -69,6 +69,11 @@ struct Slot {
   const google::protobuf::FieldDescriptor* descriptor;
 };
 Slot FindSlot(v1::JobSpec* spec, std::string_view path);
+struct ConstSlot {
+  const google::protobuf::Message* message;
+  const google::protobuf::FieldDescriptor* descriptor;
+};
+ConstSlot FindSlot(const v1::JobSpec& spec, std::string_view path);
 const google::protobuf::FieldDescriptor* FindDescriptor(std::string_view path);
 // Present, for fields with presence; otherwise not zero and not empty.
 bool IsSet(const v1::JobSpec& spec, std::string_view path);

@@ -24,8 +24,7 @@ void EmitField(const v1::JobSpec& spec, const Field& field, YAML::Emitter* out) 
     *out << YAML::EndMap;
     return;
   }
-  v1::JobSpec copy = spec;
-  const auto [message, descriptor] = FindSlot(&copy, field.path);
+  const auto [message, descriptor] = FindSlot(spec, field.path);
   if (descriptor->is_repeated()) {
     *out << YAML::Flow << YAML::BeginSeq;
     const int count = message->GetReflection()->FieldSize(*message, descriptor);

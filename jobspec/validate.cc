@@ -113,18 +113,18 @@ absl::Status CheckValue(const Field& field, const Message& message,
 }
 
 // `given` is what the user set, `spec` has the defaults filled in.
-absl::Status CheckField(const Field& field, const v1::JobSpec& given, v1::JobSpec* spec) {
-  if (field.path == "labels") return CheckLabels(*spec);
-  if (field.need == Need::kRequired && !IsSet(*spec, field.path)) {
+absl::Status CheckField(const Field& field, const v1::JobSpec& given, const v1::JobSpec& spec) {
+  if (field.path == "labels") return CheckLabels(spec);
+  if (field.need == Need::kRequired && !IsSet(spec, field.path)) {
     return Invalid(P(field.path), ": required; give ", DescribeType(field));
   }
-  if (!Fits(field.when, *spec)) {
+  if (!Fits(field.when, spec)) {
     if (!IsSet(given, field.path)) return absl::OkStatus();
     return Invalid(P(field.path), ": only fits ", P(Requirement(field.when)),
                    "; remove it, or change that");
   }
-  if (!IsSet(*spec, field.path)) return absl::OkStatus();
-  const Slot slot = FindSlot(spec, field.path);
+  if (!IsSet(spec, field.path)) return absl::OkStatus();
+  const ConstSlot slot = FindSlot(spec, field.path);
   return CheckValue(field, *slot.message, slot.descriptor);
 }
 
@@ -249,7 +249,7 @@ absl::Status Validate(const v1::JobSpec& given) {
   for (const Field& field : Fields()) {
     // Derived from something that is wrong: that has an error of its own, further down.
     if (field.need == Need::kDerived && !IsSet(given, field.path)) continue;
-    RETURN_IF_ERROR(CheckField(field, given, &spec));
+    RETURN_IF_ERROR(CheckField(field, given, spec));
   }
   RETURN_IF_ERROR(CheckModel(spec.model()));
   RETURN_IF_ERROR(CheckAttention(spec.attention()));

@@ -56,6 +56,7 @@ void NonNegativeRegression::Observe(const Vector& features, double seconds) {
     for (int j = 0; j < kN; ++j) gram_[i][j] = forgetting_ * gram_[i][j] + scaled[i] * scaled[j];
     moment_[i] = forgetting_ * moment_[i] + scaled[i];
   }
+  weight_ = forgetting_ * weight_ + 1;
   ++observations_;
   Solve();
 }
@@ -68,7 +69,7 @@ void NonNegativeRegression::Solve() {
   for (int k = 0; k < kN; ++k) scale += gram_[k][k];
   if (scale <= 0) return;
   for (int k = 0; k < kN; ++k) {
-    const double weight = ridge_ * (gram_[k][k] / observations_ + 1e-9 * scale);
+    const double weight = ridge_ * (gram_[k][k] / weight_ + 1e-9 * scale);
     a[k][k] += weight;
     b[k] += weight;
   }

@@ -34,6 +34,7 @@ class NonNegativeRegression {
   std::array<Vector, kFeatures> gram_{};
   Vector moment_{};
   Vector coefficients_;
+  double weight_ = 0;  // of all observations, after forgetting
   int observations_ = 0;
 };
 
