@@ -143,6 +143,25 @@ TEST_F(AttentionEngineTest, DenseLayersAndBudgetsReplaceThePattern) {
   EXPECT_EQ(Run(options, 1, {LayerBudget{}, {.dense = true}})[0].stats.layers.at(1).density, 1.0);
 }
 
+TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
+  AttentionOptions options{.tile = kTile};
+  options.ring.inner = 2;
+  absl::Status status;
+  comm::testing::RunRanks(2, [&](comm::Communicator& communicator) {
+    if (communicator.rank() == 1) return communicator.Abort("rank 1 ran out of memory");
+    const ShardLayout layout{
+        .kind = LayoutKind::kStriped, .ranks = 2, .rank = 0, .stripe = kTile, .tokens = kTokens};
+    const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
+    Tensor out(layout.local_tokens(), kHeads, kHeadDim);
+    std::vector<float> lse(kHeads * layout.local_tokens(), -std::numeric_limits<float>::infinity());
+    const auto engine = AttentionEngine::Create(options, &communicator);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    status = (*engine)->Forward(0, q.view(), k.view(), v.view(), out.view(), lse.data()).status();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_NE(std::string(status.message()).find("rank 1 ran out of memory"), std::string::npos);
+}
+
 TEST(CheckOptionsTest, ErrorsNameTheOption) {
   const auto message = [](const AttentionOptions& options, int ranks) {
     return std::string(CheckOptions(options, ranks).message());
