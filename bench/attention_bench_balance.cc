@@ -35,20 +35,21 @@ std::vector<uint64_t> RandomDiagonals(int64_t blocks, std::mt19937& random) {
 }  // namespace
 
 void BenchBalance() {
-  constexpr int kHeads = 16, kTile = 128;
+  constexpr int kHeads = 16;
   std::printf(
-      "\n## Balance: tiles of block diagonals, %d heads, tile %d, exact; max/mean\n\n"
+      "\n## Balance: tiles of block diagonals, %d heads, exact; max/mean\n\n"
       "Workers: total per rank. Steps: per rank and ring step. Lock-step: mean work / sum over "
       "steps of the slowest rank.\n\n"
-      "| tokens | ranks | layout | ring | density | workers | steps | lock-step |\n"
-      "|---|---|---|---|---|---|---|---|\n",
-      kHeads, kTile);
+      "| tokens | tile | ranks | layout | ring | density | workers | steps | lock-step |\n"
+      "|---|---|---|---|---|---|---|---|---|\n",
+      kHeads);
   struct Size {
     int64_t tokens;
-    int ranks, inner;
+    int tile, ranks, inner;
   };
-  for (const Size& size : {Size{16384, 4, 2}, Size{131072, 8, 4}, Size{524288, 32, 8}}) {
-    const int64_t blocks = size.tokens / kTile;
+  for (const Size& size :
+       {Size{16384, 64, 4, 2}, Size{131072, 128, 8, 4}, Size{524288, 128, 32, 8}}) {
+    const int64_t blocks = size.tokens / size.tile;
     std::mt19937 random(7);
     std::vector<uint64_t> diagonals;
     for (int head = 0; head < kHeads; ++head) {
@@ -69,10 +70,10 @@ void BenchBalance() {
                           Case{LayoutKind::kStriped, "striped", hierarchical, "hierarchical"}}) {
       const RingLoad load = attention::DiagonalLoad(
           diagonals.data(), static_cast<int32_t>((blocks + 63) / 64), kHeads,
-          {.kind = c.layout, .ranks = size.ranks, .stripe = kTile, .tokens = size.tokens}, kTile,
-          c.ring);
-      std::printf("| %lld | %d | %s | %s | %.3f | %.3f | %.3f | %.2f |\n",
-                  static_cast<long long>(size.tokens), size.ranks, c.name, c.ring_name,
+          {.kind = c.layout, .ranks = size.ranks, .stripe = size.tile, .tokens = size.tokens},
+          size.tile, c.ring);
+      std::printf("| %lld | %d | %d | %s | %s | %.3f | %.3f | %.3f | %.2f |\n",
+                  static_cast<long long>(size.tokens), size.tile, size.ranks, c.name, c.ring_name,
                   load.TotalTiles() / (kHeads * 0.5 * blocks * (blocks + 1)),
                   load.WorkerImbalance(), load.StepImbalance(), load.LockStepEfficiency());
     }

@@ -309,6 +309,7 @@ int Main(int argc, char** argv) {
     if (flag == "--threads") options.threads = std::stoi(argv[i + 1]);
     if (flag == "--section") options.section = argv[i + 1];
   }
+  setvbuf(stdout, nullptr, _IOLBF, 0);
   torch::manual_seed(1);
   at::set_num_threads(options.threads);
   Engine engine(options.threads);
