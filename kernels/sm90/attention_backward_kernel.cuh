@@ -69,7 +69,7 @@ __device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& par
 
 // What the consumers learn of a stage of queries.
 struct BackwardStep {
-  TileStep part[2];                // by consumer, 64 keys each
+  TileStep part[2];                // of all keys; WalkKind::kTiles64: of each consumer's 64
   uint32_t visible[kColumnWords];  // WalkKind::kColumns: a bit a key
   int32_t head;
   int32_t first_query;
@@ -89,9 +89,8 @@ class BackwardTiles<WalkKind::kTiles128> {
   __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
                            int32_t offset, bool last) const {
     if (threadIdx.x % 32 != 0) return;
-    for (int i = 0; i < 2; ++i) {
-      step.part[i] = MakeTileStep(walk, tile.index, key_block_, offset, i * 64, 64, 64, last);
-    }
+    step.part[0] =
+        MakeTileStep(walk, tile.index, key_block_, offset, 0, kBackwardQueries, 128, last);
   }
 
  private:
@@ -157,12 +156,12 @@ class BackwardTiles<WalkKind::kColumns> {
     const int lane = threadIdx.x % 32;
     const uint32_t partial = __ballot_sync(0xFFFFFFFFu, tile.bits != 0xFFFFFFFFu);
     if (lane < kColumnWords) step.visible[lane] = tile.bits;
-    if (lane < 2) {
+    if (lane == 0) {
       TileStep part = {};
-      part.keys = 64;
-      part.masked = partial >> (2 * lane) & 3;
+      part.keys = kColumnTile;
+      part.masked = partial & ((1 << kColumnWords) - 1);
       part.last = last;
-      step.part[lane] = part;
+      step.part[0] = part;
     }
     __syncwarp();
   }
@@ -422,7 +421,7 @@ class BackwardConsumer {
       ptx::MbarrierWait(&shared_.d_out_arrived[d_out_.index], d_out_.lap);
       float d_weights[32];
       IssueTransposedScores(d_weights, shared_.value, shared_.d_out[d_out_.index]);
-      const TileStep step = shared_.step[query].part[consumer_];
+      const TileStep step = shared_.step[query].part[kKind == WalkKind::kTiles64 ? consumer_ : 0];
       last = step.last;
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(scores);
@@ -511,9 +510,10 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void MaskScores(float (&scores)[32], const TileStep& step) {
     const int quad = threadIdx.x % 4;
+    const int first_key = kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int key = FragmentRow() + half * 8;
+      const int key = first_key + FragmentRow() + half * 8;
       const int begin = key < step.keys ? key - step.diagonal : kBackwardQueries;
       const int end = key - step.diagonal + step.window;
 #pragma unroll

@@ -131,7 +131,12 @@ template <WalkDirection kDirection>
 class TileWalker {
  public:
   __device__ TileWalker(const TileWalk& walk, int32_t head, int32_t fixed)
-      : walk_(&walk), head_(head), fixed_(fixed), lane_(threadIdx.x % 32) {
+      : walk_(&walk),
+        head_(head),
+        fixed_(fixed),
+        fixed_position_(kDirection == WalkDirection::kAlongRow ? walk.FirstQuery(fixed)
+                                                               : walk.FirstKey(fixed)),
+        lane_(threadIdx.x % 32) {
     const int32_t lines =
         kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles;
     if (walk.pattern == TilePattern::kCsr) {
@@ -179,7 +184,8 @@ class TileWalker {
         active = active && Active(candidate_);
       } else {
         candidate_ = i;
-        active = active && (walk_->pattern != TilePattern::kToeplitz || Active(i));
+        // Between next_ and end_ every tile reaches; what is left to ask is the diagonal's bit.
+        active = active && (walk_->pattern != TilePattern::kToeplitz || OnDiagonal(i));
       }
       pending_ = __ballot_sync(0xFFFFFFFFu, active);
       next_ += 32;
@@ -190,6 +196,12 @@ class TileWalker {
   }
 
  private:
+  __device__ bool OnDiagonal(int32_t other) const {
+    const int32_t distance = kDirection == WalkDirection::kAlongRow
+                                 ? fixed_position_ - walk_->FirstKey(other)
+                                 : walk_->FirstQuery(other) - fixed_position_;
+    return distance >= 0 && walk_->DiagonalIsSet(head_, distance >> walk_->tile_log2);
+  }
   __device__ bool Active(int32_t other) const {
     return kDirection == WalkDirection::kAlongRow ? walk_->Active(head_, fixed_, other)
                                                   : walk_->Active(head_, other, fixed_);
@@ -213,6 +225,7 @@ class TileWalker {
   const TileWalk* walk_;
   int32_t head_;
   int32_t fixed_;
+  int32_t fixed_position_;
   int32_t lane_;
   int32_t next_ = 0;
   int32_t end_ = 0;
