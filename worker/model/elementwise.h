@@ -1,5 +1,6 @@
-// The element-wise and row-wise steps of a decoder layer with their gradients, outside autograd.
-// Any device.
+// The element-wise and row-wise steps of a decoder layer with their gradients, outside autograd:
+// kernels/reference on tensors, rows split among LibTorch's threads. fp32 on CPU. Results do not
+// depend on the number of threads.
 #pragma once
 
 #include <torch/torch.h>
@@ -23,10 +24,10 @@ struct NormGradient {
 NormGradient NormBackward(const torch::Tensor& dy, const torch::Tensor& x,
                           const torch::Tensor& rstd, const torch::Tensor& weight);
 
-// Rotates x: [n, heads, d] (any strides), dimension i with i + d / 2, into out (same shape; may be
-// x itself). cos, sin: [n, d / 2]. The gradient is the rotation by the negative angle.
+// Rotates x: [n, heads, d], dimension i with i + d / 2, into out (same shape; may be x itself).
+// cos, sin: [n, d / 2]. The gradient is the `inverse` rotation.
 void Rotate(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin,
-            torch::Tensor out);
+            bool inverse, torch::Tensor out);
 
 // gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner].
 torch::Tensor SwiGlu(const torch::Tensor& gate_up);

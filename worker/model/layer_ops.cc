@@ -61,7 +61,7 @@ class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> 
     const Heads heads{query_heads, kv_heads, weight.size(0) / (query_heads + 2 * kv_heads)};
     const Tensor packed = Linear(normed.y, weight, bias).view({n, heads.all(), heads.dim});
     const Tensor rotated = packed.slice(1, 0, heads.rotated());
-    Rotate(rotated, cos, sin, rotated);
+    Rotate(rotated, cos, sin, /*inverse=*/false, rotated);
 
     context->save_for_backward(
         {x, norm, weight, bias, cos, sin, normed.rstd, recompute ? Tensor() : normed.y});
@@ -81,9 +81,9 @@ class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> 
     const Heads heads{query_heads, kv_heads, weight.size(0) / (query_heads + 2 * kv_heads)};
 
     const Tensor dpacked = torch::empty({n, heads.all(), heads.dim}, x.options());
-    const Tensor back = sin.neg();
-    Rotate(gradients[0], cos, back, dpacked.slice(1, 0, query_heads));
-    Rotate(gradients[1], cos, back, dpacked.slice(1, query_heads, heads.rotated()));
+    Rotate(gradients[0], cos, sin, /*inverse=*/true, dpacked.slice(1, 0, query_heads));
+    Rotate(gradients[1], cos, sin, /*inverse=*/true,
+           dpacked.slice(1, query_heads, heads.rotated()));
     dpacked.slice(1, heads.rotated()).copy_(gradients[2]);
 
     const Tensor dy = dpacked.view({n, -1});
