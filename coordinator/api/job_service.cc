@@ -94,27 +94,35 @@ grpc::ServerUnaryReactor* JobService::Transition(grpc::CallbackServerContext* co
                     [this, method, request, reply, call]() -> absl::Status {
                       ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
                       ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(method, *request));
-                      absl::StatusOr<v1::Job> job = (controller_.*call)(id, request->etag(), key);
-                      if (job.ok()) *reply = *std::move(job);
-                      return job.status();
+                      ASSIGN_OR_RETURN(*reply, call(controller_, id, request->etag(), key));
+                      return absl::OkStatus();
                     });
 }
 
 grpc::ServerUnaryReactor* JobService::CancelJob(grpc::CallbackServerContext* context,
                                                 const v1::CancelJobRequest* request,
                                                 v1::Job* reply) {
-  return Transition(context, "CancelJob", request, reply, &lifecycle::JobController::CancelJob);
+  return Transition(
+      context, "CancelJob", request, reply,
+      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+         const store::RequestKey& key) { return controller.CancelJob(id, etag, key); });
 }
 
 grpc::ServerUnaryReactor* JobService::PauseJob(grpc::CallbackServerContext* context,
                                                const v1::PauseJobRequest* request, v1::Job* reply) {
-  return Transition(context, "PauseJob", request, reply, &lifecycle::JobController::PauseJob);
+  return Transition(
+      context, "PauseJob", request, reply,
+      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+         const store::RequestKey& key) { return controller.PauseJob(id, etag, key); });
 }
 
 grpc::ServerUnaryReactor* JobService::ResumeJob(grpc::CallbackServerContext* context,
                                                 const v1::ResumeJobRequest* request,
                                                 v1::Job* reply) {
-  return Transition(context, "ResumeJob", request, reply, &lifecycle::JobController::ResumeJob);
+  return Transition(
+      context, "ResumeJob", request, reply,
+      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+         const store::RequestKey& key) { return controller.ResumeJob(id, etag, key); });
 }
 
 grpc::ServerUnaryReactor* JobService::DeleteJob(grpc::CallbackServerContext* context,
