@@ -77,6 +77,8 @@ class ControllerCore {
   JobMachine* FindAttempt(std::string_view job, uint32_t attempt, uint64_t token);
   absl::Status OnEvent(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                        bool seen, v1::AttemptEvent& event, absl::Time now);
+  absl::Status CheckIdentity(const NodeRecord& record, const session::Session& session,
+                             absl::Time now) const;
   void OnStep(NodeRecord& record, uint64_t sequence, v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
                             const v1::CheckpointNotice& checkpoint);

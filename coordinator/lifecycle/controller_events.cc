@@ -18,10 +18,45 @@ JobMachine* ControllerCore::FindAttempt(std::string_view job, uint32_t attempt, 
   return current.number() == attempt && current.fencing_token() == token ? machine : nullptr;
 }
 
+namespace {
+
+// The part that says which data folder a worker process uses.
+std::string_view FolderOf(std::string_view incarnation) {
+  return incarnation.substr(0, incarnation.find('.'));
+}
+
+}  // namespace
+
+// A new process of a node stands for the death of the old one and of its trainers, because the
+// folder's lock says so. That of another folder, or beside one that is alive, does not.
+absl::Status ControllerCore::CheckIdentity(const NodeRecord& record,
+                                           const session::Session& session, absl::Time now) const {
+  const std::string& known = record.log.incarnation();
+  if (known.empty() || known == session.incarnation()) return absl::OkStatus();
+  if (record.session != nullptr && now - record.session->last_heard() <= options_.lease) {
+    return absl::AlreadyExistsError(absl::StrFormat(
+        "another worker is connected as nodes/%s: give each its own --name", session.node()));
+  }
+  if (FolderOf(known) != FolderOf(session.incarnation()) && record.trainers_in_use > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("nodes/%s was last a worker with another --data-dir, whose trainers may "
+                        "be alive: use that folder, or wait until they are given up",
+                        session.node()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
                                      const std::shared_ptr<session::Session>& session,
                                      const v1::WorkerHello& hello, absl::Time now) {
   const std::string& id = session->node();
+  if (const auto known = nodes_.find(id); known != nodes_.end()) {
+    CountTrainers();
+    if (const absl::Status refused = CheckIdentity(known->second, *session, now); !refused.ok()) {
+      session->Close(refused);
+      return absl::OkStatus();
+    }
+  }
   NodeRecord& record = nodes_[id];
   if (record.session && record.session != session) {
     record.session->Close(absl::AbortedError("another session of this node has begun"));

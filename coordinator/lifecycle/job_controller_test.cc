@@ -200,7 +200,7 @@ class JobControllerTest : public ::testing::Test {
 
   // Job j on node a, started and acknowledged; the next sequence is 4.
   std::shared_ptr<FakeSession> RunJob() {
-    auto session = Connect("a", "1");
+    auto session = Connect("a", "folder.1");
     EXPECT_TRUE(Create("j").ok());
     controller_->RunOnce();
     const std::vector<v1::Command> commands = session->Commands();
@@ -265,7 +265,7 @@ class JobControllerTest : public ::testing::Test {
 };
 
 TEST_F(JobControllerTest, WelcomesAWorkerWithItsTimes) {
-  auto session = Connect("a", "1");
+  auto session = Connect("a", "folder.1");
   session->Commands();
   EXPECT_EQ(session->welcome().epoch(), 1);
   EXPECT_EQ(session->welcome().lease_milliseconds(), 10'000);
@@ -276,20 +276,20 @@ TEST_F(JobControllerTest, WelcomesAWorkerWithItsTimes) {
 }
 
 TEST_F(JobControllerTest, CommandsAreRepeatedUntilTheyAreAcknowledged) {
-  auto first = Connect("a", "1");
+  auto first = Connect("a", "folder.1");
   ASSERT_TRUE(Create("j").ok());
   controller_->RunOnce();
   const std::vector<v1::Command> start = first->Commands();
   ASSERT_THAT(start, SizeIs(1));
   EXPECT_TRUE(start[0].has_start());
   controller_->OnClosed(first);
-  auto second = Connect("a", "1");
+  auto second = Connect("a", "folder.1");
   const std::vector<v1::Command> again = second->Commands();
   ASSERT_THAT(again, SizeIs(1));
   EXPECT_EQ(again[0].command_id(), start[0].command_id());
   Acknowledge(second, 1, again[0].command_id());
   EXPECT_EQ(second->acknowledged(), 1);
-  EXPECT_THAT(Connect("a", "1")->Commands(), IsEmpty());
+  EXPECT_THAT(Connect("a", "folder.1")->Commands(), IsEmpty());
 }
 
 TEST_F(JobControllerTest, AReportIsAcknowledgedOnceItsStepIsRecorded) {
@@ -309,7 +309,7 @@ TEST_F(JobControllerTest, ARestartedCoordinatorAdoptsWhatRunsAndLosesNoStep) {
   Say(session, 4, Step(1, 0));
   Say(session, 5, Log("once"));
   Restart();
-  auto again = Connect("a", "1", {Running()});
+  auto again = Connect("a", "folder.1", {Running()});
   const std::vector<v1::Command> repeated = again->Commands();
   ASSERT_THAT(repeated, SizeIs(1));
   EXPECT_TRUE(repeated[0].has_connect());  // which was not acknowledged
@@ -332,7 +332,7 @@ TEST_F(JobControllerTest, ARestartedCoordinatorAcknowledgesNoReportThatItHasNotG
   Say(session, 6, Step(2, 0));
   EXPECT_EQ(session->acknowledged(), 4);
   Restart();
-  auto again = Connect("a", "1", {Running()});
+  auto again = Connect("a", "folder.1", {Running()});
   Say(again, 4, Log("before"));
   EXPECT_EQ(again->acknowledged(), 4);
   Say(again, 5, Step(1, 0));
@@ -346,8 +346,9 @@ TEST_F(JobControllerTest, ARestartedCoordinatorAcknowledgesNoReportThatItHasNotG
 }
 
 TEST_F(JobControllerTest, AnotherProcessOfTheWorkerMeansThatItsTrainersAreDead) {
-  RunJob();
-  Connect("a", "2");
+  auto old = RunJob();
+  controller_->OnClosed(old);
+  Connect("a", "folder.2");
   EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FAILED);
   EXPECT_EQ(Job().state(), v1::Job::RETRYING);
   EXPECT_THAT(Job().state_reason(), HasSubstr("its worker was restarted"));
@@ -357,9 +358,24 @@ TEST_F(JobControllerTest, AnotherProcessOfTheWorkerMeansThatItsTrainersAreDead) 
   EXPECT_GT(Job().attempts(1).fencing_token(), token_);
 }
 
+TEST_F(JobControllerTest, AnotherWorkerOfTheSameNameProvesNothing) {
+  auto session = RunJob();
+  // Beside one that is alive.
+  EXPECT_TRUE(absl::IsAlreadyExists(*Connect("a", "folder.2")->closed()));
+  EXPECT_FALSE(session->closed().has_value());
+  // In place of one that is not, but from elsewhere: the old trainers may be alive.
+  controller_->OnClosed(session);
+  EXPECT_TRUE(absl::IsFailedPrecondition(*Connect("a", "elsewhere.1")->closed()));
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  clock_.Advance(options_.adoption_timeout);
+  controller_->RunOnce();
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
+  EXPECT_FALSE(Connect("a", "elsewhere.1")->closed().has_value());
+}
+
 TEST_F(JobControllerTest, WhatOlderSessionsSayCountsNoMore) {
   auto old = RunJob();
-  auto session = Connect("a", "1", {Running()});
+  auto session = Connect("a", "folder.1", {Running()});
   EXPECT_TRUE(old->closed().has_value());
   Say(old, 4, Log("from the grave"));
   EXPECT_THAT(LogTexts(), IsEmpty());
@@ -386,7 +402,7 @@ TEST_F(JobControllerTest, SilenceIsUnknownThenFencedAndStraysAreStopped) {
   controller_->RunOnce();
   EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
   // It should have died, and has not.
-  auto back = Connect("a", "1", {Running()});
+  auto back = Connect("a", "folder.1", {Running()});
   const std::vector<v1::Command> commands = back->Commands();
   ASSERT_THAT(commands, SizeIs(1));
   EXPECT_EQ(commands[0].stop().mode(), v1::StopTrainers::ABORT);
@@ -408,7 +424,7 @@ TEST_F(JobControllerTest, AShortSilenceChangesNothing) {
   session->FallSilent();
   clock_.Advance(options_.lease + absl::Seconds(1));
   controller_->RunOnce();
-  Connect("a", "1", {Running()});
+  Connect("a", "folder.1", {Running()});
   EXPECT_EQ(Job().state(), v1::Job::RUNNING);
   EXPECT_EQ(Job().attempts_size(), 1);
 }
@@ -429,7 +445,7 @@ TEST_F(JobControllerTest, WhatCannotBeWrittenNeverHappened) {
   EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
   EXPECT_TRUE(session->closed().has_value());
   store_.full = false;
-  auto again = Connect("a", "1", {Running()});
+  auto again = Connect("a", "folder.1", {Running()});
   EXPECT_EQ(Job().state(), v1::Job::RUNNING);
   EXPECT_TRUE(Create("other").ok());
   Say(again, 4, Log("still here"));
@@ -437,7 +453,7 @@ TEST_F(JobControllerTest, WhatCannotBeWrittenNeverHappened) {
 }
 
 TEST_F(JobControllerTest, AWaitingJobSaysWhyInNumbers) {
-  Connect("a", "1");
+  Connect("a", "folder.1");
   const absl::StatusOr<v1::Job> job = Do([&] { return controller_->CreateJob(Spec("j", 5), {}); });
   ASSERT_TRUE(job.ok());
   controller_->RunOnce();

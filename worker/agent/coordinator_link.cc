@@ -117,9 +117,11 @@ bool CoordinatorLink::RunSession() {
   context_ = nullptr;
   if (welcomed_ && !stopping_) {
     spdlog::warn("lost the coordinator: {}; reconnecting", status.error_message());
-  } else if (!stopping_) {
-    spdlog::debug("no session: {}", status.error_message());
+  } else if (!stopping_ && status.error_message() != last_error_) {
+    // Once, not with every try.
+    spdlog::warn("no session with the coordinator: {}; trying again", status.error_message());
   }
+  last_error_ = welcomed_ ? "" : status.error_message();
   return welcomed_;
 }
 

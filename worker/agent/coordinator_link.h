@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -71,6 +72,7 @@ class CoordinatorLink {
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;                      // nothing more to read
   bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t sessions_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string last_error_ ABSL_GUARDED_BY(mutex_);  // why there is no session
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(2);
   absl::Duration lease_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(10);
   absl::Duration fence_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();

@@ -10,8 +10,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -54,6 +56,23 @@ absl::Status Lock(int fd, const std::string& path, absl::Duration patience) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
+  std::string id;
+  if (std::ifstream(path) >> id) return id;
+  absl::BitGen random;
+  id = absl::StrFormat("%016x", absl::Uniform<uint64_t>(random));
+  // In one step: a worker that is killed in between must not leave half an id.
+  const std::string draft = path + ".new";
+  std::ofstream file(draft);
+  file << id << std::endl;
+  std::error_code error;
+  fs::rename(draft, path, error);
+  if (!file || error) {
+    return absl::FailedPreconditionError(absl::StrFormat("%s cannot be written", path));
+  }
+  return id;
+}
+
 }  // namespace
 
 absl::StatusOr<DataDir> DataDir::Open(const std::string& path, absl::Duration patience) {
@@ -68,6 +87,7 @@ absl::StatusOr<DataDir> DataDir::Open(const std::string& path, absl::Duration pa
         absl::StrFormat("--data-dir %s cannot be written to: %s", path, std::strerror(errno)));
   }
   RETURN_IF_ERROR(Lock(dir.lock_fd_, dir.path_, patience));
+  ASSIGN_OR_RETURN(dir.id_, ReadOrDrawId(dir.path_ + "/id"));
   dir.socket_path_ = dir.path_ + "/trainers.sock";
   if (dir.socket_path_.size() >= sizeof(sockaddr_un::sun_path)) {
     char folder[] = "/tmp/ringleader-XXXXXX";
@@ -83,6 +103,7 @@ absl::StatusOr<DataDir> DataDir::Open(const std::string& path, absl::Duration pa
 
 DataDir::DataDir(DataDir&& other) noexcept
     : path_(std::move(other.path_)),
+      id_(std::move(other.id_)),
       socket_path_(std::move(other.socket_path_)),
       socket_folder_(std::exchange(other.socket_folder_, {})),
       lock_fd_(std::exchange(other.lock_fd_, -1)) {}

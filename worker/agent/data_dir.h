@@ -23,6 +23,8 @@ class DataDir {
 
   const std::string& path() const { return path_; }
   int lock_fd() const { return lock_fd_; }
+  // Drawn when the folder was first used, and kept in it.
+  const std::string& id() const { return id_; }
   // Where trainers dial in. Unix sockets have short names: one in a long path lies under /tmp.
   const std::string& socket_path() const { return socket_path_; }
   // Creates and returns the folder in which a trainer runs.
@@ -35,6 +37,7 @@ class DataDir {
   DataDir() = default;
 
   std::string path_;
+  std::string id_;
   std::string socket_path_;
   std::string socket_folder_;  // to remove again; empty: path_
   int lock_fd_ = -1;

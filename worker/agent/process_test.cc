@@ -127,6 +127,14 @@ TEST_F(ProcessTest, TheFolderStaysLockedWhileATrainerLives) {
   EXPECT_TRUE(DataDir::Open(dir_.File("data"), absl::Seconds(20)).ok());
 }
 
+TEST_F(ProcessTest, AFolderKeepsItsId) {
+  const auto id = [&](const std::string& name) {
+    return DataDir::Open(dir_.File(name), absl::ZeroDuration())->id();
+  };
+  EXPECT_EQ(id("one"), id("one"));
+  EXPECT_NE(id("one"), id("two"));
+}
+
 TEST_F(ProcessTest, ALongFolderNameStillGetsASocket) {
   const std::string path = dir_.File(std::string(120, 'd'));
   const absl::StatusOr<DataDir> data_dir = DataDir::Open(path, absl::ZeroDuration());

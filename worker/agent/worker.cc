@@ -28,9 +28,9 @@ absl::Time MonotonicNow() {
   return absl::TimeFromTimespec(now);
 }
 
-std::string NewIncarnation() {
+std::string NewIncarnation(const DataDir& data_dir) {
   absl::BitGen random;
-  return absl::StrFormat("%x-%x", absl::ToUnixMicros(absl::Now()), absl::Uniform<uint64_t>(random));
+  return absl::StrFormat("%s.%016x", data_dir.id(), absl::Uniform<uint64_t>(random));
 }
 
 }  // namespace
@@ -56,8 +56,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
 Worker::Worker(const WorkerOptions& options, DataDir data_dir,
                std::shared_ptr<grpc::Channel> channel, WorkerMetrics* metrics)
     : options_(options),
-      incarnation_(NewIncarnation()),
       data_dir_(std::move(data_dir)),
+      incarnation_(NewIncarnation(data_dir_)),
       metrics_(metrics),
       events_(options.max_log_buffer_bytes),
       supervisor_(options.supervisor, &data_dir_, &events_, &logs_, metrics,

@@ -65,8 +65,8 @@ class Worker : public TrainerListener {
   void UpdateMetrics();
 
   const WorkerOptions options_;
-  const std::string incarnation_;
   DataDir data_dir_;
+  const std::string incarnation_;
   WorkerMetrics* const metrics_;
   EventBuffer events_;
 
