@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <string>
 
 #include "absl/strings/str_format.h"
 
@@ -27,42 +28,17 @@ uint64_t ReadNumber(const char* path, uint64_t otherwise) {
 
 }  // namespace
 
-MemoryEstimate EstimateMemory(const model::ModelConfig& config,
-                              const model::ParameterLayout& layout, int world_size,
-                              uint64_t local_tokens, bool recompute) {
-  const auto hidden = static_cast<uint64_t>(config.hidden_size);
-  const auto inner = static_cast<uint64_t>(config.intermediate_size);
-  const auto query = static_cast<uint64_t>(config.heads * config.head_dim);
-  const auto key_value = static_cast<uint64_t>(2 * config.kv_heads * config.head_dim);
-  // Per token and layer: its input, q, k, v and attention's output; unless recomputed also what
-  // follows attention.
-  const uint64_t kept =
-      hidden + query + key_value + query + (recompute ? 0 : 2 * hidden + 2 * inner);
-  // Backward of one layer: gradients of all of the above and the MLP's product; travelling keys,
-  // values and theirs.
-  const uint64_t in_flight = 4 * hidden + 2 * query + 5 * inner + 6 * key_value;
-  const auto padded = static_cast<uint64_t>(layout.PaddedElements(world_size));
-  return {.parameters = 2 * padded * sizeof(float),
-          .optimizer = 4 * static_cast<uint64_t>(layout.ShardElements(world_size)) * sizeof(float),
-          .activations = local_tokens * config.layers * kept * sizeof(float),
-          .working = local_tokens * in_flight * sizeof(float)};
-}
-
-absl::StatusOr<bool> ChooseRecompute(const model::ModelConfig& config,
-                                     const model::ParameterLayout& layout, int world_size,
-                                     uint64_t local_tokens, uint64_t available) {
-  for (const bool recompute : {false, true}) {
-    const MemoryEstimate need = EstimateMemory(config, layout, world_size, local_tokens, recompute);
-    if (need.total() <= available) return recompute;
+absl::StatusOr<model::Recompute> ChooseRecompute(const model::ModelConfig& config, int world_size,
+                                                 int64_t local_tokens, uint64_t available) {
+  const auto bytes = static_cast<int64_t>(available);
+  absl::Status fits;
+  for (const auto recompute : {model::Recompute::kNone, model::Recompute::kFull}) {
+    fits = model::CheckMemory(model::EstimateMemory(config, world_size, local_tokens, recompute),
+                              bytes);
+    if (fits.ok()) return recompute;
   }
-  const MemoryEstimate need = EstimateMemory(config, layout, world_size, local_tokens, true);
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "the job does not fit: a rank needs %s (weights and gradients %s, optimizer %s, activations "
-      "of %d tokens %s, working space %s) and has %s; use more trainers on more nodes, a shorter "
-      "data.sequence_length or a smaller model",
-      FormatBytes(need.total()), FormatBytes(need.parameters), FormatBytes(need.optimizer),
-      local_tokens, FormatBytes(need.activations), FormatBytes(need.working),
-      FormatBytes(available)));
+  // Another attempt would find no more.
+  return absl::FailedPreconditionError(fits.message());
 }
 
 absl::StatusOr<uint64_t> AvailableMemoryBytes() {

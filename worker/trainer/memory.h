@@ -5,30 +5,15 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "worker/model/memory.h"
 #include "worker/model/model_config.h"
-#include "worker/model/parameter_layout.h"
 
 namespace ringleader::trainer {
 
-// Bytes of one rank's CPU training step.
-struct MemoryEstimate {
-  uint64_t parameters = 0;   // weights and gradients, whole on every rank
-  uint64_t optimizer = 0;    // this rank's shard: master weights, two moments, reduced gradient
-  uint64_t activations = 0;  // kept from forward to backward
-  uint64_t working = 0;      // the largest layer in flight, keys and values of the ring
-  uint64_t total() const { return parameters + optimizer + activations + working; }
-};
-
-// `local_tokens` of a sequence on this rank; `recompute`: keep only what cannot be recomputed.
-MemoryEstimate EstimateMemory(const model::ModelConfig& config,
-                              const model::ParameterLayout& layout, int world_size,
-                              uint64_t local_tokens, bool recompute);
-
-// True: recompute activations; false: all of them fit. FAILED_PRECONDITION, with the arithmetic, if
-// the job does not fit `available` bytes either way.
-absl::StatusOr<bool> ChooseRecompute(const model::ModelConfig& config,
-                                     const model::ParameterLayout& layout, int world_size,
-                                     uint64_t local_tokens, uint64_t available);
+// The least recomputation with which a rank's part of the model and of a sequence fits `available`
+// bytes. FAILED_PRECONDITION, with the arithmetic, if none does.
+absl::StatusOr<model::Recompute> ChooseRecompute(const model::ModelConfig& config, int world_size,
+                                                 int64_t local_tokens, uint64_t available);
 
 // Memory that this machine, or the control group that the process is in, has left.
 absl::StatusOr<uint64_t> AvailableMemoryBytes();

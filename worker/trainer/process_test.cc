@@ -318,7 +318,7 @@ TEST_F(TrainerProcessTest, BadInputIsNamedAndNotTriedAgain) {
       "num_attention_heads": 64, "num_key_value_heads": 64, "max_position_embeddings": 4096,
       "rms_norm_eps": 1e-6, "tie_word_embeddings": true})";
   result = Failure(spec);
-  EXPECT_THAT(result.message(), HasSubstr("does not fit: a rank needs"));
+  EXPECT_THAT(result.message(), HasSubstr("does not fit: a trainer needs"));
   EXPECT_FALSE(result.retryable());
 }
 

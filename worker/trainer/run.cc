@@ -64,7 +64,7 @@ class Attempt {
   absl::Status ExportModel();
   std::string JobDigest() const;
   void WarnOfPlan(std::string_view problem) const;
-  void PrintSettings(const model::ModelConfig& config, bool recompute) const;
+  void PrintSettings(const model::ModelConfig& config, model::Recompute recompute) const;
   void PrintStep(const StepRecord& record) const;
 
   const TrainingJob& job_;
@@ -152,14 +152,13 @@ absl::Status Attempt::LoadModel() {
       model::LoadModelConfig(random ? job_.model_config : job_.model_init + "/config.json"));
   const uint64_t local_tokens = job_.sequence_length / job_.context;
   ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
-  ASSIGN_OR_RETURN(const bool recompute,
-                   ChooseRecompute(config, model::MakeParameterLayout(config), world_.size(),
-                                   local_tokens, available / job_.ranks_per_node));
+  ASSIGN_OR_RETURN(const model::Recompute recompute,
+                   ChooseRecompute(config, world_.size(), static_cast<int64_t>(local_tokens),
+                                   available / job_.ranks_per_node));
   // Nobody may begin to fill memory before all have looked at what there is.
   RETURN_IF_ERROR(world_.Barrier());
 
-  decoder_ = std::make_unique<model::Decoder>(
-      config, world_.size(), recompute ? model::Recompute::kFull : model::Recompute::kNone);
+  decoder_ = std::make_unique<model::Decoder>(config, world_.size(), recompute);
   if (random) {
     model::InitializeParameters(config, decoder_->layout(), job_.seed, decoder_->parameters());
   } else {
@@ -307,10 +306,10 @@ std::string Attempt::JobDigest() const {
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
 
-void Attempt::PrintSettings(const model::ModelConfig& config, bool recompute) const {
+void Attempt::PrintSettings(const model::ModelConfig& config, model::Recompute recompute) const {
   const model::ParameterLayout& layout = decoder_->layout();
-  const MemoryEstimate memory =
-      EstimateMemory(config, layout, world_.size(), job_.sequence_length / job_.context, recompute);
+  const model::MemoryEstimate memory = model::EstimateMemory(
+      config, world_.size(), static_cast<int64_t>(job_.sequence_length) / job_.context, recompute);
   const auto row = [](const char* key, const std::string& value) {
     std::printf("| %-20s | %-56s |\n", key, value.c_str());
   };
@@ -327,7 +326,7 @@ void Attempt::PrintSettings(const model::ModelConfig& config, bool recompute) co
   row("steps", absl::StrFormat("%d, learning rate %g, warm-up %d", job_.steps, job_.schedule.peak,
                                job_.schedule.warmup_steps));
   row("memory of a rank", absl::StrFormat("%s estimated, recompute %s", FormatBytes(memory.total()),
-                                          recompute ? "full" : "none"));
+                                          recompute == model::Recompute::kFull ? "full" : "none"));
   std::fflush(stdout);
 }
 
