@@ -301,6 +301,20 @@ INSTANTIATE_TEST_SUITE_P(Layouts, ShardsTest,
                                                               LayoutKind::kStriped),
                                             ::testing::Values(1, 2, 4)));
 
+TEST(NotANumberTest, ReachesTheOutputAndOnlyItsQueries) {
+  for (const char* name : {"generic", "avx2", "avx512"}) {
+    const TileMath* math = FindTileMath(name);
+    if (math == nullptr) continue;
+    Engine engine(1, *math);
+    Problem problem(130, 2, 2, 64, 8);
+    problem.q.at(70, 1, 3) = std::numeric_limits<float>::quiet_NaN();
+    const Result result = problem.Run({.pattern = TilePattern::kCausal, .tile = 64}, engine);
+    EXPECT_TRUE(std::isnan(result.out.at(70, 1, 0))) << name;
+    EXPECT_FALSE(std::isnan(result.out.at(70, 0, 0))) << name;
+    EXPECT_FALSE(std::isnan(result.out.at(71, 1, 0))) << name;
+  }
+}
+
 TEST(ArgumentsTest, ErrorsNameTheArgument) {
   Engine engine(1);
   const Tensor q(256, 4, 64), k(256, 3, 64);

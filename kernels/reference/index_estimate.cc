@@ -15,6 +15,11 @@ namespace {
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 constexpr int kRun = kMassRun;
 
+// In units of 2^-bits. What is not a number has no mass: the step's loss will say so.
+int64_t FixedPoint(float value, int bits) {
+  return std::isfinite(value) ? std::llrint(std::ldexp(static_cast<double>(value), bits)) : 0;
+}
+
 }  // namespace
 
 absl::StatusOr<IndexEstimate> IndexEstimate::Create(Engine& engine,
@@ -131,7 +136,7 @@ void IndexEstimate::RowSum() {
     engine_.math().exp2_row_sums(rows, kRun, Logits(head, run, key_run), kRun, shift, row_sums);
     int64_t* mine = sums.data() + worker * slots + head * estimates + run * kRun;
     for (int i = 0; i < rows; ++i) {
-      mine[i] += std::llrint(std::ldexp(static_cast<double>(row_sums[i]), kRowSumBits));
+      mine[i] += FixedPoint(row_sums[i], kRowSumBits);
     }
   });
   for (int64_t slot = 0; slot < slots; ++slot) {
@@ -147,7 +152,6 @@ void IndexEstimate::Mass() {
   const int64_t diagonal_slots = args_.q.heads * blocks;
   std::vector<int32_t> diagonals(engine_.pool().threads() * diagonal_slots, 0);
   std::fill_n(args_.column_mass, args_.q.heads * args_.k.tokens, 0);
-  constexpr float kUnit = 1 << kMassBits;
   ForRuns([&](int head, int run, int rows, int64_t key_run, int worker) {
     float shift[kRun], sums[kRun];
     ShiftOf(head, run, true, shift);
@@ -158,7 +162,7 @@ void IndexEstimate::Mass() {
     int32_t* columns = args_.column_mass + head * args_.k.tokens + begin;
     int32_t total = 0;
     for (int j = 0; j < keys; ++j) {
-      const int32_t mass = static_cast<int32_t>(std::lrint(sums[j] * kUnit));
+      const int32_t mass = static_cast<int32_t>(FixedPoint(sums[j], kMassBits));
       columns[j] += mass;
       total += mass;
     }
@@ -174,7 +178,7 @@ void IndexEstimate::Mass() {
     engine_.math().exp2_row_sums(rows, kRun, s, kRun, shift, sums);
     for (int i = 0; i < rows; ++i) {
       const int64_t delta = positions[i] / args_.tile - key_block;
-      if (delta >= 0) mine[delta] += static_cast<int32_t>(std::lrint(sums[i] * kUnit));
+      if (delta >= 0) mine[delta] += static_cast<int32_t>(FixedPoint(sums[i], kMassBits));
     }
   });
   for (int64_t slot = 0; slot < diagonal_slots; ++slot) {

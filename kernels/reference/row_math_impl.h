@@ -27,7 +27,7 @@ inline void StoreUpTo(float* p, Vec v, int64_t left) {
 
 inline Vec Sigmoid(Vec x) {
   // Behind 2^126 the sigmoid is zero for all that fp32 can tell.
-  const Vec power = Exp2(-Max(x * 1.44269504f, Splat(-126.0f)));
+  const Vec power = Exp2(-Max(Splat(-126.0f), x * 1.44269504f));
   return 1.0f / (1.0f + power);
 }
 

@@ -80,11 +80,11 @@ inline float SumOf(Vec v) {
 #endif
 }
 
-// 2^x, relative error under 2e-7; 0 below 2^-126, -infinity included. x < 128.
+// 2^x, relative error under 2e-7; 0 below 2^-126, -infinity included; NaN stays NaN. x < 128.
 inline Vec Exp2(Vec x) {
   // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
   constexpr float kMagic = 12582912.0f;
-  x = Max(x, Splat(-127.0f));
+  x = Max(Splat(-127.0f), x);  // of two operands the second wins if one is NaN
   const Vec shifted = x + kMagic;
   const Vec f = x - (shifted - kMagic);  // in [-0.5, 0.5]
   // Interpolates 2^f at the Chebyshev nodes of the interval; exact at 0.

@@ -66,7 +66,7 @@ void ForwardStep(const TileMath& math, const ForwardState& state, const KeyTile&
 
 void MergeRows(const ForwardState& state, int d, float* out, int64_t out_stride, float* lse) {
   for (int i = 0; i < state.rows; ++i) {
-    if (state.maximum[i] == kNegativeInfinity) continue;
+    if (state.sum[i] == 0.0f) continue;  // a row with a key has at least 1, or NaN
     const float* row = state.out + int64_t{i} * state.d_padded;
     float* target = out + i * out_stride;
     const float added = (state.maximum[i] + std::log2(state.sum[i])) * kLn2;
