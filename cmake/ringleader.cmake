@@ -27,7 +27,9 @@ target_compile_options(ringleader_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-unused-parameter>)
 if(RINGLEADER_SANITIZE)
   target_compile_options(ringleader_options INTERFACE
-    -fsanitize=${RINGLEADER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
+    -fsanitize=${RINGLEADER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g
+    # gcc 12 sees unset values in instrumented code where there are none.
+    -Wno-error=maybe-uninitialized)
   target_link_options(ringleader_options INTERFACE -fsanitize=${RINGLEADER_SANITIZE})
 endif()
 
