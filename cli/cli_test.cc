@@ -193,6 +193,10 @@ TEST_F(CliTest, SubmitCreatesTheJob) {
   EXPECT_EQ(spec.training().steps(), 7);
   EXPECT_EQ(spec.data().train(), Path("tokens"));
   EXPECT_EQ(coordinator_.request_ids.at(0).size(), 36);
+  const Result before =
+      Run({"submit", "--set", "training.steps=8", "--set", "name=two", Path("job.yaml")});
+  EXPECT_EQ(before.code, 0) << before.err;
+  EXPECT_EQ(coordinator_.jobs["jobs/two"].spec().training().steps(), 8);
 }
 
 TEST_F(CliTest, SubmitComplainsBeforeItAsksAnyone) {

@@ -51,13 +51,11 @@ void AddDataCommand(CLI::App& app, Context* context) {
   CLI::App* pack = data->add_subcommand("pack", "pack text or token ids into folders of shards");
   pack->add_option("--input", options->paths, "file, or folder that is walked; may be repeated")
       ->required()
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   pack->add_option("--output", options->output, "folder that gets train/ and eval/")->required();
   pack->add_option("--suffix", options->suffixes,
                    "only files in folders that end so; may be repeated")
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   using Input = data::PackOptions::Input;
   pack->add_option("--format", options->input,
                    "text (a token a byte), or files of token ids: uint16, uint32")

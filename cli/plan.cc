@@ -104,8 +104,7 @@ void AddPlanCommand(CLI::App& app, Context* context) {
       "plan", "predict a job's steps on machines that need not exist; asks no coordinator");
   command->add_option("file", flags->file, "job.yaml")->required();
   command->add_option("--set", flags->overrides, "path=value: override a field of the job file")
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   command->add_option("--nodes", flags->nodes, "machines")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

@@ -71,8 +71,7 @@ void AddSubmitCommand(CLI::App& app, Context* context) {
   CLI::App* command = app.add_subcommand("submit", "submit a job file");
   command->add_option("file", flags->file, "job.yaml")->required();
   command->add_option("--set", flags->overrides, "path=value: override a field of the job file")
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   command->add_flag("--follow", flags->follow,
                     "watch the job to its end; the exit code is its result");
   command->add_flag("--dry-run", flags->dry_run,

@@ -131,6 +131,18 @@ TEST(ParseTest, OverridesApplyInOrder) {
   EXPECT_THAT(ParseError(kJob, {"attention.dense_layers=[x]"}), HasSubstr("'x' is not allowed"));
 }
 
+TEST(ParseTest, AnotherPatternDropsWhatFitTheOld) {
+  for (const char* pattern : {"dense", "sliding_window", "block_topk"}) {
+    const v1::JobSpec spec = Job({std::string("attention.pattern=") + pattern});
+    EXPECT_FALSE(spec.attention().has_vertical_mass());
+    EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+  }
+  EXPECT_EQ(Job({"attention.pattern=block_topk"}).attention().dense_layers_size(), 1);
+  EXPECT_EQ(Job({"attention.pattern=dense"}).attention().dense_layers_size(), 0);
+  EXPECT_EQ(Complaint({"attention.select=top_k"}), "");
+  EXPECT_TRUE(Job({"training.steps=5"}).attention().has_vertical_mass());
+}
+
 TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   v1::JobSpec spec = Job();
   ApplyDefaults(&spec);
@@ -200,7 +212,7 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"attention.window=128"}),
             "attention.window: only fits attention.pattern: sliding_window; remove it, or change "
             "that");
-  EXPECT_THAT(Complaint({"attention.select=top_k"}),
+  EXPECT_THAT(Complaint({"attention.select=top_k", "attention.vertical_mass=0.5"}),
               HasSubstr("attention.vertical_mass: only fits attention.pattern: vertical_slash with "
                         "attention.select: top_p"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));

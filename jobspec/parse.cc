@@ -193,6 +193,29 @@ absl::Status ApplyOverride(const std::string& text, v1::JobSpec* spec) {
   return absl::InvalidArgumentError(absl::StrCat("--set ", path, ": ", status.message()));
 }
 
+// "training.steps" of "training.steps=100".
+std::string OverriddenPath(const std::string& text) {
+  return text.substr(0, text.find('='));
+}
+
+// Whoever overrides the pattern (or what else decides which fields fit) does not mean to keep the
+// file's fields for the one before. His own overrides stay, and are errors where they do not fit.
+void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
+  std::set<std::string> paths;
+  for (const std::string& text : overrides) paths.insert(OverriddenPath(text));
+  const bool decides = paths.contains("attention.pattern") || paths.contains("attention.select") ||
+                       paths.contains("parallelism.layout") || paths.contains("training.schedule");
+  if (!decides) return;
+  v1::JobSpec effective = *spec;
+  ApplyDefaults(&effective);
+  for (const Field& field : Fields()) {
+    if (Fits(field.when, effective) || paths.contains(std::string(field.path))) continue;
+    if (!IsSet(*spec, field.path)) continue;
+    const Slot slot = FindSlot(spec, field.path);
+    slot.message->GetReflection()->ClearField(slot.message, slot.descriptor);
+  }
+}
+
 void ResolvePaths(const std::string& base_directory, v1::JobSpec* spec) {
   for (const Field& field : Fields()) {
     if (!field.is_path || !IsSet(*spec, field.path)) continue;
@@ -227,6 +250,7 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(std::string_view yaml, const ParseOptio
   for (const std::string& text : options.overrides) {
     RETURN_IF_ERROR(ApplyOverride(text, &spec));
   }
+  DropMisfits(options.overrides, &spec);
   if (!options.base_directory.empty()) ResolvePaths(options.base_directory, &spec);
   return spec;
 }
