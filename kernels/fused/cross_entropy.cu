@@ -1,8 +1,5 @@
 #include <cooperative_groups.h>
 
-#include <algorithm>
-
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/cuda_status.h"
@@ -42,7 +39,7 @@ __device__ __forceinline__ void CopyWait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// A cluster of blocks works on one row at a time and stays for many. Every 16-byte vector of the
+// A cluster of blocks works on one row at a time, a few in all. Every 16-byte vector of the
 // row sits in a register of one thread from load to store: one read, one write. The next row is on
 // its way to shared memory meanwhile, each thread's vectors to places that only it reads.
 template <int kCluster, int kThreads, int V, int kMinBlocks>
@@ -154,35 +151,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   if (first < args.rows) cluster.barrier_wait();  // nobody leaves while its sums are read
 }
 
-// As many clusters as the chip holds at a time.
-absl::StatusOr<int> ResidentClusters(const void* kernel, int cluster, int threads, size_t shared) {
-  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(shared)),
-                       "CrossEntropy: shared memory");
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(cluster);
-  config.blockDim = static_cast<unsigned>(threads);
-  config.dynamicSmemBytes = shared;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  RETURN_IF_CUDA_ERROR(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
-                       "CrossEntropy: occupancy");
-  return clusters;
-}
-
-template <int kCluster, int kThreads, int V, int kMinBlocks>
+// Each cluster takes kRows rows: enough for the fetching ahead to pay, few enough that clusters
+// start at different times and do not all wait or all store at once.
+template <int kCluster, int kThreads, int V, int kMinBlocks, int kRows>
 absl::Status Launch(const CrossEntropyArgs& args, cudaStream_t stream) {
   constexpr size_t kSharedBytes = sizeof(Bf16x8) * V * kThreads;
   const auto kernel = CrossEntropyKernel<kCluster, kThreads, V, kMinBlocks>;
-  static const absl::StatusOr<int> resident =
-      ResidentClusters(reinterpret_cast<const void*>(kernel), kCluster, kThreads, kSharedBytes);
-  ASSIGN_OR_RETURN(const int most, resident);
-  const int64_t clusters = std::min<int64_t>(args.rows, most);
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(kSharedBytes)),
+                       "CrossEntropy: shared memory");
+  const int64_t clusters = (args.rows + kRows - 1) / kRows;
   kernel<<<static_cast<unsigned>(clusters * kCluster), kThreads, kSharedBytes, stream>>>(args);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "CrossEntropy");
   return absl::OkStatus();
@@ -194,7 +172,7 @@ absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckSize(args.vocabulary, "CrossEntropy: vocabulary", 1, kMaxVocabulary));
   RETURN_IF_ERROR(
       CheckSize(args.stride, "CrossEntropy: stride", args.vocabulary, kMaxVocabulary, kVec));
-  RETURN_IF_ERROR(CheckSize(args.rows, "CrossEntropy: rows", 0, int64_t{1} << 40));
+  RETURN_IF_ERROR(CheckSize(args.rows, "CrossEntropy: rows", 0, INT32_MAX / 8));
   if (args.rows == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckPointer(args.logits, "CrossEntropy: logits"));
   if (args.labels == nullptr) return absl::InvalidArgumentError("CrossEntropy: labels is null");
@@ -205,10 +183,10 @@ absl::Status CrossEntropy(const CrossEntropyArgs& args, cudaStream_t stream) {
   }
   // The fewest blocks whose registers hold a row.
   const int64_t vectors = args.stride / kVec;
-  if (vectors <= 2 * 512 * 4) return Launch<2, 512, 4, 3>(args, stream);
-  if (vectors <= 8 * 512 * 4) return Launch<8, 512, 4, 3>(args, stream);
-  if (vectors <= 8 * 512 * 5) return Launch<8, 512, 5, 3>(args, stream);
-  return Launch<8, 512, 8, 1>(args, stream);
+  if (vectors <= 2 * 512 * 4) return Launch<2, 512, 4, 3, 2>(args, stream);
+  if (vectors <= 8 * 512 * 4) return Launch<8, 512, 4, 3, 4>(args, stream);
+  if (vectors <= 8 * 512 * 5) return Launch<8, 512, 5, 3, 4>(args, stream);
+  return Launch<8, 512, 8, 1, 4>(args, stream);
 }
 
 }  // namespace ringleader::kernels::fused
