@@ -305,7 +305,8 @@ void Supervisor::CheckHang(Attempt& attempt, absl::Time now) {
   Trainer* first = nullptr;
   std::string why;
   for (Trainer& trainer : attempt.trainers) {
-    if (!trainer.connection || trainer.exit || !trainer.killed_because.empty()) continue;
+    // Also one that hung up and lives on. Before it has attached there is nothing to judge by.
+    if (trainer.exit || !trainer.killed_because.empty()) continue;
     if (now - trainer.last_pulse > options_.pulse_timeout) {
       first = &trainer;
       why = absl::StrFormat("no sign of life for %s, last seen in step %d (%s): killed",

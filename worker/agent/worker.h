@@ -79,9 +79,9 @@ class Worker : public TrainerListener {
   absl::Time drain_deadline_;
   absl::Time alone_since_ = absl::InfiniteFuture();  // draining, and no coordinator to ask
 
-  // Their threads post tasks: destroyed first, in this order from below.
-  LogPump logs_;
   Supervisor supervisor_;
+  // Their threads call the supervisor and post tasks: they end before it does.
+  LogPump logs_;
   TrainerLinkService trainer_link_;
   std::unique_ptr<grpc::Server> server_;
   CoordinatorLink link_;
