@@ -326,7 +326,9 @@ class BackwardConsumer {
 
  private:
   __device__ __forceinline__ bool Leads() const { return threadIdx.x % 128 == 0; }
+  // One arrival a warp, after the reads of all its lanes.
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(barrier);
   }
   // First of the key rows whose accumulator elements this thread holds, of this consumer's 64.

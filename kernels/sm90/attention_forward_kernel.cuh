@@ -269,7 +269,9 @@ class ForwardConsumer {
   __device__ __forceinline__ void PassTurn() {
     if (kTurns) ptx::NamedBarrierArrive(kTurnOfFirstConsumer + 1 - consumer_, kTurnThreads);
   }
+  // One arrival a warp, after the reads of all its lanes.
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(barrier);
   }
 
@@ -314,6 +316,8 @@ class ForwardConsumer {
   __device__ __forceinline__ void SkipHidden(TileStep& step) {
     while (step.keys == 0) {
       Release(&shared_.key_released[stage_.index]);
+      // A phase nobody here waited for would make the wait one lap later return at once.
+      ptx::MbarrierWait(&shared_.value_arrived[stage_.index], stage_.lap);
       Release(&shared_.value_released[stage_.index]);
       stage_.Advance();
       if (step.last) return;
