@@ -135,6 +135,22 @@ TEST(DecoderTest, TokensAndLabelsOutsideTheVocabularyAreErrors) {
   EXPECT_NO_THROW(decoder.Loss(hidden, inside));
 }
 
+// A trainer chooses by the memory it finds, which may differ from one attempt to the next.
+TEST(DecoderTest, RecomputingDoesNotChangeABit) {
+  const absl::StatusOr<ModelConfig> config = LoadModelConfig("tests/golden/qwen2/config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto gradients = [&](Recompute recompute) {
+    Decoder decoder(*config, 1, recompute);
+    InitializeParameters(*config, decoder.layout(), 1, decoder.parameters());
+    DenseAttention attention;
+    const torch::Tensor tokens = torch::arange(48) % 7;
+    const torch::Tensor hidden = decoder.Forward(tokens, torch::arange(48), 48, attention);
+    decoder.Loss(hidden, tokens).sum.backward();
+    return std::vector<float>(decoder.gradients(), decoder.gradients() + decoder.padded_elements());
+  };
+  EXPECT_EQ(gradients(Recompute::kNone), gradients(Recompute::kFull));
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const char* name : {"qwen2", "llama", "llama-bias", "qwen2-linear", "qwen2-dynamic",
