@@ -24,6 +24,12 @@ inline bool HaveGpu() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
+// Set under compute-sanitizer, which slows kernels down a hundredfold: tests leave large shapes
+// out.
+inline bool SmallShapes() {
+  return std::getenv("RINGLEADER_SMALL_SHAPES") != nullptr;
+}
+
 template <typename T>
 class DeviceBuffer {
  public:

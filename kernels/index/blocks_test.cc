@@ -18,6 +18,7 @@ namespace {
 using Bf16 = __nv_bfloat16;
 using fused::DeviceBuffer;
 using fused::HaveGpu;
+using fused::SmallShapes;
 using ::testing::HasSubstr;
 
 struct Shape {
@@ -119,6 +120,7 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
                          Shape{LayoutKind::kStriped, 2, 65536, 2, 1, 64, 128, 128, 64}}) {
     SCOPED_TRACE(::testing::Message()
                  << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
+    if (SmallShapes() && s.tokens > 8192) continue;
     // Small integers: equal scores are common, so that the order of ties shows.
     std::vector<Bf16> q(s.tokens * s.heads * s.head_dim), k(s.tokens * s.kv_heads * s.head_dim);
     for (Bf16& x : q) x = __float2bfloat16_rn(static_cast<float>(random_() % 3) - 1);

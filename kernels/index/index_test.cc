@@ -19,6 +19,7 @@ namespace {
 using Bf16 = __nv_bfloat16;
 using fused::DeviceBuffer;
 using fused::HaveGpu;
+using fused::SmallShapes;
 using ::testing::HasSubstr;
 
 struct Case {
@@ -198,6 +199,7 @@ TEST_F(IndexTest, EstimateMatchesDouble) {
       {3001, 5, 5, 128, {5, 3000, 2, 130, 131, 1999}},
   };
   for (const Case& c : cases) {
+    if (SmallShapes() && c.tokens > 1000) continue;
     SCOPED_TRACE(::testing::Message() << c.tokens << " tokens, " << c.heads << " heads, "
                                       << c.query_positions.size() << " queries");
     const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 2.0f);
@@ -210,14 +212,16 @@ TEST_F(IndexTest, EstimateMatchesDouble) {
 }
 
 TEST_F(IndexTest, EstimateIsTheSameOnAnyNumberOfRanks) {
-  for (const auto& positions : {Last(4096, 64), Spread(4096, 128, 32)}) {
-    const Case c = {4096, 16, 2, 128, positions};
+  const int64_t tokens = SmallShapes() ? 1024 : 4096;
+  for (const auto& positions : {Last(tokens, 64), Spread(tokens, 128, 32)}) {
+    const Case c = {tokens, 16, 2, 128, positions};
     const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 2.0f);
     const auto k = Normal(c.tokens * c.kv_heads * c.head_dim, 1.0f);
     const Estimate one = RunEstimate(c, q, k, LayoutKind::kContiguous, 1);
     for (const LayoutKind kind :
          {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       for (const int ranks : {2, 4, 8}) {
+        if (SmallShapes() && ranks > 2) continue;
         const Estimate many = RunEstimate(c, q, k, kind, ranks);
         EXPECT_EQ(many.column_mass, one.column_mass) << static_cast<int>(kind) << " " << ranks;
         EXPECT_EQ(many.diagonal_mass, one.diagonal_mass) << static_cast<int>(kind) << " " << ranks;
@@ -363,6 +367,7 @@ TEST_F(IndexTest, SelectionEqualsTheReference) {
   const std::vector<int32_t> caps = {512, 7, 100, 512, 300, 1, 512, 512};
   const int heads = static_cast<int>(mass.size());
   for (const int64_t tokens : {int64_t{4096}, int64_t{33280}}) {
+    if (SmallShapes() && tokens > 4096) continue;
     for (const int kind : {0, 1, 2, 3}) {
       Estimate estimate;
       const int64_t blocks = tokens / 128;
@@ -394,7 +399,8 @@ TEST_F(IndexTest, SelectionEqualsTheReference) {
 }
 
 TEST_F(IndexTest, SelectionFromRealEstimates) {
-  const Case c = {8192, 16, 2, 128, Last(8192, 64)};
+  const int64_t tokens = SmallShapes() ? 1024 : 8192;
+  const Case c = {tokens, 16, 2, 128, Last(tokens, 64)};
   const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 3.0f);
   const auto k = Normal(c.tokens * c.kv_heads * c.head_dim, 1.0f);
   const Estimate estimate = RunEstimate(c, q, k, LayoutKind::kStriped, 4);
