@@ -92,7 +92,7 @@ class ServerTest : public ::testing::Test {
     // A channel of its own: a cached one to an earlier server's port would back off.
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel_ = grpc::CreateCustomChannel(absl::StrCat("localhost:", server_->port()), credentials,
+    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()), credentials,
                                          arguments);
     jobs_ = v1::JobService::NewStub(channel_);
     logs_ = v1::LogService::NewStub(channel_);

@@ -7,6 +7,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -172,8 +173,11 @@ class Call : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> 
     if (ok) context_.TryCancel();
   }
   void OnDone(const grpc::Status& status) override {
-    done_(status);
+    // Before the test hears of it: the context must not hold the channel's last reference in a
+    // callback.
+    const std::function<void(const grpc::Status&)> done = done_;
     delete this;
+    done(status);
   }
 
  private:
@@ -306,13 +310,16 @@ TEST_F(GrpcFuzzTest, MutatedMessages) {
   SendMessages(random, kMessages / 2);
   ExpectUnharmed();
   const int files = OpenFiles();
-  const int64_t resident = ResidentBytes();
+  [[maybe_unused]] const int64_t resident = ResidentBytes();
   SendMessages(random, kMessages / 2);
   ExpectUnharmed();
   EXPECT_TRUE(Eventually([&] { return OpenFiles() <= files + 5; }))
       << files << " before, " << OpenFiles() << " now";
-  // The second half may add records to the store, but memory has reached its level.
-  EXPECT_LT(ResidentBytes() - resident, 32 << 20);
+  // The second half may add records to the store, but memory has reached its level. A sanitizer
+  // keeps freed memory back; it looks for leaks itself, below.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(ResidentBytes() - resident, 32 << 20) << resident << " before";
+#endif
   // The inputs reached the handlers, and nothing that they said was a fault of the coordinator's.
   EXPECT_GT(outcomes_[grpc::StatusCode::OK], 100);
   EXPECT_GT(outcomes_[grpc::StatusCode::INVALID_ARGUMENT], 100);
@@ -320,6 +327,8 @@ TEST_F(GrpcFuzzTest, MutatedMessages) {
   EXPECT_EQ(outcomes_[grpc::StatusCode::UNKNOWN], 0);
   EXPECT_EQ(outcomes_[grpc::StatusCode::DATA_LOSS], 0);
   EXPECT_THAT(coordinator_.log(), ::testing::Not(::testing::HasSubstr("internal error")));
+  coordinator_.process().Signal(SIGTERM);
+  EXPECT_EQ(coordinator_.process().Wait(), 0) << coordinator_.log();
 }
 
 }  // namespace
