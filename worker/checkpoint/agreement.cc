@@ -27,6 +27,7 @@ absl::StatusOr<std::vector<uint64_t>> Agree(comm::Communicator& comm, const absl
   RETURN_IF_ERROR(
       comm.AllGather(comm::Channel::kControl, &outcome, sizeof(outcome), outcomes.data()));
   std::vector<uint64_t> numbers;
+  // Same array on all ranks, so the same verdict.
   for (const Outcome& other : outcomes) {
     if (other.code != 0)
       return {absl::Status(static_cast<absl::StatusCode>(other.code), other.message)};

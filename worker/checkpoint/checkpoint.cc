@@ -29,6 +29,7 @@ absl::StatusOr<CheckpointInfo> OpenCheckpoint(const std::string& path,
   ASSIGN_OR_RETURN(CheckpointInfo checkpoint, ParseManifest(shared, layout, manifest));
   checkpoint.path = path;
 
+  // Files are dealt round: each is read once, by one rank.
   absl::Status whole;
   for (size_t i = comm.rank(); i < checkpoint.shards.size() && whole.ok(); i += comm.size()) {
     whole = VerifyShardFile(path, checkpoint.shards[i]);
@@ -51,6 +52,7 @@ absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(
     absl::StatusOr<CheckpointInfo> checkpoint =
         OpenCheckpoint(absl::StrCat(directory, "/", name), layout, comm);
     if (checkpoint.ok()) return std::optional(*std::move(checkpoint));
+    // Another model, a newer version, a lost peer: an older checkpoint would not help.
     if (!absl::IsDataLoss(checkpoint.status())) return checkpoint.status();
     problems->emplace_back(checkpoint.status().message());
   }
@@ -63,6 +65,7 @@ absl::StatusOr<optim::OptimizerShard> ReadShard(const CheckpointInfo& checkpoint
                               .master = std::vector<float>(elements),
                               .first_moment = std::vector<float>(elements),
                               .second_moment = std::vector<float>(elements)};
+  // The ranges that were written and the one that is wanted need not have a border in common.
   for (const ShardFile& file : checkpoint.shards) {
     const int64_t from = std::max(begin, file.begin);
     const int64_t to = std::min(begin + elements, file.begin + file.elements);

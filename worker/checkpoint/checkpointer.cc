@@ -62,6 +62,7 @@ Checkpointer::Checkpointer(CheckpointerOptions options, const model::ParameterLa
 }
 
 Checkpointer::~Checkpointer() {
+  // A save that is pending or under way is finished first.
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -97,6 +98,7 @@ void Checkpointer::WriterLoop() {
       writing_ = true;
     }
     const absl::StatusOr<std::string> path = Write(snapshot);
+    // Before `writing_` falls: whoever waits must find the callback done.
     if (comm_->rank() == 0) on_saved_(snapshot.state.step, path);
     absl::MutexLock lock(&mutex_);
     writing_ = false;
@@ -105,6 +107,7 @@ void Checkpointer::WriterLoop() {
 }
 
 absl::StatusOr<std::string> Checkpointer::Write(const Snapshot& snapshot) {
+  // Every rank takes part in every agreement, whatever failed before: none may be left waiting.
   const bool first = comm_->rank() == 0;
   const std::string partial = absl::StrCat(options_.directory, "/.",
                                            CheckpointName(snapshot.state.step, 0), kPartialSuffix);
@@ -112,6 +115,8 @@ absl::StatusOr<std::string> Checkpointer::Write(const Snapshot& snapshot) {
 
   CheckpointInfo info;
   info.state = snapshot.state;
+  // All ranks' ranges follow from this one's: shards are of one size, the last ones cut at the
+  // model's end.
   const int64_t shard_elements = snapshot.shard.elements();
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const int64_t begin = std::min(rank * shard_elements, layout_.elements);
@@ -145,6 +150,7 @@ absl::StatusOr<std::string> Checkpointer::Write(const Snapshot& snapshot) {
 
 absl::StatusOr<std::string> Checkpointer::Publish(const std::string& partial, uint64_t step) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, ListCheckpoints(options_.directory));
+  // A folder cannot be renamed over another; a step saved before gets the next generation.
   ParsedName own{.step = step, .generation = 0};
   ParsedName other;
   for (const std::string& name : names) {

@@ -47,6 +47,7 @@ std::string Difference(const Json& saved, const Json& own) {
   return absl::StrFormat("it has %d parameters, the model %d", theirs.size(), ours.size());
 }
 
+// Throws as ParseBody does.
 TrainingState ParseState(const Json& state) {
   return {.step = state.at("step"),
           .updates = state.at("updates"),
@@ -68,6 +69,7 @@ absl::StatusOr<CheckpointInfo> ParseBody(const Json& body, const model::Paramete
   }
   CheckpointInfo checkpoint;
   checkpoint.state = ParseState(body.at("state"));
+  // The checksum has been checked; this guards against a writer's mistake.
   int64_t end = 0;
   for (const Json& shard : body.at("shards")) {
     ShardFile file{
@@ -151,6 +153,7 @@ bool ParseCheckpointName(std::string_view name, ParsedName& parsed) {
       !absl::SimpleAtoi(std::string(name.substr(dot + 1)), &parsed.generation)) {
     return false;
   }
+  // One spelling a checkpoint: step-7 or step-0000000007.01 are someone else's folders.
   return name == CheckpointName(parsed.step, parsed.generation);
 }
 
@@ -158,6 +161,7 @@ absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& dire
   std::vector<std::pair<ParsedName, std::string>> found;
   std::error_code error;
   std::filesystem::directory_iterator it(directory, error), end;
+  // The first attempt of a job finds no directory yet.
   if (error == std::errc::no_such_file_or_directory) return std::vector<std::string>();
   for (; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename();

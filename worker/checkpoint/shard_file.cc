@@ -36,6 +36,7 @@ static_assert(sizeof(ShardHeader) == 64);
 
 constexpr int kSections = 3;
 
+// In the order of the file.
 std::array<std::vector<float>*, kSections> Sections(optim::OptimizerShard& shard) {
   return {&shard.master, &shard.first_moment, &shard.second_moment};
 }
@@ -58,6 +59,7 @@ absl::StatusOr<int> OpenShard(const std::string& path, int64_t elements) {
   return fd;
 }
 
+// All of it or DATA_LOSS; the file's end does not count as success.
 absl::Status ReadAt(int fd, void* data, size_t bytes, int64_t offset, const std::string& path) {
   char* next = static_cast<char*>(data);
   while (bytes > 0) {
@@ -85,6 +87,7 @@ absl::StatusOr<uint64_t> WriteShardFile(const std::string& path, const optim::Op
   ShardHeader header;
   header.begin = static_cast<uint64_t>(shard.begin);
   header.elements = static_cast<uint64_t>(elements);
+  // Padding past the end of the model is not written: it depends on the number of ranks.
   std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(&header, 1))};
   for (const std::vector<float>* section :
        {&shard.master, &shard.first_moment, &shard.second_moment}) {
@@ -101,7 +104,8 @@ absl::Status VerifyShardFile(const std::string& folder, const ShardFile& expecte
   ASSIGN_OR_RETURN(const int fd, OpenShard(path, expected.elements));
   const absl::Cleanup close_fd = [fd] { close(fd); };
   ChecksumStream checksum;
-  std::vector<char> buffer(size_t{1} << 20);
+  std::vector<char> buffer(size_t{1}
+                           << 20);  // a piece at a time: a shard may be larger than memory
   const int64_t end = FileBytes(expected.elements);
   for (int64_t offset = 0; offset < end; offset += static_cast<int64_t>(buffer.size())) {
     const auto bytes =
@@ -127,6 +131,7 @@ absl::Status ReadShardRange(const std::string& folder, const ShardFile& file, in
   if (std::memcmp(&header, &expected, sizeof(header)) != 0) {
     return absl::DataLossError(path + ": damaged: its header is not what the manifest says");
   }
+  // The payload was checked against the manifest's checksum when the checkpoint was chosen.
   int64_t section_offset = sizeof(header);
   for (std::vector<float>* section : Sections(out)) {
     RETURN_IF_ERROR(ReadAt(fd, section->data() + (begin - out.begin), elements * sizeof(float),

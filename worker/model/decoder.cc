@@ -39,6 +39,7 @@ class LeafMaker {
     shape[0] = rows;
     torch::Tensor leaf =
         parameters_.narrow(0, first->offset, elements).view(shape).detach().requires_grad_(true);
+    // A gradient that is there already is added to in place: backward fills the flat buffer.
     leaf.mutable_grad() = gradients_.narrow(0, first->offset, elements).view(shape).detach();
     return leaf;
   }
@@ -67,6 +68,7 @@ Decoder::Decoder(ModelConfig config, int ranks, Recompute recompute)
       recompute_(recompute),
       parameters_(torch::zeros({layout_.PaddedElements(ranks)}, torch::kFloat32)),
       gradients_(torch::zeros({layout_.PaddedElements(ranks)}, torch::kFloat32)) {
+  // What the decoder multiplies by in one go is one leaf: q, k and v; gate and up.
   const LeafMaker leaf(layout_, parameters_, gradients_);
   embedding_ = leaf.Make("", {"model.embed_tokens.weight"});
   final_norm_ = leaf.Make("", {"model.norm.weight"});
@@ -93,7 +95,7 @@ torch::Tensor Decoder::Forward(const torch::Tensor& tokens, const torch::Tensor&
                                int64_t sequence_length,
                                attention::LayerAttention& attention) const {
   const RotaryTables rotary = MakeRotaryTables(config_, positions, sequence_length);
-  torch::Tensor x = torch::embedding(embedding_, tokens);  // [n, hidden]
+  torch::Tensor x = torch::embedding(embedding_, tokens);  // [n, hidden], the residual stream
   for (int64_t i = 0; i < config_.layers; ++i) {
     const auto [q, k, v] = ProjectQkv(x, layers_[i], rotary, config_, recompute_);
     const torch::Tensor attended = attention.Forward(static_cast<int>(i), q, k, v);

@@ -43,6 +43,7 @@ absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const fs::path& pat
   return files;
 }
 
+// The index wins over a single file, as it does in transformers.
 absl::StatusOr<std::vector<std::string>> WeightFiles(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / kIndexFile, ignored)) {
@@ -69,6 +70,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return "[" + absl::StrJoin(shape, ", ") + "]";
 }
 
+// Copies every tensor of one file to its place; `loaded` collects their names over all files.
 absl::Status ReadWeights(const std::string& path, const ModelConfig& config,
                          const std::map<std::string, const ParameterSlot*>& slots,
                          std::set<std::string>& loaded, float* values) {
@@ -116,6 +118,7 @@ std::vector<std::vector<TensorSource>> SplitIntoShards(const ParameterLayout& la
   return shards;
 }
 
+// One file needs no index; several are found through it.
 absl::Status WriteWeights(const fs::path& folder,
                           const std::vector<std::vector<TensorSource>>& shards) {
   if (shards.size() == 1) return WriteSafetensors(folder / kSingleFile, shards[0]);
@@ -146,6 +149,7 @@ absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
   for (const std::string& file : files) {
     RETURN_IF_ERROR(ReadWeights(fs::path(folder) / file, config, slots, loaded, values));
   }
+  // A tensor left at zero would train without a word.
   for (const ParameterSlot& slot : layout.slots) {
     if (!loaded.contains(slot.name)) {
       return absl::InvalidArgumentError(
@@ -159,6 +163,7 @@ absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
                          const ParameterLayout& layout, const float* values,
                          int64_t max_shard_bytes) {
   const fs::path target = fs::path(folder).lexically_normal();
+  // Leftovers of an export that was killed go first.
   const fs::path fresh = target.string() + ".new", replaced = target.string() + ".old";
   std::error_code error;
   fs::remove_all(fresh, error);

@@ -27,6 +27,7 @@ Tensor BiasGradient(const Tensor& dy, const Tensor& bias) {
   return bias.defined() ? dy.sum(0) : Tensor();
 }
 
+// The decoder's last norm; the others are part of the two functions below.
 class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
@@ -43,12 +44,15 @@ class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+// The packed projection's row: query heads, then key heads, then value heads; the first two kinds
+// are rotated.
 struct Heads {
   int64_t query, kv, dim;
   int64_t all() const { return query + 2 * kv; }
   int64_t rotated() const { return query + kv; }
 };
 
+// norm -> one product for q, k and v -> rotation of q and k, in place.
 class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& norm,
@@ -63,6 +67,8 @@ class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> 
     const Tensor rotated = packed.slice(1, 0, heads.rotated());
     Rotate(rotated, cos, sin, /*inverse=*/false, rotated);
 
+    // The product itself is not kept: backward needs its input only, and attention keeps q, k and v
+    // for itself.
     context->save_for_backward(
         {x, norm, weight, bias, cos, sin, normed.rstd, recompute ? Tensor() : normed.y});
     context->saved_data["query_heads"] = query_heads;
@@ -80,6 +86,8 @@ class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> 
     const int64_t n = x.size(0);
     const Heads heads{query_heads, kv_heads, weight.size(0) / (query_heads + 2 * kv_heads)};
 
+    // The gradients of q, k and v are gathered into one row each, so that two products serve all
+    // three.
     const Tensor dpacked = torch::empty({n, heads.all(), heads.dim}, x.options());
     Rotate(gradients[0], cos, sin, /*inverse=*/true, dpacked.slice(1, 0, query_heads));
     Rotate(gradients[1], cos, sin, /*inverse=*/true,
@@ -102,6 +110,7 @@ class ProjectQkvFunction : public torch::autograd::Function<ProjectQkvFunction> 
   }
 };
 
+// h = x + attention Wo;  y = h + swiglu(norm(h) Wgate, norm(h) Wup) Wdown.
 class OutputAndMlpFunction : public torch::autograd::Function<OutputAndMlpFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& attention,
@@ -118,6 +127,8 @@ class OutputAndMlpFunction : public torch::autograd::Function<OutputAndMlpFuncti
     Tensor y = torch::addmm(inner.h, SwiGlu(inner.gate_up), down_weight.t());
     if (down_bias.defined()) y.add_(down_bias);
 
+    // Unless all is recomputed: two products fewer in backward for 3 hidden + 2 inner floats a
+    // token.
     variable_list saved = {rows,           output_weight, output_bias, norm,
                            gate_up_weight, gate_up_bias,  down_weight, down_bias};
     if (recompute) {
@@ -144,12 +155,13 @@ class OutputAndMlpFunction : public torch::autograd::Function<OutputAndMlpFuncti
             : Inner{saved[8], saved[9], saved[10], saved[11]};
 
     const Tensor& dy = gradients[0];
+    // The activation falls out of its gradient's pass again, so forward need not keep it.
     const SwiGluGradient swiglu = SwiGluBackward(dy.mm(down_weight), inner.gate_up);
     const Tensor ddown = dy.t().mm(swiglu.activation);
     const Tensor dgate_up = swiglu.dgate_up.t().mm(inner.normed);
     NormGradient normed =
         NormBackward(swiglu.dgate_up.mm(gate_up_weight), inner.h, inner.rstd, norm);
-    const Tensor dh = normed.dx.add_(dy);
+    const Tensor dh = normed.dx.add_(dy);  // both branches of the residual; also the gradient of x
     const Tensor dattention =
         dh.mm(output_weight).view(context->saved_data["attention_shape"].toIntVector());
     return {dh,

@@ -116,6 +116,7 @@ double YarnAttentionFactor(Reader& in, double factor) {
 absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig& config) {
   Reader top(root, source);
   RopeConfig& rope = config.rope;
+  // A file that has both was written by transformers 5.
   const char* section = top.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   rope.theta = top.PositiveReal("rope_theta", 10000.0);
   RETURN_IF_ERROR(top.status());
@@ -127,6 +128,7 @@ absl::Status ParseRope(const Json& root, const std::string& source, ModelConfig&
 
   Reader in(root[section], absl::StrFormat("%s: %s", source, section));
   rope.theta = in.PositiveReal("rope_theta", rope.theta);
+  // "type" is what early files say.
   const char* type_key = in.Has("rope_type") ? "rope_type" : "type";
   const std::string type = in.String(type_key, "default");
   rope.original_max_positions =
@@ -199,6 +201,7 @@ void RejectUnsupported(const Json& root, Reader& in) {
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& source) {
   const Json root = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  // Nothing below may throw on a value of the wrong type: Reader looks before it takes.
   if (root.is_discarded() || !root.is_object()) {
     return absl::InvalidArgumentError(source + ": not a JSON object");
   }
@@ -230,6 +233,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::s
   config.rms_norm_epsilon = in.PositiveReal("rms_norm_eps", 1e-6);
   config.initializer_range = in.PositiveReal("initializer_range", 0.02);
   config.tied_embeddings = in.Bool("tie_word_embeddings", false);
+  // Qwen2 has biases on q, k and v and nowhere else, whatever the file says; Llama asks the file.
   const bool attention_bias = !qwen2 && in.Bool("attention_bias", false);
   config.qkv_bias = qwen2 || attention_bias;
   config.attention_output_bias = attention_bias;

@@ -21,6 +21,7 @@ uint64_t HashName(const std::string& name) {
   return hash;
 }
 
+// Lays slots out one behind the other.
 class Builder {
  public:
   explicit Builder(ParameterLayout& layout) : layout_(layout) {}
@@ -44,6 +45,8 @@ class Builder {
 
 }  // namespace
 
+// Shards are of one size, whatever parameter their borders cut: the optimizer works element by
+// element.
 int64_t ParameterLayout::ShardElements(int ranks) const {
   return RoundUp((elements + ranks - 1) / ranks, kAlignment);
 }
@@ -68,6 +71,7 @@ ParameterLayout MakeParameterLayout(const ModelConfig& config) {
 
   ParameterLayout layout;
   Builder add(layout);
+  // The order of the forward pass; Hugging Face's names.
   add.Group();
   add.Add("model.embed_tokens.weight", {config.vocab_size, hidden});
   for (int64_t i = 0; i < config.layers; ++i) {
@@ -123,6 +127,7 @@ void InitializeParameters(const ModelConfig& config, const ParameterLayout& layo
     float* begin = values + slot.offset;
     float* end = begin + slot.elements;
     if (slot.is_matrix()) {
+      // A generator a tensor: the draw does not depend on what else the model has, or on the order.
       std::seed_seq mixed{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
                           static_cast<uint32_t>(HashName(slot.name)),
                           static_cast<uint32_t>(HashName(slot.name) >> 32)};

@@ -23,7 +23,7 @@ void ApplyYarn(const RopeConfig& rope, double dims, std::vector<double>& inverse
   }
   low = std::max(low, 0.0);
   high = std::min(high, dims - 1.0);
-  if (low == high) high += 0.001;
+  if (low == high) high += 0.001;  // a ramp without width would divide by zero
   for (size_t i = 0; i < inverse.size(); ++i) {
     const double interpolated = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     inverse[i] *= (1.0 - interpolated) + interpolated / rope.factor;
@@ -54,6 +54,7 @@ RopeFrequencies ComputeRopeFrequencies(const ModelConfig& config, int64_t sequen
     theta *= std::pow(rope.factor * stretch - (rope.factor - 1.0), dims / (dims - 2.0));
   }
 
+  // In fp64, rounded once at the end.
   std::vector<double> inverse(config.head_dim / 2);
   for (size_t i = 0; i < inverse.size(); ++i) {
     inverse[i] = std::pow(theta, -2.0 * static_cast<double>(i) / dims);

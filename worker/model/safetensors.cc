@@ -50,6 +50,7 @@ absl::Status Failed(const char* what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
 }
 
+// Foreign files have no checksum; theirs is trusted, but for what ReadFloats checks.
 absl::Status VerifyChecksum(const SafetensorsHeader& header, const std::byte* data, size_t bytes,
                             const std::string& path) {
   const auto it = header.metadata.find(kChecksumKey);
@@ -82,6 +83,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
   file->path_ = path;
   file->mapping_ = static_cast<const std::byte*>(mapping);
   file->mapping_bytes_ = file_bytes;
+  // The length comes from the file: it must be checked against the file before it is used.
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, mapping, kLengthBytes);
   if (header_bytes > kLargestHeader || header_bytes > file_bytes - kLengthBytes) {
@@ -127,6 +129,7 @@ absl::Status SafetensorsFile::ReadFloats(const StoredTensor& tensor, std::span<f
       out[i] = convert(half);
     }
   }
+  // One NaN in a weight is a NaN in every loss: better said here, with the tensor's name.
   for (size_t i = 0; i < out.size(); ++i) {
     if (!std::isfinite(out[i])) {
       return absl::DataLossError(
@@ -138,6 +141,8 @@ absl::Status SafetensorsFile::ReadFloats(const StoredTensor& tensor, std::span<f
 
 absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorSource>& tensors) {
   nlohmann::ordered_json header;
+  // The header comes first and holds the checksum, so the data is read twice; it is in memory
+  // anyway.
   ChecksumStream checksum;
   for (const TensorSource& tensor : tensors) {
     checksum.Update(tensor.values.data(), tensor.values.size_bytes());

@@ -11,6 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Only types that weights come in; `where` names file and tensor.
 absl::StatusOr<StoredType> ParseType(const Json& value, const std::string& where) {
   for (const StoredType type :
        {StoredType::kFloat32, StoredType::kBFloat16, StoredType::kFloat16}) {
@@ -21,6 +22,7 @@ absl::StatusOr<StoredType> ParseType(const Json& value, const std::string& where
                       value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 40)));
 }
 
+// One entry, checked on its own; whether entries fit together is checked when all are there.
 absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& entry,
                                          uint64_t data_bytes, const std::string& where) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
@@ -33,6 +35,7 @@ absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& en
   ASSIGN_OR_RETURN(tensor.type, ParseType(entry["dtype"], where));
 
   const Json& shape = entry["shape"];
+  // More dimensions than any weight has; keeps a hostile header from growing the vector.
   if (!shape.is_array() || shape.size() > 8) {
     return absl::InvalidArgumentError(where + ": shape must be a list of at most 8 sizes");
   }
@@ -138,6 +141,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, 
             [](const StoredTensor& a, const StoredTensor& b) {
               return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
             });
+  // In order of their offsets each tensor must start where the one before ended, down to the last
+  // byte.
   uint64_t end = 0;
   for (const StoredTensor& tensor : header.tensors) {
     if (tensor.begin != end) {

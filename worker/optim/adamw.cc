@@ -30,6 +30,7 @@ double SumOfSquares(const std::vector<float>& values) {
 AdamW::AdamW(const AdamWOptions& options, const model::ParameterLayout& layout,
              comm::Communicator& comm, const float* parameters)
     : options_(options), comm_(comm) {
+  // Moments start at zero; bias correction makes up for that.
   const int64_t elements = layout.ShardElements(comm.size());
   shard_.begin = elements * comm.rank();
   shard_.master.assign(parameters + shard_.begin, parameters + shard_.begin + elements);
@@ -37,6 +38,7 @@ AdamW::AdamW(const AdamWOptions& options, const model::ParameterLayout& layout,
   shard_.second_moment.assign(elements, 0.0f);
   gradient_.resize(elements);
   for (const model::ParameterSlot& slot : layout.slots) {
+    // A shard's border may run through a matrix: keep the part of it that lies here.
     const int64_t begin = std::max(slot.offset - shard_.begin, int64_t{0});
     const int64_t end = std::min(slot.offset + slot.elements - shard_.begin, elements);
     if (slot.is_matrix() && begin < end) decayed_.push_back({begin, end});
@@ -45,6 +47,7 @@ AdamW::AdamW(const AdamWOptions& options, const model::ParameterLayout& layout,
 
 absl::StatusOr<OptimizerStep> AdamW::Step(double learning_rate, const float* gradients,
                                           float* parameters) {
+  // Each rank receives the sum over ranks of its own range only.
   RETURN_IF_ERROR(comm_.ReduceScatterSum(comm::Channel::kGradients, gradients, gradient_.size(),
                                          gradient_.data()));
   double squares = SumOfSquares(gradient_);
@@ -56,6 +59,7 @@ absl::StatusOr<OptimizerStep> AdamW::Step(double learning_rate, const float* gra
     return step;
   }
 
+  // Clipping is folded into the update as a factor, and bias correction into rate and root.
   ++updates_;
   const bool clip = options_.clip_norm > 0.0 && step.gradient_norm > options_.clip_norm;
   const auto scale = static_cast<float>(clip ? options_.clip_norm / step.gradient_norm : 1.0);
@@ -65,6 +69,7 @@ absl::StatusOr<OptimizerStep> AdamW::Step(double learning_rate, const float* gra
   const auto root2 = static_cast<float>(1.0 / std::sqrt(correction2));
   const auto beta1 = static_cast<float>(options_.beta1), beta2 = static_cast<float>(options_.beta2);
   const auto epsilon = static_cast<float>(options_.epsilon);
+  // Decay is decoupled from the gradient: weights shrink by it before the update.
   const auto kept = static_cast<float>(1.0 - learning_rate * options_.weight_decay);
 
   float* master = shard_.master.data();
@@ -94,6 +99,8 @@ absl::Status AdamW::Restore(OptimizerShard shard, int64_t updates, float* parame
         shard.begin, shard.begin + shard.elements(), comm_.rank(), shard_.begin,
         shard_.begin + shard_.elements()));
   }
+  // The parameters are not in the checkpoint a second time: master weights are what they were
+  // gathered from.
   shard_ = std::move(shard);
   updates_ = updates;
   return GatherParameters(parameters);
