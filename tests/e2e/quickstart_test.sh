@@ -23,7 +23,9 @@ for key in ("loss_first", "loss_last", "heldout_first", "heldout_last", "tokens_
 assert 5 < summary["loss_first"] < 6.5, "an untrained byte model knows nothing"
 assert summary["heldout_last"] < summary["heldout_first"] * 0.9, "training did not learn"
 assert summary["tokens_per_second"] > 0
-assert len(summary["density"]) == 4 and all(0 < d < 0.9 for d in summary["density"]), summary["density"]
+layers = summary["density_per_layer"]
+assert len(layers) == 4 and all(0 < d < 0.9 for d in layers), layers
+assert 0 < summary["density"] < 0.9
 assert 1 <= summary["worker_imbalance"] < 1.1
 assert all(math.isfinite(s) and s >= 0 for s in summary["phases"].values())
 assert sum(summary["phases"].values()) > 0
