@@ -73,7 +73,6 @@ void Supervisor::OnTrainerMessage(const std::shared_ptr<TrainerConnection>& conn
   v1::AttemptEvent event = EventOf(*attempt);
   switch (message.body_case()) {
     case v1::TrainerMessage::kReady:
-      trainer->ready = true;
       *event.mutable_trainer_ready() = std::move(*message.mutable_ready());
       event.mutable_trainer_ready()->set_rank(trainer->rank);
       break;

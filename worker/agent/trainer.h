@@ -20,7 +20,6 @@ struct Trainer {
   std::optional<Process> process = {};
   int open_pipes = 0;  // of its output, still being read
   std::shared_ptr<TrainerConnection> connection = {};
-  bool ready = false;
 
   // Its last signs of life; times are monotonic.
   absl::Time last_pulse = absl::InfiniteFuture();
