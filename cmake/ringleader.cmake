@@ -31,6 +31,11 @@ if(RINGLEADER_SANITIZE)
     # gcc 12 sees unset values in instrumented code where there are none.
     -Wno-error=maybe-uninitialized)
   target_link_options(ringleader_options INTERFACE -fsanitize=${RINGLEADER_SANITIZE})
+  target_compile_definitions(ringleader_options INTERFACE RINGLEADER_SANITIZED)
+  if(RINGLEADER_SANITIZE STREQUAL "thread")
+    # protobuf's map fields have another layout where this is defined, and Debian's library was built without.
+    target_compile_options(ringleader_options INTERFACE -U__SANITIZE_THREAD__)
+  endif()
 endif()
 
 # ringleader_library(NAME SOURCES ... [DEPS ...] [TORCH])
