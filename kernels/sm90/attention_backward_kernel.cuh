@@ -154,16 +154,19 @@ class BackwardTiles<WalkKind::kColumns> {
   __device__ void Describe(BackwardStep& step, const TileWalk&, const TileRef& tile, int32_t,
                            bool last) const {
     const int lane = threadIdx.x % 32;
-    const uint32_t partial = __ballot_sync(0xFFFFFFFFu, tile.bits != 0xFFFFFFFFu);
-    if (lane < kColumnWords) step.visible[lane] = tile.bits;
+    bool masked = false;
+    for (int i = 0; i < kColumnWords; ++i) {
+      const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i);
+      if (lane == 0) step.visible[i] = word;
+      masked |= word != 0xFFFFFFFFu;
+    }
     if (lane == 0) {
       TileStep part = {};
       part.keys = kColumnTile;
-      part.masked = partial & ((1 << kColumnWords) - 1);
+      part.masked = masked;
       part.last = last;
       step.part[0] = part;
     }
-    __syncwarp();
   }
 
  private:
@@ -326,10 +329,10 @@ class BackwardConsumer {
 
  private:
   __device__ __forceinline__ bool Leads() const { return threadIdx.x % 128 == 0; }
-  // One arrival a warp, after the reads of all its lanes.
+  // Every thread arrives after its own reads. One arrival a warp is no faster, and leaves racecheck
+  // blind to the order.
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(barrier);
+    ptx::MbarrierArrive(barrier);
   }
   // First of the key rows whose accumulator elements this thread holds, of this consumer's 64.
   static __device__ __forceinline__ int FragmentRow() {
@@ -646,17 +649,17 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t raw_shared[];
   auto& shared = *reinterpret_cast<BackwardShared<kHeadDim>*>(raw_shared);
   if (threadIdx.x == 0) {
-    constexpr int kConsumerWarps = Tile::kConsumers * 4;
+    constexpr int kConsumerThreads = Tile::kConsumers * ptx::kWarpgroupThreads;
     ptx::MbarrierInit(&shared.item_arrived, 1);
-    ptx::MbarrierInit(&shared.item_released, kConsumerWarps);
-    ptx::MbarrierInit(&shared.d_scores_released, kConsumerWarps);
+    ptx::MbarrierInit(&shared.item_released, kConsumerThreads);
+    ptx::MbarrierInit(&shared.d_scores_released, kConsumerThreads);
     for (int i = 0; i < Tile::kQueryStages; ++i) {
       ptx::MbarrierInit(&shared.query_arrived[i], 1);
-      ptx::MbarrierInit(&shared.query_released[i], kConsumerWarps);
+      ptx::MbarrierInit(&shared.query_released[i], kConsumerThreads);
     }
     for (int i = 0; i < Tile::kOutStages; ++i) {
       ptx::MbarrierInit(&shared.d_out_arrived[i], 1);
-      ptx::MbarrierInit(&shared.d_out_released[i], kConsumerWarps);
+      ptx::MbarrierInit(&shared.d_out_released[i], kConsumerThreads);
     }
     ptx::MbarrierInitFence();
     ptx::PrefetchTensorMap(&query_map);

@@ -151,18 +151,20 @@ class ForwardTiles<WalkKind::kColumns> {
   }
   __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
     const int lane = threadIdx.x % 32;
-    // With tiles of 128 both consumers are in the same one.
-    const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, lane % (rows_ * kColumnWords));
-    const uint32_t partial = __ballot_sync(0xFFFFFFFFu, word != 0xFFFFFFFFu);
-    if (lane < 2 * kColumnWords) step.visible[lane / kColumnWords][lane % kColumnWords] = word;
+    bool masked = false;
+    for (int i = 0; i < 2 * kColumnWords; ++i) {
+      // With tiles of 128 both consumers are in the same one.
+      const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i % (rows_ * kColumnWords));
+      if (lane == 0) step.visible[i / kColumnWords][i % kColumnWords] = word;
+      masked |= word != 0xFFFFFFFFu;
+    }
     if (lane == 0) {
       TileStep part = {};
       part.keys = kColumnTile;
-      part.masked = partial & ((1 << 2 * kColumnWords) - 1);
+      part.masked = masked;
       part.last = last;
       step.part[0] = part;
     }
-    __syncwarp();
   }
 
  private:
@@ -269,10 +271,10 @@ class ForwardConsumer {
   __device__ __forceinline__ void PassTurn() {
     if (kTurns) ptx::NamedBarrierArrive(kTurnOfFirstConsumer + 1 - consumer_, kTurnThreads);
   }
-  // One arrival a warp, after the reads of all its lanes.
+  // Every thread arrives after its own reads. One arrival a warp is no faster, and leaves racecheck
+  // blind to the order.
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(barrier);
+    ptx::MbarrierArrive(barrier);
   }
 
   // scores = Q K^T, issued.
@@ -564,16 +566,16 @@ __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t raw_shared[];
   auto& shared = *reinterpret_cast<ForwardShared<kHeadDim, kKind>*>(raw_shared);
   if (threadIdx.x == 0) {
-    constexpr int kConsumerWarps = Tile::kConsumers * 4;
+    constexpr int kConsumerThreads = Tile::kConsumers * ptx::kWarpgroupThreads;
     for (int i = 0; i < 2; ++i) {
       ptx::MbarrierInit(&shared.query_arrived[i], 1);
-      ptx::MbarrierInit(&shared.query_released[i], kConsumerWarps);
+      ptx::MbarrierInit(&shared.query_released[i], kConsumerThreads);
     }
     for (int i = 0; i < Tile::kStages; ++i) {
       ptx::MbarrierInit(&shared.key_arrived[i], 1);
-      ptx::MbarrierInit(&shared.key_released[i], kConsumerWarps);
+      ptx::MbarrierInit(&shared.key_released[i], kConsumerThreads);
       ptx::MbarrierInit(&shared.value_arrived[i], 1);
-      ptx::MbarrierInit(&shared.value_released[i], kConsumerWarps);
+      ptx::MbarrierInit(&shared.value_released[i], kConsumerThreads);
     }
     ptx::MbarrierInitFence();
     ptx::PrefetchTensorMap(&query_map);
