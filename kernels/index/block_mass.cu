@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
                           kKeyTile);
     turn.End(i + 1 == work.tile_count);
     FinishLogits(s);
-    if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
+    ReleaseStage(shared, stage);
 
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
                           kKeyTile);
     turn.End(i + 1 == work.tile_count);
     FinishLogits(s);
-    if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
+    ReleaseStage(shared, stage);
 
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     StartLogits<kHeadDim>(s, k, kKeyTile, q, kBlockQueries);
     turn.End(i + 1 == work.tile_count);
     FinishLogits(s);
-    if (lane == 0) ptx::MbarrierArrive(&shared.empty[stage]);
+    ReleaseStage(shared, stage);
 
     const int key = (work.first_tile + i) * kKeyTile + half * kRun;
     if (key + kRun > p.keys || key_position + kRun - 1 > min_position) {

@@ -145,6 +145,13 @@ __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const Block
   }
 }
 
+// This warp is done with a tile and its positions: all lanes have read them before one says so.
+template <int kHeadDim>
+__device__ __forceinline__ void ReleaseStage(EstimateShared<kHeadDim>& shared, int stage) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(&shared.empty[stage]);
+}
+
 // D[64, 128] = A B^T over head_dim: rows of `a` (a_rows in its tile) against 128 rows of `b`.
 template <int kHeadDim>
 __device__ __forceinline__ void StartLogits(float (&d)[64], const char* a, int a_rows,
