@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const int stage = i % kStages;
     float s[64];
     ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
-    const int key_position[2] = {shared.key_position[stage][0], shared.key_position[stage][1]};
+    const int key_position[2] = {KeyPosition(shared, stage, 0), KeyPosition(shared, stage, 1)};
     turn.Begin();
     StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
                           kKeyTile);

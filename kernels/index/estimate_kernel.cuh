@@ -145,7 +145,15 @@ __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const Block
   }
 }
 
-// This warp is done with a tile and its positions: all lanes have read them before one says so.
+// Where half `half` of a tile begins, read by the lane that will release the tile.
+template <int kHeadDim>
+__device__ __forceinline__ int KeyPosition(const EstimateShared<kHeadDim>& shared, int stage,
+                                           int half) {
+  const int position = threadIdx.x % 32 == 0 ? shared.key_position[stage][half] : 0;
+  return __shfl_sync(0xffffffffu, position, 0);
+}
+
+// This warp is done with a tile.
 template <int kHeadDim>
 __device__ __forceinline__ void ReleaseStage(EstimateShared<kHeadDim>& shared, int stage) {
   __syncwarp();
