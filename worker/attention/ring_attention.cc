@@ -11,8 +11,6 @@ namespace ringleader::attention {
 namespace {
 
 using torch::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 void Check(const absl::Status& status) {
   TORCH_CHECK(status.ok(), "attention: ", std::string(status.message()));
@@ -38,53 +36,34 @@ Tensor DenseRows(const Tensor& x) {
   return x.stride(2) == 1 ? x : x.contiguous();
 }
 
-// Lets the autograd graph hold what is not a tensor.
-struct SavedLayer : torch::CustomClassHolder {
-  std::shared_ptr<AttentionEngine> engine;
-  std::shared_ptr<const LayerIndex> index;
-};
-
-class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
+class Record : public AttentionRecord {
  public:
-  static Tensor forward(AutogradContext* context, const Tensor& q_in, const Tensor& k_in,
-                        const Tensor& v_in, int64_t layer,
-                        const std::shared_ptr<AttentionEngine>& engine) {
+  Record(std::shared_ptr<AttentionEngine> engine, std::shared_ptr<const LayerIndex> index)
+      : engine_(std::move(engine)), index_(std::move(index)) {}
+
+  AttentionGradients Backward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                              const Tensor& out, const Tensor& lse,
+                              const Tensor& d_out_in) const override {
     const Tensor q = DenseRows(q_in), k = DenseRows(k_in), v = DenseRows(v_in);
-    const Tensor out = torch::zeros(q.sizes(), q.options());
-    const Tensor lse =
-        torch::full({q.size(1), q.size(0)}, -std::numeric_limits<float>::infinity(), q.options());
-    auto index =
-        engine->Forward(static_cast<int>(layer), View<const float>(q), View<const float>(k),
-                        View<const float>(v), View<float>(out), lse.data_ptr<float>());
-    Check(index.status());
-    context->save_for_backward({q, k, v, out, lse});
-    auto saved = c10::make_intrusive<SavedLayer>();
-    saved->engine = engine;
-    saved->index = *std::move(index);
-    context->saved_data["layer"] = c10::IValue::make_capsule(std::move(saved));
-    return out;
+    const Tensor d_out = DenseRows(d_out_in);
+    AttentionGradients gradients{.dq = torch::zeros(q.sizes(), q.options()),
+                                 .dk = torch::zeros(k.sizes(), k.options()),
+                                 .dv = torch::zeros(v.sizes(), v.options())};
+    Check(engine_->Backward(*index_, {.q = View<const float>(q),
+                                      .k = View<const float>(k),
+                                      .v = View<const float>(v),
+                                      .out = View<const float>(out),
+                                      .d_out = View<const float>(d_out),
+                                      .lse = lse.data_ptr<float>(),
+                                      .dq = View<float>(gradients.dq),
+                                      .dk = View<float>(gradients.dk),
+                                      .dv = View<float>(gradients.dv)}));
+    return gradients;
   }
 
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const variable_list tensors = context->get_saved_variables();
-    const Tensor &q = tensors[0], &k = tensors[1], &v = tensors[2];
-    const auto capsule = context->saved_data["layer"].toCapsule();
-    const auto* saved = static_cast<const SavedLayer*>(capsule.get());
-    const Tensor d_out = DenseRows(gradients[0]);
-    const Tensor dq = torch::zeros(q.sizes(), q.options());
-    const Tensor dk = torch::zeros(k.sizes(), k.options());
-    const Tensor dv = torch::zeros(v.sizes(), v.options());
-    Check(saved->engine->Backward(*saved->index, {.q = View<const float>(q),
-                                                  .k = View<const float>(k),
-                                                  .v = View<const float>(v),
-                                                  .out = View<const float>(tensors[3]),
-                                                  .d_out = View<const float>(d_out),
-                                                  .lse = tensors[4].data_ptr<float>(),
-                                                  .dq = View<float>(dq),
-                                                  .dk = View<float>(dk),
-                                                  .dv = View<float>(dv)}));
-    return {dq, dk, dv, Tensor(), Tensor()};
-  }
+ private:
+  const std::shared_ptr<AttentionEngine> engine_;
+  const std::shared_ptr<const LayerIndex> index_;
 };
 
 }  // namespace
@@ -100,14 +79,26 @@ RingAttention::RingAttention(std::shared_ptr<AttentionEngine> engine)
     : engine_(std::move(engine)) {}
 RingAttention::~RingAttention() = default;
 
-Tensor RingAttention::Forward(int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
-  CheckTensor("q", q);
-  CheckTensor("k", k);
-  CheckTensor("v", v);
-  TORCH_CHECK(k.sizes() == v.sizes() && k.size(0) == q.size(0) && k.size(2) == q.size(2),
-              "attention: q ", q.sizes(), ", k ", k.sizes(), " and v ", v.sizes(),
-              " do not belong together");
-  return AttentionFunction::apply(q, k, v, int64_t{layer}, engine_);
+AttentionOutput RingAttention::ForwardRaw(int layer, const Tensor& q_in, const Tensor& k_in,
+                                          const Tensor& v_in) {
+  CheckTensor("q", q_in);
+  CheckTensor("k", k_in);
+  CheckTensor("v", v_in);
+  TORCH_CHECK(
+      k_in.sizes() == v_in.sizes() && k_in.size(0) == q_in.size(0) && k_in.size(2) == q_in.size(2),
+      "attention: q ", q_in.sizes(), ", k ", k_in.sizes(), " and v ", v_in.sizes(),
+      " do not belong together");
+  const Tensor q = DenseRows(q_in), k = DenseRows(k_in), v = DenseRows(v_in);
+  AttentionOutput output{.out = torch::zeros(q.sizes(), q.options()),
+                         .lse = torch::full({q.size(1), q.size(0)},
+                                            -std::numeric_limits<float>::infinity(), q.options()),
+                         .record = nullptr};
+  auto index =
+      engine_->Forward(layer, View<const float>(q), View<const float>(k), View<const float>(v),
+                       View<float>(output.out), output.lse.data_ptr<float>());
+  Check(index.status());
+  output.record = std::make_shared<Record>(engine_, *std::move(index));
+  return output;
 }
 
 absl::Status RingAttention::SetBudgets(std::span<const LayerBudget> budgets) {

@@ -1,4 +1,4 @@
-// Attention of one rank's queries to the whole sequence, over a ring of ranks, differentiable.
+// Attention of one rank's queries to the whole sequence, over a ring of ranks, on the CPU.
 //
 // A layer's call: build the index (estimates merged over ranks; the index is the same, bit for bit,
 // on any number of ranks), run the ring schedule with transfers behind computation, then the pass
@@ -16,15 +16,14 @@
 #include "absl/status/statusor.h"
 #include "worker/attention/attention_options.h"
 #include "worker/attention/attention_stats.h"
-#include "worker/attention/layer_attention.h"
+#include "worker/attention/context_attention.h"
 #include "worker/comm/communicator.h"
 
 namespace ringleader::attention {
 
 class AttentionEngine;
 
-// Not thread-safe. All ranks of the communicator make the same calls in the same order.
-class RingAttention : public LayerAttention {
+class RingAttention : public ContextAttention {
  public:
   // `communicator` spans the ranks that share one sequence and must outlive this object; its size
   // is ring.inner * ring.outer. INVALID_ARGUMENT, naming the option, where options do not fit each
@@ -33,22 +32,16 @@ class RingAttention : public LayerAttention {
                                                                comm::Communicator* communicator);
   ~RingAttention() override;
 
-  // LayerAttention. float32 on CPU, any strides with a dense last dimension. The sequence has
-  // n * communicator size tokens. c10::Error names what does not fit or went wrong in the ring.
-  torch::Tensor Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
-                        const torch::Tensor& v) override;
-
-  // Replaces the budgets by layer from the next Forward on; layers behind the end keep the
-  // options'. Must be called alike on all ranks, between steps.
-  absl::Status SetBudgets(std::span<const LayerBudget> budgets);
-
-  // What happened since the last call; resets it.
-  AttentionStats TakeStats();
+  // ContextAttention, of float32 tensors on the CPU.
+  AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                             const torch::Tensor& v) override;
+  absl::Status SetBudgets(std::span<const LayerBudget> budgets) override;
+  AttentionStats TakeStats() override;
 
  private:
   explicit RingAttention(std::shared_ptr<AttentionEngine> engine);
 
-  // Shared with the autograd graph, which may outlive this object.
+  // Shared with the records, which may outlive this object.
   std::shared_ptr<AttentionEngine> engine_;
 };
 

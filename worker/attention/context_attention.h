@@ -1,0 +1,65 @@
+// Attention over the ranks that share a sequence, whichever engine computes it: RingAttention on
+// the CPU, CreateCudaRingAttention on GPUs. What the trainer holds, and what a model that
+// recomputes its layers calls.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "worker/attention/attention_options.h"
+#include "worker/attention/attention_stats.h"
+#include "worker/attention/layer_attention.h"
+
+namespace ringleader::attention {
+
+struct AttentionGradients {
+  torch::Tensor dq, dk, dv;  // dense, of the shape and type of q, k and v
+};
+
+// What one forward call attended to. Small against its tensors; serves its backward, also after the
+// attention object is gone.
+class AttentionRecord {
+ public:
+  virtual ~AttentionRecord() = default;
+  // q, k and v hold the values that forward took, kept or computed again; out and lse are what it
+  // returned. c10::Error as from ForwardRaw.
+  virtual AttentionGradients Backward(const torch::Tensor& q, const torch::Tensor& k,
+                                      const torch::Tensor& v, const torch::Tensor& out,
+                                      const torch::Tensor& lse,
+                                      const torch::Tensor& d_out) const = 0;
+};
+
+struct AttentionOutput {
+  torch::Tensor out;  // [n, heads, d], of q's type
+  torch::Tensor lse;  // [heads, n] float32
+  std::shared_ptr<const AttentionRecord> record;
+};
+
+// Not thread-safe. All ranks make the same calls in the same order.
+class ContextAttention : public LayerAttention {
+ public:
+  // ForwardRaw and its record's Backward as one differentiable function, which keeps q, k, v, out
+  // and lse.
+  torch::Tensor Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                        const torch::Tensor& v) final;
+
+  // The same without autograd, for callers that rebuild q, k and v for backward: keeping out, lse
+  // and the record is then enough, and attention is not computed twice. The sequence has n *
+  // ranks tokens; any strides with a dense last dimension. c10::Error names what does not fit or
+  // went wrong in the ring.
+  virtual AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                                     const torch::Tensor& v) = 0;
+
+  // Replaces the budgets by layer from the next forward on; layers behind the end keep the
+  // options'. Must be called alike on all ranks, between steps.
+  virtual absl::Status SetBudgets(std::span<const LayerBudget> budgets) = 0;
+
+  // What happened since the last call; resets it. On a GPU the one wait for the device in a step;
+  // c10::Error if the device has failed.
+  virtual AttentionStats TakeStats() = 0;
+};
+
+}  // namespace ringleader::attention
