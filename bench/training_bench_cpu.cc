@@ -59,7 +59,8 @@ class Trainer {
   Trainer(const model::ModelConfig& config, const Options& options, attention::Pattern pattern,
           comm::Communicator& communicator)
       : decoder_(config, 1, model::Recompute::kNone) {
-    model::InitializeParameters(config, decoder_.layout(), 1, decoder_.parameters());
+    model::InitializeParameters(config, decoder_.layout(), 1, 0, decoder_.layout().elements,
+                                decoder_.parameters());
     optimizer_.emplace(optim::AdamWOptions{}, decoder_.layout(), communicator,
                        decoder_.parameters());
     auto attention = attention::RingAttention::Create(

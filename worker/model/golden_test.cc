@@ -141,7 +141,8 @@ TEST(DecoderTest, RecomputingDoesNotChangeABit) {
   ASSERT_TRUE(config.ok()) << config.status();
   const auto gradients = [&](Recompute recompute) {
     Decoder decoder(*config, 1, recompute);
-    InitializeParameters(*config, decoder.layout(), 1, decoder.parameters());
+    InitializeParameters(*config, decoder.layout(), 1, 0, decoder.layout().elements,
+                         decoder.parameters());
     DenseAttention attention;
     const torch::Tensor tokens = torch::arange(48) % 7;
     const torch::Tensor hidden = decoder.Forward(tokens, torch::arange(48), 48, attention);

@@ -28,7 +28,7 @@ class HuggingFaceTest : public testing::Test {
     config_ = *std::move(config);
     layout_ = MakeParameterLayout(config_);
     values_.resize(layout_.elements);
-    InitializeParameters(config_, layout_, 3, values_.data());
+    InitializeParameters(config_, layout_, 3, 0, layout_.elements, values_.data());
   }
 
   absl::Status Export(int64_t max_shard_bytes = int64_t{5} << 30) {

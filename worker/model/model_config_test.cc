@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -167,16 +169,27 @@ TEST(ParameterLayoutTest, InitialisationIsHuggingFacesAndDependsOnTheSeed) {
   const ParameterLayout layout = MakeParameterLayout(*config);
   const auto draw = [&](uint64_t seed) {
     std::vector<float> values(layout.elements);
-    InitializeParameters(*config, layout, seed, values.data());
+    InitializeParameters(*config, layout, seed, 0, layout.elements, values.data());
     return values;
   };
   const std::vector<float> values = draw(1);
   EXPECT_EQ(values, draw(1));
   EXPECT_NE(values, draw(2));
+  std::vector<float> in_ranges(layout.elements);
+  for (int64_t first = 0; first < layout.elements; first += 1000) {
+    InitializeParameters(*config, layout, 1, first,
+                         std::min<int64_t>(1000, layout.elements - first),
+                         in_ranges.data() + first);
+  }
+  EXPECT_EQ(values, in_ranges);
   const ParameterSlot& embedding = layout.slots[0];
   double squares = 0.0;
   for (int64_t i = 0; i < embedding.elements; ++i) squares += values[i] * values[i];
   EXPECT_NEAR(std::sqrt(squares / embedding.elements), 0.02, 0.001);
+  // As many within one deviation as a normal distribution has.
+  const auto within = std::count_if(values.begin(), values.begin() + embedding.elements,
+                                    [](float value) { return std::abs(value) < 0.02f; });
+  EXPECT_NEAR(static_cast<double>(within) / embedding.elements, 0.683, 0.02);
   EXPECT_EQ(values[layout.Find("model.norm.weight")->offset], 1.0f);
   EXPECT_EQ(values[layout.Find("model.layers.0.self_attn.v_proj.bias")->offset], 0.0f);
   // Another name, another draw.

@@ -1,8 +1,9 @@
 #include "worker/model/parameter_layout.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <numeric>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,33 @@ uint64_t HashName(const std::string& name) {
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
   return hash;
 }
+
+// A counter-based generator's step (splitmix64, Steele et al. 2014): neighbours in, noise out.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// Standard normal numbers by index (Box and Muller), so that no draw waits for the one before it.
+class NormalDraws {
+ public:
+  explicit NormalDraws(uint64_t key) : key_(Mix(key)) {}
+
+  double At(int64_t i) const {
+    const uint64_t radius = Mix(key_ + 2 * static_cast<uint64_t>(i));
+    const uint64_t angle = Mix(key_ + 2 * static_cast<uint64_t>(i) + 1);
+    constexpr double kUnit = 0x1p-53;
+    // (0, 1]: its logarithm is finite.
+    const double u = static_cast<double>((radius >> 11) + 1) * kUnit;
+    const double v = static_cast<double>(angle >> 11) * kUnit;
+    return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
+  }
+
+ private:
+  const uint64_t key_;
+};
 
 // Lays slots out one behind the other.
 class Builder {
@@ -121,21 +149,20 @@ ParameterLayout MakeParameterLayout(const ModelConfig& config) {
 }
 
 void InitializeParameters(const ModelConfig& config, const ParameterLayout& layout, uint64_t seed,
-                          float* values) {
-  std::fill(values, values + layout.elements, 0.0f);
+                          int64_t first, int64_t count, float* values) {
+  std::fill(values, values + count, 0.0f);
   for (const ParameterSlot& slot : layout.slots) {
-    float* begin = values + slot.offset;
-    float* end = begin + slot.elements;
+    const int64_t begin = std::max(slot.offset, first);
+    const int64_t end = std::min(slot.offset + slot.elements, first + count);
+    if (begin >= end) continue;
     if (slot.is_matrix()) {
-      // A generator a tensor: the draw does not depend on what else the model has, or on the order.
-      std::seed_seq mixed{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
-                          static_cast<uint32_t>(HashName(slot.name)),
-                          static_cast<uint32_t>(HashName(slot.name) >> 32)};
-      std::mt19937_64 generator(mixed);
-      std::normal_distribution<double> normal(0.0, config.initializer_range);
-      std::generate(begin, end, [&] { return static_cast<float>(normal(generator)); });
+      const NormalDraws draws(Mix(seed) ^ HashName(slot.name));
+      for (int64_t i = begin; i < end; ++i) {
+        values[i - first] =
+            static_cast<float>(config.initializer_range * draws.At(i - slot.offset));
+      }
     } else if (slot.name.ends_with("norm.weight")) {
-      std::fill(begin, end, 1.0f);
+      std::fill(values + (begin - first), values + (end - first), 1.0f);
     }
   }
 }

@@ -41,10 +41,11 @@ struct ParameterLayout {
 
 ParameterLayout MakeParameterLayout(const ModelConfig& config);
 
-// Fills `values` [layout.elements] as Hugging Face initialises: matrices from N(0,
-// initializer_range), norms 1, biases and gaps 0. Depends on the seed and the parameters' names
-// only, so every rank draws the same model.
+// Fills `values` with elements [first, first + count) of a new model's buffer, as Hugging Face
+// initialises: matrices from N(0, initializer_range), norms 1, biases and gaps 0. An element
+// depends on the seed, its parameter's name and its place there only: any split into ranges, on any
+// rank or thread, gives the same model.
 void InitializeParameters(const ModelConfig& config, const ParameterLayout& layout, uint64_t seed,
-                          float* values);
+                          int64_t first, int64_t count, float* values);
 
 }  // namespace ringleader::model

@@ -160,7 +160,8 @@ absl::Status Attempt::LoadModel() {
 
   decoder_ = std::make_unique<model::Decoder>(config, world_.size(), recompute);
   if (random) {
-    model::InitializeParameters(config, decoder_->layout(), job_.seed, decoder_->parameters());
+    model::InitializeParameters(config, decoder_->layout(), job_.seed, 0,
+                                decoder_->layout().elements, decoder_->parameters());
   } else {
     RETURN_IF_ERROR(
         model::LoadWeights(job_.model_init, config, decoder_->layout(), decoder_->parameters()));
