@@ -1,4 +1,4 @@
-# Compiler settings and the three functions that every folder uses to declare its targets.
+# Compiler settings and the functions that every folder uses to declare its targets.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -77,4 +77,10 @@ function(ringleader_test name)
   if(ARG_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
+endfunction()
+
+# ringleader_gpu_binary(NAME ...)
+#   Tests and benches that deploy/bundle.sh takes to a GPU machine.
+function(ringleader_gpu_binary)
+  set_property(GLOBAL APPEND PROPERTY RINGLEADER_GPU_BINARIES ${ARGV})
 endfunction()
