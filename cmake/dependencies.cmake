@@ -72,4 +72,7 @@ if(RINGLEADER_CUDA_ENABLED)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()
   find_package(CUDAToolkit REQUIRED)
+  # Headers only: trainers load libnccl.so.2 when they start on GPUs.
+  find_path(NCCL_INCLUDE_DIR nccl.h
+    HINTS ${torch_root}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
 endif()

@@ -47,3 +47,12 @@ if [[ ! -e $venv/.complete ]]; then
   touch "$venv/.complete"
 fi
 ln -sfn "$(echo "$venv"/lib/python3*/site-packages)" "$deps/torch"
+
+# Where there is a CUDA compiler, trainers are built for NCCL, too: its headers come with the library.
+site=$deps/torch
+if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
+  [[ -e $site/nvidia/nccl/include/nccl.h || -e /usr/local/cuda/include/nccl.h ]] || {
+    echo "install_deps: NCCL $NCCL_VERSION into $venv"
+    "$venv/bin/pip" install -q --no-deps "nvidia-nccl-cu13==$NCCL_VERSION"
+  }
+fi
