@@ -48,10 +48,12 @@ struct ModelConfig {
   std::string source_json;
 };
 
-// What backward recomputes instead of keeping. Attention's output and log-sum-exp are always kept.
+// What backward recomputes instead of keeping. Attention's output and log-sum-exp are always kept,
+// so attention itself is never computed twice; docs/memory.md has the bytes.
 enum class Recompute {
-  kNone,  // keep every matrix product's result
-  kFull,  // keep a layer's input, q, k, v and attention output; recompute the rest
+  kNone,           // keep every matrix product's result
+  kAttentionOnly,  // keep a layer's input, q, k, v and attention output; recompute the rest (GPU)
+  kFull,  // GPU: keep a layer's input and attention output. CPU: q, k and v too (autograd's)
 };
 
 // Parses the text of a config.json. INVALID_ARGUMENT names `source` and the key that is missing, of

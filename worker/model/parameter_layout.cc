@@ -54,6 +54,16 @@ class Builder {
  public:
   explicit Builder(ParameterLayout& layout) : layout_(layout) {}
 
+  // Groups added until the next Block belong together.
+  void Block() {
+    EndBlock();
+    layout_.blocks.push_back({.begin = layout_.elements});
+  }
+  void EndBlock() {
+    if (layout_.blocks.empty()) return;
+    layout_.blocks.back().elements = layout_.elements - layout_.blocks.back().begin;
+  }
+
   // Slots added until the next Group lie without a gap.
   void Group() { end_ = RoundUp(end_, ParameterLayout::kAlignment); }
 
@@ -100,10 +110,12 @@ ParameterLayout MakeParameterLayout(const ModelConfig& config) {
   ParameterLayout layout;
   Builder add(layout);
   // The order of the forward pass; Hugging Face's names.
+  add.Block();
   add.Group();
   add.Add("model.embed_tokens.weight", {config.vocab_size, hidden});
   for (int64_t i = 0; i < config.layers; ++i) {
     const std::string layer = absl::StrCat("model.layers.", i, ".");
+    add.Block();
     add.Group();
     add.Add(layer + "input_layernorm.weight", {hidden});
     add.Group();
@@ -139,12 +151,14 @@ ParameterLayout MakeParameterLayout(const ModelConfig& config) {
       add.Add(layer + "mlp.down_proj.bias", {hidden});
     }
   }
+  add.Block();
   add.Group();
   add.Add("model.norm.weight", {hidden});
   if (!config.tied_embeddings) {
     add.Group();
     add.Add("lm_head.weight", {config.vocab_size, hidden});
   }
+  add.EndBlock();
   return layout;
 }
 

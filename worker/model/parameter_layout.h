@@ -19,6 +19,12 @@ struct ParameterSlot {
   bool is_matrix() const { return shape.size() > 1; }
 };
 
+// A range of the flat buffer that is used, and whose gradient is complete, at one time.
+struct ParameterBlock {
+  int64_t begin = 0;  // elements, a multiple of kAlignment
+  int64_t elements = 0;
+};
+
 // Slots in rising order. q, k and v projections follow each other without a gap, and so do gate and
 // up: each group is one matrix to the decoder. Groups start at multiples of kAlignment.
 struct ParameterLayout {
@@ -26,6 +32,9 @@ struct ParameterLayout {
 
   std::vector<ParameterSlot> slots;
   int64_t elements = 0;  // including gaps; a multiple of kAlignment
+  // Covering all elements: the embedding, each layer, the final norm with the head (which is the
+  // embedding's block where embeddings are tied).
+  std::vector<ParameterBlock> blocks;
 
   // Elements of one rank's shard when `ranks` share the buffer, a multiple of kAlignment. The last
   // shard may reach past `elements`: buffers are allocated with PaddedElements.

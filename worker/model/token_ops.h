@@ -1,0 +1,92 @@
+// The token-wise steps of a decoder layer and their gradients, outside autograd: LibTorch's own
+// operators on any device and type (PlainTokenOps), or the fused kernels in bf16 on a GPU
+// (cuda_token_ops.h).
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+
+namespace ringleader::model {
+
+inline constexpr int64_t kIgnoreLabel = -100;
+
+// Angles are position * inverse_frequency, in fp32.
+struct Rotary {
+  torch::Tensor positions;            // [n] int64
+  torch::Tensor inverse_frequencies;  // [head_dim / 2] fp32
+  double scale = 1.0;                 // of cosines and sines
+};
+
+// Thread-safe; tensors are dense, of the model's type T unless stated.
+class TokenOps {
+ public:
+  virtual ~TokenOps() = default;
+
+  struct Norm {
+    torch::Tensor sum;   // [n, hidden], what was normalised: x, or x + residual
+    torch::Tensor y;     // [n, hidden]
+    torch::Tensor rstd;  // [n, 1] fp32, 1 / rms(sum)
+  };
+  // y = sum / rms(sum) * weight. `residual` may be undefined; its memory may become sum's.
+  virtual Norm NormForward(const torch::Tensor& x, const torch::Tensor& residual,
+                           const torch::Tensor& weight, double epsilon) const = 0;
+  // The gradient of sum, plus `d_sum`, which reaches it past the norm (may be undefined). Adds to
+  // d_weight: [hidden] fp32. The memory of dy may become the result's.
+  virtual torch::Tensor NormBackward(const torch::Tensor& dy, const torch::Tensor& sum,
+                                     const torch::Tensor& rstd, const torch::Tensor& weight,
+                                     const torch::Tensor& d_sum,
+                                     const torch::Tensor& d_weight) const = 0;
+
+  // q: [n, heads, d], k: [n, kv_heads, d] into outputs of the same shapes, which may be the inputs;
+  // strided by token. `inverse` rotates back: the gradient.
+  virtual void Rotate(const torch::Tensor& q, const torch::Tensor& k, const Rotary& rotary,
+                      bool inverse, const torch::Tensor& q_out,
+                      const torch::Tensor& k_out) const = 0;
+
+  // gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner].
+  virtual torch::Tensor SwiGlu(const torch::Tensor& gate_up) const = 0;
+  struct SwiGluGradient {
+    torch::Tensor activation;  // [n, inner], forward's result again
+    torch::Tensor d_gate_up;   // [n, 2 inner]
+  };
+  // May use the memory of its inputs for the results.
+  virtual SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation,
+                                        const torch::Tensor& gate_up) const = 0;
+
+  // d_weight: [out, in] fp32 += dy^T x; dy: [n, out], x: [n, in].
+  virtual void AddWeightGradient(const torch::Tensor& dy, const torch::Tensor& x,
+                                 const torch::Tensor& d_weight) const = 0;
+
+  // logits: [n, vocab] -> losses: [n] fp32, 0 where the label is kIgnoreLabel. With `gradient`, the
+  // losses' sum's gradient takes the logits' place. Rows may be padded: stride 0 >= vocab.
+  virtual torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
+                                     bool gradient) const = 0;
+
+  // d_table: [vocab, hidden] fp32; row tokens[i] += dx[i]. The same bits every time.
+  virtual void AddEmbeddingGradient(const torch::Tensor& dx, const torch::Tensor& tokens,
+                                    const torch::Tensor& d_table) const = 0;
+};
+
+class PlainTokenOps : public TokenOps {
+ public:
+  Norm NormForward(const torch::Tensor& x, const torch::Tensor& residual,
+                   const torch::Tensor& weight, double epsilon) const override;
+  torch::Tensor NormBackward(const torch::Tensor& dy, const torch::Tensor& sum,
+                             const torch::Tensor& rstd, const torch::Tensor& weight,
+                             const torch::Tensor& d_sum,
+                             const torch::Tensor& d_weight) const override;
+  void Rotate(const torch::Tensor& q, const torch::Tensor& k, const Rotary& rotary, bool inverse,
+              const torch::Tensor& q_out, const torch::Tensor& k_out) const override;
+  torch::Tensor SwiGlu(const torch::Tensor& gate_up) const override;
+  SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation,
+                                const torch::Tensor& gate_up) const override;
+  void AddWeightGradient(const torch::Tensor& dy, const torch::Tensor& x,
+                         const torch::Tensor& d_weight) const override;
+  torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
+                             bool gradient) const override;
+  void AddEmbeddingGradient(const torch::Tensor& dx, const torch::Tensor& tokens,
+                            const torch::Tensor& d_table) const override;
+};
+
+}  // namespace ringleader::model

@@ -1,0 +1,83 @@
+// AdamW on GPUs with state sharded over all ranks (ZeRO stage 2, Rajbhandari et al. 2020): every
+// rank holds the whole model in its working type, and master weights, moments and the reduced
+// gradient of its range of the flat buffer only.
+//
+// Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
+// belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
+// behind the backward of the next layer.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/comm/device_communicator.h"
+#include "worker/model/parameter_layout.h"
+#include "worker/model/parameter_store.h"
+#include "worker/optim/adamw.h"
+
+namespace ringleader::optim {
+
+struct ShardedStep {
+  double loss = 0.0;           // mean over the labelled tokens of all ranks
+  double tokens = 0.0;         // labelled, all ranks
+  double gradient_norm = 0.0;  // of the mean's gradient, global, before clipping
+  bool skipped = false;        // the norm was NaN or infinite: nothing changed
+};
+
+// Not thread-safe. All ranks of the communicator make the same calls. Works on LibTorch's current
+// device and stream; only Step, Shard, Restore and GatherMaster wait for the device.
+class ShardedAdamW : public model::ParameterStore {
+ public:
+  // `master`: this rank's range of the start weights, layout.ShardElements(ranks) from
+  // rank * ShardElements(ranks) on, 0 past the end. type: kBFloat16 or kFloat, the model's.
+  // `comm` spans the ranks that share the model and must outlive this.
+  static absl::StatusOr<std::unique_ptr<ShardedAdamW>> Create(const AdamWOptions& options,
+                                                              const model::ParameterLayout& layout,
+                                                              comm::DeviceCommunicator& comm,
+                                                              torch::ScalarType type,
+                                                              std::span<const float> master);
+  ~ShardedAdamW() override;
+
+  // Between steps: the gradient starts at 0.
+  void ZeroGradients();
+
+  // ParameterStore.
+  torch::Tensor Parameters(int block, int next) override;
+  torch::Tensor OpenGradient(int block) override;
+  void CloseGradient(int block) override;
+
+  // loss_sum: fp32 scalar on the device, over this rank's micro-batches, and `tokens` how many
+  // labels it sums; the gradient is taken of the mean over all ranks' tokens. Clips, updates this
+  // rank's range and gathers the parameters; returns once the figures are known, while the update
+  // is still running.
+  absl::StatusOr<ShardedStep> Step(double learning_rate, const torch::Tensor& loss_sum,
+                                   int64_t tokens);
+
+  // The first parameter of this rank's range whose gradient is NaN or infinite; empty if none is.
+  std::string NonFiniteParameter() const;
+
+  // For checkpoints, in host memory. updates(): steps taken, without skipped ones.
+  int64_t shard_begin() const;
+  int64_t shard_elements() const;
+  absl::StatusOr<OptimizerShard> Shard() const;
+  int64_t updates() const;
+  // Takes a checkpoint's state for this rank's range and gathers the parameters. INVALID_ARGUMENT
+  // unless the shard is this rank's range.
+  absl::Status Restore(const OptimizerShard& shard, int64_t updates);
+
+  // All ranks' master weights, into `values` [layout.elements] where it is not null.
+  absl::Status GatherMaster(float* values);
+
+ private:
+  struct State;
+  explicit ShardedAdamW(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ringleader::optim
