@@ -1,0 +1,274 @@
+// Training steps of a real model shape on the GPUs of one machine: this process plays the worker of
+// as many trainer processes as there are GPUs in a case, and prints what they report.
+//
+//   training_bench --trainer bin/ringleader-trainer --config bench/models/qwen2.5-3b.json
+//       [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--steps 3] [--csv FILE]
+//
+// Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
+// head. Weights and tokens are random. The first step of a case warms up and is not counted; the
+// row is the step of median time.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "bench/training_figures.h"
+#include "coordinator/lifecycle/step_merger.h"
+#include "worker/data/pack.h"
+#include "worker/trainer/testing/fake_agent.h"
+
+namespace ringleader::bench {
+namespace {
+
+using trainer::testing::FakeAgent;
+using trainer::testing::RankLog;
+
+struct Flags {
+  std::string trainer, config, engine = "cuda", csv, commit = "unknown", hardware = "unknown";
+  std::vector<int64_t> tokens = {32768, 131072};
+  std::vector<int> gpus = {1};
+  std::vector<std::string> modes = {"dense", "sparse"};
+  std::vector<std::string> ring = {"auto"};
+  int steps = 3;
+  uint32_t verticals = 2621;
+  double slash_share = 0.05;
+  double peak_tflops = 989;
+  int timeout_seconds = 300;
+};
+
+[[noreturn]] void Die(const std::string& what) {
+  std::cerr << "training_bench: " << what << "\n";
+  std::exit(1);
+}
+
+// A folder of random tokens, gone with this object.
+class TokenFolder {
+ public:
+  TokenFolder(uint64_t tokens, uint32_t vocabulary) {
+    char folder[] = "/tmp/training_bench.XXXXXX";
+    if (mkdtemp(folder) == nullptr) Die("cannot make a folder under /tmp");
+    path_ = folder;
+    std::mt19937 random(1);
+    std::vector<uint32_t> ids(tokens);
+    for (uint32_t& id : ids) id = random() % (vocabulary - 1);
+    std::ofstream(path_ + "/ids.bin", std::ios::binary)
+        .write(reinterpret_cast<const char*>(ids.data()), static_cast<int64_t>(ids.size() * 4));
+    data::PackOptions pack;
+    pack.input = data::PackOptions::Input::kUint32;
+    pack.paths = {path_ + "/ids.bin"};
+    pack.output = path_ + "/tokens";
+    pack.eval_share = 0;
+    pack.max_document_bytes = uint64_t{1} << 40;
+    pack.vocabulary = vocabulary;
+    pack.separator = vocabulary - 1;
+    if (const auto packed = data::Pack(pack); !packed.ok()) {
+      Die(std::string(packed.status().message()));
+    }
+  }
+  ~TokenFolder() { std::filesystem::remove_all(path_); }
+  TokenFolder(const TokenFolder&) = delete;
+  TokenFolder& operator=(const TokenFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFolder& folder) {
+  v1::JobSpec spec;
+  spec.set_name("bench");
+  spec.mutable_model()->set_config(std::filesystem::absolute(flags.config));
+  spec.mutable_model()->set_init("random");
+  spec.mutable_data()->set_train(folder.path() + "/tokens/train");
+  spec.mutable_data()->set_sequence_length(run.tokens);
+  v1::AttentionSpec* attention = spec.mutable_attention();
+  attention->set_tile(128);
+  if (run.dense) {
+    attention->set_pattern(v1::AttentionSpec::DENSE);
+  } else {
+    attention->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
+    attention->set_select(v1::AttentionSpec::TOP_K);
+    attention->set_max_verticals(flags.verticals);
+    attention->set_max_slashes(static_cast<uint32_t>(run.tokens / 128 * flags.slash_share));
+  }
+  spec.mutable_parallelism()->set_context(run.gpus);
+  spec.mutable_parallelism()->set_data(1);
+  v1::TrainingSpec* training = spec.mutable_training();
+  // More than are waited for: the end of a job, with its checkpoint, is not what is measured.
+  training->set_steps(flags.steps + 1000);
+  training->set_global_batch(1);
+  training->set_learning_rate(1e-5);
+  training->set_seed(1);
+  spec.mutable_checkpoint()->set_directory(folder.path() + "/checkpoints");
+  spec.mutable_checkpoint()->set_every_steps(1000000);
+  spec.mutable_resources()->set_trainers(run.gpus);
+  spec.mutable_resources()->set_engine(flags.engine == "cpu" ? v1::ResourcesSpec::CPU
+                                                             : v1::ResourcesSpec::CUDA);
+  return spec;
+}
+
+v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring) {
+  v1::StepPlan plan;
+  plan.set_version(1);
+  plan.set_effective_step(1);
+  plan.set_layout(v1::ParallelismSpec::STRIPED);
+  plan.set_stripe(128);
+  v1::RingShape* shape = plan.mutable_ring();
+  shape->set_kind(v1::ParallelismSpec::FLAT);
+  shape->set_inner(run.gpus);
+  shape->set_outer(1);
+  if (ring == "all_gather") shape->set_kind(v1::ParallelismSpec::ALL_GATHER);
+  if (ring == "hierarchical") {
+    shape->set_kind(v1::ParallelismSpec::HIERARCHICAL);
+    shape->set_inner(std::max(1, run.gpus / 2));
+    shape->set_outer(run.gpus / shape->inner());
+  }
+  return plan;
+}
+
+// The merged report of the counted step of median time.
+v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::string& ring,
+                       const TokenFolder& folder) {
+  FakeAgent agent(folder.path() + "/agent.sock", MakeSpec(flags, run, folder), MakePlan(run, ring),
+                  run.gpus);
+  agent.Spawn(flags.trainer, folder.path());
+  const size_t wanted = flags.steps + 1;
+  std::vector<v1::StepReport> steps;
+  std::string failure;
+  const auto enough = [&](const std::vector<RankLog>& logs) {
+    const bool all = std::all_of(logs.begin(), logs.end(),
+                                 [&](const RankLog& log) { return log.steps.size() >= wanted; });
+    if (!all) {
+      for (const RankLog& log : logs) {
+        if (log.result.has_value()) failure = log.result->message();
+      }
+      return !failure.empty();
+    }
+    steps.clear();
+    for (size_t i = 1; i < wanted; ++i) {
+      std::vector<v1::StepReport> of_ranks;
+      for (const RankLog& log : logs) of_ranks.push_back(log.steps[i]);
+      steps.push_back(lifecycle::MergeSteps(of_ranks));
+    }
+    return true;
+  };
+  const bool done = agent.WaitFor(enough, absl::Seconds(flags.timeout_seconds));
+  if (steps.empty()) {
+    std::ifstream log(folder.path() + "/rank-0.log");
+    std::cerr << std::string(std::istreambuf_iterator<char>(log), {});
+    std::cerr << absl::StrFormat("%d GPUs, %d tokens, %s: %s\n", run.gpus, run.tokens,
+                                 run.dense ? "dense" : "sparse",
+                                 !failure.empty() ? failure
+                                 : done           ? "the trainers ended"
+                                                  : "out of time");
+    return {};
+  }
+  std::sort(steps.begin(), steps.end(), [](const v1::StepReport& a, const v1::StepReport& b) {
+    return a.step_seconds() < b.step_seconds();
+  });
+  return steps[(steps.size() - 1) / 2];
+}
+
+constexpr char kCsvHeader[] =
+    "date,commit,hardware,model,gpus,tokens,mode,ring,density,recall,step_seconds,"
+    "tokens_per_second,data,index,attention_forward,attention_backward,linear,"
+    "exposed_communication,optimizer,mfu,token_wise_tflops,exposed_share,peak_gib,"
+    "worker_imbalance,step_imbalance,loss\n";
+
+std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::string& ring,
+                   const TrainingFigures& figures, const v1::StepReport& report) {
+  char date[16];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
+  const v1::PhaseSeconds& phases = report.phases();
+  const std::string head =
+      absl::StrFormat("%s,%s,%s,%s,%d,%d,%s,%s", date, flags.commit, flags.hardware,
+                      std::filesystem::path(flags.config).stem().string(), run.gpus, run.tokens,
+                      run.dense ? "dense" : "sparse", ring);
+  return absl::StrFormat(
+      "%s,%.4f,%.3f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f"
+      "\n",
+      head, figures.density, figures.recall, figures.step_seconds, figures.tokens_per_second,
+      phases.data(), phases.index(), phases.attention_forward(), phases.attention_backward(),
+      phases.linear(), phases.exposed_communication(), phases.optimizer(), figures.mfu,
+      figures.token_wise_tflops, figures.exposed_share, figures.peak_gib, report.worker_imbalance(),
+      report.step_imbalance(), report.loss());
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Training steps on the GPUs of this machine.");
+  app.add_option("--trainer", flags.trainer, "ringleader-trainer")->required();
+  app.add_option("--config", flags.config, "config.json of the model")->required();
+  app.add_option("--engine", flags.engine, "cuda, or cpu to try this program out")
+      ->check(CLI::IsMember({"cuda", "cpu"}));
+  app.add_option("--tokens", flags.tokens, "sequence lengths")->delimiter(',');
+  app.add_option("--gpus", flags.gpus, "ring sizes")->delimiter(',');
+  app.add_option("--mode", flags.modes, "dense, sparse")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"dense", "sparse"}));
+  app.add_option("--ring", flags.ring, "flat, hierarchical, all_gather; auto is flat")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));
+  app.add_option("--steps", flags.steps, "counted steps of a case")->check(CLI::PositiveNumber);
+  app.add_option("--verticals", flags.verticals, "columns of a head");
+  app.add_option("--slash-share", flags.slash_share, "share of block diagonals of a head");
+  app.add_option("--peak-tflops", flags.peak_tflops, "of one GPU, bf16 dense: what MFU refers to");
+  app.add_option("--timeout", flags.timeout_seconds, "seconds for one case");
+  app.add_option("--csv", flags.csv, "also write the rows to this file");
+  app.add_option("--commit", flags.commit, "for the rows");
+  app.add_option("--hardware", flags.hardware, "for the rows, without commas");
+  CLI11_PARSE(app, argc, argv);
+
+  const auto config = model::LoadModelConfig(flags.config);
+  if (!config.ok()) Die(std::string(config.status().message()));
+  std::ofstream csv;
+  if (!flags.csv.empty()) {
+    csv.open(flags.csv);
+    if (!csv) Die("cannot write " + flags.csv);
+    csv << kCsvHeader;
+  }
+  std::printf("%s", kCsvHeader);
+  bool all_measured = true;
+  for (const int64_t tokens : flags.tokens) {
+    for (const int gpus : flags.gpus) {
+      for (const std::string& mode : flags.modes) {
+        for (const std::string& ring : flags.ring) {
+          const TrainingCase run{.gpus = gpus, .tokens = tokens, .dense = mode == "dense"};
+          // The loader hands out whole sequences, each once an epoch.
+          const TokenFolder folder(2 * tokens + 1, static_cast<uint32_t>(config->vocab_size));
+          const v1::StepReport report = Measure(flags, run, ring, folder);
+          if (report.step() == 0) {
+            all_measured = false;
+            continue;
+          }
+          const std::string row =
+              CsvRow(flags, run, ring, Derive(*config, run, report, flags.peak_tflops), report);
+          std::printf("%s", row.c_str());
+          std::fflush(stdout);
+          if (csv.is_open()) csv << row << std::flush;
+        }
+      }
+    }
+  }
+  return all_measured ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace ringleader::bench
+
+int main(int argc, char** argv) {
+  return ringleader::bench::Main(argc, argv);
+}
