@@ -31,7 +31,7 @@ struct Totals {
   double loss_first = 0, loss_last = 0;
   double tokens = 0, seconds = 0;
   Mean worker_imbalance, step_imbalance, density;
-  std::map<uint32_t, Mean> layer_density;
+  std::map<uint32_t, Mean> layer_density, layer_recall;
   // In the order of a step.
   std::vector<std::pair<const char*, double>> phases;
 };
@@ -50,6 +50,7 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     for (const v1::LayerReport& layer : step.layers()) {
       totals.density.Add(layer.density());
       totals.layer_density[layer.layer()].Add(layer.density());
+      if (layer.recall() >= 0) totals.layer_recall[layer.layer()].Add(layer.recall());
     }
     const v1::PhaseSeconds& p = step.phases();
     phases.set_data(phases.data() + p.data());
@@ -74,9 +75,13 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
   return totals;
 }
 
+nlohmann::ordered_json ByLayer(const std::map<uint32_t, Mean>& means) {
+  nlohmann::ordered_json values = nlohmann::ordered_json::array();
+  for (const auto& [layer, mean] : means) values.push_back(mean.value());
+  return values;
+}
+
 nlohmann::ordered_json ToJson(const Totals& totals) {
-  nlohmann::ordered_json density = nlohmann::ordered_json::array();
-  for (const auto& [layer, mean] : totals.layer_density) density.push_back(mean.value());
   nlohmann::ordered_json phases = nlohmann::ordered_json::object();
   for (const auto& [name, seconds] : totals.phases) phases[name] = seconds;
   const v1::Job& job = totals.job;
@@ -89,7 +94,8 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
           {"heldout_last", job.last_eval().loss()},
           {"tokens_per_second", totals.seconds > 0 ? totals.tokens / totals.seconds : 0},
           {"density", totals.density.value()},
-          {"density_per_layer", density},
+          {"density_per_layer", ByLayer(totals.layer_density)},
+          {"recall_per_layer", ByLayer(totals.layer_recall)},
           {"worker_imbalance", totals.worker_imbalance.value()},
           {"step_imbalance", totals.step_imbalance.value()},
           {"seconds", totals.seconds},
@@ -113,7 +119,11 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   rows.push_back(
       {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});
   for (const auto& [layer, mean] : totals.layer_density) {
-    rows.push_back({absl::StrCat("density, layer ", layer), FormatPercent(mean.value())});
+    std::string text = FormatPercent(mean.value());
+    if (const auto recall = totals.layer_recall.find(layer); recall != totals.layer_recall.end()) {
+      absl::StrAppend(&text, ", recall ", FormatPercent(recall->second.value()));
+    }
+    rows.push_back({absl::StrCat("density, layer ", layer), text});
   }
   rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
   rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});
