@@ -57,6 +57,9 @@ class ControllerCore {
                          const std::shared_ptr<session::Session>& session,
                          v1::WorkerMessage& message, absl::Time now);
   void OnClosed(const std::shared_ptr<session::Session>& session);
+  // Returns whether the news was taken in; false while the session of that process is still open.
+  absl::StatusOr<bool> OnDeath(store::WriteTransaction& transaction, const std::string& node,
+                               const std::string& incarnation, absl::Time now);
 
   // Places what can be placed and writes all changes. What may be told once the transaction is
   // durable lies in `outbox` then.
@@ -79,6 +82,8 @@ class ControllerCore {
                        bool seen, v1::AttemptEvent& event, absl::Time now);
   absl::Status CheckIdentity(const NodeRecord& record, const session::Session& session,
                              absl::Time now) const;
+  // `job`'s current attempt was sent to `node`, and no worker has said yet that it got it.
+  bool StartPending(const std::string& node, const std::string& job) const;
   void OnStep(NodeRecord& record, uint64_t sequence, v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
                             const v1::CheckpointNotice& checkpoint);

@@ -86,14 +86,9 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   // acknowledged: that died with the earlier one. (What was not acknowledged is sent to this one.)
   if (applied == 0) {
     for (auto& [job, machine] : machines_) {
-      if (machine->attempt() == nullptr) continue;
-      const bool start_pending = std::any_of(
-          unacknowledged_.begin(), unacknowledged_.end(), [&, job = &job](const auto& entry) {
-            const SentCommand& command = entry.second;
-            return command.is_start && command.job == *job && command.node == id &&
-                   command.attempt == machine->attempt()->number();
-          });
-      if (!start_pending) machine->OnWorkerReplaced(node.name(), now);
+      if (StartPending(id, job)) continue;
+      machine->OnWorkerDied(node.name(), "its worker was restarted, and it died with the old one",
+                            now);
     }
   }
   if (record.out_of_sight) {
@@ -123,6 +118,43 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   spdlog::info("nodes/{} connected (epoch {}, version {}, {} trainers, runs {} attempts)", id,
                epoch, hello.version(), hello.inventory().trainers(), hello.attempts_size());
   return absl::OkStatus();
+}
+
+bool ControllerCore::StartPending(const std::string& node, const std::string& job) const {
+  const auto found = machines_.find(job);
+  if (found == machines_.end() || found->second->attempt() == nullptr) return false;
+  const uint32_t attempt = found->second->attempt()->number();
+  return std::any_of(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& entry) {
+    const SentCommand& command = entry.second;
+    return command.is_start && command.job == job && command.node == node &&
+           command.attempt == attempt;
+  });
+}
+
+absl::StatusOr<bool> ControllerCore::OnDeath(store::WriteTransaction& transaction,
+                                             const std::string& node,
+                                             const std::string& incarnation, absl::Time now) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end()) return true;
+  NodeRecord& record = found->second;
+  // Of what this process has not heard a hello: the store says which one came last.
+  const bool heard = !record.log.incarnation().empty();
+  std::string newest = record.log.incarnation();
+  if (!heard) {
+    ASSIGN_OR_RETURN(newest, transaction.GetNewestIncarnation(node));
+  }
+  // A later process of the node has said the same by its hello.
+  if (newest != incarnation) return true;
+  // Its last words are in the connection, ahead of its end.
+  if (record.session != nullptr && !record.out_of_sight) return false;
+  spdlog::warn("nodes/{}: its worker process died, and all of its trainers", node);
+  schedule_due_ = true;
+  for (auto& [job, machine] : machines_) {
+    // Sent to a process that may be a later one, whose hello an earlier coordinator heard.
+    if (!heard && StartPending(node, job)) continue;
+    machine->OnWorkerDied(record.node.name(), "its worker process died, and it died with it", now);
+  }
+  return true;
 }
 
 // Not durable: whatever is still there at the next hello is stopped then.

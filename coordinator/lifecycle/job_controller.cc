@@ -13,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/metrics.h"
+#include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
 
@@ -326,6 +327,24 @@ void JobController::OnClosed(std::shared_ptr<session::Session> session) {
         core.OnClosed(session);
         return absl::OkStatus();
       }});
+}
+
+void JobController::OnDeath(std::string node, std::string incarnation,
+                            std::function<void(const absl::Status&)> done) {
+  const auto taken_in = std::make_shared<bool>(false);
+  impl_->Enqueue({.apply = [taken_in, node = std::move(node), incarnation = std::move(incarnation)](
+                               ControllerCore& core, store::WriteTransaction& transaction,
+                               absl::Time now) -> absl::Status {
+                    ASSIGN_OR_RETURN(*taken_in, core.OnDeath(transaction, node, incarnation, now));
+                    return absl::OkStatus();
+                  },
+                  .done =
+                      [taken_in, done = std::move(done)](const absl::Status& committed) {
+                        // Whatever went wrong here is no fault of the witness: it may try again.
+                        done(committed.ok() && *taken_in
+                                 ? absl::OkStatus()
+                                 : absl::UnavailableError("not taken in yet; try again"));
+                      }});
 }
 
 }  // namespace ringleader::lifecycle

@@ -8,6 +8,7 @@
 // events again, and the state is read back from the store.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -83,6 +84,8 @@ class JobController : public session::SessionListener {
   void OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) override;
   void OnMessage(std::shared_ptr<session::Session> session, v1::WorkerMessage message) override;
   void OnClosed(std::shared_ptr<session::Session> session) override;
+  void OnDeath(std::string node, std::string incarnation,
+               std::function<void(const absl::Status&)> done) override;
 
   // For tests, in place of Start(): one batch and one look at the clock.
   void RunOnce();

@@ -171,6 +171,13 @@ class JobControllerTest : public ::testing::Test {
     controller_->OnMessage(session, message);
     controller_->RunOnce();
   }
+  // What a witness is told.
+  absl::Status Witness(const std::string& incarnation, const std::string& node = "a") {
+    absl::Status answer = absl::UnknownError("no answer");
+    controller_->OnDeath(node, incarnation, [&](const absl::Status& status) { answer = status; });
+    controller_->RunOnce();
+    return answer;
+  }
   void Acknowledge(const std::shared_ptr<FakeSession>& session, uint64_t sequence,
                    uint64_t command_id) {
     v1::WorkerMessage message;
@@ -356,6 +363,60 @@ TEST_F(JobControllerTest, AnotherProcessOfTheWorkerMeansThatItsTrainersAreDead) 
   controller_->RunOnce();
   EXPECT_EQ(Job().attempts_size(), 2);
   EXPECT_GT(Job().attempts(1).fencing_token(), token_);
+}
+
+TEST_F(JobControllerTest, AWitnessedDeathFailsTheAttemptOnceItsLastWordsAreIn) {
+  auto session = RunJob();
+  // What the process said last may still be on its way.
+  EXPECT_TRUE(absl::IsUnavailable(Witness("folder.1")));
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  Say(session, 4, Step(1, 0));
+  Say(session, 5, Step(1, 1));
+  controller_->OnClosed(session);
+  EXPECT_TRUE(Witness("folder.1").ok());
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FAILED);
+  EXPECT_EQ(Job().attempts(0).failure().rank(), 0);
+  EXPECT_THAT(Job().attempts(0).failure().message(), HasSubstr("its worker process died"));
+  EXPECT_EQ(Job().state(), v1::Job::RETRYING);
+  EXPECT_THAT(Steps(), ElementsAre(1));
+}
+
+TEST_F(JobControllerTest, AWitnessedDeathIsTakenInWhenOnlyTheConnectionLingers) {
+  auto session = RunJob();
+  session->FallSilent();
+  clock_.Advance(options_.lease + absl::Seconds(1));
+  controller_->RunOnce();
+  EXPECT_EQ(Job().state(), v1::Job::UNKNOWN);
+  EXPECT_TRUE(Witness("folder.1").ok());
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FAILED);
+}
+
+TEST_F(JobControllerTest, AWitnessSpeaksOfItsOwnWorkerOnly) {
+  auto session = RunJob();
+  controller_->OnClosed(session);
+  EXPECT_TRUE(Witness("folder.0").ok());
+  EXPECT_TRUE(Witness("folder.1", "nobody").ok());
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  // A coordinator that has heard neither process looks it up.
+  Restart();
+  EXPECT_TRUE(Witness("folder.0").ok());
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  EXPECT_TRUE(Witness("folder.1").ok());
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FAILED);
+}
+
+// The start may be in the hands of a later process, whose hello the last coordinator heard.
+TEST_F(JobControllerTest, AWitnessKnowsNothingOfAStartThatNobodyAcknowledged) {
+  auto first = Connect("a", "folder.1");
+  Say(first, 1, Log("something, so that the store knows this process"));
+  controller_->OnClosed(first);
+  Connect("a", "folder.2");
+  ASSERT_TRUE(Create("j").ok());
+  controller_->RunOnce();
+  EXPECT_EQ(Job().state(), v1::Job::STARTING);
+  Restart();
+  EXPECT_TRUE(Witness("folder.1").ok());
+  EXPECT_EQ(Job().state(), v1::Job::STARTING);
 }
 
 TEST_F(JobControllerTest, AnotherWorkerOfTheSameNameProvesNothing) {

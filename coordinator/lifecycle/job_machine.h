@@ -89,8 +89,8 @@ class JobMachine {
   void OnReady(const v1::TrainerReady& ready, absl::Time now);
   void OnExit(const v1::TrainerExited& exited, absl::Time now);
   void OnStartRefused(const std::string& node, const std::string& why, absl::Time now);
-  // Another worker process than the one that started the trainers: they died with theirs.
-  void OnWorkerReplaced(const std::string& node, absl::Time now);
+  // The worker process that started the trainers is dead, and they with it. `how`: for users.
+  void OnWorkerDied(const std::string& node, const std::string& how, absl::Time now);
   // Returns the merged report when this one completes a step.
   std::optional<v1::StepReport> OnStep(v1::StepReport report, StepMerger::Origin origin);
   // The same of an attempt that is over, from a worker that was out of sight meanwhile. Fills the

@@ -256,7 +256,7 @@ TEST_F(JobMachineTest, ALostNodeIsNamedAtOnceAndReplacedOnlyWhenItIsDead) {
 
 TEST_F(JobMachineTest, AReplacedWorkerTookItsTrainersAlong) {
   Run();
-  machine_.OnWorkerReplaced("nodes/b", now_);
+  machine_.OnWorkerDied("nodes/b", "its worker died", now_);
   EXPECT_THAT(Commands(), ElementsAre("a:ABORT"));
   Exit(0, TrainerExited::FAILED, true);
   Exit(1, TrainerExited::FAILED, true);

@@ -94,7 +94,7 @@ void JobMachine::OnStartRefused(const std::string& node, const std::string& why,
   Settle(now);
 }
 
-void JobMachine::OnWorkerReplaced(const std::string& node, absl::Time now) {
+void JobMachine::OnWorkerDied(const std::string& node, const std::string& how, absl::Time now) {
   if (attempt() == nullptr) return;
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node || !RunsOn(placement)) continue;
@@ -107,7 +107,7 @@ void JobMachine::OnWorkerReplaced(const std::string& node, absl::Time now) {
       SetRank(rank, RankStatus::LOST);
     }
     failure.set_node(node);
-    failure.set_message("its worker was restarted, and it died with the old one");
+    failure.set_message(how);
     failure.set_retryable(true);
     Blame(std::move(failure), false, now);
   }

@@ -2,6 +2,7 @@
 // it was last heard, how to speak to it, and who listens.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -38,6 +39,11 @@ class SessionListener {
   // Everything but hello and heartbeats, which the session answers itself.
   virtual void OnMessage(std::shared_ptr<Session> session, v1::WorkerMessage message) = 0;
   virtual void OnClosed(std::shared_ptr<Session> session) = 0;
+
+  // This worker process of this node (id) is dead, and so is every trainer that it started. `done`
+  // is called once, from any thread: UNAVAILABLE if it is to be said again later.
+  virtual void OnDeath(std::string node, std::string incarnation,
+                       std::function<void(const absl::Status&)> done) = 0;
 };
 
 }  // namespace ringleader::session

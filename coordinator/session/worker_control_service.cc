@@ -111,6 +111,25 @@ grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* WorkerContro
   return stream.get();
 }
 
+grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServerContext* context,
+                                                            const v1::ReportDeathRequest* request,
+                                                            v1::ReportDeathResponse*) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  absl::StatusOr<std::string> node = store::NodeIdFromName(request->node());
+  absl::Status refused = node.status();
+  if (refused.ok() && request->incarnation().empty()) {
+    refused = absl::InvalidArgumentError("incarnation must be set");
+  }
+  if (!refused.ok()) {
+    reactor->Finish(ToGrpcStatus(refused));
+    return reactor;
+  }
+  registry_->listener->OnDeath(
+      *std::move(node), request->incarnation(),
+      [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
+  return reactor;
+}
+
 void WorkerControlService::CloseAll() {
   std::unordered_set<std::shared_ptr<Stream>> open;
   {

@@ -19,6 +19,9 @@ class WorkerControlService : public v1::WorkerControl::CallbackService {
 
   grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* Session(
       grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* ReportDeath(grpc::CallbackServerContext* context,
+                                        const v1::ReportDeathRequest* request,
+                                        v1::ReportDeathResponse* response) override;
 
   // Ends every stream with UNAVAILABLE, and refuses new ones; workers then reconnect by themselves.
   void CloseAll();

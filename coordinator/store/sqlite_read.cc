@@ -284,6 +284,14 @@ absl::StatusOr<uint64_t> SqliteTransaction::GetAppliedSequence(std::string_view 
   });
 }
 
+absl::StatusOr<std::string> SqliteTransaction::GetNewestIncarnation(std::string_view node) {
+  return connection_.Try([&]() -> absl::StatusOr<std::string> {
+    Cursor row = connection_.Query(
+        "SELECT incarnation FROM incarnations WHERE node = ? ORDER BY revision DESC LIMIT 1", node);
+    return row.Next() ? std::string(row.Bytes(0)) : std::string();
+  });
+}
+
 absl::StatusOr<v1::Node> SqliteTransaction::GetNode(std::string_view id) {
   return connection_.Try([&]() -> absl::StatusOr<v1::Node> {
     v1::Node node;

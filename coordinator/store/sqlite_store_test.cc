@@ -310,6 +310,8 @@ TEST_F(SqliteStoreTest, CountersAndAppliedSequencesSurvive) {
   }
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "first"); }), 0u);
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "later9"); }), 1u);
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n1"); }), "later9");
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n2"); }), "");
 }
 
 TEST_F(SqliteStoreTest, RequestIsDoneOnce) {

@@ -38,6 +38,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<std::vector<v1::Command>> ListCommands(std::string_view node) override;
   absl::StatusOr<uint64_t> GetAppliedSequence(std::string_view node,
                                               std::string_view incarnation) override;
+  absl::StatusOr<std::string> GetNewestIncarnation(std::string_view node) override;
   absl::StatusOr<v1::Node> GetNode(std::string_view id) override;
   absl::StatusOr<std::vector<v1::Node>> ListNodes() override;
 

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/faults/ring.h"
@@ -29,6 +30,19 @@ std::string NewFolder() {
 int FreePort() {
   Ring ring;
   return ring.Listen();
+}
+
+// Witnesses of workers that ran in `dir` outlive them for as long as nobody listens.
+void KillWitnesses(const fs::path& dir) {
+  for (const auto& process : fs::directory_iterator("/proc")) {
+    std::error_code ignored;
+    int pid = 0;
+    if (!absl::SimpleAtoi(process.path().filename().string(), &pid)) continue;
+    if (fs::read_symlink(process.path() / "cwd", ignored) != dir) continue;
+    std::string name;
+    std::getline(std::ifstream(process.path() / "comm"), name);
+    if (name == "rl-witness") kill(pid, SIGKILL);
+  }
 }
 
 }  // namespace
@@ -50,6 +64,7 @@ Cluster::Cluster()
 Cluster::~Cluster() {
   workers_.clear();
   coordinator_.reset();
+  KillWitnesses(dir_);
   std::error_code ignored;
   if (!HasFailure()) fs::remove_all(dir_, ignored);
 }

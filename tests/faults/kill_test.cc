@@ -92,6 +92,45 @@ TEST_F(KillTest, OfAWorkerThatStaysAway) {
   ExpectUnbrokenRecord("job", 60);
 }
 
+// No other worker saw its trainers die: its witness says so.
+TEST_F(KillTest, OfAWorkerThatHeldAllRanks) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}}));
+  AwaitStep("job", 12);
+  StartWorker("b", 2);
+  KillWorker("a");
+  const v1::Job failed = Await(
+      "job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
+      absl::Seconds(15));
+  EXPECT_EQ(failed.attempts(0).failure().rank(), 0);
+  EXPECT_EQ(failed.attempts(0).failure().node(), "nodes/a");
+  EXPECT_THAT(failed.attempts(0).failure().message(), HasSubstr("worker process died"));
+  const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
+  ASSERT_EQ(job.attempts_size(), 2);
+  EXPECT_EQ(job.attempts(1).placements(0).node(), "nodes/b");
+  EXPECT_GE(job.attempts(1).first_step(), 10u);
+  ExpectUnbrokenRecord("job", 60);
+}
+
+TEST_F(KillTest, OfAWorkerWhileTheCoordinatorIsAway) {
+  coordinator_flags_["--fence-after"] = 80;
+  coordinator_flags_["--adoption-timeout"] = 90;
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}}));
+  AwaitStep("job", 12);
+  KillCoordinator();
+  KillWorker("a");
+  StartCoordinator();
+  const v1::Job failed = Await(
+      "job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
+      absl::Seconds(15));
+  EXPECT_EQ(failed.attempts(0).failure().rank(), 0);
+  StartWorker("b", 2);
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
+}
+
 TEST_F(KillTest, OfTheCoordinatorWhileAJobRuns) {
   // Out for longer than its lease, but not for so long that workers give up on it.
   coordinator_flags_["--fence-after"] = 20;

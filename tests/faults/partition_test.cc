@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <memory>
+
 #include "absl/time/clock.h"
 #include "tests/faults/cluster.h"
 #include "tests/faults/tcp_proxy.h"
@@ -56,6 +58,43 @@ TEST_F(PartitionTest, ALongOneIsFencedAndTheOldTrainersAreDeadBeforeNewOnesStart
   // It takes work again.
   Submit(Spec("next", 4, 10));
   AwaitState("next", v1::Job::SUCCEEDED);
+}
+
+// Silence is no proof of death, and no lost connection either: only the witness's word ends the
+// wait, and it has to get through.
+TEST_F(PartitionTest, AKilledWorkerBehindOneIsUnknownUntilItsWitnessIsHeard) {
+  coordinator_flags_["--fence-after"] = 80;
+  coordinator_flags_["--adoption-timeout"] = 90;
+  StartCoordinator();
+  TcpProxy proxy(coordinator_port());
+  StartWorker("b", 2, proxy.address());
+  Submit(Spec("job", 2, 100, {{"fake-step-ms", "30"}}));
+  AwaitStep("job", 10);
+  proxy.Cut();
+  KillWorker("b");
+  AwaitState("job", v1::Job::UNKNOWN);
+  StartWorker("c", 2);
+  proxy.Heal();
+  const v1::Job again = Await("job", [](const v1::Job& job) { return job.attempts_size() == 2; });
+  EXPECT_EQ(again.attempts(0).state(), v1::Attempt::FAILED);
+  EXPECT_EQ(again.attempts(0).failure().rank(), 0);
+  AwaitState("job", v1::Job::SUCCEEDED);
+}
+
+// The connection breaks while worker and trainers live: they go on.
+TEST_F(PartitionTest, AResetConnectionIsNoDeath) {
+  StartCoordinator();
+  auto proxy = std::make_unique<TcpProxy>(coordinator_port());
+  const std::string address = proxy->address();
+  const int port = proxy->port();
+  StartWorker("b", 2, address);
+  Submit(Spec("job", 2, 200, {{"fake-step-ms", "30"}}));
+  AwaitStep("job", 10);
+  proxy.reset();  // closes every connection
+  AwaitState("job", v1::Job::UNKNOWN);
+  proxy = std::make_unique<TcpProxy>(coordinator_port(), port);
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 1);
+  ExpectUnbrokenRecord("job", 200);
 }
 
 // Without the ring across both sides, the worker's own clock is all that protects the job.

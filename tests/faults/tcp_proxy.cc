@@ -20,9 +20,11 @@ sockaddr_in Loopback(int port) {
 
 }  // namespace
 
-TcpProxy::TcpProxy(int target_port) : target_port_(target_port) {
+TcpProxy::TcpProxy(int target_port, int port) : target_port_(target_port) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = Loopback(0);
+  const int reuse = 1;
+  setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+  sockaddr_in address = Loopback(port);
   socklen_t size = sizeof(address);
   if (bind(listener_, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
       listen(listener_, 16) == 0 &&

@@ -13,8 +13,8 @@ namespace ringleader::faults {
 // Thread-safe.
 class TcpProxy {
  public:
-  // Forwards what comes in on a port of its own to 127.0.0.1:target_port.
-  explicit TcpProxy(int target_port);
+  // Forwards what comes in on `port` (0: one that the system picks) to 127.0.0.1:target_port.
+  explicit TcpProxy(int target_port, int port = 0);
   ~TcpProxy();
 
   int port() const { return port_; }

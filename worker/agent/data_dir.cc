@@ -114,6 +114,11 @@ DataDir::~DataDir() {
   if (!socket_folder_.empty()) fs::remove_all(socket_folder_, ignored);
 }
 
+std::string DataDir::DrawIncarnation() const {
+  absl::BitGen random;
+  return absl::StrFormat("%s.%016x", id_, absl::Uniform<uint64_t>(random));
+}
+
 absl::StatusOr<std::string> DataDir::TrainerDirectory(const std::string& job, uint32_t attempt,
                                                       uint32_t rank) const {
   const std::string folder =

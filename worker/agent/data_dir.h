@@ -25,6 +25,8 @@ class DataDir {
   int lock_fd() const { return lock_fd_; }
   // Drawn when the folder was first used, and kept in it.
   const std::string& id() const { return id_; }
+  // A name for one worker process of this folder: "{id}.{random}".
+  std::string DrawIncarnation() const;
   // Where trainers dial in. Unix sockets have short names: one in a long path lies under /tmp.
   const std::string& socket_path() const { return socket_path_; }
   // Creates and returns the folder in which a trainer runs.

@@ -19,6 +19,7 @@
 #include "base/tls.h"
 #include "base/version.h"
 #include "worker/agent/inventory.h"
+#include "worker/agent/witness.h"
 #include "worker/agent/worker.h"
 
 namespace ringleader::agent {
@@ -107,8 +108,13 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Flags& flags) {
 
 absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(const std::string trainer, TrainerBinary(flags));
-  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, Connect(flags));
   ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(flags.data_dir, absl::Seconds(10)));
+  const std::string incarnation = data_dir.DrawIncarnation();
+  ASSIGN_OR_RETURN(const Witness witness, Witness::Start({.coordinator = flags.coordinator,
+                                                          .node = flags.name,
+                                                          .incarnation = incarnation,
+                                                          .tls = flags.tls}));
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, Connect(flags));
   Metrics metrics("worker");
   WorkerMetrics worker_metrics(metrics.registry());
   if (!flags.metrics_listen.empty()) {
@@ -123,11 +129,13 @@ absl::Status Serve(const Flags& flags) {
   const v1::NodeInventory inventory = TakeInventory(inventory_options);
   const WorkerOptions options = {
       .node = flags.name,
+      .incarnation = incarnation,
       .inventory = inventory,
       .supervisor = {.trainer_binary = trainer,
                      .slots = inventory.trainers(),
                      .cores = inventory.cpu_cores(),
                      .listen_host = inventory.address(),
+                     .life_fd = witness.life_fd(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
                      .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},
       .max_log_buffer_bytes = flags.log_buffer_bytes,
@@ -148,6 +156,7 @@ absl::Status Serve(const Flags& flags) {
 }
 
 int Main(int argc, char** argv) {
+  if (IsWitness(argc, argv)) return RunWitness();
   BlockShutdownSignals();
   CLI::App app("Runs trainers on this machine for a coordinator.", "ringleader-worker");
   Flags flags;

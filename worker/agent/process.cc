@@ -26,7 +26,7 @@ struct ChildPlan {
   int stdout_fd = -1;
   int stderr_fd = -1;
   int error_fd = -1;
-  int inherited_fd = -1;
+  const std::vector<int>* inherited_fds = nullptr;
   pid_t parent = -1;
 };
 
@@ -43,7 +43,7 @@ struct ChildPlan {
   bool ok = null >= 0 && dup2(null, STDIN_FILENO) >= 0 &&
             dup2(plan.stdout_fd, STDOUT_FILENO) >= 0 && dup2(plan.stderr_fd, STDERR_FILENO) >= 0;
   close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
-  if (plan.inherited_fd >= 0) ok = ok && fcntl(plan.inherited_fd, F_SETFD, 0) == 0;
+  for (const int fd : *plan.inherited_fds) ok = ok && fcntl(fd, F_SETFD, 0) == 0;
   ok = ok && chdir(plan.directory) == 0;
   if (ok) execve(plan.arguments[0], plan.arguments.data(), plan.environment.data());
   const int error = errno;
@@ -100,7 +100,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
                           .stdout_fd = out.write,
                           .stderr_fd = err.write,
                           .error_fd = error.write,
-                          .inherited_fd = options.inherited_fd,
+                          .inherited_fds = &options.inherited_fds,
                           .parent = getpid()};
   // Not fork(): gRPC's handlers have no business in a child that only calls exec.
   const pid_t pid = _Fork();

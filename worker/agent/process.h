@@ -16,8 +16,8 @@ struct ProcessOptions {
   std::vector<std::string> command;                     // command[0]: path of the binary
   std::string directory;                                // to run in
   std::map<std::string, std::string> environment = {};  // on top of this process's own
-  // Stays open in the child, e.g. a lock that is to be held as long as the child lives; -1: none.
-  int inherited_fd = -1;
+  // Stay open in the child, e.g. a lock that is to be held as long as the child lives.
+  std::vector<int> inherited_fds = {};
 };
 
 struct ExitStatus {

@@ -34,11 +34,11 @@ bool Eventually(const std::function<bool()>& done) {
 
 class ProcessTest : public ::testing::Test {
  protected:
-  Process Shell(const std::string& script, int inherited_fd = -1) {
+  Process Shell(const std::string& script, std::vector<int> inherited_fds = {}) {
     auto process = Process::Start({.command = {"/bin/sh", "-c", script},
                                    .directory = dir_.path(),
                                    .environment = {{"GREETING", "hello"}},
-                                   .inherited_fd = inherited_fd});
+                                   .inherited_fds = std::move(inherited_fds)});
     EXPECT_TRUE(process.ok()) << process.status();
     return *std::move(process);
   }
@@ -113,7 +113,7 @@ TEST_F(ProcessTest, TheFolderStaysLockedWhileATrainerLives) {
   {
     absl::StatusOr<DataDir> data_dir = DataDir::Open(dir_.File("data"), absl::ZeroDuration());
     ASSERT_TRUE(data_dir.ok()) << data_dir.status();
-    trainer.emplace(Shell("sleep 1000", data_dir->lock_fd()));
+    trainer.emplace(Shell("sleep 1000", {data_dir->lock_fd()}));
     EXPECT_THAT(
         std::string(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).status().message()),
         HasSubstr("belongs to a running ringleader-worker"));

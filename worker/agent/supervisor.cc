@@ -209,7 +209,8 @@ absl::Status Supervisor::SpawnTrainer(Attempt& attempt, Trainer& trainer) {
       .command = {options_.trainer_binary, "--socket", data_dir_->socket_path(), "--rank",
                   absl::StrCat(trainer.rank), "--token", absl::StrCat(start.fencing_token())},
       .directory = directory,
-      .inherited_fd = data_dir_->lock_fd()};
+      .inherited_fds = {data_dir_->lock_fd()}};
+  if (options_.life_fd >= 0) options.inherited_fds.push_back(options_.life_fd);
   if (start.start().spec().resources().engine() == v1::ResourcesSpec::CUDA) {
     options.environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID";
     options.environment["CUDA_VISIBLE_DEVICES"] = absl::StrCat(trainer.slot);

@@ -7,7 +7,6 @@
 #include <ctime>
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -26,11 +25,6 @@ absl::Time MonotonicNow() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return absl::TimeFromTimespec(now);
-}
-
-std::string NewIncarnation(const DataDir& data_dir) {
-  absl::BitGen random;
-  return absl::StrFormat("%s.%016x", data_dir.id(), absl::Uniform<uint64_t>(random));
 }
 
 }  // namespace
@@ -57,7 +51,6 @@ Worker::Worker(const WorkerOptions& options, DataDir data_dir,
                std::shared_ptr<grpc::Channel> channel, WorkerMetrics* metrics)
     : options_(options),
       data_dir_(std::move(data_dir)),
-      incarnation_(NewIncarnation(data_dir_)),
       metrics_(metrics),
       events_(options.max_log_buffer_bytes),
       supervisor_(options.supervisor, &data_dir_, &events_, &logs_, metrics,
@@ -102,7 +95,7 @@ void Worker::Post(std::function<void()> task) {
 v1::WorkerHello Worker::Hello() const {
   v1::WorkerHello hello;
   hello.set_node("nodes/" + options_.node);
-  hello.set_incarnation(incarnation_);
+  hello.set_incarnation(options_.incarnation);
   *hello.mutable_inventory() = options_.inventory;
   hello.set_version(std::string(kVersion));
   for (v1::RunningAttempt& attempt : supervisor_.Running()) {

@@ -25,7 +25,8 @@
 namespace ringleader::agent {
 
 struct WorkerOptions {
-  std::string node;  // id, without "nodes/"
+  std::string node;         // id, without "nodes/"
+  std::string incarnation;  // DataDir::DrawIncarnation()
   v1::NodeInventory inventory;
   SupervisorOptions supervisor;
   size_t max_log_buffer_bytes = size_t{32} << 20;
@@ -66,7 +67,6 @@ class Worker : public TrainerListener {
 
   const WorkerOptions options_;
   DataDir data_dir_;
-  const std::string incarnation_;
   WorkerMetrics* const metrics_;
   EventBuffer events_;
 
