@@ -10,88 +10,17 @@
 #include <tuple>
 #include <utility>
 
-#include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/testing/attention_problem.h"
 #include "kernels/reference/tile_lists.h"
 
 namespace ringleader::kernels::reference {
 namespace {
 
-using testing::ComputeMaskedAttention;
-using testing::MaskedAttention;
-using testing::RandomTensor;
-using testing::RelativeError;
+using testing::ExpectNear;
+using Problem = testing::AttentionProblem;
+using Result = testing::AttentionResult;
 using testing::Shard;
 using testing::Tensor;
-
-constexpr double kTolerance = 1e-5;
-
-// What a call leaves behind, forward and backward, summed over the owners of `key_layouts`.
-struct Result {
-  Tensor out, dq, dk, dv;
-  std::vector<float> lse;
-};
-
-// q, k, v and d_out of a whole sequence on one rank.
-struct Problem {
-  Tensor q, k, v, d_out;
-  float scale;
-
-  Problem(int64_t tokens, int heads, int kv_heads, int d, int seed)
-      : q(0, 0, 0), k(0, 0, 0), v(0, 0, 0), d_out(0, 0, 0), scale(1.0f / std::sqrt(float(d))) {
-    std::mt19937 random(seed);
-    q = RandomTensor(tokens, heads, d, random);
-    k = RandomTensor(tokens, kv_heads, d, random);
-    v = RandomTensor(tokens, kv_heads, d, random);
-    d_out = RandomTensor(tokens, heads, d, random);
-  }
-
-  Result Run(const TileSelection& tiles, Engine& engine) const {
-    const int64_t n = q.tokens;
-    const ShardLayout layout{.tokens = n};
-    Result r{Tensor(n, q.heads, q.head_dim), Tensor(n, q.heads, q.head_dim),
-             Tensor(n, k.heads, q.head_dim), Tensor(n, k.heads, q.head_dim),
-             std::vector<float>(n * q.heads, -std::numeric_limits<float>::infinity())};
-    EXPECT_TRUE(AttentionForward(engine, {.q = q.view(),
-                                          .k = k.view(),
-                                          .v = v.view(),
-                                          .out = r.out.view(),
-                                          .lse = r.lse.data(),
-                                          .query_layout = layout,
-                                          .key_layout = layout,
-                                          .tiles = tiles,
-                                          .scale = scale})
-                    .ok());
-    std::vector<float> delta(n * q.heads);
-    AttentionDelta(engine, d_out.view(), std::as_const(r.out).view(), delta.data());
-    EXPECT_TRUE(AttentionBackward(engine, {.q = q.view(),
-                                           .k = k.view(),
-                                           .v = v.view(),
-                                           .d_out = d_out.view(),
-                                           .lse = r.lse.data(),
-                                           .delta = delta.data(),
-                                           .dq = r.dq.view(),
-                                           .dk = r.dk.view(),
-                                           .dv = r.dv.view(),
-                                           .query_layout = layout,
-                                           .key_layout = layout,
-                                           .tiles = tiles,
-                                           .scale = scale})
-                    .ok());
-    return r;
-  }
-
-  MaskedAttention Expected(const testing::Visible& visible) const {
-    return ComputeMaskedAttention(q, k, v, d_out, scale, visible);
-  }
-};
-
-void ExpectNear(const Result& actual, const MaskedAttention& expected) {
-  EXPECT_LT(RelativeError(actual.out.data, expected.out), kTolerance);
-  EXPECT_LT(RelativeError(actual.lse, expected.lse), kTolerance);
-  EXPECT_LT(RelativeError(actual.dq.data, expected.dq), kTolerance);
-  EXPECT_LT(RelativeError(actual.dk.data, expected.dk), kTolerance);
-  EXPECT_LT(RelativeError(actual.dv.data, expected.dv), kTolerance);
-}
 
 // Random tiles at or below the diagonal, with a query tile and a key tile left out altogether.
 struct RandomCsr {
@@ -128,20 +57,20 @@ class AttentionTest : public ::testing::TestWithParam<Shape> {
 };
 
 TEST_P(AttentionTest, Full) {
-  ExpectNear(problem_.Run({.pattern = TilePattern::kFull, .tile = shape_.tile}, engine_),
+  ExpectNear(problem_.Run(engine_, {.pattern = TilePattern::kFull, .tile = shape_.tile}),
              problem_.Expected([](int, int64_t, int64_t) { return true; }));
 }
 
 TEST_P(AttentionTest, Causal) {
-  ExpectNear(problem_.Run({.pattern = TilePattern::kCausal, .tile = shape_.tile}, engine_),
+  ExpectNear(problem_.Run(engine_, {.pattern = TilePattern::kCausal, .tile = shape_.tile}),
              problem_.Expected([](int, int64_t i, int64_t j) { return j <= i; }));
 }
 
 TEST_P(AttentionTest, Window) {
   for (const int64_t window : {1, 37, 150}) {
     ExpectNear(
-        problem_.Run({.pattern = TilePattern::kWindow, .tile = shape_.tile, .window = window},
-                     engine_),
+        problem_.Run(engine_,
+                     {.pattern = TilePattern::kWindow, .tile = shape_.tile, .window = window}),
         problem_.Expected([&](int, int64_t i, int64_t j) { return j <= i && i - j < window; }));
   }
 }
@@ -150,11 +79,10 @@ TEST_P(AttentionTest, Toeplitz) {
   std::mt19937 random(3);
   std::vector<uint64_t> diagonals(shape_.heads);
   for (uint64_t& word : diagonals) word = random() | 1;
-  ExpectNear(problem_.Run({.pattern = TilePattern::kToeplitz,
-                           .tile = shape_.tile,
-                           .diagonals = diagonals.data(),
-                           .diagonal_words = 1},
-                          engine_),
+  ExpectNear(problem_.Run(engine_, {.pattern = TilePattern::kToeplitz,
+                                    .tile = shape_.tile,
+                                    .diagonals = diagonals.data(),
+                                    .diagonal_words = 1}),
              problem_.Expected([&](int head, int64_t i, int64_t j) {
                return j <= i && (diagonals[head] >> (i / shape_.tile - j / shape_.tile) & 1);
              }));
@@ -162,11 +90,10 @@ TEST_P(AttentionTest, Toeplitz) {
 
 TEST_P(AttentionTest, Csr) {
   const RandomCsr csr(shape_.heads, blocks_, 4);
-  ExpectNear(problem_.Run({.pattern = TilePattern::kCsr,
-                           .tile = shape_.tile,
-                           .row_offsets = csr.row_offsets.data(),
-                           .columns = csr.columns.data()},
-                          engine_),
+  ExpectNear(problem_.Run(engine_, {.pattern = TilePattern::kCsr,
+                                    .tile = shape_.tile,
+                                    .row_offsets = csr.row_offsets.data(),
+                                    .columns = csr.columns.data()}),
              problem_.Expected([&](int head, int64_t i, int64_t j) {
                return j <= i && csr.listed.contains({head, i / shape_.tile, j / shape_.tile});
              }));
@@ -175,7 +102,7 @@ TEST_P(AttentionTest, Csr) {
 TEST_P(AttentionTest, EqualBitsOnAnyNumberOfThreads) {
   const TileSelection tiles{.pattern = TilePattern::kCausal, .tile = shape_.tile};
   Engine one(1), three(3);
-  const Result a = problem_.Run(tiles, one), b = problem_.Run(tiles, three);
+  const Result a = problem_.Run(one, tiles), b = problem_.Run(three, tiles);
   EXPECT_EQ(a.out.data, b.out.data);
   EXPECT_EQ(a.lse, b.lse);
   EXPECT_EQ(a.dq.data, b.dq.data);
@@ -202,7 +129,7 @@ TEST_P(InstructionSetTest, Causal) {
   if (math == nullptr) GTEST_SKIP() << "this processor lacks " << GetParam();
   Engine engine(2, *math);
   const Problem problem(203, 4, 2, 64, 5);
-  ExpectNear(problem.Run({.pattern = TilePattern::kCausal, .tile = 64}, engine),
+  ExpectNear(problem.Run(engine, {.pattern = TilePattern::kCausal, .tile = 64}),
              problem.Expected([](int, int64_t i, int64_t j) { return j <= i; }));
 }
 INSTANTIATE_TEST_SUITE_P(All, InstructionSetTest, ::testing::Values("generic", "avx2", "avx512"),
@@ -222,7 +149,7 @@ TEST_P(ShardsTest, SumOfOwnersEqualsOneCall) {
                             .diagonals = diagonals.data(),
                             .diagonal_words = 1};
   Engine engine(2);
-  const Result expected = whole.Run(tiles, engine);
+  const Result expected = whole.Run(engine, tiles);
 
   Result sum{Tensor(kTokens, 4, 64), Tensor(kTokens, 4, 64), Tensor(kTokens, 2, 64),
              Tensor(kTokens, 2, 64), std::vector<float>(kTokens * 4)};
@@ -308,7 +235,7 @@ TEST(NotANumberTest, ReachesTheOutputAndOnlyItsQueries) {
     Engine engine(1, *math);
     Problem problem(130, 2, 2, 64, 8);
     problem.q.at(70, 1, 3) = std::numeric_limits<float>::quiet_NaN();
-    const Result result = problem.Run({.pattern = TilePattern::kCausal, .tile = 64}, engine);
+    const Result result = problem.Run(engine, {.pattern = TilePattern::kCausal, .tile = 64});
     EXPECT_TRUE(std::isnan(result.out.at(70, 1, 0))) << name;
     EXPECT_FALSE(std::isnan(result.out.at(70, 0, 0))) << name;
     EXPECT_FALSE(std::isnan(result.out.at(71, 1, 0))) << name;

@@ -2,23 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "kernels/reference/attention.h"
-#include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/testing/attention_problem.h"
 
 namespace ringleader::kernels::reference {
 namespace {
 
-using testing::ComputeMaskedAttention;
-using testing::MaskedAttention;
-using testing::RandomTensor;
-using testing::RelativeError;
 using testing::Tensor;
 
 struct Shape {
@@ -73,78 +66,12 @@ class ColumnsTest : public ::testing::TestWithParam<Shape> {
 };
 
 TEST_P(ColumnsTest, DiagonalsAndColumnsEqualMaskedAttention) {
-  const Tensor q = RandomTensor(s_.tokens, s_.heads, s_.d, random_);
-  const Tensor k = RandomTensor(s_.tokens, s_.kv_heads, s_.d, random_);
-  const Tensor v = RandomTensor(s_.tokens, s_.kv_heads, s_.d, random_);
-  const Tensor d_out = RandomTensor(s_.tokens, s_.heads, s_.d, random_);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s_.d));
-  const ShardLayout layout{.tokens = s_.tokens};
+  const testing::AttentionProblem problem(s_.tokens, s_.heads, s_.kv_heads, s_.d, 11);
   Engine engine(2);
-
-  const size_t size = int64_t{s_.heads} * s_.max_columns * s_.d;
-  std::vector<float> keys(size), values(size), d_keys(size), d_values(size);
-  GatherColumns(k.view(), v.view(), layout, Columns(), s_.heads, keys.data(), values.data());
-  Tensor out(s_.tokens, s_.heads, s_.d), dq = out, dk(s_.tokens, s_.kv_heads, s_.d), dv = dk;
-  std::vector<float> lse(s_.heads * s_.tokens, -std::numeric_limits<float>::infinity());
-  std::vector<float> delta(lse.size());
-  ASSERT_TRUE(AttentionForward(engine, {.q = q.view(),
-                                        .k = k.view(),
-                                        .v = v.view(),
-                                        .out = out.view(),
-                                        .lse = lse.data(),
-                                        .query_layout = layout,
-                                        .key_layout = layout,
-                                        .tiles = Tiles(),
-                                        .scale = scale})
-                  .ok());
-  ASSERT_TRUE(ColumnForward(engine, {.q = q.view(),
-                                     .keys = keys.data(),
-                                     .values = values.data(),
-                                     .columns = Columns(),
-                                     .tiles = Tiles(),
-                                     .query_layout = layout,
-                                     .out = out.view(),
-                                     .lse = lse.data(),
-                                     .scale = scale})
-                  .ok());
-  AttentionDelta(engine, d_out.view(), std::as_const(out).view(), delta.data());
-  ASSERT_TRUE(ColumnBackward(engine, {.q = q.view(),
-                                      .d_out = d_out.view(),
-                                      .keys = keys.data(),
-                                      .values = values.data(),
-                                      .columns = Columns(),
-                                      .tiles = Tiles(),
-                                      .query_layout = layout,
-                                      .lse = lse.data(),
-                                      .delta = delta.data(),
-                                      .dq = dq.view(),
-                                      .d_keys = d_keys.data(),
-                                      .d_values = d_values.data(),
-                                      .scale = scale})
-                  .ok());
-  ASSERT_TRUE(AttentionBackward(engine, {.q = q.view(),
-                                         .k = k.view(),
-                                         .v = v.view(),
-                                         .d_out = d_out.view(),
-                                         .lse = lse.data(),
-                                         .delta = delta.data(),
-                                         .dq = dq.view(),
-                                         .dk = dk.view(),
-                                         .dv = dv.view(),
-                                         .query_layout = layout,
-                                         .key_layout = layout,
-                                         .tiles = Tiles(),
-                                         .scale = scale})
-                  .ok());
-  ScatterColumns(d_keys.data(), d_values.data(), layout, Columns(), s_.heads, dk.view(), dv.view());
-
-  const MaskedAttention expected = ComputeMaskedAttention(
-      q, k, v, d_out, scale, [&](int head, int64_t i, int64_t j) { return Visible(head, i, j); });
-  EXPECT_LT(RelativeError(out.data, expected.out), 1e-5);
-  EXPECT_LT(RelativeError(lse, expected.lse), 1e-5);
-  EXPECT_LT(RelativeError(dq.data, expected.dq), 1e-5);
-  EXPECT_LT(RelativeError(dk.data, expected.dk), 1e-5);
-  EXPECT_LT(RelativeError(dv.data, expected.dv), 1e-5);
+  const ColumnSelection columns = Columns();
+  testing::ExpectNear(
+      problem.Run(engine, Tiles(), &columns),
+      problem.Expected([&](int head, int64_t i, int64_t j) { return Visible(head, i, j); }));
 }
 
 INSTANTIATE_TEST_SUITE_P(

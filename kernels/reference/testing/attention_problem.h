@@ -1,0 +1,37 @@
+// One attention problem of the CPU engine's tests: what goes in, what a call leaves behind, and
+// what the oracle says.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/reference/columns.h"
+#include "kernels/reference/engine.h"
+#include "kernels/reference/testing/masked_attention.h"
+
+namespace ringleader::kernels::reference::testing {
+
+struct AttentionResult {
+  Tensor out, dq, dk, dv;
+  std::vector<float> lse;  // [heads, n]
+};
+
+// q, k, v and d_out of a whole sequence on one rank.
+struct AttentionProblem {
+  Tensor q, k, v, d_out;
+  float scale;
+
+  AttentionProblem(int64_t tokens, int heads, int kv_heads, int head_dim, int seed);
+
+  ShardLayout layout() const { return {.tokens = q.tokens}; }
+
+  // Forward and backward over `tiles` and, where given, the `columns` that they do not cover.
+  AttentionResult Run(Engine& engine, const TileSelection& tiles,
+                      const ColumnSelection* columns = nullptr) const;
+  MaskedAttention Expected(const Visible& visible) const;
+};
+
+// Output, log-sum-exp and gradients within 1e-5, relative.
+void ExpectNear(const AttentionResult& actual, const MaskedAttention& expected);
+
+}  // namespace ringleader::kernels::reference::testing
