@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -92,16 +93,16 @@ AttentionResult AttentionProblem::Run(Engine& engine, const TileSelection& tiles
                                                   .tiles = tiles,
                                                   .scale = scale});
   EXPECT_TRUE(status.ok()) << status;
-  const ColumnSelection none;
-  ColumnPass pass(*this, columns != nullptr ? *columns : none, tiles);
+  std::optional<ColumnPass> pass;
   if (columns != nullptr) {
-    status = pass.Forward(engine, r);
+    pass.emplace(*this, *columns, tiles);
+    status = pass->Forward(engine, r);
     EXPECT_TRUE(status.ok()) << status;
   }
   std::vector<float> delta(n * q.heads);
   AttentionDelta(engine, d_out.view(), std::as_const(r.out).view(), delta.data());
-  if (columns != nullptr) {
-    status = pass.Backward(engine, delta, r);
+  if (pass.has_value()) {
+    status = pass->Backward(engine, delta, r);
     EXPECT_TRUE(status.ok()) << status;
   }
   status = AttentionBackward(engine, {.q = q.view(),
