@@ -70,11 +70,11 @@ Checkpointer::~Checkpointer() {
   writer_.join();
 }
 
-void Checkpointer::Save(const optim::OptimizerShard& shard, const TrainingState& state) {
+void Checkpointer::Save(optim::OptimizerShard shard, const TrainingState& state) {
   absl::MutexLock lock(&mutex_);
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !pending_ && !writing_; };
   mutex_.Await(absl::Condition(&idle));
-  pending_ = Snapshot{.shard = shard, .state = state};
+  pending_ = Snapshot{.shard = std::move(shard), .state = state};
 }
 
 absl::Status Checkpointer::Wait() {

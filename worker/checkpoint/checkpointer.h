@@ -39,9 +39,9 @@ class Checkpointer {
   // Waits for the save under way; abort the communicator first to give up.
   ~Checkpointer();
 
-  // Copies this rank's shard and returns; a writer thread does the rest. Blocks while an earlier
-  // save is under way.
-  void Save(const optim::OptimizerShard& shard, const TrainingState& state);
+  // Takes a copy of this rank's shard and returns; a writer thread does the rest. Blocks while an
+  // earlier save is under way.
+  void Save(optim::OptimizerShard shard, const TrainingState& state);
 
   // Waits for the save under way, if any. The result of the last save on this rank.
   absl::Status Wait();

@@ -34,7 +34,7 @@ struct ParameterLayout {
   int64_t elements = 0;  // including gaps; a multiple of kAlignment
   // Covering all elements: the embedding, each layer, the final norm with the head (which is the
   // embedding's block where embeddings are tied).
-  std::vector<ParameterBlock> blocks;
+  std::vector<ParameterBlock> blocks = {};
 
   // Elements of one rank's shard when `ranks` share the buffer, a multiple of kAlignment. The last
   // shard may reach past `elements`: buffers are allocated with PaddedElements.

@@ -1,7 +1,6 @@
 #include "worker/trainer/run.h"
 
-#include <ATen/Parallel.h>
-#include <torch/torch.h>
+#include <c10/util/Exception.h>
 
 #include <cinttypes>
 #include <cmath>
@@ -19,14 +18,13 @@
 #include "absl/time/time.h"
 #include "base/checksum.h"
 #include "base/status_macros.h"
-#include "worker/attention/ring_attention.h"
 #include "worker/attention/stopwatch.h"
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/checkpoint/checkpointer.h"
 #include "worker/data/loader.h"
-#include "worker/model/decoder.h"
-#include "worker/model/huggingface.h"
 #include "worker/trainer/agreement.h"
+#include "worker/trainer/cpu_engine.h"
+#include "worker/trainer/cuda_engine.h"
 #include "worker/trainer/memory.h"
 #include "worker/trainer/step_loop.h"
 
@@ -34,8 +32,6 @@ namespace ringleader::trainer {
 namespace {
 
 using attention::Stopwatch;
-
-constexpr char kRandomInit[] = "random";
 
 // The parts of one attempt and its course: Prepare, then Train, then Finish.
 class Attempt {
@@ -54,27 +50,22 @@ class Attempt {
   bool is_first() const { return world_.rank() == 0; }
 
   absl::Status Prepare();
-  absl::Status SplitRanks();
-  absl::Status LoadModel();
   absl::Status OpenData();
   absl::Status Resume();
   absl::StatusOr<Outcome> Train();
   absl::Status EvaluateIfDue(uint64_t step);
-  void Save(uint64_t step);
+  absl::Status Save(uint64_t step);
   absl::Status ExportModel();
   std::string JobDigest() const;
   void WarnOfPlan(std::string_view problem) const;
-  void PrintSettings(const model::ModelConfig& config, model::Recompute recompute) const;
+  void PrintSettings() const;
   void PrintStep(const StepRecord& record) const;
 
   const TrainingJob& job_;
   comm::Communicator& world_;
   Host& host_;
 
-  std::unique_ptr<comm::Communicator> context_;  // the ranks that share this rank's sequences
-  std::unique_ptr<model::Decoder> decoder_;
-  std::unique_ptr<attention::RingAttention> attention_;
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<StepEngine> engine_;
   std::unique_ptr<data::Loader> train_, eval_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<StepLoop> loop_;
@@ -85,14 +76,9 @@ class Attempt {
 };
 
 absl::Status Attempt::Prepare() {
-  if (job_.engine == Engine::kCuda) {
-    return absl::FailedPreconditionError(
-        "resources.engine is cuda, but this trainer was built with the CPU engine only; set "
-        "resources.engine: cpu");
-  }
-  at::set_num_threads(job_.threads);
-  RETURN_IF_ERROR(SplitRanks());
-  RETURN_IF_ERROR(LoadModel());
+  ASSIGN_OR_RETURN(engine_, job_.engine == Engine::kCuda ? CreateCudaEngine(job_, world_, host_)
+                                                         : CreateCpuEngine(job_, world_, host_));
+  if (is_first()) PrintSettings();
   RETURN_IF_ERROR(OpenData());
 
   ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> checkpoint_ranks, world_.Split([&] {
@@ -103,7 +89,7 @@ absl::Status Attempt::Prepare() {
   checkpointer_ = std::make_unique<checkpoint::Checkpointer>(
       checkpoint::CheckpointerOptions{.directory = job_.checkpoint_directory,
                                       .keep_last = job_.keep_last},
-      decoder_->layout(), std::move(checkpoint_ranks),
+      engine_->layout(), std::move(checkpoint_ranks),
       [this](uint64_t step, const absl::StatusOr<std::string>& path) {
         if (!path.ok()) {
           std::printf("step %" PRIu64 ": no checkpoint: %s\n", step,
@@ -119,9 +105,7 @@ absl::Status Attempt::Prepare() {
                                absl::ToDoubleSeconds(absl::Now() - save_start_));
       });
 
-  loop_ = std::make_unique<StepLoop>(job_, StepParts{.decoder = decoder_.get(),
-                                                     .attention = attention_.get(),
-                                                     .optimizer = optimizer_.get(),
+  loop_ = std::make_unique<StepLoop>(job_, StepParts{.engine = engine_.get(),
                                                      .train = train_.get(),
                                                      .eval = eval_.get(),
                                                      .world = &world_,
@@ -130,51 +114,9 @@ absl::Status Attempt::Prepare() {
   return Resume();
 }
 
-absl::Status Attempt::SplitRanks() {
-  std::vector<int> members(job_.context);
-  for (int i = 0; i < job_.context; ++i) members[i] = job_.rank / job_.context * job_.context + i;
-  ASSIGN_OR_RETURN(context_, world_.Split(members));
-
-  attention::AttentionOptions options = job_.attention;
-  options.layout = job_.plan.layout;
-  options.stripe = job_.plan.stripe;
-  options.ring = job_.plan.ring;
-  options.threads = job_.threads;
-  ASSIGN_OR_RETURN(attention_, attention::RingAttention::Create(options, context_.get()));
-  return absl::OkStatus();
-}
-
-absl::Status Attempt::LoadModel() {
-  host_.SetPlace(0, "loading the model");
-  const bool random = job_.model_init == kRandomInit;
-  ASSIGN_OR_RETURN(
-      const model::ModelConfig config,
-      model::LoadModelConfig(random ? job_.model_config : job_.model_init + "/config.json"));
-  const uint64_t local_tokens = job_.sequence_length / job_.context;
-  ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
-  ASSIGN_OR_RETURN(const model::Recompute recompute,
-                   ChooseRecompute(config, world_.size(), static_cast<int64_t>(local_tokens),
-                                   available / job_.ranks_per_node));
-  // Nobody may begin to fill memory before all have looked at what there is.
-  RETURN_IF_ERROR(world_.Barrier());
-
-  decoder_ = std::make_unique<model::Decoder>(config, world_.size(), recompute);
-  if (random) {
-    model::InitializeParameters(config, decoder_->layout(), job_.seed, 0,
-                                decoder_->layout().elements, decoder_->parameters());
-  } else {
-    RETURN_IF_ERROR(
-        model::LoadWeights(job_.model_init, config, decoder_->layout(), decoder_->parameters()));
-  }
-  optimizer_ = std::make_unique<optim::AdamW>(job_.adamw, decoder_->layout(), world_,
-                                              decoder_->parameters());
-  if (is_first()) PrintSettings(config, recompute);
-  return absl::OkStatus();
-}
-
 absl::Status Attempt::OpenData() {
   host_.SetPlace(0, "opening the data");
-  const auto vocabulary = static_cast<uint64_t>(decoder_->config().vocab_size);
+  const auto vocabulary = static_cast<uint64_t>(engine_->config().vocab_size);
   ASSIGN_OR_RETURN(data::Loader train, data::Loader::Open(job_.train_data, job_.sequence_length,
                                                           job_.seed, vocabulary));
   train_ = std::make_unique<data::Loader>(std::move(train));
@@ -189,7 +131,7 @@ absl::Status Attempt::Resume() {
   host_.SetPlace(0, "looking for a checkpoint");
   std::vector<std::string> problems;
   ASSIGN_OR_RETURN(const std::optional<checkpoint::CheckpointInfo> newest,
-                   checkpoint::FindNewestCheckpoint(job_.checkpoint_directory, decoder_->layout(),
+                   checkpoint::FindNewestCheckpoint(job_.checkpoint_directory, engine_->layout(),
                                                     world_, &problems));
   if (is_first()) {
     for (const std::string& problem : problems) std::printf("passed over: %s\n", problem.c_str());
@@ -203,11 +145,10 @@ absl::Status Attempt::Resume() {
         "checkpoint.directory to another folder, or remove this one",
         newest->path));
   }
-  const optim::OptimizerShard& mine = optimizer_->shard();
-  ASSIGN_OR_RETURN(optim::OptimizerShard shard,
-                   checkpoint::ReadShard(*newest, mine.begin, mine.elements()));
-  RETURN_IF_ERROR(optimizer_->Restore(std::move(shard), static_cast<int64_t>(state.updates),
-                                      decoder_->parameters()));
+  ASSIGN_OR_RETURN(
+      optim::OptimizerShard shard,
+      checkpoint::ReadShard(*newest, engine_->shard_begin(), engine_->shard_elements()));
+  RETURN_IF_ERROR(engine_->Restore(std::move(shard), static_cast<int64_t>(state.updates)));
   loop_->set_skipped_in_a_row(state.skipped_steps);
   done_ = state.step;
   tokens_ = state.tokens;
@@ -240,14 +181,14 @@ absl::StatusOr<Outcome> Attempt::Train() {
 
     const bool last = done_ == job_.steps;
     if (last || (job_.checkpoint_every_steps > 0 && done_ % job_.checkpoint_every_steps == 0)) {
-      Save(done_);
+      RETURN_IF_ERROR(Save(done_));
       saved = done_;
     }
     if (last || (job_.eval_every_steps > 0 && done_ % job_.eval_every_steps == 0)) {
       RETURN_IF_ERROR(EvaluateIfDue(done_));
     }
   }
-  if (saved != done_) Save(done_);
+  if (saved != done_) RETURN_IF_ERROR(Save(done_));
   host_.SetPlace(done_, "finishing the checkpoint");
   RETURN_IF_ERROR(checkpointer_->Wait());
   return done_ == job_.steps ? Outcome::kCompleted : Outcome::kStopped;
@@ -266,29 +207,28 @@ absl::Status Attempt::EvaluateIfDue(uint64_t step) {
   return absl::OkStatus();
 }
 
-void Attempt::Save(uint64_t step) {
+absl::Status Attempt::Save(uint64_t step) {
   host_.SetPlace(step, "checkpoint");
   const Stopwatch timer(&checkpoint_seconds_);
   // One save at a time: the one before has reported, so the time is this one's.
   checkpointer_->Wait().IgnoreError();
   save_start_ = absl::Now();
-  checkpointer_->Save(optimizer_->shard(), {.step = step,
-                                            .updates = static_cast<uint64_t>(optimizer_->updates()),
-                                            .skipped_steps = loop_->skipped_in_a_row(),
-                                            .tokens = tokens_,
-                                            .data_position = step * job_.global_batch,
-                                            .seed = job_.seed,
-                                            .job_digest = JobDigest()});
+  ASSIGN_OR_RETURN(optim::OptimizerShard shard, engine_->Shard());
+  checkpointer_->Save(std::move(shard), {.step = step,
+                                         .updates = static_cast<uint64_t>(engine_->updates()),
+                                         .skipped_steps = loop_->skipped_in_a_row(),
+                                         .tokens = tokens_,
+                                         .data_position = step * job_.global_batch,
+                                         .seed = job_.seed,
+                                         .job_digest = JobDigest()});
+  return absl::OkStatus();
 }
 
 absl::Status Attempt::ExportModel() {
   host_.SetPlace(done_, "exporting the model");
   const std::string folder = job_.checkpoint_directory + "/model";
-  if (is_first()) {
-    RETURN_IF_ERROR(
-        model::ExportModel(folder, decoder_->config(), decoder_->layout(), decoder_->parameters()));
-    host_.ReportModel(folder);
-  }
+  RETURN_IF_ERROR(engine_->ExportModel(folder));
+  if (is_first()) host_.ReportModel(folder);
   // No rank ends as completed before the model is there.
   return world_.Barrier();
 }
@@ -302,32 +242,29 @@ void Attempt::WarnOfPlan(std::string_view problem) const {
 // What must not change under a checkpoint. Steps, rates and the number of ranks may.
 std::string Attempt::JobDigest() const {
   const std::string identity = absl::StrCat(
-      job_.name, "\n", model::ModelConfigJson(decoder_->config()), "\n", job_.train_data, "\n",
+      job_.name, "\n", model::ModelConfigJson(engine_->config()), "\n", job_.train_data, "\n",
       job_.sequence_length, "\n", job_.global_batch, "\n", job_.seed);
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
 
-void Attempt::PrintSettings(const model::ModelConfig& config, model::Recompute recompute) const {
-  const model::ParameterLayout& layout = decoder_->layout();
-  const model::MemoryEstimate memory = model::EstimateMemory(
-      config, world_.size(), static_cast<int64_t>(job_.sequence_length) / job_.context, recompute);
-  const auto row = [](const char* key, const std::string& value) {
-    std::printf("| %-20s | %-56s |\n", key, value.c_str());
+void Attempt::PrintSettings() const {
+  const model::ModelConfig& config = engine_->config();
+  const auto row = [](const std::string& key, const std::string& value) {
+    std::printf("| %-20s | %-56s |\n", key.c_str(), value.c_str());
   };
   row("job", absl::StrFormat("%s, attempt %d", job_.name, job_.attempt));
-  row("model",
-      absl::StrFormat("%d layers, hidden %d, %d heads over %d, %d parameters", config.layers,
-                      config.hidden_size, config.heads, config.kv_heads, layout.ParameterCount()));
+  row("model", absl::StrFormat("%d layers, hidden %d, %d heads over %d, %d parameters",
+                               config.layers, config.hidden_size, config.heads, config.kv_heads,
+                               engine_->layout().ParameterCount()));
   row("sequence", absl::StrFormat("%d tokens, %d a step", job_.sequence_length,
                                   job_.global_batch * job_.sequence_length));
-  row("ranks", absl::StrFormat("%d = %d context x %d data, %d threads each", world_.size(),
-                               job_.context, job_.data, job_.threads));
+  row("ranks",
+      absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
                               job_.plan.ring.outer, job_.plan.stripe));
   row("steps", absl::StrFormat("%d, learning rate %g, warm-up %d", job_.steps, job_.schedule.peak,
                                job_.schedule.warmup_steps));
-  row("memory of a rank", absl::StrFormat("%s estimated, recompute %s", FormatBytes(memory.total()),
-                                          recompute == model::Recompute::kFull ? "full" : "none"));
+  for (const auto& [key, value] : engine_->Settings()) row(key, value);
   std::fflush(stdout);
 }
 

@@ -2,28 +2,20 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/attention/ring_attention.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
-#include "worker/model/decoder.h"
-#include "worker/optim/adamw.h"
 #include "worker/trainer/host.h"
+#include "worker/trainer/step_engine.h"
 #include "worker/trainer/training_job.h"
 
 namespace ringleader::trainer {
 
 // What a step works on; all of it outlives the loop. `eval` is null without held-out data.
 struct StepParts {
-  model::Decoder* decoder = nullptr;
-  attention::RingAttention* attention = nullptr;
-  optim::AdamW* optimizer = nullptr;
+  StepEngine* engine = nullptr;
   const data::Loader* train = nullptr;
   const data::Loader* eval = nullptr;
   comm::Communicator* world = nullptr;
@@ -51,15 +43,6 @@ class StepLoop {
   void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
 
  private:
-  // Sums over ranks and micro-batches.
-  struct LossSum {
-    double loss = 0;
-    double tokens = 0;  // with a label
-  };
-
-  // Loss of one sequence's local part; with gradients unless a NoGradGuard is in force.
-  absl::StatusOr<LossSum> ForwardBackward(const data::LocalSequence& sequence);
-  absl::Status SumOverRanks(LossSum* sum);
   // The error of too many skipped steps: which rank's which gradient.
   absl::Status NonFiniteGradient(uint64_t step);
 
