@@ -6,7 +6,6 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "worker/model/layer_ops.h"
 #include "worker/model/loss.h"
 #include "worker/model/rope.h"
@@ -18,34 +17,18 @@ namespace {
 // works on the flat buffers and never sees single parameters.
 class LeafMaker {
  public:
-  LeafMaker(const ParameterLayout& layout, const torch::Tensor& parameters,
-            const torch::Tensor& gradients)
-      : layout_(layout), parameters_(parameters), gradients_(gradients) {}
+  LeafMaker(const torch::Tensor& parameters, const torch::Tensor& gradients)
+      : parameters_(parameters), gradients_(gradients) {}
 
-  // The slots `names`, adjacent in the layout and stacked along their first dimension. Undefined if
-  // the model has none.
-  torch::Tensor Make(const std::string& prefix, const std::vector<const char*>& names) const {
-    int64_t rows = 0, elements = 0;
-    const ParameterSlot* first = nullptr;
-    for (const char* name : names) {
-      const ParameterSlot* slot = layout_.Find(prefix + name);
-      if (slot == nullptr) return {};
-      if (first == nullptr) first = slot;
-      TORCH_CHECK(slot->offset == first->offset + elements, slot->name, " is not adjacent");
-      rows += slot->shape[0];
-      elements += slot->elements;
-    }
-    std::vector<int64_t> shape = first->shape;
-    shape[0] = rows;
-    torch::Tensor leaf =
-        parameters_.narrow(0, first->offset, elements).view(shape).detach().requires_grad_(true);
+  torch::Tensor Make(const SlotGroup& group) const {
+    if (group.shape.empty()) return {};
+    torch::Tensor leaf = ViewGroup(group, parameters_, 0).detach().requires_grad_(true);
     // A gradient that is there already is added to in place: backward fills the flat buffer.
-    leaf.mutable_grad() = gradients_.narrow(0, first->offset, elements).view(shape).detach();
+    leaf.mutable_grad() = ViewGroup(group, gradients_, 0).detach();
     return leaf;
   }
 
  private:
-  const ParameterLayout& layout_;
   const torch::Tensor &parameters_, &gradients_;
 };
 
@@ -69,25 +52,14 @@ Decoder::Decoder(ModelConfig config, int ranks, Recompute recompute)
       parameters_(torch::zeros({layout_.PaddedElements(ranks)}, torch::kFloat32)),
       gradients_(torch::zeros({layout_.PaddedElements(ranks)}, torch::kFloat32)) {
   // What the decoder multiplies by in one go is one leaf: q, k and v; gate and up.
-  const LeafMaker leaf(layout_, parameters_, gradients_);
-  embedding_ = leaf.Make("", {"model.embed_tokens.weight"});
-  final_norm_ = leaf.Make("", {"model.norm.weight"});
-  head_ = config_.tied_embeddings ? embedding_ : leaf.Make("", {"lm_head.weight"});
+  const LeafMaker leaf(parameters_, gradients_);
+  const auto whole = [&](const char* name) { return leaf.Make(FindGroup(layout_, "", {name})); };
+  embedding_ = whole("model.embed_tokens.weight");
+  final_norm_ = whole("model.norm.weight");
+  head_ = config_.tied_embeddings ? embedding_ : whole("lm_head.weight");
   for (int64_t i = 0; i < config_.layers; ++i) {
-    const std::string layer = absl::StrCat("model.layers.", i, ".");
-    const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
-    layers_.push_back({
-        .input_norm = leaf.Make(layer, {"input_layernorm.weight"}),
-        .qkv_weight = leaf.Make(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"}),
-        .qkv_bias = leaf.Make(attention, {"q_proj.bias", "k_proj.bias", "v_proj.bias"}),
-        .output_weight = leaf.Make(attention, {"o_proj.weight"}),
-        .output_bias = leaf.Make(attention, {"o_proj.bias"}),
-        .post_norm = leaf.Make(layer, {"post_attention_layernorm.weight"}),
-        .gate_up_weight = leaf.Make(mlp, {"gate_proj.weight", "up_proj.weight"}),
-        .gate_up_bias = leaf.Make(mlp, {"gate_proj.bias", "up_proj.bias"}),
-        .down_weight = leaf.Make(mlp, {"down_proj.weight"}),
-        .down_bias = leaf.Make(mlp, {"down_proj.bias"}),
-    });
+    layers_.push_back(
+        MakeLayerParameters(layout_, i, [&](const SlotGroup& group) { return leaf.Make(group); }));
   }
 }
 

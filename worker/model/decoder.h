@@ -7,21 +7,12 @@
 #include <vector>
 
 #include "worker/attention/layer_attention.h"
+#include "worker/model/layer_parameters.h"
 #include "worker/model/model_config.h"
 #include "worker/model/parameter_layout.h"
+#include "worker/model/token_ops.h"
 
 namespace ringleader::model {
-
-// One layer's parameters: leaf tensors that alias the flat buffer. Undefined where the family has
-// no bias.
-struct LayerParameters {
-  torch::Tensor input_norm;            // [hidden]
-  torch::Tensor qkv_weight, qkv_bias;  // [(heads + 2 kv_heads) d, hidden], [(heads + 2 kv_heads) d]
-  torch::Tensor output_weight, output_bias;    // [hidden, heads d], [hidden]
-  torch::Tensor post_norm;                     // [hidden]
-  torch::Tensor gate_up_weight, gate_up_bias;  // [2 intermediate, hidden], [2 intermediate]
-  torch::Tensor down_weight, down_bias;        // [hidden, intermediate], [hidden]
-};
 
 // Sum over the labelled tokens; ranks add both up and divide. `sum` is an fp64 scalar,
 // differentiable.
@@ -33,8 +24,6 @@ struct TokenLoss {
 // Not thread-safe. Parameters and gradients are fp32 on CPU.
 class Decoder {
  public:
-  static constexpr int64_t kIgnoreLabel = -100;
-
   // Allocates parameters (zero) and gradients for a model whose flat buffers are shared by `ranks`
   // shards.
   Decoder(ModelConfig config, int ranks, Recompute recompute);
@@ -70,7 +59,7 @@ class Decoder {
   Recompute recompute_;
   torch::Tensor parameters_, gradients_;  // [padded]
   torch::Tensor embedding_, final_norm_, head_;
-  std::vector<LayerParameters> layers_;
+  std::vector<LayerParameters> layers_;  // leaf tensors that alias the flat buffers
 };
 
 }  // namespace ringleader::model

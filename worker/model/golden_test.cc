@@ -1,4 +1,6 @@
 // Parity with Hugging Face: the models under tests/golden and what transformers computed for them.
+#include "worker/model/testing/golden.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,25 +19,6 @@
 
 namespace ringleader::model {
 namespace {
-
-std::map<std::string, torch::Tensor> ReadAll(const std::string& path) {
-  absl::StatusOr<std::unique_ptr<SafetensorsFile>> file = SafetensorsFile::Open(path);
-  EXPECT_TRUE(file.ok()) << file.status();
-  std::map<std::string, torch::Tensor> tensors;
-  for (const StoredTensor& stored : (*file)->header().tensors) {
-    torch::Tensor tensor = torch::empty(stored.shape);
-    EXPECT_TRUE(
-        (*file)
-            ->ReadFloats(stored, {tensor.data_ptr<float>(), static_cast<size_t>(tensor.numel())})
-            .ok());
-    tensors[stored.name] = tensor;
-  }
-  return tensors;
-}
-
-double RelativeError(const torch::Tensor& got, const torch::Tensor& want) {
-  return ((got - want).norm() / want.norm().clamp_min(1e-12)).item<double>();
-}
 
 struct Case {
   std::string name;
@@ -57,7 +40,7 @@ TEST_P(GoldenTest, LogitsLossAndGradientsEqualTransformers) {
   const absl::Status loaded =
       LoadWeights(Folder(), *config, decoder.layout(), decoder.parameters());
   ASSERT_TRUE(loaded.ok()) << loaded;
-  const auto expected = ReadAll(Folder() + "/expected.safetensors");
+  const auto expected = ReadAllTensors(Folder() + "/expected.safetensors");
   const torch::Tensor tokens = expected.at("tokens").to(torch::kInt64);
   const int64_t n = tokens.size(0);
 
@@ -154,8 +137,7 @@ TEST(DecoderTest, RecomputingDoesNotChangeABit) {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const char* name : {"qwen2", "llama", "llama-bias", "qwen2-linear", "qwen2-dynamic",
-                           "qwen2-yarn", "llama-llama3"}) {
+  for (const std::string& name : GoldenNames()) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
       cases.push_back({name, recompute});
     }

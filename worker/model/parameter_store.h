@@ -19,8 +19,9 @@ class ParameterStore {
   // ends.
   virtual torch::Tensor Parameters(int block, int next) = 0;
 
-  // A buffer of the block's gradient to add to: [elements] fp32. The buffers of at most two layers
-  // are open at a time, besides the embedding's and the final block's.
+  // A buffer of the block's gradient to add to: [elements] fp32; the same again while it is open.
+  // The buffers of at most two layers are open at a time, besides the embedding's and the final
+  // block's.
   virtual torch::Tensor OpenGradient(int block) = 0;
   // Everything that this backward adds to the block's buffer is enqueued.
   virtual void CloseGradient(int block) = 0;

@@ -52,6 +52,8 @@ class ShardedDecoder {
   torch::Tensor Logits(const TokenBatch& batch, attention::ContextAttention& attention);
 
  private:
+  class Pass;
+
   ModelConfig config_;
   ParameterLayout layout_;
   const TokenOps& ops_;
