@@ -52,7 +52,8 @@ absl::StatusOr<Address> ParseAddress(std::string_view text) {
 std::string FormatAddress(const Address& address) {
   if (!address.path.empty()) return std::string(kUnixPrefix) + address.path;
   const bool ipv6 = address.host.find(':') != std::string::npos;
-  return absl::StrFormat(ipv6 ? "[%s]:%d" : "%s:%d", address.host, address.port);
+  return ipv6 ? absl::StrFormat("[%s]:%d", address.host, address.port)
+              : absl::StrFormat("%s:%d", address.host, address.port);
 }
 
 bool IsLoopback(const Address& address) {
