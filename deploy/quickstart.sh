@@ -33,40 +33,8 @@ build_binaries() {
   cmake --build "$build" --target ringleader-coordinator ringleader-worker ringleader-trainer ringctl
 }
 
-pids=()
-stop_services() {
-  trap - EXIT INT TERM
-  ((${#pids[@]})) || return 0
-  # The workers first: SIGTERM lets them stop their trainers and tell the coordinator so.
-  kill -TERM "${pids[@]}" 2>/dev/null || true
-  for pid in "${pids[@]}"; do
-    timeout 20 tail --pid="$pid" -f /dev/null || kill -KILL "$pid" 2>/dev/null || true
-  done
-}
-
-# start NAME COMMAND...: in the background, output to logs/NAME.log.
-start() {
-  local name=$1
-  shift
-  # setsid: Ctrl-C reaches this script alone, which then stops the services in order.
-  setsid "$@" >"$run/logs/$name.log" 2>&1 &
-  pids+=($!)
-}
-
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
-
-await_nodes() {  # COUNT
-  local ready deadline=$((SECONDS + 60))
-  until ready=$("$bin/ringctl" nodes -o json 2>/dev/null | grep -c '"READY"') && ((ready >= $1)); do
-    for pid in "${pids[@]}"; do
-      kill -0 "$pid" 2>/dev/null || { tail -n 5 "$run"/logs/*.log >&2; exit 1; }
-    done
-    ((SECONDS < deadline)) || { echo "quickstart: the workers did not come up; see $run/logs" >&2; exit 1; }
-    sleep 0.2
-  done
-}
+# shellcheck source=deploy/loopback_services.sh
+source "$root/deploy/loopback_services.sh"
 
 mkdir -p "$run/logs"
 trap 'stop_services' EXIT
@@ -83,14 +51,9 @@ rm -rf "$run/tokens" "$run/coordinator" "$run/worker-a" "$run/worker-b" "$run/ch
 "$bin/ringctl" data pack --input "$text" --output "$run/tokens" --suffix .h --suffix .hpp --suffix .c
 
 say "Starting one coordinator and two workers"
-RINGLEADER_ADDRESS=127.0.0.1:$(free_port)
-export RINGLEADER_ADDRESS
-start coordinator "$bin/ringleader-coordinator" --listen "$RINGLEADER_ADDRESS" --data-dir "$run/coordinator" \
-  --metrics-listen "127.0.0.1:$(free_port)"
-for name in a b; do
-  start "worker-$name" "$bin/ringleader-worker" --name "quickstart-$name" --coordinator "$RINGLEADER_ADDRESS" \
-    --data-dir "$run/worker-$name" --trainers 2 --metrics-listen "127.0.0.1:$(free_port)"
-done
+start_coordinator
+start_worker a --trainers 2
+start_worker b --trainers 2
 await_nodes 2
 "$bin/ringctl" nodes
 

@@ -1,0 +1,55 @@
+# shellcheck shell=bash disable=SC2154
+# Sourced: starts a coordinator and workers on loopback for a script, and stops them with it.
+#
+# In: bin (folder of binaries), run (folder for data and logs). Sets RINGLEADER_ADDRESS. The script calls stop_services
+# when it ends.
+
+pids=()
+stop_services() {
+  trap - EXIT INT TERM
+  ((${#pids[@]})) || return 0
+  # The workers first: SIGTERM lets them stop their trainers and tell the coordinator so.
+  kill -TERM "${pids[@]}" 2>/dev/null || true
+  for pid in "${pids[@]}"; do
+    timeout 20 tail --pid="$pid" -f /dev/null || kill -KILL "$pid" 2>/dev/null || true
+  done
+}
+
+# start NAME COMMAND...: in the background, output to logs/NAME.log.
+start() {
+  local name=$1
+  shift
+  # setsid: Ctrl-C reaches this script alone, which then stops the services in order.
+  setsid "$@" >"$run/logs/$name.log" 2>&1 &
+  pids+=($!)
+}
+
+free_port() {
+  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+await_nodes() {  # COUNT
+  local ready deadline=$((SECONDS + 60))
+  until ready=$("$bin/ringctl" nodes -o json 2>/dev/null | grep -c '"READY"') && ((ready >= $1)); do
+    for pid in "${pids[@]}"; do
+      kill -0 "$pid" 2>/dev/null || { tail -n 5 "$run"/logs/*.log >&2; exit 1; }
+    done
+    ((SECONDS < deadline)) || { echo "the workers did not come up; see $run/logs" >&2; exit 1; }
+    sleep 0.2
+  done
+}
+
+# shellcheck disable=SC2120
+start_coordinator() {  # [FLAG...]
+  RINGLEADER_ADDRESS=127.0.0.1:$(free_port)
+  export RINGLEADER_ADDRESS
+  start coordinator "$bin/ringleader-coordinator" --listen "$RINGLEADER_ADDRESS" --data-dir "$run/coordinator" \
+    --metrics-listen "127.0.0.1:$(free_port)" "$@"
+}
+
+start_worker() {  # NAME [FLAG...]
+  local name=$1
+  shift
+  start "worker-$name" "$bin/ringleader-worker" --name "$name" --coordinator "$RINGLEADER_ADDRESS" \
+    --data-dir "$run/worker-$name" --metrics-listen "127.0.0.1:$(free_port)" "$@"
+}
