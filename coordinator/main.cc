@@ -40,6 +40,7 @@ struct Flags {
   std::string metrics_listen = "127.0.0.1:7071";
   std::string data_dir;
   int64_t log_mebibytes_per_job = 64;
+  int64_t steps_per_job = store::SqliteOptions().steps_per_job;
   bool check_files = true;
   TlsOptions tls;
   LoggingOptions logging;
@@ -57,6 +58,11 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--log-mebibytes-per-job", flags->log_mebibytes_per_job,
                  "bound on the stored log of one job")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--steps-per-job", flags->steps_per_job,
+                 "bound on the stored step reports of one job: the newest half in full, older ones "
+                 "thinned out")
+      ->check(CLI::Range(128, 100'000'000))
       ->capture_default_str();
   app.add_option(
          "--check-files", flags->check_files,
@@ -87,6 +93,7 @@ absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<store::Store> store,
                    store::OpenSqliteStore({.path = database,
                                            .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
+                                           .steps_per_job = flags.steps_per_job,
                                            .clock = Clock::Real(),
                                            .on_commit = [&](absl::Duration duration, int writes) {
                                              commits.OnCommit(duration, writes);

@@ -84,7 +84,11 @@ class ControllerCore {
                              absl::Time now) const;
   // `job`'s current attempt was sent to `node`, and no worker has said yet that it got it.
   bool StartPending(const std::string& node, const std::string& job) const;
-  void OnStep(NodeRecord& record, uint64_t sequence, v1::AttemptEvent& event);
+  absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
+                      v1::AttemptEvent& event);
+  // Of a job that has ended: fills a gap that an attempt which was given up left in its record.
+  absl::Status OnStepOfEndedJob(store::WriteTransaction& transaction,
+                                const v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
                             const v1::CheckpointNotice& checkpoint);
   absl::Status OnAck(store::WriteTransaction& transaction, const std::string& node,

@@ -248,8 +248,7 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
                                      uint64_t sequence, bool seen, v1::AttemptEvent& event,
                                      absl::Time now) {
   if (event.kind_case() == v1::AttemptEvent::kStep) {
-    OnStep(record, sequence, event);
-    return absl::OkStatus();
+    return OnStep(transaction, record, sequence, event);
   }
   if (seen) return absl::OkStatus();
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
@@ -282,20 +281,37 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
 }
 
 // Also of a report that was seen before: what was not merged before a restart is merged now.
-void ControllerCore::OnStep(NodeRecord& record, uint64_t sequence, v1::AttemptEvent& event) {
+absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRecord& record,
+                                    uint64_t sequence, v1::AttemptEvent& event) {
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
   if (machine == nullptr || !Live(*machine->attempt())) {
-    if (JobMachine* const later = Find(event.job())) {
-      later->OnLateStep(event.attempt(), std::move(*event.mutable_step()));
-    }
-    return;
+    JobMachine* const later = Find(event.job());
+    if (later == nullptr) return OnStepOfEndedJob(transaction, event);
+    later->OnLateStep(event.attempt(), std::move(*event.mutable_step()));
+    return absl::OkStatus();
   }
   record.log.Hold(sequence);
   StepMerger::Origin origin{record.session->node(), record.log.incarnation(), sequence};
   const std::optional<v1::StepReport> merged =
       machine->OnStep(std::move(*event.mutable_step()), std::move(origin));
-  if (!merged) return;
+  if (!merged) return absl::OkStatus();
   if (const auto plan = plans_->Observe(machine->job(), *merged)) machine->Replan(*plan);
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::OnStepOfEndedJob(store::WriteTransaction& transaction,
+                                              const v1::AttemptEvent& event) {
+  const absl::StatusOr<v1::Job> job = transaction.GetJob(event.job());
+  if (!job.ok()) return absl::IsNotFound(job.status()) ? absl::OkStatus() : job.status();
+  // Another job may have the name by now; the token says whether it is this one's attempt.
+  const bool known =
+      std::any_of(job->attempts().begin(), job->attempts().end(), [&](const auto& attempt) {
+        return attempt.number() == event.attempt() &&
+               attempt.fencing_token() == event.fencing_token();
+      });
+  // One rank's word will do, as in JobMachine::OnLateStep.
+  return known ? transaction.PutMissingStep(event.job(), MergeSteps({event.step()}))
+               : absl::OkStatus();
 }
 
 absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,

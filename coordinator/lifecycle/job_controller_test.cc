@@ -163,7 +163,7 @@ class JobControllerTest : public ::testing::Test {
 
   void Say(const std::shared_ptr<FakeSession>& session, uint64_t sequence, v1::AttemptEvent event) {
     event.set_job("j");
-    event.set_attempt(1);
+    event.set_attempt(attempt_);
     event.set_fencing_token(token_);
     v1::WorkerMessage message;
     message.set_sequence(sequence);
@@ -268,6 +268,7 @@ class JobControllerTest : public ::testing::Test {
   std::unique_ptr<store::Store> sqlite_;
   FlakyStore store_;
   std::unique_ptr<JobController> controller_;
+  uint32_t attempt_ = 1;  // whose, in Say()
   uint64_t token_ = 0;
 };
 
@@ -363,6 +364,46 @@ TEST_F(JobControllerTest, AnotherProcessOfTheWorkerMeansThatItsTrainersAreDead) 
   controller_->RunOnce();
   EXPECT_EQ(Job().attempts_size(), 2);
   EXPECT_GT(Job().attempts(1).fencing_token(), token_);
+}
+
+TEST_F(JobControllerTest, StepsOfAFencedWorkerFillTheRecordAlsoAfterTheJobHasEnded) {
+  auto old = RunJob();
+  Say(old, 4, Step(1, 0));
+  Say(old, 5, Step(1, 1));
+  controller_->OnClosed(old);
+  controller_->RunOnce();
+  clock_.Advance(options_.adoption_timeout);
+  controller_->RunOnce();
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
+  const uint64_t old_token = token_;
+  auto next = Connect("b", "other.1");
+  clock_.Advance(options_.retry_backoff);
+  controller_->RunOnce();
+  const std::vector<v1::Command> commands = next->Commands();
+  ASSERT_THAT(commands, SizeIs(1));
+  token_ = commands[0].fencing_token();
+  attempt_ = 2;
+  Acknowledge(next, 1, commands[0].command_id());
+  uint64_t sequence = 2;
+  for (const uint32_t rank : {0u, 1u}) Say(next, sequence++, Ready(rank));
+  // From the checkpoint of step 2.
+  for (const int32_t rank : {0, 1}) Say(next, sequence++, Step(3, rank));
+  for (const uint32_t rank : {0u, 1u}) {
+    v1::AttemptEvent completed;
+    completed.mutable_trainer_exited()->set_rank(rank);
+    completed.mutable_trainer_exited()->set_outcome(v1::TrainerExited::COMPLETED);
+    Say(next, sequence++, completed);
+  }
+  EXPECT_EQ(Job().state(), v1::Job::SUCCEEDED);
+  auto back = Connect("a", "folder.1");
+  attempt_ = 1;
+  token_ = old_token;
+  Say(back, 6, Step(2, 0));
+  Say(back, 7, Step(3, 0));
+  token_ = old_token + 100;  // of another job of this name
+  Say(back, 8, Step(4, 0));
+  EXPECT_EQ(back->acknowledged(), 8);
+  EXPECT_THAT(Steps(), ElementsAre(1, 3, 2));
 }
 
 TEST_F(JobControllerTest, AWitnessedDeathFailsTheAttemptOnceItsLastWordsAreIn) {

@@ -80,6 +80,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
       sums.column_tiles += layer.column_tiles();
       column_tiles += layer.column_tiles();
     }
+    // A worker that ran out of room sends reports without layers: no word about the load.
+    if (report.layers().empty()) continue;
     rank_tiles.push_back(std::accumulate(ring_steps.begin(), ring_steps.end(), column_tiles));
     step_imbalance = std::max(step_imbalance, MaxOverMean(ring_steps));
   }

@@ -17,6 +17,9 @@ struct SqliteOptions {
   std::string path = {};
   // Bound on one job's log; the oldest lines go first.
   int64_t log_bytes_per_job = int64_t{64} << 20;
+  // Bound on the step reports of one job: the newest half of it is kept in full; of what is older,
+  // the first step and every 2^n-th after it, with the smallest n that keeps to the other half.
+  int64_t steps_per_job = 20'000;
   Clock* clock = Clock::Real();
   // Called after each group commit with its duration and the number of writes in it; may be empty.
   std::function<void(absl::Duration, int)> on_commit = {};

@@ -44,6 +44,7 @@ class SqliteStoreTest : public ::testing::Test {
     auto store = OpenSqliteStore(
         {.path = dir_.File("coordinator.db"),
          .log_bytes_per_job = 2000,
+         .steps_per_job = 256,
          .clock = &clock_,
          .on_commit = [this](absl::Duration, int writes) { group_sizes_.push_back(writes); }});
     ASSERT_TRUE(store.ok()) << store.status();
@@ -312,6 +313,50 @@ TEST_F(SqliteStoreTest, CountersAndAppliedSequencesSurvive) {
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "later9"); }), 1u);
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n1"); }), "later9");
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n2"); }), "");
+}
+
+TEST_F(SqliteStoreTest, OldStepsAreThinnedOut) {
+  Create("a");
+  for (uint64_t step = 1; step <= 3000; ++step) {
+    Write([&](WriteTransaction& t) {
+      v1::StepReport report;
+      report.set_step(step);
+      return t.PutStep("a", report);
+    });
+  }
+  const absl::StatusOr<StepPage> page =
+      Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10'000); });
+  std::vector<uint64_t> steps;
+  for (const v1::StepReport& step : page->steps) steps.push_back(step.step());
+  EXPECT_LE(steps.size(), 256u + 64u);
+  EXPECT_GE(steps.size(), 128u + 64u);
+  EXPECT_EQ(steps.front(), 1u);
+  EXPECT_EQ(steps.back(), 3000u);
+  // 2,872 older steps, of which at most 128 stay: every 32nd.
+  for (size_t i = 1; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i] - steps[i - 1], steps[i] > 3000 - 128 ? 1u : 32u) << steps[i];
+    if (steps[i] > 2800) break;
+  }
+  for (size_t i = steps.size() - 128; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i], 3000 - (steps.size() - 1 - i));
+  }
+}
+
+TEST_F(SqliteStoreTest, AMissingStepIsFilledInAndAKnownOneKept) {
+  Create("a");
+  v1::StepReport report;
+  report.set_step(1);
+  report.set_loss(3);
+  Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
+  report.set_loss(4);
+  Write([&](WriteTransaction& t) { return t.PutMissingStep("a", report); });
+  report.set_step(2);
+  Write([&](WriteTransaction& t) { return t.PutMissingStep("a", report); });
+  const absl::StatusOr<StepPage> page =
+      Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10); });
+  ASSERT_THAT(page->steps, SizeIs(2));
+  EXPECT_EQ(page->steps[0].loss(), 3);
+  EXPECT_EQ(page->steps[1].loss(), 4);
 }
 
 TEST_F(SqliteStoreTest, RequestIsDoneOnce) {

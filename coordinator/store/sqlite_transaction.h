@@ -47,6 +47,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status DeleteJob(std::string_view id) override;
   absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) override;
   absl::Status PutStep(std::string_view job, const v1::StepReport& merged) override;
+  absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) override;
   absl::Status PutCheckpoint(std::string_view job, const v1::CheckpointNotice& checkpoint) override;
   absl::Status DeleteCheckpoint(std::string_view job, uint64_t step) override;
@@ -70,6 +71,8 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status PutLabels(const v1::Job& job);
   // Deletes the oldest lines until the log is within its bound; updates both.
   void TrimLogs(std::string_view job, int64_t* first_offset, int64_t* bytes);
+  // Thins older steps out to within their bound, now and then.
+  void TrimSteps(std::string_view job, int64_t newest_step);
   absl::Status AddAttempts(std::string_view id, v1::Job* job);
   absl::StatusOr<LogPage> ReadLastLogs(const LogQuery& query);
 

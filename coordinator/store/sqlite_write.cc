@@ -15,6 +15,9 @@ namespace {
 // so many successors.
 constexpr int64_t kIncarnationsPerNode = 8;
 
+// Old steps are looked through once in so many new ones.
+constexpr int64_t kStepsBetweenTrims = 64;
+
 std::string Serialize(const google::protobuf::MessageLite& message) {
   return Seal(message.SerializeAsString());
 }
@@ -127,8 +130,31 @@ absl::Status SqliteTransaction::PutAttempt(std::string_view job, const v1::Attem
 }
 
 absl::Status SqliteTransaction::PutStep(std::string_view job, const v1::StepReport& merged) {
-  return WriteOfJob(job, "INSERT OR REPLACE INTO steps (job, step, data) VALUES (?, ?, ?)", job,
-                    static_cast<int64_t>(merged.step()), Blob{Serialize(merged)});
+  const int64_t step = static_cast<int64_t>(merged.step());
+  RETURN_IF_ERROR(WriteOfJob(job, "INSERT OR REPLACE INTO steps (job, step, data) VALUES (?, ?, ?)",
+                             job, step, Blob{Serialize(merged)}));
+  return connection_.Try([&]() -> absl::Status {
+    TrimSteps(job, step);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SqliteTransaction::PutMissingStep(std::string_view job, const v1::StepReport& merged) {
+  return WriteOfJob(
+      job,
+      "INSERT INTO steps (job, step, data) VALUES (?, ?, ?) ON CONFLICT (job, step) DO NOTHING",
+      job, static_cast<int64_t>(merged.step()), Blob{Serialize(merged)});
+}
+
+void SqliteTransaction::TrimSteps(std::string_view job, int64_t newest_step) {
+  const int64_t kept_in_full = options_.steps_per_job / 2;
+  const int64_t older = newest_step - kept_in_full;
+  if (older <= 0 || newest_step % kStepsBetweenTrims != 0) return;
+  int64_t stride = 1;
+  while ((older + stride - 1) / stride > kept_in_full) stride *= 2;
+  if (stride == 1) return;
+  connection_.Run("DELETE FROM steps WHERE job = ? AND step <= ? AND (step - 1) % ? <> 0", job,
+                  older, stride);
 }
 
 absl::Status SqliteTransaction::PutEval(std::string_view job, const v1::EvalReport& eval) {

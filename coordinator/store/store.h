@@ -160,6 +160,8 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) = 0;
 
   virtual absl::Status PutStep(std::string_view job, const v1::StepReport& merged) = 0;
+  // The same, unless there is a report of that step already.
+  virtual absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) = 0;
   virtual absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) = 0;
   virtual absl::Status PutCheckpoint(std::string_view job,
                                      const v1::CheckpointNotice& checkpoint) = 0;

@@ -61,15 +61,6 @@ class FakeWorker::Reactor
     absl::MutexLock lock(&mu_);
     v1::WorkerMessage message;
     message.mutable_heartbeat()->set_number(++heartbeats_);
-    for (const auto& [key, attempt] : attempts_) {
-      v1::RunningAttempt* const running = message.mutable_heartbeat()->add_attempts();
-      running->set_job(attempt.job);
-      running->set_attempt(attempt.number);
-      running->set_fencing_token(attempt.token);
-      for (uint32_t i = 0; i < attempt.start.trainers(); ++i)
-        running->add_ranks(attempt.start.first_rank() + i);
-      running->set_last_step(attempt.step);
-    }
     Send(std::move(message));
   }
 

@@ -180,7 +180,6 @@ bool CoordinatorLink::WriteHeartbeat(Stream* stream) {
   v1::Heartbeat* const heartbeat = message.mutable_heartbeat();
   const absl::Time now = absl::Now();
   heartbeat->mutable_time()->set_seconds(absl::ToUnixSeconds(now));
-  callbacks_.heartbeat(heartbeat);
   {
     absl::MutexLock lock(&mutex_);
     heartbeat->set_number(++last_heartbeat_);

@@ -25,7 +25,6 @@ class CoordinatorLink {
   // Called on the link's threads.
   struct Callbacks {
     std::function<v1::WorkerHello()> hello;
-    std::function<void(v1::Heartbeat*)> heartbeat;  // adds what runs
     std::function<void()> on_welcome;
     std::function<void(v1::Command)> on_command;
   };

@@ -6,14 +6,25 @@
 
 namespace ringleader::agent {
 
-void EventBuffer::PushLocked(v1::WorkerMessage message, size_t log_bytes) {
+void EventBuffer::PushLocked(v1::WorkerMessage message, size_t log_bytes, size_t layer_bytes) {
   message.set_sequence(acknowledged_ + entries_.size() + 1);
-  entries_.push_back({std::move(message), log_bytes});
+  log_bytes_ += log_bytes;
+  layer_bytes_ += layer_bytes;
+  entries_.push_back({std::move(message), log_bytes, layer_bytes});
 }
 
 void EventBuffer::Push(v1::WorkerMessage message) {
   absl::MutexLock lock(&mutex_);
-  PushLocked(std::move(message), 0);
+  size_t layer_bytes = 0;
+  if (message.event().has_step()) {
+    v1::StepReport* const step = message.mutable_event()->mutable_step();
+    for (const v1::LayerReport& layer : step->layers()) layer_bytes += layer.ByteSizeLong();
+    if (layer_bytes_ + layer_bytes > max_layer_bytes_) {
+      step->clear_layers();
+      layer_bytes = 0;
+    }
+  }
+  PushLocked(std::move(message), 0, layer_bytes);
 }
 
 void EventBuffer::PushLogs(v1::AttemptEvent event, std::vector<v1::LogLine> lines) {
@@ -40,16 +51,16 @@ void EventBuffer::PushLogs(v1::AttemptEvent event, std::vector<v1::LogLine> line
     *batch->add_lines() = std::move(line);
   }
   if (batch->lines().empty()) return;
-  log_bytes_ += bytes;
   v1::WorkerMessage message;
   *message.mutable_event() = std::move(event);
-  PushLocked(std::move(message), bytes);
+  PushLocked(std::move(message), bytes, 0);
 }
 
 void EventBuffer::Acknowledge(uint64_t sequence) {
   absl::MutexLock lock(&mutex_);
   while (!entries_.empty() && acknowledged_ < sequence) {
     log_bytes_ -= entries_.front().log_bytes;
+    layer_bytes_ -= entries_.front().layer_bytes;
     entries_.pop_front();
     ++acknowledged_;
   }

@@ -52,6 +52,30 @@ TEST_F(EventBufferTest, NumbersWithoutGapsAndKeepsUntilAcknowledged) {
   EXPECT_EQ(buffer_.acknowledged(), 4);
 }
 
+TEST_F(EventBufferTest, ReportsThatDoNotFitGoWithoutTheirLayers) {
+  EventBuffer buffer(100, 1000);
+  v1::WorkerMessage message;
+  v1::StepReport* const step = message.mutable_event()->mutable_step();
+  step->set_loss(2.5);
+  for (uint32_t layer = 0; layer < 10; ++layer) {
+    step->add_layers()->set_layer(layer);
+    step->mutable_layers(static_cast<int>(layer))->set_density(0.5);
+  }
+  for (int i = 0; i < 1000; ++i) buffer.Push(message);
+  size_t with_layers = 0;
+  for (uint64_t after = 0; after < 1000; ++after) {
+    const v1::WorkerMessage kept = *buffer.Next(after, absl::InfinitePast());
+    EXPECT_EQ(kept.event().step().loss(), 2.5);
+    if (kept.event().step().layers_size() > 0) ++with_layers;
+  }
+  EXPECT_GT(with_layers, 0u);
+  EXPECT_LT(with_layers, 100u);
+  // Room again once they are acknowledged.
+  buffer.Acknowledge(1000);
+  buffer.Push(message);
+  EXPECT_EQ(buffer.Next(1000, absl::InfinitePast())->event().step().layers_size(), 10);
+}
+
 TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
   const std::string text(90, 'x');
   buffer_.PushLogs({}, {Line(text), Line(text), Line(text)});

@@ -58,12 +58,6 @@ Worker::Worker(const WorkerOptions& options, DataDir data_dir,
       trainer_link_(this),
       link_(std::move(channel), &events_,
             {.hello = [this] { return Hello(); },
-             .heartbeat =
-                 [this](v1::Heartbeat* heartbeat) {
-                   for (v1::RunningAttempt& attempt : supervisor_.Running()) {
-                     *heartbeat->add_attempts() = std::move(attempt);
-                   }
-                 },
              .on_welcome =
                  [this] {
                    // A restarted coordinator has not heard that this worker wants to go.
