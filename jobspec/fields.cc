@@ -140,6 +140,13 @@ constexpr Field kFields[] = {
      "Compute threads of one CPU trainer; 0: the node's cores divided by its trainers."},
     {"resources.max_nodes", Need::kDefault, "0", {0, 65536}, When::kAlways,
      "At most this many nodes; 0: any number."},
+    {"resources.recompute", Need::kDefault, "auto", {}, When::kCuda,
+     "What backward computes again instead of keeping it: nothing (`none`), all of a layer but q, "
+     "k, v and attention's output (`attention_only`), or all but attention's output (`full`). "
+     "`auto`: the least that fits the GPU."},
+    {"resources.transfer_timeout_seconds", Need::kDefault, "180", {1, 86400}, When::kCuda,
+     "A transfer between ranks that has not ended for so long means that one of them hangs: the "
+     "attempt is aborted. Longer than one layer's attention takes."},
 
     {"scheduling.priority", Need::kDefault, "0", {-1000, 1000}, When::kAlways,
      "Higher runs first."},
@@ -232,6 +239,8 @@ bool Fits(When when, const v1::JobSpec& spec) {
       return spec.parallelism().layout() == v1::ParallelismSpec::STRIPED;
     case When::kDecay:
       return spec.training().schedule() != v1::TrainingSpec::CONSTANT;
+    case When::kCuda:
+      return spec.resources().engine() == v1::ResourcesSpec::CUDA;
   }
   return true;
 }
@@ -254,6 +263,8 @@ std::string_view Requirement(When when) {
       return "parallelism.layout: striped";
     case When::kDecay:
       return "training.schedule other than constant";
+    case When::kCuda:
+      return "resources.engine: cuda";
   }
   return "";
 }

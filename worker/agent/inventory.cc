@@ -55,22 +55,59 @@ uint64_t MemoryBytes(const std::string& root) {
   return kibibytes << 10;
 }
 
-// uuid → bytes. The driver's files do not say how much memory a GPU has; its tool does.
-std::map<std::string, uint64_t> GpuMemory() {
-  std::map<std::string, uint64_t> memory;
+// The driver's tool knows memory sizes, too; rows of "uuid, name, MiB".
+std::vector<v1::Gpu> GpusFromTool() {
+  std::vector<v1::Gpu> gpus;
   FILE* const output = popen(
-      "nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits 2>/dev/null", "r");
-  if (output == nullptr) return memory;
+      "nvidia-smi --query-gpu=uuid,name,memory.total --format=csv,noheader,nounits 2>/dev/null",
+      "r");
+  if (output == nullptr) return gpus;
   char line[256];
   while (std::fgets(line, sizeof(line), output) != nullptr) {
     const std::vector<std::string> cells = absl::StrSplit(line, ',');
     uint64_t mebibytes = 0;
-    if (cells.size() == 2 && absl::SimpleAtoi(Strip(cells[1]), &mebibytes)) {
-      memory[Strip(cells[0])] = mebibytes << 20;
-    }
+    if (cells.size() != 3 || !absl::SimpleAtoi(Strip(cells[2]), &mebibytes)) continue;
+    v1::Gpu& gpu = gpus.emplace_back();
+    gpu.set_uuid(Strip(cells[0]));
+    gpu.set_model(Strip(cells[1]));
+    gpu.set_memory_bytes(mebibytes << 20);
   }
   pclose(output);
-  return memory;
+  return gpus;
+}
+
+std::vector<v1::Gpu> GpusFromDriver(const std::string& root) {
+  std::error_code none;  // no such folder: no GPUs
+  std::vector<fs::path> folders;
+  for (const auto& entry : fs::directory_iterator(root + "/proc/driver/nvidia/gpus", none)) {
+    folders.push_back(entry.path());
+  }
+  std::sort(folders.begin(), folders.end());  // by bus address, as CUDA_DEVICE_ORDER=PCI_BUS_ID
+  std::vector<v1::Gpu> gpus;
+  for (const fs::path& folder : folders) {
+    auto fields = Fields(folder / "information");
+    v1::Gpu& gpu = gpus.emplace_back();
+    gpu.set_uuid(fields["GPU UUID"]);
+    gpu.set_model(fields["Model"]);
+  }
+  return gpus;
+}
+
+// What CUDA_VISIBLE_DEVICES leaves of them: numbers, or beginnings of UUIDs.
+std::vector<v1::Gpu> VisibleGpus(const std::vector<v1::Gpu>& all, const char* visible) {
+  if (visible == nullptr) return all;
+  std::vector<v1::Gpu> gpus;
+  for (const std::string& name : std::vector<std::string>(absl::StrSplit(visible, ','))) {
+    uint32_t number = 0;
+    const bool is_number = absl::SimpleAtoi(Strip(name), &number);
+    const auto found = std::find_if(all.begin(), all.end(), [&](const v1::Gpu& gpu) {
+      return is_number ? &gpu == all.data() + number
+                       : !Strip(name).empty() && gpu.uuid().starts_with(Strip(name));
+    });
+    if (found == all.end()) break;  // CUDA, too, ends the list at the first that it does not know
+    gpus.push_back(*found);
+  }
+  return gpus;
 }
 
 }  // namespace
@@ -84,23 +121,10 @@ v1::NodeInventory TakeInventory(const InventoryOptions& options) {
   inventory.set_memory_bytes(MemoryBytes(options.root));
   inventory.set_address(options.address);
   inventory.set_topology_domain(options.topology_domain);
-  std::error_code none;  // no such folder: no GPUs
-  std::vector<fs::path> folders;
-  for (const auto& entry :
-       fs::directory_iterator(options.root + "/proc/driver/nvidia/gpus", none)) {
-    folders.push_back(entry.path());
-  }
-  std::sort(folders.begin(), folders.end());  // by bus address, as CUDA_DEVICE_ORDER=PCI_BUS_ID
-  const auto memory = folders.empty() ? std::map<std::string, uint64_t>() : GpuMemory();
-  for (const fs::path& folder : folders) {
-    auto fields = Fields(folder / "information");
-    v1::Gpu* const gpu = inventory.add_gpus();
-    gpu->set_uuid(fields["GPU UUID"]);
-    gpu->set_model(fields["Model"]);
-    if (const auto found = memory.find(gpu->uuid()); found != memory.end()) {
-      gpu->set_memory_bytes(found->second);
-    }
-  }
+  // Another root is a test's: this machine's tool knows nothing of it.
+  std::vector<v1::Gpu> gpus = options.root.empty() ? GpusFromTool() : std::vector<v1::Gpu>();
+  if (gpus.empty()) gpus = GpusFromDriver(options.root);
+  for (const v1::Gpu& gpu : VisibleGpus(gpus, options.visible_gpus)) *inventory.add_gpus() = gpu;
   const uint32_t default_trainers = std::max(1u, static_cast<uint32_t>(inventory.gpus_size()));
   inventory.set_trainers(options.trainers == 0 ? default_trainers : options.trainers);
   return inventory;

@@ -13,6 +13,8 @@ struct InventoryOptions {
   uint32_t trainers = 0;     // 0: one a GPU; without GPUs, one
   std::string address = {};  // that trainers on other nodes reach
   std::string topology_domain = {};
+  // CUDA_VISIBLE_DEVICES as this worker has it; null: all GPUs.
+  const char* visible_gpus = nullptr;
   // Root of the file system to look at; another one in tests.
   std::string root = {};
 };

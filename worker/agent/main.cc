@@ -3,11 +3,13 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/address.h"
@@ -126,7 +128,10 @@ absl::Status Serve(const Flags& flags) {
     ASSIGN_OR_RETURN(const Address coordinator, ParseAddress(flags.coordinator));
     inventory_options.address = AddressFacing(coordinator);
   }
+  inventory_options.visible_gpus = std::getenv("CUDA_VISIBLE_DEVICES");
   const v1::NodeInventory inventory = TakeInventory(inventory_options);
+  std::vector<std::string> gpus;
+  for (const v1::Gpu& gpu : inventory.gpus()) gpus.push_back(gpu.uuid());
   const WorkerOptions options = {
       .node = flags.name,
       .incarnation = incarnation,
@@ -134,6 +139,7 @@ absl::Status Serve(const Flags& flags) {
       .supervisor = {.trainer_binary = trainer,
                      .slots = inventory.trainers(),
                      .cores = inventory.cpu_cores(),
+                     .gpus = gpus,
                      .listen_host = inventory.address(),
                      .life_fd = witness.life_fd(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),

@@ -213,7 +213,15 @@ absl::Status Supervisor::SpawnTrainer(Attempt& attempt, Trainer& trainer) {
   if (options_.life_fd >= 0) options.inherited_fds.push_back(options_.life_fd);
   if (start.start().spec().resources().engine() == v1::ResourcesSpec::CUDA) {
     options.environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID";
-    options.environment["CUDA_VISIBLE_DEVICES"] = absl::StrCat(trainer.slot);
+    if (trainer.slot >= options_.gpus.size()) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "resources.engine is cuda and this node has %d GPUs for %d trainers; start its worker "
+          "with --trainers %d",
+          options_.gpus.size(), options_.slots, options_.gpus.size()));
+    }
+    options.environment["CUDA_VISIBLE_DEVICES"] = options_.gpus[trainer.slot];
+    // A hardware queue for every stream: transfers must not wait behind unrelated kernels.
+    options.environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "32";
   }
   ASSIGN_OR_RETURN(Process process, Process::Start(options));
   trainer.open_pipes = 2;

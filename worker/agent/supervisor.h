@@ -31,8 +31,9 @@ struct SupervisorOptions {
   std::string trainer_binary;
   uint32_t slots = 1;
   uint32_t cores = 1;
-  std::string listen_host;  // where trainers listen for their peers
-  int life_fd = -1;         // that trainers keep open while they live (Witness); -1: none
+  std::vector<std::string> gpus;  // by slot, as CUDA_VISIBLE_DEVICES takes them
+  std::string listen_host;        // where trainers listen for their peers
+  int life_fd = -1;               // that trainers keep open while they live (Witness); -1: none
   // A trainer that sends no pulse for so long is stuck as a whole; one whose pulses show the same
   // step and phase for so long hangs in it.
   absl::Duration pulse_timeout = absl::Seconds(30);

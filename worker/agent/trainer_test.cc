@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "base/temp_dir.h"
 #include "worker/agent/inventory.h"
 
@@ -82,6 +83,16 @@ TEST(InventoryTest, ReadsTheDriversFiles) {
   EXPECT_EQ(inventory.gpus(0).uuid(), "GPU-0000:0a:00.0");
   EXPECT_EQ(inventory.gpus(0).model(), "NVIDIA H200");
   EXPECT_EQ(inventory.trainers(), 2);  // one a GPU
+
+  // As CUDA sees them: by number or by UUID, and nothing after one that is not there.
+  const auto first = [&](const char* visible) {
+    const auto seen = TakeInventory({.visible_gpus = visible, .root = root.path()});
+    return absl::StrCat(seen.gpus_size(), " ", seen.gpus().empty() ? "" : seen.gpus(0).uuid());
+  };
+  EXPECT_EQ(first("1"), "1 GPU-0000:1b:00.0");
+  EXPECT_EQ(first("GPU-0000:1b,0"), "2 GPU-0000:1b:00.0");
+  EXPECT_EQ(first("7,0"), "0 ");
+  EXPECT_EQ(first(""), "0 ");
 }
 
 }  // namespace

@@ -142,8 +142,7 @@ absl::StatusOr<NcclCommunicator::Lane*> NcclCommunicator::Open(Channel channel) 
     const absl::Status connected = Connect(channel, lane);
     if (!connected.ok()) {
       cudaStreamDestroy(stream);
-      session_->Abort(std::string(connected.message()));
-      return connected;
+      return session_->Fail(connected);
     }
   }
   lane->stream = stream;
@@ -214,8 +213,7 @@ absl::StatusOr<DeviceTransfer> NcclCommunicator::Enqueue(const DeviceOperation& 
     enqueued = session_->NcclError(result, Describe(operation));
   }
   if (!enqueued.ok()) {
-    session_->Abort(std::string(enqueued.message()));
-    return enqueued;
+    return session_->Fail(enqueued);
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const DeviceEventPool::Event> done,
                    session_->events()->Record(lane->stream));

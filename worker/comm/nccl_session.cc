@@ -14,6 +14,8 @@ namespace ringleader::comm {
 namespace {
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(50);
+// In which a broken connection between hosts shows up after NCCL noticed.
+constexpr absl::Duration kPeerNewsDelay = absl::Seconds(1);
 constexpr int kChannels = 5;
 
 const char* ChannelName(Channel channel) {
@@ -80,6 +82,16 @@ void NcclSession::Abort(const std::string& reason) {
   host_->Abort(reason);
 }
 
+absl::Status NcclSession::Fail(const absl::Status& error) {
+  const absl::Time patience = absl::Now() + kPeerNewsDelay;
+  while (!aborted() && host_->status().ok() && absl::Now() < patience) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  const absl::Status news = host_->status();
+  Abort(std::string(news.ok() ? error.message() : news.message()));
+  return news.ok() ? error : status();
+}
+
 absl::Status NcclSession::status() const {
   absl::MutexLock lock(&mutex_);
   return status_;
@@ -130,10 +142,10 @@ void NcclSession::WatchdogLoop() {
       AbortComms();
       continue;
     }
-    absl::Status problem = host_->status();
-    if (problem.ok()) problem = CheckComms();
+    if (const absl::Status host = host_->status(); !host.ok()) Abort(std::string(host.message()));
+    absl::Status problem = CheckComms();
     if (problem.ok()) problem = CheckTransfers();
-    if (!problem.ok()) Abort(std::string(problem.message()));
+    if (!problem.ok()) Fail(problem).IgnoreError();
   }
 }
 

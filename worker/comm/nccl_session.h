@@ -73,6 +73,9 @@ class NcclSession {
 
   // The first call's reason stays. The other ranks hear of it through the host's communicator.
   void Abort(const std::string& reason);
+  // Aborts for an error that was noticed here. Where it comes of another rank's death, which the
+  // host's communicator learns of within a moment, that is the reason, and not this.
+  absl::Status Fail(const absl::Status& error);
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 

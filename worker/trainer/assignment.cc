@@ -56,6 +56,19 @@ optim::LearningRateSchedule ToSchedule(const v1::TrainingSpec& spec) {
   return schedule;
 }
 
+std::optional<model::Recompute> ToRecompute(v1::ResourcesSpec::Recompute recompute) {
+  switch (recompute) {
+    case v1::ResourcesSpec::NONE:
+      return model::Recompute::kNone;
+    case v1::ResourcesSpec::ATTENTION_ONLY:
+      return model::Recompute::kAttentionOnly;
+    case v1::ResourcesSpec::FULL:
+      return model::Recompute::kFull;
+    default:
+      return std::nullopt;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
@@ -121,6 +134,10 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   }
   job.engine = spec.resources().engine() == v1::ResourcesSpec::CUDA ? Engine::kCuda : Engine::kCpu;
   job.threads = static_cast<int>(std::max(1u, assignment.threads()));
+  job.recompute = ToRecompute(spec.resources().recompute());
+  if (spec.resources().has_transfer_timeout_seconds()) {
+    job.transfer_timeout_seconds = static_cast<int>(spec.resources().transfer_timeout_seconds());
+  }
 
   job.model_config = spec.model().config();
   job.model_init = spec.model().init();

@@ -282,6 +282,10 @@ void Attempt::PrintStep(const StepRecord& record) const {
   std::fflush(stdout);
 }
 
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
 }  // namespace
 
 absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, Host& host) {
@@ -289,6 +293,12 @@ absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, H
   Attempt attempt(job, world, host);
   try {
     outcome = attempt.Run();
+  } catch (const c10::OutOfMemoryError& error) {
+    // LibTorch's sentence has the numbers: asked for, free, held.
+    outcome = absl::ResourceExhaustedError(absl::StrFormat(
+        "rank %d: %s; set resources.recompute: full, use more GPUs (resources.trainers) or a "
+        "shorter data.sequence_length",
+        job.rank, FirstLine(error.what_without_backtrace())));
   } catch (const c10::Error& error) {
     outcome = absl::InternalError(error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
