@@ -29,7 +29,7 @@ bool IsAway(const grpc::Status& status) {
 
 class GrpcClient : public Client {
  public:
-  GrpcClient(const Context& context, std::shared_ptr<grpc::Channel> channel)
+  GrpcClient(const Context& context, const std::shared_ptr<grpc::Channel>& channel)
       : context_(context),
         jobs_(v1::JobService::NewStub(channel)),
         logs_(v1::LogService::NewStub(channel)),

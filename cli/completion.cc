@@ -56,6 +56,7 @@ std::string CaseArms(const std::map<std::string, Verb>& verbs) {
 
 std::vector<std::string> Names(const std::map<std::string, Verb>& verbs) {
   std::vector<std::string> names;
+  names.reserve(verbs.size());
   for (const auto& [name, verb] : verbs) names.push_back(name);
   return names;
 }

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Real model shapes through the whole service on GPUs, against transformers on the same machine: a Hugging Face folder
+# with random weights is made, loaded, trained for a few steps and saved; transformers must find the same held-out loss
+# as the service, before on the original and after on the saved model.
+#
+#   tests/gpu/models.sh [--bin DIR] [--trainers 1] [--tokens 8192] [--steps 3] [--dir FOLDER] SHAPE...
+#
+# Shapes: see models.py. Needs python3 with torch and transformers.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+bin=$root/build/bin trainers=1 tokens=8192 steps=3 run='' shapes=()
+while (($#)); do
+  case $1 in
+    --bin) bin=$2; shift 2 ;;
+    --trainers) trainers=$2; shift 2 ;;
+    --tokens) tokens=$2; shift 2 ;;
+    --steps) steps=$2; shift 2 ;;
+    --dir) run=$2; shift 2 ;;
+    -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -*) echo "models: unknown option $1 (see --help)" >&2; exit 2 ;;
+    *) shapes+=("$1"); shift ;;
+  esac
+done
+((${#shapes[@]})) || { echo "models: name a shape: $(python3 "$root/tests/gpu/models.py" shapes)" >&2; exit 2; }
+run=${run:-$(mktemp -d)}
+mkdir -p "$run/logs"
+# shellcheck source=deploy/loopback_services.sh
+source "$root/deploy/loopback_services.sh"
+trap stop_services EXIT
+trap 'exit 130' INT TERM
+
+python=(env -u LD_LIBRARY_PATH python3 "$root/tests/gpu/models.py")
+failed=0
+check() {
+  local shape=$1 folder=$run/$1
+  mkdir -p "$folder"
+  "${python[@]}" make "$shape" "$folder/original" "$folder/ids.bin" "$tokens"
+  local vocabulary
+  vocabulary=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["vocab_size"])' "$folder/original/config.json")
+  # One sequence, the same for training and evaluation.
+  "$bin/ringctl" data pack --format uint32 --input "$folder/ids.bin" --output "$folder/tokens" --eval-share 0 \
+    --vocabulary "$vocabulary" --separator $((vocabulary - 1)) >"$run/logs/$shape.pack.log"
+  cat >"$folder/job.yaml" <<END
+name: ${shape//./-}
+model: {init: ./original}
+data: {train: ./tokens/train, eval: ./tokens/train, sequence_length: $tokens}
+attention: {pattern: dense}
+parallelism: {context: $trainers}
+training: {steps: $steps, learning_rate: 1e-5, warmup_steps: 1, seed: 1, eval_sequences: 1}
+checkpoint: {directory: ./checkpoints, every_steps: 100000, keep_last: 1}
+resources: {trainers: $trainers, engine: cuda}
+END
+  "$bin/ringctl" submit "$folder/job.yaml" --follow >"$run/logs/$shape.log" 2>&1 ||
+    { tail -n 25 "$run/logs/$shape.log"; return 1; }
+  "$bin/ringctl" report "${shape//./-}" -o json >"$folder/summary.json"
+  "${python[@]}" check "$shape" "$folder" "$tokens" || return 1
+  rm -rf "$folder"
+}
+start_coordinator
+start_worker models --trainers "$trainers"
+await_nodes 1
+for shape in "${shapes[@]}"; do
+  check "$shape" || { echo "$shape: FAILED"; failed=1; }
+done
+exit "$failed"
