@@ -34,7 +34,7 @@ failed=0
 check() {
   local shape=$1 folder=$run/$1
   mkdir -p "$folder"
-  "${python[@]}" make "$shape" "$folder/original" "$folder/ids.bin" "$tokens"
+  "${python[@]}" make "$shape" "$folder/original" "$folder/ids.bin" "$tokens" || return 1
   local vocabulary
   vocabulary=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["vocab_size"])' "$folder/original/config.json")
   # One sequence, the same for training and evaluation.
