@@ -13,6 +13,7 @@
 #include "kernels/reference/tile_lists.h"
 #include "worker/attention/check_options.h"
 #include "worker/attention/stopwatch.h"
+#include "worker/attention/tile_counts.h"
 
 namespace ringleader::attention {
 
@@ -44,13 +45,6 @@ void CopyDense(const TokenMajor<const float>& from, const TokenMajor<float>& to)
                   from.head_dim * sizeof(float));
     }
   }
-}
-
-// Tiles at or below the diagonal of this rank's queries against the whole sequence.
-int64_t CausalTiles(const ShardLayout& mine, int tile) {
-  int64_t tiles = 0;
-  for (int64_t i = 0; i < mine.local_tokens(); i += tile) tiles += mine.Position(i) / tile + 1;
-  return tiles;
 }
 
 // Seconds of a phase without the communication that was waited for in it.
@@ -91,21 +85,11 @@ AttentionEngine::AttentionEngine(const AttentionOptions& options, comm::Communic
     : options_(options),
       communicator_(communicator),
       engine_(options.threads),
+      budgets_(options_),
       index_builder_(options_, communicator, &engine_, &stats_.seconds.exposed_communication) {}
 
 ShardLayout AttentionEngine::LayoutOf(int rank, int64_t local_tokens) const {
-  return {.kind = options_.layout,
-          .ranks = communicator_->size(),
-          .rank = rank,
-          .stripe = options_.stripe,
-          .tokens = local_tokens * communicator_->size()};
-}
-
-LayerBudget AttentionEngine::BudgetOf(int layer) const {
-  if (layer < static_cast<int>(budgets_.size())) return budgets_[layer];
-  LayerBudget budget = options_.budget;
-  budget.dense |= std::ranges::find(options_.dense_layers, layer) != options_.dense_layers.end();
-  return budget;
+  return attention::LayoutOf(options_, communicator_->size(), rank, local_tokens);
 }
 
 LayerStats& AttentionEngine::StatsOf(int layer) {
@@ -114,9 +98,7 @@ LayerStats& AttentionEngine::StatsOf(int layer) {
 }
 
 absl::Status AttentionEngine::SetBudgets(std::span<const LayerBudget> budgets) {
-  for (const LayerBudget& budget : budgets) RETURN_IF_ERROR(CheckBudget(budget));
-  budgets_.assign(budgets.begin(), budgets.end());
-  return absl::OkStatus();
+  return budgets_.Set(budgets);
 }
 
 // Sums become means over the calls.
@@ -165,7 +147,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
   {
     const PhaseTimer timer(stats_.seconds, &AttentionSeconds::index);
     ASSIGN_OR_RETURN(index, index_builder_.Build(
-                                BudgetOf(layer),
+                                budgets_.Of(layer),
                                 {.q = q,
                                  .k = k,
                                  .scale = ScaleOf(q),

@@ -12,6 +12,7 @@
 #include "worker/attention/attention_options.h"
 #include "worker/attention/attention_stats.h"
 #include "worker/attention/index_builder.h"
+#include "worker/attention/layer_budgets.h"
 #include "worker/attention/layer_index.h"
 #include "worker/attention/travelling_buffers.h"
 #include "worker/comm/communicator.h"
@@ -46,7 +47,6 @@ class AttentionEngine {
   AttentionEngine(const AttentionOptions& options, comm::Communicator* communicator);
 
   kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
-  LayerBudget BudgetOf(int layer) const;
   LayerStats& StatsOf(int layer);
   // The ring's slots with this rank's keys and values in place, and with kAllGather everyone's.
   absl::StatusOr<std::unique_ptr<TravellingBuffers>> LoadKv(
@@ -59,7 +59,7 @@ class AttentionEngine {
   comm::Communicator* const communicator_;
   kernels::reference::Engine engine_;
   RingSchedule forward_, backward_;
-  std::vector<LayerBudget> budgets_;
+  LayerBudgets budgets_;
   AttentionStats stats_;
   IndexBuilder index_builder_;
 };

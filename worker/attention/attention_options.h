@@ -46,7 +46,17 @@ struct AttentionOptions {
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
   RingShape ring = {};
-  int threads = 1;  // of this rank's engine
+  int threads = 1;  // of this rank's engine; CPU only
 };
+
+// Whose tokens are where, seen from `rank`. `options.stripe` is resolved.
+inline kernels::ShardLayout LayoutOf(const AttentionOptions& options, int ranks, int rank,
+                                     int64_t local_tokens) {
+  return {.kind = options.layout,
+          .ranks = ranks,
+          .rank = rank,
+          .stripe = options.stripe,
+          .tokens = local_tokens * ranks};
+}
 
 }  // namespace ringleader::attention

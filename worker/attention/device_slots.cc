@@ -1,0 +1,68 @@
+#include "worker/attention/device_slots.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace ringleader::attention {
+
+absl::Status AwaitTransfer(const absl::StatusOr<comm::DeviceTransfer>& transfer,
+                           DeviceTimers& timers, cudaStream_t stream) {
+  RETURN_IF_ERROR(transfer.status());
+  if (*transfer == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(timers.BeginWait(stream));
+  RETURN_IF_ERROR((*transfer)->Order(stream));
+  return timers.EndWait(stream);
+}
+
+DeviceSlots::DeviceSlots(comm::DeviceCommunicator* communicator, comm::Channel inner,
+                         comm::Channel outer, DeviceTimers* timers)
+    : communicator_(communicator), inner_(inner), outer_(outer), timers_(timers) {}
+
+void DeviceSlots::Use(void* memory, size_t bytes_per_slot) {
+  in_flight_.clear();
+  memory_ = memory;
+  bytes_per_slot_ = bytes_per_slot;
+}
+
+absl::Status DeviceSlots::Await(int slot, cudaStream_t stream) {
+  for (size_t i = 0; i < in_flight_.size();) {
+    if (!in_flight_[i].Touches(slot)) {
+      ++i;
+      continue;
+    }
+    const comm::DeviceTransfer transfer = std::move(in_flight_[i].transfer);
+    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+    RETURN_IF_ERROR(AwaitTransfer(transfer, *timers_, stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceSlots::AwaitAll(cudaStream_t stream) {
+  for (const InFlight& flight : std::exchange(in_flight_, {})) {
+    RETURN_IF_ERROR(AwaitTransfer(flight.transfer, *timers_, stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceSlots::Start(const RingHop& hop, cudaStream_t stream) {
+  RETURN_IF_ERROR(Await(hop.send_slot, stream));
+  RETURN_IF_ERROR(Await(hop.receive_slot, stream));
+  ASSIGN_OR_RETURN(
+      comm::DeviceTransfer transfer,
+      communicator_->SendReceive(hop.link == RingLink::kInner ? inner_ : outer_,
+                                 data(hop.send_slot), bytes_per_slot_, hop.to,
+                                 data(hop.receive_slot), bytes_per_slot_, hop.from, stream));
+  in_flight_.push_back({hop.send_slot, hop.receive_slot, std::move(transfer)});
+  return absl::OkStatus();
+}
+
+absl::Status DeviceSlots::StartAllGather(cudaStream_t stream) {
+  ASSIGN_OR_RETURN(comm::DeviceTransfer transfer,
+                   communicator_->AllGather(inner_, data(communicator_->rank()), bytes_per_slot_,
+                                            memory_, stream));
+  in_flight_.push_back({-1, -1, std::move(transfer)});
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,233 @@
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "worker/attention/index_kernels.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::ShardLayout;
+
+constexpr int kThreads = 256;
+
+unsigned Blocks(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+absl::Status Launched(const char* what) {
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), what);
+  return absl::OkStatus();
+}
+
+// A block an estimate query.
+__global__ void PrepareEstimateKernel(const EstimateInputsArgs args) {
+  const int32_t query = blockIdx.x;
+  const int64_t position = args.layout.tokens - args.count + query;
+  if (threadIdx.x == 0) args.positions[query] = position;
+  if (query == 0) {
+    for (int32_t head = threadIdx.x; head < args.q.heads; head += kThreads) {
+      args.masses[head] = args.column_mass;
+      args.masses[args.q.heads + head] = args.diagonal_mass;
+      args.max_counts[head] = args.max_columns;
+      args.max_counts[args.q.heads + head] = args.max_diagonals;
+    }
+  }
+  if (args.queries == nullptr) return;
+  const bool mine = args.layout.Owner(position) == args.layout.rank;
+  const int64_t token = args.layout.LocalIndex(position);
+  const int32_t row = args.q.heads * args.q.head_dim;
+  for (int32_t i = threadIdx.x; i < row; i += kThreads) {
+    const int32_t head = i / args.q.head_dim, at = i % args.q.head_dim;
+    args.queries[int64_t{query} * row + i] =
+        mine ? args.q.data[token * args.q.token_stride + head * args.q.head_stride + at]
+             : __nv_bfloat16(0.0f);
+  }
+}
+
+__global__ void MergeIndexPartsKernel(const IndexParts shape, const int32_t* parts, int32_t ranks,
+                                      int32_t* diagonal_mass, int32_t* candidate_mass,
+                                      int32_t* candidate_positions) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t candidates = int64_t{shape.heads} * shape.max_columns;
+  if (i < shape.heads * shape.blocks) {
+    int32_t sum = 0;
+    for (int32_t rank = 0; rank < ranks; ++rank) sum += parts[rank * shape.elements() + i];
+    diagonal_mass[i] = sum;
+  }
+  if (i < candidates * ranks) {
+    const int32_t* const part = parts + i / candidates * shape.elements();
+    candidate_mass[i] = part[shape.candidate_mass() + i % candidates];
+    candidate_positions[i] = part[shape.candidate_positions() + i % candidates];
+  }
+}
+
+template <typename T>
+__device__ T BlockSum(T value, T* shared) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_down_sync(0xffffffffu, value, lanes);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  T sum = 0;
+  for (int warp = 0; warp < kThreads / 32; ++warp) sum += shared[warp];
+  return sum;
+}
+
+__device__ __forceinline__ bool Covered(const uint64_t* diagonals, int64_t delta) {
+  return (diagonals[delta / 64] >> (delta % 64) & 1) != 0;
+}
+
+// Share of the estimate queries behind `position` whose diagonals do not cover it.
+__device__ double UncoveredShare(const kernels::index::SelectArgs& args, int32_t estimate_queries,
+                                 const uint64_t* diagonals, int64_t position) {
+  const int64_t end = args.layout.tokens, begin = end - estimate_queries;
+  int64_t all = 0, uncovered = 0;
+  for (int64_t block = begin / args.tile; block <= (end - 1) / args.tile; ++block) {
+    const int64_t delta = block - position / args.tile;
+    const int64_t queries =
+        min(end, (block + 1) * args.tile) - max(max(begin, block * args.tile), position);
+    if (delta < 0 || queries <= 0) continue;
+    all += queries;
+    if (!Covered(diagonals, delta)) uncovered += queries;
+  }
+  return all == 0 ? 0.0 : static_cast<double>(uncovered) / static_cast<double>(all);
+}
+
+// Mass of the head's chosen columns that its diagonals do not hold already.
+__device__ double ColumnMass(const kernels::index::SelectArgs& args, int32_t estimate_queries,
+                             int head, const uint64_t* diagonals) {
+  const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
+  const int32_t count = args.column_counts[head];
+  double sum = 0.0;
+  for (int32_t i = threadIdx.x; i < args.layout.ranks * args.max_columns; i += kThreads) {
+    const int64_t slot = (int64_t{i / args.max_columns} * args.heads + head) * args.max_columns +
+                         i % args.max_columns;
+    const int32_t position = args.candidate_positions[slot];
+    if (position < 0) continue;
+    int32_t low = 0, high = count;
+    while (low < high) {
+      const int32_t middle = (low + high) / 2;
+      if (positions[middle] < position) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    if (low == count || positions[low] != position) continue;
+    sum += args.candidate_mass[slot] * UncoveredShare(args, estimate_queries, diagonals, position);
+  }
+  return sum;
+}
+
+// Query tiles that see any column of a tile of columns: those that the pass over columns visits.
+__device__ int64_t ColumnTiles(const kernels::index::SelectArgs& args, int head, int32_t first,
+                               const uint64_t* diagonals) {
+  const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
+  const int32_t end = min(first + args.tile, args.column_counts[head]);
+  const int64_t query_tiles = (args.layout.local_tokens() + args.tile - 1) / args.tile;
+  int64_t tiles = 0;
+  for (int64_t a = threadIdx.x; a < query_tiles; a += kThreads) {
+    const int64_t block = args.layout.Position(a * args.tile) / args.tile;
+    for (int32_t c = first; c < end; ++c) {
+      const int64_t delta = block - positions[c] / args.tile;
+      if (delta <= 0) break;  // as all that follow
+      if (!Covered(diagonals, delta)) {
+        ++tiles;
+        break;
+      }
+    }
+  }
+  return tiles;
+}
+
+// Blocks [0, heads): a head's masses and counts. Behind them one for each tile of columns.
+__global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t column_tiles) {
+  __shared__ double masses[kThreads / 32];
+  __shared__ int64_t tiles[kThreads / 32];
+  const kernels::index::SelectArgs& selected = args.selected;
+  const bool of_tiles = static_cast<int32_t>(blockIdx.x) >= selected.heads;
+  const int32_t tile = static_cast<int32_t>(blockIdx.x) - selected.heads;
+  const int head = of_tiles ? tile / column_tiles : static_cast<int>(blockIdx.x);
+  const int64_t words = ((selected.layout.tokens + selected.tile - 1) / selected.tile + 63) / 64;
+  const uint64_t* const diagonals = selected.diagonals + head * words;
+  if (of_tiles) {
+    const int64_t visited = BlockSum(
+        ColumnTiles(selected, head, tile % column_tiles * selected.tile, diagonals), tiles);
+    if (threadIdx.x == 0 && visited > 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&args.counters->column_tiles),
+                static_cast<unsigned long long>(visited));
+    }
+    return;
+  }
+  if (head == 0) {
+    for (int owner = threadIdx.x; owner < selected.layout.ranks; owner += kThreads) {
+      args.owner_tiles[owner] += selected.load[owner];
+    }
+  }
+  const double columns =
+      BlockSum(ColumnMass(selected, args.estimate_queries, head, diagonals), masses);
+  if (threadIdx.x == 0) {
+    const kernels::index::IndexMass& mass = selected.masses[head];
+    const double heads = selected.heads;
+    if (mass.total > 0) {
+      atomicAdd(&args.counters->recall, (static_cast<double>(mass.diagonals) + columns) /
+                                            static_cast<double>(mass.total) / heads);
+    }
+    atomicAdd(&args.counters->verticals, selected.column_counts[head] / heads);
+    atomicAdd(&args.counters->slashes, selected.diagonal_counts[head] / heads);
+  }
+}
+
+__global__ void CountListedKernel(const int32_t* row_offsets, int64_t offsets, int64_t* tiles) {
+  *tiles += row_offsets[offsets - 1];
+}
+
+// A block a tile of the sequence, in the order of ranks.
+__global__ void OrderTileSumsKernel(const float* gathered, ShardLayout layout, int32_t tile,
+                                    int64_t row, float* ordered) {
+  const int64_t local_tiles = (layout.local_tokens() + tile - 1) / tile;
+  layout.rank = static_cast<int32_t>(blockIdx.x / local_tiles);
+  const int64_t target = layout.Position(blockIdx.x % local_tiles * tile) / tile;
+  for (int64_t i = threadIdx.x; i < row; i += kThreads) {
+    ordered[target * row + i] = gathered[int64_t{blockIdx.x} * row + i];
+  }
+}
+
+}  // namespace
+
+absl::Status PrepareEstimate(const EstimateInputsArgs& args, cudaStream_t stream) {
+  PrepareEstimateKernel<<<args.count, kThreads, 0, stream>>>(args);
+  return Launched("PrepareEstimate");
+}
+
+absl::Status MergeIndexParts(const IndexParts& shape, const int32_t* parts, int32_t ranks,
+                             int32_t* diagonal_mass, int32_t* candidate_mass,
+                             int32_t* candidate_positions, cudaStream_t stream) {
+  const int64_t candidates = int64_t{shape.heads} * shape.max_columns * ranks;
+  const int64_t threads =
+      candidates > shape.heads * shape.blocks ? candidates : shape.heads * shape.blocks;
+  MergeIndexPartsKernel<<<Blocks(threads), kThreads, 0, stream>>>(
+      shape, parts, ranks, diagonal_mass, candidate_mass, candidate_positions);
+  return Launched("MergeIndexParts");
+}
+
+absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream) {
+  const int32_t column_tiles =
+      (args.selected.max_columns + args.selected.tile - 1) / args.selected.tile;
+  CountSelectionKernel<<<args.selected.heads*(1 + column_tiles), kThreads, 0, stream>>>(
+      args, column_tiles);
+  return Launched("CountSelection");
+}
+
+absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,
+                         cudaStream_t stream) {
+  CountListedKernel<<<1, 1, 0, stream>>>(row_offsets, offsets, tiles);
+  return Launched("CountListed");
+}
+
+absl::Status OrderTileSums(const float* gathered, const ShardLayout& layout, int32_t tile,
+                           int64_t row, float* ordered, cudaStream_t stream) {
+  const int64_t tiles = (layout.local_tokens() + tile - 1) / tile * layout.ranks;
+  OrderTileSumsKernel<<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(gathered, layout, tile,
+                                                                             row, ordered);
+  return Launched("OrderTileSums");
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,85 @@
+// What stands between the kernels of kernels/index and the exchanges between ranks, on the device.
+// Under the rules of kernels/sm90/attention.h.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/index/select.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::attention {
+
+// The estimate queries that this rank owns, zeros for the others', their positions, and a layer's
+// budgets for every head.
+struct EstimateInputsArgs {
+  kernels::TokenMajor<const __nv_bfloat16> q;  // [n, heads, d], this rank's
+  kernels::ShardLayout layout;
+  int32_t count = 0;                 // the last ones of the sequence
+  __nv_bfloat16* queries = nullptr;  // [count, heads, d]; null: positions and budgets only
+  int64_t* positions = nullptr;      // [count]
+  float column_mass = 1.0f, diagonal_mass = 1.0f;
+  int32_t max_columns = 0, max_diagonals = 0;
+  float* masses = nullptr;        // [2, heads]: of columns, of diagonals
+  int32_t* max_counts = nullptr;  // [2, heads]
+};
+absl::Status PrepareEstimate(const EstimateInputsArgs& args, cudaStream_t stream);
+
+// One exchange carries what all ranks need for the selection: a rank's masses of diagonals and its
+// candidate columns.
+struct IndexParts {
+  int32_t heads = 0;
+  int64_t blocks = 0;
+  int32_t max_columns = 0;
+
+  // Of one rank, in elements; each of the three parts begins at a multiple of 16 bytes.
+  RINGLEADER_HOST_DEVICE int64_t candidate_mass() const { return RoundUp(heads * blocks); }
+  RINGLEADER_HOST_DEVICE int64_t candidate_positions() const {
+    return candidate_mass() + RoundUp(int64_t{heads} * max_columns);
+  }
+  RINGLEADER_HOST_DEVICE int64_t elements() const {
+    return candidate_positions() + RoundUp(int64_t{heads} * max_columns);
+  }
+
+ private:
+  RINGLEADER_HOST_DEVICE static int64_t RoundUp(int64_t elements) { return (elements + 3) / 4 * 4; }
+};
+// parts: [ranks, elements()]. Sums the masses of diagonals and puts the candidates of all ranks
+// behind each other, as kernels::index::Select takes them.
+absl::Status MergeIndexParts(const IndexParts& shape, const int32_t* parts, int32_t ranks,
+                             int32_t* diagonal_mass, int32_t* candidate_mass,
+                             int32_t* candidate_positions, cudaStream_t stream);
+
+// A layer's counters of a step on the device, summed over its calls. Eight bytes each, then
+// int64 owner_tiles[ranks]: tiles visited with each owner's keys.
+struct LayerCounters {
+  double recall;     // attention mass of the estimate queries that is kept
+  double verticals;  // mean over heads
+  double slashes;
+  int64_t column_tiles;
+};
+inline constexpr int kLayerCounters = sizeof(LayerCounters) / 8;
+
+// Adds a vertical-slash selection to `counters` and `owner_tiles`. Recall is exact where the
+// estimate queries lie in one block of the sequence; else a column's mass counts by the share of
+// queries whose diagonals do not cover it.
+struct CountSelectionArgs {
+  kernels::index::SelectArgs selected;  // after Select
+  int32_t estimate_queries = 0;
+  LayerCounters* counters = nullptr;
+  int64_t* owner_tiles = nullptr;
+};
+absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream);
+
+// *tiles += the length of the lists behind row_offsets[heads * (query_tiles + 1)].
+absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,
+                         cudaStream_t stream);
+
+// Sums of local tiles of all ranks, [ranks, local_tiles, row], to the order of the sequence.
+absl::Status OrderTileSums(const float* gathered, const kernels::ShardLayout& layout, int32_t tile,
+                           int64_t row, float* ordered, cudaStream_t stream);
+
+}  // namespace ringleader::attention

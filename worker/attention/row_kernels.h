@@ -1,0 +1,36 @@
+// Passes over rows of tensors around the attention kernels, on the device: what a ring call does
+// once or once a hop. Under the rules of kernels/sm90/attention.h: a call enqueues on `stream` and
+// returns. Rows are 16-byte aligned, head_dim a multiple of 8.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::attention {
+
+// Rounds the sums of all hops to the dense out: [n, heads, d]. Rows that attended to nothing (lse
+// of -infinity; lse: [heads, n]) become zero.
+absl::Status FinishOutput(const kernels::TokenMajor<const float>& sums, const float* lse,
+                          __nv_bfloat16* out, cudaStream_t stream);
+
+// delta[head, i] = sum over the row of d_out * out. delta: [heads, n]
+absl::Status RowDelta(const kernels::TokenMajor<const __nv_bfloat16>& d_out,
+                      const kernels::TokenMajor<const __nv_bfloat16>& out, float* delta,
+                      cudaStream_t stream);
+
+// Keys, then values, dense behind each other: what a hop sends. slot: [2, n, kv_heads, d]
+absl::Status PackKv(const kernels::TokenMajor<const __nv_bfloat16>& k,
+                    const kernels::TokenMajor<const __nv_bfloat16>& v, __nv_bfloat16* slot,
+                    cudaStream_t stream);
+
+// to[i] += from[i]; count a multiple of 4.
+absl::Status AddFloats(float* to, const float* from, int64_t count, cudaStream_t stream);
+// to[i] = from[i], rounded; count a multiple of 8.
+absl::Status RoundToBf16(const float* from, __nv_bfloat16* to, int64_t count, cudaStream_t stream);
+
+}  // namespace ringleader::attention
