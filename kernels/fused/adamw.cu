@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(kThreads) AdamwKernel(const AdamwArgs args, co
     __stcs(reinterpret_cast<float4*>(args.m + i), m);
     __stcs(reinterpret_cast<float4*>(args.v + i), v);
     __stcs(reinterpret_cast<float4*>(args.master + i), w);
+    if (args.parameter == nullptr) return;
     const __nv_bfloat162 low = __floats2bfloat162_rn(w.x, w.y),
                          high = __floats2bfloat162_rn(w.z, w.w);
     __stcs(reinterpret_cast<uint2*>(args.parameter + i),
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) AdamwKernel(const AdamwArgs args, co
     args.m[k] = m;
     args.v[k] = v;
     args.master[k] = w;
-    args.parameter[k] = __float2bfloat16_rn(w);
+    if (args.parameter != nullptr) args.parameter[k] = __float2bfloat16_rn(w);
   }
 }
 
@@ -105,7 +106,9 @@ absl::Status AdamwStep(const AdamwArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckPointer(args.m, "AdamwStep: m"));
   RETURN_IF_ERROR(CheckPointer(args.v, "AdamwStep: v"));
   RETURN_IF_ERROR(CheckPointer(args.gradient, "AdamwStep: gradient"));
-  RETURN_IF_ERROR(CheckPointer(args.parameter, "AdamwStep: parameter"));
+  if (args.parameter != nullptr) {
+    RETURN_IF_ERROR(CheckPointer(args.parameter, "AdamwStep: parameter"));
+  }
   if (args.gradient_scale == nullptr)
     return absl::InvalidArgumentError("AdamwStep: gradient_scale is null");
   const double t = static_cast<double>(args.step);

@@ -23,7 +23,7 @@ struct AdamwArgs {
   float* m = nullptr;                     // [count]
   float* v = nullptr;                     // [count]
   const float* gradient = nullptr;        // [count]
-  __nv_bfloat16* parameter = nullptr;     // [count]
+  __nv_bfloat16* parameter = nullptr;     // [count], or null
   const float* gradient_scale = nullptr;  // one float on the device
   int64_t count = 0;                      // any
   int64_t step = 1;                       // from 1

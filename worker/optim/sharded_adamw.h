@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,10 +35,10 @@ class ShardedAdamW : public model::ParameterStore {
  public:
   // `master`: this rank's range of the start weights, layout.ShardElements(ranks) from
   // rank * ShardElements(ranks) on, 0 past the end. type: kBFloat16 or kFloat, the model's.
-  // `comm` spans the ranks that share the model and must outlive this.
+  // `comm` spans the ranks that share the model and must outlive this; null for one rank.
   static absl::StatusOr<std::unique_ptr<ShardedAdamW>> Create(const AdamWOptions& options,
                                                               const model::ParameterLayout& layout,
-                                                              comm::DeviceCommunicator& comm,
+                                                              comm::DeviceCommunicator* comm,
                                                               torch::ScalarType type,
                                                               std::span<const float> master);
   ~ShardedAdamW() override;
@@ -59,8 +58,9 @@ class ShardedAdamW : public model::ParameterStore {
   absl::StatusOr<ShardedStep> Step(double learning_rate, const torch::Tensor& loss_sum,
                                    int64_t tokens);
 
-  // The first parameter of this rank's range whose gradient is NaN or infinite; empty if none is.
-  std::string NonFiniteParameter() const;
+  // The first parameter, in layout.slots, whose gradient in this rank's range is NaN or infinite;
+  // -1 if none is. Waits for the device.
+  int64_t NonFiniteParameter() const;
 
   // For checkpoints, in host memory. updates(): steps taken, without skipped ones.
   int64_t shard_begin() const;

@@ -1,0 +1,200 @@
+// AdamW on a GPU against the CPU's, over one rank and several.
+#include "worker/optim/sharded_adamw.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "worker/comm/testing/run_ranks.h"
+#include "worker/model/testing/gpu_test.h"
+
+namespace ringleader::optim {
+namespace {
+
+using torch::Tensor;
+
+model::ModelConfig Config() {
+  model::ModelConfig config;
+  config.vocab_size = 61;
+  config.hidden_size = 32;
+  config.intermediate_size = 40;
+  config.layers = 3;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  config.qkv_bias = true;
+  return config;
+}
+
+std::vector<float> Random(const model::ParameterLayout& layout, int ranks, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(layout.PaddedElements(ranks), 0.0f);
+  for (const model::ParameterSlot& slot : layout.slots) {
+    for (int64_t i = 0; i < slot.elements; ++i) values[slot.offset + i] = normal(generator);
+  }
+  return values;
+}
+
+// One backward's worth of gradients: `values` [elements] times `factor`, from the last block to the
+// first.
+void AddGradients(ShardedAdamW& adamw, const model::ParameterLayout& layout,
+                  const std::vector<float>& values, float factor) {
+  for (int block = static_cast<int>(layout.blocks.size()) - 1; block >= 0; --block) {
+    const model::ParameterBlock& range = layout.blocks[block];
+    const Tensor part =
+        torch::from_blob(const_cast<float*>(values.data()) + range.begin, {range.elements})
+            .to(torch::kCUDA);
+    adamw.OpenGradient(block).add_(part, factor);
+    adamw.CloseGradient(block);
+  }
+}
+
+Tensor Loss(double value) {
+  return torch::full({}, value, torch::dtype(torch::kFloat).device(torch::kCUDA));
+}
+
+class ShardedAdamWTest : public model::GpuTest {
+ protected:
+  const model::ParameterLayout layout_ = model::MakeParameterLayout(Config());
+};
+
+// The CPU's optimizer over the same gradients, on one rank.
+std::vector<float> OnCpu(const model::ParameterLayout& layout, const AdamWOptions& options,
+                         int steps, std::vector<double>* norms) {
+  std::vector<float> parameters = Random(layout, 1, 1);
+  comm::testing::RunRanks(1, [&](comm::Communicator& comm) {
+    AdamW adamw(options, layout, comm, parameters.data());
+    for (int step = 0; step < steps; ++step) {
+      const std::vector<float> gradients = Random(layout, 1, 100 + step);
+      const auto result = adamw.Step(0.01, gradients.data(), parameters.data());
+      ASSERT_TRUE(result.ok()) << result.status();
+      norms->push_back(result->gradient_norm);
+    }
+  });
+  return parameters;
+}
+
+TEST_F(ShardedAdamWTest, FollowsTheCpu) {
+  for (const double clip_norm : {0.0, 1.0}) {
+    const AdamWOptions options{.weight_decay = 0.3, .clip_norm = clip_norm};
+    std::vector<double> norms;
+    const std::vector<float> expected = OnCpu(layout_, options, 5, &norms);
+    const std::vector<float> start = Random(layout_, 1, 1);
+    const auto adamw = ShardedAdamW::Create(options, layout_, nullptr, torch::kFloat, start);
+    ASSERT_TRUE(adamw.ok()) << adamw.status();
+    for (int step = 0; step < 5; ++step) {
+      (*adamw)->ZeroGradients();
+      // Two micro-batches of 4 tokens each: gradients of sums, the step is of the mean.
+      const std::vector<float> gradients = Random(layout_, 1, 100 + step);
+      for (int i = 0; i < 2; ++i) AddGradients(**adamw, layout_, gradients, 4.0f);
+      const auto result = (*adamw)->Step(0.01, Loss(16.0), 8);
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_NEAR(result->gradient_norm, norms[step], 1e-4 * norms[step]);
+      EXPECT_DOUBLE_EQ(result->loss, 2.0);
+      EXPECT_DOUBLE_EQ(result->tokens, 8.0);
+      EXPECT_FALSE(result->skipped);
+    }
+    EXPECT_EQ((*adamw)->updates(), 5);
+    const Tensor parameters =
+        torch::cat({(*adamw)->Parameters(0, -1), (*adamw)->Parameters(1, -1)}).cpu();
+    for (int64_t i = 0; i < parameters.numel(); ++i) {
+      ASSERT_NEAR(parameters[i].item<float>(), expected[i], 1e-5) << "element " << i;
+    }
+  }
+}
+
+TEST_F(ShardedAdamWTest, ParametersAreTheMasterWeightsRounded) {
+  const std::vector<float> start = Random(layout_, 1, 1);
+  const auto adamw = ShardedAdamW::Create({}, layout_, nullptr, torch::kBFloat16, start);
+  ASSERT_TRUE(adamw.ok()) << adamw.status();
+  AddGradients(**adamw, layout_, Random(layout_, 1, 5), 1.0f);
+  ASSERT_TRUE((*adamw)->Step(0.1, Loss(1.0), 1).ok());
+  const absl::StatusOr<OptimizerShard> shard = (*adamw)->Shard();
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  Tensor master = torch::from_blob(const_cast<float*>(shard->master.data()), {shard->elements()});
+  EXPECT_FALSE(torch::equal(master, torch::tensor(start)));
+  for (size_t b = 0; b < layout_.blocks.size(); ++b) {
+    const model::ParameterBlock& range = layout_.blocks[b];
+    EXPECT_TRUE(torch::equal((*adamw)->Parameters(static_cast<int>(b), -1).cpu(),
+                             master.narrow(0, range.begin, range.elements).to(torch::kBFloat16)));
+  }
+  std::vector<float> gathered(layout_.elements, -1.0f);
+  ASSERT_TRUE((*adamw)->GatherMaster(gathered.data()).ok());
+  EXPECT_THAT(gathered, testing::ElementsAreArray(shard->master.begin(),
+                                                  shard->master.begin() + layout_.elements));
+}
+
+TEST_F(ShardedAdamWTest, ABadGradientSkipsTheStepAndIsNamed) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const std::vector<float> start = Random(layout_, 1, 1);
+    const auto adamw = ShardedAdamW::Create({}, layout_, nullptr, torch::kFloat, start);
+    ASSERT_TRUE(adamw.ok()) << adamw.status();
+    std::vector<float> gradients = Random(layout_, 1, 2);
+    const model::ParameterSlot& slot = layout_.slots[7];
+    gradients[slot.offset + 1] = bad;
+    AddGradients(**adamw, layout_, gradients, 1.0f);
+    const auto step = (*adamw)->Step(0.1, Loss(1.0), 1);
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_TRUE(step->skipped);
+    EXPECT_EQ((*adamw)->updates(), 0);
+    EXPECT_EQ((*adamw)->NonFiniteParameter(), 7);
+    const absl::StatusOr<OptimizerShard> shard = (*adamw)->Shard();
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    EXPECT_THAT(shard->master, testing::ElementsAreArray(start));
+    EXPECT_THAT(shard->first_moment, testing::Each(0.0f));
+  }
+}
+
+TEST_F(ShardedAdamWTest, AStepWithoutTokensChangesNothing) {
+  const std::vector<float> start = Random(layout_, 1, 1);
+  const auto adamw = ShardedAdamW::Create({}, layout_, nullptr, torch::kFloat, start);
+  ASSERT_TRUE(adamw.ok()) << adamw.status();
+  const auto step = (*adamw)->Step(0.1, Loss(0.0), 0);
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_TRUE(step->skipped);
+  EXPECT_EQ(step->tokens, 0.0);
+  EXPECT_THAT((*adamw)->Shard()->master, testing::ElementsAreArray(start));
+}
+
+// A shard is the checkpoint's: the CPU's optimizer goes on with it, and the other way round.
+TEST_F(ShardedAdamWTest, TheCpuGoesOnWithItsShard) {
+  std::vector<double> norms;
+  const std::vector<float> expected = OnCpu(layout_, {}, 4, &norms);
+  const std::vector<float> start = Random(layout_, 1, 1);
+  const auto adamw = ShardedAdamW::Create({}, layout_, nullptr, torch::kFloat, start);
+  ASSERT_TRUE(adamw.ok()) << adamw.status();
+  const auto on_gpu = [&](int step) {
+    (*adamw)->ZeroGradients();
+    AddGradients(**adamw, layout_, Random(layout_, 1, 100 + step), 1.0f);
+    ASSERT_TRUE((*adamw)->Step(0.01, Loss(1.0), 1).ok());
+  };
+  on_gpu(0);
+  comm::testing::RunRanks(1, [&](comm::Communicator& comm) {
+    std::vector<float> parameters = Random(layout_, 1, 9);
+    AdamW cpu({}, layout_, comm, parameters.data());
+    absl::StatusOr<OptimizerShard> shard = (*adamw)->Shard();
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    ASSERT_TRUE(cpu.Restore(*shard, (*adamw)->updates(), parameters.data()).ok());
+    for (const int step : {1, 2}) {
+      const std::vector<float> gradients = Random(layout_, 1, 100 + step);
+      ASSERT_TRUE(cpu.Step(0.01, gradients.data(), parameters.data()).ok());
+    }
+    ASSERT_TRUE((*adamw)->Restore(cpu.shard(), cpu.updates()).ok());
+  });
+  on_gpu(3);
+  const absl::StatusOr<OptimizerShard> shard = (*adamw)->Shard();
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  for (int64_t i = 0; i < layout_.elements; ++i) {
+    ASSERT_NEAR(shard->master[i], expected[i], 1e-5) << "element " << i;
+  }
+  OptimizerShard other = *shard;
+  other.begin = 16;
+  EXPECT_EQ((*adamw)->Restore(other, 1).code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ringleader::optim
