@@ -1,0 +1,197 @@
+// attention_ring_bench [--csv FILE] [--commit NAME] [--tokens N]: one layer of ring attention on 4
+// ranks, by schedule and pattern: forward, backward, index and exposed communication of the slowest
+// rank, in milliseconds a layer.
+//
+// With 4 GPUs every rank has its own and they speak NCCL. On fewer the 4 ranks share one GPU, and
+// the figures are a quarter of the time that all of them take: what a rank computes, without the
+// cost of transfers between GPUs.
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "kernels/bench/bench_report.h"
+#include "kernels/ops/cuda_call.h"
+#include "worker/attention/cuda_ring_attention.h"
+#include "worker/comm/nccl_communicator.h"
+#include "worker/comm/testing/local_communicator.h"
+#include "worker/comm/testing/local_device_communicator.h"
+
+namespace ringleader::attention {
+namespace {
+
+constexpr int kRanks = 4, kHeads = 16, kKvHeads = 2, kHeadDim = 128;
+constexpr int kWarmUps = 2, kLayers = 6;
+
+struct Case {
+  std::string schedule, pattern;
+  AttentionOptions options;
+};
+
+// The slowest rank's milliseconds a layer.
+struct Figures {
+  double forward = 0, backward = 0;  // all in, by the host's clock
+  AttentionSeconds phases;           // by the device's
+  double density = 0, verticals = 0, slashes = 0;
+};
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// `layers` layers forward, then backward; host seconds of either.
+std::pair<double, double> RunLayers(ContextAttention& attention, const torch::Tensor& q,
+                                    const torch::Tensor& k, const torch::Tensor& v,
+                                    const torch::Tensor& d_out, int layers,
+                                    const std::function<void()>& barrier) {
+  std::vector<AttentionOutput> outputs;
+  const auto synchronize = [] { cudaStreamSynchronize(kernels::ops::Stream()); };
+  synchronize();
+  barrier();
+  auto start = std::chrono::steady_clock::now();
+  for (int layer = 0; layer < layers; ++layer) {
+    outputs.push_back(attention.ForwardRaw(layer, q, k, v));
+  }
+  synchronize();
+  barrier();
+  const double forward = SecondsSince(start);
+  start = std::chrono::steady_clock::now();
+  for (int layer = layers - 1; layer >= 0; --layer) {
+    const AttentionOutput& o = outputs[layer];
+    o.record->Backward(q, k, v, o.out, o.lse, d_out);
+  }
+  synchronize();
+  barrier();
+  return {forward, SecondsSince(start)};
+}
+
+void RunRank(const Case& c, int64_t local_tokens, double share, comm::Communicator& host,
+             comm::DeviceCommunicator& device, Figures& slowest, std::mutex& mutex) {
+  const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
+  auto attention = CreateCudaRingAttention(c.options, &device);
+  kernels::ops::Check(attention.status());
+  torch::manual_seed(1 + device.rank());
+  const auto random = [&](int heads) {
+    return torch::randn({local_tokens, heads, kHeadDim}, torch::device(torch::kCUDA))
+        .to(torch::kBFloat16);
+  };
+  const torch::Tensor q = random(kHeads), k = random(kKvHeads), v = random(kKvHeads),
+                      d_out = random(kHeads);
+  const auto barrier = [&] { kernels::ops::Check(host.Barrier()); };
+  RunLayers(**attention, q, k, v, d_out, kWarmUps, barrier);
+  (*attention)->TakeStats();
+  const auto [forward, backward] = RunLayers(**attention, q, k, v, d_out, kLayers, barrier);
+  const AttentionStats stats = (*attention)->TakeStats();
+  const double milliseconds = 1e3 / kLayers * share;
+  const std::lock_guard lock(mutex);
+  const auto keep = [&](double& slot, double value) {
+    slot = std::max(slot, value * milliseconds);
+  };
+  keep(slowest.forward, forward);
+  keep(slowest.backward, backward);
+  for (double AttentionSeconds::*phase :
+       {&AttentionSeconds::index, &AttentionSeconds::forward, &AttentionSeconds::backward,
+        &AttentionSeconds::exposed_communication}) {
+    keep(slowest.phases.*phase, stats.seconds.*phase);
+  }
+  slowest.density = stats.layers[0].density;
+  slowest.verticals = stats.layers[0].verticals;
+  slowest.slashes = stats.layers[0].slashes;
+}
+
+// Whether every rank has a GPU.
+bool HaveGpus() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices >= kRanks;
+}
+
+Figures Measure(const Case& c, int64_t local_tokens) {
+  Figures slowest;
+  std::mutex mutex;
+  if (HaveGpus()) {
+    comm::testing::RunRanks(kRanks, [&](comm::Communicator& host) {
+      cudaSetDevice(host.rank());
+      const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(host.rank()));
+      auto device = comm::CreateNcclCommunicator({.device = host.rank()}, &host);
+      kernels::ops::Check(device.status());
+      RunRank(c, local_tokens, 1.0, host, **device, slowest, mutex);
+    });
+  } else {
+    const auto devices = comm::testing::LocalDeviceCommunicators(kRanks);
+    comm::testing::RunRanks(kRanks, [&](comm::Communicator& host) {
+      RunRank(c, local_tokens, 1.0 / kRanks, host, *devices[host.rank()], slowest, mutex);
+    });
+  }
+  return slowest;
+}
+
+std::vector<Case> Cases() {
+  // Random keys make random diagonals, of which this many are a twentieth of the causal area.
+  const AttentionOptions diagonals{.pattern = Pattern::kVerticalSlash,
+                                   .select = Select::kTopK,
+                                   .budget = {.max_verticals = 0, .max_slashes = 200},
+                                   .sink_tokens = 0};
+  AttentionOptions columns = diagonals;
+  columns.budget.max_verticals = 2621;
+  columns.budget.max_slashes = 160;
+  std::vector<Case> cases;
+  for (const auto& [name, ring] :
+       {std::pair{"flat", RingShape{RingKind::kFlat, kRanks, 1}},
+        std::pair{"hierarchical 2x2", RingShape{RingKind::kHierarchical, 2, 2}},
+        std::pair{"all-gather", RingShape{RingKind::kAllGather, kRanks, 1}}}) {
+    cases.push_back({name, "diagonals", diagonals});
+    cases.back().options.ring = ring;
+    cases.push_back({name, "columns and diagonals", columns});
+    cases.back().options.ring = ring;
+  }
+  return cases;
+}
+
+int Main(int argc, char** argv) {
+  std::string csv, commit = "unknown";
+  int64_t tokens = 524288;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--csv") == 0) csv = argv[i + 1];
+    if (std::strcmp(argv[i], "--commit") == 0) commit = argv[i + 1];
+    if (std::strcmp(argv[i], "--tokens") == 0) tokens = std::atoll(argv[i + 1]);
+  }
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
+      !kernels::ops::LoadTorchCuda().ok()) {
+    std::printf("attention_ring_bench: SKIPPED, no GPU or no LibTorch with CUDA\n");
+    return 0;
+  }
+  kernels::bench::Report report(
+      commit, {"schedule", "pattern", "tokens", "gpus", "density", "columns", "diagonals",
+               "forward_ms", "backward_ms", "index_ms", "forward_kernels_ms", "backward_kernels_ms",
+               "exposed_ms", "exposed_share"});
+  const auto ms = [](double value) { return absl::StrFormat("%.3f", value); };
+  for (const Case& c : Cases()) {
+    const Figures f = Measure(c, tokens / kRanks);
+    const double exposed = f.phases.exposed_communication;
+    report.Add({c.schedule, c.pattern, absl::StrFormat("%d", tokens),
+                absl::StrFormat("%d", HaveGpus() ? kRanks : 1), absl::StrFormat("%.4f", f.density),
+                absl::StrFormat("%.0f", f.verticals), absl::StrFormat("%.0f", f.slashes),
+                ms(f.forward), ms(f.backward), ms(f.phases.index), ms(f.phases.forward),
+                ms(f.phases.backward), ms(exposed),
+                absl::StrFormat("%.4f", exposed / (f.forward + f.backward))});
+  }
+  report.PrintTable();
+  return csv.empty() || report.WriteCsv(csv) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace ringleader::attention
+
+int main(int argc, char** argv) {
+  return ringleader::attention::Main(argc, argv);
+}
