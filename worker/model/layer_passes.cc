@@ -167,4 +167,25 @@ Tensor BackwardLayer(const LayerContext& context, const LayerParameters& paramet
                           gradients.input_norm);
 }
 
+Tensor LossPass(const TokenOps& ops, const Tensor& hidden, const Tensor& head, const Tensor& labels,
+                const Tensor& d_head, int64_t chunk_tokens) {
+  const int64_t n = hidden.size(0), vocab = head.size(0);
+  // Rows are padded to what the kernels load at once.
+  const Tensor buffer =
+      torch::empty({std::min(chunk_tokens, n), (vocab + 7) / 8 * 8}, hidden.options());
+  const Tensor losses = torch::empty({n}, hidden.options().dtype(torch::kFloat));
+  const bool gradient = d_head.defined();
+  ForChunks(n, chunk_tokens, [&](int64_t begin, int64_t end) {
+    Tensor rows = hidden.slice(0, begin, end);
+    Tensor logits = buffer.slice(0, 0, end - begin).slice(1, 0, vocab);
+    at::mm_out(logits, rows, head.t());
+    losses.slice(0, begin, end)
+        .copy_(ops.CrossEntropy(logits, labels.slice(0, begin, end), gradient));
+    if (!gradient) return;
+    ops.AddWeightGradient(logits, rows, d_head);
+    at::mm_out(rows, logits, head);  // the hidden states have served
+  });
+  return losses.sum(torch::kDouble).to(torch::kFloat);
+}
+
 }  // namespace ringleader::model

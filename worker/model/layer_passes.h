@@ -1,5 +1,5 @@
-// Forward and backward of one decoder layer without autograd: what ShardedDecoder runs layer after
-// layer. n local tokens; activations [n, hidden] in the model's type.
+// Forward and backward of one decoder layer, and of the head, without autograd: what ShardedDecoder
+// runs one after another. n local tokens; activations [n, hidden] in the model's type.
 #pragma once
 
 #include <torch/torch.h>
@@ -48,5 +48,12 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
 torch::Tensor BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
                             const LayerParameters& gradients, SavedLayer saved,
                             const torch::Tensor& dy);
+
+// The summed cross entropy of softmax(hidden head^T) against labels, an fp32 scalar, with logits
+// for `chunk_tokens` tokens at a time. With d_head ([vocab, hidden] fp32) defined: adds to it, and
+// the hidden states' gradient takes their place.
+torch::Tensor LossPass(const TokenOps& ops, const torch::Tensor& hidden, const torch::Tensor& head,
+                       const torch::Tensor& labels, const torch::Tensor& d_head,
+                       int64_t chunk_tokens);
 
 }  // namespace ringleader::model

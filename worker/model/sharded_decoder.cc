@@ -1,6 +1,5 @@
 #include "worker/model/sharded_decoder.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -42,29 +41,13 @@ class ShardedDecoder::Pass {
                             config_.rms_norm_epsilon);
   }
 
-  // The losses' sum; with gradients, those of the head, and the hidden states' in their place.
+  // The losses' sum; with `gradient`, the hidden states' gradient takes their place.
   Tensor Loss(const Tensor& hidden, bool gradient) {
     const Tensor head = View(Head(), HeadBlock(), -1);
     const Tensor d_head =
         gradient ? ViewGroup(Head(), store_.OpenGradient(HeadBlock()), Begin(HeadBlock()))
                  : Tensor();
-    const int64_t n = hidden.size(0), vocab = head.size(0);
-    const int64_t chunk = std::min(decoder_.options_.loss_chunk_tokens, n);
-    // Rows are padded to what the kernels load at once.
-    const Tensor buffer = torch::empty({chunk, (vocab + 7) / 8 * 8}, hidden.options());
-    const Tensor losses = torch::empty({n}, hidden.options().dtype(torch::kFloat));
-    for (int64_t begin = 0; begin < n; begin += chunk) {
-      const int64_t end = std::min(begin + chunk, n);
-      Tensor rows = hidden.slice(0, begin, end);
-      Tensor logits = buffer.slice(0, 0, end - begin).slice(1, 0, vocab);
-      at::mm_out(logits, rows, head.t());
-      losses.slice(0, begin, end)
-          .copy_(ops_.CrossEntropy(logits, batch_.labels.slice(0, begin, end), gradient));
-      if (!gradient) continue;
-      ops_.AddWeightGradient(logits, rows, d_head);
-      at::mm_out(rows, logits, head);  // the hidden states have served
-    }
-    return losses.sum(torch::kDouble).to(torch::kFloat);
+    return LossPass(ops_, hidden, head, batch_.labels, d_head, decoder_.options_.loss_chunk_tokens);
   }
 
   // final: Forward's result, with the gradient of y in y.
