@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/tile_lists.h"
 #include "worker/attention/check_options.h"
 #include "worker/attention/ring_load.h"
+#include "worker/attention/tile_counts.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::attention {
@@ -160,6 +162,28 @@ TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_NE(std::string(status.message()).find("rank 1 ran out of memory"), std::string::npos);
+}
+
+TEST(BandTilesTest, CountsWhatTheListsHold) {
+  for (const LayoutKind layout :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const int64_t window : {0, 1, 64, 65, 300, 5000}) {
+      for (int pair = 0; pair < 16; ++pair) {
+        const ShardLayout query{
+            .kind = layout, .ranks = 4, .rank = pair / 4, .stripe = 128, .tokens = kTokens};
+        ShardLayout key = query;
+        key.rank = pair % 4;
+        const auto lists = kernels::reference::TileLists::Build(
+            {.pattern = window == 0 ? kernels::TilePattern::kCausal : kernels::TilePattern::kWindow,
+             .tile = kTile,
+             .window = window},
+            query, key, query.local_tokens(), key.local_tokens(), 1);
+        ASSERT_TRUE(lists.ok()) << lists.status();
+        EXPECT_EQ(BandTiles(query, key, kTile, window), lists->TotalTiles());
+      }
+    }
+  }
+  EXPECT_EQ(BandTiles({.tokens = 777}, {.tokens = 777}, kTile, 0), 13 * 14 / 2);
 }
 
 TEST(CheckOptionsTest, ErrorsNameTheOption) {

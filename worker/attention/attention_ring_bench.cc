@@ -1,6 +1,6 @@
-// attention_ring_bench [--csv FILE] [--commit NAME] [--tokens N]: one layer of ring attention on 4
-// ranks, by schedule and pattern: forward, backward, index and exposed communication of the slowest
-// rank, in milliseconds a layer.
+// attention_ring_bench [--csv FILE] [--commit NAME] [--tokens N] [--schedule NAME] [--nccl_blocks
+// N]: one layer of ring attention on 4 ranks, by schedule and pattern: forward, backward, index and
+// exposed communication of the slowest rank, in milliseconds a layer.
 //
 // With 4 GPUs every rank has its own and they speak NCCL. On fewer the 4 ranks share one GPU, and
 // the figures are a quarter of the time that all of them take: what a rank computes, without the
@@ -114,27 +114,34 @@ bool HaveGpus() {
   return cudaGetDeviceCount(&devices) == cudaSuccess && devices >= kRanks;
 }
 
-Figures Measure(const Case& c, int64_t local_tokens) {
-  Figures slowest;
+std::vector<Figures> Measure(const std::vector<Case>& cases, int64_t local_tokens,
+                             comm::NcclOptions nccl) {
+  std::vector<Figures> slowest(cases.size());
   std::mutex mutex;
-  if (HaveGpus()) {
-    comm::testing::RunRanks(kRanks, [&](comm::Communicator& host) {
-      cudaSetDevice(host.rank());
-      const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(host.rank()));
-      auto device = comm::CreateNcclCommunicator({.device = host.rank()}, &host);
-      kernels::ops::Check(device.status());
-      RunRank(c, local_tokens, 1.0, host, **device, slowest, mutex);
-    });
-  } else {
-    const auto devices = comm::testing::LocalDeviceCommunicators(kRanks);
-    comm::testing::RunRanks(kRanks, [&](comm::Communicator& host) {
-      RunRank(c, local_tokens, 1.0 / kRanks, host, *devices[host.rank()], slowest, mutex);
-    });
-  }
+  const bool shared = !HaveGpus();
+  const auto devices = comm::testing::LocalDeviceCommunicators(shared ? kRanks : 0);
+  comm::testing::RunRanks(kRanks, [&](comm::Communicator& host) {
+    const int gpu = shared ? 0 : host.rank();
+    cudaSetDevice(gpu);
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(gpu));
+    std::unique_ptr<comm::DeviceCommunicator> owned;
+    if (!shared) {
+      comm::NcclOptions options = nccl;
+      options.device = gpu;
+      auto created = comm::CreateNcclCommunicator(options, &host);
+      kernels::ops::Check(created.status());
+      owned = *std::move(created);
+    }
+    comm::DeviceCommunicator& device = shared ? *devices[host.rank()] : *owned;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      RunRank(cases[i], local_tokens, shared ? 1.0 / kRanks : 1.0, host, device, slowest[i], mutex);
+    }
+  });
   return slowest;
 }
 
-std::vector<Case> Cases() {
+// Of one schedule; empty: of all.
+std::vector<Case> Cases(const std::string& schedule) {
   // Random keys make random diagonals, of which this many are a twentieth of the causal area.
   const AttentionOptions diagonals{.pattern = Pattern::kVerticalSlash,
                                    .select = Select::kTopK,
@@ -146,8 +153,9 @@ std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const auto& [name, ring] :
        {std::pair{"flat", RingShape{RingKind::kFlat, kRanks, 1}},
-        std::pair{"hierarchical 2x2", RingShape{RingKind::kHierarchical, 2, 2}},
+        std::pair{"hierarchical", RingShape{RingKind::kHierarchical, 2, 2}},
         std::pair{"all-gather", RingShape{RingKind::kAllGather, kRanks, 1}}}) {
+    if (!schedule.empty() && schedule != name) continue;
     cases.push_back({name, "diagonals", diagonals});
     cases.back().options.ring = ring;
     cases.push_back({name, "columns and diagonals", columns});
@@ -157,12 +165,15 @@ std::vector<Case> Cases() {
 }
 
 int Main(int argc, char** argv) {
-  std::string csv, commit = "unknown";
+  std::string csv, commit = "unknown", schedule;
   int64_t tokens = 524288;
+  comm::NcclOptions nccl;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--csv") == 0) csv = argv[i + 1];
     if (std::strcmp(argv[i], "--commit") == 0) commit = argv[i + 1];
     if (std::strcmp(argv[i], "--tokens") == 0) tokens = std::atoll(argv[i + 1]);
+    if (std::strcmp(argv[i], "--schedule") == 0) schedule = argv[i + 1];
+    if (std::strcmp(argv[i], "--nccl_blocks") == 0) nccl.kv_blocks = std::atoi(argv[i + 1]);
   }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
@@ -175,8 +186,11 @@ int Main(int argc, char** argv) {
                "forward_ms", "backward_ms", "index_ms", "forward_kernels_ms", "backward_kernels_ms",
                "exposed_ms", "exposed_share"});
   const auto ms = [](double value) { return absl::StrFormat("%.3f", value); };
-  for (const Case& c : Cases()) {
-    const Figures f = Measure(c, tokens / kRanks);
+  const std::vector<Case> cases = Cases(schedule);
+  const std::vector<Figures> figures = Measure(cases, tokens / kRanks, nccl);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i];
+    const Figures& f = figures[i];
     const double exposed = f.phases.exposed_communication;
     report.Add({c.schedule, c.pattern, absl::StrFormat("%d", tokens),
                 absl::StrFormat("%d", HaveGpus() ? kRanks : 1), absl::StrFormat("%.4f", f.density),

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -14,6 +15,7 @@
 #include "worker/attention/cuda_attention_engine.h"
 #include "worker/attention/cuda_ring_attention.h"
 #include "worker/attention/ring_attention.h"
+#include "worker/comm/nccl_communicator.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/comm/testing/local_device_communicator.h"
 
@@ -27,9 +29,24 @@ using torch::Tensor;
 // bf16 in, out, and in what the backward kernels multiply.
 constexpr double kTolerance = 1e-2;
 
-bool HaveGpu() {
+int GpuCount() {
   int devices = 0;
-  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+enum class Gpus { kShared, kOneEach };
+
+// Runs `body` on a thread a rank: all on one GPU, or each on its own with NCCL between them.
+void RunRanks(Gpus gpus, int ranks, const std::function<void(comm::DeviceCommunicator&)>& body) {
+  if (gpus == Gpus::kShared) return comm::testing::RunDeviceRanks(ranks, body);
+  comm::testing::RunRanks(ranks, [&](comm::Communicator& host) {
+    cudaSetDevice(host.rank());
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(host.rank()));
+    auto device = comm::CreateNcclCommunicator({.device = host.rank()}, &host);
+    TORCH_CHECK(device.ok(), std::string(device.status().message()));
+    body(**device);
+    host.Barrier().IgnoreError();  // nobody leaves while others' transfers run
+  });
 }
 
 // One sequence in bf16, on the CPU, and the gradient of its output.
@@ -79,11 +96,12 @@ constexpr int kLayers = 3;
 
 // Three layers forward, then backward, as a step does: their buffers are the same. The result is
 // the first layer's.
-Result RunOnGpu(const Sequence& sequence, const AttentionOptions& options) {
+Result RunOnGpu(const Sequence& sequence, const AttentionOptions& options,
+                Gpus gpus = Gpus::kShared) {
   const int ranks = options.ring.inner * options.ring.outer;
   Result result = EmptyResult(sequence, ranks);
   std::mutex mutex;
-  comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& communicator) {
+  RunRanks(gpus, ranks, [&](comm::DeviceCommunicator& communicator) {
     const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
     const int rank = communicator.rank();
     auto engine = CudaAttentionEngine::Create(options, &communicator);
@@ -231,7 +249,7 @@ std::vector<Setting> AllSettings() {
 class CudaAttentionTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!HaveGpu()) GTEST_SKIP() << "no GPU on this machine";
+    if (GpuCount() == 0) GTEST_SKIP() << "no GPU on this machine";
     ASSERT_EQ(kernels::ops::LoadTorchCuda(), absl::OkStatus());
   }
 };
@@ -357,10 +375,9 @@ TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
 
 // Transfers, computation and the buffers of several layers overlap: shapes large enough that a
 // missing order would show.
-TEST_F(CudaAttentionTest, LargerShapesOnFourRanksEqualOne) {
+void ExpectFourRanksEqualOne(Gpus gpus) {
   const Sequence sequence(16384, 8, 2, 128);
   AttentionOptions options{
-      .pattern = Pattern::kVerticalSlash,
       .budget = {.vertical_mass = 0.3, .slash_mass = 0.3, .max_verticals = 512, .max_slashes = 24}};
   for (const Pattern pattern : {Pattern::kVerticalSlash, Pattern::kDense}) {
     options.pattern = pattern;
@@ -370,12 +387,21 @@ TEST_F(CudaAttentionTest, LargerShapesOnFourRanksEqualOne) {
          {RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
           RingShape{RingKind::kAllGather, 4, 1}}) {
       options.ring = ring;
-      for (int repeat = 0; repeat < 3; ++repeat) {
+      for (int repeat = gpus == Gpus::kShared ? 3 : 1; repeat > 0; --repeat) {
         // Tighter: both sides round the same inputs and sum the same products.
-        ExpectNear(RunOnGpu(sequence, options), one, 4e-3);
+        ExpectNear(RunOnGpu(sequence, options, gpus), one, 4e-3);
       }
     }
   }
+}
+
+TEST_F(CudaAttentionTest, LargerShapesOnFourRanksEqualOne) {
+  ExpectFourRanksEqualOne(Gpus::kShared);
+}
+
+TEST_F(CudaAttentionTest, FourGpusEqualOne) {
+  if (GpuCount() < 4) GTEST_SKIP() << GpuCount() << " GPUs on this machine; 4 are needed";
+  ExpectFourRanksEqualOne(Gpus::kOneEach);
 }
 
 TEST_F(CudaAttentionTest, GradientsFlowThroughAutograd) {
