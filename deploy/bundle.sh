@@ -1,24 +1,35 @@
 #!/usr/bin/env bash
-# Packs the GPU tests and benches into a folder that runs on a machine with an H100 or H200, a driver and LibTorch, but
-# without a compiler or a network: binaries, the Debian libraries they need, tests/run_gpu.sh and the commit's name.
+# Packs Ringleader into a folder that runs on a machine with an H100 or H200, a driver and LibTorch, but without a
+# compiler or a network: coordinator, worker, trainer and ringctl with deploy/quickstart.sh, the GPU tests and benches,
+# the Debian libraries they need, and the commit's name.
 #
-#   deploy/bundle.sh [-b BUILD_DIR] FOLDER      then there: FOLDER/run_gpu.sh FOLDER
+#   deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER
+#   then there: FOLDER/deploy/quickstart.sh --gpu      or: FOLDER/run_gpu.sh FOLDER
 #
-# LibTorch and CUDA are not packed: tests/run_gpu.sh finds them through python3 or RINGLEADER_TORCH_ROOT.
+#   --only   of the GPU tests and benches, those whose name matches this extended regular expression
+#
+# LibTorch, CUDA and NCCL are not packed: deploy/gpu_libraries.sh finds them through python3 or RINGLEADER_TORCH_ROOT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 limit_mib=64
-build=build
-[[ ${1:-} == -b ]] && { build=$2; shift 2; }
-(($# == 1)) || { echo "usage: deploy/bundle.sh [-b BUILD_DIR] FOLDER" >&2; exit 2; }
+build=build only=.
+while [[ ${1:-} == -* ]]; do
+  case $1 in
+    -b) build=${2:?-b needs a folder}; shift 2 ;;
+    --only) only=${2:?--only needs a pattern}; shift 2 ;;
+    *) echo "bundle: unknown option $1" >&2; exit 2 ;;
+  esac
+done
+(($# == 1)) || { echo "usage: deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER" >&2; exit 2; }
 bundle=$1
 
 [[ -f $build/gpu_binaries.txt ]] || {
   echo "bundle: $build has no GPU binaries; configure it on a machine with nvcc: cmake -S . -B $build -G Ninja" >&2
   exit 1
 }
-cmake --build "$build" --target gpu_binaries
-mapfile -t binaries <"$build/gpu_binaries.txt"
+mapfile -t binaries < <(grep -E -- "$only" "$build/gpu_binaries.txt" || true)
+binaries+=(ringleader-coordinator ringleader-worker ringleader-trainer ringctl)
+cmake --build "$build" --target "${binaries[@]}"
 
 rm -rf "$bundle"
 mkdir -p "$bundle/bin" "$bundle/lib"
@@ -30,7 +41,10 @@ for binary in "${binaries[@]}"; do ldd "$build/bin/$binary"; done |
   awk '$2 == "=>" && $3 ~ "^/(usr/)?lib/" {print $3}' | sort -u |
   { grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s)\.so' || true; } |
   while read -r library; do cp -L "$library" "$bundle/lib/"; done
+mkdir -p "$bundle/deploy" "$bundle/tests"
 cp tests/run_gpu.sh "$bundle/"
+cp -r deploy/quickstart.sh deploy/loopback_services.sh deploy/gpu_libraries.sh deploy/quickstart "$bundle/deploy/"
+cp tests/gpu_faults.sh "$bundle/tests/"
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 [[ -z $(git status --porcelain 2>/dev/null) ]] || commit+=-modified
 echo "$commit" >"$bundle/COMMIT"

@@ -4,27 +4,34 @@
 #
 #   --dir DIR     run folder: tokens, logs, database, checkpoints, summary.json (default: ./quickstart-run)
 #   --text DIR    the text to train on (default: the header files under /usr/include)
+#   --gpu         on this machine's GPUs instead: the Qwen2.5-3B shape at 524,288 tokens on 4 GPUs, one worker. Runs from a
+#                 bundle (deploy/bundle.sh) where there is no compiler
+#   --layers N    with --gpu: only so many layers, for fewer or smaller GPUs
 #   --set K=V     override a field of the job file, e.g. --set training.steps=10 (repeatable)
 #   --keep        leave the coordinator and the workers running at the end
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-run=$PWD/quickstart-run text=/usr/include keep= overrides=()
+run=$PWD/quickstart-run text=/usr/include keep= gpu= layers= overrides=()
 while (($#)); do
   case $1 in
     --dir) run=$(realpath -m "${2:?--dir needs a folder}"); shift 2 ;;
     --text) text=$(realpath -e "${2:?--text needs a folder}"); shift 2 ;;
     --set) overrides+=(--set "${2:?--set needs key=value}"); shift 2 ;;
+    --gpu) gpu=1; shift ;;
+    --layers) layers=${2:?--layers needs a number}; shift 2 ;;
     --keep) keep=1; shift ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit ;;
     *) echo "quickstart: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
 done
 
 say() { printf '\033[1m%s\033[0m\n' "== $*"; }
 
+# A bundle brings its binaries; a checkout builds them.
 build=${RINGLEADER_BUILD:-$root/build}
 bin=$build/bin
+[[ -f $root/CMakeLists.txt ]] || bin=$root/bin
 
 build_binaries() {
   "$root/deploy/install_deps.sh"
@@ -41,28 +48,48 @@ trap 'stop_services' EXIT
 trap 'echo; echo "quickstart: stopping"; exit 130' INT
 trap 'exit 143' TERM
 
-say "Building (the first time takes a while)"
-build_binaries
+if [[ $bin == "$build/bin" ]]; then
+  say "Building (the first time takes a while)"
+  build_binaries
+fi
+if [[ $gpu || $bin == "$root/bin" ]]; then
+  # shellcheck source=deploy/gpu_libraries.sh
+  source "$root/deploy/gpu_libraries.sh"
+  if [[ $bin == "$root/bin" ]]; then use_gpu_libraries "$root"; else use_gpu_libraries; fi
+fi
 
 say "Packing $text into token shards"
-cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/"
+if [[ $gpu ]]; then
+  job=headers-512k
+  cp "$root/deploy/quickstart/gpu_config.json" "$run/config.json"
+  cp "$root/deploy/quickstart/gpu_job.yaml" "$run/job.yaml"
+  [[ -z $layers ]] || sed -i "s/\"num_hidden_layers\": [0-9]*/\"num_hidden_layers\": $layers/" "$run/config.json"
+else
+  job=headers-16k
+  cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/"
+fi
 # A run folder is for one run: a second call starts from the beginning.
 rm -rf "$run/tokens" "$run/coordinator" "$run/worker-a" "$run/worker-b" "$run/checkpoints" "$run/summary.json"
 "$bin/ringctl" data pack --input "$text" --output "$run/tokens" --suffix .h --suffix .hpp --suffix .c
 
-say "Starting one coordinator and two workers"
+say "Starting a coordinator and workers"
 start_coordinator
-start_worker a --trainers 2
-start_worker b --trainers 2
-await_nodes 2
+if [[ $gpu ]]; then
+  start_worker a  # a trainer for every GPU
+  await_nodes 1
+else
+  start_worker a --trainers 2
+  start_worker b --trainers 2
+  await_nodes 2
+fi
 "$bin/ringctl" nodes
 
 say "Training: ringctl submit $run/job.yaml --follow"
 "$bin/ringctl" submit "$run/job.yaml" "${overrides[@]}" --follow
-"$bin/ringctl" report headers-16k -o json >"$run/summary.json"
+"$bin/ringctl" report "$job" -o json >"$run/summary.json"
 
 say "Done"
-"$bin/ringctl" report headers-16k
+"$bin/ringctl" report "$job"
 cat <<END
 
 The trained model, as a Hugging Face folder:  $run/checkpoints/model

@@ -8,8 +8,7 @@
 #   --only      run binaries whose name matches this extended regular expression
 #   --sanitize  run the tests under compute-sanitizer's four tools instead, small shapes only
 #
-# LibTorch and the CUDA libraries come from RINGLEADER_TORCH_ROOT (the site-packages folder that holds torch/), or from
-# where python3 imports torch, or from /usr/local/cuda.
+# Where LibTorch and the CUDA libraries come from: deploy/gpu_libraries.sh.
 set -uo pipefail
 bundle=${1:?usage: run_gpu.sh BUNDLE [--results FOLDER] [--only PATTERN] [--no-bench] [--sanitize]}
 shift
@@ -26,13 +25,9 @@ done
 [[ -d $bundle/bin ]] || { echo "run_gpu: $bundle/bin is missing; make a bundle with deploy/bundle.sh" >&2; exit 2; }
 mkdir -p "$results"
 
-root=${RINGLEADER_TORCH_ROOT:-$(python3 -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null)}
-path=$(realpath "$bundle/lib")
-if [[ -n $root ]]; then
-  path+=:$root/torch/lib
-  for folder in "$root"/nvidia/*/lib; do [[ -d $folder ]] && path+=:$folder; done
-fi
-export LD_LIBRARY_PATH=$path:/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# shellcheck source=deploy/gpu_libraries.sh
+source "$bundle/deploy/gpu_libraries.sh"
+use_gpu_libraries "$bundle"
 commit=$(cat "$bundle/COMMIT" 2>/dev/null || echo unknown)
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo "run_gpu: no GPU; tests will say SKIPPED"
 
