@@ -34,7 +34,7 @@ class GoldenGpuTest : public GpuTest, public testing::WithParamInterface<std::st
     FlatStore store(golden.layout, golden.values, torch::kCUDA, type);
     ShardedDecoder decoder(
         golden.config, ops, store,
-        {.recompute = recompute, .mlp_chunk_tokens = 16, .loss_chunk_tokens = 24});
+        {.recompute = {.recompute = recompute}, .mlp_chunk_tokens = 16, .loss_chunk_tokens = 24});
     const TokenBatch batch = OnGpu(golden.expected.at("tokens"), golden.expected.at("labels"));
     DenseContextAttention attention;
     const Tensor logits = decoder.Logits(batch, attention).to(torch::kFloat).cpu();
@@ -112,7 +112,7 @@ class SmallModelTest : public GpuTest {
     FlatStore store(layout, values, device, type);
     ShardedDecoder decoder(
         config, ops, store,
-        {.recompute = recompute, .mlp_chunk_tokens = 192, .loss_chunk_tokens = 128});
+        {.recompute = {.recompute = recompute}, .mlp_chunk_tokens = 192, .loss_chunk_tokens = 128});
     const int64_t n = 500;
     torch::manual_seed(7);
     const Tensor tokens = torch::randint(config.vocab_size, {n}, torch::kInt64);

@@ -34,8 +34,8 @@ class ShardedDecoder::Pass {
         .pending = {}};
     if (keep) saved_.resize(layers);
     for (int layer = 0; layer < layers; ++layer) {
-      ForwardLayer(Context(), layer, Layer(store_.Parameters(layer + 1, layer + 2)), attention_,
-                   stream, keep ? &saved_[layer] : nullptr);
+      ForwardLayer(Context(layer), layer, Layer(store_.Parameters(layer + 1, layer + 2)),
+                   attention_, stream, keep ? &saved_[layer] : nullptr);
     }
     return ops_.NormForward(stream.base, stream.pending, View(FinalNorm(), Final(), -1),
                             config_.rms_norm_epsilon);
@@ -61,7 +61,7 @@ class ShardedDecoder::Pass {
       const LayerParameters parameters =
           Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
       const LayerParameters gradients = Layer(store_.OpenGradient(block));
-      dx = BackwardLayer(Context(), parameters, gradients, std::move(saved_[layer]), dx);
+      dx = BackwardLayer(Context(layer), parameters, gradients, std::move(saved_[layer]), dx);
       store_.CloseGradient(block);
     }
     const SlotGroup embedding = Slot("model.embed_tokens.weight");
@@ -73,12 +73,14 @@ class ShardedDecoder::Pass {
   Tensor Logits(const Tensor& hidden) { return hidden.mm(View(Head(), HeadBlock(), -1).t()); }
 
  private:
-  LayerContext Context() const {
-    return {.config = config_,
-            .ops = ops_,
-            .recompute = decoder_.options_.recompute,
-            .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
-            .rotary = rotary_};
+  LayerContext Context(int layer) const {
+    const RecomputePlan& plan = decoder_.options_.recompute;
+    return {
+        .config = config_,
+        .ops = ops_,
+        .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
+        .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
+        .rotary = rotary_};
   }
   int Final() const { return static_cast<int>(config_.layers) + 1; }
   int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }

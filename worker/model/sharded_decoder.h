@@ -11,12 +11,13 @@
 #include "worker/model/model_config.h"
 #include "worker/model/parameter_layout.h"
 #include "worker/model/parameter_store.h"
+#include "worker/model/sharded_memory.h"
 #include "worker/model/token_ops.h"
 
 namespace ringleader::model {
 
 struct ShardedDecoderOptions {
-  Recompute recompute = Recompute::kFull;
+  RecomputePlan recompute;
   // The MLP runs over this many tokens at a time; bounds what a layer in work takes.
   int64_t mlp_chunk_tokens = 32768;
   // Logits exist for this many tokens at a time.

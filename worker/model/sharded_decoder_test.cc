@@ -26,9 +26,10 @@ TEST_P(ShardedDecoderTest, LogitsLossAndGradientsEqualTransformers) {
   const PlainTokenOps ops;
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
   // Chunks that do not divide the tokens.
-  ShardedDecoder decoder(
-      golden.config, ops, store,
-      {.recompute = GetParam().recompute, .mlp_chunk_tokens = 7, .loss_chunk_tokens = 5});
+  ShardedDecoder decoder(golden.config, ops, store,
+                         {.recompute = {.recompute = GetParam().recompute, .kept_layers = 1},
+                          .mlp_chunk_tokens = 7,
+                          .loss_chunk_tokens = 5});
   const int64_t n = golden.expected.at("tokens").size(0);
   const TokenBatch batch{.tokens = golden.expected.at("tokens").to(torch::kInt64),
                          .positions = torch::arange(n),
@@ -58,7 +59,8 @@ TEST_P(ShardedDecoderTest, EveryBlockClosesOnceFromTheBack) {
   const Golden golden = LoadGolden(GetParam().name);
   const PlainTokenOps ops;
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-  ShardedDecoder decoder(golden.config, ops, store, {.recompute = GetParam().recompute});
+  ShardedDecoder decoder(golden.config, ops, store,
+                         {.recompute = {.recompute = GetParam().recompute}});
   DenseContextAttention attention;
   decoder.ForwardBackward({.tokens = torch::arange(8),
                            .positions = torch::arange(8),

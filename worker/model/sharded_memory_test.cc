@@ -1,0 +1,108 @@
+#include "worker/model/sharded_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "worker/model/parameter_layout.h"
+
+namespace ringleader::model {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+// Qwen2.5-3B.
+ModelConfig Config() {
+  ModelConfig config;
+  config.vocab_size = 151936;
+  config.hidden_size = 2048;
+  config.intermediate_size = 11008;
+  config.layers = 36;
+  config.heads = 16;
+  config.kv_heads = 2;
+  config.head_dim = 128;
+  config.tied_embeddings = true;
+  config.qkv_bias = true;
+  return config;
+}
+
+ShardedShape Shape(int64_t tokens) {
+  return {.ranks = 4, .tokens = tokens};
+}
+
+TEST(ShardedMemoryTest, CountsWhatARankHolds) {
+  const int64_t n = 131072;
+  const ShardedMemory memory =
+      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kFull});
+  const ParameterLayout layout = MakeParameterLayout(Config());
+  EXPECT_EQ(memory.parameters, 2 * layout.PaddedElements(4));
+  EXPECT_EQ(memory.optimizer, 16 * layout.ShardElements(4));
+  // Input and attention output in bf16, a log-sum-exp a head in fp32.
+  EXPECT_EQ(memory.saved, 36 * n * (2 * (2048 + 2048) + 4 * 16));
+  EXPECT_EQ(memory.total(),
+            memory.parameters + memory.optimizer + memory.buckets + memory.saved + memory.working);
+
+  const int64_t packed = 36 * n * 2 * (16 + 2 * 2) * 128;
+  EXPECT_EQ(
+      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}).saved,
+      memory.saved + packed);
+  const RecomputePlan two_kept{.recompute = Recompute::kAttentionOnly, .kept_layers = 2};
+  EXPECT_EQ(EstimateShardedMemory(Config(), Shape(n), two_kept).saved,
+            memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
+}
+
+TEST(ShardedMemoryTest, OneRankNeedsNoBuckets) {
+  ShardedShape shape = Shape(4096);
+  shape.ranks = 1;
+  EXPECT_EQ(EstimateShardedMemory(Config(), shape, {}).buckets, 0);
+}
+
+TEST(ShardedMemoryTest, KeepsAsMuchAsFits) {
+  int64_t kept_before = 37;
+  for (const int64_t tokens : {16384, 65536, 131072, 262144}) {
+    const auto plan = PlanRecompute(Config(), Shape(tokens), std::nullopt, 132 * kGiB);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto bytes = [&](const RecomputePlan& p) {
+      return EstimateShardedMemory(Config(), Shape(tokens), p).total();
+    };
+    EXPECT_LE(bytes(*plan), 132 * kGiB);
+    if (plan->kept_layers < 36) {
+      RecomputePlan more = *plan;
+      ++more.kept_layers;
+      EXPECT_TRUE(bytes(more) > 132 * kGiB || plan->recompute == Recompute::kFull);
+    }
+    EXPECT_LE(plan->kept_layers, kept_before);
+    kept_before = plan->kept_layers;
+  }
+}
+
+TEST(ShardedMemoryTest, FollowsTheJobsWish) {
+  const auto plan = PlanRecompute(Config(), Shape(16384), Recompute::kFull, 132 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->recompute, Recompute::kFull);
+  EXPECT_EQ(plan->kept_layers, 0);
+}
+
+TEST(ShardedMemoryTest, RefusesWithTheArithmetic) {
+  const auto plan = PlanRecompute(Config(), Shape(131072), Recompute::kNone, 132 * kGiB);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(plan.status().message()),
+              AllOf(HasSubstr("131072 tokens a rank"), HasSubstr("132.0 GiB are there"),
+                    HasSubstr("kept for backward"), HasSubstr("recompute: auto")));
+  EXPECT_FALSE(PlanRecompute(Config(), Shape(1 << 20), std::nullopt, 132 * kGiB).ok());
+}
+
+TEST(ShardedMemoryTest, Describes) {
+  EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kFull}), "full");
+  EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 5}),
+            "attention_only, 5 of 36 layers kept whole");
+  EXPECT_EQ(
+      DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 36}),
+      "none");
+}
+
+}  // namespace
+}  // namespace ringleader::model
