@@ -1,6 +1,7 @@
 #include "worker/model/cuda_token_ops.h"
 
 #include "kernels/fused/cross_entropy.h"
+#include "kernels/fused/embedding.h"
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/rope.h"
 #include "kernels/fused/swiglu.h"
@@ -135,7 +136,17 @@ Tensor CudaTokenOps::CrossEntropy(const Tensor& logits, const Tensor& labels, bo
 
 void CudaTokenOps::AddEmbeddingGradient(const Tensor& dx, const Tensor& tokens,
                                         const Tensor& d_table) const {
-  PlainTokenOps().AddEmbeddingGradient(dx, tokens, d_table);
+  CheckRows(dx, "AddEmbeddingGradient: dx");
+  ops::CheckCuda(d_table, torch::kFloat, "AddEmbeddingGradient: d_table");
+  // Stable: a token's rows are added in the order of their places.
+  const auto [sorted, order] = tokens.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  ops::Check(fused::EmbeddingBackward({.dx = Bf16(dx),
+                                       .tokens = sorted.const_data_ptr<int64_t>(),
+                                       .order = order.const_data_ptr<int64_t>(),
+                                       .table = d_table.mutable_data_ptr<float>(),
+                                       .rows = dx.size(0),
+                                       .dim = dx.size(1)},
+                                      ops::Stream()));
 }
 
 }  // namespace ringleader::model

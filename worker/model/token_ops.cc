@@ -92,9 +92,7 @@ Tensor PlainTokenOps::CrossEntropy(const Tensor& logits, const Tensor& labels,
 
 void PlainTokenOps::AddEmbeddingGradient(const Tensor& dx, const Tensor& tokens,
                                          const Tensor& d_table) const {
-  // By way of a table of its own: on a GPU index_add_ would add in the order of arrival.
-  d_table.add_(at::embedding_dense_backward(dx.to(torch::kFloat), tokens, d_table.size(0),
-                                            /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
+  d_table.index_add_(0, tokens, dx.to(torch::kFloat));
 }
 
 }  // namespace ringleader::model

@@ -63,7 +63,8 @@ class TokenOps {
   virtual torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
                                      bool gradient) const = 0;
 
-  // d_table: [vocab, hidden] fp32; row tokens[i] += dx[i]. The same bits every time.
+  // d_table: [vocab, hidden] fp32; row tokens[i] += dx[i]. The same bits every time (PlainTokenOps:
+  // on the CPU).
   virtual void AddEmbeddingGradient(const torch::Tensor& dx, const torch::Tensor& tokens,
                                     const torch::Tensor& d_table) const = 0;
 };

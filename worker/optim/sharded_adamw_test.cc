@@ -7,7 +7,10 @@
 #include <limits>
 #include <random>
 
+#include "worker/comm/testing/local_device_communicator.h"
 #include "worker/comm/testing/run_ranks.h"
+#include "worker/model/sharded_decoder.h"
+#include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/gpu_test.h"
 
 namespace ringleader::optim {
@@ -158,6 +161,93 @@ TEST_F(ShardedAdamWTest, AStepWithoutTokensChangesNothing) {
   EXPECT_TRUE(step->skipped);
   EXPECT_EQ(step->tokens, 0.0);
   EXPECT_THAT((*adamw)->Shard()->master, testing::ElementsAreArray(start));
+}
+
+std::span<const float> ShardOf(const model::ParameterLayout& layout, int ranks, int rank,
+                               const std::vector<float>& values) {
+  const int64_t elements = layout.ShardElements(ranks);
+  return std::span(values).subspan(rank * elements, elements);
+}
+
+TEST_F(ShardedAdamWTest, FollowsTheCpuOnAnyNumberOfRanks) {
+  std::vector<double> norms;
+  const std::vector<float> expected = OnCpu(layout_, {}, 3, &norms);
+  for (const int ranks : {1, 2, 3, 4}) {
+    comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
+      const std::vector<float> start = Random(layout_, ranks, 1);
+      const auto adamw = ShardedAdamW::Create({}, layout_, &comm, torch::kFloat,
+                                              ShardOf(layout_, ranks, comm.rank(), start));
+      ASSERT_TRUE(adamw.ok()) << adamw.status();
+      for (int step = 0; step < 3; ++step) {
+        (*adamw)->ZeroGradients();
+        // Rank r sums r + 1 tokens: what it adds is its part of the sum of all.
+        const int64_t tokens = ranks * (ranks + 1) / 2;
+        const std::vector<float> gradients = Random(layout_, ranks, 100 + step);
+        const auto own = static_cast<float>(comm.rank() + 1);
+        for (int i = 0; i < 2; ++i) AddGradients(**adamw, layout_, gradients, 0.5f * own);
+        const auto result = (*adamw)->Step(0.01, Loss(3.0 * own), comm.rank() + 1);
+        ASSERT_TRUE(result.ok()) << result.status();
+        EXPECT_NEAR(result->gradient_norm, norms[step], 1e-4 * norms[step]);
+        EXPECT_DOUBLE_EQ(result->tokens, static_cast<double>(tokens));
+        EXPECT_NEAR(result->loss, 3.0, 1e-6);
+      }
+      std::vector<float> master(layout_.elements);
+      ASSERT_TRUE((*adamw)->GatherMaster(master.data()).ok());
+      for (size_t b = 0; b < layout_.blocks.size(); ++b) {
+        const model::ParameterBlock& range = layout_.blocks[b];
+        const Tensor parameters = (*adamw)->Parameters(static_cast<int>(b), -1).cpu();
+        for (int64_t i = 0; i < range.elements; ++i) {
+          ASSERT_NEAR(parameters[i].item<float>(), expected[range.begin + i], 1e-5);
+          ASSERT_EQ(parameters[i].item<float>(), master[range.begin + i]);
+        }
+      }
+    });
+  }
+}
+
+// A model over ranks that see a sequence each, and on one rank that sees all of them in turn.
+TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
+  const auto train = [&](int ranks) {
+    constexpr int kSequences = 6, kSteps = 3;
+    std::vector<float> result(layout_.elements);
+    comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
+      std::vector<float> start = Random(layout_, ranks, 1);
+      for (float& value : start) value *= 0.1f;
+      const auto adamw = ShardedAdamW::Create({.clip_norm = 0.1}, layout_, &comm, torch::kFloat,
+                                              ShardOf(layout_, ranks, comm.rank(), start));
+      ASSERT_TRUE(adamw.ok()) << adamw.status();
+      const model::PlainTokenOps ops;
+      model::ShardedDecoder decoder(Config(), ops, **adamw, {});
+      model::DenseContextAttention attention;
+      for (int step = 0; step < kSteps; ++step) {
+        (*adamw)->ZeroGradients();
+        Tensor loss = Loss(0.0);
+        int64_t count = 0;
+        for (int s = comm.rank(); s < kSequences; s += ranks) {
+          const int64_t n = 24;
+          const Tensor tokens = ((torch::arange(n) * (s + 3) + step * 7) % 61).to(torch::kCUDA);
+          loss += decoder.ForwardBackward({.tokens = tokens,
+                                           .positions = torch::arange(n, torch::kCUDA),
+                                           .labels = tokens.roll(-1),
+                                           .sequence_length = n},
+                                          attention);
+          count += n;
+        }
+        const auto update = (*adamw)->Step(0.01, loss, count);
+        ASSERT_TRUE(update.ok()) << update.status();
+        EXPECT_FALSE(update->skipped);
+      }
+      ASSERT_TRUE((*adamw)->GatherMaster(comm.rank() == 0 ? result.data() : nullptr).ok());
+    });
+    return result;
+  };
+  const std::vector<float> expected = train(1);
+  for (const int ranks : {2, 3}) {
+    const std::vector<float> actual = train(ranks);
+    const Tensor a = torch::tensor(actual), e = torch::tensor(expected);
+    EXPECT_LE((a - e).abs().max().item<double>(), 2e-4) << ranks << " ranks";
+    EXPECT_GT(e.abs().max().item<double>(), 0.0);
+  }
 }
 
 // A shard is the checkpoint's: the CPU's optimizer goes on with it, and the other way round.
