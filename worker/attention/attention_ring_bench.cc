@@ -1,15 +1,16 @@
-// attention_ring_bench [--csv FILE] [--commit NAME] [--tokens N] [--schedule NAME] [--nccl_blocks
-// N]: one layer of ring attention on 4 ranks, by schedule and pattern: forward, backward, index and
-// exposed communication of the slowest rank, in milliseconds a layer.
+// attention_ring_bench [--csv FILE] [--commit NAME] [--tokens N] [--schedule NAME]
+// [--nccl_blocks N]: one layer of ring attention on 4 ranks, by schedule and pattern, in
+// milliseconds a layer. Forward and backward are all in, of the slowest rank; index, kernels and
+// exposed communication (waiting for transfers, and for ranks that are behind) are means over
+// ranks.
 //
 // With 4 GPUs every rank has its own and they speak NCCL. On fewer the 4 ranks share one GPU, and
 // the figures are a quarter of the time that all of them take: what a rank computes, without the
-// cost of transfers between GPUs.
+// cost of transfers between GPUs; index and waits then mean little, ranks run between each other.
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,45 +38,63 @@ struct Case {
   AttentionOptions options;
 };
 
-// The slowest rank's milliseconds a layer.
+// Milliseconds a layer: of the slowest rank all in, and the mean over ranks by phase.
 struct Figures {
-  double forward = 0, backward = 0;  // all in, by the host's clock
-  AttentionSeconds phases;           // by the device's
+  double forward = 0, backward = 0;
+  AttentionSeconds phases;
   double density = 0, verticals = 0, slashes = 0;
 };
 
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+// Keeps the device busy for tens of milliseconds, so that what follows is enqueued before it can
+// run, as in a training step.
+void Occupy() {
+  const torch::Tensor x =
+      torch::ones({8192, 8192}, torch::device(torch::kCUDA).dtype(torch::kBFloat16));
+  for (int i = 0; i < 40; ++i) x.mm(x);
 }
 
-// `layers` layers forward, then backward; host seconds of either.
+// Device seconds of what `body` enqueues.
+double Measure(const std::function<void()>& body) {
+  const cudaStream_t stream = kernels::ops::Stream();
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  Occupy();
+  cudaEventRecord(begin, stream);
+  body();
+  cudaEventRecord(end, stream);
+  cudaEventSynchronize(end);
+  float milliseconds = 0.0f;
+  cudaEventElapsedTime(&milliseconds, begin, end);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return milliseconds * 1e-3;
+}
+
+// `layers` layers forward, then backward; seconds of either.
 std::pair<double, double> RunLayers(ContextAttention& attention, const torch::Tensor& q,
                                     const torch::Tensor& k, const torch::Tensor& v,
                                     const torch::Tensor& d_out, int layers,
-                                    const std::function<void()>& barrier) {
+                                    comm::Communicator& host) {
   std::vector<AttentionOutput> outputs;
-  const auto synchronize = [] { cudaStreamSynchronize(kernels::ops::Stream()); };
-  synchronize();
-  barrier();
-  auto start = std::chrono::steady_clock::now();
-  for (int layer = 0; layer < layers; ++layer) {
-    outputs.push_back(attention.ForwardRaw(layer, q, k, v));
-  }
-  synchronize();
-  barrier();
-  const double forward = SecondsSince(start);
-  start = std::chrono::steady_clock::now();
-  for (int layer = layers - 1; layer >= 0; --layer) {
-    const AttentionOutput& o = outputs[layer];
-    o.record->Backward(q, k, v, o.out, o.lse, d_out);
-  }
-  synchronize();
-  barrier();
-  return {forward, SecondsSince(start)};
+  kernels::ops::Check(host.Barrier());
+  const double forward = Measure([&] {
+    for (int layer = 0; layer < layers; ++layer) {
+      outputs.push_back(attention.ForwardRaw(layer, q, k, v));
+    }
+  });
+  kernels::ops::Check(host.Barrier());
+  const double backward = Measure([&] {
+    for (int layer = layers - 1; layer >= 0; --layer) {
+      const AttentionOutput& o = outputs[layer];
+      o.record->Backward(q, k, v, o.out, o.lse, d_out);
+    }
+  });
+  return {forward, backward};
 }
 
 void RunRank(const Case& c, int64_t local_tokens, double share, comm::Communicator& host,
-             comm::DeviceCommunicator& device, Figures& slowest, std::mutex& mutex) {
+             comm::DeviceCommunicator& device, Figures& figures, std::mutex& mutex) {
   const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
   auto attention = CreateCudaRingAttention(c.options, &device);
   kernels::ops::Check(attention.status());
@@ -86,26 +105,22 @@ void RunRank(const Case& c, int64_t local_tokens, double share, comm::Communicat
   };
   const torch::Tensor q = random(kHeads), k = random(kKvHeads), v = random(kKvHeads),
                       d_out = random(kHeads);
-  const auto barrier = [&] { kernels::ops::Check(host.Barrier()); };
-  RunLayers(**attention, q, k, v, d_out, kWarmUps, barrier);
+  RunLayers(**attention, q, k, v, d_out, kWarmUps, host);
   (*attention)->TakeStats();
-  const auto [forward, backward] = RunLayers(**attention, q, k, v, d_out, kLayers, barrier);
+  const auto [forward, backward] = RunLayers(**attention, q, k, v, d_out, kLayers, host);
   const AttentionStats stats = (*attention)->TakeStats();
   const double milliseconds = 1e3 / kLayers * share;
   const std::lock_guard lock(mutex);
-  const auto keep = [&](double& slot, double value) {
-    slot = std::max(slot, value * milliseconds);
-  };
-  keep(slowest.forward, forward);
-  keep(slowest.backward, backward);
+  figures.forward = std::max(figures.forward, forward * milliseconds);
+  figures.backward = std::max(figures.backward, backward * milliseconds);
   for (double AttentionSeconds::*phase :
        {&AttentionSeconds::index, &AttentionSeconds::forward, &AttentionSeconds::backward,
         &AttentionSeconds::exposed_communication}) {
-    keep(slowest.phases.*phase, stats.seconds.*phase);
+    figures.phases.*phase += stats.seconds.*phase * milliseconds / kRanks;
   }
-  slowest.density = stats.layers[0].density;
-  slowest.verticals = stats.layers[0].verticals;
-  slowest.slashes = stats.layers[0].slashes;
+  figures.density = stats.layers[0].density;
+  figures.verticals = stats.layers[0].verticals;
+  figures.slashes = stats.layers[0].slashes;
 }
 
 // Whether every rank has a GPU.
@@ -114,9 +129,9 @@ bool HaveGpus() {
   return cudaGetDeviceCount(&devices) == cudaSuccess && devices >= kRanks;
 }
 
-std::vector<Figures> Measure(const std::vector<Case>& cases, int64_t local_tokens,
-                             comm::NcclOptions nccl) {
-  std::vector<Figures> slowest(cases.size());
+std::vector<Figures> RunCases(const std::vector<Case>& cases, int64_t local_tokens,
+                              comm::NcclOptions nccl) {
+  std::vector<Figures> figures_by_case(cases.size());
   std::mutex mutex;
   const bool shared = !HaveGpus();
   const auto devices = comm::testing::LocalDeviceCommunicators(shared ? kRanks : 0);
@@ -134,10 +149,11 @@ std::vector<Figures> Measure(const std::vector<Case>& cases, int64_t local_token
     }
     comm::DeviceCommunicator& device = shared ? *devices[host.rank()] : *owned;
     for (size_t i = 0; i < cases.size(); ++i) {
-      RunRank(cases[i], local_tokens, shared ? 1.0 / kRanks : 1.0, host, device, slowest[i], mutex);
+      RunRank(cases[i], local_tokens, shared ? 1.0 / kRanks : 1.0, host, device, figures_by_case[i],
+              mutex);
     }
   });
-  return slowest;
+  return figures_by_case;
 }
 
 // Of one schedule; empty: of all.
@@ -187,7 +203,7 @@ int Main(int argc, char** argv) {
                "exposed_ms", "exposed_share"});
   const auto ms = [](double value) { return absl::StrFormat("%.3f", value); };
   const std::vector<Case> cases = Cases(schedule);
-  const std::vector<Figures> figures = Measure(cases, tokens / kRanks, nccl);
+  const std::vector<Figures> figures = RunCases(cases, tokens / kRanks, nccl);
   for (size_t i = 0; i < cases.size(); ++i) {
     const Case& c = cases[i];
     const Figures& f = figures[i];

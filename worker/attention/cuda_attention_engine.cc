@@ -230,19 +230,23 @@ AttentionGradients CudaAttentionEngine::Backward(const CudaLayerIndex& index,
           call.q);
   const Tensor dq_sums = torch::zeros({shape.tokens, shape.heads, shape.head_dim},
                                       call.q.options().dtype(torch::kFloat));
-  ComputeGradients(index, call, shape, dq_sums);
+  const Homecoming home = ComputeGradients(index, call, shape, dq_sums);
   // Rounded while the gradients of keys and values come home.
   const Tensor dq = torch::empty(dq_sums.sizes(), call.q.options());
   Check(RoundToBf16(dq_sums.const_data_ptr<float>(), MutableBf16(dq), dq.numel(), stream));
-  const Tensor dkv = ReturnGradients(shape);
+  ReturnGradients(shape, home);
   Check(kv_.AwaitAll(stream));
   Check(stats_.timers().End(stream));
-  return {.dq = dq, .dk = dkv[0], .dv = dkv[1]};
+  return {.dq = dq, .dk = home.dkv[0], .dv = home.dkv[1]};
 }
 
-void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call,
-                                           const Shape& shape, const Tensor& dq) {
+CudaAttentionEngine::Homecoming CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index,
+                                                                      const BackwardCall& call,
+                                                                      const Shape& shape,
+                                                                      const Tensor& dq) {
   const cudaStream_t stream = Stream();
+  Homecoming home;
+  home.dkv = torch::empty({2, shape.tokens, shape.kv_heads, shape.head_dim}, call.q.options());
   const Tensor delta = torch::empty_like(call.lse);
   Check(RowDelta(View(call.d_out), View(call.out), delta.mutable_data_ptr<float>(), stream));
   if (backward_.zeroed_slot >= 0) {
@@ -302,8 +306,13 @@ void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const Ba
                                  shape.heads, dk, dv, stream));
     }
     for (const GradAction& action : step.grad_actions) {
+      const bool is_last = t + 1 == backward_.steps.size() && &action == &step.grad_actions.back();
       if (action.kind == GradAction::Kind::kHop) {
-        Check(grads_.Start(action.hop, stream));
+        if (is_last) {
+          SendHome(action.hop, home);
+        } else {
+          Check(grads_.Start(action.hop, stream));
+        }
         continue;
       }
       Check(grads_.Await(action.to_slot, stream));
@@ -313,22 +322,39 @@ void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const Ba
                       2 * shape.kv_elements(), stream));
     }
   }
+  return home;
 }
 
-Tensor CudaAttentionEngine::ReturnGradients(const Shape& shape) {
+// The last hop carries a finished sum, which is rounded in the end: rounding it before halves what
+// no computation hides, and changes no bit.
+void CudaAttentionEngine::SendHome(const RingHop& hop, Homecoming& home) {
+  const cudaStream_t stream = Stream();
+  Check(grads_.Await(hop.send_slot, stream));
+  home.sent = torch::empty_like(home.dkv);
+  Check(RoundToBf16(static_cast<const float*>(grads_.data(hop.send_slot)), MutableBf16(home.sent),
+                    home.sent.numel(), stream));
+  auto transfer = communicator_->SendReceive(
+      comm::Channel::kGradKv, home.sent.const_data_ptr(), home.sent.nbytes(), hop.to,
+      home.dkv.mutable_data_ptr(), home.dkv.nbytes(), hop.from, stream);
+  Check(transfer.status());
+  home.transfer = *std::move(transfer);
+}
+
+void CudaAttentionEngine::ReturnGradients(const Shape& shape, const Homecoming& home) {
   const cudaStream_t stream = Stream();
   Check(grads_.AwaitAll(stream));
-  auto* const home = static_cast<float*>(grads_.data(backward_.home_grad_slot));
+  if (home.transfer != nullptr) {
+    Check(AwaitTransfer(home.transfer, stats_.timers(), stream));
+    return;
+  }
+  auto* const sums = static_cast<float*>(grads_.data(backward_.home_grad_slot));
   if (gathers() && backward_.ranks > 1) {
     Check(AwaitTransfer(communicator_->ReduceScatterSum(comm::Channel::kGradKv, grads_.data(0),
-                                                        2 * shape.kv_elements(), home,
+                                                        2 * shape.kv_elements(), sums,
                                                         comm::ElementType::kFloat32, stream),
                         stats_.timers(), stream));
   }
-  const Tensor dkv = torch::empty({2, shape.tokens, shape.kv_heads, shape.head_dim},
-                                  torch::device(torch::kCUDA).dtype(torch::kBFloat16));
-  Check(RoundToBf16(home, MutableBf16(dkv), dkv.numel(), stream));
-  return dkv;
+  Check(RoundToBf16(sums, MutableBf16(home.dkv), home.dkv.numel(), stream));
 }
 
 }  // namespace ringleader::attention

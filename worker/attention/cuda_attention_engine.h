@@ -71,9 +71,17 @@ class CudaAttentionEngine {
                      const torch::Tensor& k, const torch::Tensor& v);
   void CountTiles(int layer, const CudaLayerIndex& index, size_t step, const Shape& shape,
                   const kernels::TileSelection& tiles);
-  void ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call, const Shape& shape,
-                        const torch::Tensor& dq);
-  torch::Tensor ReturnGradients(const Shape& shape);
+  // This rank's gradients of keys and values on their way home.
+  struct Homecoming {
+    torch::Tensor dkv;   // [2, n, kv_heads, d] bf16
+    torch::Tensor sent;  // another rank's, likewise
+    comm::DeviceTransfer transfer;
+  };
+  // Adds to dq; what comes home is complete after ReturnGradients.
+  Homecoming ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call,
+                              const Shape& shape, const torch::Tensor& dq);
+  void SendHome(const RingHop& hop, Homecoming& home);
+  void ReturnGradients(const Shape& shape, const Homecoming& home);
   // Memory of `slots` slots, allocated when they first need more than there is.
   static void Reserve(torch::Tensor& memory, int slots, size_t bytes_per_slot, DeviceSlots& target,
                       const torch::Tensor& like);

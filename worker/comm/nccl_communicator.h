@@ -23,7 +23,7 @@ struct NcclOptions {
   // the longest computation between two transfers.
   absl::Duration transfer_timeout = absl::Seconds(180);
   // Thread blocks that a channel's kernels take from computation at most; 0: as NCCL likes.
-  int kv_blocks = 8;         // kKvInner, kKvOuter, kGradKv, kControl
+  int kv_blocks = 16;        // kKvInner, kKvOuter, kGradKv, kControl
   int gradient_blocks = 16;  // kGradients
 };
 
