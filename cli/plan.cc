@@ -24,6 +24,7 @@ struct Flags {
   double memory_gib = 0;
   double intra_gigabytes = 0;
   double inter_gigabytes = 0;
+  planner::PatternHints measured;
 };
 
 // What a GPU of the kind that the kernels are for has, less what the driver takes.
@@ -55,6 +56,10 @@ std::string Scale(int64_t trainers, v1::JobSpec* spec) {
   const uint32_t groups = parallelism->data();
   const uint32_t batch = (spec->training().global_batch() + groups - 1) / groups * groups;
   spec->mutable_training()->set_global_batch(batch);
+  auto* const lengths = spec->mutable_data()->mutable_sequence_lengths();
+  for (int i = 0; !lengths->empty() && static_cast<uint32_t>(lengths->size()) < batch; ++i) {
+    lengths->Add(lengths->Get(i));
+  }
   return absl::StrFormat(
       "the job asks for other trainers: planned with context %d × data %d, global_batch %d; "
       "--set parallelism.context=… plans longer rings",
@@ -83,7 +88,8 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   if (flags.inter_gigabytes > 0) cluster.inter_node.bytes_per_second = flags.inter_gigabytes * 1e9;
 
   const planner::CostModel cost_model(spec, model, cluster);
-  ASSIGN_OR_RETURN(const v1::StepPlan plan, planner::MakePlan(spec, model, cluster, cost_model));
+  ASSIGN_OR_RETURN(const v1::StepPlan plan,
+                   planner::MakePlan(spec, model, cluster, cost_model, flags.measured));
   Print(context, plan, [&](std::ostream& out) {
     out << absl::StrFormat("%s on %d node%s × %d %s: context %d × data %d, %s tokens a sequence\n",
                            spec.name(), flags.nodes, flags.nodes == 1 ? "" : "s", per_node,
@@ -119,6 +125,15 @@ void AddPlanCommand(CLI::App& app, Context* context) {
   command
       ->add_option("--inter-node-gbytes", flags->inter_gigabytes,
                    "GB/s of one trainer to another machine")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option(
+          "--verticals", flags->measured.verticals,
+          "columns that a head keeps, as a job's step reports say (`ringctl watch JOB -o json`)")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--slashes", flags->measured.slashes,
+                   "block diagonals that a head keeps, likewise")
       ->check(CLI::PositiveNumber);
   command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
 }

@@ -60,9 +60,11 @@ class PlannerSource : public lifecycle::PlanSource {
     const planner::ModelShape model = ModelOf(spec);
     // What an earlier attempt taught holds for the next.
     const auto running = running_.find(spec.name());
-    return planner::MakePlan(spec, model, cluster,
-                             running == running_.end() ? planner::CostModel(spec, model, cluster)
-                                                       : running->second.costs);
+    if (running == running_.end()) {
+      return planner::MakePlan(spec, model, cluster, planner::CostModel(spec, model, cluster));
+    }
+    return planner::MakePlan(spec, model, cluster, running->second.costs,
+                             planner::HintsFrom(running->second.recent));
   }
 
   void Started(const v1::Job& job, const v1::StepPlan& plan,

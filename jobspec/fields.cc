@@ -40,6 +40,11 @@ constexpr Field kFields[] = {
     {"data.sequence_length", Need::kRequired, "", {1, kMaxSequence}, When::kAlways,
      "Tokens in one training sequence. With a context above 1 it must divide into whole tiles "
      "for every rank (see `parallelism.layout`)."},
+    {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxSequence}, When::kAlways,
+     "Where the sequences of a step are of unequal length: the length of each, "
+     "`training.global_batch` numbers, at most `data.sequence_length` and dividing as that does. "
+     "A shorter one is a part of a piece of `data.sequence_length` tokens. The planner deals them "
+     "to the data-parallel groups by predicted seconds."},
 
     {"attention.pattern", Need::kDefault, "vertical_slash", {}, When::kAlways,
      "What a query may attend to: everything before it (`dense`), the last tokens "

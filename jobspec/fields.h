@@ -56,7 +56,8 @@ const Field* FindField(std::string_view path);
 // The known path nearest to `path` by edit distance, or one that ends in the same name.
 std::string NearestField(std::string_view path);
 
-// Whether fields of `when` fit `spec`, whose pattern, select, layout, schedule and engine are filled in.
+// Whether fields of `when` fit `spec`, whose pattern, select, layout, schedule and engine are
+// filled in.
 bool Fits(When when, const v1::JobSpec& spec);
 // "attention.pattern: sliding_window", for messages and the reference page; "" for kAlways.
 std::string_view Requirement(When when);

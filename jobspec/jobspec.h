@@ -51,6 +51,9 @@ absl::Status CheckFiles(const v1::JobSpec& spec);
 // The specification as a job file; only what is set. ParseJobFile gives the same message back.
 std::string ToYaml(const v1::JobSpec& spec);
 
+// The length of each sequence of a step, in the batch's order. `spec` has its defaults.
+std::vector<uint64_t> SequenceLengths(const v1::JobSpec& spec);
+
 // The job file's name for an enumerator: "vertical_slash", "top_p"; "auto" for the unset layout and
 // ring, "" for other unset enumerators.
 std::string EnumText(v1::AttentionSpec::Pattern value);

@@ -219,6 +219,17 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
 }
 
+TEST(ValidateTest, UnequalSequencesAreOneForEachOfAStep) {
+  EXPECT_EQ(Complaint({"training.global_batch=2", "data.sequence_lengths=[16384, 4096]"}), "");
+  EXPECT_EQ(Complaint({"training.global_batch=2", "data.sequence_lengths=[16384]"}),
+            "data.sequence_lengths: 1 given; give one for each sequence of a step "
+            "(training.global_batch: 2)");
+  EXPECT_EQ(Complaint({"data.sequence_lengths=[32768]"}),
+            "data.sequence_lengths: 32768 is more than data.sequence_length (16384)");
+  EXPECT_THAT(Complaint({"data.sequence_lengths=[4000]"}),
+              HasSubstr("data.sequence_lengths: 4000 does not divide by context × tile"));
+}
+
 TEST(ValidateTest, SequencesDivideIntoWholeTiles) {
   EXPECT_EQ(Complaint({"data.sequence_length=16400"}),
             "data.sequence_length: 16400 does not divide by context × tile = 4 × 64 = 256 "

@@ -146,6 +146,15 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLength(std::string_view path, uint64_t length, uint64_t unit,
+                         const std::string& rule, v1::ParallelismSpec::Layout layout) {
+  if (length % unit == 0) return absl::OkStatus();
+  const uint64_t below = length / unit * unit;
+  return Invalid(P(path), ": ", length, " does not divide by ", rule, " = ", unit,
+                 " (parallelism.layout: ", EnumText(layout), "); give ",
+                 below > 0 ? absl::StrCat(below, " or ") : "", below + unit);
+}
+
 absl::Status CheckParallelism(const v1::JobSpec& spec) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -176,12 +185,28 @@ absl::Status CheckParallelism(const v1::JobSpec& spec) {
     unit = context * parallelism.stripe();
     rule = absl::StrFormat("context × stripe = %d × %d", context, parallelism.stripe());
   }
-  const uint64_t length = spec.data().sequence_length();
-  if (length % unit == 0) return absl::OkStatus();
-  const uint64_t below = length / unit * unit;
-  return Invalid("data.sequence_length: ", length, " does not divide by ", rule, " = ", unit,
-                 " (parallelism.layout: ", EnumText(parallelism.layout()), "); give ",
-                 below > 0 ? absl::StrCat(below, " or ") : "", below + unit);
+  RETURN_IF_ERROR(CheckLength("data.sequence_length", spec.data().sequence_length(), unit, rule,
+                              parallelism.layout()));
+  for (const uint32_t length : spec.data().sequence_lengths()) {
+    RETURN_IF_ERROR(CheckLength("data.sequence_lengths", length, unit, rule, parallelism.layout()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLengths(const v1::JobSpec& spec) {
+  const auto& lengths = spec.data().sequence_lengths();
+  if (lengths.empty()) return absl::OkStatus();
+  if (static_cast<uint32_t>(lengths.size()) != spec.training().global_batch()) {
+    return Invalid("data.sequence_lengths: ", lengths.size(),
+                   " given; give one for each sequence of a step (training.global_batch: ",
+                   spec.training().global_batch(), ")");
+  }
+  for (const uint32_t length : lengths) {
+    if (length <= spec.data().sequence_length()) continue;
+    return Invalid("data.sequence_lengths: ", length, " is more than data.sequence_length (",
+                   spec.data().sequence_length(), ")");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckTraining(const v1::JobSpec& spec) {
@@ -216,6 +241,12 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
 }
 
 }  // namespace
+
+std::vector<uint64_t> SequenceLengths(const v1::JobSpec& spec) {
+  const auto& lengths = spec.data().sequence_lengths();
+  if (!lengths.empty()) return {lengths.begin(), lengths.end()};
+  return std::vector<uint64_t>(spec.training().global_batch(), spec.data().sequence_length());
+}
 
 void ApplyDefaults(v1::JobSpec* spec) {
   // In the table's order every field follows those that decide whether it fits, but for
@@ -254,6 +285,7 @@ absl::Status Validate(const v1::JobSpec& given) {
   RETURN_IF_ERROR(CheckModel(spec.model()));
   RETURN_IF_ERROR(CheckAttention(spec.attention()));
   RETURN_IF_ERROR(CheckParallelism(spec));
+  RETURN_IF_ERROR(CheckLengths(spec));
   return CheckTraining(spec);
 }
 

@@ -56,8 +56,7 @@ void JobMachine::UpdateProgress(const v1::StepReport& merged) {
   v1::Progress* const progress = job_.mutable_progress();
   progress->set_step(merged.step());
   progress->set_total_steps(training.steps());
-  progress->set_tokens(merged.step() * training.global_batch() *
-                       job_.spec().data().sequence_length());
+  progress->set_tokens(merged.step() * merged.tokens());
   progress->set_loss(merged.loss());
   if (merged.step() == 1) progress->set_first_loss(merged.loss());
   progress->set_worker_imbalance(merged.worker_imbalance());

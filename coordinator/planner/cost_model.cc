@@ -1,6 +1,10 @@
 #include "coordinator/planner/cost_model.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "coordinator/planner/micro_batches.h"
 
 namespace ringleader::planner {
 namespace {
@@ -87,12 +91,15 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const ModelShape& model,
                             const v1::StepPlan& plan, const v1::StepReport& report) {
   if (report.skipped() || report.rank_tiles().empty() || !model.known()) return;
   const double context = std::max(1u, spec.parallelism().context());
-  const double sequences =
-      static_cast<double>(spec.training().global_batch()) / std::max(1u, spec.parallelism().data());
-  const double tokens = spec.data().sequence_length() / context * sequences;
-  const double ring_steps = context * model.layers * sequences;
   // Phases are the slowest rank's, so they belong to the rank with the most tiles.
-  const double tiles = *std::max_element(report.rank_tiles().begin(), report.rank_tiles().end());
+  const auto slowest = std::max_element(report.rank_tiles().begin(), report.rank_tiles().end());
+  const double tiles = *slowest;
+  const auto group = static_cast<uint32_t>((slowest - report.rank_tiles().begin()) / context);
+  const std::vector<uint64_t> lengths = LengthsOfGroup(spec, plan, group);
+  const auto sequences = static_cast<double>(lengths.size());
+  const double tokens =
+      static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), uint64_t{0})) / context;
+  const double ring_steps = context * model.layers * sequences;
   const Work attention = {
       .tiles = tiles, .rows = tokens * model.heads * model.layers * context, .calls = ring_steps};
   const v1::PhaseSeconds& phases = report.phases();

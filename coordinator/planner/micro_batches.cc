@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "jobspec/jobspec.h"
+
 namespace ringleader::planner {
 namespace {
 
@@ -98,6 +100,25 @@ Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups) {
   for (size_t i = 0; i < 4 * seconds.size() + 16 && dealer.Improve(); ++i) {
   }
   return dealer.Finish();
+}
+
+std::vector<uint64_t> LengthsOfGroup(const v1::JobSpec& spec, const v1::StepPlan& plan,
+                                     uint32_t group) {
+  const std::vector<uint64_t> all = jobspec::SequenceLengths(spec);
+  std::vector<uint64_t> lengths;
+  if (plan.micro_batches().empty()) {
+    for (size_t i = group; i < all.size(); i += spec.parallelism().data()) {
+      lengths.push_back(all[i]);
+    }
+    return lengths;
+  }
+  for (const v1::MicroBatchAssignment& assignment : plan.micro_batches()) {
+    if (assignment.group() != group) continue;
+    for (const uint32_t sequence : assignment.sequences()) {
+      if (sequence < all.size()) lengths.push_back(all[sequence]);
+    }
+  }
+  return lengths;
 }
 
 }  // namespace ringleader::planner

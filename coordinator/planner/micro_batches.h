@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "ringleader/v1/job_spec.pb.h"
+#include "ringleader/v1/plan.pb.h"
+
 namespace ringleader::planner {
 
 struct Assignment {
@@ -15,5 +18,9 @@ struct Assignment {
 // then moves and swaps while they shorten the slowest group. Every group gets a sequence if there
 // are enough. Deterministic. `groups` >= 1.
 Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups);
+
+// The lengths of the sequences that a data-parallel group trains in a step under `plan`.
+std::vector<uint64_t> LengthsOfGroup(const v1::JobSpec& spec, const v1::StepPlan& plan,
+                                     uint32_t group);
 
 }  // namespace ringleader::planner

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/budgets.h"
 #include "coordinator/planner/memory.h"
@@ -33,17 +35,16 @@ absl::Status Invalid(const absl::FormatSpec<Args...>& format, const Args&... arg
   return absl::InvalidArgumentError(absl::StrFormat(format, args...));
 }
 
+// Every sequence of a step, into whole tiles for every rank.
 bool Divides(const v1::JobSpec& spec, ParallelismSpec::Layout layout, uint64_t stripe) {
-  const uint64_t tokens = spec.data().sequence_length();
   const uint64_t context = spec.parallelism().context();
-  switch (layout) {
-    case ParallelismSpec::ZIGZAG:
-      return tokens % (2 * context * spec.attention().tile()) == 0;
-    case ParallelismSpec::STRIPED:
-      return tokens % (context * stripe) == 0;
-    default:
-      return tokens % (context * spec.attention().tile()) == 0;
-  }
+  uint64_t unit = context * spec.attention().tile();
+  if (layout == ParallelismSpec::ZIGZAG) unit *= 2;
+  if (layout == ParallelismSpec::STRIPED) unit = context * stripe;
+  const std::vector<uint64_t> lengths = jobspec::SequenceLengths(spec);
+  return spec.data().sequence_length() % unit == 0 &&
+         std::all_of(lengths.begin(), lengths.end(),
+                     [unit](uint64_t length) { return length % unit == 0; });
 }
 
 // In order of preference: stripes of one tile balance any set of diagonals.
@@ -167,10 +168,25 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   }
 }
 
+void AddMicroBatchReason(const v1::JobSpec& spec, v1::StepPlan* plan) {
+  std::string groups;
+  for (uint32_t g = 0; g < spec.parallelism().data(); ++g) {
+    const std::vector<uint64_t> lengths = LengthsOfGroup(spec, *plan, g);
+    absl::StrAppendFormat(&groups, "%s%d: %s", g > 0 ? "; " : "", g, absl::StrJoin(lengths, "+"));
+    if (g == 7 && spec.parallelism().data() > 8) {
+      groups += "; …";
+      break;
+    }
+  }
+  plan->add_reasons(absl::StrCat(
+      "sequences of unequal length are dealt to the groups by predicted seconds (", groups, ")"));
+}
+
 }  // namespace
 
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
-                                      const ClusterShape& cluster, const CostModel& cost_model) {
+                                      const ClusterShape& cluster, const CostModel& cost_model,
+                                      const PatternHints& hints) {
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
   const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
@@ -219,14 +235,13 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape&
   }
   v1::StepPlan plan = *best;
   AddReasons(spec.parallelism(), group, tried, &plan);
-  if (cost_model.observations() > 0) {
-    *plan.mutable_prediction() = Predict(spec, model, cluster, cost_model, plan);
-  }
-  const std::vector<uint64_t> tokens(spec.training().global_batch(), spec.data().sequence_length());
-  for (v1::MicroBatchAssignment& assignment :
-       AssignSequences(spec, model, cost_model, plan.prediction().density(), tokens)) {
+  // The usual speed again: who trains which sequence decides the order of sums.
+  for (v1::MicroBatchAssignment& assignment : AssignSequences(
+           spec, model, usual, plan.prediction().density(), jobspec::SequenceLengths(spec))) {
     *plan.add_micro_batches() = std::move(assignment);
   }
+  *plan.mutable_prediction() = Predict(spec, model, cluster, cost_model, plan, hints);
+  if (!plan.micro_batches().empty()) AddMicroBatchReason(spec, &plan);
   return plan;
 }
 

@@ -19,13 +19,15 @@ namespace ringleader::planner {
 
 // The plan with which an attempt starts: version 1, effective from step 1. `spec` has been
 // validated and has its defaults; what it leaves to the planner ("auto") is chosen by the predicted
-// seconds of a step. With an unknown model: the choice by pattern alone, and no prediction.
+// seconds of a step. `hints`, from an earlier attempt's reports, make the prediction truer and
+// leave the choice alone. With an unknown model: the choice by pattern alone, and no prediction.
 //
 // INVALID_ARGUMENT, with the arithmetic, when no plan can work: the cluster holds too few trainers,
 // heads or layers do not fit the model, the asked-for ring does not fit the nodes, or memory is
 // short. Takes about a second for 1,000 ranks.
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
-                                      const ClusterShape& cluster, const CostModel& cost_model);
+                                      const ClusterShape& cluster, const CostModel& cost_model,
+                                      const PatternHints& hints = {});
 
 // The next plan of a running attempt, or nullopt when none is worth a change. Only budgets change;
 // layout and ring are fixed for an attempt. `recent`: merged reports, oldest first, the last of

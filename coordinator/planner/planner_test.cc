@@ -13,7 +13,9 @@
 namespace ringleader::planner {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 using v1::ParallelismSpec;
 
 absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec& spec, const ClusterShape& cluster,
@@ -177,6 +179,55 @@ TEST(MakePlanTest, DataParallelSequencesAreDealtBySeconds) {
       AssignSequences(spec, ThreeBillion(), cost, 0.05, {8192, 524288, 8192, 8192});
   ASSERT_EQ(unequal.size(), 2);
   EXPECT_EQ(std::min(unequal[0].sequences_size(), unequal[1].sequences_size()), 1);
+}
+
+// What the service sends: the plan itself names who trains which sequence.
+TEST(MakePlanTest, SequencesOfUnequalLengthAreAssignedInThePlan) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  spec.mutable_parallelism()->set_data(2);
+  spec.mutable_resources()->set_trainers(8);
+  spec.mutable_training()->set_global_batch(6);
+  for (const uint32_t length : {131072u, 8192u, 65536u, 8192u, 32768u, 8192u}) {
+    spec.mutable_data()->add_sequence_lengths(length);
+  }
+  const ClusterShape cluster = Gpus(1, 8);
+  const CostModel cost(spec, ThreeBillion(), cluster);
+  const auto plan = MakePlan(spec, ThreeBillion(), cluster, cost);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->micro_batches_size(), 2);
+  std::vector<uint32_t> named;
+  for (const v1::MicroBatchAssignment& group : plan->micro_batches()) {
+    named.insert(named.end(), group.sequences().begin(), group.sequences().end());
+  }
+  EXPECT_THAT(named, UnorderedElementsAre(0, 1, 2, 3, 4, 5));
+  // Round robin would give one group all the long ones.
+  v1::StepPlan round_robin = *plan;
+  round_robin.clear_micro_batches();
+  const v1::Prediction dealt = Predict(spec, ThreeBillion(), cluster, cost, *plan);
+  EXPECT_LT(dealt.step_seconds(),
+            0.85 * Predict(spec, ThreeBillion(), cluster, cost, round_robin).step_seconds());
+  EXPECT_EQ(dealt.step_seconds(), plan->prediction().step_seconds());
+  EXPECT_THAT(plan->reasons(), Contains(HasSubstr("sequences of unequal length are dealt")));
+}
+
+TEST(MakePlanTest, AMeasuredPatternChangesThePredictionNotTheChoice) {
+  const v1::JobSpec spec = LongJob(8, 524288);
+  const ClusterShape cluster = Gpus(1, 8);
+  const CostModel cost(spec, ThreeBillion(), cluster);
+  const auto usual = MakePlan(spec, ThreeBillion(), cluster, cost);
+  std::vector<v1::StepReport> reports(2);
+  for (v1::StepReport& report : reports) {
+    for (uint32_t layer = 0; layer < 4; ++layer) {
+      report.add_layers()->set_slashes(1000);
+      report.mutable_layers(static_cast<int>(layer))->set_verticals(4000);
+    }
+  }
+  const auto measured = MakePlan(spec, ThreeBillion(), cluster, cost, HintsFrom(reports));
+  ASSERT_TRUE(usual.ok() && measured.ok());
+  EXPECT_GT(measured->prediction().density(), usual->prediction().density());
+  EXPECT_GT(measured->prediction().step_seconds(), usual->prediction().step_seconds());
+  EXPECT_EQ(measured->layout(), usual->layout());
+  EXPECT_EQ(measured->ring().kind(), usual->ring().kind());
 }
 
 TEST(MemoryTest, AddsUp) {

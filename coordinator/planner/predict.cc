@@ -1,11 +1,14 @@
 // Prices a plan: patterns → tiles per rank and owner → seconds per ring step → the step.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
+#include "coordinator/planner/micro_batches.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/planner/ring_simulator.h"
 #include "coordinator/planner/tile_loads.h"
+#include "jobspec/jobspec.h"
 
 namespace ringleader::planner {
 namespace {
@@ -35,6 +38,11 @@ struct LayerTimes {
   double exposed = 0;
   double index = 0;
 };
+
+double OptimizerSeconds(const ModelShape& model, const CostModel& cost_model) {
+  return cost_model.Seconds(Phase::kOptimizer,
+                            {.bytes = 8.0 * static_cast<double>(model.parameters()), .calls = 1});
+}
 
 class Predictor {
  public:
@@ -121,8 +129,7 @@ class Predictor {
     const auto layers = static_cast<double>(model_.layers);
     const double linear =
         cost_model_.Seconds(Phase::kLinear, {.rows = local_tokens_ * layers, .calls = layers});
-    const double optimizer = cost_model_.Seconds(
-        Phase::kOptimizer, {.bytes = 8.0 * static_cast<double>(model_.parameters()), .calls = 1});
+    const double optimizer = OptimizerSeconds(model_, cost_model_);
     v1::Prediction prediction;
     prediction.set_attention_seconds(sequences * times_.busy);
     prediction.set_linear_seconds(sequences * linear);
@@ -158,9 +165,56 @@ class Predictor {
 
 }  // namespace
 
+namespace {
+
+// A step of sequences of unequal length lasts as long as its slowest group; phases are that
+// group's, imbalance and density those of the longest sequence, which is most of the work.
+v1::Prediction PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
+                              const ClusterShape& cluster, const CostModel& cost_model,
+                              const v1::StepPlan& plan, const PatternHints& hints) {
+  const double optimizer = OptimizerSeconds(model, cost_model);
+  std::map<uint64_t, v1::Prediction> of_one;  // by length: one sequence a group
+  double step_tokens = 0;
+  for (const uint64_t length : jobspec::SequenceLengths(spec)) {
+    step_tokens += static_cast<double>(length);
+    if (of_one.contains(length)) continue;
+    v1::JobSpec one = spec;
+    one.mutable_data()->clear_sequence_lengths();
+    one.mutable_data()->set_sequence_length(length);
+    one.mutable_training()->set_global_batch(spec.parallelism().data());
+    of_one[length] = Predictor(one, model, cluster, cost_model, plan).Run(hints);
+  }
+  const v1::Prediction& longest = of_one.rbegin()->second;
+  v1::Prediction slowest;
+  for (uint32_t group = 0; group < spec.parallelism().data(); ++group) {
+    v1::Prediction sum;
+    sum.set_step_seconds(optimizer);
+    for (const uint64_t length : LengthsOfGroup(spec, plan, group)) {
+      const v1::Prediction& part = of_one.at(length);
+      sum.set_step_seconds(sum.step_seconds() + part.step_seconds() - optimizer);
+      sum.set_attention_seconds(sum.attention_seconds() + part.attention_seconds());
+      sum.set_linear_seconds(sum.linear_seconds() + part.linear_seconds());
+      sum.set_communication_seconds(sum.communication_seconds() + part.communication_seconds());
+      sum.set_exposed_communication_seconds(sum.exposed_communication_seconds() +
+                                            part.exposed_communication_seconds());
+    }
+    if (sum.step_seconds() > slowest.step_seconds()) slowest = sum;
+  }
+  slowest.set_worker_imbalance(longest.worker_imbalance());
+  slowest.set_step_imbalance(longest.step_imbalance());
+  slowest.set_density(longest.density());
+  slowest.set_tokens_per_second(step_tokens / slowest.step_seconds());
+  return slowest;
+}
+
+}  // namespace
+
 v1::Prediction Predict(const v1::JobSpec& spec, const ModelShape& model,
                        const ClusterShape& cluster, const CostModel& cost_model,
                        const v1::StepPlan& plan, const PatternHints& hints) {
+  if (!spec.data().sequence_lengths().empty()) {
+    return PredictUnequal(spec, model, cluster, cost_model, plan, hints);
+  }
   return Predictor(spec, model, cluster, cost_model, plan).Run(hints);
 }
 

@@ -77,5 +77,46 @@ TEST_F(TrainerTest, AfterEveryKindOfKillTheLossIsThatOfAnUndisturbedRun) {
   EXPECT_EQ(job.last_eval().loss(), Get("calm").last_eval().loss());
 }
 
+// Not a fault: the planner's assignment of unequal sequences, through the whole service.
+TEST_F(TrainerTest, SequencesOfUnequalLengthGoToTheGroupsAsThePlannerDealsThem) {
+  StartCoordinator();
+  StartWorker("a", 2);
+  StartWorker("b", 2);
+  const auto submit = [&](const std::string& name, uint32_t context) {
+    v1::JobSpec spec =
+        trainer::testing::TinyJob(dir(), static_cast<int>(context), static_cast<int>(4 / context));
+    spec.set_name(name);
+    spec.mutable_data()->set_sequence_length(1024);
+    for (const uint32_t length : {1024u, 256u, 512u, 256u}) {
+      spec.mutable_data()->add_sequence_lengths(length);
+    }
+    spec.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+    spec.mutable_attention()->clear_sink_tokens();
+    spec.mutable_training()->set_global_batch(4);
+    spec.mutable_checkpoint()->set_directory(dir() + "/checkpoints/" + name);
+    spec.mutable_resources()->set_threads(1);
+    Submit(spec);
+    AwaitState(name, v1::Job::SUCCEEDED, absl::Minutes(4));
+    return Steps(name);
+  };
+  const std::vector<v1::StepReport> two_groups = submit("two-groups", 2);
+  const std::vector<v1::StepReport> one_group = submit("one-group", 4);
+  ASSERT_EQ(two_groups.size(), 6u);
+  ASSERT_EQ(one_group.size(), 6u);
+  for (size_t i = 0; i < two_groups.size(); ++i) {
+    EXPECT_EQ(two_groups[i].tokens(), 2048u);
+    EXPECT_NEAR(two_groups[i].loss(), one_group[i].loss(), 1e-4) << "step " << i + 1;
+    // Round robin would give the first group 1024 + 512: sixteen times the tiles of 256 + 256.
+    ASSERT_EQ(two_groups[i].rank_tiles_size(), 4);
+    const auto group = [&](int first) {
+      return static_cast<double>(two_groups[i].rank_tiles(first) +
+                                 two_groups[i].rank_tiles(first + 1));
+    };
+    // Tiles of dense causal attention: 16 blocks make 136, 8 make 36, 4 make 10.
+    EXPECT_DOUBLE_EQ(group(0) / group(2), 136.0 / (10 + 36 + 10));
+  }
+  EXPECT_EQ(Get("two-groups").progress().tokens(), 6u * 2048u);
+}
+
 }  // namespace
 }  // namespace ringleader::faults

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -234,6 +235,33 @@ TEST_F(LoaderTest, AnEpochIsAPermutationThatTheSeedDecides) {
   EXPECT_NE(order(1, 0), order(2, 0));
   EXPECT_NE(order(1, 0), order(1, 1));
   EXPECT_THAT(order(1, 0), ::testing::UnorderedElementsAreArray(order(5, 3)));
+}
+
+TEST_F(LoaderTest, AShorterSequenceIsOneOfThePartsOfALongOne) {
+  const auto loader = Loader::Open(Train(), 256, 1, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  std::set<uint64_t> parts;
+  for (uint64_t index = 0; index < 64; ++index) {
+    const LocalSequence whole = loader->Shuffled(index, {.tokens = 256});
+    const LocalSequence part = loader->Shuffled(index, {.tokens = 64});
+    EXPECT_EQ(whole.sequence_length, 256);
+    EXPECT_EQ(part.sequence_length, 64);
+    ASSERT_EQ(part.tokens.size(), 64u);
+    EXPECT_EQ(part.positions.front(), 0);
+    EXPECT_EQ(part.positions.back(), 63);
+    const auto at = std::search(whole.tokens.begin(), whole.tokens.end(), part.tokens.begin(),
+                                part.tokens.end());
+    ASSERT_TRUE(at != whole.tokens.end()) << index;
+    const auto start = static_cast<uint64_t>(at - whole.tokens.begin());
+    EXPECT_EQ(start % 64, 0u);
+    EXPECT_TRUE(std::equal(part.labels.begin(), part.labels.end(), whole.labels.begin() + start));
+    parts.insert(start / 64);
+    // Every rank of a context takes the same one.
+    const LocalSequence mine = loader->Shuffled(
+        index, {.kind = LayoutKind::kStriped, .ranks = 2, .rank = 1, .stripe = 16, .tokens = 64});
+    EXPECT_EQ(mine.tokens[0], part.tokens[16]);
+  }
+  EXPECT_EQ(parts, (std::set<uint64_t>{0, 1, 2, 3}));  // no text is left out for good
 }
 
 TEST_F(LoaderTest, SaysHowManyTokensThereAre) {

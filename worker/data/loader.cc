@@ -63,13 +63,20 @@ Loader::Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed)
 
 LocalSequence Loader::Shuffled(uint64_t index, const kernels::ShardLayout& layout) const {
   const uint64_t epoch = index / sequences_;
-  return InOrder(Permute(index % sequences_, sequences_, Mix(seed_) ^ Mix(~epoch)), layout);
+  const uint64_t piece = Permute(index % sequences_, sequences_, Mix(seed_) ^ Mix(~epoch));
+  const auto length = static_cast<uint64_t>(layout.tokens);
+  const uint64_t part = Mix(Mix(seed_) ^ index) % (sequence_length_ / length);
+  return Read(piece * sequence_length_ + part * length, layout);
 }
 
 LocalSequence Loader::InOrder(uint64_t index, const kernels::ShardLayout& layout) const {
-  const uint64_t start = index * sequence_length_;
+  return Read(index * sequence_length_, layout);
+}
+
+LocalSequence Loader::Read(uint64_t start, const kernels::ShardLayout& layout) const {
   const int64_t n = layout.local_tokens();
   LocalSequence local;
+  local.sequence_length = layout.tokens;
   local.tokens.reserve(n);
   local.positions.reserve(n);
   local.labels.reserve(n);

@@ -21,6 +21,7 @@ struct LocalSequence {
   std::vector<int64_t> tokens;
   std::vector<int64_t> positions;  // in the sequence
   std::vector<int64_t> labels;     // the next token of the sequence, or kIgnoreLabel
+  int64_t sequence_length = 0;     // of the whole sequence
 };
 
 // Sequences are consecutive pieces of the token stream; documents are packed into them without gaps
@@ -36,13 +37,16 @@ class Loader {
   uint64_t sequences() const { return sequences_; }
 
   // Training order: sequence `index` of an endless stream of epochs, each a permutation of all
-  // sequences that only the seed and the epoch decide.
+  // sequences that only the seed and the epoch decide. A layout of fewer tokens gets one of the
+  // parts of that length that the sequence divides into, which the seed and the index decide.
   LocalSequence Shuffled(uint64_t index, const kernels::ShardLayout& layout) const;
   // Evaluation order: as they lie in the data. index < sequences().
   LocalSequence InOrder(uint64_t index, const kernels::ShardLayout& layout) const;
 
  private:
   Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed);
+  // From token `start` of the stream on.
+  LocalSequence Read(uint64_t start, const kernels::ShardLayout& layout) const;
 
   TokenFolder folder_;
   uint64_t sequence_length_;

@@ -144,6 +144,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.train_data = spec.data().train();
   job.eval_data = spec.data().eval();
   job.sequence_length = spec.data().sequence_length();
+  job.sequence_lengths = jobspec::SequenceLengths(spec);
   job.attention = ToAttentionOptions(spec.attention());
   job.attention.threads = job.threads;
   ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context));

@@ -111,9 +111,8 @@ void CpuEngine::BeginStep() {
 }
 
 absl::StatusOr<LossSum> CpuEngine::RunModel(const data::LocalSequence& sequence) {
-  const torch::Tensor hidden =
-      decoder_->Forward(Tensor(sequence.tokens), Tensor(sequence.positions),
-                        static_cast<int64_t>(job_.sequence_length), *attention_);
+  const torch::Tensor hidden = decoder_->Forward(
+      Tensor(sequence.tokens), Tensor(sequence.positions), sequence.sequence_length, *attention_);
   const model::TokenLoss loss = decoder_->Loss(hidden, Tensor(sequence.labels));
   if (loss.sum.requires_grad()) loss.sum.backward();
   return LossSum{.loss = loss.sum.item<double>(), .tokens = static_cast<double>(loss.tokens)};

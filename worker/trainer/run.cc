@@ -2,11 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/checksum.h"
@@ -241,9 +244,15 @@ void Attempt::WarnOfPlan(std::string_view problem) const {
 
 // What must not change under a checkpoint. Steps, rates and the number of ranks may.
 std::string Attempt::JobDigest() const {
-  const std::string identity = absl::StrCat(
-      job_.name, "\n", model::ModelConfigJson(engine_->config()), "\n", job_.train_data, "\n",
-      job_.sequence_length, "\n", job_.global_batch, "\n", job_.seed);
+  std::string identity = absl::StrCat(job_.name, "\n", model::ModelConfigJson(engine_->config()),
+                                      "\n", job_.train_data, "\n", job_.sequence_length, "\n",
+                                      job_.global_batch, "\n", job_.seed);
+  for (const uint64_t length : job_.sequence_lengths) {
+    if (length != job_.sequence_length) {
+      absl::StrAppend(&identity, "\n", absl::StrJoin(job_.sequence_lengths, ","));
+      break;
+    }
+  }
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
 
@@ -256,8 +265,14 @@ void Attempt::PrintSettings() const {
   row("model", absl::StrFormat("%d layers, hidden %d, %d heads over %d, %d parameters",
                                config.layers, config.hidden_size, config.heads, config.kv_heads,
                                engine_->layout().ParameterCount()));
-  row("sequence", absl::StrFormat("%d tokens, %d a step", job_.sequence_length,
-                                  job_.global_batch * job_.sequence_length));
+  const auto [shortest, longest] =
+      std::minmax_element(job_.sequence_lengths.begin(), job_.sequence_lengths.end());
+  row("sequence",
+      absl::StrFormat("%s tokens, %d a step",
+                      *shortest == *longest ? absl::StrCat(*longest)
+                                            : absl::StrFormat("%d to %d", *shortest, *longest),
+                      std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(),
+                                      uint64_t{0})));
   row("ranks",
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,13 +31,16 @@ attention::LayerBudget Merge(attention::LayerBudget budget, const attention::Lay
 StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
     : job_(job),
       parts_(parts),
-      layout_{.kind = job.plan.layout,
-              .ranks = job.context,
-              .rank = job.rank % job.context,
-              .stripe = job.plan.stripe,
-              .tokens = static_cast<int64_t>(job.sequence_length)},
       group_(static_cast<uint32_t>(job.rank / job.context)),
       plan_(job.plan) {}
+
+kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
+  return {.kind = job_.plan.layout,
+          .ranks = job_.context,
+          .rank = job_.rank % job_.context,
+          .stripe = job_.plan.stripe,
+          .tokens = static_cast<int64_t>(tokens)};
+}
 
 absl::Status StepLoop::Apply(const Plan& plan) {
   if (plan.layout != plan_.layout || plan.stripe != plan_.stripe ||
@@ -86,7 +90,8 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       data::LocalSequence local;
       {
         const Stopwatch timer(&data_seconds);
-        local = parts_.train->Shuffled((step - 1) * job_.global_batch + sequence, layout_);
+        local = parts_.train->Shuffled((step - 1) * job_.global_batch + sequence,
+                                       LayoutOf(job_.sequence_lengths[sequence]));
       }
       parts_.host->SetPlace(step, "forward and backward");
       RETURN_IF_ERROR(engine.ForwardBackward(local));
@@ -106,7 +111,8 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.phases = stats.phases;
   record.phases.data = data_seconds;
   record.layers = std::move(stats.layers);
-  record.tokens = job_.global_batch * job_.sequence_length;
+  record.tokens =
+      std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(), uint64_t{0});
   record.peak_memory_bytes = stats.peak_memory_bytes;
 
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
@@ -121,9 +127,10 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
     const Stopwatch whole(&record.seconds);
     const auto sequences =
         static_cast<uint32_t>(std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences()));
+    const kernels::ShardLayout layout = LayoutOf(job_.sequence_length);
     double sum[2] = {};  // loss, tokens
     for (uint32_t s = group_; s < sequences; s += job_.data) {
-      ASSIGN_OR_RETURN(const LossSum part, parts_.engine->Loss(parts_.eval->InOrder(s, layout_)));
+      ASSIGN_OR_RETURN(const LossSum part, parts_.engine->Loss(parts_.eval->InOrder(s, layout)));
       sum[0] += part.loss;
       sum[1] += part.tokens;
     }

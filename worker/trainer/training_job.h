@@ -47,7 +47,8 @@ struct TrainingJob {
   std::string model_config;  // config.json; empty when model_init is a folder
   std::string model_init;    // "random" or a Hugging Face folder
   std::string train_data, eval_data;
-  uint64_t sequence_length = 0;
+  uint64_t sequence_length = 0;            // the longest
+  std::vector<uint64_t> sequence_lengths;  // of a step's sequences, [global_batch]
 
   attention::AttentionOptions attention;  // layout, stripe and ring come from the plan
   Plan plan;                              // of the first step
