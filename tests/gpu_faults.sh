@@ -3,21 +3,23 @@
 # that hangs. All ranks must be gone within 5 s, the rank that failed first named, and a new attempt must go on from the
 # checkpoint by itself.
 #
-#   tests/gpu_faults.sh [--bin DIR] [--trainers N] [--dir DIR] [--layers N] [--set K=V]...
+#   tests/gpu_faults.sh [--bin DIR] [--trainers N] [--dir DIR] [--text DIR] [--layers N] [--set K=V]...
 #
 #   --bin       folder of binaries (default: bin/ beside this folder)
 #   --trainers  GPUs to use (default: all)
+#   --text      folder of text to train on (default: /usr/include)
 #   --layers    of the Qwen2.5-3B shape (default: 4)
 #   --set       overrides a field of deploy/quickstart/gpu_job.yaml (default: data.sequence_length=131072)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-bin=$root/bin run=$PWD/gpu-faults trainers= layers=4 overrides=(--set data.sequence_length=131072)
+bin=$root/bin run=$PWD/gpu-faults text=/usr/include trainers= layers=4 overrides=(--set data.sequence_length=131072)
 while (($#)); do
   case $1 in
     --bin) bin=$(realpath -e "$2") ;;
     --trainers) trainers=$2 ;;
     --dir) run=$(realpath -m "$2") ;;
     --layers) layers=$2 ;;
+    --text) text=$2 ;;
     --set) overrides+=(--set "$2") ;;
     *) echo "gpu_faults: unknown option $1" >&2; exit 2 ;;
   esac
@@ -51,7 +53,9 @@ await() {  # SECONDS WHAT COMMAND...
   done
 }
 past_step() { (($(step) > $1)); }
+saved() { (($(field 'job.get("progress", {}).get("checkpoint_step", 0)') > 0)); }
 attempt_is() { (($(attempts) >= $1)); }
+resumed() { "$bin/ringctl" logs faults --attempt "$1" | grep -o "resuming from .*"; }
 gone() { ! kill -0 "$@" 2>/dev/null; }
 
 # fault NAME SIGNAL SECONDS WORDS: does it to the last rank in mid-step, and looks at what a user would.
@@ -59,6 +63,7 @@ fault() {
   local name=$1 signal=$2 limit=$3 words=$4 before victim all start number
   victim=$((trainers - 1))
   before=$(step)
+  await 180 "$name: a checkpoint" saved
   await 180 "$name: a step" past_step "$before"
   before=$(step)
   number=$(attempts)
@@ -76,10 +81,11 @@ fault() {
   [[ $failure == *"'rank': $victim,"* || ($victim == 0 && $failure != *"'rank'"*) ]] || fail "$name: rank $victim is not named: $failure"
   [[ $failure == *"$words"* ]] || fail "$name: the reason does not say '$words': $failure"
   await 180 "$name: a step beyond $before" past_step "$before"
-  echo "$name: attempt $(attempts) went on from step $(field "job['attempts'][-1].get('first_step', 0)") and is at $(step)"
+  await 10 "$name: the word that attempt $((number + 1)) resumed" resumed $((number + 1)) >/dev/null
+  echo "$name: attempt $(attempts) is at step $(step), $(resumed $((number + 1)))"
 }
 
-"$bin/ringctl" data pack --input /usr/include --output "$run/tokens" --suffix .h --suffix .hpp >/dev/null
+"$bin/ringctl" data pack --input "$text" --output "$run/tokens" --suffix .h --suffix .hpp >/dev/null
 cp "$root/deploy/quickstart/gpu_config.json" "$run/config.json"
 sed -i "s/\"num_hidden_layers\": [0-9]*/\"num_hidden_layers\": $layers/" "$run/config.json"
 cp "$root/deploy/quickstart/gpu_job.yaml" "$run/job.yaml"

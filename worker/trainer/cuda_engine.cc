@@ -20,6 +20,7 @@
 #include "worker/model/cuda_token_ops.h"
 #include "worker/model/huggingface.h"
 #include "worker/model/sharded_decoder.h"
+#include "worker/model/sharded_memory.h"
 #include "worker/optim/sharded_adamw.h"
 #include "worker/trainer/device_timer.h"
 #include "worker/trainer/memory.h"
@@ -27,6 +28,10 @@
 
 namespace ringleader::trainer {
 namespace {
+
+// Of a GPU, for what the plan of memory leaves out: NCCL's buffers, the attention index, kernels'
+// code, and the allocator's loss in fragments.
+constexpr size_t kReservedBytes = size_t{10} << 30;
 
 // One GPU is visible where the worker gave this trainer its own; all of them otherwise.
 absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
@@ -69,6 +74,8 @@ class CudaEngine : public StepEngine {
 
  private:
   absl::Status Connect();
+  // Chooses what to recompute; FAILED_PRECONDITION, with the arithmetic, if nothing fits.
+  absl::Status PlanMemory(const model::ModelConfig& config);
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
   // Copies to the device behind the host's back.
@@ -79,7 +86,8 @@ class CudaEngine : public StepEngine {
   comm::Communicator& world_;
   int device_ = 0;
   std::string device_name_;
-  model::Recompute recompute_ = model::Recompute::kFull;
+  model::RecomputePlan recompute_;
+  model::ShardedMemory memory_;
   // Destroyed in this order's reverse: what is split off, then what it came from.
   std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
   std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
@@ -105,15 +113,15 @@ absl::Status CudaEngine::SetUp(Host& host) {
   device_name_ = properties.name;
   RETURN_IF_ERROR(Connect());
 
-  recompute_ = job_.recompute.value_or(model::Recompute::kFull);
   host.SetPlace(0, "loading the model");
   ASSIGN_OR_RETURN(const model::ModelConfig config, LoadConfig(job_));
   const model::ParameterLayout layout = model::MakeParameterLayout(config);
+  RETURN_IF_ERROR(PlanMemory(config));
   ASSIGN_OR_RETURN(const std::vector<float> start, StartWeights(config, layout));
   ASSIGN_OR_RETURN(optimizer_, optim::ShardedAdamW::Create(job_.adamw, layout, gpus_.get(),
                                                            torch::kBFloat16, start));
   model::ShardedDecoderOptions decoder_options;
-  decoder_options.recompute = {recompute_};
+  decoder_options.recompute = recompute_;
   decoder_ =
       std::make_unique<model::ShardedDecoder>(config, token_ops_, *optimizer_, decoder_options);
   return absl::OkStatus();
@@ -127,6 +135,20 @@ absl::Status CudaEngine::Connect() {
   ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
   ASSIGN_OR_RETURN(attention_,
                    attention::CreateCudaRingAttention(AttentionOptionsOf(job_), context_.get()));
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::PlanMemory(const model::ModelConfig& config) {
+  const model::ShardedShape shape = {
+      .ranks = world_.size(), .tokens = static_cast<int64_t>(job_.sequence_length) / job_.context};
+  size_t free = 0, total = 0;
+  RETURN_IF_ERROR(comm::CudaError(cudaMemGetInfo(&free, &total), "the GPU's free memory"));
+  // Every rank must plan alike: all take the least that any has.
+  float least = -static_cast<float>(free - std::min(free, kReservedBytes));
+  RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, &least, 1));
+  ASSIGN_OR_RETURN(recompute_, model::PlanRecompute(config, shape, job_.recompute,
+                                                    static_cast<int64_t>(-least)));
+  memory_ = model::EstimateShardedMemory(config, shape, recompute_);
   return absl::OkStatus();
 }
 
@@ -147,7 +169,9 @@ absl::StatusOr<std::vector<float>> CudaEngine::StartWeights(
 }
 
 std::vector<std::pair<std::string, std::string>> CudaEngine::Settings() const {
-  return {{"engine", absl::StrFormat("CUDA, bf16, %s", device_name_)}};
+  return {{"engine", absl::StrFormat("CUDA, bf16, %s", device_name_)},
+          {"recompute", model::DescribeRecompute(config(), recompute_)},
+          {"memory of a rank", model::DescribeMemory(memory_)}};
 }
 
 torch::Tensor CudaEngine::Upload(const std::vector<int64_t>& values) const {
