@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "worker/model/parameter_layout.h"
 
 namespace ringleader::model {
@@ -66,16 +67,17 @@ int64_t WorkingBytes(const ModelConfig& config, const ShardedShape& shape) {
 }  // namespace
 
 ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShape& shape,
-                                    const RecomputePlan& plan) {
+                                    const RecomputePlan& plan, ParameterSharding sharding) {
   const ParameterLayout layout = MakeParameterLayout(config);
+  const std::vector<ParameterBlock>& blocks = layout.blocks;
+  // What is not there once a rank: embedding, two layers, final block.
+  const int64_t in_use = blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements;
   ShardedMemory memory;
-  memory.parameters = layout.PaddedElements(shape.ranks) * shape.element_bytes;
+  memory.parameters = shape.element_bytes * (sharding == ParameterSharding::kWhole
+                                                 ? layout.PaddedElements(shape.ranks)
+                                                 : layout.ShardElements(shape.ranks) + in_use);
   memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
-  if (shape.ranks > 1) {
-    const std::vector<ParameterBlock>& blocks = layout.blocks;
-    memory.buckets =
-        (blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements) * kFloat;
-  }
+  if (shape.ranks > 1) memory.buckets = in_use * kFloat;
   const int64_t kept = std::min(plan.kept_layers, config.layers);
   memory.saved = shape.tokens *
                  (kept * SavedBytes(config, shape.element_bytes, Recompute::kNone) +
@@ -84,32 +86,45 @@ ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShap
   return memory;
 }
 
-absl::StatusOr<RecomputePlan> PlanRecompute(const ModelConfig& config, const ShardedShape& shape,
-                                            std::optional<Recompute> wanted, int64_t available) {
-  const auto bytes = [&](const RecomputePlan& plan) {
-    return EstimateShardedMemory(config, shape, plan).total();
-  };
-  std::vector<RecomputePlan> plans;
+absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const ShardedShape& shape,
+                                          std::optional<Recompute> wanted, int64_t available) {
+  std::vector<RecomputePlan> policies;
   if (wanted.has_value()) {
-    plans.push_back({.recompute = *wanted});
+    policies.push_back({.recompute = *wanted});
   } else {
     // q, k and v of all layers first: a byte of them saves a little more than one of gate and up.
     for (int64_t kept = config.layers; kept >= 0; --kept) {
-      plans.push_back({.recompute = Recompute::kAttentionOnly, .kept_layers = kept});
+      policies.push_back({.recompute = Recompute::kAttentionOnly, .kept_layers = kept});
     }
-    plans.push_back({.recompute = Recompute::kFull});
+    policies.push_back({.recompute = Recompute::kFull});
   }
-  for (const RecomputePlan& plan : plans) {
-    if (bytes(plan) <= available) return plan;
+  TrainingPlan plan;
+  const auto fits = [&](const RecomputePlan& policy, ParameterSharding sharding, int64_t bytes) {
+    plan = {.recompute = policy,
+            .sharding = sharding,
+            .memory = EstimateShardedMemory(config, shape, policy, sharding)};
+    return plan.memory.total() <= bytes;
+  };
+  const auto comfortable = static_cast<int64_t>(kComfortableShare * static_cast<double>(available));
+  for (const RecomputePlan& policy : policies) {
+    const bool last = &policy == &policies.back();
+    if (fits(policy, ParameterSharding::kWhole, last ? available : comfortable)) return plan;
   }
-  const RecomputePlan& last = plans.back();
+  // One rank has nobody to share with.
+  if (shape.ranks > 1 && fits(policies.back(), ParameterSharding::kShard, available)) return plan;
   return absl::FailedPreconditionError(absl::StrFormat(
       "the job does not fit a GPU: with recompute %s and %d tokens a rank it needs %s, and %.1f "
       "GiB "
       "are there; use more resources.trainers, a smaller data.sequence_length or model%s",
-      DescribeRecompute(config, last), shape.tokens,
-      DescribeMemory(EstimateShardedMemory(config, shape, last)), GiB(available),
-      last.recompute == Recompute::kFull ? "" : ", or recompute: auto"));
+      DescribeRecompute(config, plan.recompute), shape.tokens, DescribeMemory(plan.memory),
+      GiB(available),
+      plan.recompute.recompute == Recompute::kFull ? "" : ", or resources.recompute: auto"));
+}
+
+absl::StatusOr<RecomputePlan> PlanRecompute(const ModelConfig& config, const ShardedShape& shape,
+                                            std::optional<Recompute> wanted, int64_t available) {
+  ASSIGN_OR_RETURN(const TrainingPlan plan, PlanTraining(config, shape, wanted, available));
+  return plan.recompute;
 }
 
 std::string DescribeRecompute(const ModelConfig& config, const RecomputePlan& plan) {

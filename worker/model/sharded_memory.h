@@ -19,6 +19,10 @@ struct ShardedShape {
   int64_t loss_chunk_tokens = 8192;
 };
 
+// Where parameters are held: whole on every rank (ZeRO stage 2), or only this rank's shard, with
+// the embedding, the head and two layers at a time gathered from their owners (stage 3).
+enum class ParameterSharding { kWhole, kShard };
+
 // What backward recomputes: `recompute` in all layers but the last `kept_layers`, which keep every
 // product.
 struct RecomputePlan {
@@ -28,7 +32,7 @@ struct RecomputePlan {
 
 // Bytes on one rank.
 struct ShardedMemory {
-  int64_t parameters = 0;  // whole, in the working type
+  int64_t parameters = 0;  // in the working type, what is gathered included
   int64_t optimizer = 0;   // this rank's shard: master weights, two moments, the reduced gradient
   int64_t buckets = 0;     // gradients on their way to their owners
   int64_t saved = 0;       // what forward keeps for backward
@@ -37,11 +41,25 @@ struct ShardedMemory {
 };
 
 ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShape& shape,
-                                    const RecomputePlan& plan);
+                                    const RecomputePlan& plan,
+                                    ParameterSharding sharding = ParameterSharding::kWhole);
+
+struct TrainingPlan {
+  RecomputePlan recompute;
+  ParameterSharding sharding = ParameterSharding::kWhole;
+  ShardedMemory memory;
+};
 
 // The plan that recomputes least and fits `available` bytes; of `wanted`, if that is set.
-// FAILED_PRECONDITION, with the arithmetic and what to change, where none fits. What NCCL, the
-// attention index and the driver take is not part of it: leave them their share.
+// Parameters are sharded only where nothing else fits. What could be recomputed is kept only in the
+// first kComfortableShare of the memory: estimates are not exact, and products are not worth a
+// failure. FAILED_PRECONDITION, with the arithmetic and what to change, where none fits. What NCCL,
+// the attention index and the driver take is not part of it: leave them their share.
+inline constexpr double kComfortableShare = 0.87;
+absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const ShardedShape& shape,
+                                          std::optional<Recompute> wanted, int64_t available);
+
+// The recompute policy of PlanTraining.
 absl::StatusOr<RecomputePlan> PlanRecompute(const ModelConfig& config, const ShardedShape& shape,
                                             std::optional<Recompute> wanted, int64_t available);
 

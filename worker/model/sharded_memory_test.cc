@@ -13,6 +13,8 @@ using testing::HasSubstr;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
+constexpr auto kWhole = ParameterSharding::kWhole;
+
 // Qwen2.5-3B.
 ModelConfig Config() {
   ModelConfig config;
@@ -35,7 +37,7 @@ ShardedShape Shape(int64_t tokens) {
 TEST(ShardedMemoryTest, CountsWhatARankHolds) {
   const int64_t n = 131072;
   const ShardedMemory memory =
-      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kFull});
+      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kFull}, kWhole);
   const ParameterLayout layout = MakeParameterLayout(Config());
   EXPECT_EQ(memory.parameters, 2 * layout.PaddedElements(4));
   EXPECT_EQ(memory.optimizer, 16 * layout.ShardElements(4));
@@ -46,53 +48,72 @@ TEST(ShardedMemoryTest, CountsWhatARankHolds) {
 
   const int64_t packed = 36 * n * 2 * (16 + 2 * 2) * 128;
   EXPECT_EQ(
-      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}).saved,
+      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole)
+          .saved,
       memory.saved + packed);
   const RecomputePlan two_kept{.recompute = Recompute::kAttentionOnly, .kept_layers = 2};
-  EXPECT_EQ(EstimateShardedMemory(Config(), Shape(n), two_kept).saved,
+  EXPECT_EQ(EstimateShardedMemory(Config(), Shape(n), two_kept, kWhole).saved,
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
 TEST(ShardedMemoryTest, OneRankNeedsNoBuckets) {
   ShardedShape shape = Shape(4096);
   shape.ranks = 1;
-  EXPECT_EQ(EstimateShardedMemory(Config(), shape, {}).buckets, 0);
+  EXPECT_EQ(EstimateShardedMemory(Config(), shape, {}, kWhole).buckets, 0);
 }
 
-TEST(ShardedMemoryTest, KeepsAsMuchAsFits) {
-  int64_t kept_before = 37;
+TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
+  const auto limit = static_cast<int64_t>(kComfortableShare * 136 * kGiB);
+  int64_t kept_before = 36;
   for (const int64_t tokens : {16384, 65536, 131072, 262144}) {
-    const auto plan = PlanRecompute(Config(), Shape(tokens), std::nullopt, 132 * kGiB);
+    const auto plan = PlanTraining(Config(), Shape(tokens), std::nullopt, 136 * kGiB);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto bytes = [&](const RecomputePlan& p) {
-      return EstimateShardedMemory(Config(), Shape(tokens), p).total();
-    };
-    EXPECT_LE(bytes(*plan), 132 * kGiB);
-    if (plan->kept_layers < 36) {
-      RecomputePlan more = *plan;
+    EXPECT_LE(plan->memory.total(), 136 * kGiB);
+    EXPECT_EQ(plan->sharding, kWhole);
+    if (plan->recompute.recompute != Recompute::kFull) {
+      EXPECT_LE(plan->memory.total(), limit);
+      RecomputePlan more = plan->recompute;
       ++more.kept_layers;
-      EXPECT_TRUE(bytes(more) > 132 * kGiB || plan->recompute == Recompute::kFull);
+      EXPECT_TRUE(more.kept_layers > 36 ||
+                  EstimateShardedMemory(Config(), Shape(tokens), more, kWhole).total() > limit);
     }
-    EXPECT_LE(plan->kept_layers, kept_before);
-    kept_before = plan->kept_layers;
+    EXPECT_LE(plan->recompute.kept_layers, kept_before);
+    kept_before = plan->recompute.kept_layers;
   }
+  EXPECT_EQ(kept_before, 0);
 }
 
 TEST(ShardedMemoryTest, FollowsTheJobsWish) {
-  const auto plan = PlanRecompute(Config(), Shape(16384), Recompute::kFull, 132 * kGiB);
+  const auto plan = PlanTraining(Config(), Shape(16384), Recompute::kFull, 132 * kGiB);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->recompute, Recompute::kFull);
-  EXPECT_EQ(plan->kept_layers, 0);
+  EXPECT_EQ(plan->recompute.recompute, Recompute::kFull);
+  EXPECT_EQ(plan->recompute.kept_layers, 0);
+}
+
+TEST(ShardedMemoryTest, ShardsParametersWhereNothingElseFits) {
+  ModelConfig config = Config();
+  config.hidden_size = 5120;
+  config.intermediate_size = 27648;
+  config.layers = 64;
+  config.heads = 40;
+  config.kv_heads = 8;  // 32 billion parameters
+  ShardedShape shape = Shape(4096);
+  shape.ranks = 8;
+  const auto plan = PlanTraining(config, shape, std::nullopt, 100 * kGiB);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->sharding, ParameterSharding::kShard);
+  EXPECT_LT(plan->memory.parameters,
+            EstimateShardedMemory(config, shape, plan->recompute, kWhole).parameters / 4);
 }
 
 TEST(ShardedMemoryTest, RefusesWithTheArithmetic) {
-  const auto plan = PlanRecompute(Config(), Shape(131072), Recompute::kNone, 132 * kGiB);
+  const auto plan = PlanTraining(Config(), Shape(131072), Recompute::kNone, 132 * kGiB);
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(plan.status().message()),
               AllOf(HasSubstr("131072 tokens a rank"), HasSubstr("132.0 GiB are there"),
                     HasSubstr("kept for backward"), HasSubstr("recompute: auto")));
-  EXPECT_FALSE(PlanRecompute(Config(), Shape(1 << 20), std::nullopt, 132 * kGiB).ok());
+  EXPECT_FALSE(PlanTraining(Config(), Shape(1 << 20), std::nullopt, 132 * kGiB).ok());
 }
 
 TEST(ShardedMemoryTest, Describes) {

@@ -66,6 +66,13 @@ struct Bucket {
   std::vector<comm::DeviceTransfer> reductions;
 };
 
+// A block's parameters, gathered from their owners.
+struct GatheredBlock {
+  Tensor buffer;  // the model's type
+  int block = -1;
+  std::vector<comm::DeviceTransfer> broadcasts;
+};
+
 // Makes the current stream wait for `transfers`.
 absl::Status Await(std::vector<comm::DeviceTransfer>& transfers) {
   for (const comm::DeviceTransfer& transfer : transfers) {
@@ -85,7 +92,9 @@ struct ShardedAdamW::State {
   int64_t begin = 0, elements = 0;  // of this rank's shard
   std::vector<Range> ranges;
 
-  Tensor parameters;                            // [ranks * elements], the model's type
+  bool whole = true;          // every rank holds all parameters
+  Tensor parameters;          // [ranks * elements], or this rank's [elements]; the model's type
+  GatheredBlock gathered[4];  // not whole: even layers, odd layers, embedding, final block
   Tensor master, first_moment, second_moment;   // [elements] fp32
   Tensor gradient;                              // [elements] fp32, reduced
   Bucket buckets[4];                            // even layers, odd layers, embedding, final
@@ -98,9 +107,13 @@ struct ShardedAdamW::State {
     if (figures_ready != nullptr) cudaEventDestroy(figures_ready);
   }
 
-  Bucket& BucketOf(int block) {
-    const int last = static_cast<int>(layout.blocks.size()) - 1;
-    return buckets[block == 0 ? 2 : block == last ? 3 : block % 2];
+  int last_block() const { return static_cast<int>(layout.blocks.size()) - 1; }
+  bool is_layer(int block) const { return block > 0 && block < last_block(); }
+  // Layers take turns at two places.
+  int PlaceOf(int block) const { return block == 0 ? 2 : block == last_block() ? 3 : block % 2; }
+  // This rank's range of the parameters.
+  Tensor OwnParameters() const {
+    return whole ? parameters.narrow(0, begin, elements) : parameters;
   }
 
   // body(rank, begin, end) for the owners of [begin, end).
@@ -119,6 +132,7 @@ struct ShardedAdamW::State {
   absl::Status Close(Bucket& bucket);
   absl::Status Update(double learning_rate, const float* scale);
   absl::Status GatherParameters();
+  absl::Status Fetch(int block);
   absl::Status CopyFromMaster();
 };
 
@@ -160,7 +174,8 @@ absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
 }
 
 absl::Status ShardedAdamW::State::Update(double learning_rate, const float* scale) {
-  const bool bf16 = parameters.scalar_type() == torch::kBFloat16;
+  const Tensor own = OwnParameters();
+  const bool bf16 = own.scalar_type() == torch::kBFloat16;
   for (const Range& range : ranges) {
     const int64_t at = range.begin - begin;
     AdamwArgs args = {.master = master.mutable_data_ptr<float>() + at,
@@ -175,15 +190,20 @@ absl::Status ShardedAdamW::State::Update(double learning_rate, const float* scal
                       .beta2 = static_cast<float>(options.beta2),
                       .epsilon = static_cast<float>(options.epsilon)};
     if (range.decayed) args.weight_decay = static_cast<float>(options.weight_decay);
-    if (bf16) args.parameter = kernels::ops::MutableBf16(parameters) + range.begin;
+    if (bf16) args.parameter = kernels::ops::MutableBf16(own) + at;
     RETURN_IF_ERROR(kernels::fused::AdamwStep(args, Stream()));
   }
-  if (!bf16) parameters.narrow(0, begin, elements).copy_(master);
+  if (!bf16) own.copy_(master);
   return GatherParameters();
 }
 
 absl::Status ShardedAdamW::State::GatherParameters() {
   if (ranks == 1) return absl::OkStatus();
+  if (!whole) {
+    for (GatheredBlock& layer : std::span(gathered).first(2)) layer.block = -1;
+    RETURN_IF_ERROR(Fetch(0));
+    return Fetch(last_block());
+  }
   const size_t bytes = static_cast<size_t>(elements) * parameters.element_size();
   char* whole = static_cast<char*>(parameters.mutable_data_ptr());
   ASSIGN_OR_RETURN(
@@ -193,8 +213,28 @@ absl::Status ShardedAdamW::State::GatherParameters() {
   return absl::OkStatus();
 }
 
+// Begins to gather a block in its place, behind what is enqueued so far, readers of the place
+// included.
+absl::Status ShardedAdamW::State::Fetch(int block) {
+  const model::ParameterBlock& range = layout.blocks[block];
+  GatheredBlock& place = gathered[PlaceOf(block)];
+  if (!place.buffer.defined()) place.buffer = torch::empty({range.elements}, parameters.options());
+  RETURN_IF_ERROR(Await(place.broadcasts));
+  place.block = block;
+  return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
+    const Tensor part = place.buffer.narrow(0, from - range.begin, to - from);
+    if (owner == rank) part.copy_(parameters.narrow(0, from - begin, to - from));
+    ASSIGN_OR_RETURN(
+        comm::DeviceTransfer broadcast,
+        comm->Broadcast(Channel::kGradients, part.mutable_data_ptr(),
+                        static_cast<size_t>(to - from) * part.element_size(), owner, Stream()));
+    place.broadcasts.push_back(std::move(broadcast));
+    return absl::OkStatus();
+  });
+}
+
 absl::Status ShardedAdamW::State::CopyFromMaster() {
-  parameters.narrow(0, begin, elements).copy_(master);
+  OwnParameters().copy_(master);
   return GatherParameters();
 }
 
@@ -203,13 +243,15 @@ ShardedAdamW::~ShardedAdamW() = default;
 
 absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
     const AdamWOptions& options, const model::ParameterLayout& layout,
-    comm::DeviceCommunicator* comm, torch::ScalarType type, std::span<const float> master) {
+    comm::DeviceCommunicator* comm, torch::ScalarType type, std::span<const float> master,
+    model::ParameterSharding sharding) {
   auto state = std::make_unique<State>();
   state->options = options;
   state->layout = layout;
   state->rank = comm == nullptr ? 0 : comm->rank();
   state->ranks = comm == nullptr ? 1 : comm->size();
   state->comm = comm;
+  state->whole = sharding == model::ParameterSharding::kWhole || state->ranks == 1;
   state->elements = layout.ShardElements(state->ranks);
   state->begin = state->elements * state->rank;
   if (static_cast<int64_t>(master.size()) != state->elements) {
@@ -227,7 +269,8 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
   state->first_moment = torch::zeros({state->elements}, floats);
   state->second_moment = torch::zeros({state->elements}, floats);
   state->gradient = torch::zeros({state->elements}, floats);
-  state->parameters = torch::empty({state->elements * state->ranks}, floats.dtype(type));
+  state->parameters = torch::empty(
+      {state->whole ? state->elements * state->ranks : state->elements}, floats.dtype(type));
   state->norm_workspace =
       torch::empty({static_cast<int64_t>(kernels::fused::SquaredNormWorkspaceBytes())},
                    floats.dtype(torch::kByte));
@@ -247,20 +290,31 @@ void ShardedAdamW::ZeroGradients() {
 }
 
 Tensor ShardedAdamW::Parameters(int block, int next) {
-  kernels::ops::Check(Await(state_->gathering));
-  const model::ParameterBlock& range = state_->layout.blocks[block];
-  return state_->parameters.narrow(0, range.begin, range.elements);
+  State& state = *state_;
+  if (state.whole) {
+    kernels::ops::Check(Await(state.gathering));
+    const model::ParameterBlock& range = state.layout.blocks[block];
+    return state.parameters.narrow(0, range.begin, range.elements);
+  }
+  GatheredBlock& place = state.gathered[state.PlaceOf(block)];
+  if (place.block != block) kernels::ops::Check(state.Fetch(block));
+  kernels::ops::Check(Await(place.broadcasts));
+  // The other place's layer has been used: its reader is enqueued.
+  if (state.is_layer(next) && state.gathered[state.PlaceOf(next)].block != next) {
+    kernels::ops::Check(state.Fetch(next));
+  }
+  return place.buffer;
 }
 
 Tensor ShardedAdamW::OpenGradient(int block) {
-  Bucket& bucket = state_->BucketOf(block);
+  Bucket& bucket = state_->buckets[state_->PlaceOf(block)];
   if (!bucket.open) kernels::ops::Check(state_->Open(block, bucket));
   TORCH_CHECK(bucket.block == block, "gradient block ", bucket.block, " is still open");
   return bucket.buffer;
 }
 
 void ShardedAdamW::CloseGradient(int block) {
-  Bucket& bucket = state_->BucketOf(block);
+  Bucket& bucket = state_->buckets[state_->PlaceOf(block)];
   TORCH_CHECK(bucket.open && bucket.block == block, "gradient block ", block, " is not open");
   kernels::ops::Check(state_->Close(bucket));
 }

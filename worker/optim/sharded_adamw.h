@@ -1,6 +1,7 @@
-// AdamW on GPUs with state sharded over all ranks (ZeRO stage 2, Rajbhandari et al. 2020): every
-// rank holds the whole model in its working type, and master weights, moments and the reduced
-// gradient of its range of the flat buffer only.
+// AdamW on GPUs with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020): every rank holds
+// master weights, moments and the reduced gradient of its range of the flat buffer only, and the
+// model in its working type whole (stage 2) or as a shard too (stage 3). Then a layer's parameters
+// are broadcast by their owners into one of two buffers while the layer before is computed.
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
@@ -18,6 +19,7 @@
 #include "worker/comm/device_communicator.h"
 #include "worker/model/parameter_layout.h"
 #include "worker/model/parameter_store.h"
+#include "worker/model/sharded_memory.h"
 #include "worker/optim/adamw.h"
 
 namespace ringleader::optim {
@@ -36,11 +38,10 @@ class ShardedAdamW : public model::ParameterStore {
   // `master`: this rank's range of the start weights, layout.ShardElements(ranks) from
   // rank * ShardElements(ranks) on, 0 past the end. type: kBFloat16 or kFloat, the model's.
   // `comm` spans the ranks that share the model and must outlive this; null for one rank.
-  static absl::StatusOr<std::unique_ptr<ShardedAdamW>> Create(const AdamWOptions& options,
-                                                              const model::ParameterLayout& layout,
-                                                              comm::DeviceCommunicator* comm,
-                                                              torch::ScalarType type,
-                                                              std::span<const float> master);
+  static absl::StatusOr<std::unique_ptr<ShardedAdamW>> Create(
+      const AdamWOptions& options, const model::ParameterLayout& layout,
+      comm::DeviceCommunicator* comm, torch::ScalarType type, std::span<const float> master,
+      model::ParameterSharding sharding = model::ParameterSharding::kWhole);
   ~ShardedAdamW() override;
 
   // Between steps: the gradient starts at 0.

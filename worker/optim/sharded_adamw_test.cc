@@ -207,14 +207,15 @@ TEST_F(ShardedAdamWTest, FollowsTheCpuOnAnyNumberOfRanks) {
 
 // A model over ranks that see a sequence each, and on one rank that sees all of them in turn.
 TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
-  const auto train = [&](int ranks) {
-    constexpr int kSequences = 6, kSteps = 3;
+  const auto train = [&](int ranks, model::ParameterSharding sharding) {
+    constexpr int kSequences = 12, kSteps = 3;
     std::vector<float> result(layout_.elements);
     comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
       std::vector<float> start = Random(layout_, ranks, 1);
       for (float& value : start) value *= 0.1f;
-      const auto adamw = ShardedAdamW::Create({.clip_norm = 0.1}, layout_, &comm, torch::kFloat,
-                                              ShardOf(layout_, ranks, comm.rank(), start));
+      const auto adamw =
+          ShardedAdamW::Create({.clip_norm = 0.1}, layout_, &comm, torch::kFloat,
+                               ShardOf(layout_, ranks, comm.rank(), start), sharding);
       ASSERT_TRUE(adamw.ok()) << adamw.status();
       const model::PlainTokenOps ops;
       model::ShardedDecoder decoder(Config(), ops, **adamw, {});
@@ -241,9 +242,12 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
     });
     return result;
   };
-  const std::vector<float> expected = train(1);
-  for (const int ranks : {2, 3}) {
-    const std::vector<float> actual = train(ranks);
+  const std::vector<float> expected = train(1, model::ParameterSharding::kWhole);
+  for (const auto& [ranks, sharding] : {std::pair(2, model::ParameterSharding::kWhole),
+                                        std::pair(3, model::ParameterSharding::kWhole),
+                                        std::pair(2, model::ParameterSharding::kShard),
+                                        std::pair(4, model::ParameterSharding::kShard)}) {
+    const std::vector<float> actual = train(ranks, sharding);
     const Tensor a = torch::tensor(actual), e = torch::tensor(expected);
     EXPECT_LE((a - e).abs().max().item<double>(), 2e-4) << ranks << " ranks";
     EXPECT_GT(e.abs().max().item<double>(), 0.0);
