@@ -213,13 +213,16 @@ TEST_P(NcclCommunicatorTest, AbortEndsWhatIsEnqueuedOnAllRanks) {
 TEST_P(NcclCommunicatorTest, TheWatchdogNamesAnOverdueTransfer) {
   if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
   OnGpus(GetParam(), {.transfer_timeout = absl::Seconds(1)}, [](Rank& r) {
-    Buffer data(std::vector<float>(1024, 1.0f));
-    Must(r.device.AllReduceSum(Channel::kKvInner, data.data(), 4, ElementType::kFloat32, r.stream))
+    Buffer data(std::vector<float>(1024, 1.0f)), received(1024);
+    // Once around, so that all pairs are connected.
+    Must(r.device.SendReceive(Channel::kKvInner, data.data(), data.bytes(), (r.rank + 1) % r.size,
+                              received.data(), received.bytes(), (r.rank + r.size - 1) % r.size,
+                              r.stream))
         ->Order(r.stream)
         .IgnoreError();
-    data.Read(r.stream);
-    if (r.rank != 0) {
-      // Rank 0 never comes.
+    received.Read(r.stream);
+    if (r.rank == 1) {
+      // Rank 0 does not send again.
       Must(r.device.SendReceive(Channel::kKvInner, nullptr, 0, -1, data.data(), data.bytes(), 0,
                                 r.stream))
           ->Order(r.stream)

@@ -104,8 +104,8 @@ class CudaEngine : public StepEngine {
 absl::Status CudaEngine::SetUp(Host& host) {
   host.SetPlace(0, "starting the GPU");
   at::set_num_threads(job_.threads);
-  RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
   ASSIGN_OR_RETURN(device_, ChooseDevice(job_));
+  RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
   cudaDeviceProp properties;
   RETURN_IF_ERROR(

@@ -5,15 +5,12 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/trainer/testing/fake_agent.h"
-#include "worker/trainer/testing/tiny_job.h"
+#include "worker/trainer/testing/attempt_test.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -26,83 +23,10 @@ using testing::TinyJob;
 using testing::TinyPlan;
 using v1::TrainerExited;
 
-std::string TrainerBinary() {
-  return std::getenv("RINGLEADER_TRAINER");
-}
-
-v1::AgentMessage Stop(v1::StopTrainers::Mode mode) {
-  v1::AgentMessage message;
-  message.mutable_stop()->set_mode(mode);
-  message.mutable_stop()->set_reason("the test says so");
-  return message;
-}
-
-std::vector<double> Losses(const RankLog& log) {
-  std::vector<double> losses;
-  for (const v1::StepReport& step : log.steps) losses.push_back(step.loss());
-  return losses;
-}
-
-bool AllReachedStep(const std::vector<RankLog>& logs, uint64_t step) {
-  for (const RankLog& log : logs) {
-    if (log.steps.empty() || log.steps.back().step() < step) return false;
-  }
-  return true;
-}
-
-class TrainerProcessTest : public ::testing::Test {
- protected:
-  TempDir directory_;
-  int attempts_ = 0;
-
-  std::string Path(const std::string& name) { return directory_.File(name); }
-  v1::JobSpec Job(int context, int data = 1) {
-    return TinyJob(directory_.path().string(), context, data);
-  }
-  // A checkpoint folder of its own for a job that must not resume another's.
-  static void UseCheckpoints(v1::JobSpec* spec, const std::string& path) {
-    spec->mutable_checkpoint()->set_directory(path);
-  }
-
-  std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec, const v1::StepPlan& plan) {
-    const int attempt = ++attempts_;
-    auto agent = std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan,
-                                             static_cast<int>(spec.resources().trainers()));
-    log_directory_ = Path("logs-" + std::to_string(attempt));
-    std::filesystem::create_directories(log_directory_);
-    agent->Spawn(TrainerBinary(), log_directory_);
-    return agent;
-  }
-  std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec) { return Start(spec, TinyPlan(spec)); }
-
-  // What all ranks printed in the last attempt: shown with failures.
-  std::string Output() {
-    std::ostringstream text;
-    for (const auto& file : std::filesystem::directory_iterator(log_directory_)) {
-      text << file.path().filename() << "\n" << std::ifstream(file.path()).rdbuf();
-    }
-    return text.str();
-  }
-
-  std::vector<RankLog> RunToEnd(const v1::JobSpec& spec) {
-    std::vector<RankLog> logs = Start(spec)->Finish();
-    for (const RankLog& log : logs) {
-      EXPECT_TRUE(log.result.has_value() && log.result->outcome() == TrainerExited::COMPLETED)
-          << Output();
-    }
-    return logs;
-  }
-
-  // The message with which a job that cannot run ends, on rank 0.
-  v1::TrainerResult Failure(const v1::JobSpec& spec) {
-    const RankLog log = Start(spec)->Finish()[0];
-    EXPECT_TRUE(log.result.has_value()) << Output();
-    return log.result.value_or(v1::TrainerResult());
-  }
-
- private:
-  std::string log_directory_;
-};
+using TrainerProcessTest = testing::AttemptTest;
+using testing::AllReachedStep;
+using testing::Losses;
+using testing::Stop;
 
 TEST_F(TrainerProcessTest, TrainsEvaluatesSavesAndExports) {
   const std::vector<RankLog> logs = RunToEnd(Job(2));

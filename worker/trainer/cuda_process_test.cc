@@ -1,0 +1,159 @@
+// Whole attempts on GPUs: real ringleader-trainer processes on a small model, one GPU a rank.
+#include <cuda_runtime_api.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/testing/attempt_test.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using testing::AllReachedStep;
+using ::testing::HasSubstr;
+using testing::Losses;
+using testing::RankLog;
+using testing::Stop;
+
+// In shapes that the kernels take.
+constexpr char kConfig[] = R"({
+  "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 264,
+  "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+  "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu"
+})";
+constexpr double kBfloat16Noise = 0.01;  // relative, of a loss over these few steps
+
+class CudaProcessTest : public testing::AttemptTest {
+ protected:
+  // On this many GPUs.
+  v1::JobSpec GpuJob(int context, int data = 1) {
+    v1::JobSpec spec = Job(context, data);
+    std::ofstream(Path("config.json")) << kConfig;
+    spec.mutable_data()->set_sequence_length(2048);
+    spec.mutable_attention()->set_tile(128);
+    spec.mutable_attention()->set_sink_tokens(128);
+    spec.mutable_training()->set_learning_rate(1e-3);
+    spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+    return spec;
+  }
+
+  static void NeedGpus(int count) {
+    int there = 0;
+    if (cudaGetDeviceCount(&there) != cudaSuccess) there = 0;
+    if (there < count) GTEST_SKIP() << "needs " << count << " GPUs, has " << there;
+  }
+
+  void ExpectNear(const std::vector<double>& losses, const std::vector<double>& expected) {
+    ASSERT_EQ(losses.size(), expected.size());
+    for (size_t i = 0; i < losses.size(); ++i) {
+      EXPECT_NEAR(losses[i], expected[i], kBfloat16Noise * expected[i]) << "step " << i + 1;
+    }
+  }
+};
+
+#define NEED_GPUS(count) \
+  NeedGpus(count);       \
+  if (IsSkipped()) return
+
+TEST_F(CudaProcessTest, TrainsAsTheCpuDoes) {
+  NEED_GPUS(1);
+  v1::JobSpec spec = GpuJob(1);
+  const RankLog gpu = RunToEnd(spec)[0];
+  EXPECT_LT(gpu.steps.back().loss(), gpu.steps.front().loss());
+  EXPECT_GT(gpu.steps.back().phases().attention_backward(), 0.0);
+  EXPECT_GT(gpu.steps.back().phases().linear(), 0.0);
+  EXPECT_GT(gpu.steps.back().peak_memory_bytes(), 1u << 20);
+  EXPECT_LT(gpu.evals.back().loss(), gpu.evals.front().loss());
+  EXPECT_TRUE(std::filesystem::exists(gpu.model_path + "/model.safetensors"));
+
+  spec.mutable_resources()->set_engine(v1::ResourcesSpec::CPU);
+  UseCheckpoints(&spec, Path("cpu"));
+  const RankLog cpu = RunToEnd(spec)[0];
+  ExpectNear(Losses(gpu), Losses(cpu));
+  EXPECT_NEAR(gpu.evals.back().loss(), cpu.evals.back().loss(),
+              kBfloat16Noise * cpu.evals.back().loss());
+}
+
+TEST_F(CudaProcessTest, RecomputePoliciesTrainTheSameModel) {
+  NEED_GPUS(1);
+  v1::JobSpec spec = GpuJob(1);
+  spec.mutable_resources()->set_recompute(v1::ResourcesSpec::NONE);
+  const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
+  for (const auto recompute : {v1::ResourcesSpec::ATTENTION_ONLY, v1::ResourcesSpec::FULL}) {
+    spec.mutable_resources()->set_recompute(recompute);
+    UseCheckpoints(&spec, Path(v1::ResourcesSpec::Recompute_Name(recompute)));
+    ExpectNear(Losses(RunToEnd(spec)[0]), expected);
+  }
+}
+
+TEST_F(CudaProcessTest, ResumesWhereItStopped) {
+  NEED_GPUS(1);
+  v1::JobSpec spec = GpuJob(1);
+  spec.mutable_training()->set_steps(40);
+  const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
+  UseCheckpoints(&spec, Path("stopped"));
+  auto agent = Start(spec);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 2);
+  })) << Output();
+  agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
+  const RankLog stopped = agent->Finish()[0];
+  ASSERT_TRUE(stopped.result.has_value()) << Output();
+  ASSERT_LT(stopped.steps.back().step(), 40u) << "the stop came too late to test anything";
+  std::vector<double> losses = Losses(stopped);
+  for (const double loss : Losses(RunToEnd(spec)[0])) losses.push_back(loss);
+  ExpectNear(losses, undisturbed);
+}
+
+TEST_F(CudaProcessTest, AnyNumberOfGpusTrainsTheSameModel) {
+  NEED_GPUS(2);
+  v1::JobSpec spec = GpuJob(1);
+  const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
+  std::vector<std::pair<int, int>> shapes = {{2, 1}, {1, 2}};  // context, data
+  int gpus = 0;
+  cudaGetDeviceCount(&gpus);
+  if (gpus >= 4) shapes.insert(shapes.end(), {{4, 1}, {2, 2}});
+  for (const auto& [context, data] : shapes) {
+    SCOPED_TRACE(std::to_string(context) + " x " + std::to_string(data));
+    spec = GpuJob(context, data);
+    UseCheckpoints(&spec, Path(std::to_string(context) + "x" + std::to_string(data)));
+    ExpectNear(Losses(RunToEnd(spec)[0]), expected);
+  }
+}
+
+TEST_F(CudaProcessTest, AKilledRankTakesTheOthersDownAsCollateral) {
+  NEED_GPUS(2);
+  v1::JobSpec spec = GpuJob(2);
+  spec.mutable_training()->set_steps(100'000);
+  spec.mutable_checkpoint()->set_every_steps(0);
+  auto agent = Start(spec);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 2);
+  })) << Output();
+  kill(agent->pid(1), SIGKILL);
+  const std::vector<RankLog> logs = agent->Finish();
+  ASSERT_TRUE(logs[0].result.has_value()) << Output();
+  EXPECT_TRUE(logs[0].result->collateral());
+  EXPECT_THAT(logs[0].result->message(), HasSubstr("rank 1 is gone"));
+}
+
+TEST_F(CudaProcessTest, AModelThatDoesNotFitIsRefusedWithTheArithmetic) {
+  NEED_GPUS(1);
+  v1::JobSpec spec = GpuJob(1);
+  std::ofstream(Path("config.json")) << R"({"model_type": "qwen2", "vocab_size": 264,
+      "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+      "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 4096,
+      "rms_norm_eps": 1e-6, "tie_word_embeddings": true})";
+  const v1::TrainerResult result = Failure(spec);
+  EXPECT_THAT(result.message(), HasSubstr("GiB"));
+  EXPECT_FALSE(result.retryable());
+}
+
+}  // namespace
+}  // namespace ringleader::trainer

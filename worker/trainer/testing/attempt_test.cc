@@ -1,0 +1,72 @@
+#include "worker/trainer/testing/attempt_test.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace ringleader::trainer::testing {
+namespace {
+
+std::string TrainerBinary() {
+  const char* const named = std::getenv("RINGLEADER_TRAINER");
+  if (named != nullptr) return named;
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "ringleader-trainer";
+}
+
+}  // namespace
+
+std::vector<double> Losses(const RankLog& log) {
+  std::vector<double> losses;
+  for (const v1::StepReport& step : log.steps) losses.push_back(step.loss());
+  return losses;
+}
+
+bool AllReachedStep(const std::vector<RankLog>& logs, uint64_t step) {
+  for (const RankLog& log : logs) {
+    if (log.steps.empty() || log.steps.back().step() < step) return false;
+  }
+  return true;
+}
+
+v1::AgentMessage Stop(v1::StopTrainers::Mode mode) {
+  v1::AgentMessage message;
+  message.mutable_stop()->set_mode(mode);
+  message.mutable_stop()->set_reason("the test says so");
+  return message;
+}
+
+std::unique_ptr<FakeAgent> AttemptTest::Start(const v1::JobSpec& spec, const v1::StepPlan& plan) {
+  const int attempt = ++attempts_;
+  auto agent = std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan,
+                                           static_cast<int>(spec.resources().trainers()));
+  log_directory_ = Path("logs-" + std::to_string(attempt));
+  std::filesystem::create_directories(log_directory_);
+  agent->Spawn(TrainerBinary(), log_directory_);
+  return agent;
+}
+
+std::string AttemptTest::Output() const {
+  std::ostringstream text;
+  for (const auto& file : std::filesystem::directory_iterator(log_directory_)) {
+    text << file.path().filename() << "\n" << std::ifstream(file.path()).rdbuf();
+  }
+  return text.str();
+}
+
+std::vector<RankLog> AttemptTest::RunToEnd(const v1::JobSpec& spec) {
+  std::vector<RankLog> logs = Start(spec)->Finish();
+  for (const RankLog& log : logs) {
+    EXPECT_TRUE(log.result.has_value() && log.result->outcome() == v1::TrainerExited::COMPLETED)
+        << Output();
+  }
+  return logs;
+}
+
+v1::TrainerResult AttemptTest::Failure(const v1::JobSpec& spec) {
+  const RankLog log = Start(spec)->Finish()[0];
+  EXPECT_TRUE(log.result.has_value()) << Output();
+  return log.result.value_or(v1::TrainerResult());
+}
+
+}  // namespace ringleader::trainer::testing

@@ -1,0 +1,50 @@
+// Whole attempts on a tiny model: real ringleader-trainer processes under a worker played by the
+// test. The binary is $RINGLEADER_TRAINER, or lies beside the test.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/temp_dir.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/testing/fake_agent.h"
+#include "worker/trainer/testing/tiny_job.h"
+
+namespace ringleader::trainer::testing {
+
+std::vector<double> Losses(const RankLog& log);
+bool AllReachedStep(const std::vector<RankLog>& logs, uint64_t step);
+v1::AgentMessage Stop(v1::StopTrainers::Mode mode);
+
+class AttemptTest : public ::testing::Test {
+ protected:
+  TempDir directory_;
+  int attempts_ = 0;
+
+  std::string Path(const std::string& name) { return directory_.File(name); }
+  v1::JobSpec Job(int context, int data = 1) {
+    return TinyJob(directory_.path().string(), context, data);
+  }
+  // A checkpoint folder of its own for a job that must not resume another's.
+  static void UseCheckpoints(v1::JobSpec* spec, const std::string& path) {
+    spec->mutable_checkpoint()->set_directory(path);
+  }
+
+  std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec, const v1::StepPlan& plan);
+  std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec) { return Start(spec, TinyPlan(spec)); }
+
+  // What all ranks printed in the last attempt: shown with failures.
+  std::string Output() const;
+
+  // Expects completion on all ranks.
+  std::vector<RankLog> RunToEnd(const v1::JobSpec& spec);
+
+  // The message with which a job that cannot run ends, on rank 0.
+  v1::TrainerResult Failure(const v1::JobSpec& spec);
+
+ private:
+  std::string log_directory_;
+};
+
+}  // namespace ringleader::trainer::testing
