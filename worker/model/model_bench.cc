@@ -1,12 +1,14 @@
-// model_bench [--csv FILE] [--commit NAME]: one layer's work without attention, the loss and the
-// optimizer at the shape of Qwen2.5-3B with 131,072 local tokens, against the GEMM rate that the
-// same run measures. Attention is a stub that hands out tensors it holds. Ends with the model that
-// these parts make up: 6 floating-point operations a parameter and token over all the time, without
-// counting what backward computes again.
+// model_bench [--csv FILE] [--commit NAME]: all work of a step but attention at the shape of
+// Qwen2.5-3B with 131,072 local tokens: products, passes over memory, a layer, the loss, the
+// optimizer, and the whole model forward and backward, against the GEMM rate that the same run
+// measures. Attention is a stub that copies an output and computes nothing. A share counts 6
+// floating-point operations a parameter and token, not what backward computes again. Peaks are
+// LibTorch's, beside EstimateShardedMemory's.
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_format.h"
@@ -54,10 +56,13 @@ class StubAttention : public attention::ContextAttention {
  public:
   explicit StubAttention(const ModelConfig& config)
       : out_(Random({kTokens, config.heads, config.head_dim})),
-        kv_(Random({kTokens, config.kv_heads, config.head_dim})) {}
+        kv_(Random({kTokens, config.kv_heads, config.head_dim})),
+        lse_(torch::zeros({config.heads, kTokens}, out_.options().dtype(torch::kFloat))) {}
   attention::AttentionOutput ForwardRaw(int layer, const Tensor& q, const Tensor& k,
                                         const Tensor& v) override {
-    return {.out = out_, .lse = out_, .record = std::make_shared<Record>(*this)};
+    return {.out = out_.clone(),
+            .lse = torch::empty_like(lse_),
+            .record = std::make_shared<Record>(*this)};
   }
   absl::Status SetBudgets(std::span<const attention::LayerBudget> budgets) override {
     return absl::OkStatus();
@@ -74,17 +79,35 @@ class StubAttention : public attention::ContextAttention {
     }
     const StubAttention& stub;
   };
-  Tensor out_, kv_;
+  Tensor out_, kv_, lse_;
 };
+
+// The mean of two steps, in milliseconds.
+double StepMs(const std::function<void()>& step) {
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  cudaEventRecord(begin, kernels::ops::Stream());
+  for (int i = 0; i < 2; ++i) step();
+  cudaEventRecord(end, kernels::ops::Stream());
+  cudaEventSynchronize(end);
+  float ms = 0;
+  cudaEventElapsedTime(&ms, begin, end);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return ms / 2;
+}
 
 class ModelBench {
  public:
   explicit ModelBench(std::string commit)
       : config_(Config(1)),
         layout_(MakeParameterLayout(config_)),
-        store_(layout_, torch::randn({layout_.elements}) * 0.02, torch::kCUDA, torch::kBFloat16),
+        store_(FlatStore(layout_, torch::randn({layout_.elements}, torch::kCUDA) * 0.02,
+                         torch::kCUDA, torch::kBFloat16)),
         attention_(config_),
-        report_(std::move(commit), {"part", "ms", "tflop_per_s", "share_of_gemm_rate"}) {
+        report_(std::move(commit),
+                {"part", "ms", "tflop_per_s", "share_of_gemm_rate", "peak_gib", "estimated_gib"}) {
     const RopeFrequencies frequencies = ComputeRopeFrequencies(config_, kTokens);
     rotary_ = {.positions = torch::arange(kTokens, torch::kCUDA),
                .inverse_frequencies = torch::tensor(frequencies.inverse).to(torch::kCUDA),
@@ -95,13 +118,14 @@ class ModelBench {
     GemmRate();
     Products();
     Passes();
-    const double layer = Layer(Recompute::kFull, 32768);
-    for (const int64_t chunk : {16384, 65536, 131072}) Layer(Recompute::kFull, chunk);
-    Layer(Recompute::kAttentionOnly, 32768);
-    Layer(Recompute::kNone, 32768);
-    const double loss = Loss();
-    const double optimizer = Optimizer();
-    Model(layer, loss, optimizer);
+    for (const auto recompute : {Recompute::kFull, Recompute::kAttentionOnly, Recompute::kNone}) {
+      Layer(recompute);
+    }
+    Loss();
+    Optimizer();
+    store_ = {};
+    Model({.recompute = Recompute::kFull});
+    Model({.recompute = Recompute::kAttentionOnly, .kept_layers = 6});
   }
 
   kernels::bench::Report& report() { return report_; }
@@ -112,10 +136,13 @@ class ModelBench {
     Row(part, ms, flop);
     return ms;
   }
-  void Row(const std::string& part, double ms, double flop) {
+  void Row(const std::string& part, double ms, double flop, double peak = 0, double estimate = 0) {
     const double rate = 1e-9 * flop / ms;
-    report_.Add({part, absl::StrFormat("%.3f", ms), flop > 0 ? absl::StrFormat("%.0f", rate) : "",
-                 flop > 0 ? absl::StrFormat("%.3f", rate / gemm_rate_) : ""});
+    const auto unless_0 = [](int digits, double value) {
+      return value > 0 ? absl::StrFormat("%.*f", digits, value) : std::string();
+    };
+    report_.Add({part, absl::StrFormat("%.3f", ms), unless_0(0, rate),
+                 unless_0(3, rate / gemm_rate_), unless_0(1, peak), unless_0(1, estimate)});
   }
 
   // The best of square products of random data.
@@ -129,7 +156,14 @@ class ModelBench {
       best = std::max(best, 1e-9 * flop / ms);
     }
     gemm_rate_ = best;
-    Row("GEMM rate: square products", 2e-9 * 8192 * 8192 * 8192 / best, 2.0 * 8192 * 8192 * 8192);
+    Row("GEMM rate: the best square product", 2e-9 * 8192 * 8192 * 8192 / best,
+        2.0 * 8192 * 8192 * 8192);
+    // For as long as a step takes: the clock gives way to the power limit.
+    const Tensor a = Random({16384, 16384}), b = Random({16384, 16384});
+    Tensor c = torch::empty_like(a);
+    const double flop = 2.0 * 16384 * 16384 * 16384;
+    const double ms = MedianMs([&] { at::mm_out(c, a, b); }, /*repeats=*/300);
+    Row("GEMM rate over three seconds", ms, flop);
   }
 
   // forward, gradient of the input, gradient of the weight
@@ -138,9 +172,9 @@ class ModelBench {
     const Tensor x = Random({kTokens, in}), weight = Random({out, in}, 0.02);
     Tensor y = Random({kTokens, out}), dx = torch::empty_like(x);
     const Tensor d_weight = torch::zeros({out, in}, x.options().dtype(torch::kFloat));
-    Add(name + ", forward", flop, [&] { at::mm_out(y, x, weight.t()); });
-    Add(name + ", gradient of the input", flop, [&] { at::mm_out(dx, y, weight); });
-    Add(name + ", gradient of the weight", flop, [&] { ops_.AddWeightGradient(y, x, d_weight); });
+    Add(name + " forward", flop, [&] { at::mm_out(y, x, weight.t()); });
+    Add(name + " gradient of the input", flop, [&] { at::mm_out(dx, y, weight); });
+    Add(name + " gradient of the weight", flop, [&] { ops_.AddWeightGradient(y, x, d_weight); });
   }
   void Products() {
     Product("qkv", 2048, 2560);
@@ -155,7 +189,7 @@ class ModelBench {
     const Tensor d_weight = torch::zeros({2048}, x.options().dtype(torch::kFloat));
     const auto norm = ops_.NormForward(x, {}, weight, 1e-6);
     Add("norm with residual", 0, [&] { ops_.NormForward(x, residual, weight, 1e-6); });
-    Add("norm, backward", 0,
+    Add("norm backward", 0,
         [&] { ops_.NormBackward(dy, x, norm.rstd, weight, residual, d_weight); });
     const Tensor packed = Random({kTokens, 20, 128});
     const Tensor q = packed.slice(1, 0, 16), k = packed.slice(1, 16, 18);
@@ -166,91 +200,100 @@ class ModelBench {
     });
     const Tensor gate_up = Random({kTokens, 22016}), d = Random({kTokens, 11008});
     Add("swiglu", 0, [&] { ops_.SwiGlu(gate_up); });
-    Add("swiglu, backward", 0, [&] { ops_.SwiGluBackward(d, gate_up); });
+    Add("swiglu backward", 0, [&] { ops_.SwiGluBackward(d, gate_up); });
     const Tensor table = torch::zeros({151936, 2048}, x.options().dtype(torch::kFloat));
     const Tensor tokens = torch::randint(151936, {kTokens}, torch::kCUDA).to(torch::kLong);
-    embedding_ =
-        Add("embedding, backward", 0, [&] { ops_.AddEmbeddingGradient(dy, tokens, table); });
+    Add("embedding backward", 0, [&] { ops_.AddEmbeddingGradient(dy, tokens, table); });
   }
 
   // Forward and backward together, with what backward computes again.
-  double Layer(Recompute recompute, int64_t chunk) {
+  void Layer(Recompute recompute) {
     const LayerContext context{.config = config_,
                                .ops = ops_,
                                .recompute = recompute,
-                               .mlp_chunk_tokens = chunk,
+                               .mlp_chunk_tokens = ShardedDecoderOptions().mlp_chunk_tokens,
                                .rotary = rotary_};
     const auto views = [&](const Tensor& flat) {
       return MakeLayerParameters(layout_, 0,
                                  [&](const SlotGroup& group) { return ViewGroup(group, flat, 0); });
     };
-    const LayerParameters parameters = views(store_.parameters());
-    const LayerParameters gradients = views(store_.gradients());
+    const LayerParameters parameters = views(store_->parameters());
+    const LayerParameters gradients = views(store_->gradients());
     const Tensor base = Random({kTokens, 2048}), pending = Random({kTokens, 2048}, 0.1);
     const Tensor dy = Random({kTokens, 2048});
     const double flop = 6.0 * kTokens * static_cast<double>(layout_.blocks[1].elements);
-    const char* names[] = {"none", "attention_only", "full"};
-    c10::cuda::CUDACachingAllocator::emptyCache();
-    return Add(absl::StrFormat("layer, recompute %s, MLP by %d tokens",
-                               names[static_cast<int>(recompute)], chunk),
-               flop, [&] {
-                 ResidualStream stream{.base = base, .pending = pending};
-                 SavedLayer saved;
-                 ForwardLayer(context, 0, parameters, attention_, stream, &saved);
-                 stream = {};
-                 BackwardLayer(context, parameters, gradients, std::move(saved), dy);
-               });
+    Add("layer recompute " + DescribeRecompute(config_, {.recompute = recompute}), flop, [&] {
+      ResidualStream stream{.base = base, .pending = pending};
+      SavedLayer saved;
+      ForwardLayer(context, 0, parameters, attention_, stream, &saved);
+      stream = {};
+      BackwardLayer(context, parameters, gradients, std::move(saved), dy);
+    });
   }
 
   // The head with its gradients, over chunks of logits.
-  double Loss() {
+  void Loss() {
     const Tensor head = Random({151936, 2048}, 0.02);
     const Tensor labels = torch::randint(151936, {kTokens}, torch::kCUDA).to(torch::kLong);
     const Tensor d_head = torch::zeros({151936, 2048}, head.options().dtype(torch::kFloat));
-    const double flop = 6.0 * kTokens * 151936 * 2048;
-    double best = 0;
-    for (const int64_t chunk : {4096, 8192, 16384}) {
-      Tensor hidden = Random({kTokens, 2048});
-      const double ms = Add(absl::StrFormat("loss by %d tokens", chunk), flop,
-                            [&] { LossPass(ops_, hidden, head, labels, d_head, chunk); });
-      if (chunk == 8192) best = ms;
-    }
+    Tensor hidden = Random({kTokens, 2048});
+    const int64_t chunk = ShardedDecoderOptions().loss_chunk_tokens;
+    Add(absl::StrFormat("loss by %d tokens", chunk), 6.0 * kTokens * 151936 * 2048,
+        [&] { LossPass(ops_, hidden, head, labels, d_head, chunk); });
     const Tensor logits = Random({8192, 151936}), some = labels.narrow(0, 0, 8192);
     Add("cross entropy of 8192 rows", 0, [&] { ops_.CrossEntropy(logits, some, true); });
-    return best;
   }
 
-  // A quarter of 36 layers: what one of four ranks updates.
-  double Optimizer() {
-    const ParameterLayout layout = MakeParameterLayout(Config(9));
+  // About what one of four ranks updates.
+  void Optimizer() {
+    const ParameterLayout layout = MakeParameterLayout(Config(6));
     const std::vector<float> start(layout.ShardElements(1), 0.02f);
     auto adamw = optim::ShardedAdamW::Create({}, layout, nullptr, torch::kBFloat16, start);
     kernels::ops::Check(adamw.status());
     const Tensor loss = torch::ones({}, torch::dtype(torch::kFloat).device(torch::kCUDA));
-    const double ms = Add(absl::StrFormat("optimizer, %d elements", layout.elements), 0,
-                          [&] { kernels::ops::Check((*adamw)->Step(1e-4, loss, 1).status()); });
-    constexpr double kShare = 0.25;
-    return ms * kShare * static_cast<double>(MakeParameterLayout(Config(36)).elements) /
-           layout.elements;
+    Add(absl::StrFormat("optimizer of %d elements", layout.elements), 0,
+        [&] { kernels::ops::Check((*adamw)->Step(1e-4, loss, 1).status()); });
   }
 
-  void Model(double layer, double loss, double optimizer) {
-    const ModelConfig whole = Config(36);
-    const double flop =
-        6.0 * kTokens * static_cast<double>(MakeParameterLayout(whole).ParameterCount());
-    Row("36 layers, loss, embedding, a quarter of the optimizer",
-        36 * layer + loss + embedding_ + optimizer, flop);
+  // 36 layers, loss and embedding, forward and backward.
+  void Model(const RecomputePlan& plan) {
+    const ModelConfig config = Config(36);
+    const ParameterLayout layout = MakeParameterLayout(config);
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    FlatStore store(layout, torch::zeros({layout.elements}, torch::kCUDA), torch::kCUDA,
+                    torch::kBFloat16);
+    store.parameters().normal_(0.0, 0.02);
+    ShardedDecoder decoder(config, ops_, store, {.recompute = plan});
+    const Tensor tokens = torch::randint(151936, {kTokens}, torch::kCUDA).to(torch::kLong);
+    const TokenBatch batch{.tokens = tokens,
+                           .positions = rotary_.positions,
+                           .labels = tokens.roll(-1),
+                           .sequence_length = kTokens};
+    decoder.ForwardBackward(batch, attention_);
+    c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+    const double ms = StepMs([&] { decoder.ForwardBackward(batch, attention_); });
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+    const ShardedMemory memory = EstimateShardedMemory(config, {.ranks = 1, .tokens = kTokens},
+                                                       plan, ParameterSharding::kWhole);
+    // The store holds gradients alone; the stub holds what attention would need for its work.
+    const int64_t estimate = memory.total() - memory.optimizer + layout.elements * 4;
+    constexpr double kGiB = 1 << 30;
+    Row("model recompute " + DescribeRecompute(config, plan), ms,
+        6.0 * kTokens * static_cast<double>(layout.ParameterCount()),
+        static_cast<double>(stats.allocated_bytes[0].peak) / kGiB,
+        static_cast<double>(estimate) / kGiB);
+    std::printf("%s: %.1f GiB reserved at most\n", DescribeRecompute(config, plan).c_str(),
+                static_cast<double>(stats.reserved_bytes[0].peak) / kGiB);
   }
 
   const ModelConfig config_;
   const ParameterLayout layout_;
   const CudaTokenOps ops_;
-  FlatStore store_;
+  std::optional<FlatStore> store_;  // of one layer and the embedding
   StubAttention attention_;
   Rotary rotary_;
   kernels::bench::Report report_;
-  double gemm_rate_ = 0;  // TFLOP/s
-  double embedding_ = 0;  // ms
+  double gemm_rate_ = 0;  // TFLOP/s, the best
 };
 
 }  // namespace
