@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "base/status_macros.h"
 #include "worker/model/parameter_layout.h"
 
 namespace ringleader::model {
@@ -119,12 +118,6 @@ absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const Shard
       DescribeRecompute(config, plan.recompute), shape.tokens, DescribeMemory(plan.memory),
       GiB(available),
       plan.recompute.recompute == Recompute::kFull ? "" : ", or resources.recompute: auto"));
-}
-
-absl::StatusOr<RecomputePlan> PlanRecompute(const ModelConfig& config, const ShardedShape& shape,
-                                            std::optional<Recompute> wanted, int64_t available) {
-  ASSIGN_OR_RETURN(const TrainingPlan plan, PlanTraining(config, shape, wanted, available));
-  return plan.recompute;
 }
 
 std::string DescribeRecompute(const ModelConfig& config, const RecomputePlan& plan) {

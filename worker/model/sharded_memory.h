@@ -41,8 +41,7 @@ struct ShardedMemory {
 };
 
 ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShape& shape,
-                                    const RecomputePlan& plan,
-                                    ParameterSharding sharding = ParameterSharding::kWhole);
+                                    const RecomputePlan& plan, ParameterSharding sharding);
 
 struct TrainingPlan {
   RecomputePlan recompute;
@@ -58,10 +57,6 @@ struct TrainingPlan {
 inline constexpr double kComfortableShare = 0.87;
 absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const ShardedShape& shape,
                                           std::optional<Recompute> wanted, int64_t available);
-
-// The recompute policy of PlanTraining.
-absl::StatusOr<RecomputePlan> PlanRecompute(const ModelConfig& config, const ShardedShape& shape,
-                                            std::optional<Recompute> wanted, int64_t available);
 
 // "attention_only, 5 of 36 layers kept whole"
 std::string DescribeRecompute(const ModelConfig& config, const RecomputePlan& plan);

@@ -86,8 +86,7 @@ class CudaEngine : public StepEngine {
   comm::Communicator& world_;
   int device_ = 0;
   std::string device_name_;
-  model::RecomputePlan recompute_;
-  model::ShardedMemory memory_;
+  model::TrainingPlan memory_plan_;
   // Destroyed in this order's reverse: what is split off, then what it came from.
   std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
   std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
@@ -118,10 +117,11 @@ absl::Status CudaEngine::SetUp(Host& host) {
   const model::ParameterLayout layout = model::MakeParameterLayout(config);
   RETURN_IF_ERROR(PlanMemory(config));
   ASSIGN_OR_RETURN(const std::vector<float> start, StartWeights(config, layout));
-  ASSIGN_OR_RETURN(optimizer_, optim::ShardedAdamW::Create(job_.adamw, layout, gpus_.get(),
-                                                           torch::kBFloat16, start));
+  ASSIGN_OR_RETURN(optimizer_,
+                   optim::ShardedAdamW::Create(job_.adamw, layout, gpus_.get(), torch::kBFloat16,
+                                               start, memory_plan_.sharding));
   model::ShardedDecoderOptions decoder_options;
-  decoder_options.recompute = recompute_;
+  decoder_options.recompute = memory_plan_.recompute;
   decoder_ =
       std::make_unique<model::ShardedDecoder>(config, token_ops_, *optimizer_, decoder_options);
   return absl::OkStatus();
@@ -146,9 +146,8 @@ absl::Status CudaEngine::PlanMemory(const model::ModelConfig& config) {
   // Every rank must plan alike: all take the least that any has.
   float least = -static_cast<float>(free - std::min(free, kReservedBytes));
   RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, &least, 1));
-  ASSIGN_OR_RETURN(recompute_, model::PlanRecompute(config, shape, job_.recompute,
-                                                    static_cast<int64_t>(-least)));
-  memory_ = model::EstimateShardedMemory(config, shape, recompute_);
+  ASSIGN_OR_RETURN(memory_plan_, model::PlanTraining(config, shape, job_.recompute,
+                                                     static_cast<int64_t>(-least)));
   return absl::OkStatus();
 }
 
@@ -170,8 +169,11 @@ absl::StatusOr<std::vector<float>> CudaEngine::StartWeights(
 
 std::vector<std::pair<std::string, std::string>> CudaEngine::Settings() const {
   return {{"engine", absl::StrFormat("CUDA, bf16, %s", device_name_)},
-          {"recompute", model::DescribeRecompute(config(), recompute_)},
-          {"memory of a rank", model::DescribeMemory(memory_)}};
+          {"parameters", memory_plan_.sharding == model::ParameterSharding::kWhole
+                             ? "whole on every GPU"
+                             : "sharded, two layers at a time"},
+          {"recompute", model::DescribeRecompute(config(), memory_plan_.recompute)},
+          {"memory of a rank", model::DescribeMemory(memory_plan_.memory)}};
 }
 
 torch::Tensor CudaEngine::Upload(const std::vector<int64_t>& values) const {
