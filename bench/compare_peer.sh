@@ -9,8 +9,9 @@
 #   ... S=TOKENS ... -> RATE tok/s ... peak GIB GiB
 # It gets COMPILE=1 and BE=cudnn in its environment. Our trainers run first; both sides use the Qwen2.5-3B shape.
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
-bin=$here/../build/bin gpus=4 sparse=131072,262144,524288 dense=32768,131072 steps=3 commit=unknown
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
+gpus=4 sparse=131072,262144,524288 dense=32768,131072 steps=3 commit=unknown
 output=compare_peer.json peer=
 while (($#)); do
   case $1 in
@@ -29,13 +30,17 @@ while (($#)); do
 done
 [[ -f $peer ]] || { echo "compare_peer: --peer must name the peer's script, not '$peer'" >&2; exit 2; }
 [[ -x $bin/training_bench ]] || { echo "compare_peer: no training_bench in $bin; --bin names the folder" >&2; exit 2; }
+# A bundle brings its binaries, and finds the rest on its machine.
+# shellcheck source=deploy/gpu_libraries.sh
+source "$root/deploy/gpu_libraries.sh"
+if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 hardware="$gpus x $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)"
 
 ours() {  # MODE TOKENS
   [[ -n $2 ]] || return 0
-  "$bin/training_bench" --trainer "$bin/ringleader-trainer" --config "$here/models/qwen2.5-3b.json" --gpus "$gpus" \
+  "$bin/training_bench" --trainer "$bin/ringleader-trainer" --config "$root/bench/models/qwen2.5-3b.json" --gpus "$gpus" \
     --mode "$1" --tokens "$2" --steps "$steps" --commit "$commit" --hardware "$hardware" --csv "$work/$1.csv"
 }
 ours sparse "$sparse"

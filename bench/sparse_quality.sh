@@ -9,7 +9,8 @@
 # The exit code is 0 if the sparse run's held-out loss is within 2 % of the dense run's.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-bin=$root/build/bin text='' engine=cuda trainers=1 tokens=32768 steps=300 more=60 verticals=512 slashes=10
+if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
+text='' engine=cuda trainers=1 tokens=32768 steps=300 more=60 verticals=512 slashes=10
 config=$root/bench/models/bytes-100m.json run='' output=sparse_quality.json
 while (($#)); do
   case $1 in
@@ -34,6 +35,10 @@ done
 [[ $run ]] || { run=$(mktemp -d); keep=; }
 mkdir -p "$run/logs"
 run=$(realpath "$run")
+# A bundle brings its binaries, and finds the rest on its machine.
+# shellcheck source=deploy/gpu_libraries.sh
+source "$root/deploy/gpu_libraries.sh"
+if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 # shellcheck source=deploy/loopback_services.sh
 source "$root/deploy/loopback_services.sh"
 trap 'stop_services; [[ ${keep-x} ]] || rm -rf "$run"' EXIT

@@ -1,8 +1,8 @@
 // Training steps of a real model shape on the GPUs of one machine: this process plays the worker of
 // as many trainer processes as there are GPUs in a case, and prints what they report.
 //
-//   training_bench --trainer bin/ringleader-trainer --config bench/models/qwen2.5-3b.json
-//       [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--steps 3] [--csv FILE]
+//   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
+//       [--steps 3] [--csv FILE] [--trainer bin/ringleader-trainer] [--config FILE]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. Weights and tokens are random. The first step of a case warms up and is not counted; the
@@ -42,7 +42,7 @@ struct Flags {
   std::vector<std::string> ring = {"auto"};
   int steps = 3;
   uint32_t verticals = 2621;
-  double slash_share = 0.05;
+  double slash_share = 0.055;
   double peak_tflops = 989;
   int timeout_seconds = 300;
 };
@@ -210,8 +210,14 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
 int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Training steps on the GPUs of this machine.");
-  app.add_option("--trainer", flags.trainer, "ringleader-trainer")->required();
-  app.add_option("--config", flags.config, "config.json of the model")->required();
+  const auto here = std::filesystem::canonical("/proc/self/exe").parent_path();
+  flags.trainer = here / "ringleader-trainer";
+  for (const char* root : {"..", "../.."}) {  // of a bundle, of a build folder in a checkout
+    const auto config = here / root / "bench/models/qwen2.5-3b.json";
+    if (std::filesystem::exists(config)) flags.config = config.lexically_normal();
+  }
+  app.add_option("--trainer", flags.trainer, "the trainer's program");
+  app.add_option("--config", flags.config, "config.json of the model; the Qwen2.5-3B shape");
   app.add_option("--engine", flags.engine, "cuda, or cpu to try this program out")
       ->check(CLI::IsMember({"cuda", "cpu"}));
   app.add_option("--tokens", flags.tokens, "sequence lengths")->delimiter(',');

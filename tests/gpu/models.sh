@@ -8,7 +8,8 @@
 # Shapes: see models.py. Needs python3 with torch and transformers.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-bin=$root/build/bin trainers=1 tokens=8192 steps=3 run='' shapes=()
+if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
+trainers=1 tokens=8192 steps=3 run='' shapes=()
 while (($#)); do
   case $1 in
     --bin) bin=$2; shift 2 ;;
@@ -24,6 +25,10 @@ done
 ((${#shapes[@]})) || { echo "models: name a shape: $(python3 "$root/tests/gpu/models.py" shapes)" >&2; exit 2; }
 run=${run:-$(mktemp -d)}
 mkdir -p "$run/logs"
+# A bundle brings its binaries, and finds the rest on its machine.
+# shellcheck source=deploy/gpu_libraries.sh
+source "$root/deploy/gpu_libraries.sh"
+if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 # shellcheck source=deploy/loopback_services.sh
 source "$root/deploy/loopback_services.sh"
 trap stop_services EXIT
