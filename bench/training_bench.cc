@@ -19,6 +19,7 @@
 #include <iostream>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -141,8 +142,9 @@ v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring) {
 // The merged report of the counted step of median time.
 v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::string& ring,
                        const TokenFolder& folder) {
+  const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / run.gpus);
   FakeAgent agent(folder.path() + "/agent.sock", MakeSpec(flags, run, folder), MakePlan(run, ring),
-                  run.gpus);
+                  run.gpus, threads);
   agent.Spawn(flags.trainer, folder.path());
   const size_t wanted = flags.steps + 1;
   std::vector<v1::StepReport> steps;

@@ -29,9 +29,9 @@
 namespace ringleader::trainer {
 namespace {
 
-// Of a GPU, for what the plan of memory leaves out: NCCL's buffers, the attention index, kernels'
-// code, and the allocator's loss in fragments.
-constexpr size_t kReservedBytes = size_t{10} << 30;
+// Of a GPU's memory, for what the plan leaves out: NCCL's buffers, the attention index, kernels'
+// code, and what the allocator loses in fragments where a job comes near the limit.
+constexpr double kReservedShare = 0.14;
 
 // One GPU is visible where the worker gave this trainer its own; all of them otherwise.
 absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
@@ -144,7 +144,8 @@ absl::Status CudaEngine::PlanMemory(const model::ModelConfig& config) {
   size_t free = 0, total = 0;
   RETURN_IF_ERROR(comm::CudaError(cudaMemGetInfo(&free, &total), "the GPU's free memory"));
   // Every rank must plan alike: all take the least that any has.
-  float least = -static_cast<float>(free - std::min(free, kReservedBytes));
+  const double reserved = kReservedShare * static_cast<double>(total);
+  float least = -static_cast<float>(std::max(0.0, static_cast<double>(free) - reserved));
   RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, &least, 1));
   ASSIGN_OR_RETURN(memory_plan_, model::PlanTraining(config, shape, job_.recompute,
                                                      static_cast<int64_t>(-least)));
@@ -158,7 +159,10 @@ absl::StatusOr<std::vector<float>> CudaEngine::StartWeights(
   const int64_t end = std::min(begin + shard, layout.elements);
   std::vector<float> start(shard, 0.0f);
   if (HasRandomInit(job_)) {
-    model::InitializeParameters(config, layout, job_.seed, begin, end - begin, start.data());
+    at::parallel_for(begin, end, /*grain_size=*/int64_t{1} << 20, [&](int64_t from, int64_t to) {
+      model::InitializeParameters(config, layout, job_.seed, from, to - from,
+                                  start.data() + (from - begin));
+    });
     return start;
   }
   std::vector<float> whole(layout.elements);
