@@ -339,6 +339,14 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   EXPECT_EQ(Run({"logs", "tiny", "--rank", "0", "--attempt", "1"}).out, "line 2\nline 4\n");
 }
 
+TEST_F(CliTest, ProfileSaysWhereTheTracesGo) {
+  coordinator_.jobs["jobs/tiny"].set_name("jobs/tiny");
+  EXPECT_THAT(Run({"profile", "tiny", "--steps", "3"}).out,
+              HasSubstr("tiny traces its next 3 steps into /checkpoints/3"));
+  EXPECT_NE(Run({"profile", "nobody"}).code, 0);
+  EXPECT_NE(Run({"profile", "tiny", "--steps", "0"}).code, 0);
+}
+
 TEST_F(CliTest, TransitionsAndTheirRefusals) {
   AddJob("tiny", v1::Job::RUNNING);
   EXPECT_EQ(Run({"pause", "tiny"}).out, "tiny is PAUSING\n");

@@ -53,6 +53,9 @@ class GrpcClient : public Client {
   absl::StatusOr<v1::Job> ResumeJob(const v1::ResumeJobRequest& request) override {
     return Write(jobs_.get(), &v1::JobService::Stub::ResumeJob, request);
   }
+  absl::StatusOr<v1::ProfileJobResponse> ProfileJob(const v1::ProfileJobRequest& request) override {
+    return Write(jobs_.get(), &v1::JobService::Stub::ProfileJob, request);
+  }
   absl::StatusOr<v1::ValidateJobResponse> ValidateJob(
       const v1::ValidateJobRequest& request) override {
     return Read(jobs_.get(), &v1::JobService::Stub::ValidateJob, request);

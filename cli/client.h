@@ -36,6 +36,8 @@ class Client {
   virtual absl::StatusOr<v1::Job> CancelJob(const v1::CancelJobRequest& request) = 0;
   virtual absl::StatusOr<v1::Job> PauseJob(const v1::PauseJobRequest& request) = 0;
   virtual absl::StatusOr<v1::Job> ResumeJob(const v1::ResumeJobRequest& request) = 0;
+  virtual absl::StatusOr<v1::ProfileJobResponse> ProfileJob(
+      const v1::ProfileJobRequest& request) = 0;
   virtual absl::StatusOr<v1::ValidateJobResponse> ValidateJob(
       const v1::ValidateJobRequest& request) = 0;
   virtual absl::StatusOr<v1::ListNodesResponse> ListNodes() = 0;

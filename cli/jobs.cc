@@ -60,6 +60,20 @@ absl::StatusOr<int> Delete(const Context& context, const std::string& name) {
   return kOk;
 }
 
+absl::StatusOr<int> Profile(const Context& context, const std::string& name, uint32_t steps) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  v1::ProfileJobRequest request;
+  request.set_name(JobName(name));
+  request.set_request_id(NewRequestId());
+  request.set_steps(steps);
+  ASSIGN_OR_RETURN(const v1::ProfileJobResponse response, client->ProfileJob(request));
+  Print(context, response, [&](std::ostream& out) {
+    out << ShortName(name) << " traces its next " << steps << " steps into " << response.directory()
+        << ", a file a rank for chrome://tracing or ui.perfetto.dev\n";
+  });
+  return kOk;
+}
+
 using Action = std::function<absl::StatusOr<int>(const std::string& name)>;
 
 void AddNamed(CLI::App& app, Context* context, const char* verb, const char* help, Action action) {
@@ -89,6 +103,14 @@ void AddJobCommands(CLI::App& app, Context* context) {
            [=](const std::string& name) { return Transition(*context, name, &Client::PauseJob); });
   AddNamed(app, context, "resume", "go on with a paused job",
            [=](const std::string& name) { return Transition(*context, name, &Client::ResumeJob); });
+  auto job = std::make_shared<std::string>();
+  auto steps = std::make_shared<uint32_t>(2);
+  CLI::App* profile = app.add_subcommand("profile", "trace the next steps of a job on every rank");
+  profile->add_option("job", *job, "name of the job")->required();
+  profile->add_option("--steps", *steps, "steps to trace")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  profile->callback([=] { context->action = [=] { return Profile(*context, *job, *steps); }; });
   AddNamed(app, context, "delete", "delete the record of a job that has ended",
            [=](const std::string& name) { return Delete(*context, name); });
 }

@@ -120,6 +120,15 @@ grpc::Status FakeCoordinator::ResumeJob(Context*, const v1::ResumeJobRequest* re
   return Move(request->name(), request->request_id(), v1::Job::PENDING, reply);
 }
 
+grpc::Status FakeCoordinator::ProfileJob(Context*, const v1::ProfileJobRequest* request,
+                                         v1::ProfileJobResponse* reply) {
+  absl::MutexLock lock(&mutex_);
+  request_ids.push_back(request->request_id());
+  if (!jobs.contains(request->name())) return NotFound(request->name());
+  reply->set_directory("/checkpoints/" + std::to_string(request->steps()));
+  return Reply(grpc::Status::OK);
+}
+
 grpc::Status FakeCoordinator::ValidateJob(Context*, const v1::ValidateJobRequest* request,
                                           v1::ValidateJobResponse* reply) {
   absl::MutexLock lock(&mutex_);

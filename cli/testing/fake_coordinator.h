@@ -52,6 +52,7 @@ class FakeCoordinator final : public v1::JobService::Service,
   grpc::Status ListJobs(Context*, const v1::ListJobsRequest*, v1::ListJobsResponse*) override;
   grpc::Status DeleteJob(Context*, const v1::DeleteJobRequest*, google::protobuf::Empty*) override;
   grpc::Status CancelJob(Context*, const v1::CancelJobRequest*, v1::Job*) override;
+  grpc::Status ProfileJob(Context*, const v1::ProfileJobRequest*, v1::ProfileJobResponse*) override;
   grpc::Status PauseJob(Context*, const v1::PauseJobRequest*, v1::Job*) override;
   grpc::Status ResumeJob(Context*, const v1::ResumeJobRequest*, v1::Job*) override;
   grpc::Status ValidateJob(Context*, const v1::ValidateJobRequest*,

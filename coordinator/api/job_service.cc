@@ -14,6 +14,7 @@ namespace ringleader::api {
 namespace {
 
 constexpr char kService[] = "JobService";
+constexpr uint32_t kMaxProfileSteps = 100;  // a trace of more opens in no viewer
 
 }  // namespace
 
@@ -132,6 +133,22 @@ grpc::ServerUnaryReactor* JobService::DeleteJob(grpc::CallbackServerContext* con
     ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
     ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("DeleteJob", *request));
     return controller_.DeleteJob(id, request->etag(), key);
+  });
+}
+
+grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* context,
+                                                 const v1::ProfileJobRequest* request,
+                                                 v1::ProfileJobResponse* reply) {
+  return unary_.Run(context, kService, "ProfileJob", [this, request, reply]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+    ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("ProfileJob", *request));
+    if (request->steps() < 1 || request->steps() > kMaxProfileSteps) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "steps: ", request->steps(), " is not allowed; give 1 to ", kMaxProfileSteps));
+    }
+    ASSIGN_OR_RETURN(const v1::Job job, controller_.ProfileJob(id, request->steps(), key));
+    reply->set_directory(job.spec().checkpoint().directory() + "/profiles");
+    return absl::OkStatus();
   });
 }
 

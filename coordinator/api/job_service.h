@@ -31,6 +31,9 @@ class JobService : public v1::JobService::CallbackService {
                                      const v1::PauseJobRequest* request, v1::Job* reply) override;
   grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext* context,
                                       const v1::ResumeJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* ProfileJob(grpc::CallbackServerContext* context,
+                                       const v1::ProfileJobRequest* request,
+                                       v1::ProfileJobResponse* reply) override;
   grpc::ServerUnaryReactor* ValidateJob(grpc::CallbackServerContext* context,
                                         const v1::ValidateJobRequest* request,
                                         v1::ValidateJobResponse* reply) override;

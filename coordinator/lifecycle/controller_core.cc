@@ -103,7 +103,7 @@ absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& trans
 
 absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& transaction,
                                                   std::string_view id, std::string_view etag,
-                                                  Intent intent, absl::Time now) {
+                                                  const Intent& intent, absl::Time now) {
   JobMachine* machine = Find(id);
   std::unique_ptr<JobMachine> ended;  // only to say what it may not do any longer
   if (machine == nullptr) {
@@ -112,7 +112,7 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
     machine = ended.get();
   }
   RETURN_IF_ERROR(CheckEtag(machine->job(), etag));
-  RETURN_IF_ERROR((machine->*intent)(now));
+  RETURN_IF_ERROR(intent(*machine, now));
   if (!ended) RETURN_IF_ERROR(Flush(transaction, *machine));
   return machine->job();
 }

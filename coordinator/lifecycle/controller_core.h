@@ -42,9 +42,9 @@ class ControllerCore {
 
   absl::StatusOr<v1::Job> CreateJob(store::WriteTransaction& transaction, const v1::JobSpec& spec,
                                     absl::Time now);
-  using Intent = absl::Status (JobMachine::*)(absl::Time);
+  using Intent = std::function<absl::Status(JobMachine&, absl::Time)>;
   absl::StatusOr<v1::Job> ChangeJob(store::WriteTransaction& transaction, std::string_view id,
-                                    std::string_view etag, Intent intent, absl::Time now);
+                                    std::string_view etag, const Intent& intent, absl::Time now);
   absl::Status DeleteJob(store::WriteTransaction& transaction, std::string_view id,
                          std::string_view etag);
   absl::StatusOr<v1::Node> SetDraining(store::WriteTransaction& transaction, std::string_view id,

@@ -265,6 +265,16 @@ absl::StatusOr<v1::Job> JobController::ResumeJob(std::string_view id, std::strin
       });
 }
 
+absl::StatusOr<v1::Job> JobController::ProfileJob(std::string_view id, uint32_t steps,
+                                                  const store::RequestKey& key) {
+  return impl_->Call<v1::Job>(
+      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.ChangeJob(
+            transaction, id, "",
+            [steps](JobMachine& machine, absl::Time) { return machine.Profile(steps); }, now);
+      });
+}
+
 absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag,
                                       const store::RequestKey& key) {
   // The reply that is kept is the job's empty shell: DeleteJob returns nothing.

@@ -53,7 +53,7 @@ class JobController : public session::SessionListener {
   // `spec` has been validated and has its defaults. ALREADY_EXISTS if the id is taken.
   absl::StatusOr<v1::Job> CreateJob(const v1::JobSpec& spec, const store::RequestKey& key);
 
-  // The four below: NOT_FOUND; FAILED_PRECONDITION where the job's state does not allow it (says
+  // The five below: NOT_FOUND; FAILED_PRECONDITION where the job's state does not allow it (says
   // which would); ABORTED where `etag` is set and not the job's.
   //
   // Cancelling a cancelled job, pausing a paused one and resuming a running one change nothing.
@@ -63,6 +63,9 @@ class JobController : public session::SessionListener {
                                    const store::RequestKey& key);
   absl::StatusOr<v1::Job> ResumeJob(std::string_view id, std::string_view etag,
                                     const store::RequestKey& key);
+  // Has the ranks of a RUNNING job trace their next steps; changes nothing else.
+  absl::StatusOr<v1::Job> ProfileJob(std::string_view id, uint32_t steps,
+                                     const store::RequestKey& key);
   // Terminal jobs only: the record and its logs go, checkpoints and models stay on disk.
   absl::Status DeleteJob(std::string_view id, std::string_view etag, const store::RequestKey& key);
 

@@ -156,6 +156,16 @@ absl::Status JobMachine::Resume(absl::Time now) {
   return absl::OkStatus();
 }
 
+absl::Status JobMachine::Profile(uint32_t steps) {
+  if (job_.state() != Job::RUNNING) {
+    return NotAllowed(job_, "profiled", "only a job that is RUNNING can");
+  }
+  v1::Command command;
+  command.mutable_profile()->set_steps(steps);
+  Send(*PlacementOf(0), std::move(command));
+  return absl::OkStatus();
+}
+
 void JobMachine::Wait(const std::string& reason) {
   SetReason(reason);
 }

@@ -75,6 +75,9 @@ class JobMachine {
   absl::Status Pause(absl::Time now);
   absl::Status Resume(absl::Time now);
 
+  // Has the ranks trace their next steps.
+  absl::Status Profile(uint32_t steps);
+
   // What the scheduler decides about a PENDING job.
   void Wait(const std::string& reason);
   void Place(const std::vector<v1::Placement>& placements, const v1::StepPlan& plan,

@@ -89,9 +89,10 @@ absl::Status Supervisor::Apply(const v1::Command& command, absl::Time now) {
     v1::AgentMessage message;
     *message.mutable_connect() = command.connect();
     Forward(*attempt, message);
-  } else if (command.has_plan()) {
+  } else if (command.has_plan() || command.has_profile()) {
     v1::AgentMessage message;
-    *message.mutable_plan() = command.plan();
+    if (command.has_plan()) *message.mutable_plan() = command.plan();
+    if (command.has_profile()) *message.mutable_profile() = command.profile();
     for (Trainer& trainer : attempt->trainers) {
       if (trainer.rank == 0 && trainer.connection) trainer.connection->Send(message);
     }

@@ -106,6 +106,11 @@ class AgentLink::Impl {
     return std::exchange(plan_, std::string());
   }
 
+  uint32_t TakeProfileSteps() {
+    absl::MutexLock lock(&mutex_);
+    return std::exchange(profile_steps_, 0);
+  }
+
   void SetPlace(uint64_t step, const char* phase) {
     step_.store(step, std::memory_order_relaxed);
     phase_.store(phase, std::memory_order_relaxed);
@@ -159,6 +164,9 @@ class AgentLink::Impl {
       case v1::AgentMessage::kPlan:
         plan_ = message.plan().SerializeAsString();
         break;
+      case v1::AgentMessage::kProfile:
+        profile_steps_ = message.profile().steps();
+        break;
       default:
         break;
     }
@@ -204,6 +212,7 @@ class AgentLink::Impl {
   std::optional<v1::TrainerAssignment> assignment_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::vector<std::string>> peers_ ABSL_GUARDED_BY(mutex_);
   std::string plan_ ABSL_GUARDED_BY(mutex_);
+  uint32_t profile_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int context_ranks_ ABSL_GUARDED_BY(mutex_) = 1;
   bool stop_requested_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more will be reported
@@ -290,6 +299,9 @@ bool AgentLink::stop_requested() const {
 }
 std::string AgentLink::TakePlan() {
   return impl_->TakePlan();
+}
+uint32_t AgentLink::TakeProfileSteps() {
+  return impl_->TakeProfileSteps();
 }
 
 absl::StatusOr<Plan> AgentLink::ParsePlan(const std::string& bytes) const {

@@ -65,6 +65,7 @@ class AgentLink : public Host {
   void SetPlace(uint64_t step, const char* phase) override;
   bool stop_requested() const override;
   std::string TakePlan() override;
+  uint32_t TakeProfileSteps() override;
   absl::StatusOr<Plan> ParsePlan(const std::string& bytes) const override;
 
  private:

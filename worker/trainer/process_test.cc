@@ -2,9 +2,11 @@
 // test.
 #include <signal.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -220,6 +222,40 @@ TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
       EXPECT_DOUBLE_EQ(step.layers(1).density(), 1.0);
     }
   }
+}
+
+TEST_F(TrainerProcessTest, EveryRankTracesTheStepsThatItIsAskedFor) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_training()->set_steps(500);
+  auto agent = Start(spec);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return AllReachedStep(logs, 1);
+  })) << Output();
+  v1::AgentMessage message;
+  message.mutable_profile()->set_steps(2);
+  agent->Send(0, message);
+  const std::string folder = spec.checkpoint().directory() + "/profiles";
+  const auto traces = [&folder] {
+    std::vector<std::string> names;
+    std::error_code none;
+    for (const auto& file : std::filesystem::directory_iterator(folder, none)) {
+      const std::string name = file.path().filename();
+      if (name.starts_with("step-")) names.push_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  ASSERT_TRUE(agent->WaitFor([&](const std::vector<RankLog>&) { return traces().size() == 2; }))
+      << Output();
+  agent->SendToAll(Stop(v1::StopTrainers::ABORT));
+  agent->Finish();
+  const std::vector<std::string> names = traces();
+  EXPECT_THAT(names[0], HasSubstr("-rank-00000.json"));
+  EXPECT_THAT(names[1], HasSubstr("-rank-00001.json"));
+  std::ostringstream text;
+  text << std::ifstream(folder + "/" + names[1]).rdbuf();
+  EXPECT_THAT(text.str(), HasSubstr("\"traceEvents\""));
+  EXPECT_THAT(text.str(), HasSubstr("aten::"));
 }
 
 TEST_F(TrainerProcessTest, BadInputIsNamedAndNotTriedAgain) {

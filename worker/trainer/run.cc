@@ -30,6 +30,7 @@
 #include "worker/trainer/cuda_engine.h"
 #include "worker/trainer/memory.h"
 #include "worker/trainer/step_loop.h"
+#include "worker/trainer/step_profiler.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -163,11 +164,14 @@ absl::StatusOr<Outcome> Attempt::Train() {
   if (done_ == 0) RETURN_IF_ERROR(EvaluateIfDue(0));
   uint64_t saved = done_;
   std::optional<Plan> next_plan;
+  StepProfiler profiler(job_.checkpoint_directory + "/profiles", world_.rank(),
+                        job_.engine == Engine::kCuda);
   while (done_ < job_.steps) {
     ASSIGN_OR_RETURN(Agreement agreement, Agree(world_, host_));
     if (agreement.stop) break;
     if (agreement.plan.has_value()) next_plan = std::move(agreement.plan);
     if (!agreement.refused_plan.empty()) WarnOfPlan(agreement.refused_plan);
+    if (agreement.profile_steps > 0) profiler.Start(done_, agreement.profile_steps);
     if (next_plan.has_value() && next_plan->effective_step <= done_ + 1) {
       // Every rank refuses it alike, and the attempt goes on under the last one.
       const absl::Status applied = loop_->Apply(*std::exchange(next_plan, std::nullopt));
@@ -178,6 +182,7 @@ absl::StatusOr<Outcome> Attempt::Train() {
     record.phases.checkpoint = std::exchange(checkpoint_seconds_, 0.0);
     record.phases.evaluation = std::exchange(evaluation_seconds_, 0.0);
     ++done_;
+    profiler.StepDone(done_);
     tokens_ += record.tokens;
     host_.ReportStep(record);
     if (is_first()) PrintStep(record);
