@@ -1,11 +1,9 @@
 #include "kernels/ops/cuda_call.h"
 
-#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -15,14 +13,7 @@ namespace ringleader::kernels::ops {
 absl::Status LoadTorchCuda() {
   static const absl::Status status = [] {
     // Its registrations run as it loads; it must stay for the life of the process.
-    if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr) {
-      // Segments that grow: with fixed ones a step at the limit of memory loses a tenth of it to
-      // fragments (129 GiB held for 115 in use).
-      if (std::getenv("PYTORCH_ALLOC_CONF") == nullptr) {
-        c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
-      }
-      return absl::OkStatus();
-    }
+    if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr) return absl::OkStatus();
     return absl::UnavailableError(
         absl::StrCat("LibTorch's CUDA part does not load: ", dlerror(),
                      "; install the CUDA libraries that torch names, or set LD_LIBRARY_PATH"));
