@@ -7,6 +7,7 @@
 
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/decay_ranges.h"
 #include "worker/optim/schedule.h"
 
 namespace ringleader::optim {
@@ -157,6 +158,38 @@ TEST(AdamWTest, RestoredStateGoesOnAsIfNothingHappened) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("does not fit rank"));
   });
+}
+
+TEST(DecayRangesTest, CoverEveryShardWithAlignedCuts) {
+  model::ModelConfig config;
+  config.vocab_size = 61;
+  config.hidden_size = 33;  // rows that end off the alignment
+  config.intermediate_size = 40;
+  config.layers = 2;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  config.qkv_bias = true;
+  const model::ParameterLayout layout = model::MakeParameterLayout(config);
+  for (const int ranks : {1, 3, 7}) {
+    const int64_t shard = layout.ShardElements(ranks);
+    std::vector<bool> decayed(layout.PaddedElements(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      int64_t at = rank * shard;
+      for (const DecayRange& range : CutByDecay(layout, at, at + shard)) {
+        EXPECT_EQ(range.begin, at);
+        EXPECT_EQ(range.begin % model::ParameterLayout::kAlignment, 0);
+        std::fill(decayed.begin() + range.begin, decayed.begin() + range.end, range.decayed);
+        at = range.end;
+      }
+      EXPECT_EQ(at, (rank + 1) * shard);
+    }
+    for (const model::ParameterSlot& slot : layout.slots) {
+      for (int64_t i = slot.offset; i < slot.offset + slot.elements; ++i) {
+        ASSERT_EQ(decayed[i], slot.is_matrix()) << slot.name << ", " << ranks << " ranks";
+      }
+    }
+  }
 }
 
 TEST(ScheduleTest, WarmsUpThenDecays) {

@@ -10,6 +10,7 @@
 #include "kernels/fused/adamw.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/ops/cuda_call.h"
+#include "worker/optim/decay_ranges.h"
 
 namespace ringleader::optim {
 namespace {
@@ -22,41 +23,6 @@ using torch::Tensor;
 
 // Copies of master weights pass through device memory a piece at a time.
 constexpr int64_t kGatherElements = int64_t{64} << 20;
-
-struct Range {
-  int64_t begin = 0, end = 0;  // elements
-  bool decayed = false;
-};
-
-// The shard [begin, end) cut by whether weights decay. Matrices are padded to the next group, which
-// the kernel's alignment needs; padding is 0 and stays 0.
-std::vector<Range> CutByDecay(const model::ParameterLayout& layout, int64_t begin, int64_t end) {
-  constexpr int64_t kAlign = model::ParameterLayout::kAlignment;
-  std::vector<Range> matrices;
-  for (const model::ParameterSlot& slot : layout.slots) {
-    if (!slot.is_matrix()) continue;
-    const int64_t slot_end = (slot.offset + slot.elements + kAlign - 1) / kAlign * kAlign;
-    if (!matrices.empty() && slot.offset <= matrices.back().end) {
-      matrices.back().end = std::max(matrices.back().end, slot_end);
-    } else {
-      matrices.push_back({slot.offset, slot_end, true});
-    }
-  }
-  std::vector<Range> ranges;
-  const auto add = [&](int64_t from, int64_t to, bool decayed) {
-    from = std::max(from, begin);
-    to = std::min(to, end);
-    if (from < to) ranges.push_back({from, to, decayed});
-  };
-  int64_t at = 0;
-  for (const Range& matrix : matrices) {
-    add(at, matrix.begin, false);
-    add(matrix.begin, matrix.end, true);
-    at = matrix.end;
-  }
-  add(at, end, false);
-  return ranges;
-}
 
 // A gradient buffer, and the reductions of what it held last.
 struct Bucket {
@@ -90,7 +56,7 @@ struct ShardedAdamW::State {
   comm::DeviceCommunicator* comm = nullptr;  // null: one rank
   int rank = 0, ranks = 1;
   int64_t begin = 0, elements = 0;  // of this rank's shard
-  std::vector<Range> ranges;
+  std::vector<DecayRange> ranges;
 
   bool whole = true;          // every rank holds all parameters
   Tensor parameters;          // [ranks * elements], or this rank's [elements]; the model's type
@@ -176,7 +142,7 @@ absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
 absl::Status ShardedAdamW::State::Update(double learning_rate, const float* scale) {
   const Tensor own = OwnParameters();
   const bool bf16 = own.scalar_type() == torch::kBFloat16;
-  for (const Range& range : ranges) {
+  for (const DecayRange& range : ranges) {
     const int64_t at = range.begin - begin;
     AdamwArgs args = {.master = master.mutable_data_ptr<float>() + at,
                       .m = first_moment.mutable_data_ptr<float>() + at,
