@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -70,10 +71,31 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return "[" + absl::StrJoin(shape, ", ") + "]";
 }
 
+// Elements [first, first + values.size()) of the flat buffer.
+struct Window {
+  int64_t first = 0;
+  std::span<float> values;
+  int64_t end() const { return first + static_cast<int64_t>(values.size()); }
+};
+
+// The part of a tensor that lies in the window, if any does.
+absl::Status ReadPart(const SafetensorsFile& file, const StoredTensor& tensor,
+                      const ParameterSlot& slot, const Window& window) {
+  const int64_t begin = std::max(slot.offset, window.first);
+  const int64_t end = std::min(slot.offset + slot.elements, window.end());
+  if (begin >= end) return absl::OkStatus();
+  const std::span<float> place = window.values.subspan(begin - window.first, end - begin);
+  if (end - begin == slot.elements) return file.ReadFloats(tensor, place);
+  std::vector<float> whole(slot.elements);
+  RETURN_IF_ERROR(file.ReadFloats(tensor, whole));
+  std::copy_n(whole.begin() + (begin - slot.offset), end - begin, place.begin());
+  return absl::OkStatus();
+}
+
 // Copies every tensor of one file to its place; `loaded` collects their names over all files.
 absl::Status ReadWeights(const std::string& path, const ModelConfig& config,
                          const std::map<std::string, const ParameterSlot*>& slots,
-                         std::set<std::string>& loaded, float* values) {
+                         std::set<std::string>& loaded, const Window& window) {
   ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsFile> file, SafetensorsFile::Open(path));
   for (const StoredTensor& tensor : file->header().tensors) {
     const auto it = slots.find(tensor.name);
@@ -92,8 +114,7 @@ absl::Status ReadWeights(const std::string& path, const ModelConfig& config,
       return absl::InvalidArgumentError(
           absl::StrFormat("%s: tensor %s is in another file too", path, tensor.name));
     }
-    RETURN_IF_ERROR(
-        file->ReadFloats(tensor, {values + slot.offset, static_cast<size_t>(slot.elements)}));
+    RETURN_IF_ERROR(ReadPart(*file, tensor, slot, window));
   }
   return absl::OkStatus();
 }
@@ -141,13 +162,20 @@ absl::Status WriteWeights(const fs::path& folder,
 
 absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
                          const ParameterLayout& layout, float* values) {
+  return LoadWeights(folder, config, layout, 0, layout.elements, values);
+}
+
+absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
+                         const ParameterLayout& layout, int64_t first, int64_t count,
+                         float* values) {
   ASSIGN_OR_RETURN(const std::vector<std::string> files, WeightFiles(folder));
   std::map<std::string, const ParameterSlot*> slots;
   for (const ParameterSlot& slot : layout.slots) slots[slot.name] = &slot;
-  std::fill(values, values + layout.elements, 0.0f);
+  std::fill(values, values + count, 0.0f);
+  const Window window{.first = first, .values = {values, static_cast<size_t>(count)}};
   std::set<std::string> loaded;
   for (const std::string& file : files) {
-    RETURN_IF_ERROR(ReadWeights(fs::path(folder) / file, config, slots, loaded, values));
+    RETURN_IF_ERROR(ReadWeights(fs::path(folder) / file, config, slots, loaded, window));
   }
   // A tensor left at zero would train without a word.
   for (const ParameterSlot& slot : layout.slots) {

@@ -16,6 +16,12 @@ namespace ringleader::model {
 absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
                          const ParameterLayout& layout, float* values);
 
+// Elements [first, first + count) of the flat buffer alone, into `values` [count]; what lies past
+// its end becomes 0. The same errors, but for values of tensors that are not read.
+absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
+                         const ParameterLayout& layout, int64_t first, int64_t count,
+                         float* values);
+
 // Writes config.json and the weights in fp32, in shards of at most `max_shard_bytes` (a larger
 // tensor gets its own). `folder` appears whole or not at all, replacing an earlier one: everything
 // is written and synced beside it first.

@@ -62,6 +62,24 @@ class HuggingFaceTest : public testing::Test {
   std::vector<float> values_, loaded_;
 };
 
+TEST_F(HuggingFaceTest, AnyRangeLoadsAsThatPartOfTheWhole) {
+  ASSERT_TRUE(Export(/*max_shard_bytes=*/4096).ok());
+  for (const int ranks : {1, 2, 5}) {
+    const int64_t shard = layout_.ShardElements(ranks);
+    std::vector<float> joined;
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<float> part(shard, -1.0f);
+      const absl::Status status =
+          LoadWeights(folder_, config_, layout_, rank * shard, shard, part.data());
+      ASSERT_TRUE(status.ok()) << status;
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    for (int64_t i = 0; i < layout_.elements; ++i) ASSERT_EQ(joined[i], values_[i]) << i;
+    EXPECT_THAT(std::vector<float>(joined.begin() + layout_.elements, joined.end()),
+                testing::Each(0.0f));
+  }
+}
+
 TEST_F(HuggingFaceTest, ShardedExportComesBack) {
   ASSERT_TRUE(Export(/*max_shard_bytes=*/16 << 10).ok());
   EXPECT_FALSE(fs::exists(folder_ + "/model.safetensors"));

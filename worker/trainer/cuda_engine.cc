@@ -165,9 +165,7 @@ absl::StatusOr<std::vector<float>> CudaEngine::StartWeights(
     });
     return start;
   }
-  std::vector<float> whole(layout.elements);
-  RETURN_IF_ERROR(model::LoadWeights(job_.model_init, config, layout, whole.data()));
-  std::copy(whole.begin() + begin, whole.begin() + end, start.begin());
+  RETURN_IF_ERROR(model::LoadWeights(job_.model_init, config, layout, begin, shard, start.data()));
   return start;
 }
 
