@@ -12,7 +12,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-run=$PWD/quickstart-run text=/usr/include keep= gpu= layers= overrides=()
+run=$PWD/quickstart-run text=/usr/include keep='' gpu='' layers='' overrides=()
 while (($#)); do
   case $1 in
     --dir) run=$(realpath -m "${2:?--dir needs a folder}"); shift 2 ;;

@@ -12,7 +12,7 @@
 #   --set       overrides a field of deploy/quickstart/gpu_job.yaml (default: data.sequence_length=131072)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-bin=$root/bin run=$PWD/gpu-faults text=/usr/include trainers= layers=4 overrides=(--set data.sequence_length=131072)
+bin=$root/bin run=$PWD/gpu-faults text=/usr/include trainers='' layers=4 overrides=(--set data.sequence_length=131072)
 while (($#)); do
   case $1 in
     --bin) bin=$(realpath -e "$2") ;;
@@ -55,6 +55,7 @@ await() {  # SECONDS WHAT COMMAND...
 past_step() { (($(step) > $1)); }
 saved() { (($(field 'job.get("progress", {}).get("checkpoint_step", 0)') > 0)); }
 attempt_is() { (($(attempts) >= $1)); }
+trained() { (($(field "job['attempts'][$1 - 1].get('last_step', 0)") > $2)); }
 resumed() { "$bin/ringctl" logs faults --attempt "$1" | grep -o "resuming from .*"; }
 gone() { ! kill -0 "$@" 2>/dev/null; }
 
@@ -80,7 +81,8 @@ fault() {
   echo "$name of rank $victim after step $before: all ${#all[@]} ranks gone after $seconds s; $failure"
   [[ $failure == *"'rank': $victim,"* || ($victim == 0 && $failure != *"'rank'"*) ]] || fail "$name: rank $victim is not named: $failure"
   [[ $failure == *"$words"* ]] || fail "$name: the reason does not say '$words': $failure"
-  await 180 "$name: a step beyond $before" past_step "$before"
+  # Steps that the old attempt still finished do not count.
+  await 180 "$name: a step of attempt $((number + 1)) beyond $before" trained $((number + 1)) "$before"
   await 10 "$name: the word that attempt $((number + 1)) resumed" resumed $((number + 1)) >/dev/null
   echo "$name: attempt $(attempts) is at step $(step), $(resumed $((number + 1)))"
 }

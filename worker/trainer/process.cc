@@ -3,23 +3,19 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/logging.h"
 #include "base/signals.h"
 #include "spdlog/spdlog.h"
 #include "worker/comm/grpc_communicator.h"
 #include "worker/trainer/agent_link.h"
+#include "worker/trainer/leave_guard.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -27,7 +23,6 @@ namespace {
 constexpr int kExitFailed = 1;
 // From an abort to the end of this process, at most.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
-constexpr absl::Duration kGuardInterval = absl::Milliseconds(100);
 
 // Whether another attempt may fare better: not after an error in what the job asks for.
 bool IsRetryable(const absl::Status& status) {
@@ -51,30 +46,6 @@ Result Failure(const absl::Status& status, bool collateral) {
           .collateral = collateral};
 }
 
-// Ends the process when the attempt is over and the step loop does not come back: it may be stuck
-// in a driver call that only the end of the process ends.
-class LeaveGuard {
- public:
-  LeaveGuard(const comm::Communicator& world, std::function<void(const Result&)> leave)
-      : thread_([this, &world, leave = std::move(leave)] {
-          absl::Time since = absl::InfiniteFuture();
-          while (!done_.WaitForNotificationWithTimeout(kGuardInterval)) {
-            const absl::Status status = world.status();
-            if (!status.ok()) since = std::min(since, absl::Now());
-            if (absl::Now() - since < kLeaveTimeout) continue;
-            leave(Failure(status, world.aborted_by_peer()));
-          }
-        }) {}
-  ~LeaveGuard() {
-    done_.Notify();
-    thread_.join();
-  }
-
- private:
-  absl::Notification done_;
-  std::thread thread_;
-};
-
 // From the assignment to the last step; the other ranks hear of a failure before this returns.
 Result Train(AgentLink& link, uint64_t fencing_token, RunFunction run) {
   const auto stopped_or_failed = [](const absl::Status& status) -> Result {
@@ -96,8 +67,8 @@ Result Train(AgentLink& link, uint64_t fencing_token, RunFunction run) {
   auto world = (*listener)->Connect(*addresses);
   if (!world.ok()) return Failure(world.status(), /*collateral=*/true);
 
-  const LeaveGuard guard(**world, [&link](const Result& result) {
-    link.ReportResult(result);
+  const LeaveGuard guard(**world, kLeaveTimeout, [&link, &world](const absl::Status& status) {
+    link.ReportResult(Failure(status, (*world)->aborted_by_peer()));
     link.Close();
     std::fflush(nullptr);
     _exit(kExitFailed);
