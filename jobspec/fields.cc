@@ -96,6 +96,10 @@ constexpr Field kFields[] = {
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxSequence}, When::kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
+    {"parallelism.kv_gradients", Need::kDefault, "float32", {}, When::kCuda,
+     "Type in which gradients of keys and values travel between trainers. They are summed in "
+     "float32 either way; `bfloat16` halves what travels and rounds the sum at every hop, for slow "
+     "links between nodes."},
 
     {"training.steps", Need::kRequired, "", {1, kMaxSteps}, When::kAlways,
      "Optimizer steps."},

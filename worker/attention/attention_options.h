@@ -46,7 +46,8 @@ struct AttentionOptions {
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
   RingShape ring = {};
-  int threads = 1;  // of this rank's engine; CPU only
+  bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
+  int threads = 1;              // of this rank's engine; CPU only
 };
 
 // Whose tokens are where, seen from `rank`. `options.stripe` is resolved.

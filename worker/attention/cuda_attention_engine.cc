@@ -67,7 +67,8 @@ CudaAttentionEngine::CudaAttentionEngine(const AttentionOptions& options,
       stats_(communicator->size()),
       index_builder_(options_, communicator, &stats_.timers()),
       kv_(communicator, comm::Channel::kKvInner, comm::Channel::kKvOuter, &stats_.timers()),
-      grads_(communicator, comm::Channel::kGradKv, comm::Channel::kGradKv, &stats_.timers()) {}
+      // Sums between nodes go where nothing that an inner ring waits for queues behind them.
+      grads_(communicator, comm::Channel::kGradKv, comm::Channel::kKvOuter, &stats_.timers()) {}
 
 CudaAttentionEngine::Shape CudaAttentionEngine::ShapeOf(const Tensor& q, const Tensor& k) const {
   return {.tokens = q.size(0),
@@ -85,20 +86,20 @@ ShardLayout CudaAttentionEngine::LayoutOf(int rank, const Shape& shape) const {
   return layout;
 }
 
-void CudaAttentionEngine::Reserve(Tensor& memory, int slots, size_t bytes_per_slot,
-                                  DeviceSlots& target, const Tensor& like) {
-  const auto needed = static_cast<int64_t>(slots * bytes_per_slot);
+void* CudaAttentionEngine::Reserve(Tensor& memory, size_t bytes, const Tensor& like) {
+  const auto needed = static_cast<int64_t>(bytes);
   if (!memory.defined() || memory.numel() < needed) {
     memory = Tensor();  // before the larger one is allocated
     memory = torch::empty({needed}, like.options().dtype(torch::kByte));
   }
-  target.Use(memory.mutable_data_ptr(), bytes_per_slot);
+  return memory.mutable_data_ptr();
 }
 
 void CudaAttentionEngine::SendKv(const RingSchedule& schedule, const Shape& shape, const Tensor& k,
                                  const Tensor& v) {
   if (schedule.ranks == 1) return;
-  Reserve(kv_memory_, schedule.kv_slots, 2 * shape.kv_elements() * sizeof(__nv_bfloat16), kv_, k);
+  const size_t bytes = 2 * shape.kv_elements() * sizeof(__nv_bfloat16);
+  kv_.Use(Reserve(kv_memory_, schedule.kv_slots * bytes, k), bytes, /*wire=*/nullptr);
   const int own = gathers() ? schedule.rank : 0;
   Check(PackKv(View(k), View(v), static_cast<__nv_bfloat16*>(kv_.data(own)), Stream()));
   if (gathers()) Check(kv_.StartAllGather(Stream()));
@@ -226,15 +227,17 @@ AttentionGradients CudaAttentionEngine::Backward(const CudaLayerIndex& index,
   const cudaStream_t stream = Stream();
   Check(stats_.timers().Begin(&AttentionSeconds::backward, stream));
   SendKv(backward_, shape, call.k, call.v);
-  Reserve(grad_memory_, backward_.grad_slots, 2 * shape.kv_elements() * sizeof(float), grads_,
-          call.q);
+  const size_t bytes = 2 * shape.kv_elements() * sizeof(float);
+  const bool on_wire = options_.bf16_gradients && backward_.ranks > 1 && !gathers();
+  grads_.Use(Reserve(grad_memory_, backward_.grad_slots * bytes, call.q), bytes,
+             on_wire ? Reserve(wire_memory_, backward_.grad_slots * bytes / 2, call.q) : nullptr);
   const Tensor dq_sums = torch::zeros({shape.tokens, shape.heads, shape.head_dim},
                                       call.q.options().dtype(torch::kFloat));
   const Homecoming home = ComputeGradients(index, call, shape, dq_sums);
   // Rounded while the gradients of keys and values come home.
   const Tensor dq = torch::empty(dq_sums.sizes(), call.q.options());
   Check(RoundToBf16(dq_sums.const_data_ptr<float>(), MutableBf16(dq), dq.numel(), stream));
-  ReturnGradients(shape, home);
+  ReturnGradients(home);
   Check(kv_.AwaitAll(stream));
   Check(stats_.timers().End(stream));
   return {.dq = dq, .dk = home.dkv[0], .dv = home.dkv[1]};
@@ -334,13 +337,14 @@ void CudaAttentionEngine::SendHome(const RingHop& hop, Homecoming& home) {
   Check(RoundToBf16(static_cast<const float*>(grads_.data(hop.send_slot)), MutableBf16(home.sent),
                     home.sent.numel(), stream));
   auto transfer = communicator_->SendReceive(
-      comm::Channel::kGradKv, home.sent.const_data_ptr(), home.sent.nbytes(), hop.to,
-      home.dkv.mutable_data_ptr(), home.dkv.nbytes(), hop.from, stream);
+      hop.link == RingLink::kInner ? comm::Channel::kGradKv : comm::Channel::kKvOuter,
+      home.sent.const_data_ptr(), home.sent.nbytes(), hop.to, home.dkv.mutable_data_ptr(),
+      home.dkv.nbytes(), hop.from, stream);
   Check(transfer.status());
   home.transfer = *std::move(transfer);
 }
 
-void CudaAttentionEngine::ReturnGradients(const Shape& shape, const Homecoming& home) {
+void CudaAttentionEngine::ReturnGradients(const Homecoming& home) {
   const cudaStream_t stream = Stream();
   Check(grads_.AwaitAll(stream));
   if (home.transfer != nullptr) {
@@ -348,13 +352,24 @@ void CudaAttentionEngine::ReturnGradients(const Shape& shape, const Homecoming& 
     return;
   }
   auto* const sums = static_cast<float*>(grads_.data(backward_.home_grad_slot));
-  if (gathers() && backward_.ranks > 1) {
-    Check(AwaitTransfer(communicator_->ReduceScatterSum(comm::Channel::kGradKv, grads_.data(0),
-                                                        2 * shape.kv_elements(), sums,
-                                                        comm::ElementType::kFloat32, stream),
+  const int64_t elements = home.dkv.numel();
+  if (gathers() && backward_.ranks > 1 && options_.bf16_gradients) {
+    const Tensor rounded = torch::empty({backward_.ranks, elements}, home.dkv.options());
+    Check(RoundToBf16(static_cast<const float*>(grads_.data(0)), MutableBf16(rounded),
+                      rounded.numel(), stream));
+    Check(AwaitTransfer(communicator_->ReduceScatterSum(
+                            comm::Channel::kGradKv, rounded.const_data_ptr(), elements,
+                            home.dkv.mutable_data_ptr(), comm::ElementType::kBfloat16, stream),
                         stats_.timers(), stream));
+    return;
   }
-  Check(RoundToBf16(sums, MutableBf16(home.dkv), home.dkv.numel(), stream));
+  if (gathers() && backward_.ranks > 1) {
+    Check(AwaitTransfer(
+        communicator_->ReduceScatterSum(comm::Channel::kGradKv, grads_.data(0), elements, sums,
+                                        comm::ElementType::kFloat32, stream),
+        stats_.timers(), stream));
+  }
+  Check(RoundToBf16(sums, MutableBf16(home.dkv), elements, stream));
 }
 
 }  // namespace ringleader::attention

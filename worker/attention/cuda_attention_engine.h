@@ -81,10 +81,9 @@ class CudaAttentionEngine {
   Homecoming ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call,
                               const Shape& shape, const torch::Tensor& dq);
   void SendHome(const RingHop& hop, Homecoming& home);
-  void ReturnGradients(const Shape& shape, const Homecoming& home);
-  // Memory of `slots` slots, allocated when they first need more than there is.
-  static void Reserve(torch::Tensor& memory, int slots, size_t bytes_per_slot, DeviceSlots& target,
-                      const torch::Tensor& like);
+  void ReturnGradients(const Homecoming& home);
+  // At least `bytes` of memory that serves all calls; allocated when one needs more.
+  static void* Reserve(torch::Tensor& memory, size_t bytes, const torch::Tensor& like);
 
   const AttentionOptions options_;
   comm::DeviceCommunicator* const communicator_;
@@ -92,7 +91,7 @@ class CudaAttentionEngine {
   LayerBudgets budgets_;
   DeviceStats stats_;
   CudaIndexBuilder index_builder_;
-  torch::Tensor kv_memory_, grad_memory_;
+  torch::Tensor kv_memory_, grad_memory_, wire_memory_;
   DeviceSlots kv_, grads_;
   // Tiles of patterns that do not depend on the data, by (owner, tokens, window).
   std::map<std::tuple<int, int64_t, int64_t>, int64_t> band_tiles_;

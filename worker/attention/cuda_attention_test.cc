@@ -267,12 +267,13 @@ class CudaRanksTest : public CudaAttentionTest, public ::testing::WithParamInter
   }
 
   // The same result on this setting's ranks as on the CPU; `name` names the expectation.
-  void ExpectSameAsCpu(const char* name, const AttentionOptions& options) {
+  void ExpectSameAsCpu(const char* name, const AttentionOptions& options,
+                       double tolerance = kTolerance) {
     static auto* const known = new std::map<std::string, Result>;
     if (!known->contains(name)) known->emplace(name, RunOnCpu(Small(), options));
     const Result actual = RunOnGpu(Small(), With(options));
     const Result& expected = known->at(name);
-    ExpectNear(actual, expected);
+    ExpectNear(actual, expected, tolerance);
     for (int layer = 0; layer < kLayers; ++layer) {
       uint64_t tiles = 0;
       for (const AttentionStats& rank : actual.stats) tiles += rank.layers.at(layer).TotalTiles();
@@ -321,6 +322,10 @@ AttentionOptions TopP() {
 
 TEST_P(CudaRanksTest, Dense) {
   ExpectSameAsCpu("dense", {.tile = 64});
+}
+
+TEST_P(CudaRanksTest, DenseWithRoundedGradients) {
+  ExpectSameAsCpu("dense", {.tile = 64, .bf16_gradients = true}, 1.5 * kTolerance);
 }
 
 TEST_P(CudaRanksTest, SlidingWindow) {
@@ -391,6 +396,9 @@ void ExpectFourRanksEqualOne(Gpus gpus) {
         // Tighter: both sides round the same inputs and sum the same products.
         ExpectNear(RunOnGpu(sequence, options, gpus), one, 4e-3);
       }
+      options.bf16_gradients = true;
+      ExpectNear(RunOnGpu(sequence, options, gpus), one, 1e-2);
+      options.bf16_gradients = false;
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "worker/attention/row_kernels.h"
 
 namespace ringleader::attention {
 
@@ -19,10 +20,19 @@ DeviceSlots::DeviceSlots(comm::DeviceCommunicator* communicator, comm::Channel i
                          comm::Channel outer, DeviceTimers* timers)
     : communicator_(communicator), inner_(inner), outer_(outer), timers_(timers) {}
 
-void DeviceSlots::Use(void* memory, size_t bytes_per_slot) {
+void DeviceSlots::Use(void* memory, size_t bytes_per_slot, void* wire) {
   in_flight_.clear();
   memory_ = memory;
+  wire_ = wire;
   bytes_per_slot_ = bytes_per_slot;
+}
+
+absl::Status DeviceSlots::Arrive(const InFlight& flight, cudaStream_t stream) {
+  RETURN_IF_ERROR(AwaitTransfer(flight.transfer, *timers_, stream));
+  if (wire_ == nullptr || flight.receive_slot < 0) return absl::OkStatus();
+  return WidenToFloat(reinterpret_cast<const __nv_bfloat16*>(wire(flight.receive_slot)),
+                      static_cast<float*>(data(flight.receive_slot)),
+                      static_cast<int64_t>(bytes_per_slot_ / sizeof(float)), stream);
 }
 
 absl::Status DeviceSlots::Await(int slot, cudaStream_t stream) {
@@ -31,16 +41,16 @@ absl::Status DeviceSlots::Await(int slot, cudaStream_t stream) {
       ++i;
       continue;
     }
-    const comm::DeviceTransfer transfer = std::move(in_flight_[i].transfer);
+    const InFlight flight = std::move(in_flight_[i]);
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-    RETURN_IF_ERROR(AwaitTransfer(transfer, *timers_, stream));
+    RETURN_IF_ERROR(Arrive(flight, stream));
   }
   return absl::OkStatus();
 }
 
 absl::Status DeviceSlots::AwaitAll(cudaStream_t stream) {
   for (const InFlight& flight : std::exchange(in_flight_, {})) {
-    RETURN_IF_ERROR(AwaitTransfer(flight.transfer, *timers_, stream));
+    RETURN_IF_ERROR(Arrive(flight, stream));
   }
   return absl::OkStatus();
 }
@@ -48,11 +58,20 @@ absl::Status DeviceSlots::AwaitAll(cudaStream_t stream) {
 absl::Status DeviceSlots::Start(const RingHop& hop, cudaStream_t stream) {
   RETURN_IF_ERROR(Await(hop.send_slot, stream));
   RETURN_IF_ERROR(Await(hop.receive_slot, stream));
-  ASSIGN_OR_RETURN(
-      comm::DeviceTransfer transfer,
-      communicator_->SendReceive(hop.link == RingLink::kInner ? inner_ : outer_,
-                                 data(hop.send_slot), bytes_per_slot_, hop.to,
-                                 data(hop.receive_slot), bytes_per_slot_, hop.from, stream));
+  const void* send = data(hop.send_slot);
+  void* receive = data(hop.receive_slot);
+  size_t bytes = bytes_per_slot_;
+  if (wire_ != nullptr) {
+    RETURN_IF_ERROR(RoundToBf16(static_cast<const float*>(send),
+                                reinterpret_cast<__nv_bfloat16*>(wire(hop.send_slot)),
+                                static_cast<int64_t>(bytes / sizeof(float)), stream));
+    send = wire(hop.send_slot);
+    receive = wire(hop.receive_slot);
+    bytes /= 2;
+  }
+  ASSIGN_OR_RETURN(comm::DeviceTransfer transfer,
+                   communicator_->SendReceive(hop.link == RingLink::kInner ? inner_ : outer_, send,
+                                              bytes, hop.to, receive, bytes, hop.from, stream));
   in_flight_.push_back({hop.send_slot, hop.receive_slot, std::move(transfer)});
   return absl::OkStatus();
 }

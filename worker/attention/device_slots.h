@@ -27,8 +27,9 @@ class DeviceSlots {
               DeviceTimers* timers);
 
   // The memory of the slots, [slots, bytes_per_slot], until the next call; no transfer is in
-  // flight.
-  void Use(void* memory, size_t bytes_per_slot);
+  // flight. Where `wire` is not null, slots hold float32 and hops carry them in bfloat16, through
+  // `wire`: [slots, bytes_per_slot / 2].
+  void Use(void* memory, size_t bytes_per_slot, void* wire);
 
   // Uninitialised until something was received or written.
   void* data(int slot) const { return static_cast<char*>(memory_) + slot * bytes_per_slot_; }
@@ -52,10 +53,15 @@ class DeviceSlots {
     }
   };
 
+  char* wire(int slot) const { return static_cast<char*>(wire_) + slot * bytes_per_slot_ / 2; }
+  // Waits for the transfer, and widens what came over the wire.
+  absl::Status Arrive(const InFlight& flight, cudaStream_t stream);
+
   comm::DeviceCommunicator* const communicator_;
   const comm::Channel inner_, outer_;
   DeviceTimers* const timers_;
   void* memory_ = nullptr;
+  void* wire_ = nullptr;
   size_t bytes_per_slot_ = 0;
   std::vector<InFlight> in_flight_;  // in the order of their start
 };

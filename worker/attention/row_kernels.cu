@@ -105,6 +105,18 @@ __global__ void RoundToBf16Kernel(const float4* from, uint4* to, int64_t count) 
   if (i < count) to[i] = PackEight(from[2 * i], from[2 * i + 1]);
 }
 
+__global__ void WidenToFloatKernel(const uint4* from, float4* to, int64_t count) {
+  const int64_t i = ThreadIndex();
+  if (i >= count) return;
+  const uint4 x = from[i];
+  const auto pair = [](uint32_t bits) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
+  };
+  const float2 a = pair(x.x), b = pair(x.y), c = pair(x.z), d = pair(x.w);
+  to[2 * i] = make_float4(a.x, a.y, b.x, b.y);
+  to[2 * i + 1] = make_float4(c.x, c.y, d.x, d.y);
+}
+
 template <typename T>
 absl::Status CheckRows(const char* name, const TokenMajor<T>& x) {
   constexpr int64_t kAligned = 16 / sizeof(T);
@@ -161,6 +173,13 @@ absl::Status RoundToBf16(const float* from, __nv_bfloat16* to, int64_t count, cu
   RoundToBf16Kernel<<<Blocks(count / 8), kThreads, 0, stream>>>(
       reinterpret_cast<const float4*>(from), reinterpret_cast<uint4*>(to), count / 8);
   return Launched("RoundToBf16");
+}
+
+absl::Status WidenToFloat(const __nv_bfloat16* from, float* to, int64_t count,
+                          cudaStream_t stream) {
+  WidenToFloatKernel<<<Blocks(count / 8), kThreads, 0, stream>>>(
+      reinterpret_cast<const uint4*>(from), reinterpret_cast<float4*>(to), count / 8);
+  return Launched("WidenToFloat");
 }
 
 }  // namespace ringleader::attention

@@ -32,5 +32,6 @@ absl::Status PackKv(const kernels::TokenMajor<const __nv_bfloat16>& k,
 absl::Status AddFloats(float* to, const float* from, int64_t count, cudaStream_t stream);
 // to[i] = from[i], rounded; count a multiple of 8.
 absl::Status RoundToBf16(const float* from, __nv_bfloat16* to, int64_t count, cudaStream_t stream);
+absl::Status WidenToFloat(const __nv_bfloat16* from, float* to, int64_t count, cudaStream_t stream);
 
 }  // namespace ringleader::attention

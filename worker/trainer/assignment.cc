@@ -147,6 +147,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.sequence_lengths = jobspec::SequenceLengths(spec);
   job.attention = ToAttentionOptions(spec.attention());
   job.attention.threads = job.threads;
+  job.attention.bf16_gradients = spec.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
   ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context));
 
   const v1::TrainingSpec& training = spec.training();

@@ -30,6 +30,7 @@ v1::JobSpec Spec() {
   spec.mutable_attention()->set_vertical_mass(0.75);
   spec.mutable_attention()->add_dense_layers(1);
   spec.mutable_parallelism()->set_context(2);
+  spec.mutable_parallelism()->set_kv_gradients(v1::ParallelismSpec::BFLOAT16);
   spec.mutable_training()->set_steps(10);
   spec.mutable_training()->set_learning_rate(3e-4);
   spec.mutable_training()->set_warmup_steps(4);
@@ -64,6 +65,7 @@ TEST(AssignmentTest, TakesTheJobFieldForField) {
   EXPECT_EQ(job.attention.budget.vertical_mass, 0.75);
   EXPECT_THAT(job.attention.dense_layers, ElementsAre(1));
   EXPECT_EQ(job.attention.threads, 3);
+  EXPECT_TRUE(job.attention.bf16_gradients);
   EXPECT_EQ(job.plan.ring.kind, attention::RingKind::kHierarchical);
   EXPECT_EQ(job.plan.ring.outer, 2);
   EXPECT_EQ(job.plan.layout, kernels::LayoutKind::kZigzag);
