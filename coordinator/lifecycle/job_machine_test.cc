@@ -94,6 +94,7 @@ class JobMachineTest : public ::testing::Test {
       EXPECT_EQ(command.fencing_token(), token_);
       const std::string what = command.has_start()     ? "start"
                                : command.has_connect() ? "connect"
+                               : command.has_profile() ? "profile"
                                : command.has_stop() ? StopTrainers::Mode_Name(command.stop().mode())
                                                     : "plan";
       commands.push_back(effect.node.substr(6) + ":" + what);
@@ -132,6 +133,14 @@ TEST_F(JobMachineTest, StartsConnectsAndSucceeds) {
   EXPECT_EQ(state(), Job::SUCCEEDED);
   EXPECT_EQ(attempt().state(), Attempt::SUCCEEDED);
   EXPECT_TRUE(machine_.Finished());
+}
+
+TEST_F(JobMachineTest, ARunningJobIsProfiledThroughRankZero) {
+  EXPECT_EQ(machine_.Profile(2).code(), absl::StatusCode::kFailedPrecondition);
+  Run();
+  EXPECT_TRUE(machine_.Profile(2).ok());
+  EXPECT_THAT(Commands(), ElementsAre("a:profile"));
+  EXPECT_EQ(state(), Job::RUNNING);
 }
 
 TEST_F(JobMachineTest, NamesTheRankAtFaultAndAbortsTheOthers) {
