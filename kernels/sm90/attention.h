@@ -32,7 +32,7 @@ absl::Status AttentionForward(const AttentionForwardArgs<__nv_bfloat16>& args, W
                               cudaStream_t stream);
 
 // Adds gradients of the visited tiles into args.dq, args.dk, args.dv. The order in which fp32 terms
-// of dq are added differs from run to run; dk and dv have the same bits every time.
+// are added differs from run to run.
 absl::Status AttentionBackward(const AttentionBackwardArgs<__nv_bfloat16>& args,
                                Workspace workspace, cudaStream_t stream);
 

@@ -1,6 +1,7 @@
 // Backward attention for Hopper, key-stationary: a CTA holds 128 keys of one KV head and walks the
-// queries that attend to them, over all query heads of the group. Its two consumer warpgroups hold
-// dK and dV of 64 keys each in registers; dQ is added to global memory in fp32.
+// queries that attend to them, over some query heads of the group. Its two consumer warpgroups hold
+// dK and dV of 64 keys each in registers. All gradients are added to global memory in fp32 by the
+// copy engine.
 //
 // Per step of 64 queries, transposed so that P and dS come out as register operands:
 //   S^T = K Q^T;  P^T = exp2(S^T - lse);  dP^T = V dO^T;  dS^T = P^T (dP^T - delta)
@@ -11,170 +12,15 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/attention_backward_tiles.cuh"
 #include "kernels/sm90/fragment.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/ring_cursor.cuh"
-#include "kernels/sm90/tile_walk.cuh"
 
 namespace ringleader::kernels::sm90 {
-
-constexpr int kBackwardQueries = 64;
-constexpr int kBackwardKeys = 128;
-
-// lse (times log2(e)) and delta (times scale) of a block of 64 queries lie together, padded, so
-// that one bulk copy brings them. Queries beyond the end and those without keys have lse =
-// +infinity: their P is 0.
-struct RowStats {
-  float lse_log2[kBackwardQueries];
-  float scaled_delta[kBackwardQueries];
-};
-
-struct BackwardParams {
-  TileWalk walk;
-  ColumnWalk columns;                   // WalkKind::kColumns
-  const RowStats* row_stats = nullptr;  // [heads, query_blocks]
-  float* dk = nullptr;
-  float* dv = nullptr;
-  float* dq = nullptr;
-  int64_t dk_token_stride = 0, dk_head_stride = 0;
-  int64_t dv_token_stride = 0, dv_head_stride = 0;
-  int64_t dq_token_stride = 0, dq_head_stride = 0;
-  int32_t heads = 0;
-  int32_t kv_heads = 0;
-  int32_t query_blocks = 0;  // of 64
-  float scale = 0;
-  float scale_log2 = 0;
-  int32_t* next_item = nullptr;
-};
-
-struct BackwardItem {
-  int32_t kv_head;  // -1: no more work
-  int32_t key_block;
-};
-
-// Early keys, which have the most queries in every causal pattern, first. Tiles go head by head, so
-// that the queries of a group stay in L2; columns have few blocks a head, and the long ones of all
-// heads have to come before the short ones.
-template <WalkKind kKind>
-__device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& params,
-                                                       int32_t index) {
-  const int32_t blocks = (params.walk.key_tokens + kBackwardKeys - 1) / kBackwardKeys;
-  if (index >= blocks * params.kv_heads) return {-1, 0};
-  if (kKind == WalkKind::kColumns) return {index % params.kv_heads, index / params.kv_heads};
-  return {index / blocks, index % blocks};
-}
-
-// What the consumers learn of a stage of queries.
-struct BackwardStep {
-  TileStep part[2];                // of all keys; WalkKind::kTiles64: of each consumer's 64
-  uint32_t visible[kColumnWords];  // WalkKind::kColumns: a bit a key
-  int32_t head;
-  int32_t first_query;
-};
-
-// The tiles whose queries attend to one block of keys, in ascending order. Called by a whole warp.
-template <WalkKind kKind>
-class BackwardTiles;
-
-template <>
-class BackwardTiles<WalkKind::kTiles128> {
- public:
-  __device__ BackwardTiles(const BackwardParams& params, int32_t head, int32_t key_block)
-      : key_block_(key_block), walker_(params.walk, head, key_block) {}
-  __device__ TileRef Next() { return {walker_.Next(), 0}; }
-  // Of the 64 queries that start `offset` into the tile.
-  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
-                           int32_t offset, bool last) const {
-    if (threadIdx.x % 32 != 0) return;
-    step.part[0] =
-        MakeTileStep(walk, tile.index, key_block_, offset, 0, kBackwardQueries, 128, last);
-  }
-
- private:
-  int32_t key_block_;
-  TileWalker<WalkDirection::kAlongColumn> walker_;
-};
-
-template <>
-class BackwardTiles<WalkKind::kTiles64> {
- public:
-  __device__ BackwardTiles(const BackwardParams& params, int32_t head, int32_t key_block)
-      : key_block_(key_block), walker_(params.walk, head, key_block) {}
-  __device__ TileRef Next() { return walker_.Next(); }
-  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
-                           int32_t offset, bool last) const {
-    if (threadIdx.x % 32 != 0) return;
-    for (int i = 0; i < 2; ++i) {
-      if (tile.bits >> i & 1) {
-        step.part[i] = MakeTileStep(walk, tile.index, 2 * key_block_ + i, offset, 0, 64, 64, last);
-      } else {
-        step.part[i] = HiddenTileStep(last);
-      }
-    }
-  }
-
- private:
-  int32_t key_block_;
-  PairWalker<WalkDirection::kAlongColumn> walker_;
-};
-
-template <>
-class BackwardTiles<WalkKind::kColumns> {
- public:
-  __device__ BackwardTiles(const BackwardParams& params, int32_t head, int32_t key_block)
-      : params_(&params), head_(head), key_block_(key_block) {
-    const int lane = threadIdx.x % 32;
-    next_ = params.walk.query_tiles;
-    if (key_block * kColumnTile >= params.columns.counts[head]) return;
-    const int64_t first_position =
-        params.columns.positions[static_cast<int64_t>(head) * params.columns.max_columns +
-                                 key_block * kColumnTile];
-    for (int32_t row = 0; row < params.walk.query_tiles; row += 32) {
-      const uint32_t later =
-          __ballot_sync(0xFFFFFFFFu, row + lane < params.walk.query_tiles &&
-                                         params.walk.FirstQuery(row + lane) > first_position);
-      if (later != 0) {
-        next_ = row + __ffs(later) - 1;
-        break;
-      }
-    }
-  }
-  __device__ TileRef Next() {
-    while (next_ < params_->walk.query_tiles) {
-      const int32_t row = next_++;
-      const uint32_t word =
-          VisibleColumns(params_->walk, params_->columns, head_, key_block_, row, 1);
-      if (__any_sync(0xFFFFFFFFu, word != 0)) return {row, word};
-    }
-    return {-1, 0};
-  }
-  __device__ void Describe(BackwardStep& step, const TileWalk&, const TileRef& tile, int32_t,
-                           bool last) const {
-    const int lane = threadIdx.x % 32;
-    bool masked = false;
-    for (int i = 0; i < kColumnWords; ++i) {
-      const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i);
-      if (lane == 0) step.visible[i] = word;
-      masked |= word != 0xFFFFFFFFu;
-    }
-    if (lane == 0) {
-      TileStep part = {};
-      part.keys = kColumnTile;
-      part.masked = masked;
-      part.last = last;
-      step.part[0] = part;
-    }
-  }
-
- private:
-  const BackwardParams* params_;
-  int32_t head_;
-  int32_t key_block_;
-  int32_t next_;
-};
 
 template <int kHeadDim>
 struct BackwardTile {
@@ -203,7 +49,7 @@ struct BackwardShared {
   alignas(1024) uint8_t query[Tile::kQueryStages][Tile::kQueryBytes];
   alignas(1024) uint8_t d_out[Tile::kOutStages][Tile::kQueryBytes];
   alignas(1024) uint8_t d_scores[Tile::kScoreBytes];
-  alignas(1024) uint8_t dq[2][Tile::kConsumers][Tile::kDqBytes];
+  alignas(1024) uint8_t staged[2][Tile::kConsumers][Tile::kDqBytes];  // gradients to be added
   alignas(16) RowStats stats[Tile::kQueryStages];
   BackwardStep step[Tile::kQueryStages];
   BackwardItem item;
@@ -219,7 +65,6 @@ __device__ __forceinline__ void BackwardProduce(
     const CUtensorMap* value_map, const CUtensorMap* d_out_map, BackwardShared<kHeadDim>& shared) {
   using Tile = BackwardTile<kHeadDim>;
   const int lane = threadIdx.x % 32;
-  const int32_t group = params.heads / params.kv_heads;
   const int32_t tile_tokens = params.walk.tile();
   RingCursor<1> item_cursor;
   RingCursor<Tile::kQueryStages> query;
@@ -231,13 +76,12 @@ __device__ __forceinline__ void BackwardProduce(
     const BackwardItem item = BackwardItemAt<kKind>(params, index);
     if (item.kv_head < 0) break;
 
-    const int32_t last_head = (item.kv_head + 1) * group - 1;
-    int32_t head = item.kv_head * group;
-    BackwardTiles<kKind> tiles(params, head, item.key_block);
+    int32_t head = item.first_head;
+    BackwardTiles<kKind> tiles(params, head, item);
     const auto next_tile = [&] {
       TileRef tile = tiles.Next();
-      while (tile.index < 0 && head < last_head) {
-        tiles = BackwardTiles<kKind>(params, ++head, item.key_block);
+      while (tile.index < 0 && head < item.end_head - 1) {
+        tiles = BackwardTiles<kKind>(params, ++head, item);
         tile = tiles.Next();
       }
       return tile;
@@ -295,14 +139,14 @@ __device__ __forceinline__ void BackwardProduce(
   }
   ptx::MbarrierWait(&shared.item_released, item_cursor.lap ^ 1);
   if (lane == 0) {
-    shared.item = {-1, 0};
+    shared.item = {.kv_head = -1};
     ptx::MbarrierArrive(&shared.item_arrived);
   }
 }
 
 // Named barriers. 0 is __syncthreads.
-constexpr int kScoresStored = 1;  // both consumers: dS of this step lies in shared memory
-constexpr int kDqStaged = 2;      // one consumer: its part of the last dQ does; + consumer
+constexpr int kScoresStored = 1;       // both consumers: dS of this step lies in shared memory
+constexpr int kKeyGradientStaged = 2;  // one consumer: a part of dK or dV does; + consumer
 
 template <int kHeadDim, WalkKind kKind>
 class BackwardConsumer {
@@ -310,8 +154,14 @@ class BackwardConsumer {
   using Tile = BackwardTile<kHeadDim>;
 
   __device__ BackwardConsumer(const BackwardParams& params, const CUtensorMap* dq_map,
+                              const CUtensorMap* dk_map, const CUtensorMap* dv_map,
                               BackwardShared<kHeadDim>& shared, int consumer)
-      : params_(params), dq_map_(dq_map), shared_(shared), consumer_(consumer) {}
+      : params_(params),
+        dq_map_(dq_map),
+        dk_map_(dk_map),
+        dv_map_(dv_map),
+        shared_(shared),
+        consumer_(consumer) {}
 
   __device__ __forceinline__ void Run() {
     RingCursor<1> item_cursor;
@@ -321,7 +171,8 @@ class BackwardConsumer {
       if (item.kv_head < 0) break;
       Steps();
       Release(&shared_.item_released);
-      Finish(item);
+      AddKeyGradient(dv_map_, dv_, item);
+      AddKeyGradient(dk_map_, dk_, item);
       item_cursor.Advance();
     }
     if (Leads()) ptx::BulkWaitAll();
@@ -427,7 +278,6 @@ class BackwardConsumer {
       float d_weights[32];
       IssueTransposedScores(d_weights, shared_.value, shared_.d_out[d_out_.index]);
       const TileStep step = shared_.step[query].part[kKind == WalkKind::kTiles64 ? consumer_ : 0];
-      last = step.last;
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(scores);
       if (accumulate) {
@@ -477,6 +327,9 @@ class BackwardConsumer {
       Release(&shared_.d_out_released[d_out_.index]);
       d_out_.Advance();
       query_.Advance();
+      // Read here and not with the rest of the step: the compiler would wait for it between the
+      // products that it issues.
+      last = shared_.step[query].part[kKind == WalkKind::kTiles64 ? consumer_ : 0].last;
       if (!last) ptx::MbarrierWait(&shared_.query_arrived[query_.index], query_.lap);
       // On the last step the product is of stale data and is not used: a branch around it would
       // make the compiler wait for the tensor cores.
@@ -492,7 +345,7 @@ class BackwardConsumer {
       IssueKeyGradient(dk_, shared_.d_scores, shared_.query[query], accumulate);
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(dq);
-      StageDq(dq);
+      Stage(dq);
       accumulate = true;
       previous = query;
     } while (!last);
@@ -501,6 +354,7 @@ class BackwardConsumer {
     ptx::PinRegisters(scores);
     Release(&shared_.query_released[previous]);
     ptx::FenceAsyncShared();
+    if (Leads()) ptx::BulkWaitRead<0>();  // the other buffer is free for what follows
     ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
     SendDq(target);
   }
@@ -559,13 +413,14 @@ class BackwardConsumer {
     int32_t first_query;
   };
 
-  // dQ goes to shared memory in the swizzle of AddMap: 32 columns a row. Odd rows store their
-  // column groups in another order, so that the rows of half a warp hit different banks.
-  __device__ __forceinline__ void StageDq(const float (&dq)[Tile::kDqColumns / 2]) {
+  // A gradient's 64 rows of kDqColumns columns go to shared memory in the swizzle of AddMap: 32
+  // columns a row. Odd rows store their column groups in another order, so that the rows of half a
+  // warp hit different banks.
+  __device__ __forceinline__ void Stage(const float* gradient) {
     const int lane = threadIdx.x % 32;
     const int row = FragmentRow();
     const bool odd = row % 2;
-    uint8_t* const base = shared_.dq[dq_buffer_][consumer_] + row * 128 + lane % 2 * 8;
+    uint8_t* const base = shared_.staged[buffer_][consumer_] + row * 128 + lane % 2 * 8;
     const int swizzle = (lane % 4 / 2) ^ (row % 8) ^ (odd ? 4 : 0);
 #pragma unroll
     for (int j = 0; j < Tile::kDqColumns / 8; ++j) {
@@ -575,76 +430,64 @@ class BackwardConsumer {
         const int i = 4 * j + 2 * half, k = 4 * other + 2 * half;
         *reinterpret_cast<float2*>(base + j / 4 * (kBackwardQueries * 128) + half * 1024 +
                                    ((2 * (j % 4)) ^ swizzle) * 16) =
-            make_float2(odd ? dq[k] : dq[i], odd ? dq[k + 1] : dq[i + 1]);
+            make_float2(odd ? gradient[k] : gradient[i], odd ? gradient[k + 1] : gradient[i + 1]);
       }
     }
   }
 
-  // What was staged last, and fenced and synchronised since, is added to global memory.
-  __device__ __forceinline__ void SendDq(const DqTarget& target) {
+  // What was staged last, and fenced and synchronised since, is added to global memory: rows from
+  // `token`, columns from column_part * kDqColumns.
+  __device__ __forceinline__ void Send(const CUtensorMap* map, int32_t token, int column_part,
+                                       int32_t head) {
     if (Leads()) {
+      constexpr int kParts = Tile::kDqColumns / 32;
 #pragma unroll
-      for (int part = 0; part < Tile::kDqColumns / 32; ++part) {
-        ptx::TmaAddTile(
-            dq_map_, shared_.dq[dq_buffer_][consumer_] + part * (kBackwardQueries * 128),
-            target.first_query, consumer_ * (Tile::kDqColumns / 32) + part, target.head);
+      for (int part = 0; part < kParts; ++part) {
+        ptx::TmaAddTile(map, shared_.staged[buffer_][consumer_] + part * (kBackwardQueries * 128),
+                        token, column_part * kParts + part, head);
       }
       ptx::BulkCommit();
     }
-    dq_buffer_ ^= 1;
+    buffer_ ^= 1;
+  }
+  __device__ __forceinline__ void SendDq(const DqTarget& target) {
+    Send(dq_map_, target.first_query, consumer_, target.head);
   }
 
-  // Adds dK and dV of this consumer's keys; nobody else touches them.
-  __device__ __forceinline__ void Finish(const BackwardItem& item) {
-    const int lane = threadIdx.x % 32;
+  // Adds a gradient of this consumer's 64 keys. The buffer that comes next is free.
+  __device__ __forceinline__ void AddKeyGradient(const CUtensorMap* map,
+                                                 const float (&gradient)[kHeadDim / 2],
+                                                 const BackwardItem& item) {
+    const int32_t key = item.key_block * kBackwardKeys + consumer_ * 64;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = item.key_block * kBackwardKeys + consumer_ * 64 + FragmentRow() + half * 8;
-      if (key >= params_.walk.key_tokens) continue;
-      const int column = 2 * (lane % 4);
-      AddRow(params_.dk + key * params_.dk_token_stride + item.kv_head * params_.dk_head_stride +
-                 column,
-             dk_, half);
-      AddRow(params_.dv + key * params_.dv_token_stride + item.kv_head * params_.dv_head_stride +
-                 column,
-             dv_, half);
+    for (int part = 0; part < 2; ++part) {
+      Stage(gradient + part * (kHeadDim / 4));
+      ptx::FenceAsyncShared();
+      if (Leads()) ptx::BulkWaitRead<0>();  // then the other buffer is free, too
+      ptx::NamedBarrierSync(kKeyGradientStaged + consumer_, ptx::kWarpgroupThreads);
+      Send(map, key, part, item.kv_head);
     }
   }
-  static __device__ __forceinline__ void AddRow(float* target,
-                                                const float (&fragment)[kHeadDim / 2], int half) {
-    float2 sum[kHeadDim / 8];
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 8; ++j) {
-      sum[j] = *reinterpret_cast<const float2*>(target + 8 * j);
-    }
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 8; ++j) {
-      sum[j].x += fragment[4 * j + 2 * half];
-      sum[j].y += fragment[4 * j + 2 * half + 1];
-      *reinterpret_cast<float2*>(target + 8 * j) = sum[j];
-    }
-  }
-
   const BackwardParams& params_;
   const CUtensorMap* const dq_map_;
+  const CUtensorMap* const dk_map_;
+  const CUtensorMap* const dv_map_;
   BackwardShared<kHeadDim>& shared_;
   const int consumer_;
   RingCursor<Tile::kQueryStages> query_;
   RingCursor<Tile::kOutStages> d_out_;
   uint32_t d_scores_lap_ = 0;
-  int dq_buffer_ = 0;
+  int buffer_ = 0;
   float dk_[kHeadDim / 2];
   float dv_[kHeadDim / 2];
 };
 
 template <int kHeadDim, WalkKind kKind>
-__global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
-    AttentionBackwardKernel(const __grid_constant__ BackwardParams params,
-                            const __grid_constant__ CUtensorMap query_map,
-                            const __grid_constant__ CUtensorMap key_map,
-                            const __grid_constant__ CUtensorMap value_map,
-                            const __grid_constant__ CUtensorMap d_out_map,
-                            const __grid_constant__ CUtensorMap dq_map) {
+__global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) AttentionBackwardKernel(
+    const __grid_constant__ BackwardParams params, const __grid_constant__ CUtensorMap query_map,
+    const __grid_constant__ CUtensorMap key_map, const __grid_constant__ CUtensorMap value_map,
+    const __grid_constant__ CUtensorMap d_out_map, const __grid_constant__ CUtensorMap dq_map,
+    const __grid_constant__ CUtensorMap dk_map, const __grid_constant__ CUtensorMap dv_map) {
   using Tile = BackwardTile<kHeadDim>;
   extern __shared__ __align__(1024) uint8_t raw_shared[];
   auto& shared = *reinterpret_cast<BackwardShared<kHeadDim>*>(raw_shared);
@@ -677,7 +520,8 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1)
     }
   } else {
     ptx::RegistersGrow<240>();
-    BackwardConsumer<kHeadDim, kKind>(params, &dq_map, shared, warpgroup - 1).Run();
+    BackwardConsumer<kHeadDim, kKind>(params, &dq_map, &dk_map, &dv_map, shared, warpgroup - 1)
+        .Run();
   }
 }
 

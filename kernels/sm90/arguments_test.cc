@@ -1,0 +1,83 @@
+// What is not supported is named, before a device is asked for: these tests run everywhere.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "kernels/sm90/attention.h"
+
+namespace ringleader::kernels::sm90 {
+namespace {
+
+// Checked before a device is asked for, so these run everywhere.
+class ArgumentTest : public ::testing::Test {
+ protected:
+  AttentionForwardArgs<__nv_bfloat16> args_ = [] {
+    AttentionForwardArgs<__nv_bfloat16> args;
+    auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+    args.q = {data, 256, 4, 128, 512, 128};
+    args.k = args.v = {data, 256, 2, 128, 256, 128};
+    args.out = {reinterpret_cast<float*>(uintptr_t{256}), 256, 4, 128, 512, 128};
+    args.lse = args.out.data;
+    args.query_layout.tokens = args.key_layout.tokens = 256;
+    args.scale = 1;
+    return args;
+  }();
+  std::string Message() const {
+    const absl::Status status =
+        AttentionForward(args_, {reinterpret_cast<void*>(uintptr_t{256}), 1 << 20}, nullptr);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  }
+};
+
+TEST_F(ArgumentTest, NamesHeadDim) {
+  args_.q.head_dim = 96;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("q.head_dim is 96"));
+}
+TEST_F(ArgumentTest, NamesHeads) {
+  args_.k.heads = 3;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("k.heads 3"));
+}
+TEST_F(ArgumentTest, NamesTile) {
+  args_.tiles.tile = 32;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.tile is 32"));
+}
+TEST_F(ArgumentTest, NamesMissingLists) {
+  args_.tiles.pattern = TilePattern::kCsr;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.row_offsets"));
+  args_.tiles.pattern = TilePattern::kToeplitz;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.diagonals"));
+}
+TEST_F(ArgumentTest, NamesLayoutThatCutsTiles) {
+  args_.query_layout = {.kind = LayoutKind::kStriped, .ranks = 2, .stripe = 96, .tokens = 512};
+  EXPECT_THAT(Message(), ::testing::HasSubstr("query_layout: runs of 96"));
+}
+TEST_F(ArgumentTest, NamesShapeOfOutput) {
+  args_.out.heads = 2;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("out is [256, 2, 128]"));
+}
+TEST_F(ArgumentTest, NamesNullPointer) {
+  args_.lse = nullptr;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("lse is null"));
+}
+TEST_F(ArgumentTest, NamesScale) {
+  args_.scale = 0;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("scale is 0"));
+}
+
+TEST(WorkspaceTest, TooSmallSaysHowMuch) {
+  AttentionForwardArgs<__nv_bfloat16> args;
+  auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+  args.q = args.k = args.v = {data, 128, 1, 64, 64, 64};
+  args.out = {reinterpret_cast<float*>(uintptr_t{256}), 128, 1, 64, 64, 64};
+  args.lse = args.out.data;
+  args.query_layout.tokens = args.key_layout.tokens = 128;
+  args.scale = 1;
+  EXPECT_THAT(std::string(AttentionForward(args, {}, nullptr).message()),
+              ::testing::HasSubstr(absl::StrFormat("%d needed", ForwardWorkspaceBytes(args))));
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::sm90
