@@ -31,12 +31,6 @@ namespace {
 constexpr int kRepeats = 5;
 constexpr int64_t kTokens = 131072;
 
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "attention_bench: %s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
-
 struct Shape {
   int heads, kv_heads, head_dim;
 };

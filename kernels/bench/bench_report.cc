@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <utility>
@@ -33,6 +34,22 @@ double MedianMs(const std::function<void()>& run, int repeats) {
   for (cudaEvent_t event : events) cudaEventDestroy(event);
   std::nth_element(ms.begin(), ms.begin() + repeats / 2, ms.end());
   return ms[repeats / 2];
+}
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+
+Flags ParseFlags(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "--csv") flags.csv = argv[i + 1];
+    if (flag == "--commit") flags.commit = argv[i + 1];
+  }
+  return flags;
 }
 
 Report::Report(std::string commit, std::vector<std::string> columns)

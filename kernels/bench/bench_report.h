@@ -6,11 +6,23 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace ringleader::kernels::bench {
 
 // The median of `repeats` timed runs in milliseconds, after warming up. `run` enqueues on the
 // default stream.
 double MedianMs(const std::function<void()>& run, int repeats = 20);
+
+// Ends the program with the message of a status that is not OK.
+void Check(const absl::Status& status);
+
+// [--csv FILE] [--commit NAME]; other arguments are ignored.
+struct Flags {
+  std::string csv;
+  std::string commit = "unknown";
+};
+Flags ParseFlags(int argc, char** argv);
 
 // Rows of text; each is prefixed with date, commit and hardware in the CSV file.
 class Report {

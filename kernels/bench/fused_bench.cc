@@ -32,12 +32,6 @@ DeviceBuffer<float> RandomFloat(int64_t count) {
   return out;
 }
 
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
-
 class FusedBench {
  public:
   explicit FusedBench(std::string commit)
@@ -210,12 +204,7 @@ class FusedBench {
 }  // namespace ringleader::kernels::bench
 
 int main(int argc, char** argv) {
-  std::string csv, commit = "unknown";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i];
-    if (flag == "--csv") csv = argv[i + 1];
-    if (flag == "--commit") commit = argv[i + 1];
-  }
+  const auto [csv, commit] = ringleader::kernels::bench::ParseFlags(argc, argv);
   if (!ringleader::kernels::fused::HaveGpu()) {
     std::printf("fused_bench: SKIPPED, no GPU on this machine\n");
     return 0;

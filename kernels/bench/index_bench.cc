@@ -1,5 +1,6 @@
 // index_bench [--csv FILE] [--commit NAME]: the vertical-slash index of one layer on one rank, step
-// by step and all in, without the reductions between ranks.
+// by step and all in, without the reductions between ranks; and the lists of tiles that are chosen
+// from block scores: gate of means (MoBA), exact block mass (AdaSpa), CSR both ways.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -8,24 +9,20 @@
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
 #include "kernels/fused/device_buffer.h"
+#include "kernels/index/blocks.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
 
 namespace ringleader::kernels::bench {
 namespace {
 
+using fused::CheckCuda;
 using fused::DeviceBuffer;
 
 struct Shape {
   int64_t local_tokens;
   int ranks, heads, kv_heads, head_dim, queries;
 };
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
 
 void BenchIndex(const Shape& shape, Report& report) {
   constexpr int kTile = 128, kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
@@ -128,16 +125,99 @@ void BenchIndex(const Shape& shape, Report& report) {
   });
 }
 
+// One rank with the whole sequence, all its queries.
+void BenchBlocks(const Shape& shape, Report& report) {
+  constexpr int kTile = 128, kBlock = 512, kTopk = 12;
+  constexpr float kDensity = 0.05f, kLse = 12.0f;  // of random logits over all these keys, about
+  const int64_t n = shape.local_tokens;
+  const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
+  const ShardLayout layout = {.tokens = n};
+  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(n / kBlock);
+  auto q = RandomTensor(n * heads * dim), k = RandomTensor(n * kv_heads * dim);
+  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
+                                                   dim};
+  const TokenMajor<const __nv_bfloat16> keys = {k.data(), n, kv_heads, dim, int64_t{kv_heads} * dim,
+                                                dim};
+  DeviceBuffer<float> query_sums(int64_t{tiles} * heads * dim),
+      key_sums(int64_t{tiles} * kv_heads * dim), means(int64_t{kv_heads} * blocks * dim),
+      lse(std::vector<float>(heads * n, kLse)), density(std::vector<float>(heads, kDensity));
+  DeviceBuffer<uint32_t> chosen_by_mean(int64_t{heads} * tiles * index::BlockWords(blocks)),
+      chosen_by_mass(int64_t{heads} * tiles * index::BlockWords(tiles));
+  DeviceBuffer<int32_t> mass(int64_t{heads} * tiles * tiles);
+  DeviceBuffer<int64_t> kept(heads), total(heads);
+  const int64_t capacity = int64_t{heads} * tiles * (kTopk + 1) * (kBlock / kTile);
+  DeviceBuffer<int32_t> row_offsets(heads * (tiles + 1)), columns(capacity),
+      column_offsets(heads * (tiles + 1)), rows(capacity);
+  const size_t kept_bytes =
+      row_offsets.Bytes() + columns.Bytes() + column_offsets.Bytes() + rows.Bytes();
+  const auto add = [&](const char* step, size_t scratch_bytes, const std::function<void()>& run) {
+    report.Add({step, absl::StrFormat("%d", n), "1", absl::StrFormat("%d", heads),
+                absl::StrFormat("%d", kv_heads), absl::StrFormat("%d", dim),
+                absl::StrFormat("%d", n), absl::StrFormat("%.4f", MedianMs(run, 5)),
+                absl::StrFormat("%d", kept_bytes), absl::StrFormat("%d", scratch_bytes)});
+  };
+  const auto lists = [&](const DeviceBuffer<uint32_t>& chosen, int block_size) {
+    Check(index::BuildTileLists({.chosen = chosen.data(),
+                                 .query_layout = layout,
+                                 .key_layout = layout,
+                                 .heads = heads,
+                                 .tile = kTile,
+                                 .block_size = block_size,
+                                 .capacity = capacity,
+                                 .row_offsets = row_offsets.data(),
+                                 .columns = columns.data(),
+                                 .column_offsets = column_offsets.data(),
+                                 .rows = rows.data()},
+                                nullptr));
+  };
+  add("gate", query_sums.Bytes() + key_sums.Bytes() + means.Bytes() + chosen_by_mean.Bytes(), [&] {
+    Check(index::TileSums(queries, kTile, query_sums.data(), nullptr));
+    Check(index::TileSums(keys, kTile, key_sums.data(), nullptr));
+    Check(index::SelectBlocksByMean({.query_sums = query_sums.data(),
+                                     .key_sums = key_sums.data(),
+                                     .query_layout = layout,
+                                     .heads = heads,
+                                     .kv_heads = kv_heads,
+                                     .head_dim = dim,
+                                     .tile = kTile,
+                                     .block_size = kBlock,
+                                     .topk_blocks = kTopk,
+                                     .means = means.data(),
+                                     .chosen = chosen_by_mean.data()},
+                                    nullptr));
+  });
+  add("gate_lists", 0, [&] { lists(chosen_by_mean, kBlock); });
+  add("block_mass", mass.Bytes(), [&] {
+    CheckCuda(cudaMemsetAsync(mass.data(), 0, mass.Bytes()), "zero");
+    Check(index::BlockMass({.q = queries,
+                            .k = keys,
+                            .lse = lse.data(),
+                            .query_layout = layout,
+                            .key_layout = layout,
+                            .tile = kTile,
+                            .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                            .mass = mass.data()},
+                           nullptr));
+  });
+  add("mass_gate", chosen_by_mass.Bytes(), [&] {
+    Check(index::SelectBlocksByMass({.mass = mass.data(),
+                                     .query_layout = layout,
+                                     .heads = heads,
+                                     .tile = kTile,
+                                     .density = density.data(),
+                                     .chosen = chosen_by_mass.data(),
+                                     .kept = kept.data(),
+                                     .total = total.data()},
+                                    nullptr));
+  });
+  add("mass_lists", 0, [&] { lists(chosen_by_mass, kTile); });
+}
+
 }  // namespace
 }  // namespace ringleader::kernels::bench
 
 int main(int argc, char** argv) {
-  std::string csv, commit = "unknown";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i];
-    if (flag == "--csv") csv = argv[i + 1];
-    if (flag == "--commit") commit = argv[i + 1];
-  }
+  const auto [csv, commit] = ringleader::kernels::bench::ParseFlags(argc, argv);
   if (!ringleader::kernels::fused::HaveGpu()) {
     std::printf("index_bench: SKIPPED, no GPU on this machine\n");
     return 0;
@@ -149,6 +229,7 @@ int main(int argc, char** argv) {
   ringleader::kernels::bench::BenchIndex({131072, 4, 16, 2, 128, 64}, report);
   ringleader::kernels::bench::BenchIndex({131072, 1, 32, 8, 128, 64}, report);
   ringleader::kernels::bench::BenchIndex({131072, 1, 28, 4, 64, 64}, report);
+  ringleader::kernels::bench::BenchBlocks({131072, 1, 16, 2, 128, 0}, report);
   report.PrintTable();
   return csv.empty() || report.WriteCsv(csv) ? 0 : 1;
 }

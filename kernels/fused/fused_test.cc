@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 
 #include "kernels/fused/adamw.h"
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/device_buffer.h"
+#include "kernels/fused/gpu_test.h"
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/rope.h"
 #include "kernels/fused/swiglu.h"
@@ -18,31 +18,7 @@ namespace {
 using Bf16 = __nv_bfloat16;
 using ::testing::HasSubstr;
 
-class FusedTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HaveGpu()) GTEST_SKIP() << "no GPU on this machine";
-    seed_ = std::random_device()();
-    random_.seed(seed_);
-    RecordProperty("seed", static_cast<int>(seed_));
-  }
-
-  std::vector<Bf16> Normal(int64_t count, double scale = 1.0, double mean = 0.0) {
-    std::normal_distribution<double> normal(mean, scale);
-    std::vector<Bf16> out(static_cast<size_t>(count));
-    for (Bf16& x : out) x = __float2bfloat16_rn(static_cast<float>(normal(random_)));
-    return out;
-  }
-  std::vector<float> NormalFloat(int64_t count, double scale = 1.0) {
-    std::normal_distribution<double> normal(0.0, scale);
-    std::vector<float> out(static_cast<size_t>(count));
-    for (float& x : out) x = static_cast<float>(normal(random_));
-    return out;
-  }
-
-  uint32_t seed_ = 0;
-  std::mt19937_64 random_;
-};
+using FusedTest = GpuTest;
 
 double Double(float x) {
   return x;

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "kernels/fused/device_buffer.h"
+#include "kernels/fused/gpu_test.h"
 #include "kernels/reference/block_topk.h"
 
 namespace ringleader::kernels::index {
@@ -17,7 +18,6 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 using fused::DeviceBuffer;
-using fused::HaveGpu;
 using fused::SmallShapes;
 using ::testing::HasSubstr;
 
@@ -28,24 +28,7 @@ struct Shape {
   int heads, kv_heads, head_dim, tile, block_size, topk;
 };
 
-class BlocksTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!HaveGpu()) GTEST_SKIP() << "no GPU on this machine";
-    const uint32_t seed = std::random_device()();
-    random_.seed(seed);
-    RecordProperty("seed", static_cast<int>(seed));
-  }
-
-  std::vector<Bf16> Normal(int64_t count, float scale) {
-    std::normal_distribution<float> normal(0, scale);
-    std::vector<Bf16> out(count);
-    for (Bf16& x : out) x = __float2bfloat16_rn(normal(random_));
-    return out;
-  }
-
-  std::mt19937_64 random_;
-};
+using BlocksTest = fused::GpuTest;
 
 std::vector<float> Floats(const std::vector<Bf16>& in) {
   std::vector<float> out;

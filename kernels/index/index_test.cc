@@ -9,6 +9,7 @@
 #include <random>
 
 #include "kernels/fused/device_buffer.h"
+#include "kernels/fused/gpu_test.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
 #include "kernels/reference/index_select.h"
@@ -18,7 +19,6 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 using fused::DeviceBuffer;
-using fused::HaveGpu;
 using fused::SmallShapes;
 using ::testing::HasSubstr;
 
@@ -51,22 +51,8 @@ struct Estimate {
   std::vector<int32_t> diagonal_mass;  // [heads, blocks]
 };
 
-class IndexTest : public ::testing::Test {
+class IndexTest : public fused::GpuTest {
  protected:
-  void SetUp() override {
-    if (!HaveGpu()) GTEST_SKIP() << "no GPU on this machine";
-    const uint32_t seed = std::random_device()();
-    random_.seed(seed);
-    RecordProperty("seed", static_cast<int>(seed));
-  }
-
-  std::vector<Bf16> Normal(int64_t count, float scale) {
-    std::normal_distribution<float> normal(0, scale);
-    std::vector<Bf16> out(count);
-    for (Bf16& x : out) x = __float2bfloat16_rn(normal(random_));
-    return out;
-  }
-
   // Steps 1 to 3 on `ranks` simulated ranks, reduced on the host as the ranks would.
   Estimate RunEstimate(const Case& c, const std::vector<Bf16>& q, const std::vector<Bf16>& k,
                        LayoutKind kind, int ranks) {
@@ -132,8 +118,6 @@ class IndexTest : public ::testing::Test {
   void CheckSelection(const Estimate& estimate, int heads, int64_t tokens, int tile, int ranks,
                       int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
                       const std::vector<int32_t>& max_count);
-
-  std::mt19937_64 random_;
 
  private:
   template <typename Rank, typename T, typename Combine>
