@@ -254,7 +254,7 @@ TEST_F(CoordinatorProcessTest, MetricsAreCleanAndForgetEndedJobs) {
   ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
   const auto stub = v1::JobService::NewStub(coordinator_.Channel());
   v1::Job job;
-  ASSERT_TRUE(Create(*stub, TestJob("distinctive", 2, 5), "", &job).ok());
+  ASSERT_TRUE(Create(*stub, TestJob("distinctive", 2, 200), "", &job).ok());
   FakeWorker worker({.node = "n1", .trainers = 2}, coordinator_.Channel());
   const auto check = [&](const std::string& when) {
     const std::string page = coordinator_.Metrics();
