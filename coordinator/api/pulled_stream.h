@@ -97,6 +97,9 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   void OnDone() override {
     if (registered_) hub_.Remove(job_, this);
     hub_.metrics().StreamDone(service_, method_, finished_with_);
+    // Whatever another thread did here, such as OnCancel, it did before it let go of the lock.
+    mu_.Lock();
+    mu_.Unlock();
     delete this;
   }
 

@@ -138,7 +138,7 @@ TEST_F(KillTest, OfTheCoordinatorWhileAJobRuns) {
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
-  Submit(Spec("job", 4, 150, {{"fake-step-ms", "40"}}));
+  Submit(Spec("job", 4, 300, {{"fake-step-ms", "40"}}));
   AwaitStep("job", 20);
   KillCoordinator();
   // Training goes on meanwhile.
@@ -154,10 +154,10 @@ TEST_F(KillTest, OfTheCoordinatorWhileAJobRuns) {
   EXPECT_EQ(adopted.attempts_size(), 1);
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED);
   EXPECT_EQ(job.attempts_size(), 1);
-  ExpectUnbrokenRecord("job", 150);
+  ExpectUnbrokenRecord("job", 300);
   // Nor has the log a gap: every rank printed every step.
   const std::vector<std::string> lines = LogLines("job");
-  EXPECT_EQ(lines.size(), 4u * 150u);
+  EXPECT_EQ(lines.size(), 4u * 300u);
 }
 
 TEST_F(KillTest, OfTheCoordinatorAgainAndAgain) {
