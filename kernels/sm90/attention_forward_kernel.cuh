@@ -207,19 +207,14 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
     }
     query.Advance();
     while (tile.index >= 0) {
-      // The walk goes on while the copy runs; that of two lists, which takes longer than the copy
-      // of a short tile, and that of columns while the stage is waited for. Consumers come after
-      // the arrival.
-      constexpr bool kWalkFirst = kKind != WalkKind::kTiles128;
-      TileRef following;
-      if constexpr (kWalkFirst) following = tiles.Next();
+      const TileRef following = tiles.Next();
       ptx::MbarrierWait(&shared.key_released[stage.index], stage.lap ^ 1);
+      // The copy starts before the step is described; consumers come after the arrival.
       if (lane == 0) {
         ptx::MbarrierExpect(&shared.key_arrived[stage.index], Tile::kKeyBytes);
         ptx::TmaLoadTile(shared.key[stage.index], key_map, &shared.key_arrived[stage.index],
                          tile.index * Tile::kKeys, kv_head);
       }
-      if constexpr (!kWalkFirst) following = tiles.Next();
       tiles.Describe(shared.step[stage.index], tile, following.index < 0);
       if (lane == 0) ptx::MbarrierArrive(&shared.key_arrived[stage.index]);
       ptx::MbarrierWait(&shared.value_released[stage.index], stage.lap ^ 1);
@@ -591,11 +586,11 @@ __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
   // Uniform across the warp, and known to be so by the compiler.
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / ptx::kWarpgroupThreads, 0);
   if (warpgroup == 0) {
-    ptx::RegistersShrink<40>();
+    ptx::RegistersShrink<24>();
     if (threadIdx.x < 32)
       ForwardProduce<kHeadDim, kKind>(params, &query_map, &key_map, &value_map, shared);
   } else {
-    ptx::RegistersGrow<232>();
+    ptx::RegistersGrow<240>();
     ForwardConsumer<kHeadDim, kKind>(params, shared, warpgroup - 1).Run();
   }
 }

@@ -17,8 +17,7 @@ struct PositionMap {
   LayoutKind kind = LayoutKind::kContiguous;
   int32_t ranks = 1;
   int32_t rank = 0;
-  int32_t chunk = 0;        // tokens: the local shard (contiguous), a zigzag chunk or a stripe
-  int32_t chunk_log2 = -1;  // -1: no power of two
+  int32_t chunk = 0;  // tokens: the local shard (contiguous), a zigzag chunk or a stripe
 
   static PositionMap From(const ShardLayout& layout) {
     PositionMap map;
@@ -36,9 +35,6 @@ struct PositionMap {
         map.chunk = layout.stripe;
         break;
     }
-    for (int log2 = 0; log2 < 31; ++log2) {
-      if (map.chunk == 1 << log2) map.chunk_log2 = log2;
-    }
     return map;
   }
 
@@ -47,17 +43,7 @@ struct PositionMap {
     if (kind == LayoutKind::kZigzag) {
       return i < chunk ? rank * chunk + i : (2 * ranks - 2 - rank) * chunk + i;
     }
-    return InStripe(i, i / chunk);
-  }
-  // The same without a division where stripes are powers of two. Forward's walk asks for it all the
-  // time; in backward, whose walker has fewer registers, it costs more than it saves.
-  RINGLEADER_HOST_DEVICE int32_t PositionByShift(int32_t i) const {
-    if (kind != LayoutKind::kStriped || chunk_log2 < 0) return Position(i);
-    return InStripe(i, i >> chunk_log2);
-  }
-
- private:
-  RINGLEADER_HOST_DEVICE int32_t InStripe(int32_t i, int32_t stripe) const {
+    const int32_t stripe = i / chunk;
     return (stripe * ranks + rank) * chunk + (i - stripe * chunk);
   }
 };
@@ -211,10 +197,9 @@ class TileWalker {
 
  private:
   __device__ bool OnDiagonal(int32_t other) const {
-    const int32_t distance =
-        kDirection == WalkDirection::kAlongRow
-            ? fixed_position_ - walk_->key_map.PositionByShift(other << walk_->tile_log2)
-            : walk_->FirstQuery(other) - fixed_position_;
+    const int32_t distance = kDirection == WalkDirection::kAlongRow
+                                 ? fixed_position_ - walk_->FirstKey(other)
+                                 : walk_->FirstQuery(other) - fixed_position_;
     return distance >= 0 && walk_->DiagonalIsSet(head_, distance >> walk_->tile_log2);
   }
   __device__ bool Active(int32_t other) const {
