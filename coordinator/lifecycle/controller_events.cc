@@ -325,6 +325,7 @@ absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, 
   ASSIGN_OR_RETURN(const std::vector<v1::CheckpointNotice> kept,
                    transaction.ListCheckpoints(spec.name()));
   std::vector<uint64_t> steps;
+  steps.reserve(kept.size());
   for (const v1::CheckpointNotice& notice : kept) steps.push_back(notice.step());
   std::sort(steps.begin(), steps.end());
   for (size_t i = 0; i + keep < steps.size(); ++i) {

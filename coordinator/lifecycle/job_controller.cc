@@ -281,7 +281,7 @@ absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag
   return impl_
       ->Call<v1::Job>(key,
                       [&](ControllerCore& core, store::WriteTransaction& transaction,
-                          absl::Time now) -> absl::StatusOr<v1::Job> {
+                          absl::Time) -> absl::StatusOr<v1::Job> {
                         absl::Status deleted = core.DeleteJob(transaction, id, etag);
                         if (!deleted.ok()) return deleted;
                         return v1::Job();
@@ -331,12 +331,11 @@ void JobController::OnMessage(std::shared_ptr<session::Session> session,
 }
 
 void JobController::OnClosed(std::shared_ptr<session::Session> session) {
-  impl_->Enqueue(
-      {.apply = [session = std::move(session)](
-                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        core.OnClosed(session);
-        return absl::OkStatus();
-      }});
+  impl_->Enqueue({.apply = [session = std::move(session)](ControllerCore& core,
+                                                          store::WriteTransaction&, absl::Time) {
+    core.OnClosed(session);
+    return absl::OkStatus();
+  }});
 }
 
 void JobController::OnDeath(std::string node, std::string incarnation,

@@ -11,9 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-
-extern char** environ;
 
 namespace ringleader::agent {
 namespace {
@@ -74,12 +73,13 @@ std::vector<std::string> Environment(const std::map<std::string, std::string>& c
     const std::string text = *entry;
     if (!changes.contains(text.substr(0, text.find('=')))) environment.push_back(text);
   }
-  for (const auto& [name, value] : changes) environment.push_back(name + "=" + value);
+  for (const auto& [name, value] : changes) environment.push_back(absl::StrCat(name, "=", value));
   return environment;
 }
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
+  pointers.reserve(strings.size() + 1);
   for (std::string& text : strings) pointers.push_back(text.data());
   pointers.push_back(nullptr);
   return pointers;
