@@ -1,12 +1,13 @@
-// attention_bench [--csv FILE] [--commit NAME] [--quick]: block-sparse attention against cuDNN's
-// dense causal attention (through LibTorch) at the same length, heads and head dimension, measured
-// in the same run, before and after. TFLOP/s count visible pairs: 4 d FLOPs each forward, 10 d
-// backward; a diagonal tile counts half.
+// attention_bench [--csv FILE] [--commit NAME] [--quick] [--deterministic]: block-sparse attention
+// against cuDNN's dense causal attention (through LibTorch) at the same length, heads and head
+// dimension, measured in the same run, before and after. TFLOP/s count visible pairs: 4 d FLOPs
+// each forward, 10 d backward; a diagonal tile counts half.
 //
 // Lists: `causal` is dense; `toeplitz` a local band with a quarter of the work and random clusters
 // of 1 to 4 block diagonals of 128 for the rest, other ones for each head; `csr` random tiles.
 // `columns` includes gather and scatter. `ring4` is one rank's layer at 4 x the tokens: four ring
-// steps over striped owners, vertical-slash diagonals of 128.
+// steps over striped owners, vertical-slash diagonals of 128. --deterministic adds rows for
+// backward in its deterministic mode.
 #include <dlfcn.h>
 #include <torch/torch.h>
 
@@ -33,6 +34,7 @@ constexpr int64_t kTokens = 131072;
 
 struct Shape {
   int heads, kv_heads, head_dim;
+  bool deterministic = false;  // measured as well
 };
 
 at::TensorOptions OnGpu(at::ScalarType type) {
@@ -72,6 +74,7 @@ struct Tensors {
 
 struct Milliseconds {
   double forward, backward;
+  double deterministic = 0;  // backward; 0: not asked for
 };
 
 Milliseconds MeasureCudnn(const Shape& s) {
@@ -114,6 +117,13 @@ double CausalPairs(const Shape& s) {
   return 0.5 * s.heads * kTokens * (kTokens + 1.0);
 }
 
+// Backward by default, and deterministic where the shape asks for it.
+template <typename Backward>
+void MeasureBackward(const Shape& s, Milliseconds& ms, const Backward& backward) {
+  ms.backward = MedianMs([&] { backward(false); }, kRepeats);
+  if (s.deterministic) ms.deterministic = MedianMs([&] { backward(true); }, kRepeats);
+}
+
 Milliseconds MeasureTiles(const Tensors& t, const Shape& s, const TileSelection& tiles,
                           const std::vector<std::pair<ShardLayout, ShardLayout>>& steps) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
@@ -136,26 +146,25 @@ Milliseconds MeasureTiles(const Tensors& t, const Shape& s, const TileSelection&
       },
       kRepeats);
   t.ComputeDelta();
-  ms.backward = MedianMs(
-      [&] {
-        for (const auto& [query, key] : steps) {
-          Check(sm90::AttentionBackward({.q = View<const __nv_bfloat16>(t.q),
-                                         .k = View<const __nv_bfloat16>(t.k),
-                                         .v = View<const __nv_bfloat16>(t.v),
-                                         .d_out = View<const __nv_bfloat16>(t.d_out),
-                                         .lse = t.f(t.lse),
-                                         .delta = t.f(t.delta),
-                                         .dq = View<float>(t.dq),
-                                         .dk = View<float>(t.dk),
-                                         .dv = View<float>(t.dv),
-                                         .query_layout = query,
-                                         .key_layout = key,
-                                         .tiles = tiles,
-                                         .scale = scale},
-                                        t.scratch(), nullptr));
-        }
-      },
-      kRepeats);
+  MeasureBackward(s, ms, [&](bool deterministic) {
+    for (const auto& [query, key] : steps) {
+      Check(sm90::AttentionBackward({.q = View<const __nv_bfloat16>(t.q),
+                                     .k = View<const __nv_bfloat16>(t.k),
+                                     .v = View<const __nv_bfloat16>(t.v),
+                                     .d_out = View<const __nv_bfloat16>(t.d_out),
+                                     .lse = t.f(t.lse),
+                                     .delta = t.f(t.delta),
+                                     .dq = View<float>(t.dq),
+                                     .dk = View<float>(t.dk),
+                                     .dv = View<float>(t.dv),
+                                     .query_layout = query,
+                                     .key_layout = key,
+                                     .tiles = tiles,
+                                     .scale = scale,
+                                     .deterministic = deterministic},
+                                    t.scratch(), nullptr));
+    }
+  });
   return ms;
 }
 
@@ -338,28 +347,27 @@ Measured BenchColumns(const Tensors& t, const Shape& s) {
       },
       kRepeats);
   t.ComputeDelta();
-  ms.backward = MedianMs(
-      [&] {
-        d_keys.zero_();
-        d_values.zero_();
-        Check(sm90::ColumnBackward({.q = View<const __nv_bfloat16>(t.q),
-                                    .d_out = View<const __nv_bfloat16>(t.d_out),
-                                    .keys = keys_data,
-                                    .values = values_data,
-                                    .columns = columns,
-                                    .tiles = tiles,
-                                    .query_layout = kWhole,
-                                    .lse = t.f(t.lse),
-                                    .delta = t.f(t.delta),
-                                    .dq = View<float>(t.dq),
-                                    .d_keys = t.f(d_keys),
-                                    .d_values = t.f(d_values),
-                                    .scale = scale},
-                                   t.scratch(), nullptr));
-        Check(sm90::ScatterColumns(t.f(d_keys), t.f(d_values), kWhole, columns, s.heads,
-                                   View<float>(t.dk), View<float>(t.dv), nullptr));
-      },
-      kRepeats);
+  MeasureBackward(s, ms, [&](bool deterministic) {
+    d_keys.zero_();
+    d_values.zero_();
+    Check(sm90::ColumnBackward({.q = View<const __nv_bfloat16>(t.q),
+                                .d_out = View<const __nv_bfloat16>(t.d_out),
+                                .keys = keys_data,
+                                .values = values_data,
+                                .columns = columns,
+                                .tiles = tiles,
+                                .query_layout = kWhole,
+                                .lse = t.f(t.lse),
+                                .delta = t.f(t.delta),
+                                .dq = View<float>(t.dq),
+                                .d_keys = t.f(d_keys),
+                                .d_values = t.f(d_values),
+                                .scale = scale,
+                                .deterministic = deterministic},
+                               t.scratch(), nullptr));
+    Check(sm90::ScatterColumns(t.f(d_keys), t.f(d_values), kWhole, columns, s.heads,
+                               View<float>(t.dk), View<float>(t.dv), nullptr));
+  });
   return {"columns", 128, tile_pairs, CausalPairs(s), ms};
 }
 
@@ -396,12 +404,15 @@ void BenchShape(const Shape& s, bool lists, Report& report) {
   for (const Measured& row : rows) {
     add(row, "forward", 4, row.ms.forward, (before.forward + after.forward) / 2);
     add(row, "backward", 10, row.ms.backward, (before.backward + after.backward) / 2);
+    if (s.deterministic) {
+      add(row, "deterministic", 10, row.ms.deterministic, (before.backward + after.backward) / 2);
+    }
   }
 }
 
 int Main(int argc, char** argv) {
   std::string csv, commit = "unknown";
-  bool quick = false;
+  bool quick = false, deterministic = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--csv") == 0 && i + 1 < argc) {
       csv = argv[++i];
@@ -409,8 +420,12 @@ int Main(int argc, char** argv) {
       commit = argv[++i];
     } else if (std::strcmp(argv[i], "--quick") == 0) {
       quick = true;
+    } else if (std::strcmp(argv[i], "--deterministic") == 0) {
+      deterministic = true;
     } else {
-      std::fprintf(stderr, "usage: attention_bench [--csv FILE] [--commit NAME] [--quick]\n");
+      std::fprintf(
+          stderr,
+          "usage: attention_bench [--csv FILE] [--commit NAME] [--quick] [--deterministic]\n");
       return 2;
     }
   }
@@ -422,10 +437,11 @@ int Main(int argc, char** argv) {
   }
   Report report(commit, {"kernel", "direction", "tokens", "density", "tile", "heads", "kv_heads",
                          "head_dim", "ms", "tflops", "cudnn_tflops", "ratio"});
-  BenchShape({16, 2, 128}, /*lists=*/true, report);
+  BenchShape({16, 2, 128, deterministic}, /*lists=*/true, report);
   if (!quick) {
-    for (const Shape& shape : {Shape{16, 2, 64}, Shape{32, 8, 128}, Shape{28, 4, 128},
-                               Shape{4, 4, 128}, Shape{64, 8, 128}}) {
+    for (const Shape& shape : {Shape{16, 2, 64, deterministic}, Shape{32, 8, 128, deterministic},
+                               Shape{28, 4, 128, deterministic}, Shape{4, 4, 128, deterministic},
+                               Shape{64, 8, 128, deterministic}}) {
       BenchShape(shape, /*lists=*/false, report);
     }
   }

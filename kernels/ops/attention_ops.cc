@@ -98,6 +98,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const torch::Tensor dq = torch::zeros(q.sizes(), floats), dk = torch::zeros(k.sizes(), floats),
                         dv = torch::zeros(v.sizes(), floats);
     const ShardLayout layout = WholeSequence(q.size(0));
+    const bool deterministic = at::globalContext().deterministicAlgorithms();
     CallWithWorkspace(AttentionBackwardArgs<__nv_bfloat16>{.q = View(q),
                                                            .k = View(k),
                                                            .v = View(v),
@@ -110,7 +111,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                                            .query_layout = layout,
                                                            .key_layout = layout,
                                                            .tiles = visit->tiles,
-                                                           .scale = visit->scale},
+                                                           .scale = visit->scale,
+                                                           .deterministic = deterministic},
                       q, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
     if (visit->columns.positions != nullptr) {
       // Gathered again rather than kept: a copy of thousands of rows, against their memory in all
@@ -130,7 +132,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                                  .dq = FloatView(dq),
                                                  .d_keys = d_keys.mutable_data_ptr<float>(),
                                                  .d_values = d_values.mutable_data_ptr<float>(),
-                                                 .scale = visit->scale},
+                                                 .scale = visit->scale,
+                                                 .deterministic = deterministic},
                         q, sm90::ColumnBackwardWorkspaceBytes, sm90::ColumnBackward);
       Check(sm90::ScatterColumns(d_keys.const_data_ptr<float>(), d_values.const_data_ptr<float>(),
                                  layout, visit->columns, static_cast<int32_t>(q.size(1)),

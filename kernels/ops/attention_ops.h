@@ -1,5 +1,7 @@
 // Sparse attention of one rank as differentiable operators, over kernels/sm90 and kernels/index.
-// Rings over several ranks call those kernels themselves (worker/attention).
+// Rings over several ranks call those kernels themselves (worker/attention). Gradients have the
+// same bits every time under LibTorch's deterministic algorithms
+// (torch.use_deterministic_algorithms).
 #pragma once
 
 #include <torch/torch.h>

@@ -60,6 +60,10 @@ absl::Status CheckBackward(const AttentionBackwardArgs<float>& args) {
   const int heads = args.q.heads, d = args.q.head_dim;
   RETURN_IF_ERROR(CheckTensor("d_out", args.d_out, args.q.tokens, heads, d));
   RETURN_IF_ERROR(CheckTensor("dq", args.dq, args.q.tokens, heads, d));
+  if (args.rounded_dk.data != nullptr || args.rounded_dv.data != nullptr) {
+    return absl::InvalidArgumentError(
+        "rounded_dk and rounded_dv are for bf16; the CPU engine adds to dk and dv");
+  }
   RETURN_IF_ERROR(CheckTensor("dk", args.dk, args.k.tokens, args.k.heads, d));
   RETURN_IF_ERROR(CheckTensor("dv", args.dv, args.k.tokens, args.k.heads, d));
   if (args.lse == nullptr) return absl::InvalidArgumentError("lse is null");

@@ -271,5 +271,30 @@ TEST(ArgumentsTest, ErrorsNameTheArgument) {
   EXPECT_NE(message().find("96"), std::string::npos) << message();
 }
 
+TEST(AttentionErrors, RoundedGradientsAreForBf16) {
+  Engine engine(1);
+  const Tensor q(128, 2, 64);
+  Tensor dq(128, 2, 64), dk(dq), dv(dq), rounded(dq);
+  const std::vector<float> rows(256, 0.0f);
+  AttentionBackwardArgs<float> args{.q = q.view(),
+                                    .k = q.view(),
+                                    .v = q.view(),
+                                    .d_out = q.view(),
+                                    .lse = rows.data(),
+                                    .delta = rows.data(),
+                                    .dq = dq.view(),
+                                    .dk = dk.view(),
+                                    .dv = dv.view(),
+                                    .query_layout = {.tokens = 128},
+                                    .key_layout = {.tokens = 128},
+                                    .tiles = {.pattern = TilePattern::kCausal, .tile = 64},
+                                    .scale = 0.125f,
+                                    .deterministic = true};
+  EXPECT_EQ(AttentionBackward(engine, args), absl::OkStatus());
+  args.rounded_dk = rounded.view();
+  const std::string message(AttentionBackward(engine, args).message());
+  EXPECT_NE(message.find("rounded_dk"), std::string::npos) << message;
+}
+
 }  // namespace
 }  // namespace ringleader::kernels::reference

@@ -53,6 +53,7 @@ struct ColumnBackwardArgs {
   float* d_keys = nullptr;       // [heads, max_columns, d], added to
   float* d_values = nullptr;
   float scale = 0.0f;
+  bool deterministic = false;  // always is, here
 };
 absl::Status ColumnBackward(Engine& engine, const ColumnBackwardArgs& args);
 

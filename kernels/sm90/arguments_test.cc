@@ -67,6 +67,68 @@ TEST_F(ArgumentTest, NamesScale) {
   EXPECT_THAT(Message(), ::testing::HasSubstr("scale is 0"));
 }
 
+class BackwardArgumentTest : public ::testing::Test {
+ protected:
+  AttentionBackwardArgs<__nv_bfloat16> args_ = [] {
+    AttentionBackwardArgs<__nv_bfloat16> args;
+    auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+    auto* const floats = reinterpret_cast<float*>(uintptr_t{256});
+    args.q = args.d_out = {data, 256, 4, 128, 512, 128};
+    args.k = args.v = {data, 256, 2, 128, 256, 128};
+    args.dq = {floats, 256, 4, 128, 512, 128};
+    args.dk = args.dv = {floats, 256, 2, 128, 256, 128};
+    args.lse = args.delta = floats;
+    args.query_layout.tokens = args.key_layout.tokens = 256;
+    args.scale = 1;
+    return args;
+  }();
+  std::string Message() const {
+    const absl::Status status =
+        AttentionBackward(args_, {reinterpret_cast<void*>(uintptr_t{256}), 1 << 20}, nullptr);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  }
+};
+
+TEST_F(BackwardArgumentTest, NamesShapes) {
+  args_.d_out.tokens = 255;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("d_out is [255, 4, 128]"));
+  args_.d_out.tokens = 256;
+  args_.dk.heads = 4;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("dk is [256, 4, 128]; it must be [256, 2, 128]"));
+}
+TEST_F(BackwardArgumentTest, NamesNullPointers) {
+  args_.delta = nullptr;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("delta is null"));
+  args_.dv.data = nullptr;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("dv: data is null"));
+}
+TEST_F(BackwardArgumentTest, NamesListsOfTheDirection) {
+  args_.tiles.pattern = TilePattern::kCsr;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.column_offsets"));
+  const int32_t list = 0;
+  args_.tiles.column_offsets = args_.tiles.rows = &list;
+  args_.deterministic = true;
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.row_offsets"));
+}
+TEST_F(BackwardArgumentTest, WantsGradientsOfOneType) {
+  auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+  args_.rounded_dk = args_.rounded_dv = {data, 256, 2, 128, 256, 128};
+  EXPECT_THAT(Message(), ::testing::HasSubstr("dk or dv beside rounded_dk or rounded_dv"));
+  args_.dk = args_.dv = {};
+  args_.rounded_dv = {};
+  EXPECT_THAT(Message(), ::testing::HasSubstr("rounded_dv: data is null"));
+  args_.rounded_dv = {data + 1, 256, 2, 128, 256, 128};
+  EXPECT_THAT(Message(), ::testing::HasSubstr("rounded_dv: data must be aligned to 16 bytes"));
+}
+TEST_F(BackwardArgumentTest, RoundedGradientsNeedMoreWorkspace) {
+  const int64_t before = BackwardWorkspaceBytes(args_);
+  args_.rounded_dk =
+      args_.rounded_dv = {reinterpret_cast<__nv_bfloat16*>(uintptr_t{256}), 256, 2, 128, 256, 128};
+  args_.dk = args_.dv = {};
+  EXPECT_EQ(BackwardWorkspaceBytes(args_), before + 2 * 256 * 2 * 128 * 4);
+}
+
 TEST(WorkspaceTest, TooSmallSaysHowMuch) {
   AttentionForwardArgs<__nv_bfloat16> args;
   auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});

@@ -1,4 +1,4 @@
-// Block-sparse causal attention on Hopper (sm_90a): bf16 in, fp32 accumulated and out. The same
+// Block-sparse causal attention on Hopper (sm_90a): bf16 in, fp32 accumulated. The same
 // arguments and the same results as kernels/reference.
 //
 // Every call enqueues work on `stream` and returns: it allocates nothing, never waits for the
@@ -23,7 +23,7 @@ struct Workspace {
   int64_t bytes = 0;
 };
 
-// Bytes a call needs; depends on shapes alone.
+// Bytes a call needs; depends on shapes and on which outputs there are.
 int64_t ForwardWorkspaceBytes(const AttentionForwardArgs<__nv_bfloat16>& args);
 int64_t BackwardWorkspaceBytes(const AttentionBackwardArgs<__nv_bfloat16>& args);
 
@@ -31,8 +31,9 @@ int64_t BackwardWorkspaceBytes(const AttentionBackwardArgs<__nv_bfloat16>& args)
 absl::Status AttentionForward(const AttentionForwardArgs<__nv_bfloat16>& args, Workspace workspace,
                               cudaStream_t stream);
 
-// Adds gradients of the visited tiles into args.dq, args.dk, args.dv. The order in which fp32 terms
-// are added differs from run to run.
+// Adds gradients of the visited tiles into args.dq and into args.dk and args.dv (fp32) or
+// args.rounded_dk and args.rounded_dv (bf16). Unless args.deterministic, the order in which fp32
+// terms are added differs from run to run.
 absl::Status AttentionBackward(const AttentionBackwardArgs<__nv_bfloat16>& args,
                                Workspace workspace, cudaStream_t stream);
 

@@ -3,8 +3,10 @@
 #include "base/status_macros.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/attention_backward_kernel.cuh"
+#include "kernels/sm90/attention_query_gradient.h"
 #include "kernels/sm90/columns.h"
 #include "kernels/sm90/launch.h"
+#include "kernels/sm90/rounded_sum.h"
 #include "kernels/sm90/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
@@ -17,9 +19,11 @@ int64_t QueryBlocks(int64_t query_tokens) {
 }
 
 // Query heads of one work item. Fewer heads keep CTAs near each other in the sequence, so that more
-// of what they read is in L2; more heads make its beginning and end cheap.
-int32_t HeadsPerItem(TilePattern pattern) {
-  switch (pattern) {
+// of what they read is in L2; more heads make its beginning and end cheap. Deterministic: all, so
+// that dK and dV of a key are one item's.
+int32_t HeadsPerItem(const Args& args, const AttentionShape& shape) {
+  if (args.deterministic) return shape.heads / shape.kv_heads;
+  switch (args.tiles.pattern) {
     case TilePattern::kCsr:
       return 1;
     case TilePattern::kToeplitz:
@@ -27,6 +31,10 @@ int32_t HeadsPerItem(TilePattern pattern) {
     default:
       return 2;
   }
+}
+
+bool Rounds(const Args& args) {
+  return args.rounded_dk.data != nullptr || args.rounded_dv.data != nullptr;
 }
 
 absl::Status Check(const Args& args, const AttentionShape& shape) {
@@ -39,8 +47,19 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   RETURN_IF_ERROR(check("v", args.v, shape.key_tokens, shape.kv_heads));
   RETURN_IF_ERROR(check("d_out", args.d_out, shape.query_tokens, shape.heads));
   RETURN_IF_ERROR(check("dq", args.dq, shape.query_tokens, shape.heads));
-  RETURN_IF_ERROR(check("dk", args.dk, shape.key_tokens, shape.kv_heads));
-  RETURN_IF_ERROR(check("dv", args.dv, shape.key_tokens, shape.kv_heads));
+  if (Rounds(args)) {
+    if (args.dk.data != nullptr || args.dv.data != nullptr) {
+      return absl::InvalidArgumentError(
+          "dk or dv beside rounded_dk or rounded_dv; give two outputs of one type");
+    }
+    RETURN_IF_ERROR(check("rounded_dk", args.rounded_dk, shape.key_tokens, shape.kv_heads));
+    RETURN_IF_ERROR(check("rounded_dv", args.rounded_dv, shape.key_tokens, shape.kv_heads));
+    RETURN_IF_ERROR(CheckVectors("rounded_dk", args.rounded_dk));
+    RETURN_IF_ERROR(CheckVectors("rounded_dv", args.rounded_dv));
+  } else {
+    RETURN_IF_ERROR(check("dk", args.dk, shape.key_tokens, shape.kv_heads));
+    RETURN_IF_ERROR(check("dv", args.dv, shape.key_tokens, shape.kv_heads));
+  }
   if (args.lse == nullptr) return absl::InvalidArgumentError("lse is null");
   if (args.delta == nullptr) return absl::InvalidArgumentError("delta is null");
   if (args.tiles.pattern == TilePattern::kCsr &&
@@ -48,10 +67,16 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
     return absl::InvalidArgumentError(
         "tiles.column_offsets or tiles.rows is missing; kCsr needs both in backward");
   }
+  if (args.deterministic && args.tiles.pattern == TilePattern::kCsr &&
+      (args.tiles.row_offsets == nullptr || args.tiles.columns == nullptr)) {
+    return absl::InvalidArgumentError(
+        "tiles.row_offsets or tiles.columns is missing; kCsr needs both in a deterministic "
+        "backward");
+  }
   return absl::OkStatus();
 }
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kQueryGradient>
 absl::Status Launch(const Args& args, const BackwardParams& params, int multiprocessors,
                     cudaStream_t stream) {
   using Tile = BackwardTile<kHeadDim>;
@@ -62,7 +87,7 @@ absl::Status Launch(const Args& args, const BackwardParams& params, int multipro
   ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
   ASSIGN_OR_RETURN(const CUtensorMap dk_map, AddMap(args.dk, kBackwardKeys / 2, "dk"));
   ASSIGN_OR_RETURN(const CUtensorMap dv_map, AddMap(args.dv, kBackwardKeys / 2, "dv"));
-  const auto kernel = AttentionBackwardKernel<kHeadDim, kKind>;
+  const auto kernel = AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient>;
   constexpr int kSharedBytes = sizeof(BackwardShared<kHeadDim>);
   RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
@@ -72,18 +97,42 @@ absl::Status Launch(const Args& args, const BackwardParams& params, int multipro
   return CudaStatus(cudaGetLastError(), "backward: launch");
 }
 
-int64_t WorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q) {
-  return kCounterBytes + q.heads * QueryBlocks(q.tokens) * int64_t{sizeof(RowStats)};
+// A call's workspace: two counters of work items, RowStats, and, where gradients are rounded, the
+// sums of dK and dV, [n_k, kv_heads, d] in fp32.
+int64_t RowStatsBytes(const Args& args) {
+  return args.q.heads * QueryBlocks(args.q.tokens) * int64_t{sizeof(RowStats)};
+}
+int64_t SumBytes(const Args& args) {
+  return args.k.tokens * args.k.heads * args.k.head_dim * int64_t{sizeof(float)};
+}
+int64_t WorkspaceBytes(const Args& args) {
+  return kCounterBytes + RowStatsBytes(args) + (Rounds(args) ? 2 * SumBytes(args) : 0);
+}
+
+template <WalkKind kKind>
+absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
+                           const BackwardParams& params, cudaStream_t stream) {
+  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
+  const bool wide = shape.head_dim == 128;
+  if (!args.deterministic) {
+    return wide ? Launch<128, kKind, true>(args, params, multiprocessors, stream)
+                : Launch<64, kKind, true>(args, params, multiprocessors, stream);
+  }
+  const absl::Status launched =
+      wide ? Launch<128, kKind, false>(args, params, multiprocessors, stream)
+           : Launch<64, kKind, false>(args, params, multiprocessors, stream);
+  RETURN_IF_ERROR(launched);
+  return AddQueryGradient<kKind>(args, shape, params.columns, params.row_stats,
+                                 params.next_item + 1, multiprocessors, stream);
 }
 
 template <WalkKind kKind>
 absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk& columns,
                  const Workspace& workspace, cudaStream_t stream) {
   RETURN_IF_ERROR(Check(args, shape));
-  RETURN_IF_ERROR(CheckWorkspace(workspace, WorkspaceBytes(args.q)));
-  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
-  const auto stats =
-      reinterpret_cast<RowStats*>(static_cast<char*>(workspace.data) + kCounterBytes);
+  RETURN_IF_ERROR(CheckWorkspace(workspace, WorkspaceBytes(args)));
+  char* const after_counters = static_cast<char*>(workspace.data) + kCounterBytes;
+  const auto stats = reinterpret_cast<RowStats*>(after_counters);
   BackwardParams params;
   params.walk =
       MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/true);
@@ -91,24 +140,38 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   params.row_stats = stats;
   params.heads = shape.heads;
   params.kv_heads = shape.kv_heads;
-  params.heads_per_item = HeadsPerItem(args.tiles.pattern);
+  params.heads_per_item = HeadsPerItem(args, shape);
   params.query_blocks = static_cast<int32_t>(QueryBlocks(shape.query_tokens));
   params.scale = args.scale;
   params.scale_log2 = args.scale * kLog2E;
   params.next_item = static_cast<int32_t*>(workspace.data);
-  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream),
+  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(params.next_item, 0, 2 * sizeof(int32_t), stream),
                              "backward: memset"));
   PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
       stats, args.lse, args.delta, params.walk.query_tokens, args.scale);
   RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "backward: row statistics"));
-  return shape.head_dim == 128 ? Launch<128, kKind>(args, params, multiprocessors, stream)
-                               : Launch<64, kKind>(args, params, multiprocessors, stream);
+  if (!Rounds(args)) return LaunchKernels<kKind>(args, shape, params, stream);
+
+  const auto sums = reinterpret_cast<float*>(after_counters + RowStatsBytes(args));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(sums, 0, 2 * SumBytes(args), stream), "backward: memset of sums"));
+  Args summed = args;
+  summed.dk = {.data = sums,
+               .tokens = shape.key_tokens,
+               .heads = shape.kv_heads,
+               .head_dim = shape.head_dim,
+               .token_stride = int64_t{shape.kv_heads} * shape.head_dim,
+               .head_stride = shape.head_dim};
+  summed.dv = summed.dk;
+  summed.dv.data = sums + SumBytes(args) / sizeof(float);
+  RETURN_IF_ERROR(LaunchKernels<kKind>(summed, shape, params, stream));
+  return AddRounded({summed.dk.data, summed.dv.data}, {args.rounded_dk, args.rounded_dv}, stream);
 }
 
 }  // namespace
 
 int64_t BackwardWorkspaceBytes(const Args& args) {
-  return WorkspaceBytes(args.q);
+  return WorkspaceBytes(args);
 }
 
 absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream_t stream) {
@@ -124,7 +187,7 @@ absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream
 }
 
 int64_t ColumnBackwardWorkspaceBytes(const ColumnBackwardArgs& args) {
-  return WorkspaceBytes(args.q);
+  return WorkspaceBytes({.q = args.q});
 }
 
 absl::Status ColumnBackward(const ColumnBackwardArgs& args, Workspace workspace,
@@ -147,7 +210,8 @@ absl::Status ColumnBackward(const ColumnBackwardArgs& args, Workspace workspace,
                          .query_layout = args.query_layout,
                          .key_layout = args.query_layout,
                          .tiles = args.tiles,
-                         .scale = args.scale};
+                         .scale = args.scale,
+                         .deterministic = args.deterministic};
   return Run<WalkKind::kColumns>(as_tiles, shape, ColumnWalkOf(args.columns), workspace, stream);
 }
 

@@ -6,6 +6,13 @@
 // Per step of 64 queries, transposed so that P and dS come out as register operands:
 //   S^T = K Q^T;  P^T = exp2(S^T - lse);  dP^T = V dO^T;  dS^T = P^T (dP^T - delta)
 //   dV += P^T dO;  dK += dS^T Q;  dQ = dS K (through shared memory: it sums over both warpgroups).
+//
+// Deterministic mode: fp32 terms that several CTAs add to one element make its bits depend on which
+// comes first. So here no element has two: kQueryGradient is false, dQ comes from
+// attention_query_gradient_kernel.cuh, where one CTA sums all of a query's terms, and an item takes
+// all heads of a group, so that one CTA sums all of a key's. What a CTA sums it sums in the order
+// of its walk, which depends on the arguments and the number of multiprocessors alone. No CTA waits
+// for another: there is no order between items that could be cyclic.
 #pragma once
 
 #include <cuda.h>
@@ -148,7 +155,7 @@ __device__ __forceinline__ void BackwardProduce(
 constexpr int kScoresStored = 1;       // both consumers: dS of this step lies in shared memory
 constexpr int kKeyGradientStaged = 2;  // one consumer: a part of dK or dV does; + consumer
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kQueryGradient>
 class BackwardConsumer {
  public:
   using Tile = BackwardTile<kHeadDim>;
@@ -335,17 +342,24 @@ class BackwardConsumer {
       // make the compiler wait for the tensor cores.
       IssueTransposedScores(scores, shared_.key, shared_.query[query_.index]);
       ptx::FenceAsyncShared();
-      if (Leads()) ptx::BulkWaitRead<0>();
-      ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
-      if (accumulate) SendDq(target);
-      target = {shared_.step[query].head, shared_.step[query].first_query};
+      if constexpr (kQueryGradient) {
+        if (Leads()) ptx::BulkWaitRead<0>();
+        ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
+        if (accumulate) SendDq(target);
+        target = {shared_.step[query].head, shared_.step[query].first_query};
 
-      float dq[Tile::kDqColumns / 2];
-      IssueQueryGradient(dq, shared_.d_scores);
-      IssueKeyGradient(dk_, shared_.d_scores, shared_.query[query], accumulate);
-      ptx::WgmmaWait<1>();
-      ptx::PinRegisters(dq);
-      Stage(dq);
+        float dq[Tile::kDqColumns / 2];
+        IssueQueryGradient(dq, shared_.d_scores);
+        IssueKeyGradient(dk_, shared_.d_scores, shared_.query[query], accumulate);
+        ptx::WgmmaWait<1>();
+        ptx::PinRegisters(dq);
+        Stage(dq);
+      } else {
+        ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
+        IssueKeyGradient(dk_, shared_.d_scores, shared_.query[query], accumulate);
+        ptx::WgmmaWait<1>();
+        ptx::PinRegisters(scores);
+      }
       accumulate = true;
       previous = query;
     } while (!last);
@@ -353,10 +367,15 @@ class BackwardConsumer {
     ptx::PinRegisters(dk_);
     ptx::PinRegisters(scores);
     Release(&shared_.query_released[previous]);
-    ptx::FenceAsyncShared();
-    if (Leads()) ptx::BulkWaitRead<0>();  // the other buffer is free for what follows
-    ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
-    SendDq(target);
+    if constexpr (kQueryGradient) {
+      ptx::FenceAsyncShared();
+      if (Leads()) ptx::BulkWaitRead<0>();  // the other buffer is free for what follows
+      ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
+      SendDq(target);
+    } else {
+      // The next item's first dS overwrites what the other consumer's product may still read.
+      ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
+    }
   }
 
   static __device__ __forceinline__ void LoadStats(float2 (&out)[8], const float* stats) {
@@ -482,7 +501,8 @@ class BackwardConsumer {
   float dv_[kHeadDim / 2];
 };
 
-template <int kHeadDim, WalkKind kKind>
+// kQueryGradient false: dq_map is not used, and dQ is left to another kernel.
+template <int kHeadDim, WalkKind kKind, bool kQueryGradient>
 __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) AttentionBackwardKernel(
     const __grid_constant__ BackwardParams params, const __grid_constant__ CUtensorMap query_map,
     const __grid_constant__ CUtensorMap key_map, const __grid_constant__ CUtensorMap value_map,
@@ -520,7 +540,8 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) Attention
     }
   } else {
     ptx::RegistersGrow<240>();
-    BackwardConsumer<kHeadDim, kKind>(params, &dq_map, &dk_map, &dv_map, shared, warpgroup - 1)
+    BackwardConsumer<kHeadDim, kKind, kQueryGradient>(params, &dq_map, &dk_map, &dv_map, shared,
+                                                      warpgroup - 1)
         .Run();
   }
 }

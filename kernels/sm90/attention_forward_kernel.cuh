@@ -6,13 +6,13 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/attention_forward_tiles.cuh"
 #include "kernels/sm90/fragment.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/ring_cursor.cuh"
-#include "kernels/sm90/tile_walk.cuh"
 
 namespace ringleader::kernels::sm90 {
 
@@ -29,46 +29,6 @@ struct ForwardParams {
   int32_t* next_item = nullptr;
 };
 
-constexpr int kForwardQueries = 128;
-
-// 128 queries of one head. Blocks of a KV group are adjacent, so that its keys stay in L2; within
-// the group late blocks, which have the most keys in every causal pattern, come first.
-struct ForwardItem {
-  int32_t head;  // -1: no more work
-  int32_t block;
-};
-
-__device__ __forceinline__ ForwardItem ForwardItemAt(const ForwardParams& params, int32_t index) {
-  const int32_t group = params.heads / params.kv_heads;
-  const int32_t blocks = (params.walk.query_tokens + kForwardQueries - 1) / kForwardQueries;
-  const int32_t kv_head = index / (group * blocks);
-  if (kv_head >= params.kv_heads) return {-1, 0};
-  const int32_t in_group = index - kv_head * group * blocks;
-  return {kv_head * group + in_group % group, blocks - 1 - in_group / group};
-}
-
-// What the consumers learn of a stage.
-struct ForwardStep {
-  // Of all queries; WalkKind::kTiles64: of each consumer's 64. One address for both consumers keeps
-  // the compiler's view of the main loop uniform, which is worth 5 to 7 % of the time.
-  TileStep part[2];
-  uint32_t visible[2][kColumnWords];  // WalkKind::kColumns: a bit a key
-};
-
-template <int kHeadDim, WalkKind kKind>
-struct ForwardTile {
-  static constexpr int kKeys = kKind == WalkKind::kTiles64 ? 64 : 128;
-  // As many as shared memory holds beside two query blocks, up to four of 128 keys.
-  static constexpr int kStages = (kHeadDim == 128 ? 2 : 4) * 128 / kKeys;
-  static constexpr int kConsumers = 2;
-  static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
-  static constexpr int kQueryBytes = kForwardQueries * kHeadDim * 2;
-  static constexpr int kKeyBytes = kKeys * kHeadDim * 2;
-  // Bytes between the 64-column halves of a tile.
-  static constexpr int kQueryBlock = kForwardQueries * ptx::kSwizzleRowBytes;
-  static constexpr int kKeyBlock = kKeys * ptx::kSwizzleRowBytes;
-};
-
 template <int kHeadDim, WalkKind kKind>
 struct ForwardShared {
   using Tile = ForwardTile<kHeadDim, kKind>;
@@ -80,100 +40,6 @@ struct ForwardShared {
   ptx::Mbarrier value_arrived[Tile::kStages], value_released[Tile::kStages];
   ForwardItem item[2];
   ForwardStep step[Tile::kStages];
-};
-
-// The tiles of an item, in ascending order. Next and Describe are called by a whole warp.
-template <WalkKind kKind>
-class ForwardTiles;
-
-template <>
-class ForwardTiles<WalkKind::kTiles128> {
- public:
-  __device__ ForwardTiles(const ForwardParams& params, const ForwardItem& item)
-      : walk_(params.walk), row_(item.block), walker_(params.walk, item.head, item.block) {}
-  __device__ TileRef Next() { return {walker_.Next(), 0}; }
-  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
-    if (threadIdx.x % 32 != 0) return;
-    step.part[0] = MakeTileStep(walk_, row_, tile.index, 0, 0, kForwardQueries, 128, last);
-  }
-
- private:
-  const TileWalk& walk_;
-  int32_t row_;
-  TileWalker<WalkDirection::kAlongRow> walker_;
-};
-
-template <>
-class ForwardTiles<WalkKind::kTiles64> {
- public:
-  __device__ ForwardTiles(const ForwardParams& params, const ForwardItem& item)
-      : walk_(params.walk), pair_(item.block), walker_(params.walk, item.head, item.block) {}
-  __device__ TileRef Next() { return walker_.Next(); }
-  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
-    if (threadIdx.x % 32 != 0) return;
-    for (int i = 0; i < 2; ++i) {
-      if (tile.bits >> i & 1) {
-        step.part[i] = MakeTileStep(walk_, 2 * pair_ + i, tile.index, 0, 0, 64, 64, last);
-      } else {
-        step.part[i] = HiddenTileStep(last);
-      }
-    }
-  }
-
- private:
-  const TileWalk& walk_;
-  int32_t pair_;
-  PairWalker<WalkDirection::kAlongRow> walker_;
-};
-
-template <>
-class ForwardTiles<WalkKind::kColumns> {
- public:
-  __device__ ForwardTiles(const ForwardParams& params, const ForwardItem& item)
-      : params_(params), item_(item) {
-    tiles_ = (params.columns.counts[item.head] + kColumnTile - 1) / kColumnTile;
-    rows_ = kForwardQueries >> params.walk.tile_log2;
-    last_query_ =
-        params.walk.LastQuery(min(item.block * rows_ + rows_, params.walk.query_tiles) - 1);
-  }
-  __device__ TileRef Next() {
-    while (next_ < tiles_) {
-      const int32_t tile = next_++;
-      const int64_t* const positions =
-          params_.columns.positions +
-          static_cast<int64_t>(item_.head) * params_.columns.max_columns;
-      if (positions[tile * kColumnTile] > last_query_) break;  // so are all that follow
-      const uint32_t word = VisibleColumns(params_.walk, params_.columns, item_.head, tile,
-                                           item_.block * rows_, rows_);
-      if (__any_sync(0xFFFFFFFFu, word != 0)) return {tile, word};
-    }
-    return {-1, 0};
-  }
-  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
-    const int lane = threadIdx.x % 32;
-    bool masked = false;
-    for (int i = 0; i < 2 * kColumnWords; ++i) {
-      // With tiles of 128 both consumers are in the same one.
-      const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i % (rows_ * kColumnWords));
-      if (lane == 0) step.visible[i / kColumnWords][i % kColumnWords] = word;
-      masked |= word != 0xFFFFFFFFu;
-    }
-    if (lane == 0) {
-      TileStep part = {};
-      part.keys = kColumnTile;
-      part.masked = masked;
-      part.last = last;
-      step.part[0] = part;
-    }
-  }
-
- private:
-  const ForwardParams& params_;
-  ForwardItem item_;
-  int32_t tiles_;
-  int32_t rows_;
-  int32_t last_query_;
-  int32_t next_ = 0;
 };
 
 template <int kHeadDim, WalkKind kKind>
@@ -191,9 +57,10 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
     int32_t index = 0;
     if (lane == 0) index = atomicAdd(params.next_item, 1);
     index = __shfl_sync(0xFFFFFFFFu, index, 0);
-    const ForwardItem item = ForwardItemAt(params, index);
+    const ForwardItem item =
+        ForwardItemAt(params.heads, params.kv_heads, params.walk.query_tokens, index);
     if (item.head < 0) break;
-    ForwardTiles<kKind> tiles(params, item);
+    ForwardTiles<kKind> tiles(params.walk, params.columns, item);
     TileRef tile = tiles.Next();
     if (tile.index < 0) continue;  // nothing to attend to: out and lse keep what they hold
 
@@ -411,11 +278,15 @@ class ForwardConsumer {
   // multiplied by correction_.
   __device__ __forceinline__ bool Exponentials(const TileStep& step) {
     if constexpr (kKind == WalkKind::kColumns) {
-      if (step.masked) MaskColumns();
+      if (step.masked) {
+        MaskRowColumns<Tile::kKeys>(scores_, shared_.step[stage_.index].visible[consumer_]);
+      }
       Release(&shared_.key_released[stage_.index]);
     } else {
       Release(&shared_.key_released[stage_.index]);
-      if (step.masked) MaskScores(step);
+      if (step.masked) {
+        MaskRows<Tile::kKeys>(scores_, step, kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64);
+      }
     }
     float maximum[2] = {scores_[0], scores_[2]};
 #pragma unroll
@@ -449,38 +320,6 @@ class ForwardConsumer {
       sum_[half] += scores_[i];
     }
     return rescale;
-  }
-
-  __device__ __forceinline__ void MaskScores(const TileStep& step) {
-    const int lane = threadIdx.x % 32;
-    const int first_row = kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64;
-    const int row = first_row + (threadIdx.x % 128) / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int end = min(static_cast<int>(step.keys), row + half * 8 + step.diagonal + 1);
-      const int begin = row + half * 8 + step.diagonal - step.window + 1;
-#pragma unroll
-      for (int j = 0; j < Tile::kKeys / 8; ++j) {
-#pragma unroll
-        for (int low = 0; low < 2; ++low) {
-          const int column = 8 * j + 2 * (lane % 4) + low;
-          if (column >= end || column < begin) scores_[4 * j + 2 * half + low] = -INFINITY;
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void MaskColumns() {
-    const int quad = threadIdx.x % 4;
-#pragma unroll
-    for (int w = 0; w < Tile::kKeys / 32; ++w) {
-      const uint32_t word = shared_.step[stage_.index].visible[consumer_][w] >> (2 * quad);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int column = i / 4 * 8 + i % 2;
-        if (!(word >> column & 1)) scores_[16 * w + i] = -INFINITY;
-      }
-    }
   }
 
   __device__ __forceinline__ void RescaleOutput() {

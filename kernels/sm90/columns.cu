@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "kernels/sm90/columns.h"
 #include "kernels/sm90/launch.h"
+#include "kernels/sm90/rounded_sum.cuh"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -71,15 +72,49 @@ __global__ void ScatterKernel(SlotGrid grid, ShardLayout owner, const float4* d_
   add(dv, d_values[slot * grid.chunks + chunk]);
 }
 
-template <typename T>
-absl::Status CheckVectors(const char* name, const TokenMajor<T>& tensor) {
-  constexpr int64_t kVector = 16 / sizeof(T);
-  if (reinterpret_cast<uintptr_t>(tensor.data) % 16 != 0 || tensor.token_stride % kVector != 0 ||
-      tensor.head_stride % kVector != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: data must be aligned to 16 bytes and strides be multiples of %d", name, kVector));
+// Gradients in bf16 take all heads of a group in one thread, which rounds their sum once. Thread ->
+// (token, kv_head, chunk of 8); it looks its position up in the heads' columns, which ascend.
+__global__ void ScatterRoundedKernel(ColumnSelection columns, ShardLayout owner,
+                                     const float* d_keys, const float* d_values, int32_t group,
+                                     TokenMajor<__nv_bfloat16> dk, TokenMajor<__nv_bfloat16> dv,
+                                     int64_t threads) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (thread >= threads) return;
+  const int32_t chunks = dk.head_dim / 8;
+  const int32_t chunk = thread % chunks;
+  const int32_t kv_head = thread / chunks % dk.heads;
+  const int64_t token = thread / chunks / dk.heads;
+  const int64_t position = owner.Position(token);
+  float key_terms[8] = {}, value_terms[8] = {};
+  bool found = false;
+  for (int32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    const int64_t* const positions =
+        columns.positions + static_cast<int64_t>(head) * columns.max_columns;
+    const int32_t count = columns.counts[head];
+    int32_t low = 0, high = count;  // the first column that is not before `position`
+    while (low < high) {
+      const int32_t middle = (low + high) / 2;
+      if (positions[middle] < position) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    if (low == count || positions[low] != position) continue;
+    found = true;
+    const int64_t source =
+        (static_cast<int64_t>(head) * columns.max_columns + low) * dk.head_dim + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      key_terms[i] += d_keys[source + i];
+      value_terms[i] += d_values[source + i];
+    }
   }
-  return absl::OkStatus();
+  if (!found) return;
+  AddRoundedVector(dk.data + token * dk.token_stride + kv_head * dk.head_stride + chunk * 8,
+                   key_terms);
+  AddRoundedVector(dv.data + token * dv.token_stride + kv_head * dv.head_stride + chunk * 8,
+                   value_terms);
 }
 
 template <typename T>
@@ -99,8 +134,8 @@ absl::Status Check(const char* name_k, const TokenMajor<T>& k, const char* name_
   return CheckVectors(name_v, v);
 }
 
-unsigned Blocks(const SlotGrid& grid) {
-  return static_cast<unsigned>((grid.threads() + kThreads - 1) / kThreads);
+unsigned Blocks(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
 }
 
 }  // namespace
@@ -114,9 +149,9 @@ absl::Status GatherColumns(const TokenMajor<const __nv_bfloat16>& k,
   RETURN_IF_ERROR(CheckDense("values", values));
   const SlotGrid grid = {columns.positions, columns.counts, columns.max_columns, heads,
                          k.head_dim / 8};
-  GatherKernel<<<Blocks(grid), kThreads, 0, stream>>>(grid, owner, k, v, heads / k.heads,
-                                                      reinterpret_cast<uint4*>(keys),
-                                                      reinterpret_cast<uint4*>(values));
+  GatherKernel<<<Blocks(grid.threads()), kThreads, 0, stream>>>(grid, owner, k, v, heads / k.heads,
+                                                                reinterpret_cast<uint4*>(keys),
+                                                                reinterpret_cast<uint4*>(values));
   return CudaStatus(cudaGetLastError(), "gather columns: launch");
 }
 
@@ -131,12 +166,25 @@ absl::Status ScatterColumns(const float* d_keys, const float* d_values, const Sh
   const SlotGrid grid = {columns.positions, columns.counts, columns.max_columns, dk.heads,
                          dk.head_dim / 4};
   for (int32_t head = 0; head < group; ++head) {
-    ScatterKernel<<<Blocks(grid), kThreads, 0, stream>>>(
+    ScatterKernel<<<Blocks(grid.threads()), kThreads, 0, stream>>>(
         grid, owner, reinterpret_cast<const float4*>(d_keys),
         reinterpret_cast<const float4*>(d_values), group, head, dk, dv);
     RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "scatter columns: launch"));
   }
   return absl::OkStatus();
+}
+
+absl::Status ScatterColumns(const float* d_keys, const float* d_values, const ShardLayout& owner,
+                            const ColumnSelection& columns, int32_t heads,
+                            const TokenMajor<__nv_bfloat16>& dk,
+                            const TokenMajor<__nv_bfloat16>& dv, cudaStream_t stream) {
+  RETURN_IF_ERROR(Check("dk", dk, "dv", dv, owner, columns, heads));
+  RETURN_IF_ERROR(CheckDense("d_keys", d_keys));
+  RETURN_IF_ERROR(CheckDense("d_values", d_values));
+  const int64_t threads = dk.tokens * dk.heads * (dk.head_dim / 8);
+  ScatterRoundedKernel<<<Blocks(threads), kThreads, 0, stream>>>(columns, owner, d_keys, d_values,
+                                                                 heads / dk.heads, dk, dv, threads);
+  return CudaStatus(cudaGetLastError(), "scatter columns: launch");
 }
 
 }  // namespace ringleader::kernels::sm90

@@ -30,6 +30,11 @@ absl::Status ScatterColumns(const float* d_keys, const float* d_values, const Sh
                             const ColumnSelection& columns, int32_t heads,
                             const TokenMajor<float>& dk, const TokenMajor<float>& dv,
                             cudaStream_t stream);
+// The same into gradients in bf16: a position's terms are summed in fp32, and rounded once.
+absl::Status ScatterColumns(const float* d_keys, const float* d_values, const ShardLayout& owner,
+                            const ColumnSelection& columns, int32_t heads,
+                            const TokenMajor<__nv_bfloat16>& dk,
+                            const TokenMajor<__nv_bfloat16>& dv, cudaStream_t stream);
 
 struct ColumnForwardArgs {
   TokenMajor<const __nv_bfloat16> q;      // [n, heads, d]
@@ -59,6 +64,7 @@ struct ColumnBackwardArgs {
   float* d_keys = nullptr;       // [heads, max_columns, d], added to
   float* d_values = nullptr;
   float scale = 0.0f;
+  bool deterministic = false;  // as in AttentionBackwardArgs
 };
 absl::Status ColumnBackward(const ColumnBackwardArgs& args, Workspace workspace,
                             cudaStream_t stream);

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/tile_walk.cuh"
 #include "ringleader/kernels/attention.h"
@@ -35,6 +36,18 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
 absl::Status CheckTensor(const char* name, const void* data, int64_t tokens, int32_t heads,
                          int32_t head_dim, int64_t expected_tokens, int32_t expected_heads,
                          int32_t expected_head_dim);
+
+// `tensor` can be read and written 16 bytes at a time.
+template <typename T>
+absl::Status CheckVectors(const char* name, const TokenMajor<T>& tensor) {
+  constexpr int64_t kVector = 16 / sizeof(T);
+  if (reinterpret_cast<uintptr_t>(tensor.data) % 16 != 0 || tensor.token_stride % kVector != 0 ||
+      tensor.head_stride % kVector != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: data must be aligned to 16 bytes and strides be multiples of %d", name, kVector));
+  }
+  return absl::OkStatus();
+}
 
 // Positions and counts are there, and heads fit.
 absl::Status CheckColumns(const ColumnSelection& columns, int32_t heads, int32_t kv_heads);

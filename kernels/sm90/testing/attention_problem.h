@@ -1,23 +1,24 @@
-// What the tests of Hopper attention share: cases, their lists, problems dealt to ranks, and the
-// CPU engine's answer (fp32, itself tested against an fp64 oracle) on inputs rounded to bf16.
+// What the tests of Hopper attention share: problems dealt to ranks, and the CPU engine's answer
+// (fp32, itself tested against an fp64 oracle) on inputs rounded to bf16.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/fused/device_buffer.h"
 #include "kernels/reference/attention.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/sm90/attention.h"
+#include "kernels/sm90/testing/attention_lists.h"
 
 namespace ringleader::kernels::sm90 {
 
-using fused::DeviceBuffer;
 using reference::testing::RandomTensor;
 using reference::testing::Shard;
 using reference::testing::Tensor;
@@ -27,15 +28,6 @@ using reference::testing::Tensor;
 constexpr double kTolerance = 3e-3;
 constexpr double kLseTolerance = 1e-4;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-inline std::mt19937& Random() {
-  static std::mt19937 random = [] {
-    const unsigned seed = std::random_device{}();
-    ::testing::Test::RecordProperty("seed", static_cast<int>(seed));
-    return std::mt19937(seed);
-  }();
-  return random;
-}
 
 inline Tensor RandomBf16(int64_t tokens, int heads, int head_dim) {
   Tensor tensor = RandomTensor(tokens, heads, head_dim, Random());
@@ -75,79 +67,6 @@ inline void Place(const std::vector<float>& shard, const ShardLayout& layout, Te
   }
 }
 
-struct Case {
-  std::string name;
-  int64_t tokens = 0;
-  int heads = 4, kv_heads = 2, head_dim = 128, tile = 128;
-  TilePattern pattern = TilePattern::kCausal;
-  double density = 0.3;  // kToeplitz, kCsr
-  int64_t window = 0;
-  LayoutKind layout = LayoutKind::kContiguous;
-  int ranks = 1, stripe = 0;
-};
-
-inline void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.name;
-}
-
-// A case's lists in host memory, and their copies.
-struct Lists {
-  std::vector<uint64_t> diagonals;
-  std::vector<int32_t> row_offsets, columns, column_offsets, rows;
-  DeviceBuffer<uint64_t> gpu_diagonals;
-  DeviceBuffer<int32_t> gpu_row_offsets, gpu_columns, gpu_column_offsets, gpu_rows;
-  TileSelection host, gpu;
-
-  explicit Lists(const Case& c) {
-    host = {.pattern = c.pattern, .tile = c.tile, .window = c.window};
-    const int64_t blocks = (c.tokens + c.tile - 1) / c.tile;
-    std::bernoulli_distribution active(c.density);
-    host.diagonal_words = static_cast<int32_t>((blocks + 63) / 64);
-    for (int h = 0; h < c.heads; ++h) {
-      for (int64_t delta = 0; delta < host.diagonal_words * 64; ++delta) {
-        if (delta % 64 == 0) diagonals.push_back(0);
-        if (delta == 0 || active(Random())) diagonals.back() |= uint64_t{1} << (delta % 64);
-      }
-    }
-    // One line in eight is empty, one full.
-    std::vector<bool> listed(c.heads * blocks * blocks);
-    for (int64_t i = 0; i < c.heads * blocks * blocks; ++i) {
-      const int64_t row = i / blocks % blocks, column = i % blocks;
-      listed[i] = row % 8 != 5 && column % 8 != 3 && (row % 8 == 6 || active(Random()));
-    }
-    const auto fill = [&](bool by_row, std::vector<int32_t>& offsets, std::vector<int32_t>& list) {
-      for (int h = 0; h < c.heads; ++h) {
-        offsets.push_back(static_cast<int32_t>(list.size()));
-        for (int64_t line = 0; line < blocks; ++line) {
-          for (int64_t i = 0; i < blocks; ++i) {
-            const int64_t row = by_row ? line : i, column = by_row ? i : line;
-            if (listed[(h * blocks + row) * blocks + column]) list.push_back(i);
-          }
-          offsets.push_back(static_cast<int32_t>(list.size()));
-        }
-      }
-    };
-    fill(true, row_offsets, columns);
-    fill(false, column_offsets, rows);
-    gpu_diagonals = DeviceBuffer<uint64_t>(diagonals);
-    gpu_row_offsets = DeviceBuffer<int32_t>(row_offsets);
-    gpu_columns = DeviceBuffer<int32_t>(columns);
-    gpu_column_offsets = DeviceBuffer<int32_t>(column_offsets);
-    gpu_rows = DeviceBuffer<int32_t>(rows);
-    gpu = host;
-    host.diagonals = diagonals.data();
-    host.row_offsets = row_offsets.data();
-    host.columns = columns.data();
-    host.column_offsets = column_offsets.data();
-    host.rows = rows.data();
-    gpu.diagonals = gpu_diagonals.data();
-    gpu.row_offsets = gpu_row_offsets.data();
-    gpu.columns = gpu_columns.data();
-    gpu.column_offsets = gpu_column_offsets.data();
-    gpu.rows = gpu_rows.data();
-  }
-};
-
 struct Result {
   Tensor out, dq, dk, dv;
   std::vector<float> lse;
@@ -166,7 +85,8 @@ class AttentionTest : public ::testing::TestWithParam<Case> {
   }
 };
 
-// Per rank: q, gradients of q and what they need; per owner: k, v and their gradients.
+// Per rank: q, gradients of q and what they need; per owner: k, v and their gradients. out starts
+// as NaN: it is not read before lse says that it was written.
 struct QueryShard {
   ShardLayout layout;
   Tensor q;
@@ -195,15 +115,14 @@ class Problem {
         v(RandomBf16(c.tokens, c.kv_heads, c.head_dim)),
         d_out(RandomBf16(c.tokens, c.heads, c.head_dim)),
         scale(1.0f / std::sqrt(static_cast<float>(c.head_dim))),
-        workspace(1 << 22) {
+        workspace(1 << 25) {
     for (int rank = 0; rank < c.ranks; ++rank) {
-      const ShardLayout layout = {
-          .kind = c.layout, .ranks = c.ranks, .rank = rank, .stripe = c.stripe, .tokens = c.tokens};
+      const ShardLayout layout = c.LayoutOf(rank);
       Tensor q_shard = Shard(q, layout), k_shard = Shard(k, layout);
       const int64_t query_floats = q_shard.data.size(), key_floats = k_shard.data.size();
       const int64_t rows = layout.local_tokens() * c.heads;
       queries.push_back({layout, q_shard, ToBf16(q_shard), ToBf16(Shard(d_out, layout)),
-                         DeviceBuffer<float>(std::vector<float>(query_floats, 0.0f)),
+                         DeviceBuffer<float>(query_floats),
                          DeviceBuffer<float>(std::vector<float>(rows, kMinusInfinity)),
                          DeviceBuffer<float>(rows),
                          DeviceBuffer<float>(std::vector<float>(query_floats, 0.0f))});
@@ -260,23 +179,62 @@ class Problem {
             .tiles = tiles,
             .scale = scale};
   }
-  void Backward(const QueryShard& rank, const KeyShard& owner, const TileSelection& tiles) const {
-    ASSERT_EQ(AttentionBackward(BackwardArgs(rank, owner, tiles), scratch(), nullptr),
-              absl::OkStatus());
+  void Backward(const QueryShard& rank, const KeyShard& owner, const TileSelection& tiles,
+                bool deterministic = false) const {
+    AttentionBackwardArgs<__nv_bfloat16> args = BackwardArgs(rank, owner, tiles);
+    args.deterministic = deterministic;
+    ASSERT_EQ(AttentionBackward(args, scratch(), nullptr), absl::OkStatus());
+  }
+
+  // All ring steps of all ranks.
+  void ForwardRing(const Lists& lists) const {
+    for (const QueryShard& rank : queries) {
+      for (const KeyShard& owner : keys) {
+        ASSERT_NO_FATAL_FAILURE(
+            Forward(rank, owner, lists.Of(rank.layout.rank, owner.layout.rank)));
+      }
+      ComputeDelta(rank);
+    }
+  }
+  // The same, from gradients of zero.
+  void BackwardRing(const Lists& lists, bool deterministic) const {
+    ZeroGradients();
+    for (const QueryShard& rank : queries) {
+      for (const KeyShard& owner : keys) {
+        ASSERT_NO_FATAL_FAILURE(
+            Backward(rank, owner, lists.Of(rank.layout.rank, owner.layout.rank), deterministic));
+      }
+    }
+  }
+  void ZeroGradients() const {
+    const auto zero = [](const DeviceBuffer<float>& buffer) {
+      fused::CheckCuda(cudaMemset(buffer.data(), 0, buffer.Bytes()), "cudaMemset");
+    };
+    for (const QueryShard& rank : queries) zero(rank.dq);
+    for (const KeyShard& owner : keys) zero(owner.dk), zero(owner.dv);
   }
 
   // The shards' results as those of the whole sequence.
   Result Collect() const {
     Result r(q, k);
     for (const QueryShard& rank : queries) {
-      Place(rank.out.Read(), rank.layout, r.out);
-      Place(rank.dq.Read(), rank.layout, r.dq);
+      std::vector<float> out = rank.out.Read();
       const std::vector<float> lse = rank.lse.Read();
       for (int h = 0; h < q.heads; ++h) {
         for (int64_t i = 0; i < rank.q.tokens; ++i) {
-          r.lse[h * q.tokens + rank.layout.Position(i)] = lse[h * rank.q.tokens + i];
+          const float row_lse = lse[h * rank.q.tokens + i];
+          r.lse[h * q.tokens + rank.layout.Position(i)] = row_lse;
+          if (row_lse != kMinusInfinity) continue;
+          // Nobody wrote the row; its output counts as zero.
+          for (int k = 0; k < q.head_dim; ++k) {
+            float& x = out[(i * q.heads + h) * q.head_dim + k];
+            EXPECT_TRUE(std::isnan(x)) << "head " << h << ", row " << i;
+            x = 0;
+          }
         }
       }
+      Place(out, rank.layout, r.out);
+      Place(rank.dq.Read(), rank.layout, r.dq);
     }
     for (const KeyShard& owner : keys) {
       Place(owner.dk.Read(), owner.layout, r.dk);
@@ -287,7 +245,8 @@ class Problem {
 };
 
 inline Result ReferenceRun(const Problem& p, const TileSelection& tiles) {
-  static reference::Engine& engine = *new reference::Engine(4);
+  static reference::Engine& engine =
+      *new reference::Engine(static_cast<int>(std::max(4u, std::thread::hardware_concurrency())));
   Result r(p.q, p.k);
   const ShardLayout layout = {.tokens = p.q.tokens};
   EXPECT_EQ(reference::AttentionForward(engine, {.q = p.q.view(),

@@ -71,8 +71,8 @@ struct AttentionForwardArgs {
   float scale = 0.0f;  // of logits; 1 / sqrt(d) as a rule
 };
 
-// Gradients add into dq, dk, dv (fp32). lse is the final one, over all owners and columns; delta is
-// rowsum(d_out * out), computed once a layer.
+// Gradients add into dq, and into dk and dv, or into rounded_dk and rounded_dv. lse is the final
+// one, over all owners and columns; delta is rowsum(d_out * out), computed once a layer.
 template <typename T>
 struct AttentionBackwardArgs {
   TokenMajor<const T> q, k, v;
@@ -81,10 +81,16 @@ struct AttentionBackwardArgs {
   const float* delta = nullptr;  // [heads, n_q]
   TokenMajor<float> dq;          // [n_q, heads, d]
   TokenMajor<float> dk, dv;      // [n_k, kv_heads, d]
+  // In place of dk and dv, which then have no data: the same in the type of k and v. A call sums
+  // its terms in fp32, adds what is there and rounds once. Not on the CPU, whose T is fp32 anyway.
+  TokenMajor<T> rounded_dk = {}, rounded_dv = {};
   ShardLayout query_layout;
   ShardLayout key_layout;
   TileSelection tiles;
   float scale = 0.0f;
+  // The same bits every time (on Hopper: on GPUs with the same number of multiprocessors); kCsr
+  // then needs its lists in both directions. The CPU engine always is deterministic.
+  bool deterministic = false;
 };
 
 // Selected columns (verticals): keys that all later queries of a head see, gathered from their

@@ -1,0 +1,167 @@
+// What the tests of Hopper attention attend to: cases, and their lists of tiles on the host and the
+// device, for the whole sequence and for each rank and owner of a ring.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/fused/device_buffer.h"
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::sm90 {
+
+using fused::DeviceBuffer;
+
+inline std::mt19937& Random() {
+  static std::mt19937 random = [] {
+    const unsigned seed = std::random_device{}();
+    ::testing::Test::RecordProperty("seed", static_cast<int>(seed));
+    return std::mt19937(seed);
+  }();
+  return random;
+}
+
+// The tiles of a kCsr case.
+enum class Listed {
+  kRandom,  // one line in eight is empty, one full, the rest random
+  kNone,
+  kAll,
+  kSingle,  // one tile of the whole matrix
+  kDiagonal,
+};
+
+struct Case {
+  std::string name;
+  int64_t tokens = 0;
+  int heads = 4, kv_heads = 2, head_dim = 128, tile = 128;
+  TilePattern pattern = TilePattern::kCausal;
+  Listed listed = Listed::kRandom;
+  double density = 0.3;  // kToeplitz, Listed::kRandom
+  int64_t window = 0;
+  LayoutKind layout = LayoutKind::kContiguous;
+  int ranks = 1, stripe = 0;
+
+  ShardLayout LayoutOf(int rank) const {
+    return {.kind = layout, .ranks = ranks, .rank = rank, .stripe = stripe, .tokens = tokens};
+  }
+};
+
+inline void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
+
+// kCsr's lists in both directions, in host memory and as copies.
+struct TileLists {
+  std::vector<int32_t> row_offsets, columns, column_offsets, rows;
+  DeviceBuffer<int32_t> gpu_row_offsets, gpu_columns, gpu_column_offsets, gpu_rows;
+
+  // listed(head, row, column) of `blocks` x `blocks` tiles.
+  template <typename Predicate>
+  TileLists(int heads, int64_t blocks, Predicate listed) {
+    const auto fill = [&](bool by_row, std::vector<int32_t>& offsets, std::vector<int32_t>& list) {
+      for (int h = 0; h < heads; ++h) {
+        offsets.push_back(static_cast<int32_t>(list.size()));
+        for (int64_t line = 0; line < blocks; ++line) {
+          for (int64_t i = 0; i < blocks; ++i) {
+            if (by_row ? listed(h, line, i) : listed(h, i, line)) {
+              list.push_back(static_cast<int32_t>(i));
+            }
+          }
+          offsets.push_back(static_cast<int32_t>(list.size()));
+        }
+      }
+    };
+    fill(true, row_offsets, columns);
+    fill(false, column_offsets, rows);
+    gpu_row_offsets = DeviceBuffer<int32_t>(row_offsets);
+    gpu_columns = DeviceBuffer<int32_t>(columns);
+    gpu_column_offsets = DeviceBuffer<int32_t>(column_offsets);
+    gpu_rows = DeviceBuffer<int32_t>(rows);
+  }
+  void PointFrom(TileSelection& host, TileSelection& gpu) const {
+    host.row_offsets = row_offsets.data();
+    host.columns = columns.data();
+    host.column_offsets = column_offsets.data();
+    host.rows = rows.data();
+    gpu.row_offsets = gpu_row_offsets.data();
+    gpu.columns = gpu_columns.data();
+    gpu.column_offsets = gpu_column_offsets.data();
+    gpu.rows = gpu_rows.data();
+  }
+};
+
+class Lists {
+ public:
+  TileSelection host, gpu;  // of the whole sequence
+
+  explicit Lists(const Case& c) : case_(c), blocks_((c.tokens + c.tile - 1) / c.tile) {
+    host = {.pattern = c.pattern, .tile = c.tile, .window = c.window};
+    std::bernoulli_distribution active(c.density);
+    host.diagonal_words = static_cast<int32_t>((blocks_ + 63) / 64);
+    for (int h = 0; h < c.heads; ++h) {
+      for (int64_t delta = 0; delta < host.diagonal_words * 64; ++delta) {
+        if (delta % 64 == 0) diagonals_.push_back(0);
+        if (delta == 0 || active(Random())) diagonals_.back() |= uint64_t{1} << (delta % 64);
+      }
+    }
+    gpu_diagonals_ = DeviceBuffer<uint64_t>(diagonals_);
+    gpu = host;
+    host.diagonals = diagonals_.data();
+    gpu.diagonals = gpu_diagonals_.data();
+    if (c.pattern != TilePattern::kCsr) return;
+
+    for (int64_t i = 0; i < c.heads * blocks_ * blocks_; ++i) {
+      listed_.push_back(IsListed(i / blocks_ % blocks_, i % blocks_, active));
+    }
+    whole_.emplace_back(c.heads, blocks_, [&](int h, int64_t row, int64_t column) {
+      return listed_[(h * blocks_ + row) * blocks_ + column];
+    });
+    whole_[0].PointFrom(host, gpu);
+    const int64_t local = blocks_ / c.ranks;
+    for (int i = 0; c.ranks > 1 && i < c.ranks * c.ranks; ++i) {
+      const ShardLayout query = c.LayoutOf(i / c.ranks), key = c.LayoutOf(i % c.ranks);
+      pairs_.emplace_back(c.heads, local, [&](int h, int64_t row, int64_t column) {
+        return listed_[(h * blocks_ + query.Position(row * c.tile) / c.tile) * blocks_ +
+                       key.Position(column * c.tile) / c.tile];
+      });
+    }
+  }
+
+  // What rank's queries attend to of owner's keys.
+  TileSelection Of(int rank, int owner) const {
+    TileSelection on_host, on_gpu = gpu;
+    if (!pairs_.empty()) pairs_[rank * case_.ranks + owner].PointFrom(on_host, on_gpu);
+    return on_gpu;
+  }
+
+ private:
+  bool IsListed(int64_t row, int64_t column, std::bernoulli_distribution& active) const {
+    switch (case_.listed) {
+      case Listed::kRandom:
+        return row % 8 != 5 && column % 8 != 3 && (row % 8 == 6 || active(Random()));
+      case Listed::kNone:
+        return false;
+      case Listed::kAll:
+        return true;
+      case Listed::kSingle:
+        return row == blocks_ - 1 && column == blocks_ / 2;
+      case Listed::kDiagonal:
+        return row == column;
+    }
+    return false;
+  }
+
+  const Case case_;
+  const int64_t blocks_;
+  std::vector<uint64_t> diagonals_;
+  DeviceBuffer<uint64_t> gpu_diagonals_;
+  std::vector<bool> listed_;  // [heads, blocks, blocks]
+  std::vector<TileLists> whole_, pairs_;
+};
+
+}  // namespace ringleader::kernels::sm90
