@@ -32,6 +32,15 @@ int FreePort() {
   return ring.Listen();
 }
 
+// Flags for the certificate `name` of `certificates`; none without any.
+void AppendTlsFlags(const TestCertificates* certificates, const std::string& name,
+                 std::vector<std::string>* command) {
+  if (certificates == nullptr) return;
+  const TlsOptions tls = certificates->Options(name);
+  command->insert(command->end(), {"--tls-cert=" + tls.cert_path, "--tls-key=" + tls.key_path,
+                                   "--tls-ca=" + tls.ca_path});
+}
+
 // Witnesses of workers that ran in `dir` outlive them for as long as nobody listens.
 void KillWitnesses(const fs::path& dir) {
   for (const auto& process : fs::directory_iterator("/proc")) {
@@ -98,6 +107,7 @@ void Cluster::RestartCoordinator() {
   std::vector<std::string> command = {bin_ + "/ringleader-coordinator", "--listen=" + address,
                                       "--data-dir=" + dir_ + "/coordinator", "--metrics-listen=off",
                                       "--check-files=false"};
+  AppendTlsFlags(certificates_.get(), "server", &command);
   for (const auto& [flag, seconds] : coordinator_flags_) {
     command.push_back(absl::StrCat(flag, "=", seconds));
   }
@@ -110,8 +120,11 @@ void Cluster::StartCoordinator() {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
-  const auto channel = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port_),
-                                                 grpc::InsecureChannelCredentials(), arguments);
+  const Address address{.host = "127.0.0.1", .port = port_, .path = ""};
+  const auto credentials = ChannelCredentials(
+      certificates_ == nullptr ? TlsOptions() : certificates_->Options("client"), address);
+  ASSERT_TRUE(credentials.ok()) << credentials.status();
+  const auto channel = grpc::CreateCustomChannel(FormatAddress(address), *credentials, arguments);
   jobs_ = v1::JobService::NewStub(channel);
   logs_ = v1::LogService::NewStub(channel);
   nodes_ = v1::NodeService::NewStub(channel);
@@ -131,6 +144,7 @@ void Cluster::StartWorker(const std::string& name, int trainers, const std::stri
       "--name=" + name,
       absl::StrCat("--trainers=", trainers),
       "--trainer=" + bin_ + "/" + trainer_};
+  AppendTlsFlags(certificates_.get(), "client", &command);
   for (const auto& [flag, seconds] : worker_flags_) {
     command.push_back(absl::StrCat(flag, "=", seconds));
   }

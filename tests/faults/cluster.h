@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/test_certificates.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
@@ -82,6 +83,8 @@ class Cluster : public ::testing::Test {
   std::map<std::string, double> coordinator_flags_;
   std::map<std::string, double> worker_flags_;
   std::string trainer_ = "fake_trainer";  // what workers start from then on
+  // If set, what starts from then on speaks mutual TLS.
+  std::unique_ptr<TestCertificates> certificates_;
 
  private:
   agent::Process StartProcess(const std::string& name, std::vector<std::string> command);

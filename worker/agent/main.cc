@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/address.h"
 #include "base/config.h"
 #include "base/logging.h"
@@ -96,6 +97,25 @@ absl::StatusOr<std::string> TrainerBinary(const Flags& flags) {
   return std::filesystem::absolute(path).string();
 }
 
+// Trainers of several nodes talk to each other as this worker talks to the coordinator: by mutual
+// TLS, or in plain text on loopback, or anywhere with --insecure.
+absl::StatusOr<TlsOptions> TlsOfTrainers(const TlsOptions& tls, const std::string& host) {
+  const absl::Status status =
+      ServerCredentials(tls, {.host = host, .port = 0, .path = ""}).status();
+  if (!status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat("trainers listen on ", host, " for each other (--address): ",
+                                     std::string(status.message())));
+  }
+  TlsOptions absolute = tls;
+  if (tls.enabled()) {
+    for (std::string* path : {&absolute.cert_path, &absolute.key_path, &absolute.ca_path}) {
+      *path = std::filesystem::absolute(*path).string();
+    }
+  }
+  return absolute;
+}
+
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Flags& flags) {
   ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.coordinator));
   ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
@@ -128,6 +148,8 @@ absl::Status Serve(const Flags& flags) {
     ASSIGN_OR_RETURN(const Address coordinator, ParseAddress(flags.coordinator));
     inventory_options.address = AddressFacing(coordinator);
   }
+  ASSIGN_OR_RETURN(const TlsOptions trainer_tls,
+                   TlsOfTrainers(flags.tls, inventory_options.address));
   inventory_options.visible_gpus = std::getenv("CUDA_VISIBLE_DEVICES");
   const v1::NodeInventory inventory = TakeInventory(inventory_options);
   std::vector<std::string> gpus;
@@ -141,6 +163,7 @@ absl::Status Serve(const Flags& flags) {
                      .cores = inventory.cpu_cores(),
                      .gpus = gpus,
                      .listen_host = inventory.address(),
+                     .tls = trainer_tls,
                      .life_fd = witness.life_fd(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
                      .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},

@@ -19,6 +19,15 @@ constexpr absl::Duration kDrainTime = absl::Seconds(2);
 // Commands whose repetition is ignored; the coordinator repeats only what is unacknowledged.
 constexpr size_t kCommandsRemembered = 10'000;
 
+std::vector<std::string> TlsFlags(const TlsOptions& tls) {
+  std::vector<std::string> flags;
+  if (tls.enabled()) {
+    flags = {"--tls-cert", tls.cert_path, "--tls-key", tls.key_path, "--tls-ca", tls.ca_path};
+  }
+  if (tls.insecure) flags.push_back("--insecure");
+  return flags;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(const SupervisorOptions& options, const DataDir* data_dir,
@@ -211,6 +220,7 @@ absl::Status Supervisor::SpawnTrainer(Attempt& attempt, Trainer& trainer) {
                   absl::StrCat(trainer.rank), "--token", absl::StrCat(start.fencing_token())},
       .directory = directory,
       .inherited_fds = {data_dir_->lock_fd()}};
+  for (const std::string& flag : TlsFlags(options_.tls)) options.command.push_back(flag);
   if (options_.life_fd >= 0) options.inherited_fds.push_back(options_.life_fd);
   if (start.start().spec().resources().engine() == v1::ResourcesSpec::CUDA) {
     options.environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID";

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/tls.h"
 #include "ringleader/v1/worker_control.pb.h"
 #include "worker/agent/data_dir.h"
 #include "worker/agent/event_buffer.h"
@@ -33,6 +34,7 @@ struct SupervisorOptions {
   uint32_t cores = 1;
   std::vector<std::string> gpus;  // by slot, as CUDA_VISIBLE_DEVICES takes them
   std::string listen_host;        // where trainers listen for their peers
+  TlsOptions tls;                 // between trainers; they run in folders of their own: whole paths
   int life_fd = -1;               // that trainers keep open while they live (Witness); -1: none
   // A trainer that sends no pulse for so long is stuck as a whole; one whose pulses show the same
   // step and phase for so long hangs in it.

@@ -1,9 +1,11 @@
 #include "worker/comm/group_communicator.h"
 
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/testing/grpc_communicators.h"
@@ -152,12 +154,16 @@ TEST_P(GroupCommunicatorTest, SplitRefusesABadList) {
 }
 
 TEST_P(GroupCommunicatorTest, AbortReleasesEveryWaiterWithTheReason) {
-  RunRanks(3, [](Communicator& comm) {
+  std::atomic<int64_t> aborted = 0;  // in nanoseconds
+  RunRanks(3, [&aborted](Communicator& comm) {
     if (comm.rank() == 1) {
+      absl::SleepFor(absl::Milliseconds(50));  // the others wait by then
+      aborted = absl::ToUnixNanos(absl::Now());
       comm.Abort("out of memory");
       EXPECT_FALSE(comm.aborted_by_peer());
     } else {
       const absl::Status status = comm.Barrier();
+      EXPECT_LT(absl::Now() - absl::FromUnixNanos(aborted), absl::Seconds(2));
       EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
       EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: out of memory"));
       EXPECT_TRUE(comm.aborted_by_peer());

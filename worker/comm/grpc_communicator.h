@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/tls.h"
 #include "worker/comm/communicator.h"
 
 namespace ringleader::comm {
@@ -19,6 +20,9 @@ struct GrpcCommunicatorOptions {
   // Streams that do not carry it are refused: a rank of a replaced attempt cannot mix in.
   uint64_t fencing_token = 0;
   std::string listen_host = "127.0.0.1";
+  // Mutual between ranks: the one certificate of a node is shown by who listens and by who dials,
+  // so that it must be valid for `listen_host`. Without it only loopback, unless `insecure`.
+  TlsOptions tls = {};
   absl::Duration connect_timeout = absl::Seconds(60);
 };
 
@@ -32,7 +36,8 @@ struct GrpcCommunicatorOptions {
 // gone". To leave in order, destroy the communicator after a last Barrier.
 class GrpcListener {
  public:
-  // On a port that the system picks.
+  // On a port that the system picks. FAILED_PRECONDITION for plain text off loopback,
+  // INVALID_ARGUMENT for certificates that cannot work.
   static absl::StatusOr<std::unique_ptr<GrpcListener>> Listen(
       const GrpcCommunicatorOptions& options);
   ~GrpcListener();

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/test_certificates.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ringleader/v1/comm.grpc.pb.h"
@@ -148,6 +149,59 @@ TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenAndGarbage) {
   EXPECT_EQ(answer_to(hello), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+// The node's one certificate, as server and as client.
+std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectTwo(const TlsOptions& first,
+                                                                      const TlsOptions& second) {
+  std::vector<std::unique_ptr<GrpcListener>> listeners;
+  for (const TlsOptions& tls : {first, second}) {
+    listeners.push_back(GrpcListener::Listen({.rank = static_cast<int>(listeners.size()),
+                                              .size = 2,
+                                              .fencing_token = kToken,
+                                              .tls = tls,
+                                              .connect_timeout = absl::Seconds(3)})
+                            .value());
+  }
+  const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address()};
+  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> communicators(2);
+  std::thread other([&] { communicators[1] = listeners[1]->Connect(addresses); });
+  communicators[0] = listeners[0]->Connect(addresses);
+  other.join();
+  return communicators;
+}
+
+TEST(GrpcCommunicatorTest, RanksOfOneAuthorityTalkMutualTlsAndAStrangerStaysOut) {
+  const TestCertificates certificates;
+  ASSERT_TRUE(certificates.ok());
+  auto connected = ConnectTwo(certificates.Options("server"), certificates.Options("client"));
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (auto& communicator : connected) {
+    ASSERT_TRUE(communicator.ok()) << communicator.status();
+    communicators.push_back(*std::move(communicator));
+  }
+  RunRanks(std::move(communicators), [](Communicator& comm) {
+    const int out = comm.rank(), peer = 1 - comm.rank();
+    int in = -1;
+    ASSERT_TRUE(comm.SendReceive(Channel::kControl, &out, 4, peer, &in, 4, peer)->Wait().ok());
+    EXPECT_EQ(in, peer);
+  });
+  for (const TlsOptions& stranger : {certificates.Options("stranger", "other"), TlsOptions()}) {
+    for (const auto& refused : ConnectTwo(certificates.Options("server"), stranger)) {
+      EXPECT_EQ(refused.status().code(), absl::StatusCode::kDeadlineExceeded) << refused.status();
+    }
+  }
+}
+
+TEST(GrpcCommunicatorTest, PlainTextStaysOnLoopback) {
+  const auto listen = [](bool insecure) {
+    TlsOptions tls;
+    tls.insecure = insecure;
+    return GrpcListener::Listen({.listen_host = "0.0.0.0", .tls = tls}).status();
+  };
+  EXPECT_EQ(listen(false).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(listen(false).message()), HasSubstr("--insecure"));
+  EXPECT_TRUE(listen(true).ok()) << listen(true);
+}
+
 // A rank in a process of its own; GrpcCommunicatorTest.ADeadPeerIsNamed starts it. It waits for a
 // message that never comes, until it is killed.
 TEST(GrpcCommunicatorTest, DISABLED_ChildRank) {
@@ -196,13 +250,15 @@ TEST(GrpcCommunicatorTest, ADeadPeerIsNamed) {
   connect_other.join();
   listeners.clear();
 
-  RunRanks(std::move(communicators), [child](Communicator& comm) {
+  const absl::Time start = absl::Now();
+  RunRanks(std::move(communicators), [child, start](Communicator& comm) {
     if (comm.rank() == 0) {
       ASSERT_EQ(kill(child, SIGKILL), 0);
     }
     char byte = 0;
     const absl::Status status =
         comm.SendReceive(Channel::kKvInner, nullptr, 0, -1, &byte, 1, 2)->Wait();
+    EXPECT_LT(absl::Now() - start, absl::Seconds(2));
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2 is gone"));
     EXPECT_TRUE(comm.aborted_by_peer());

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/address.h"
+#include "base/status_macros.h"
 #include "worker/comm/channel_arguments.h"
 
 namespace ringleader::comm {
@@ -46,16 +47,18 @@ GrpcTransport::~GrpcTransport() {
 }
 
 absl::Status GrpcTransport::Listen() {
+  const Address host{.host = options_.listen_host, .port = 0, .path = ""};
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ServerCredentials> credentials,
+                   ServerCredentials(options_.tls, host));
   grpc::ServerBuilder builder;
   SetPeerServerArguments(&builder);
   int port = 0;
-  builder.AddListeningPort(FormatAddress({.host = options_.listen_host, .port = 0, .path = ""}),
-                           grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(FormatAddress(host), credentials, &port);
   builder.RegisterService(&service_);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrFormat(
-        "cannot listen for the other ranks on %s; give the worker a --trainer-host of this machine",
+        "cannot listen for the other ranks on %s; give the worker an --address of this machine",
         options_.listen_host));
   }
   address_ = FormatAddress({.host = options_.listen_host, .port = port, .path = ""});
@@ -68,6 +71,10 @@ absl::Status GrpcTransport::Connect(const std::vector<std::string>& addresses) {
         absl::StrFormat("%d addresses for %d ranks", addresses.size(), size()));
   }
   addresses_ = addresses;
+  for (const std::string& text : addresses) {
+    ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
+    ASSIGN_OR_RETURN(credentials_, ChannelCredentials(options_.tls, address));
+  }
   absl::MutexLock lock(&mutex_);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank()) OpenStream(peer, IncomingStreams::kLifeLine);
@@ -92,7 +99,7 @@ OutgoingStream* GrpcTransport::OpenStream(int peer, StreamId stream) {
   std::unique_ptr<OutgoingStream>& slot = outgoing_[{peer, stream}];
   if (slot == nullptr) {
     slot = std::make_unique<OutgoingStream>(
-        addresses_[peer],
+        addresses_[peer], credentials_,
         OutgoingStream::Identity{.rank = rank(), .fencing_token = options_.fencing_token}, stream,
         [this, peer, stream](const grpc::Status& status) { OutgoingEnded(peer, stream, status); });
   }

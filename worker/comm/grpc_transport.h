@@ -67,7 +67,9 @@ class GrpcTransport : public Transport {
 
   const GrpcCommunicatorOptions options_;
   std::string address_;
-  std::vector<std::string> addresses_;  // by rank; set before any stream opens
+  // Set before any stream opens.
+  std::vector<std::string> addresses_;  // by rank
+  std::shared_ptr<grpc::ChannelCredentials> credentials_;
   bool connected_ = false;
 
   mutable absl::Mutex mutex_;

@@ -17,11 +17,11 @@ constexpr size_t kFrameBytes = size_t{1} << 20;
 
 }  // namespace
 
-OutgoingStream::OutgoingStream(const std::string& address, const Identity& identity,
-                               StreamId stream, EndedCallback on_ended)
+OutgoingStream::OutgoingStream(const std::string& address,
+                               const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+                               const Identity& identity, StreamId stream, EndedCallback on_ended)
     : identity_(identity), stream_(stream), on_ended_(std::move(on_ended)) {
-  channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
-                                       PeerChannelArguments());
+  channel_ = grpc::CreateCustomChannel(address, credentials, PeerChannelArguments());
   context_ = std::make_unique<grpc::ClientContext>();
   context_->set_wait_for_ready(true);
   grpc::GenericStub stub(channel_);

@@ -30,8 +30,9 @@ class OutgoingStream : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   using EndedCallback = std::function<void(const grpc::Status& status)>;
 
   // Dials `address`, waiting for it to come up, and says who sends.
-  OutgoingStream(const std::string& address, const Identity& identity, StreamId stream,
-                 EndedCallback on_ended);
+  OutgoingStream(const std::string& address,
+                 const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+                 const Identity& identity, StreamId stream, EndedCallback on_ended);
   // Cancels the stream if it has not ended, and waits for that. Not from a callback.
   ~OutgoingStream() override;
 

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "base/logging.h"
 #include "base/signals.h"
+#include "base/tls.h"
 #include "spdlog/spdlog.h"
 #include "worker/comm/grpc_communicator.h"
 #include "worker/trainer/agent_link.h"
@@ -47,7 +48,7 @@ Result Failure(const absl::Status& status, bool collateral) {
 }
 
 // From the assignment to the last step; the other ranks hear of a failure before this returns.
-Result Train(AgentLink& link, uint64_t fencing_token, RunFunction run) {
+Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, RunFunction run) {
   const auto stopped_or_failed = [](const absl::Status& status) -> Result {
     if (absl::IsCancelled(status)) {
       return {.kind = Result::Kind::kStopped, .message = std::string(status.message())};
@@ -60,7 +61,8 @@ Result Train(AgentLink& link, uint64_t fencing_token, RunFunction run) {
   auto listener = comm::GrpcListener::Listen({.rank = job.rank,
                                               .size = job.world_size,
                                               .fencing_token = fencing_token,
-                                              .listen_host = assignment->listen_host});
+                                              .listen_host = assignment->listen_host,
+                                              .tls = tls});
   if (!listener.ok()) return Failure(listener.status(), /*collateral=*/false);
   const auto addresses = link.ReportReady((*listener)->address());
   if (!addresses.ok()) return stopped_or_failed(addresses.status());
@@ -89,9 +91,11 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   CLI::App app("One rank of a Ringleader training job; started by ringleader-worker.");
   AgentLinkOptions options;
   LoggingOptions logging;
+  TlsOptions tls;
   app.add_option("--socket", options.socket, "Unix socket of the worker")->required();
   app.add_option("--rank", options.rank, "this trainer's rank")->required();
   app.add_option("--token", options.fencing_token, "fencing token of the attempt")->required();
+  AddTlsFlags(app, &tls);
   AddLoggingFlags(app, &logging);
   CLI11_PARSE(app, argc, argv);
   SetUpLogging("trainer", logging);
@@ -107,7 +111,7 @@ int RunProcess(int argc, char** argv, RunFunction run) {
     link->RequestStop("SIGTERM");
   }).detach();
 
-  const Result result = Train(*link, options.fencing_token, run);
+  const Result result = Train(*link, options.fencing_token, tls, run);
   if (result.kind == Result::Kind::kFailed) spdlog::error("{}", result.message);
   link->ReportResult(result);
   link->Close();

@@ -1,0 +1,86 @@
+// The worker's daemon as a process: what it refuses at its start, and its page for Prometheus.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/coordinator_process.h"
+
+namespace ringleader::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class WorkerProcessTest : public ::testing::Test {
+ protected:
+  // `flags` add to those that every worker here needs, or take their place.
+  Process Start(std::map<std::string, std::string> flags) {
+    flags.merge(std::map<std::string, std::string>{
+        {"--data-dir", coordinator_.File("worker")}, {"--name", "n1"}, {"--trainer", "/bin/true"}});
+    std::vector<std::string> arguments;
+    for (const auto& [flag, value] : flags) {
+      arguments.insert(arguments.end(), {flag, value});
+    }
+    return Process(ProgramPath("ringleader-worker"), arguments,
+                   coordinator_.File(absl::StrCat("worker-", ++starts_, ".log")));
+  }
+  // What it says before it gives up.
+  std::string Complaint(const std::map<std::string, std::string>& flags) {
+    Process worker = Start(flags);
+    EXPECT_NE(worker.Wait().value_or(0), 0) << worker.Log();
+    return worker.Log();
+  }
+
+  CoordinatorProcess coordinator_;
+  int starts_ = 0;
+};
+
+TEST_F(WorkerProcessTest, MetricsAreClean) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  const std::string address = absl::StrCat("127.0.0.1:", FreePort());
+  Process worker =
+      Start({{"--coordinator", coordinator_.address()}, {"--metrics-listen", address}});
+  const auto connected = [&] {
+    return std::system(absl::StrCat("curl -sf http://", address, "/metrics > ",
+                                    coordinator_.File("page"),
+                                    " && grep -q '^ringleader_worker_connected 1' ",
+                                    coordinator_.File("page"))
+                           .c_str()) == 0;
+  };
+  ASSERT_TRUE(Eventually(connected)) << worker.Log();
+  EXPECT_EQ(
+      std::system(absl::StrCat("promtool check metrics < ", coordinator_.File("page")).c_str()), 0);
+  worker.Signal(SIGTERM);
+  EXPECT_EQ(worker.Wait(), 0) << worker.Log();
+}
+
+TEST_F(WorkerProcessTest, RefusesOtherAddressesWithoutTls) {
+  EXPECT_THAT(Complaint({{"--coordinator", "192.0.2.1:7070"}}),
+              HasSubstr("192.0.2.1:7070 is not a loopback address"));
+  // Where its trainers would listen for those of other nodes.
+  EXPECT_THAT(Complaint({{"--address", "192.0.2.2"}}),
+              HasSubstr("trainers listen on 192.0.2.2 for each other (--address)"));
+  EXPECT_THAT(Complaint({{"--metrics-listen", "0.0.0.0:9091"}}),
+              HasSubstr("0.0.0.0:9091 is not a loopback address"));
+  EXPECT_THAT(Complaint({{"--tls-cert", "/none.pem"}}), HasSubstr("--tls-cert: cannot read"));
+}
+
+TEST_F(WorkerProcessTest, MistakesAreNamed) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  EXPECT_THAT(Complaint({{"--metrics-listen", coordinator_.address()}}),
+              HasSubstr("is in use by another program; stop it or choose another port"));
+  EXPECT_THAT(Complaint({{"--trainer", "/none"}}), HasSubstr("--trainer: /none does not exist"));
+  std::ofstream(coordinator_.File("config.yaml")) << "coordinater: 127.0.0.1:1\n";
+  EXPECT_THAT(Complaint({{"--config", coordinator_.File("config.yaml")}}),
+              HasSubstr("coordinater"));
+  std::ofstream(coordinator_.File("file")) << "not a folder";
+  EXPECT_THAT(Complaint({{"--data-dir", coordinator_.File("file")}}),
+              HasSubstr(coordinator_.File("file")));
+}
+
+}  // namespace
+}  // namespace ringleader::testing
