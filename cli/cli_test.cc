@@ -423,7 +423,10 @@ TEST_F(CliTest, PacksData) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("PART   TOKENS  DOCUMENTS  SHARDS\ntrain  45      2"));
   EXPECT_TRUE(std::filesystem::exists(folder_ / "packed/train/manifest.json"));
-  EXPECT_NE(Run({"data", "pack", "--input", Path("none"), "--output", Path("p2")}).code, 0);
+  const Result none = Run({"data", "pack", "--input", Path("none"), "--output", Path("p2")});
+  EXPECT_NE(none.code, 0);
+  EXPECT_THAT(none.err, HasSubstr(Path("none")));
+  EXPECT_THAT(Run({"data", "pack", "--help"}).out, HasSubstr("masked between documents"));
 }
 
 TEST_F(CliTest, CompletionKnowsEveryVerb) {

@@ -72,6 +72,11 @@ void AddDataCommand(CLI::App& app, Context* context) {
   pack->add_option("--vocabulary", options->vocabulary, "token ids: how many there are");
   pack->add_option("--separator", options->separator, "token ids: the one that ends a document");
   pack->add_option("--tokenizer", options->tokenizer, "token ids: name of their tokenizer");
+  pack->footer(
+      "\nA file is a document. Documents lie one behind the other, each ended by the\n"
+      "separator, and training cuts its sequences from that stream: attention is not\n"
+      "masked between documents, and no token is predicted behind a separator.\n"
+      "docs/formats.md describes the files.");
   pack->callback([=] { context->action = [=] { return Pack(*context, *options); }; });
 }
 

@@ -3,7 +3,7 @@
 # workers on loopback, packs real text into token shards, trains on it and follows the job live. Ctrl-C stops it all.
 #
 #   --dir DIR     run folder: tokens, logs, database, checkpoints, summary.json (default: ./quickstart-run)
-#   --text DIR    the text to train on (default: the header files under /usr/include)
+#   --text DIR    the text to train on: every file that is text (default: the header files under /usr/include)
 #   --gpu         on this machine's GPUs instead: the Qwen2.5-3B shape at 524,288 tokens on 4 GPUs, one worker. Runs from a
 #                 bundle (deploy/bundle.sh) where there is no compiler
 #   --layers N    with --gpu: only so many layers, for fewer or smaller GPUs
@@ -13,10 +13,11 @@ set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 run=$PWD/quickstart-run text=/usr/include keep='' gpu='' layers='' overrides=()
+suffixes=(--suffix .h --suffix .hpp --suffix .c)
 while (($#)); do
   case $1 in
     --dir) run=$(realpath -m "${2:?--dir needs a folder}"); shift 2 ;;
-    --text) text=$(realpath -e "${2:?--text needs a folder}"); shift 2 ;;
+    --text) text=$(realpath -e "${2:?--text needs a folder}") suffixes=(); shift 2 ;;
     --set) overrides+=(--set "${2:?--set needs key=value}"); shift 2 ;;
     --gpu) gpu=1; shift ;;
     --layers) layers=${2:?--layers needs a number}; shift 2 ;;
@@ -25,6 +26,7 @@ while (($#)); do
     *) echo "quickstart: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
 done
+[[ -z $layers || $gpu ]] || { echo "quickstart: --layers goes with --gpu" >&2; exit 2; }
 
 say() { printf '\033[1m%s\033[0m\n' "== $*"; }
 
@@ -70,7 +72,7 @@ else
 fi
 # A run folder is for one run: a second call starts from the beginning.
 rm -rf "$run/tokens" "$run/coordinator" "$run/worker-a" "$run/worker-b" "$run/checkpoints" "$run/summary.json"
-"$bin/ringctl" data pack --input "$text" --output "$run/tokens" --suffix .h --suffix .hpp --suffix .c
+"$bin/ringctl" data pack --input "$text" --output "$run/tokens" "${suffixes[@]}"
 
 say "Starting a coordinator and workers"
 start_coordinator

@@ -39,7 +39,8 @@ constexpr Field kFields[] = {
      "Folder of held-out token shards; without it there is no evaluation.", true},
     {"data.sequence_length", Need::kRequired, "", {1, kMaxSequence}, When::kAlways,
      "Tokens in one training sequence. With a context above 1 it must divide into whole tiles "
-     "for every rank (see `parallelism.layout`)."},
+     "for every rank (see `parallelism.layout`). A sequence is cut from a stream of documents, one "
+     "behind the other, without a mask between them: attention reaches back into earlier documents."},
     {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxSequence}, When::kAlways,
      "Where the sequences of a step are of unequal length: the length of each, "
      "`training.global_batch` numbers, at most `data.sequence_length` and dividing as that does. "
@@ -129,7 +130,7 @@ constexpr Field kFields[] = {
      "Held-out evaluation every so many steps, and at the first and last; 0: only at first and "
      "last."},
     {"training.eval_sequences", Need::kDefault, "4", {1, 1048576}, When::kAlways,
-     "Sequences in one evaluation."},
+     "Sequences in one evaluation; fewer where `data.eval` holds fewer."},
     {"training.max_skipped_steps", Need::kDefault, "10", {0, kMaxCount}, When::kAlways,
      "Steps in a row with a NaN or infinite gradient that are skipped before the attempt "
      "fails."},

@@ -124,6 +124,13 @@ TEST_F(DataTest, ImportsTokenIdsAndRefusesThoseOutsideTheVocabulary) {
   EXPECT_FALSE(fs::exists(options.output + "/train"));
 }
 
+TEST_F(DataTest, TextHasAVocabularyOfItsOwn) {
+  AddText("a", "text");
+  PackOptions options = Options();
+  options.vocabulary = 300;
+  EXPECT_THAT(Pack(options).status().message(), HasSubstr("--format uint16 or uint32"));
+}
+
 TEST_F(DataTest, RefusesToOverwriteAndNamesTheFolder) {
   AddText("a", "text");
   ASSERT_TRUE(Pack(Options()).ok());

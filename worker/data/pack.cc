@@ -150,6 +150,11 @@ absl::Status CheckOptions(PackOptions* options) {
         absl::StrFormat("eval share is %g; it must be in [0, 1)", options->eval_share));
   }
   if (options->input == PackOptions::Input::kText) {
+    if (options->vocabulary != 0 || options->separator != 0 || !options->tokenizer.empty()) {
+      return absl::InvalidArgumentError(
+          "vocabulary, separator and tokenizer are for token ids (--format uint16 or uint32); text "
+          "is packed a token a byte");
+    }
     options->vocabulary = kByteVocabulary;
     options->separator = kByteSeparator;
     options->tokenizer = "bytes";
