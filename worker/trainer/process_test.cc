@@ -1,6 +1,7 @@
 // Whole attempts: real ringleader-trainer processes on a tiny model, under a worker played by the
 // test.
 #include <signal.h>
+#include <sys/mount.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/trainer/testing/attempt_test.h"
@@ -306,19 +308,104 @@ TEST_F(TrainerProcessTest, GradientsThatAreNotFiniteAreSkippedAndThenNamed) {
   EXPECT_GE(first_hand, 1);
 }
 
+void OverwriteByte(const std::string& path, int64_t offset) {
+  std::fstream bytes(path, std::ios::in | std::ios::out | std::ios::binary);
+  bytes.seekg(offset);
+  const int byte = bytes.get();
+  bytes.seekp(offset);
+  bytes.put(static_cast<char>(byte ^ 0x40));
+  ASSERT_TRUE(bytes.good()) << path;
+}
+
 TEST_F(TrainerProcessTest, DamagedDataIsNamed) {
   const v1::JobSpec spec = Job(1);
   std::string shard;
   for (const auto& file : std::filesystem::directory_iterator(spec.data().train())) {
     if (file.path().extension() != ".json") shard = file.path();
   }
-  std::fstream bytes(shard, std::ios::in | std::ios::out | std::ios::binary);
-  bytes.seekp(200);
-  bytes.put('\xee');
-  bytes.close();
+  const auto expect_named = [&] {
+    const v1::TrainerResult result = Failure(spec);
+    EXPECT_THAT(result.message(), HasSubstr(shard));
+    EXPECT_FALSE(result.retryable());
+  };
+  OverwriteByte(shard, 200);
+  expect_named();
+  std::filesystem::resize_file(shard, 200);
+  expect_named();
+}
+
+TEST_F(TrainerProcessTest, ADamagedModelIsNamed) {
+  v1::JobSpec spec = Job(1);
+  const std::vector<RankLog> first = RunToEnd(spec);
+  const std::string folder = first[0].model_path;
+  spec.mutable_model()->clear_config();
+  spec.mutable_model()->set_init(folder);
+  UseCheckpoints(&spec, Path("tuned"));
+  // It starts from what was learnt.
+  EXPECT_LT(RunToEnd(spec)[0].evals.front().loss(), first[0].evals.front().loss());
+
+  UseCheckpoints(&spec, Path("never"));
+  const std::string weights = folder + "/model.safetensors";
+  const auto expect_named = [&] {
+    const v1::TrainerResult result = Failure(spec);
+    EXPECT_THAT(result.message(), HasSubstr(weights));
+    EXPECT_FALSE(result.retryable());
+    EXPECT_FALSE(std::filesystem::exists(Path("never") + "/step-0000000002"));
+  };
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(weights));
+  OverwriteByte(weights, size / 2);
+  expect_named();
+  std::filesystem::resize_file(weights, size - 100);
+  expect_named();
+}
+
+TEST_F(TrainerProcessTest, DamagedCheckpointsArePassedOverByName) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_checkpoint()->set_keep_last(2);
+  const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
+  const std::string directory = spec.checkpoint().directory();
+  const std::string newest = directory + "/step-0000000006/shard-00001-of-00002.bin";
+  OverwriteByte(newest, 1000);
+  const RankLog resumed = RunToEnd(spec)[0];
+  EXPECT_THAT(Output(), HasSubstr("passed over: "));
+  EXPECT_THAT(Output(), HasSubstr(newest));
+  EXPECT_THAT(Output(), HasSubstr("resuming from " + directory + "/step-0000000004"));
+  EXPECT_EQ(Losses(resumed), std::vector<double>(undisturbed.begin() + 4, undisturbed.end()));
+
+  // Without a whole one it does not start over as if nothing had been there.
+  std::string last;
+  for (const auto& folder : std::filesystem::directory_iterator(directory)) {
+    if (!folder.path().filename().string().starts_with("step-")) continue;
+    last = folder.path() / "shard-00000-of-00002.bin";
+    std::filesystem::resize_file(last, 500);
+  }
   const v1::TrainerResult result = Failure(spec);
-  EXPECT_THAT(result.message(), HasSubstr(shard));
+  EXPECT_THAT(result.message(), HasSubstr("no checkpoint in " + directory + " is whole"));
   EXPECT_FALSE(result.retryable());
+}
+
+TEST_F(TrainerProcessTest, AFullDiskIsNamedAndKeepsEarlierCheckpoints) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_checkpoint()->set_keep_last(2);
+  const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
+  const std::string disk = Path("disk");
+  std::filesystem::create_directories(disk);
+  // Room for two checkpoints of 0.9 MiB; the third is written before the first may go.
+  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=2400k") != 0) {
+    GTEST_SKIP() << "mounting a small file system needs CAP_SYS_ADMIN";
+  }
+  const absl::Cleanup unmount = [&] { umount(disk.c_str()); };
+  UseCheckpoints(&spec, disk);
+  for (const RankLog& log : Start(spec)->Finish()) {
+    ASSERT_TRUE(log.result.has_value()) << Output();
+    EXPECT_EQ(log.result->outcome(), TrainerExited::FAILED);
+    EXPECT_TRUE(log.result->retryable());
+    EXPECT_THAT(log.result->message(), HasSubstr(disk + "/.step-0000000006.partial/"));
+    EXPECT_THAT(log.result->message(), HasSubstr("No space left on device"));
+  }
+  ASSERT_EQ(mount("tmpfs", disk.c_str(), "tmpfs", MS_REMOUNT, "size=20m"), 0);
+  const RankLog resumed = RunToEnd(spec)[0];
+  EXPECT_EQ(Losses(resumed), std::vector<double>(undisturbed.begin() + 4, undisturbed.end()));
 }
 
 }  // namespace

@@ -140,7 +140,13 @@ absl::Status Attempt::Resume() {
   if (is_first()) {
     for (const std::string& problem : problems) std::printf("passed over: %s\n", problem.c_str());
   }
-  if (!newest.has_value()) return absl::OkStatus();
+  if (!newest.has_value()) {
+    if (problems.empty()) return absl::OkStatus();
+    // Starting over would throw away what may be mended, and nobody would notice.
+    return absl::DataLossError(
+        absl::StrFormat("no checkpoint in %s is whole (%s); mend one, or remove them to start over",
+                        job_.checkpoint_directory, problems.front()));
+  }
 
   const checkpoint::TrainingState& state = newest->state;
   if (state.job_digest != JobDigest()) {

@@ -50,6 +50,7 @@ std::string AttemptTest::Output() const {
   std::ostringstream text;
   for (const auto& file : std::filesystem::directory_iterator(log_directory_)) {
     text << file.path().filename() << "\n" << std::ifstream(file.path()).rdbuf();
+    text.clear();  // an empty file counts as a failure
   }
   return text.str();
 }
