@@ -34,7 +34,7 @@ int FreePort() {
 
 // Flags for the certificate `name` of `certificates`; none without any.
 void AppendTlsFlags(const TestCertificates* certificates, const std::string& name,
-                 std::vector<std::string>* command) {
+                    std::vector<std::string>* command) {
   if (certificates == nullptr) return;
   const TlsOptions tls = certificates->Options(name);
   command->insert(command->end(), {"--tls-cert=" + tls.cert_path, "--tls-key=" + tls.key_path,
