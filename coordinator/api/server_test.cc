@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/temp_dir.h"
 #include "base/test_certificates.h"
+#include "coordinator/lifecycle/testing/fixed_plan.h"
 #include "coordinator/store/sqlite_store.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -46,20 +47,6 @@ resources: {trainers: 4}
   EXPECT_TRUE(spec.ok()) << spec.status();
   return spec.value_or(v1::JobSpec());
 }
-
-class FixedPlan : public lifecycle::PlanSource {
- public:
-  absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec&, const std::vector<v1::Placement>&,
-                                    const std::vector<v1::NodeInventory>&) override {
-    v1::StepPlan plan;
-    plan.set_version(1);
-    return plan;
-  }
-  std::optional<v1::StepPlan> Observe(const v1::Job&, const v1::StepReport&) override {
-    return std::nullopt;
-  }
-  void Forget(const v1::Job&) override {}
-};
 
 class ServerTest : public ::testing::Test {
  protected:
@@ -163,7 +150,7 @@ class ServerTest : public ::testing::Test {
   }
 
   TempDir dir_;
-  FixedPlan plans_;
+  lifecycle::testing::FixedPlan plans_;
   std::unique_ptr<store::Store> store_;
   std::unique_ptr<lifecycle::JobController> controller_;
   std::unique_ptr<session::WorkerControlService> workers_;

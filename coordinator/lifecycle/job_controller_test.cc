@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/temp_dir.h"
+#include "coordinator/lifecycle/testing/fixed_plan.h"
 #include "coordinator/store/sqlite_store.h"
 
 namespace ringleader::lifecycle {
@@ -86,20 +87,6 @@ class FlakyStore : public store::Store {
 
  private:
   store::Store* const store_;
-};
-
-class AnyPlan : public PlanSource {
- public:
-  absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec&, const std::vector<v1::Placement>&,
-                                    const std::vector<v1::NodeInventory>&) override {
-    v1::StepPlan plan;
-    plan.set_version(1);
-    return plan;
-  }
-  std::optional<v1::StepPlan> Observe(const v1::Job&, const v1::StepReport&) override {
-    return std::nullopt;
-  }
-  void Forget(const v1::Job&) override {}
 };
 
 class JobControllerTest : public ::testing::Test {
@@ -264,7 +251,7 @@ class JobControllerTest : public ::testing::Test {
   const TempDir dir_;
   Options options_;
   FakeClock clock_;
-  AnyPlan plans_;
+  testing::FixedPlan plans_;
   std::unique_ptr<store::Store> sqlite_;
   FlakyStore store_;
   std::unique_ptr<JobController> controller_;

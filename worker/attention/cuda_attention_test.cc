@@ -15,6 +15,7 @@
 #include "worker/attention/cuda_attention_engine.h"
 #include "worker/attention/cuda_ring_attention.h"
 #include "worker/attention/ring_attention.h"
+#include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/nccl_communicator.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/comm/testing/local_device_communicator.h"
@@ -22,7 +23,6 @@
 namespace ringleader::attention {
 namespace {
 
-using kernels::LayoutKind;
 using kernels::ShardLayout;
 using torch::Tensor;
 
@@ -218,34 +218,6 @@ uint64_t TotalTiles(const Result& result) {
   return tiles;
 }
 
-struct Setting {
-  LayoutKind layout;
-  RingShape ring;
-};
-
-std::string NameOf(const Setting& setting) {
-  const char* const layouts[] = {"Contiguous", "Zigzag", "Striped"};
-  const char* const kinds[] = {"Flat", "Hierarchical", "AllGather"};
-  return std::string(layouts[static_cast<int>(setting.layout)]) +
-         kinds[static_cast<int>(setting.ring.kind)] + std::to_string(setting.ring.outer) + "x" +
-         std::to_string(setting.ring.inner);
-}
-
-std::vector<Setting> AllSettings() {
-  std::vector<Setting> settings;
-  for (const LayoutKind layout :
-       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (const RingShape ring :
-         {RingShape{RingKind::kFlat, 1, 1}, RingShape{RingKind::kFlat, 2, 1},
-          RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
-          RingShape{RingKind::kHierarchical, 1, 4}, RingShape{RingKind::kAllGather, 2, 1},
-          RingShape{RingKind::kAllGather, 4, 1}}) {
-      settings.push_back({layout, ring});
-    }
-  }
-  return settings;
-}
-
 class CudaAttentionTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -254,7 +226,8 @@ class CudaAttentionTest : public ::testing::Test {
   }
 };
 
-class CudaRanksTest : public CudaAttentionTest, public ::testing::WithParamInterface<Setting> {
+class CudaRanksTest : public CudaAttentionTest,
+                      public ::testing::WithParamInterface<testing::RingSetting> {
  protected:
   static AttentionOptions With(AttentionOptions options) {
     options.layout = GetParam().layout;
@@ -349,8 +322,8 @@ TEST_P(CudaRanksTest, VerticalSlashTopK) {
                                 .tile = 64});
 }
 
-INSTANTIATE_TEST_SUITE_P(Settings, CudaRanksTest, ::testing::ValuesIn(AllSettings()),
-                         [](const auto& info) { return NameOf(info.param); });
+INSTANTIATE_TEST_SUITE_P(Settings, CudaRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
+                         [](const auto& info) { return testing::NameOf(info.param); });
 
 TEST_F(CudaAttentionTest, StatisticsAreThoseOfTheCpu) {
   const Sequence sequence(2048, 4, 2, 64);

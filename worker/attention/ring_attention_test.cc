@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::attention {
 namespace {
 
-using kernels::LayoutKind;
 using kernels::ShardLayout;
 using torch::Tensor;
 
@@ -102,35 +102,7 @@ TEST(RingAttentionTest, DenseOnOneRankEqualsLibTorch) {
   ExpectNear(RunOnRanks(sequence, {}, 1), Dense(sequence));
 }
 
-struct Setting {
-  LayoutKind layout;
-  RingShape ring;
-};
-
-std::string NameOf(const Setting& setting) {
-  const char* const layouts[] = {"Contiguous", "Zigzag", "Striped"};
-  const char* const kinds[] = {"Flat", "Hierarchical", "AllGather"};
-  return std::string(layouts[static_cast<int>(setting.layout)]) +
-         kinds[static_cast<int>(setting.ring.kind)] + std::to_string(setting.ring.outer) + "x" +
-         std::to_string(setting.ring.inner);
-}
-
-std::vector<Setting> AllSettings() {
-  std::vector<Setting> settings;
-  for (const LayoutKind layout :
-       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (const RingShape ring :
-         {RingShape{RingKind::kFlat, 1, 1}, RingShape{RingKind::kFlat, 2, 1},
-          RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
-          RingShape{RingKind::kHierarchical, 1, 4}, RingShape{RingKind::kAllGather, 2, 1},
-          RingShape{RingKind::kAllGather, 4, 1}}) {
-      settings.push_back({layout, ring});
-    }
-  }
-  return settings;
-}
-
-class ManyRanksTest : public ::testing::TestWithParam<Setting> {
+class ManyRanksTest : public ::testing::TestWithParam<testing::RingSetting> {
  protected:
   // The same result on this setting's ranks as on one.
   void ExpectSameAsOneRank(AttentionOptions options) {
@@ -170,8 +142,8 @@ TEST_P(ManyRanksTest, BlockTopK) {
       {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
-INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(AllSettings()),
-                         [](const auto& info) { return NameOf(info.param); });
+INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
+                         [](const auto& info) { return testing::NameOf(info.param); });
 
 }  // namespace
 }  // namespace ringleader::attention
