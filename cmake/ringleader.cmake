@@ -11,6 +11,10 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 # Assertions stay on: a violated invariant must stop the process, not corrupt a run.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2")
+if(RINGLEADER_SANITIZE)
+  # What reports need and no more: compiles in well under half the time of -O2 -g.
+  set(CMAKE_CXX_FLAGS_RELEASE "-O1 -g1")
+endif()
 
 find_program(CCACHE ccache)
 if(CCACHE)
@@ -27,7 +31,7 @@ target_compile_options(ringleader_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-unused-parameter>)
 if(RINGLEADER_SANITIZE)
   target_compile_options(ringleader_options INTERFACE
-    -fsanitize=${RINGLEADER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g
+    -fsanitize=${RINGLEADER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
     # gcc 12 sees unset values in instrumented code where there are none.
     -Wno-error=maybe-uninitialized)
   target_link_options(ringleader_options INTERFACE -fsanitize=${RINGLEADER_SANITIZE})
