@@ -5,6 +5,7 @@
 //   fake-crash        "RANK.STEP": that rank kills itself in that step of the first attempt
 //   fake-crash-always "RANK.STEP": in every attempt
 //   fake-hang         "RANK.STEP": stops itself (SIGSTOP) in that step of the first attempt
+//   fake-stall        "RANK.STEP": likewise, but goes on saying that it lives
 //   fake-refuse       "1": leaves with an error that no retry can mend
 //
 // The loss depends on every step before, so a step lost or trained twice shows in it. In the
@@ -228,6 +229,7 @@ class FakeTrainer {
       const bool first = assignment_->attempt() == 1;
       if ((first && Now("fake-crash")) || Now("fake-crash-always")) raise(SIGKILL);
       if (first && Now("fake-hang")) raise(SIGSTOP);
+      if (first && Now("fake-stall")) absl::SleepFor(absl::InfiniteDuration());
       state_ = 0.9 * state_ + 1.0 / static_cast<double>(step_);
       if (arguments_.rank == 0) Audit("step");
       Report(step_ms / 1000.0);

@@ -138,6 +138,23 @@ TEST_F(LifecycleTest, AHungTrainerIsKilledAndNamed) {
   ExpectUnbrokenRecord("job", 20);
 }
 
+// Its peers wait for it and look no different: one of them may be killed in its place.
+TEST_F(LifecycleTest, ATrainerThatGetsNoFurtherIsKilled) {
+  worker_flags_["--hang-timeout"] = 2;
+  StartCoordinator();
+  StartWorker("a", 4);
+  Submit(Spec("job", 4, 20, {{"fake-stall", "1.12"}}));
+  const v1::Job failed = Await(
+      "job",
+      [](const v1::Job& job) {
+        return job.attempts_size() > 0 && job.attempts(0).state() == v1::Attempt::FAILED;
+      },
+      absl::Seconds(15));
+  EXPECT_THAT(failed.attempts(0).failure().message(), HasSubstr("no progress for 2s in step"));
+  AwaitState("job", v1::Job::SUCCEEDED);
+  ExpectUnbrokenRecord("job", 20);
+}
+
 TEST_F(LifecycleTest, AJobThatNeverGetsFurtherRunsOutOfRetries) {
   StartCoordinator();
   StartWorker("a", 2);
