@@ -25,6 +25,7 @@
 namespace ringleader::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -212,6 +213,21 @@ TEST_F(CoordinatorProcessTest, BadDatabasesAreNamed) {
   std::filesystem::remove_all(coordinator_.data_dir());
   std::ofstream(coordinator_.data_dir()) << "a file in the folder's place";
   EXPECT_THAT(Complaint(), HasSubstr("--data-dir: cannot create"));
+}
+
+TEST_F(CoordinatorProcessTest, AReadOnlyFolderIsNamed) {
+  std::filesystem::create_directories(coordinator_.data_dir());
+  if (mount("tmpfs", coordinator_.data_dir().c_str(), "tmpfs", 0, "size=4m") != 0) {
+    GTEST_SKIP() << "mounting a file system needs CAP_SYS_ADMIN";
+  }
+  const absl::Cleanup unmount = [&] { umount(coordinator_.data_dir().c_str()); };
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  coordinator_.process().Signal(SIGTERM);
+  ASSERT_EQ(coordinator_.process().Wait(), 0);
+  ASSERT_EQ(mount("tmpfs", coordinator_.data_dir().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, ""),
+            0);
+  EXPECT_THAT(Complaint(), AllOf(HasSubstr(coordinator_.data_dir() + "/ringleader.db"),
+                                 HasSubstr("writable for this user")));
 }
 
 // A file system of 2 MiB fills up: requests fail and say why, the coordinator stays up with all
