@@ -269,6 +269,14 @@ TEST_F(TrainerProcessTest, BadInputIsNamedAndNotTriedAgain) {
   EXPECT_FALSE(result.collateral());
 
   spec = Job(1);
+  std::ofstream(Path("a-file")) << "where a folder should be";
+  UseCheckpoints(&spec, Path("a-file") + "/checkpoints");
+  result = Failure(spec);
+  EXPECT_THAT(result.message(), HasSubstr("checkpoint.directory cannot be written by rank 0"));
+  EXPECT_THAT(result.message(), HasSubstr(Path("a-file")));
+  EXPECT_FALSE(result.retryable());
+
+  spec = Job(1);
   spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
   result = Failure(spec);
   EXPECT_THAT(result.message(), HasSubstr("resources.engine is cuda"));
