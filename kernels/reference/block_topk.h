@@ -1,5 +1,5 @@
 // Block top-k (MoBA): each tile of queries keeps the key blocks whose mean key its mean query
-// scores highest, besides its own block.
+// scores highest, besides its own block (MoBA, arXiv 2502.13189).
 #pragma once
 
 #include <cstdint>

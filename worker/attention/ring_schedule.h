@@ -1,6 +1,6 @@
 // Ring schedules as data: which owner's keys and values a rank attends to at which step, and what
 // it sends where, on which link. RingAttention runs them, the planner's simulator prices them. No
-// LibTorch, no transfers here.
+// LibTorch, no transfers here. Hierarchical: MTraining (arXiv 2510.18830), section 4.3.
 //
 // Ranks of a hierarchical ring are numbered node by node: rank = node * inner + place in the node.
 #pragma once

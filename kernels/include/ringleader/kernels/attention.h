@@ -4,7 +4,7 @@
 // All pointers are to memory of the engine that is called; nothing is owned. One call attends the
 // queries of one rank to the keys of one owner: a step of the ring. Results merge into what earlier
 // calls left (out, lse), so that summing the calls over all owners gives the attention over the
-// whole sequence.
+// whole sequence (online softmax: FlashAttention-2, arXiv 2307.08691, section 3.1).
 #pragma once
 
 #include <cstdint>

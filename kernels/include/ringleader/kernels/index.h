@@ -1,6 +1,6 @@
 // The vertical-slash index: which key columns and which block diagonals each head attends to,
 // chosen online from a few estimate queries. The same contract for the CPU engine (reference/) and
-// the GPU (index/).
+// the GPU (index/). After MTraining (arXiv 2510.18830), section 4.1, Algorithm 1.
 //
 // The work is cut at the points where ranks have to agree. Per layer, on every rank:
 //   1. row maximum      -> row_max            caller reduces: MAX over ranks

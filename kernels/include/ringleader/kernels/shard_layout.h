@@ -20,7 +20,7 @@ enum class LayoutKind : int32_t {
 
 // `tokens` is the length of the whole sequence. With one rank every layout is contiguous and any
 // length is allowed; with W ranks tokens must divide by W (contiguous), 2 W (zigzag) or W * stripe
-// (striped).
+// (striped). Block-wise stripes: MTraining (arXiv 2510.18830), section 4.2.
 struct ShardLayout {
   LayoutKind kind = LayoutKind::kContiguous;
   int32_t ranks = 1;
