@@ -2,11 +2,13 @@
 // gradient of every parameter, for dense attention and for the same sparse index.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "worker/attention/ring_attention.h"
+#include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/model/decoder.h"
 #include "worker/model/testing/golden.h"
@@ -16,9 +18,8 @@ namespace {
 
 using attention::AttentionOptions;
 using attention::Pattern;
-using attention::RingKind;
-using attention::RingShape;
-using kernels::LayoutKind;
+using attention::testing::AllRingSettings;
+using attention::testing::RingSetting;
 using torch::Tensor;
 
 constexpr int64_t kTokens = 1024;
@@ -70,12 +71,7 @@ Result RunOnRanks(const AttentionOptions& options, int ranks) {
   return result;
 }
 
-struct Setting {
-  LayoutKind layout;
-  RingShape ring;
-};
-
-class ContextParallelTest : public ::testing::TestWithParam<Setting> {
+class ContextParallelTest : public ::testing::TestWithParam<RingSetting> {
  protected:
   void SetUp() override { at::set_num_threads(1); }
 
@@ -116,28 +112,7 @@ TEST_P(ContextParallelTest, BlockTopK) {
   ExpectSameAsOneRank({.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2});
 }
 
-std::vector<Setting> AllSettings() {
-  std::vector<Setting> settings;
-  for (const LayoutKind layout :
-       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (const RingShape ring :
-         {RingShape{RingKind::kFlat, 2, 1}, RingShape{RingKind::kFlat, 4, 1},
-          RingShape{RingKind::kHierarchical, 2, 2}, RingShape{RingKind::kAllGather, 4, 1}}) {
-      settings.push_back({layout, ring});
-    }
-  }
-  return settings;
-}
-
-std::string NameOf(const Setting& setting) {
-  const char* const layouts[] = {"Contiguous", "Zigzag", "Striped"};
-  const char* const kinds[] = {"Flat", "Hierarchical", "AllGather"};
-  return std::string(layouts[static_cast<int>(setting.layout)]) +
-         kinds[static_cast<int>(setting.ring.kind)] + std::to_string(setting.ring.outer) + "x" +
-         std::to_string(setting.ring.inner);
-}
-
-INSTANTIATE_TEST_SUITE_P(Settings, ContextParallelTest, ::testing::ValuesIn(AllSettings()),
+INSTANTIATE_TEST_SUITE_P(Settings, ContextParallelTest, ::testing::ValuesIn(AllRingSettings()),
                          [](const auto& info) { return NameOf(info.param); });
 
 }  // namespace
