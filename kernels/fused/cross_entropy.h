@@ -11,7 +11,7 @@
 
 namespace ringleader::kernels::fused {
 
-// Rows are held in registers by a cluster of blocks, which bounds the vocabulary.
+// Rows are held in shared memory by a cluster of blocks, which bounds the vocabulary.
 inline constexpr int64_t kMaxVocabulary = 262144;
 // A row with this label has no loss and no gradient.
 inline constexpr int64_t kIgnoredLabel = -100;

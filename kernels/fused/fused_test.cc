@@ -281,12 +281,62 @@ TEST_P(CrossEntropyTest, MatchesDouble) {
   EXPECT_LT(RelativeError(glogits.Read(), d), kBf16Tolerance);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyTest,
-                         ::testing::Values(EntropyShape{1, 1, 8}, EntropyShape{5, 257, 264},
-                                           EntropyShape{300, 32000, 32000},
-                                           EntropyShape{65, 128256, 128256},
-                                           EntropyShape{130, 151936, 151936},
-                                           EntropyShape{4, 262144, 262144}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, CrossEntropyTest,
+    ::testing::Values(EntropyShape{1, 1, 8}, EntropyShape{5, 257, 264},
+                      EntropyShape{300, 32000, 32000}, EntropyShape{600, 4095, 4096},
+                      EntropyShape{40, 50257, 50264}, EntropyShape{65, 128256, 128256},
+                      EntropyShape{130, 151936, 151936}, EntropyShape{70, 200019, 200064},
+                      EntropyShape{4, 262144, 262144}));
+
+// A maximum that keeps growing along the row, columns masked away, and what is no number.
+TEST_F(FusedTest, CrossEntropyOfExtremeLogits) {
+  for (const int64_t columns : {int64_t{8000}, int64_t{140000}}) {
+    std::vector<Bf16> logits(4 * columns);
+    for (int64_t c = 0; c < columns; ++c) {
+      const double ramp = 10000.0 * static_cast<double>(c) / static_cast<double>(columns) - 5000.0;
+      const auto set = [&](int row, double x) {
+        logits[row * columns + c] = __float2bfloat16_rn(static_cast<float>(x));
+      };
+      set(0, ramp);
+      set(1, -ramp);
+      set(2, c < columns / 2 ? -INFINITY : 1e-3 * ramp - 3e3);
+      set(3, c == columns - 3 ? NAN : 1.0);
+    }
+    std::vector<double> loss(3), d(3 * columns);
+    const std::vector<int64_t> labels = {0, columns - 1, columns - 7, 5};
+    for (int row = 0; row < 3; ++row) {
+      const auto at = [&](int64_t c) { return Double(logits[row * columns + c]); };
+      double top = -INFINITY, sum = 0;
+      for (int64_t c = 0; c < columns; ++c) top = std::max(top, at(c));
+      for (int64_t c = 0; c < columns; ++c) sum += std::exp(at(c) - top);
+      loss[row] = std::log(sum) + top - at(labels[row]);
+      for (int64_t c = 0; c < columns; ++c)
+        d[row * columns + c] = std::exp(at(c) - top) / sum - (c == labels[row]);
+    }
+    DeviceBuffer<Bf16> glogits(logits);
+    DeviceBuffer<int64_t> glabels(labels);
+    DeviceBuffer<float> gloss(4), scale(std::vector<float>{1.0f});
+    ASSERT_TRUE(CrossEntropy({.logits = glogits.data(),
+                              .stride = columns,
+                              .labels = glabels.data(),
+                              .loss = gloss.data(),
+                              .rows = 4,
+                              .vocabulary = columns,
+                              .gradient_scale = scale.data()},
+                             nullptr)
+                    .ok());
+    const std::vector<float> got = gloss.Read();
+    EXPECT_NEAR(got[0], loss[0], 1e-2);
+    EXPECT_NEAR(got[1], loss[1], 1e-2);
+    EXPECT_NEAR(got[2], loss[2], 1e-2);
+    EXPECT_TRUE(std::isnan(got[3]));
+    auto gradient = glogits.Read();
+    EXPECT_TRUE(std::isnan(Double(gradient[3 * columns])));
+    gradient.resize(3 * columns);
+    EXPECT_LT(RelativeError(gradient, d), kBf16Tolerance);
+  }
+}
 
 TEST_F(FusedTest, CrossEntropyOfABadLabelIsNan) {
   DeviceBuffer<Bf16> logits(Normal(16));

@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     LoadQueries(p, work, shared, [&](int e) { return m.query_layout.Position(e); });
   }
   __syncthreads();
-  if (threadIdx.x >= kConsumerThreads) return ProduceKeys(p, work, &key_map, shared);
+  if (threadIdx.x >= kConsumerThreads)
+    return ProduceKeys(p, work, &key_map, shared, 0, work.tile_count);
 
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int run = warpgroup % (kConsumers / turns);

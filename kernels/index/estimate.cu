@@ -42,10 +42,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const BlockWork work(p, blockIdx.x);
   const int turns = work.run_count == 1 ? 4 : work.run_count == 2 ? 2 : 1;
   InitBarriers(shared, work.run_count);
-  if (threadIdx.x < kConsumerThreads)
+  if (threadIdx.x < kConsumerThreads) {
     LoadQueries(p, work, shared, [&](int e) { return p.query_positions[e]; });
+  } else {
+    ProduceKeys(p, work, &key_map, shared, 0, kStages);
+  }
   __syncthreads();
-  if (threadIdx.x >= kConsumerThreads) return ProduceKeys(p, work, &key_map, shared);
+  if (threadIdx.x >= kConsumerThreads)
+    return ProduceKeys(p, work, &key_map, shared, kStages, work.tile_count);
 
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int run = warpgroup % (kConsumers / turns);
@@ -134,8 +138,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const BlockWork work(p, blockIdx.x);
   const int turns = work.run_count <= 2 ? 2 : 1;
   InitBarriers(shared, kConsumers / turns);
-  if (threadIdx.x < kConsumerThreads)
+  if (threadIdx.x < kConsumerThreads) {
     LoadQueries(p, work, shared, [&](int e) { return p.query_positions[e]; });
+  } else {
+    ProduceKeys(p, work, &key_map, shared, 0, kStages);
+  }
   __syncthreads();
   // exp(logit - max) / sum = 2^(dot * scale_log2 + bias); an invalid row gets no share.
   for (int row = threadIdx.x; row < kBlockQueries; row += kBlockThreads) {
@@ -163,7 +170,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     shared.run_block[threadIdx.x] = scattered ? -1 : lowest / p.tile;
   }
   __syncthreads();
-  if (threadIdx.x >= kConsumerThreads) return ProduceKeys(p, work, &key_map, shared);
+  if (threadIdx.x >= kConsumerThreads)
+    return ProduceKeys(p, work, &key_map, shared, kStages, work.tile_count);
 
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int half = warpgroup % 2, pair = turns == 1 ? warpgroup / 2 : 0;

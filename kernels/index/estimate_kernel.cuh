@@ -116,10 +116,11 @@ __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const Block
   ptx::FenceAsyncShared();
 }
 
-// `consumers` warpgroups read each tile.
+// `consumers` warpgroups read each tile. The thread that will load does it: it need not wait for
+// others before its first loads.
 template <int kHeadDim>
 __device__ __forceinline__ void InitBarriers(EstimateShared<kHeadDim>& shared, int consumers) {
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x != kConsumerThreads) return;
   for (int stage = 0; stage < kStages; ++stage) {
     ptx::MbarrierInit(&shared.full[stage], 1);
     ptx::MbarrierInit(&shared.empty[stage], consumers * 4);
@@ -127,13 +128,14 @@ __device__ __forceinline__ void InitBarriers(EstimateShared<kHeadDim>& shared, i
   ptx::MbarrierInitFence();
 }
 
-// The loading warp: keys of all tiles in turn, and the positions where the tiles' halves begin.
+// The loading warp: keys of tiles [begin, end) of this block's in turn, and the positions where the
+// tiles' halves begin.
 template <int kHeadDim>
 __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const BlockWork& work,
                                             const CUtensorMap* key_map,
-                                            EstimateShared<kHeadDim>& shared) {
+                                            EstimateShared<kHeadDim>& shared, int begin, int end) {
   if (threadIdx.x % 32 != 0) return;
-  for (int i = 0; i < work.tile_count; ++i) {
+  for (int i = begin; i < min(end, work.tile_count); ++i) {
     const int stage = i % kStages, key = (work.first_tile + i) * kKeyTile;
     if (i >= kStages) ptx::MbarrierWait(&shared.empty[stage], (i / kStages - 1) & 1);
     for (int half = 0; half < 2; ++half) {

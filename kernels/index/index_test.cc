@@ -115,7 +115,7 @@ class IndexTest : public fused::GpuTest {
   }
 
   // Steps 4 and 5 on simulated ranks, compared with kernels/reference.
-  void CheckSelection(const Estimate& estimate, int heads, int64_t tokens, int tile, int ranks,
+  void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int tile,
                       int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
                       const std::vector<int32_t>& max_count);
 
@@ -214,16 +214,16 @@ TEST_F(IndexTest, EstimateIsTheSameOnAnyNumberOfRanks) {
   }
 }
 
-void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t tokens, int tile,
-                               int ranks, int max_columns, int sink, int local_blocks,
+void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int tile,
+                               int max_columns, int sink, int local_blocks,
                                const std::vector<float>& mass,
                                const std::vector<int32_t>& max_count) {
+  const int64_t tokens = layout.tokens;
+  const int ranks = layout.ranks;
   const int blocks = static_cast<int>((tokens + tile - 1) / tile);
   const int64_t n = tokens / ranks, words = (blocks + 63) / 64;
   DeviceBuffer<int32_t> all_mass(int64_t{ranks} * heads * max_columns);
   DeviceBuffer<int32_t> all_positions(int64_t{ranks} * heads * max_columns);
-  ShardLayout layout = {
-      .kind = LayoutKind::kStriped, .ranks = ranks, .stripe = 128, .tokens = tokens};
   std::vector<std::vector<reference::ColumnCandidate>> candidates(heads);
   for (int r = 0; r < ranks; ++r) {
     layout.rank = r;
@@ -346,6 +346,10 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, int64_t toke
   EXPECT_EQ(load.Read(), expected_load);
 }
 
+ShardLayout Striped(int64_t tokens, int ranks) {
+  return {.kind = LayoutKind::kStriped, .ranks = ranks, .stripe = 128, .tokens = tokens};
+}
+
 TEST_F(IndexTest, SelectionEqualsTheReference) {
   const std::vector<float> mass = {0.9f, 0.5f, 1.0f, 0.01f, 0.95f, 0.9f, 1.0f, 0.9999f};
   const std::vector<int32_t> caps = {512, 7, 100, 512, 300, 1, 512, 512};
@@ -376,9 +380,37 @@ TEST_F(IndexTest, SelectionEqualsTheReference) {
       }
       SCOPED_TRACE(::testing::Message() << tokens << " tokens, masses of kind " << kind);
       for (const int ranks : {1, 2}) {
-        CheckSelection(estimate, heads, tokens, 128, ranks, 512, 64, 1, mass, caps);
+        CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass, caps);
       }
     }
+  }
+}
+
+// Loads of all owners, and a device memory bitmap and uncached masses where they are needed.
+TEST_F(IndexTest, SelectionOnEveryLayoutAndOnLongSequences) {
+  std::vector<ShardLayout> layouts;
+  const int64_t tokens = SmallShapes() ? 4096 : 32768;
+  for (const int ranks : {2, 4, 128}) {
+    layouts.push_back({.kind = LayoutKind::kContiguous, .ranks = ranks, .tokens = tokens});
+    layouts.push_back({.kind = LayoutKind::kZigzag, .ranks = ranks, .tokens = tokens});
+    layouts.push_back(Striped(tokens, ranks));
+    layouts.push_back(
+        {.kind = LayoutKind::kStriped, .ranks = ranks, .stripe = 256, .tokens = tokens});
+  }
+  layouts.push_back(Striped(int64_t{1} << 21, 4));
+  for (const ShardLayout& layout : layouts) {
+    if (SmallShapes() && layout.ranks > 2) continue;
+    SCOPED_TRACE(::testing::Message() << static_cast<int>(layout.kind) << " " << layout.stripe);
+    Estimate estimate;
+    for (int64_t i = 0; i < layout.tokens; ++i) {
+      estimate.column_mass.push_back(static_cast<int32_t>(random_() % 700));
+    }
+    for (int64_t i = 0; i < layout.tokens; i += 128) {
+      const auto first = estimate.column_mass.begin() + i;
+      estimate.diagonal_mass.push_back(std::accumulate(first, first + 128, 0));
+    }
+    CheckSelection(estimate, 1, layout, 128, 512, 64, 1, {0.6f}, {16384});
+    CheckSelection(estimate, 1, layout, 128, 512, 64, 1, {1.0f}, {300});
   }
 }
 
@@ -388,7 +420,7 @@ TEST_F(IndexTest, SelectionFromRealEstimates) {
   const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 3.0f);
   const auto k = Normal(c.tokens * c.kv_heads * c.head_dim, 1.0f);
   const Estimate estimate = RunEstimate(c, q, k, LayoutKind::kStriped, 4);
-  CheckSelection(estimate, c.heads, c.tokens, c.tile, 4, 1024, 64, 1,
+  CheckSelection(estimate, c.heads, Striped(c.tokens, 4), c.tile, 1024, 64, 1,
                  std::vector<float>(c.heads, 0.9f), std::vector<int32_t>(c.heads, 1000));
 }
 

@@ -3,6 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/diagonal_load.cuh"
 #include "kernels/index/select.h"
 #include "kernels/index/threshold.cuh"
 
@@ -14,23 +15,33 @@ using fused::CheckPointer;
 using fused::CheckSize;
 
 constexpr int kCandidateCluster = 8;
+// Two blocks a multiprocessor: 16 clusters of one each do not all fit.
+constexpr int kCandidateThreads = 512;
 
-// Masses that fit are kept in shared memory: they are looked at several times.
-extern __shared__ int32_t cached[];
-constexpr int kMaxCached = 45'056;  // 176 KiB, beside SelectShared
+// Beside SelectShared. Masses that fit are kept in it, as they are looked at several times; before
+// them the bitmap of the chosen positions.
+extern __shared__ __align__(16) uint32_t dynamic_shared[];
+constexpr int64_t kDynamicBytes = 192 << 10;
+// Longer sequences have their bitmap in device memory.
+constexpr int64_t kMaxSharedBitmap = 128 << 10;
 
-// Elements chosen: above the threshold << 32 | equal to it.
-__device__ __forceinline__ uint64_t Choose(int key, const Threshold& threshold) {
-  return static_cast<uint64_t>(key > threshold.value) << 32 |
-         static_cast<uint64_t>(threshold.ties > 0 && key == threshold.value);
+// A word for every 32 tokens, as many for each thread: a power of two.
+__host__ __device__ constexpr int64_t BitmapBytes(int64_t tokens) {
+  int64_t bytes = 4 * kSelectThreads;
+  while (bytes * 8 < tokens) bytes *= 2;
+  return bytes;
 }
-// How many of them come first: all that are above, and ties as long as there are any left.
-__device__ __forceinline__ int Slots(uint64_t chosen, const Threshold& threshold) {
-  return static_cast<int>(chosen >> 32) +
-         min(static_cast<int>(chosen & 0xffffffffu), threshold.ties);
+
+// layout.Position(i), without divisions of 64 bits.
+__device__ __forceinline__ int PositionOf(const ShardLayout& layout, int i) {
+  if (layout.ranks > 1 && layout.kind == LayoutKind::kStriped) {
+    const uint32_t stripe = layout.stripe, turn = static_cast<uint32_t>(i) / stripe;
+    return static_cast<int>((turn * layout.ranks + layout.rank) * stripe + (i - turn * stripe));
+  }
+  return static_cast<int>(layout.Position(i));
 }
 
-__global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kSelectThreads)
+__global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kCandidateThreads, 2)
     CandidatesKernel(const ColumnCandidatesArgs args, bool cache) {
   __shared__ SelectShared shared;
   cg::cluster_group cluster = cg::this_cluster();
@@ -45,7 +56,7 @@ __global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kSel
   int forced = 0;
   for (int bound = min(n, args.sink_tokens); forced < bound;) {
     const int middle = (forced + bound) / 2;
-    if (args.layout.Position(middle) < args.sink_tokens) {
+    if (PositionOf(args.layout, middle) < args.sink_tokens) {
       forced = middle + 1;
     } else {
       bound = middle;
@@ -53,66 +64,130 @@ __global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kSel
   }
   if (cache) {
 #pragma unroll 8
-    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kSelectThreads) {
-      cached[i - begin] = i < forced ? INT_MAX : mass[i];
+    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kCandidateThreads) {
+      dynamic_shared[i - begin] = i < forced ? INT_MAX : mass[i];
     }
     __syncthreads();
   }
   const auto key_of = [&](int i) {
-    return cache ? cached[i - begin] : i < forced ? INT_MAX : mass[i];
+    return cache ? static_cast<int>(dynamic_shared[i - begin]) : i < forced ? INT_MAX : mass[i];
   };
-  const Threshold threshold =
-      FindThreshold<kCandidateCluster, false>(shared, begin, end, key_of, args.max_columns, 0);
+  const Threshold threshold = FindThreshold<kCandidateCluster, kCandidateThreads>(
+      shared, begin, end, key_of, args.max_columns, 0);
 
   // Each warp has a run of neighbours, so that ties go to the lower positions: count, then write.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int run = (share + kSelectThreads - 1) / kSelectThreads * 32;
+  const int run = (share + kCandidateThreads - 1) / kCandidateThreads * 32;
   const int first = min(end, begin + warp * run), last = min(end, first + run);
-  uint64_t mine = 0;
-  for (int i = first + lane; i < last; i += 32) mine += Choose(key_of(i), threshold);
-  const Scan scan = BlockScan(mine, shared.scan);
+  const bool any_ties = threshold.ties > 0;
+  uint32_t own_above = 0, own_equal = 0;
+#pragma unroll 4
+  for (int i = first + lane; i < last; i += 32) {
+    const int key = key_of(i);
+    own_above += key > threshold.value;
+    own_equal += any_ties && key == threshold.value;
+  }
+  const Scan scan = BlockScan(static_cast<uint64_t>(own_above) << 32 | own_equal, shared.scan);
   if (threadIdx.x == 0) shared.share = scan.total;
   cluster.sync();
-  uint64_t before = 0;
+  uint64_t before = scan.inclusive - (static_cast<uint64_t>(own_above) << 32 | own_equal);
   for (int rank = 0; rank < part; ++rank) before += *cluster.map_shared_rank(&shared.share, rank);
-  cluster.sync();  // nobody leaves while its share is read
-  // What comes before this warp's run.
-  before += __shfl_sync(0xffffffffu, scan.inclusive - mine, 0);
+  cluster.sync();                                // nobody leaves while its share is read
+  before = __shfl_sync(0xffffffffu, before, 0);  // what comes before this warp's run
+  int above_before = static_cast<int>(before >> 32);
+  int equal_before = static_cast<int>(before & 0xffffffffu);
   const uint32_t lanes_before = (1u << lane) - 1;
+#pragma unroll 2
   for (int at = first; at < last; at += 32) {
-    const int i = at + lane;
-    const uint64_t choice = i < last ? Choose(key_of(i), threshold) : 0;
-    const uint32_t above = __ballot_sync(0xffffffffu, (choice >> 32) != 0);
-    const uint32_t equal = __ballot_sync(0xffffffffu, (choice & 1) != 0);
-    const uint64_t ahead = before + (static_cast<uint64_t>(__popc(above & lanes_before)) << 32 |
-                                     static_cast<uint64_t>(__popc(equal & lanes_before)));
-    const bool tie_left = static_cast<int>(ahead & 0xffffffffu) < threshold.ties;
-    if ((choice >> 32) != 0 || ((choice & 1) != 0 && tie_left)) {
-      const int slot = Slots(ahead, threshold);
-      out_mass[slot] = mass[i];
-      out_position[slot] = static_cast<int32_t>(args.layout.Position(i));
+    const int i = at + lane, key = i < last ? key_of(i) : 0;
+    const bool is_above = i < last && key > threshold.value;
+    const bool is_equal = i < last && any_ties && key == threshold.value;
+    const uint32_t above = __ballot_sync(0xffffffffu, is_above);
+    const uint32_t equal = __ballot_sync(0xffffffffu, is_equal);
+    const int equal_ahead = equal_before + __popc(equal & lanes_before);
+    if (is_above || (is_equal && equal_ahead < threshold.ties)) {
+      const int slot =
+          above_before + __popc(above & lanes_before) + min(equal_ahead, threshold.ties);
+      out_mass[slot] = i < forced ? mass[i] : key;
+      out_position[slot] = PositionOf(args.layout, i);
     }
-    before += static_cast<uint64_t>(__popc(above)) << 32 | static_cast<uint64_t>(__popc(equal));
+    above_before += __popc(above);
+    equal_before += __popc(equal);
   }
-  for (int at = static_cast<int>(threshold.count) + part * kSelectThreads +
+  for (int at = static_cast<int>(threshold.count) + part * kCandidateThreads +
                 static_cast<int>(threadIdx.x);
-       at < args.max_columns; at += kCandidateCluster * kSelectThreads) {
+       at < args.max_columns; at += kCandidateCluster * kCandidateThreads) {
     out_mass[at] = 0;
     out_position[at] = -1;
   }
 }
 
-// Calls emit(rank, position) for each set bit of the bitmap in ascending order. All threads call.
-template <typename Emit>
-__device__ void ScanBitmap(const uint32_t* bitmap, int words, uint64_t* slots, Emit emit) {
-  int before = 0;
-  for (int first = 0; first < words; first += kSelectThreads) {
-    const int w = first + static_cast<int>(threadIdx.x);
-    uint32_t bits = w < words ? __ldcg(bitmap + w) : 0;
-    const Scan scan = BlockScan(static_cast<uint64_t>(__popc(bits)), slots);
-    int rank = before + static_cast<int>(scan.inclusive) - __popc(bits);
-    before += static_cast<int>(scan.total);
-    for (; bits != 0; bits &= bits - 1) emit(rank++, w * 32 + __ffs(bits) - 1);
+// A bitmap of the sequence sorts positions. Thread t ranks the bits of 2^shift words in a row, from
+// word t << shift on, which lie kSelectThreads apart in memory.
+class Bitmap {
+ public:
+  __device__ Bitmap(uint32_t* words, int64_t tokens) : words_(words) {
+    const int a_thread = static_cast<int>((tokens - 1) / (32 * kSelectThreads));
+    shift_ = 32 - __clz(a_thread);
+  }
+  __device__ void Clear() const {
+    for (int k = 0; k < 1 << shift_; ++k) words_[k * kSelectThreads + threadIdx.x] = 0;
+  }
+  __device__ void Mark(int position) const {
+    const int word = position / 32, k = word & ((1 << shift_) - 1);
+    atomicOr(words_ + k * kSelectThreads + (word >> shift_), 1u << position % 32);
+  }
+  // Calls emit(rank, position) for each bit in ascending order. All threads call, behind a barrier.
+  template <typename Emit>
+  __device__ void Scan(uint64_t* slots, Emit emit) const {
+    uint32_t own = 0;
+    for (int k = 0; k < 1 << shift_; ++k) own += __popc(Word(k));
+    int rank = static_cast<int>(BlockScan(own, slots).inclusive - own);
+    for (int k = 0; k < 1 << shift_; ++k) {
+      const int first = ((static_cast<int>(threadIdx.x) << shift_) + k) * 32;
+      for (uint32_t bits = Word(k); bits != 0; bits &= bits - 1)
+        emit(rank++, first + __ffs(bits) - 1);
+    }
+  }
+
+ private:
+  // In device memory past the first-level cache, where atomics do not show.
+  __device__ uint32_t Word(int k) const {
+    return *static_cast<const volatile uint32_t*>(words_ + k * kSelectThreads + threadIdx.x);
+  }
+  uint32_t* words_;
+  int shift_;
+};
+
+// Calls visit(i, position, mass) for the candidates i of a head. Loads are issued in batches, and
+// divisions by max_columns stay out of the loop.
+template <typename Visit>
+__device__ __forceinline__ void ForCandidates(const SelectArgs& args, int head, Visit visit) {
+  constexpr int kBatch = 8;
+  const int columns = args.max_columns, candidates = args.layout.ranks * columns;
+  const int64_t next_rank = static_cast<int64_t>(args.heads) * columns;
+  const int rank_step = kSelectThreads / columns, slot_step = kSelectThreads % columns;
+  int slot = static_cast<int>(threadIdx.x) % columns;
+  int64_t base =
+      static_cast<int>(threadIdx.x) / columns * next_rank + static_cast<int64_t>(head) * columns;
+  for (int i = threadIdx.x; i < candidates; i += kBatch * kSelectThreads) {
+    int position[kBatch], mass[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (i + j * kSelectThreads >= candidates) break;
+      position[j] = __ldg(args.candidate_positions + base + slot);
+      mass[j] = __ldg(args.candidate_mass + base + slot);
+      slot += slot_step;
+      base += rank_step * next_rank;
+      if (slot >= columns) {
+        slot -= columns;
+        base += next_rank;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (i + j * kSelectThreads < candidates) visit(i + j * kSelectThreads, position[j], mass[j]);
+    }
   }
 }
 
@@ -120,56 +195,51 @@ __device__ void ScanBitmap(const uint32_t* bitmap, int words, uint64_t* slots, E
 __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool cache,
                               SelectShared& shared, int* last_tie) {
   const int candidates = args.layout.ranks * args.max_columns;
-  const auto place = [&](int i) {
-    const int rank = i / args.max_columns, slot = i % args.max_columns;
-    return (static_cast<int64_t>(rank) * args.heads + head) * args.max_columns + slot;
-  };
+  const int64_t words = BitmapBytes(args.layout.tokens) / 4;
+  const bool shared_bitmap = 4 * words <= kMaxSharedBitmap;
+  const Bitmap bitmap(
+      shared_bitmap ? dynamic_shared : static_cast<uint32_t*>(args.workspace) + head * words,
+      args.layout.tokens);
+  int32_t* cached = reinterpret_cast<int32_t*>(dynamic_shared) + (shared_bitmap ? words : 0);
   const auto forced = [&](int position) { return position >= 0 && position < args.sink_tokens; };
 
   uint64_t total = 0, forced_sum = 0;  // the second: count << 32 | mass
   for (int b = threadIdx.x; b < blocks; b += kSelectThreads) {
     total += static_cast<uint64_t>(args.diagonal_mass[head * static_cast<int64_t>(blocks) + b]);
   }
-#pragma unroll 4
-  for (int i = threadIdx.x; i < candidates; i += kSelectThreads) {
-    const int64_t at = place(i);
-    const bool is_forced = forced(args.candidate_positions[at]);
-    const int mass = args.candidate_mass[at];
-    if (is_forced) forced_sum += uint64_t{1} << 32 | static_cast<uint32_t>(mass);
-    if (cache) cached[i] = is_forced ? 0 : mass;
-  }
+  ForCandidates(args, head, [&](int i, int position, int mass) {
+    if (forced(position)) forced_sum += uint64_t{1} << 32 | static_cast<uint32_t>(mass);
+    if (cache) cached[i] = forced(position) ? 0 : mass;
+  });
   total = BlockScan(total, shared.scan).total;
   forced_sum = BlockScan(forced_sum, shared.scan).total;
   const int64_t forced_count = static_cast<int64_t>(forced_sum >> 32);
   const int64_t forced_mass = static_cast<int64_t>(forced_sum & 0xffffffffu);
   const auto mass_of = [&](int i) {
     if (cache) return cached[i];
-    return forced(args.candidate_positions[place(i)]) ? 0 : args.candidate_mass[place(i)];
+    const int rank = i / args.max_columns, slot = i % args.max_columns;
+    const int64_t at = (static_cast<int64_t>(rank) * args.heads + head) * args.max_columns + slot;
+    return forced(args.candidate_positions[at]) ? 0 : args.candidate_mass[at];
   };
   const int64_t cap = min(args.column_budgets.max_count[head], args.max_columns);
-  const Threshold threshold = FindThreshold<1, true>(
+  const Threshold threshold = FindThreshold<1, kSelectThreads>(
       shared, 0, candidates, mass_of, cap - forced_count,
       MassTarget(static_cast<int64_t>(total), args.column_budgets.mass[head]) - forced_mass);
 
-  // A bitmap of the sequence sorts the positions, first of the ties, then of the choice.
-  const int words = static_cast<int>((args.layout.tokens + 31) / 32);
-  uint32_t* bitmap = static_cast<uint32_t*>(args.workspace) + static_cast<int64_t>(head) * words;
+  // First of the ties, if not all are taken, then of the choice.
   const auto mark = [&](auto chosen) {
-    for (int w = threadIdx.x; w < words; w += kSelectThreads) bitmap[w] = 0;
+    bitmap.Clear();
     __syncthreads();
-    for (int i = threadIdx.x; i < candidates; i += kSelectThreads) {
-      const int position = args.candidate_positions[place(i)];
-      if (position >= 0 && chosen(position, mass_of(i))) {
-        atomicOr(bitmap + position / 32, 1u << position % 32);
-      }
-    }
+    ForCandidates(args, head, [&](int, int position, int mass) {
+      if (position >= 0 && chosen(position, mass)) bitmap.Mark(position);
+    });
     __syncthreads();
   };
   if (threadIdx.x == 0) *last_tie = threshold.ties > 0 ? INT_MAX : -1;
   __syncthreads();
   if (threshold.ties > 0 && threshold.ties < threshold.equal) {
-    mark([&](int, int mass) { return mass == threshold.value; });
-    ScanBitmap(bitmap, words, shared.scan, [&](int rank, int position) {
+    mark([&](int position, int mass) { return !forced(position) && mass == threshold.value; });
+    bitmap.Scan(shared.scan, [&](int rank, int position) {
       if (rank == threshold.ties - 1) *last_tie = position;
     });
     __syncthreads();
@@ -180,7 +250,7 @@ __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool
            (mass == threshold.value && mass > 0 && position <= last);
   });
   int64_t* out = args.column_positions + static_cast<int64_t>(head) * args.max_columns;
-  ScanBitmap(bitmap, words, shared.scan, [&](int rank, int position) { out[rank] = position; });
+  bitmap.Scan(shared.scan, [&](int rank, int position) { out[rank] = position; });
   const int count = static_cast<int>(forced_count + threshold.count);
   for (int at = count + static_cast<int>(threadIdx.x); at < args.max_columns;
        at += kSelectThreads) {
@@ -205,7 +275,7 @@ __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
   total = BlockScan(total, shared.scan).total;
   forced_mass = BlockScan(forced_mass, shared.scan).total;
   const auto mass_of = [&](int b) { return b < forced ? 0 : mass[b]; };
-  const Threshold threshold = FindThreshold<1, true>(
+  const Threshold threshold = FindThreshold<1, kSelectThreads>(
       shared, 0, blocks, mass_of, args.diagonal_budgets.max_count[head] - forced,
       MassTarget(static_cast<int64_t>(total), args.diagonal_budgets.mass[head]) -
           static_cast<int64_t>(forced_mass));
@@ -241,21 +311,7 @@ __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
     if (chosen) residues[at] = b;
   }
   __syncthreads();
-  // A warp an owner.
-  for (int owner = static_cast<int>(threadIdx.x) / 32; owner < ranks;
-       owner += kSelectThreads / 32) {
-    ShardLayout key = args.layout;
-    key.rank = owner;
-    int64_t tiles = 0;
-    for (int at = threadIdx.x % 32; at < before; at += 32) {
-      tiles += DiagonalTiles(args.layout, key, args.tile, residues[at]);
-    }
-    for (int lane = 16; lane > 0; lane /= 2) tiles += __shfl_xor_sync(0xffffffffu, tiles, lane);
-    if (threadIdx.x % 32 == 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(args.load) + owner,
-                static_cast<unsigned long long>(tiles));
-    }
-  }
+  AddLoad(args.layout, args.tile, blocks, residues, before, shared, args.load);
   if (threadIdx.x == 0) {
     offsets[ranks] = before;
     args.diagonal_counts[head] = before;
@@ -277,11 +333,15 @@ __global__ void __launch_bounds__(kSelectThreads)
   }
 }
 
-// Shared memory to keep `elements` masses; none when they do not fit.
-absl::Status CacheBytes(const void* kernel, int64_t elements, size_t* bytes) {
-  *bytes = elements <= kMaxCached ? sizeof(int32_t) * static_cast<size_t>(elements) : 0;
+// Shared memory beside the `used` bytes to keep `elements` masses; only `used` when they do not
+// fit.
+absl::Status CacheBytes(const void* kernel, int64_t used, int64_t elements, size_t* bytes,
+                        bool* cache) {
+  const int64_t masses = static_cast<int64_t>(sizeof(int32_t)) * elements;
+  *cache = used + masses <= kDynamicBytes;
+  *bytes = static_cast<size_t>(*cache ? used + masses : used);
   RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            sizeof(int32_t) * kMaxCached),
+                                            static_cast<int>(kDynamicBytes)),
                        "selection: shared memory");
   return absl::OkStatus();
 }
@@ -308,22 +368,25 @@ absl::Status SelectColumnCandidates(const ColumnCandidatesArgs& args, cudaStream
   RETURN_IF_ERROR(CheckPointer(args.positions, "SelectColumnCandidates: positions"));
   size_t bytes = 0;
   const int64_t share = (args.layout.local_tokens() + kCandidateCluster - 1) / kCandidateCluster;
-  RETURN_IF_ERROR(CacheBytes(reinterpret_cast<const void*>(CandidatesKernel), share, &bytes));
-  CandidatesKernel<<<args.heads * kCandidateCluster, kSelectThreads, bytes, stream>>>(args,
-                                                                                      bytes > 0);
+  bool cache = false;
+  RETURN_IF_ERROR(
+      CacheBytes(reinterpret_cast<const void*>(CandidatesKernel), 0, share, &bytes, &cache));
+  CandidatesKernel<<<args.heads * kCandidateCluster, kCandidateThreads, bytes, stream>>>(args,
+                                                                                         cache);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectColumnCandidates");
   return absl::OkStatus();
 }
 
 size_t SelectWorkspaceBytes(int32_t heads, int64_t tokens) {
-  return sizeof(uint32_t) * static_cast<size_t>(heads) * static_cast<size_t>((tokens + 31) / 32);
+  const int64_t bytes = BitmapBytes(tokens);
+  return bytes <= kMaxSharedBitmap ? 0 : static_cast<size_t>(heads) * static_cast<size_t>(bytes);
 }
 
 absl::Status Select(const SelectArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckSize(args.heads, "Select: heads", 1, 4096));
   RETURN_IF_ERROR(CheckSize(args.layout.ranks, "Select: ranks", 1, 65536));
-  RETURN_IF_ERROR(
-      CheckSize(args.max_columns, "Select: max_columns", 1, INT32_MAX / args.layout.ranks));
+  RETURN_IF_ERROR(CheckSize(args.max_columns, "Select: max_columns", 1,
+                            (INT32_MAX - 65536) / args.layout.ranks));
   RETURN_IF_ERROR(CheckSize(args.sink_tokens, "Select: sink_tokens", 0, args.max_columns));
   RETURN_IF_ERROR(CheckSize(args.local_blocks, "Select: local_blocks", 0, 1 << 25));
   RETURN_IF_ERROR(CheckSize(args.layout.tokens, "Select: tokens", 1, INT32_MAX - 1024));
@@ -333,7 +396,9 @@ absl::Status Select(const SelectArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckPointer(args.candidate_mass, "Select: candidate_mass"));
   RETURN_IF_ERROR(CheckPointer(args.candidate_positions, "Select: candidate_positions"));
   RETURN_IF_ERROR(CheckPointer(args.diagonal_mass, "Select: diagonal_mass"));
-  RETURN_IF_ERROR(CheckPointer(args.workspace, "Select: workspace"));
+  if (SelectWorkspaceBytes(args.heads, args.layout.tokens) > 0) {
+    RETURN_IF_ERROR(CheckPointer(args.workspace, "Select: workspace"));
+  }
   RETURN_IF_ERROR(CheckPointer(args.column_positions, "Select: column_positions"));
   RETURN_IF_ERROR(CheckPointer(args.column_counts, "Select: column_counts"));
   RETURN_IF_ERROR(CheckPointer(args.diagonals, "Select: diagonals"));
@@ -344,11 +409,14 @@ absl::Status Select(const SelectArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckPointer(args.masses, "Select: masses"));
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.load, 0, sizeof(int64_t) * args.layout.ranks, stream),
                        "Select");
+  const int64_t bitmap = BitmapBytes(args.layout.tokens);
   size_t bytes = 0;
+  bool cache = false;
   RETURN_IF_ERROR(CacheBytes(reinterpret_cast<const void*>(SelectKernel),
-                             int64_t{args.layout.ranks} * args.max_columns, &bytes));
+                             bitmap <= kMaxSharedBitmap ? bitmap : 0,
+                             int64_t{args.layout.ranks} * args.max_columns, &bytes, &cache));
   SelectKernel<<<2 * args.heads, kSelectThreads, bytes, stream>>>(
-      args, static_cast<int>((args.layout.tokens + args.tile - 1) / args.tile), bytes > 0);
+      args, static_cast<int>((args.layout.tokens + args.tile - 1) / args.tile), cache);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "Select");
   return absl::OkStatus();
 }

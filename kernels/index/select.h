@@ -47,7 +47,8 @@ struct SelectArgs {
   int32_t max_columns = 0;
   int32_t sink_tokens = 0;
   int32_t local_blocks = 0;
-  void* workspace = nullptr;  // SelectWorkspaceBytes(heads, tokens) bytes
+  // SelectWorkspaceBytes(heads, tokens) bytes, aligned to 16; not read when that is 0.
+  void* workspace = nullptr;
 
   int64_t* column_positions = nullptr;  // [heads, max_columns]: ColumnSelection
   int32_t* column_counts = nullptr;     // [heads]
@@ -63,6 +64,7 @@ struct SelectArgs {
   int64_t* load = nullptr;      // [ranks]
   IndexMass* masses = nullptr;  // [heads]
 };
+// 0 up to a sequence of 1,048,576 tokens.
 size_t SelectWorkspaceBytes(int32_t heads, int64_t tokens);
 absl::Status Select(const SelectArgs& args, cudaStream_t stream);
 

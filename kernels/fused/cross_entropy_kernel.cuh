@@ -1,0 +1,285 @@
+// One read of a row of logits and, with a gradient, one write: a cluster of blocks keeps the row in
+// shared memory from the first pass (maximum and sum) to the second (gradient). The copy engine
+// fills a ring of chunks ahead of both passes; the second frees a row's chunks one by one, and rows
+// to come take their places.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/fused/cross_entropy.h"
+#include "kernels/fused/vec.cuh"
+#include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/ptx/sync.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringleader::kernels::fused {
+
+namespace ptx = sm90::ptx;
+
+// How a vocabulary is cut. A block's share of a row must leave chunks of the ring free.
+template <int kClusterBlocks, int kThreadsOfBlock, int kVectorsOfThread, int kRingChunks,
+          int kBlocksOfProcessor>
+struct EntropyPlan {
+  static constexpr int kCluster = kClusterBlocks;
+  static constexpr int kThreads = kThreadsOfBlock;  // and a warp that loads
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kVectors = kVectorsOfThread;  // of a chunk
+  static constexpr int kChunk = kThreads * kVectors;
+  static constexpr int kSlots = kRingChunks;
+  static constexpr int kMinBlocks = kBlocksOfProcessor;
+};
+
+// sum = sum of 2^(x - shift), x in units of log2. No x is more than 2^kSlack times 2^shift, and one
+// comes close to it; -infinity before the first finite x.
+struct alignas(8) Softmax {
+  float shift = -INFINITY;
+  float sum = 0.0f;
+};
+// The shift moves when the maximum has passed it by this much: rarely after the first chunk.
+inline constexpr float kSlack = 32.0f;
+inline constexpr float kLog2e = 1.44269504088896340736f;
+inline constexpr float kLn2 = 0.69314718055994530942f;
+
+template <typename Plan>
+struct EntropyShared {
+  alignas(128) Bf16x8 ring[Plan::kSlots][Plan::kChunk];
+  Softmax sums[2][Plan::kCluster * Plan::kWarps];  // of this row and the next
+  ptx::Mbarrier full[Plan::kSlots];
+  ptx::Mbarrier empty[Plan::kSlots];
+  ptx::Mbarrier summed[2];
+};
+
+// What a block has of every row, in vectors.
+template <typename Plan>
+struct EntropyShare {
+  int begin, count, chunks;
+
+  __device__ explicit EntropyShare(const CrossEntropyArgs& args) {
+    const int vectors = static_cast<int>(args.stride / kVec);
+    // Whole lines of 128 bytes.
+    const int share = ((vectors + Plan::kCluster - 1) / Plan::kCluster + 7) / 8 * 8;
+    begin = min(vectors, ptx::ClusterRank() * share);
+    count = min(vectors - begin, share);
+    chunks = (count + Plan::kChunk - 1) / Plan::kChunk;
+  }
+};
+
+// Of all lanes.
+__device__ __forceinline__ Softmax WarpMerge(Softmax mine) {
+  float shift = mine.shift;
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2)
+    shift = fmaxf(shift, __shfl_xor_sync(0xffffffffu, shift, lane));
+  // A sum without a shift is 0 or NaN.
+  const float scale = mine.shift == -INFINITY ? 1.0f : Exp2(mine.shift - shift);
+  return {shift, WarpSum(mine.sum * scale)};
+}
+
+__device__ __forceinline__ void Merge(Softmax& into, Softmax other) {
+  const float shift = fmaxf(into.shift, other.shift);
+  into.sum = into.sum * (into.shift == -INFINITY ? 1.0f : Exp2(into.shift - shift)) +
+             other.sum * (other.shift == -INFINITY ? 1.0f : Exp2(other.shift - shift));
+  into.shift = shift;
+}
+
+template <typename Plan>
+__device__ __forceinline__ void NextSlot(int& slot, uint32_t& parity) {
+  if (++slot < Plan::kSlots) return;
+  slot = 0;
+  parity ^= 1;
+}
+
+// One thread: the block's chunks of all its rows in turn.
+template <typename Plan>
+__device__ __forceinline__ void LoadRows(const CrossEntropyArgs& args,
+                                         const EntropyShare<Plan>& share, int64_t first_row,
+                                         int row_step, EntropyShared<Plan>& shared) {
+  int slot = 0;
+  uint32_t parity = 1;  // all slots are empty
+  for (int64_t row = first_row; row < args.rows; row += row_step) {
+    const __nv_bfloat16* from = args.logits + row * args.stride + share.begin * kVec;
+    for (int chunk = 0; chunk < share.chunks; ++chunk) {
+      const int at = chunk * Plan::kChunk;
+      const uint32_t bytes = sizeof(Bf16x8) * min(Plan::kChunk, share.count - at);
+      ptx::MbarrierWait(&shared.empty[slot], parity);
+      ptx::MbarrierArriveExpect(&shared.full[slot], bytes);
+      ptx::BulkLoad(shared.ring[slot], from + at * kVec, bytes, &shared.full[slot]);
+      NextSlot<Plan>(slot, parity);
+    }
+  }
+}
+
+// Adds a chunk to a thread's sum.
+template <int kVectors>
+__device__ __forceinline__ void AddVectors(const Bf16x8 (&x)[kVectors], Softmax& mine) {
+  // In pairs of bf16; a NaN stays.
+  __nv_bfloat162 top = x[0].pair[0];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) top = __hmax2_nan(top, x[v].pair[pair]);
+  }
+  const float2 two = __bfloat1622float2(top);
+  const float max = fmaxf(two.x, two.y) * kLog2e;
+  if (max > mine.shift + kSlack) {
+    mine.sum = mine.sum == 0.0f ? 0.0f : mine.sum * Exp2(mine.shift - max);
+    mine.shift = max;
+  }
+  const float shift = mine.shift == -INFINITY ? 0.0f : mine.shift;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    float f[kVec];
+    Unpack(x[v], f);
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], kLog2e, -shift));
+    mine.sum += ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7]));
+  }
+}
+
+// Clusters take rows in turn.
+template <typename Plan, bool kGradient>
+__global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
+    CrossEntropyKernel(const CrossEntropyArgs args) {
+  constexpr int kCluster = Plan::kCluster, kWarps = Plan::kWarps, kVectors = Plan::kVectors,
+                kChunk = Plan::kChunk;
+  extern __shared__ __align__(128) unsigned char smem[];
+  auto& shared = *reinterpret_cast<EntropyShared<Plan>*>(smem);
+  const EntropyShare<Plan> share(args);
+  const int64_t first_row = blockIdx.x / kCluster;
+  const int row_step = gridDim.x / kCluster;
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < Plan::kSlots; ++slot) {
+      ptx::MbarrierInit(&shared.full[slot], 1);
+      ptx::MbarrierInit(&shared.empty[slot], kWarps);
+    }
+    for (ptx::Mbarrier& summed : shared.summed) ptx::MbarrierInit(&summed, 1);
+    ptx::MbarrierInitFence();
+  }
+  ptx::ClusterSync();
+  if (threadIdx.x >= Plan::kThreads) {
+    if (threadIdx.x == Plan::kThreads) LoadRows<Plan>(args, share, first_row, row_step, shared);
+    __syncwarp();
+    ptx::ClusterSync();  // the others may send sums until here
+    return;
+  }
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int place = warp * 32 * kVectors + lane;  // of this thread's vectors in a chunk: and + 32 v
+  const int vocabulary = static_cast<int>(args.vocabulary), whole_vectors = vocabulary / kVec;
+  int slot = 0, turn = 0;
+  uint32_t parity = 0;
+  for (int64_t row = first_row; row < args.rows; row += row_step, ++turn) {
+    // Sums and barrier in turns of two: a block may send its next sums while another still reads
+    // or awaits these.
+    ptx::Mbarrier* summed = &shared.summed[turn % 2];
+    Softmax* sums = shared.sums[turn % 2];
+    if (kCluster > 1 && threadIdx.x == 0)
+      ptx::MbarrierArriveExpect(summed, sizeof(Softmax) * kCluster * kWarps);
+
+    const int64_t wide_label = args.labels[row];
+    const bool ignored = wide_label == kIgnoredLabel;
+    const bool has_label = wide_label >= 0 && wide_label < vocabulary;
+    const int label = has_label ? static_cast<int>(wide_label) : 0;
+    // The chunk in which this thread meets the label, if it does, and the label's place there.
+    const int label_vector = label / kVec - share.begin, in_chunk = label_vector % kChunk;
+    const bool own_label = has_label && label_vector >= 0 && label_vector < share.count &&
+                           in_chunk / (32 * kVectors) == warp && in_chunk % 32 == lane;
+    const int label_chunk = own_label ? label_vector / kChunk : -1;
+    const int label_place = in_chunk * kVec + label % kVec;
+    float label_logit = NAN;
+
+    const int first_slot = slot;
+    Softmax mine;
+    for (int chunk = 0; chunk < share.chunks; ++chunk) {
+      ptx::MbarrierWait(&shared.full[slot], parity);
+      Bf16x8 x[kVectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[slot][place + v * 32];
+      if (chunk == label_chunk) {
+        label_logit = __bfloat162float(
+            reinterpret_cast<const __nv_bfloat16*>(shared.ring[slot])[label_place]);
+      }
+      if constexpr (!kGradient) {
+        __syncwarp();
+        if (lane == 0) ptx::MbarrierArrive(&shared.empty[slot]);
+      }
+      NextSlot<Plan>(slot, parity);
+      const int end = (chunk + 1) * kChunk;
+      if (end > share.count || share.begin + end > whole_vectors) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          const int vector = chunk * kChunk + place + v * 32;
+          const int left = vector < share.count ? vocabulary - (share.begin + vector) * kVec : 0;
+          float f[kVec];
+          Unpack(x[v], f);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) f[e] = e < left ? f[e] : -INFINITY;
+          x[v] = Pack(f);
+        }
+      }
+      AddVectors(x, mine);
+    }
+    mine = WarpMerge(mine);
+    if constexpr (kCluster == 1) {
+      if (lane == 0) sums[warp] = mine;
+    } else if (lane < kCluster) {
+      Softmax* to = &sums[ptx::ClusterRank() * kWarps + warp];
+      ptx::SendFloats(&to->shift, summed, lane, mine.shift, mine.sum);
+    }
+    const float scale = kGradient && !ignored ? *args.gradient_scale : 0.0f;
+    if constexpr (kCluster == 1) {
+      ptx::NamedBarrierSync(1, Plan::kThreads);
+    } else {
+      ptx::MbarrierWait(summed, turn / 2 % 2);
+    }
+    Softmax total;
+    for (int i = lane; i < kCluster * kWarps; i += 32) Merge(total, sums[i]);
+    total = WarpMerge(total);
+    const float lse2 = total.shift + log2f(total.sum);
+    const bool nobody_has_label = !has_label && ptx::ClusterRank() == 0 && threadIdx.x == 0;
+    if (own_label || nobody_has_label) args.loss[row] = ignored ? 0.0f : lse2 * kLn2 - label_logit;
+
+    if constexpr (kGradient) {
+      __nv_bfloat16* out = args.logits + row * args.stride + share.begin * kVec;
+      int from = first_slot;
+      for (int chunk = 0; chunk < share.chunks; ++chunk, out += kChunk * kVec) {
+        Bf16x8 x[kVectors];
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[from][place + v * 32];
+        __syncwarp();
+        if (lane == 0) ptx::MbarrierArrive(&shared.empty[from]);
+        from = from + 1 == Plan::kSlots ? 0 : from + 1;
+        const int left = share.count - chunk * kChunk;
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          float f[kVec];
+          Unpack(x[v], f);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], kLog2e, -lse2)) * scale;
+          x[v] = ignored ? ZeroVec() : Pack(f);
+          if (place + v * 32 < left) StoreStream(out + (place + v * 32) * kVec, x[v]);
+        }
+        // Single columns over it: the label, and those past the vocabulary. (Chosen by index in
+        // registers, they would put every vector through local memory.)
+        if (chunk == label_chunk) {
+          const float p = Exp2(fmaf(label_logit, kLog2e, -lse2));
+          out[label_place] = __float2bfloat16_rn(p * scale - scale);
+        }
+        const int columns = vocabulary - (share.begin + chunk * kChunk) * kVec;
+        if (columns >= kChunk * kVec) continue;
+        for (int v = 0; v < kVectors; ++v) {
+          const int vector = place + v * 32;
+          for (int c = max(columns, vector * kVec); vector < left && c < (vector + 1) * kVec; ++c)
+            out[c] = __float2bfloat16_rn(0.0f);
+        }
+      }
+    }
+  }
+  __syncwarp();
+  ptx::ClusterSync();
+}
+
+}  // namespace ringleader::kernels::fused
