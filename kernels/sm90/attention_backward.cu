@@ -76,7 +76,7 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-template <int kHeadDim, WalkKind kKind, bool kQueryGradient>
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
 absl::Status Launch(const Args& args, const BackwardParams& params, int multiprocessors,
                     cudaStream_t stream) {
   using Tile = BackwardTile<kHeadDim>;
@@ -114,13 +114,23 @@ absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
                            const BackwardParams& params, cudaStream_t stream) {
   ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
   const bool wide = shape.head_dim == 128;
-  if (!args.deterministic) {
-    return wide ? Launch<128, kKind, true>(args, params, multiprocessors, stream)
-                : Launch<64, kKind, true>(args, params, multiprocessors, stream);
+  // Of listed tiles of 64 the consumers share few rows; of block diagonals they share most.
+  if constexpr (kKind == WalkKind::kTiles64) {
+    constexpr auto kApart = QueryGradient::kApart;
+    if (!args.deterministic && args.tiles.pattern == TilePattern::kCsr) {
+      return wide ? Launch<128, kKind, kApart>(args, params, multiprocessors, stream)
+                  : Launch<64, kKind, kApart>(args, params, multiprocessors, stream);
+    }
   }
+  if (!args.deterministic) {
+    constexpr auto kTogether = QueryGradient::kTogether;
+    return wide ? Launch<128, kKind, kTogether>(args, params, multiprocessors, stream)
+                : Launch<64, kKind, kTogether>(args, params, multiprocessors, stream);
+  }
+  constexpr auto kElsewhere = QueryGradient::kElsewhere;
   const absl::Status launched =
-      wide ? Launch<128, kKind, false>(args, params, multiprocessors, stream)
-           : Launch<64, kKind, false>(args, params, multiprocessors, stream);
+      wide ? Launch<128, kKind, kElsewhere>(args, params, multiprocessors, stream)
+           : Launch<64, kKind, kElsewhere>(args, params, multiprocessors, stream);
   RETURN_IF_ERROR(launched);
   return AddQueryGradient<kKind>(args, shape, params.columns, params.row_stats,
                                  params.next_item + 1, multiprocessors, stream);

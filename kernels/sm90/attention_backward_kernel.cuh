@@ -7,8 +7,12 @@
 //   S^T = K Q^T;  P^T = exp2(S^T - lse);  dP^T = V dO^T;  dS^T = P^T (dP^T - delta)
 //   dV += P^T dO;  dK += dS^T Q;  dQ = dS K (through shared memory: it sums over both warpgroups).
 //
+// Lists of 64-token tiles differ between the consumers' keys. Where rows that both list are few,
+// QueryGradient::kApart lets each consumer walk its own rows at its own pace: it gives back at once
+// the stages that are for the other alone, and adds its own part of dQ.
+//
 // Deterministic mode: fp32 terms that several CTAs add to one element make its bits depend on which
-// comes first. So here no element has two: kQueryGradient is false, dQ comes from
+// comes first. So here no element has two: dQ comes from
 // attention_query_gradient_kernel.cuh, where one CTA sums all of a query's terms, and an item takes
 // all heads of a group, so that one CTA sums all of a key's. What a CTA sums it sums in the order
 // of its walk, which depends on the arguments and the number of multiprocessors alone. No CTA waits
@@ -28,6 +32,13 @@
 #include "kernels/sm90/ring_cursor.cuh"
 
 namespace ringleader::kernels::sm90 {
+
+// Who computes dQ.
+enum class QueryGradient {
+  kTogether,   // both consumers, in one product over their 128 keys
+  kApart,      // each consumer for its 64 keys; WalkKind::kTiles64
+  kElsewhere,  // another kernel: dq_map is not used
+};
 
 template <int kHeadDim>
 struct BackwardTile {
@@ -155,7 +166,7 @@ __device__ __forceinline__ void BackwardProduce(
 constexpr int kScoresStored = 1;       // both consumers: dS of this step lies in shared memory
 constexpr int kKeyGradientStaged = 2;  // one consumer: a part of dK or dV does; + consumer
 
-template <int kHeadDim, WalkKind kKind, bool kQueryGradient>
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
 class BackwardConsumer {
  public:
   using Tile = BackwardTile<kHeadDim>;
@@ -176,10 +187,17 @@ class BackwardConsumer {
       ptx::MbarrierWait(&shared_.item_arrived, item_cursor.lap);
       const BackwardItem item = shared_.item;
       if (item.kv_head < 0) break;
-      Steps();
+      bool any = true;  // of this consumer's keys are attended to
+      if constexpr (kQueryGradient == QueryGradient::kApart) {
+        any = StepsApart();
+      } else {
+        Steps();
+      }
       Release(&shared_.item_released);
-      AddKeyGradient(dv_map_, dv_, item);
-      AddKeyGradient(dk_map_, dk_, item);
+      if (any) {
+        AddKeyGradient(dv_map_, dv_, item);
+        AddKeyGradient(dk_map_, dk_, item);
+      }
       item_cursor.Advance();
     }
     if (Leads()) ptx::BulkWaitAll();
@@ -243,6 +261,26 @@ class BackwardConsumer {
       ptx::Wgmma<kHeadDim>::template SharedShared<ptx::Major::kK, ptx::Major::kMn>(
           gradient, ptx::DescriptorAdvance(a, k * 32),
           ptx::DescriptorAdvance(b, k * 16 * ptx::kSwizzleRowBytes), accumulate || k != 0);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // dq[64 queries, half of d] = dS[64 queries, 64 keys] * K[64 keys, half of d] of this consumer's
+  // keys, issued.
+  __device__ __forceinline__ void IssueOwnQueryGradient(float (&dq)[Tile::kDqColumns / 2],
+                                                        int part) {
+    const int own_keys = consumer_ * 64 * ptx::kSwizzleRowBytes;
+    const int columns_byte = part * Tile::kDqColumns * 2;
+    const uint64_t a = ptx::OperandDescriptor(shared_.d_scores + own_keys);
+    const uint64_t b = ptx::OperandDescriptor(
+        shared_.key + own_keys + columns_byte / 128 * Tile::kKeyBlock + columns_byte % 128);
+    ptx::PinRegisters(dq);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < 64 / 16; ++k) {
+      const int advance = k * 16 * ptx::kSwizzleRowBytes;
+      ptx::Wgmma<Tile::kDqColumns>::template SharedShared<ptx::Major::kMn, ptx::Major::kMn>(
+          dq, ptx::DescriptorAdvance(a, advance), ptx::DescriptorAdvance(b, advance), k != 0);
     }
     ptx::WgmmaCommit();
   }
@@ -342,7 +380,7 @@ class BackwardConsumer {
       // make the compiler wait for the tensor cores.
       IssueTransposedScores(scores, shared_.key, shared_.query[query_.index]);
       ptx::FenceAsyncShared();
-      if constexpr (kQueryGradient) {
+      if constexpr (kQueryGradient == QueryGradient::kTogether) {
         if (Leads()) ptx::BulkWaitRead<0>();
         ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
         if (accumulate) SendDq(target);
@@ -367,7 +405,7 @@ class BackwardConsumer {
     ptx::PinRegisters(dk_);
     ptx::PinRegisters(scores);
     Release(&shared_.query_released[previous]);
-    if constexpr (kQueryGradient) {
+    if constexpr (kQueryGradient == QueryGradient::kTogether) {
       ptx::FenceAsyncShared();
       if (Leads()) ptx::BulkWaitRead<0>();  // the other buffer is free for what follows
       ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
@@ -376,6 +414,93 @@ class BackwardConsumer {
       // The next item's first dS overwrites what the other consumer's product may still read.
       ptx::NamedBarrierSync(kScoresStored, 2 * ptx::kWarpgroupThreads);
     }
+  }
+
+  // All steps of an item that are this consumer's; whether there was one. Not pipelined: what keeps
+  // the tensor cores busy is the other consumer, which is at another step.
+  __device__ __forceinline__ bool StepsApart() {
+    bool accumulate = false;
+    bool last;
+    do {
+      const int query = query_.index, d_out = d_out_.index;
+      ptx::MbarrierWait(&shared_.query_arrived[query], query_.lap);
+      const TileStep step = shared_.step[query].part[consumer_];
+      last = step.last;
+      query_.Advance();
+      if (step.keys == 0) {  // the other consumer's alone
+        Release(&shared_.query_released[query]);
+        // A phase nobody here waited for would make the wait one lap later return at once.
+        ptx::MbarrierWait(&shared_.d_out_arrived[d_out], d_out_.lap);
+        Release(&shared_.d_out_released[d_out]);
+        d_out_.Advance();
+        continue;
+      }
+      float scores[32], d_weights[32];
+      IssueTransposedScores(scores, shared_.key, shared_.query[query]);
+      ptx::MbarrierWait(&shared_.d_out_arrived[d_out], d_out_.lap);
+      d_out_.Advance();
+      IssueTransposedScores(d_weights, shared_.value, shared_.d_out[d_out]);
+      const RowStats& stats = shared_.stats[query];
+      float2 lse[8];
+      LoadStats(lse, stats.lse_log2);
+      ptx::WgmmaWait<1>();
+      ptx::PinRegisters(scores);
+      if (step.masked) MaskScores(scores, step);
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        scores[i] = Exp2(fmaf(scores[i], params_.scale_log2, -lse[i / 4].x));
+        scores[i + 1] = Exp2(fmaf(scores[i + 1], params_.scale_log2, -lse[i / 4].y));
+      }
+      uint32_t weights[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) weights[i] = PackBf16(scores[2 * i], scores[2 * i + 1]);
+      IssueKeyGradient(dv_, weights, shared_.d_out[d_out], accumulate);
+      ptx::WgmmaWait<1>();
+      ptx::PinRegisters(d_weights);
+
+      float2 delta[8];
+      LoadStats(delta, stats.scaled_delta);
+      uint32_t d_scores[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float2 row_delta = delta[i / 2];
+        d_scores[i] =
+            PackBf16(scores[2 * i] * fmaf(d_weights[2 * i], params_.scale, -row_delta.x),
+                     scores[2 * i + 1] * fmaf(d_weights[2 * i + 1], params_.scale, -row_delta.y));
+      }
+      StoreScores(d_scores);
+      const DqTarget target = {shared_.step[query].head, shared_.step[query].first_query};
+      ptx::FenceAsyncShared();
+      if (Leads()) ptx::BulkWaitRead<0>();  // both buffers are free
+      ptx::NamedBarrierSync(kKeyGradientStaged + consumer_, ptx::kWarpgroupThreads);
+      float dq[Tile::kDqColumns / 2];
+      IssueOwnQueryGradient(dq, 0);
+      IssueKeyGradient(dk_, shared_.d_scores, shared_.query[query], accumulate);
+      accumulate = true;
+      ptx::WgmmaWait<1>();
+      ptx::PinRegisters(dv_);
+      ptx::PinRegisters(weights);
+      ptx::PinRegisters(dq);
+      Release(&shared_.d_out_released[d_out]);
+      Stage(dq);
+      ptx::FenceAsyncShared();
+      ptx::NamedBarrierSync(kKeyGradientStaged + consumer_, ptx::kWarpgroupThreads);
+      Send(dq_map_, target.first_query, 0, target.head);
+      IssueOwnQueryGradient(dq, 1);
+      ptx::WgmmaWait<0>();
+      ptx::PinRegisters(dk_);
+      ptx::PinRegisters(dq);
+      Release(&shared_.query_released[query]);
+      Stage(dq);
+      ptx::FenceAsyncShared();
+      ptx::NamedBarrierSync(kKeyGradientStaged + consumer_, ptx::kWarpgroupThreads);
+      Send(dq_map_, target.first_query, 1, target.head);
+    } while (!last);
+    if (accumulate) {
+      if (Leads()) ptx::BulkWaitRead<0>();  // both buffers are free for what follows
+      ptx::NamedBarrierSync(kKeyGradientStaged + consumer_, ptx::kWarpgroupThreads);
+    }
+    return accumulate;
   }
 
   static __device__ __forceinline__ void LoadStats(float2 (&out)[8], const float* stats) {
@@ -501,8 +626,7 @@ class BackwardConsumer {
   float dv_[kHeadDim / 2];
 };
 
-// kQueryGradient false: dq_map is not used, and dQ is left to another kernel.
-template <int kHeadDim, WalkKind kKind, bool kQueryGradient>
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
 __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) AttentionBackwardKernel(
     const __grid_constant__ BackwardParams params, const __grid_constant__ CUtensorMap query_map,
     const __grid_constant__ CUtensorMap key_map, const __grid_constant__ CUtensorMap value_map,

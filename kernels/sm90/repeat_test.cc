@@ -10,16 +10,13 @@
 namespace ringleader::kernels::sm90 {
 namespace {
 
-// Two work items a block of keys, so that dk and dv are sums of several, too.
-const Case kRepeated = {
-    .name = "Repeat", .tokens = 1000, .heads = 8, .kv_heads = 1, .pattern = TilePattern::kToeplitz};
+using RepeatTest = AttentionTest;
 
 // By default the order of sums varies from run to run, and with it the last bits of gradients;
 // nothing else.
-TEST(AttentionRepeatTest, NoOutlierIn1000Runs) {
-  if (!fused::HaveGpu()) GTEST_SKIP() << "no GPU";
-  const Lists lists(kRepeated);
-  const Problem p(kRepeated);
+TEST_P(RepeatTest, NoOutlierIn1000Runs) {
+  const Lists lists(GetParam());
+  const Problem p(GetParam());
   const QueryShard& rank = p.queries[0];
   const KeyShard& owner = p.keys[0];
   const std::vector<float> no_lse(rank.lse.size(), kMinusInfinity);
@@ -46,6 +43,22 @@ TEST(AttentionRepeatTest, NoOutlierIn1000Runs) {
     ASSERT_LT(RelativeNorm(dv, first_dv), 1e-5) << "run " << run;
   }
 }
+
+// Several work items a block of keys, so that dk and dv are sums, too. The second shape has
+// consumers that walk apart.
+INSTANTIATE_TEST_SUITE_P(Shapes, RepeatTest,
+                         ::testing::Values(Case{.name = "Toeplitz",
+                                                .tokens = 1000,
+                                                .heads = 8,
+                                                .kv_heads = 1,
+                                                .pattern = TilePattern::kToeplitz},
+                                           Case{.name = "CsrTile64",
+                                                .tokens = 1000,
+                                                .heads = 8,
+                                                .kv_heads = 1,
+                                                .tile = 64,
+                                                .pattern = TilePattern::kCsr}),
+                         [](const auto& info) { return info.param.name; });
 
 using DeterministicTest = AttentionTest;
 
