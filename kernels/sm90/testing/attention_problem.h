@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <thread>
@@ -57,6 +58,11 @@ inline double RelativeNorm(const std::vector<float>& actual, const std::vector<f
     norm += std::pow(double{expected[i]}, 2);
   }
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+}
+
+// Also of NaN, which poisoned elements are.
+inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // Puts the rows of a shard where they belong in the whole sequence.
