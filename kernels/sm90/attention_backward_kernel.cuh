@@ -12,11 +12,11 @@
 // the stages that are for the other alone, and adds its own part of dQ.
 //
 // Deterministic mode: fp32 terms that several CTAs add to one element make its bits depend on which
-// comes first. So here no element has two: dQ comes from
-// attention_query_gradient_kernel.cuh, where one CTA sums all of a query's terms, and an item takes
-// all heads of a group, so that one CTA sums all of a key's. What a CTA sums it sums in the order
-// of its walk, which depends on the arguments and the number of multiprocessors alone. No CTA waits
-// for another: there is no order between items that could be cyclic.
+// comes first. So here no element has two: dQ comes from attention_query_gradient_kernel.cuh, where
+// one CTA sums all of a query's terms, and an item takes all heads of a group, so that one CTA sums
+// all of a key's. What a CTA sums it sums in the order of its walk, which depends on the arguments
+// and the number of multiprocessors alone. No CTA waits for another: there is no order between
+// items that could be cyclic.
 #pragma once
 
 #include <cuda.h>
