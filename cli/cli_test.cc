@@ -303,6 +303,17 @@ TEST_F(CliTest, ATerminalGetsABar) {
   EXPECT_THAT(result.out, HasSubstr("[########################] 3/3"));
 }
 
+TEST_F(CliTest, ASkippedStepStaysInSight) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    for (v1::StepReport& step : *response.mutable_steps()) step.set_skipped(step.step() == 2);
+  }
+  EXPECT_THAT(Run({"watch", "tiny"}, /*is_terminal=*/true).out,
+              HasSubstr("\nstep 2  skipped: gradient was not finite\n"));
+  EXPECT_THAT(Run({"watch", "tiny"}).out, HasSubstr("eta 2s  skipped: gradient was not finite\n"));
+}
+
 // The stream breaks twice; what was shown is not shown again, and nothing is left out.
 TEST_F(CliTest, FollowingResumesBehindWhatItHasSeen) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);

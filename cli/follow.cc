@@ -60,6 +60,10 @@ class Follower {
  private:
   void OnStep(const v1::StepReport& step) {
     if (context_.is_terminal) {
+      // The bar is overwritten by the next step; this must stay in sight.
+      if (step.skipped()) {
+        Line(absl::StrFormat("step %d  skipped: gradient was not finite", step.step()));
+      }
       context_.out << "\r\033[K" << ProgressBar(job_, step);
       bar_is_shown_ = true;
       return;

@@ -7,7 +7,7 @@
 use_gpu_libraries() {  # [BUNDLE]
   local root folder path=
   root=${RINGLEADER_TORCH_ROOT:-$(python3 -c 'import importlib.util, os
-print(os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin)))' 2>/dev/null)}
+print(os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin)))' 2>/dev/null || true)}
   [[ -z ${1:-} ]] || path=$(realpath "$1/lib"):
   if [[ -n $root ]]; then
     path+=$root/torch/lib:

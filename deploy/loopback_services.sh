@@ -4,7 +4,7 @@
 # In: bin (folder of binaries), run (folder for data and logs). Sets RINGLEADER_ADDRESS. The script calls stop_services
 # when it ends.
 
-pids=()
+pids=() services_address=
 stop_services() {
   trap - EXIT INT TERM
   ((${#pids[@]})) || return 0
@@ -40,8 +40,9 @@ await_nodes() {  # COUNT
 }
 
 # shellcheck disable=SC2120
-start_coordinator() {  # [FLAG...]
-  RINGLEADER_ADDRESS=127.0.0.1:$(free_port)
+start_coordinator() {  # [FLAG...]: a second one takes the first's place, if that is gone
+  [[ $services_address ]] || services_address=127.0.0.1:$(free_port)
+  RINGLEADER_ADDRESS=$services_address
   export RINGLEADER_ADDRESS
   start coordinator "$bin/ringleader-coordinator" --listen "$RINGLEADER_ADDRESS" --data-dir "$run/coordinator" \
     --metrics-listen "127.0.0.1:$(free_port)" "$@"

@@ -134,6 +134,9 @@ constexpr Field kFields[] = {
     {"training.max_skipped_steps", Need::kDefault, "10", {0, kMaxCount}, When::kAlways,
      "Steps in a row with a NaN or infinite gradient that are skipped before the attempt "
      "fails."},
+    {"training.deterministic", Need::kDefault, "false", {}, When::kAlways,
+     "The same losses to the last bit whenever the job runs on as many trainers of the same kind: "
+     "on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},
 
     {"checkpoint.directory", Need::kRequired, "", {}, When::kAlways,
      "Folder for checkpoints and the exported model, reachable from every node.", true},
@@ -289,6 +292,9 @@ std::string DescribeType(const Field& field) {
       break;
     case FieldDescriptor::CPPTYPE_STRING:
       type = field.is_path ? "a path" : "text";
+      break;
+    case FieldDescriptor::CPPTYPE_BOOL:
+      type = "true or false";
       break;
     case FieldDescriptor::CPPTYPE_DOUBLE:
       type = absl::StrCat("a number", DescribeRange(field.range));

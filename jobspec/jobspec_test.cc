@@ -175,6 +175,14 @@ TEST(DefaultsTest, EveryDefaultOfTheTableReadsBack) {
   }
 }
 
+TEST(ParseTest, SwitchesAreTrueOrFalse) {
+  EXPECT_TRUE(Job({"training.deterministic=true"}).training().deterministic());
+  EXPECT_FALSE(Job({"training.deterministic=false"}).training().deterministic());
+  EXPECT_THAT(ParseError(kJob, {"training.deterministic=1"}),
+              AllOf(HasSubstr("training.deterministic"), HasSubstr("true or false")));
+  EXPECT_THAT(ToYaml(Job({"training.deterministic=true"})), HasSubstr("deterministic: true"));
+}
+
 // A field of the message without a row in the table could not be set from a job file.
 TEST(FieldsTest, TheTableKnowsEveryFieldOfTheMessage) {
   const auto* job = v1::JobSpec::descriptor();
@@ -217,6 +225,12 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
                         "attention.select: top_p"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
   EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
+}
+
+TEST(ValidateTest, DeterminismRulesOutWhatFollowsMeasuredTimes) {
+  EXPECT_EQ(Complaint({"training.deterministic=true"}), "");
+  EXPECT_THAT(Complaint({"training.deterministic=true", "attention.balance_tolerance=0.1"}),
+              AllOf(HasSubstr("training.deterministic"), HasSubstr("balance_tolerance 0.1")));
 }
 
 TEST(ValidateTest, UnequalSequencesAreOneForEachOfAStep) {

@@ -100,6 +100,11 @@ absl::Status SetScalar(const Slot& slot, const Field& field, std::string_view te
       reflection->SetInt32(message, descriptor, value);
       return absl::OkStatus();
     }
+    case FieldDescriptor::CPPTYPE_BOOL: {
+      if (text != "true" && text != "false") return Expected(text, field);
+      reflection->SetBool(message, descriptor, text == "true");
+      return absl::OkStatus();
+    }
     case FieldDescriptor::CPPTYPE_DOUBLE: {
       double value = 0;
       if (!ParseReal(text, &value)) return Expected(text, field);
@@ -140,6 +145,8 @@ std::string GetScalar(const google::protobuf::Message& message, const FieldDescr
       return absl::StrCat(reflection->GetUInt64(message, descriptor));
     case FieldDescriptor::CPPTYPE_INT32:
       return absl::StrCat(reflection->GetInt32(message, descriptor));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->GetBool(message, descriptor) ? "true" : "false";
     case FieldDescriptor::CPPTYPE_DOUBLE:
       return FormatNumber(reflection->GetDouble(message, descriptor));
     case FieldDescriptor::CPPTYPE_ENUM:

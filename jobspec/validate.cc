@@ -88,6 +88,8 @@ absl::Status CheckValue(const Field& field, const Message& message,
                         const FieldDescriptor* descriptor) {
   const google::protobuf::Reflection* reflection = message.GetReflection();
   switch (descriptor->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return absl::OkStatus();
     case FieldDescriptor::CPPTYPE_STRING:
       return CheckText(field, reflection->GetString(message, descriptor));
     case FieldDescriptor::CPPTYPE_ENUM: {
@@ -223,6 +225,11 @@ absl::Status CheckTraining(const v1::JobSpec& spec) {
     return Invalid("training.min_learning_rate: ", FormatNumber(training.min_learning_rate()),
                    " is more than training.learning_rate (", FormatNumber(training.learning_rate()),
                    ")");
+  }
+  if (training.deterministic() && spec.attention().balance_tolerance() > 0) {
+    return Invalid("training.deterministic: does not go with attention.balance_tolerance ",
+                   FormatNumber(spec.attention().balance_tolerance()),
+                   ", whose plans take effect when they arrive; leave one of them out");
   }
   return absl::OkStatus();
 }

@@ -24,6 +24,8 @@ while (($#)); do
 done
 [[ -d $bundle/bin ]] || { echo "run_gpu: $bundle/bin is missing; make a bundle with deploy/bundle.sh" >&2; exit 2; }
 mkdir -p "$results"
+bundle=$(realpath "$bundle") results=$(realpath "$results")
+cd "$bundle" || exit 2  # tests read tests/golden
 
 # shellcheck source=deploy/gpu_libraries.sh
 source "$bundle/deploy/gpu_libraries.sh"

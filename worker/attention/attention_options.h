@@ -47,6 +47,7 @@ struct AttentionOptions {
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
   RingShape ring = {};
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
+  bool deterministic = false;   // the same bits every time; the CPU engine's always are
   int threads = 1;              // of this rank's engine; CPU only
 };
 

@@ -274,7 +274,8 @@ CudaAttentionEngine::Homecoming CudaAttentionEngine::ComputeGradients(const Cuda
             .dq = FloatView(dq),
             .d_keys = d_columns[0].mutable_data_ptr<float>(),
             .d_values = d_columns[1].mutable_data_ptr<float>(),
-            .scale = shape.scale},
+            .scale = shape.scale,
+            .deterministic = options_.deterministic},
         dq, sm90::ColumnBackwardWorkspaceBytes, sm90::ColumnBackward);
   }
   for (size_t t = 0; t < backward_.steps.size(); ++t) {
@@ -301,7 +302,8 @@ CudaAttentionEngine::Homecoming CudaAttentionEngine::ComputeGradients(const Cuda
                                                       .query_layout = shape.layout,
                                                       .key_layout = owner,
                                                       .tiles = tiles.tiles,
-                                                      .scale = shape.scale},
+                                                      .scale = shape.scale,
+                                                      .deterministic = options_.deterministic},
         dq, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
     if (index.has_columns()) {
       Check(sm90::ScatterColumns(d_columns[0].const_data_ptr<float>(),

@@ -56,6 +56,10 @@ optim::OptimizerShard MakeShard(int rank, int ranks, float offset) {
   return shard;
 }
 
+optim::ShardSource Source(optim::OptimizerShard shard) {
+  return [shard = std::move(shard)]() mutable { return std::move(shard); };
+}
+
 void ExpectEqual(const optim::OptimizerShard& got, const optim::OptimizerShard& want) {
   EXPECT_EQ(got.begin, want.begin);
   EXPECT_THAT(got.master, ElementsAreArray(want.master));
@@ -83,7 +87,9 @@ class CheckpointTest : public testing::Test {
                                   saved_.emplace_back(step, path);
                                 });
       for (const uint64_t step : steps) {
-        checkpointer.Save(MakeShard(comm.rank(), ranks, static_cast<float>(step)),
+        optim::OptimizerShard shard = MakeShard(comm.rank(), ranks, static_cast<float>(step));
+        const int64_t elements = shard.elements();
+        checkpointer.Save(Source(std::move(shard)), elements,
                           {.step = step,
                            .updates = step - 1,
                            .skipped_steps = 1,
@@ -316,20 +322,37 @@ TEST_F(CheckpointTest, AFullDiskFailsTheSaveOnAllRanksAndKeepsEarlierOnes) {
   EXPECT_THAT(Entries(), ElementsAre("step-0000000004"));
 }
 
-TEST_F(CheckpointTest, SnapshotIsTakenWhenSaveReturns) {
+TEST_F(CheckpointTest, ASaveThatIsPendingIsFinished) {
   auto comm = LocalCommunicators(1);
-  optim::OptimizerShard shard = MakeShard(0, 1, 5);
   {
     Checkpointer checkpointer({.directory = directory_}, Layout(), std::move(comm[0]),
                               [](uint64_t, const absl::StatusOr<std::string>& path) {
                                 EXPECT_TRUE(path.ok()) << path.status();
                               });
-    checkpointer.Save(shard, {.step = 5, .job_digest = ""});
-    std::fill(shard.master.begin(), shard.master.end(), -1.0f);
+    checkpointer.Save(Source(MakeShard(0, 1, 5)), 32, {.step = 5, .job_digest = ""});
   }  // the destructor finishes the save
   const auto got = ReadShard(*Find(), 0, 32);
   ASSERT_TRUE(got.ok()) << got.status();
   ExpectEqual(*got, MakeShard(0, 1, 5));
+}
+
+TEST_F(CheckpointTest, AShardThatCannotBeCopiedFailsTheSaveOnEveryRank) {
+  SaveSteps(2, {1});
+  RunRanks(2, [&](Communicator& comm) {
+    auto own = comm.Split({0, 1});
+    ASSERT_TRUE(own.ok()) << own.status();
+    Checkpointer checkpointer({.directory = directory_}, Layout(), *std::move(own),
+                              [](uint64_t, const absl::StatusOr<std::string>&) {});
+    const int rank = comm.rank();
+    checkpointer.Save(
+        [rank]() -> absl::StatusOr<optim::OptimizerShard> {
+          if (rank == 1) throw std::bad_alloc();
+          return MakeShard(0, 2, 2);
+        },
+        16, {.step = 2, .job_digest = ""});
+    EXPECT_EQ(checkpointer.Wait().code(), absl::StatusCode::kResourceExhausted);
+  });
+  EXPECT_EQ(Find()->state.step, 1u);
 }
 
 TEST_F(CheckpointTest, AnAbortedGroupFailsTheSaveAndLeavesNoCheckpoint) {
@@ -337,7 +360,7 @@ TEST_F(CheckpointTest, AnAbortedGroupFailsTheSaveAndLeavesNoCheckpoint) {
   Communicator* lost = comms[1].get();
   Checkpointer checkpointer({.directory = directory_}, Layout(), std::move(comms[0]),
                             [](uint64_t, const absl::StatusOr<std::string>&) {});
-  checkpointer.Save(MakeShard(0, 2, 1), {.step = 1, .job_digest = ""});
+  checkpointer.Save(Source(MakeShard(0, 2, 1)), 16, {.step = 1, .job_digest = ""});
   lost->Abort("rank 1 was killed");
   EXPECT_EQ(checkpointer.Wait().code(), absl::StatusCode::kAborted);
   EXPECT_FALSE(Find().has_value());

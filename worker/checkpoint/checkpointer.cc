@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,6 +50,15 @@ void RemoveCheckpoint(const std::string& directory, const std::string& name) {
     fs::remove_all(hidden, ignored);
 }
 
+absl::StatusOr<optim::OptimizerShard> Take(optim::ShardSource source) {
+  try {
+    return std::move(source)();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        "no host memory for a copy of the optimizer's state; fewer trainers a node need less");
+  }
+}
+
 }  // namespace
 
 Checkpointer::Checkpointer(CheckpointerOptions options, const model::ParameterLayout& layout,
@@ -70,11 +80,11 @@ Checkpointer::~Checkpointer() {
   writer_.join();
 }
 
-void Checkpointer::Save(optim::OptimizerShard shard, const TrainingState& state) {
+void Checkpointer::Save(optim::ShardSource shard, int64_t elements, const TrainingState& state) {
   absl::MutexLock lock(&mutex_);
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !pending_ && !writing_; };
   mutex_.Await(absl::Condition(&idle));
-  pending_ = Snapshot{.shard = std::move(shard), .state = state};
+  pending_ = Snapshot{.shard = std::move(shard), .elements = elements, .state = state};
 }
 
 absl::Status Checkpointer::Wait() {
@@ -106,7 +116,9 @@ void Checkpointer::WriterLoop() {
   }
 }
 
-absl::StatusOr<std::string> Checkpointer::Write(const Snapshot& snapshot) {
+absl::StatusOr<std::string> Checkpointer::Write(Snapshot& snapshot) {
+  // First of all: training waits for it.
+  const absl::StatusOr<optim::OptimizerShard> shard = Take(std::move(snapshot.shard));
   // Every rank takes part in every agreement, whatever failed before: none may be left waiting.
   const bool first = comm_->rank() == 0;
   const std::string partial = absl::StrCat(options_.directory, "/.",
@@ -117,7 +129,7 @@ absl::StatusOr<std::string> Checkpointer::Write(const Snapshot& snapshot) {
   info.state = snapshot.state;
   // All ranks' ranges follow from this one's: shards are of one size, the last ones cut at the
   // model's end.
-  const int64_t shard_elements = snapshot.shard.elements();
+  const int64_t shard_elements = snapshot.elements;
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const int64_t begin = std::min(rank * shard_elements, layout_.elements);
     const int64_t end = std::min(begin + shard_elements, layout_.elements);
@@ -126,7 +138,8 @@ absl::StatusOr<std::string> Checkpointer::Write(const Snapshot& snapshot) {
   }
   const ShardFile& own = info.shards[comm_->rank()];
   const absl::StatusOr<uint64_t> written =
-      WriteShardFile(absl::StrCat(partial, "/", own.name), snapshot.shard, own.elements);
+      shard.ok() ? WriteShardFile(absl::StrCat(partial, "/", own.name), *shard, own.elements)
+                 : shard.status();
   const absl::StatusOr<std::vector<uint64_t>> checksums =
       Agree(*comm_, written.status(), written.value_or(0));
 

@@ -39,22 +39,23 @@ class Checkpointer {
   // Waits for the save under way; abort the communicator first to give up.
   ~Checkpointer();
 
-  // Takes a copy of this rank's shard and returns; a writer thread does the rest. Blocks while an
-  // earlier save is under way.
-  void Save(optim::OptimizerShard shard, const TrainingState& state);
+  // Returns at once; a writer thread takes this rank's shard, of `elements` padding included, from
+  // `shard` and does the rest. Blocks while an earlier save is under way.
+  void Save(optim::ShardSource shard, int64_t elements, const TrainingState& state);
 
   // Waits for the save under way, if any. The result of the last save on this rank.
   absl::Status Wait();
 
  private:
   struct Snapshot {
-    optim::OptimizerShard shard;
+    optim::ShardSource shard;
+    int64_t elements = 0;
     TrainingState state;
   };
 
   void WriterLoop();
   // One save, together with the other ranks' writers; the same result on all of them.
-  absl::StatusOr<std::string> Write(const Snapshot& snapshot);
+  absl::StatusOr<std::string> Write(Snapshot& snapshot);
   // Rank 0: names the finished folder and removes what keep_last allows.
   absl::StatusOr<std::string> Publish(const std::string& partial, uint64_t step);
 

@@ -30,6 +30,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> GrpcListener::Connect(
   return std::make_unique<GroupCommunicator>(transport_);
 }
 
+void GrpcListener::AwaitAbortHeard() {
+  transport_->WaitForAbortToBeHeard();
+}
+
 void GrpcListener::Abort(const std::string& reason) {
   transport_->Abort(reason);
 }

@@ -50,6 +50,9 @@ class GrpcListener {
 
   // Ends a Connect that waits. From any thread.
   void Abort(const std::string& reason);
+  // After an abort, before a process that does not take its communicators down ends: until the
+  // peers have heard of it, or 1 s.
+  void AwaitAbortHeard();
 
  private:
   explicit GrpcListener(std::shared_ptr<GrpcTransport> transport);

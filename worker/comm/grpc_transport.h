@@ -42,6 +42,9 @@ class GrpcTransport : public Transport {
   absl::Status status() const override;
   bool aborted_by_peer() const override;
 
+  // After an abort: until the peers have heard of it, or 1 s.
+  void WaitForAbortToBeHeard();
+
  private:
   class Service : public v1::PeerExchange::WithRawCallbackMethod_Stream<v1::PeerExchange::Service> {
    public:
@@ -63,7 +66,6 @@ class GrpcTransport : public Transport {
   void OutgoingEnded(int peer, StreamId stream, const grpc::Status& status);
   void AbortWith(const std::string& reason, bool by_peer);
   void LeaveInOrder();
-  void WaitForAbortToBeHeard();
 
   const GrpcCommunicatorOptions options_;
   std::string address_;

@@ -123,7 +123,8 @@ NcclCommunicator::~NcclCommunicator() {
         session_->aborted() ? nccl->comm_abort(comm) : nccl->comm_destroy(comm);
       }
     }
-    if (lane.stream != nullptr) cudaStreamDestroy(lane.stream);
+    // The watchdog's abort may still be at work on it.
+    if (lane.stream != nullptr && !session_->aborted()) cudaStreamDestroy(lane.stream);
   }
 }
 

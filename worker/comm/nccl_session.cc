@@ -17,6 +17,8 @@ constexpr absl::Duration kWatchInterval = absl::Milliseconds(50);
 // In which a broken connection between hosts shows up after NCCL noticed.
 constexpr absl::Duration kPeerNewsDelay = absl::Seconds(1);
 constexpr int kChannels = 5;
+// A channel's buffers take a few hundred MB; where less is free, that is what NCCL failed for.
+constexpr size_t kLittleMemory = size_t{512} << 20;
 
 const char* ChannelName(Channel channel) {
   switch (channel) {
@@ -118,6 +120,16 @@ absl::Status NcclSession::NcclError(ncclResult_t result, const std::string& what
   const std::string where =
       absl::StrFormat("rank %d of %d: %s", host_->rank(), host_->size(), what);
   if (aborted()) return status();
+  size_t free = 0, total = 0;
+  if (result == ncclUnhandledCudaError && cudaMemGetInfo(&free, &total) == cudaSuccess &&
+      free < kLittleMemory) {
+    constexpr double kGib = 1 << 30;
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s: NCCL found no memory: %.2f of %.1f GiB are free on its GPU; set resources.recompute: "
+        "full, use more GPUs (resources.trainers) or a shorter data.sequence_length, or end what "
+        "else runs there",
+        where, static_cast<double>(free) / kGib, static_cast<double>(total) / kGib));
+  }
   const char* const detail = nccl_->get_last_error(nullptr);
   return absl::InternalError(absl::StrFormat(
       "%s: NCCL: %s%s%s; NCCL_DEBUG=INFO says more", where, nccl_->get_error_string(result),

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
@@ -28,6 +29,10 @@ struct OptimizerShard {
   std::vector<float> master, first_moment, second_moment;
   int64_t elements() const { return static_cast<int64_t>(master.size()); }
 };
+
+// Makes a copy of a shard as it was when this was handed out, once, on any thread. Whoever holds it
+// calls or drops it soon: training stops where it would change what is not yet copied.
+using ShardSource = absl::AnyInvocable<absl::StatusOr<OptimizerShard>() &&>;
 
 struct OptimizerStep {
   double gradient_norm = 0.0;  // global, before clipping

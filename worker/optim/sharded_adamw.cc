@@ -1,16 +1,19 @@
 #include "worker/optim/sharded_adamw.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/adamw.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/ops/cuda_call.h"
 #include "worker/optim/decay_ranges.h"
+#include "worker/optim/shard_copier.h"
 
 namespace ringleader::optim {
 namespace {
@@ -68,6 +71,7 @@ struct ShardedAdamW::State {
   Tensor norm_workspace, totals, figures;       // totals: [3] device, figures: [3] pinned
   cudaEvent_t figures_ready = nullptr;
   int64_t updates = 0;
+  std::shared_ptr<ShardCopier> copier = std::make_shared<ShardCopier>();
 
   ~State() {
     if (figures_ready != nullptr) cudaEventDestroy(figures_ready);
@@ -312,6 +316,7 @@ absl::StatusOr<ShardedStep> ShardedAdamW::Step(double learning_rate, const Tenso
   scale = torch::where(norm.isfinite(), scale, norm) / count;
   state.figures.copy_(torch::stack({norm, state.totals[1] / count, count}), /*non_blocking=*/true);
   RETURN_IF_CUDA_ERROR(cudaEventRecord(state.figures_ready, Stream()), "ShardedAdamW: figures");
+  state.copier->Wait();
   RETURN_IF_ERROR(state.Update(learning_rate, scale.const_data_ptr<float>()));
 
   RETURN_IF_CUDA_ERROR(cudaEventSynchronize(state.figures_ready), "a step on the device");
@@ -347,18 +352,35 @@ int64_t ShardedAdamW::updates() const {
   return state_->updates;
 }
 
-absl::StatusOr<OptimizerShard> ShardedAdamW::Shard() const {
-  const State& state = *state_;
-  OptimizerShard shard;
-  shard.begin = state.begin;
-  const auto copy = [&](const Tensor& from, std::vector<float>& to) {
-    to.resize(state.elements);
-    torch::from_blob(to.data(), {state.elements}).copy_(from);
+absl::StatusOr<ShardSource> ShardedAdamW::Snapshot() {
+  State& state = *state_;
+  RETURN_IF_ERROR(state.copier->Begin(Stream()));
+  // The tensors and the copier are shared: this object may be gone when the copy is made.
+  return [begin = state.begin, master = state.master, first = state.first_moment,
+          second = state.second_moment, copier = state.copier,
+          end = absl::MakeCleanup([copier = state.copier] {
+            copier->End();
+          })]() mutable -> absl::StatusOr<OptimizerShard> {
+    const auto release = std::move(end);
+    OptimizerShard shard;
+    shard.begin = begin;
+    RETURN_IF_ERROR(copier->Copy(
+        std::array<ShardCopier::Section, 3>{
+            {{master.const_data_ptr<float>(), &shard.master},
+             {first.const_data_ptr<float>(), &shard.first_moment},
+             {second.const_data_ptr<float>(), &shard.second_moment}}},
+        master.numel()));
+    return shard;
   };
-  copy(state.master, shard.master);
-  copy(state.first_moment, shard.first_moment);
-  copy(state.second_moment, shard.second_moment);
-  return shard;
+}
+
+double ShardedAdamW::AwaitSnapshot() {
+  return state_->copier->Wait();
+}
+
+absl::StatusOr<OptimizerShard> ShardedAdamW::Shard() {
+  ASSIGN_OR_RETURN(ShardSource source, Snapshot());
+  return std::move(source)();
 }
 
 absl::Status ShardedAdamW::Restore(const OptimizerShard& shard, int64_t updates) {
@@ -373,6 +395,7 @@ absl::Status ShardedAdamW::Restore(const OptimizerShard& shard, int64_t updates)
         shard.begin, shard.begin + shard.elements(), state.rank, state.begin,
         state.begin + state.elements));
   }
+  state.copier->Wait();
   const auto copy = [&](const std::vector<float>& from, const Tensor& to) {
     to.copy_(torch::from_blob(const_cast<float*>(from.data()), {state.elements}));
   };

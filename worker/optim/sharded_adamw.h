@@ -32,7 +32,7 @@ struct ShardedStep {
 };
 
 // Not thread-safe. All ranks of the communicator make the same calls. Works on LibTorch's current
-// device and stream; only Step, Shard, Restore and GatherMaster wait for the device.
+// device and stream; only Step, AwaitSnapshot, Shard, Restore and GatherMaster wait for the device.
 class ShardedAdamW : public model::ParameterStore {
  public:
   // `master`: this rank's range of the start weights, layout.ShardElements(ranks) from
@@ -66,7 +66,11 @@ class ShardedAdamW : public model::ParameterStore {
   // For checkpoints, in host memory. updates(): steps taken, without skipped ones.
   int64_t shard_begin() const;
   int64_t shard_elements() const;
-  absl::StatusOr<OptimizerShard> Shard() const;
+  // The copy passes through pinned memory on a stream of its own; only the next update waits for
+  // it, or AwaitSnapshot, which returns the seconds that took. Outlives this.
+  absl::StatusOr<ShardSource> Snapshot();
+  double AwaitSnapshot();
+  absl::StatusOr<OptimizerShard> Shard();
   int64_t updates() const;
   // Takes a checkpoint's state for this rank's range and gathers the parameters. INVALID_ARGUMENT
   // unless the shard is this rank's range.

@@ -6,12 +6,16 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <thread>
 
+#include "absl/time/clock.h"
+#include "kernels/ops/cuda_call.h"
 #include "worker/comm/testing/local_device_communicator.h"
 #include "worker/comm/testing/run_ranks.h"
 #include "worker/model/sharded_decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/gpu_test.h"
+#include "worker/optim/shard_copier.h"
 
 namespace ringleader::optim {
 namespace {
@@ -288,6 +292,42 @@ TEST_F(ShardedAdamWTest, TheCpuGoesOnWithItsShard) {
   OptimizerShard other = *shard;
   other.begin = 16;
   EXPECT_EQ((*adamw)->Restore(other, 1).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ShardedAdamWTest, ASnapshotIsOfItsTimeAndTheNextUpdateWaitsForIt) {
+  const std::vector<float> start = Random(layout_, 1, 1);
+  const auto adamw = ShardedAdamW::Create({}, layout_, nullptr, torch::kFloat, start);
+  ASSERT_TRUE(adamw.ok()) << adamw.status();
+  absl::StatusOr<ShardSource> source = (*adamw)->Snapshot();
+  ASSERT_TRUE(source.ok()) << source.status();
+  absl::StatusOr<OptimizerShard> shard;
+  std::thread copier([&] {
+    absl::SleepFor(absl::Milliseconds(200));
+    shard = (*std::move(source))();
+  });
+  AddGradients(**adamw, layout_, Random(layout_, 1, 2), 1.0f);
+  const absl::Time begin = absl::Now();
+  EXPECT_TRUE((*adamw)->Step(0.1, Loss(1.0), 1).ok());
+  EXPECT_GT(absl::Now() - begin, absl::Milliseconds(100));
+  copier.join();
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_THAT(shard->master, testing::ElementsAreArray(start));
+  EXPECT_THAT(shard->second_moment, testing::Each(0.0f));
+  EXPECT_NE((*adamw)->Shard()->master, start);
+  // One that nobody calls holds up nothing.
+  ASSERT_TRUE((*adamw)->Snapshot().ok());
+  EXPECT_LT((*adamw)->AwaitSnapshot(), 0.1);
+}
+
+TEST_F(ShardedAdamWTest, CopiesInPieces) {
+  const Tensor values = torch::arange(20'000'001, torch::dtype(torch::kFloat).device(torch::kCUDA));
+  ShardCopier copier;
+  std::vector<float> copy = {1.0f};
+  ASSERT_TRUE(copier.Begin(kernels::ops::Stream()).ok());
+  const ShardCopier::Section section = {values.const_data_ptr<float>(), &copy};
+  ASSERT_TRUE(copier.Copy({&section, 1}, values.numel()).ok());
+  copier.End();
+  EXPECT_TRUE(torch::equal(torch::tensor(copy), values.cpu()));
 }
 
 }  // namespace

@@ -163,6 +163,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.eval_every_steps = training.eval_every_steps();
   job.eval_sequences = training.eval_sequences();
   job.max_skipped_steps = training.max_skipped_steps();
+  job.attention.deterministic = job.deterministic = training.deterministic();
 
   job.checkpoint_directory = spec.checkpoint().directory();
   job.checkpoint_every_steps = spec.checkpoint().every_steps();

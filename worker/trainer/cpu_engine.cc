@@ -45,7 +45,9 @@ class CpuEngine : public StepEngine {
   absl::StatusOr<LossSum> Loss(const data::LocalSequence& sequence) override;
   EngineStats TakeStats() override;
   int64_t NonFiniteParameter() const override;
-  absl::StatusOr<optim::OptimizerShard> Shard() override { return optimizer_->shard(); }
+  absl::StatusOr<optim::ShardSource> Snapshot() override {
+    return [shard = optimizer_->shard()]() mutable { return std::move(shard); };
+  }
   int64_t shard_begin() const override { return optimizer_->shard().begin; }
   int64_t shard_elements() const override { return optimizer_->shard().elements(); }
   int64_t updates() const override { return optimizer_->updates(); }

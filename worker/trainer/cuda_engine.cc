@@ -1,5 +1,6 @@
 #include "worker/trainer/cuda_engine.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -7,6 +8,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +48,19 @@ absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
   return job.rank % job.ranks_per_node % count;
 }
 
+// Before the libraries that read it start. LibTorch then throws where it has no such operator.
+void ComputeDeterministically() {
+  // cuBLAS: one workspace a stream. NCCL: sums of all sizes in the order of the ring.
+  for (const auto& [name, value] :
+       {std::pair{"CUBLAS_WORKSPACE_CONFIG", ":4096:8"}, std::pair{"NCCL_ALGO", "Ring"},
+        std::pair{"NCCL_PROTO", "Simple"}}) {
+    setenv(name, value, /*overwrite=*/0);
+  }
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  // Everything is written before it is read.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
 class CudaEngine : public StepEngine {
  public:
   CudaEngine(const TrainingJob& job, comm::Communicator& world) : job_(job), world_(world) {}
@@ -63,7 +78,7 @@ class CudaEngine : public StepEngine {
   absl::StatusOr<LossSum> Loss(const data::LocalSequence& sequence) override;
   EngineStats TakeStats() override;
   int64_t NonFiniteParameter() const override { return optimizer_->NonFiniteParameter(); }
-  absl::StatusOr<optim::OptimizerShard> Shard() override { return optimizer_->Shard(); }
+  absl::StatusOr<optim::ShardSource> Snapshot() override { return optimizer_->Snapshot(); }
   int64_t shard_begin() const override { return optimizer_->shard_begin(); }
   int64_t shard_elements() const override { return optimizer_->shard_elements(); }
   int64_t updates() const override { return optimizer_->updates(); }
@@ -103,6 +118,7 @@ class CudaEngine : public StepEngine {
 absl::Status CudaEngine::SetUp(Host& host) {
   host.SetPlace(0, "starting the GPU");
   at::set_num_threads(job_.threads);
+  if (job_.deterministic) ComputeDeterministically();
   ASSIGN_OR_RETURN(device_, ChooseDevice(job_));
   RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
@@ -170,7 +186,8 @@ absl::StatusOr<std::vector<float>> CudaEngine::StartWeights(
 }
 
 std::vector<std::pair<std::string, std::string>> CudaEngine::Settings() const {
-  return {{"engine", absl::StrFormat("CUDA, bf16, %s", device_name_)},
+  return {{"engine", absl::StrFormat("CUDA, bf16, %s%s", device_name_,
+                                     job_.deterministic ? ", deterministic" : "")},
           {"parameters", memory_plan_.sharding == model::ParameterSharding::kWhole
                              ? "whole on every GPU"
                              : "sharded, two layers at a time"},
@@ -191,7 +208,7 @@ model::TokenBatch CudaEngine::Batch(const data::LocalSequence& sequence) const {
   return {.tokens = Upload(sequence.tokens),
           .positions = Upload(sequence.positions),
           .labels = Upload(sequence.labels),
-          .sequence_length = static_cast<int64_t>(job_.sequence_length)};
+          .sequence_length = sequence.sequence_length};
 }
 
 void CudaEngine::BeginStep() {
@@ -215,13 +232,15 @@ absl::StatusOr<StepUpdate> CudaEngine::Update(double learning_rate) {
   const torch::NoGradGuard no_grad;
   const cudaStream_t stream = kernels::ops::Stream();
   model_timer_.Stop(stream);
+  const double waited = optimizer_->AwaitSnapshot();
   update_timer_.Start(stream);
   ASSIGN_OR_RETURN(const optim::ShardedStep step,
                    optimizer_->Step(learning_rate, loss_sum_, labels_));
   update_timer_.Stop(stream);
   return StepUpdate{.sum = {.loss = step.loss * step.tokens, .tokens = step.tokens},
                     .gradient_norm = step.gradient_norm,
-                    .skipped = step.skipped};
+                    .skipped = step.skipped,
+                    .snapshot_seconds = waited};
 }
 
 absl::StatusOr<LossSum> CudaEngine::Loss(const data::LocalSequence& sequence) {

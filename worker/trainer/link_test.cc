@@ -34,6 +34,7 @@ v1::JobSpec Spec() {
   spec.mutable_training()->set_steps(10);
   spec.mutable_training()->set_learning_rate(3e-4);
   spec.mutable_training()->set_warmup_steps(4);
+  spec.mutable_training()->set_deterministic(true);
   spec.mutable_checkpoint()->set_directory("/checkpoints");
   spec.mutable_resources()->set_trainers(2);
   return spec;
@@ -66,6 +67,8 @@ TEST(AssignmentTest, TakesTheJobFieldForField) {
   EXPECT_THAT(job.attention.dense_layers, ElementsAre(1));
   EXPECT_EQ(job.attention.threads, 3);
   EXPECT_TRUE(job.attention.bf16_gradients);
+  EXPECT_TRUE(job.deterministic);
+  EXPECT_TRUE(job.attention.deterministic);
   EXPECT_EQ(job.plan.ring.kind, attention::RingKind::kHierarchical);
   EXPECT_EQ(job.plan.ring.outer, 2);
   EXPECT_EQ(job.plan.layout, kernels::LayoutKind::kZigzag);

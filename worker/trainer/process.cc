@@ -47,6 +47,15 @@ Result Failure(const absl::Status& status, bool collateral) {
           .collateral = collateral};
 }
 
+// Ends the process as it is: a failed attempt may still have threads, and a device that hangs.
+[[noreturn]] void Leave(AgentLink& link, const Result& result) {
+  if (result.kind == Result::Kind::kFailed) spdlog::error("{}", result.message);
+  link.ReportResult(result);
+  link.Close();
+  std::fflush(nullptr);
+  _exit(result.kind == Result::Kind::kFailed ? kExitFailed : 0);
+}
+
 // From the assignment to the last step; the other ranks hear of a failure before this returns.
 Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, RunFunction run) {
   const auto stopped_or_failed = [](const absl::Status& status) -> Result {
@@ -70,10 +79,7 @@ Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, Run
   if (!world.ok()) return Failure(world.status(), /*collateral=*/true);
 
   const LeaveGuard guard(**world, kLeaveTimeout, [&link, &world](const absl::Status& status) {
-    link.ReportResult(Failure(status, (*world)->aborted_by_peer()));
-    link.Close();
-    std::fflush(nullptr);
-    _exit(kExitFailed);
+    Leave(link, Failure(status, (*world)->aborted_by_peer()));
   });
   const absl::StatusOr<Outcome> outcome = run(job, **world, link);
   if (outcome.ok()) {
@@ -81,7 +87,8 @@ Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, Run
                                                     : Result::Kind::kStopped};
   }
   const bool collateral = absl::IsAborted(outcome.status()) && (*world)->aborted_by_peer();
-  return Failure(outcome.status(), collateral);
+  (*listener)->AwaitAbortHeard();
+  Leave(link, Failure(outcome.status(), collateral));
 }
 
 }  // namespace
@@ -111,13 +118,8 @@ int RunProcess(int argc, char** argv, RunFunction run) {
     link->RequestStop("SIGTERM");
   }).detach();
 
-  const Result result = Train(*link, options.fencing_token, tls, run);
-  if (result.kind == Result::Kind::kFailed) spdlog::error("{}", result.message);
-  link->ReportResult(result);
-  link->Close();
   // The signal thread still refers to the link, and nothing is left to be done.
-  std::fflush(nullptr);
-  _exit(result.kind == Result::Kind::kFailed ? kExitFailed : 0);
+  Leave(*link, Train(*link, options.fencing_token, tls, run));
 }
 
 }  // namespace ringleader::trainer

@@ -204,7 +204,7 @@ absl::StatusOr<Outcome> Attempt::Train() {
     }
 
     ASSIGN_OR_RETURN(StepRecord record, loop_->Train(done_ + 1));
-    record.phases.checkpoint = std::exchange(checkpoint_seconds_, 0.0);
+    record.phases.checkpoint += std::exchange(checkpoint_seconds_, 0.0);
     record.phases.evaluation = std::exchange(evaluation_seconds_, 0.0);
     ++done_;
     profiler.StepDone(done_);
@@ -246,14 +246,15 @@ absl::Status Attempt::Save(uint64_t step) {
   // One save at a time: the one before has reported, so the time is this one's.
   checkpointer_->Wait().IgnoreError();
   save_start_ = absl::Now();
-  ASSIGN_OR_RETURN(optim::OptimizerShard shard, engine_->Shard());
-  checkpointer_->Save(std::move(shard), {.step = step,
-                                         .updates = static_cast<uint64_t>(engine_->updates()),
-                                         .skipped_steps = loop_->skipped_in_a_row(),
-                                         .tokens = tokens_,
-                                         .data_position = step * job_.global_batch,
-                                         .seed = job_.seed,
-                                         .job_digest = JobDigest()});
+  ASSIGN_OR_RETURN(optim::ShardSource shard, engine_->Snapshot());
+  checkpointer_->Save(std::move(shard), engine_->shard_elements(),
+                      {.step = step,
+                       .updates = static_cast<uint64_t>(engine_->updates()),
+                       .skipped_steps = loop_->skipped_in_a_row(),
+                       .tokens = tokens_,
+                       .data_position = step * job_.global_batch,
+                       .seed = job_.seed,
+                       .job_digest = JobDigest()});
   return absl::OkStatus();
 }
 
@@ -335,9 +336,9 @@ std::string FirstLine(const std::string& text) {
 
 absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, Host& host) {
   absl::StatusOr<Outcome> outcome;
-  Attempt attempt(job, world, host);
+  auto attempt = std::make_unique<Attempt>(job, world, host);
   try {
-    outcome = attempt.Run();
+    outcome = attempt->Run();
   } catch (const c10::OutOfMemoryError& error) {
     // LibTorch's sentence has the numbers: asked for, free, held.
     outcome = absl::ResourceExhaustedError(absl::StrFormat(
@@ -354,13 +355,16 @@ absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, H
     outcome = absl::InternalError(error.what());
   }
   if (outcome.ok()) return outcome;
+  // The process ends now: to take a broken device down may hang, or crash before the reason is
+  // told.
+  static_cast<void>(attempt.release());
   // An error inside LibTorch's autograd loses its code: the communicator knows whether it was a
   // peer's failure. What this rank found wrong by itself stays its own, whoever was first.
   const bool may_be_a_peers = absl::IsAborted(outcome.status()) ||
                               absl::IsInternal(outcome.status()) ||
                               absl::IsUnavailable(outcome.status());
   if (may_be_a_peers && world.aborted_by_peer()) return world.status();
-  // Releases the peers, and this rank's checkpoint writer, before anything here is destroyed.
+  // Releases the peers, and this rank's checkpoint writer.
   world.Abort(std::string(outcome.status().message()));
   return outcome;
 }

@@ -16,7 +16,8 @@ enum class Outcome {
 // Trains. All ranks of `world` call it with the same job but for `rank` and `threads`. Resumes from
 // the newest whole checkpoint of the job's directory. An error says what to change; ABORTED, and
 // world.aborted_by_peer(), where another rank failed first. FAILED_PRECONDITION, INVALID_ARGUMENT
-// and OUT_OF_RANGE would fail the same way again.
+// and OUT_OF_RANGE would fail the same way again. After an error what it held, threads included, is
+// left to the end of the process, which must not destroy `world` before.
 absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, Host& host);
 
 }  // namespace ringleader::trainer

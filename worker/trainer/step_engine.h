@@ -31,7 +31,8 @@ struct LossSum {
 struct StepUpdate {
   LossSum sum;  // of all ranks and micro-batches
   double gradient_norm = 0;
-  bool skipped = false;  // the gradient was not finite: nothing changed
+  bool skipped = false;         // the gradient was not finite: nothing changed
+  double snapshot_seconds = 0;  // waiting for a snapshot that was still being copied
 };
 
 struct EngineStats {
@@ -68,8 +69,9 @@ class StepEngine {
   // The first parameter, in layout().slots, whose gradient here is NaN or infinite; -1 if none is.
   virtual int64_t NonFiniteParameter() const = 0;
 
-  // This rank's range of the parameters with its optimizer state, in host memory.
-  virtual absl::StatusOr<optim::OptimizerShard> Shard() = 0;
+  // This rank's range of the parameters with its optimizer state as they are now, to be copied to
+  // host memory while training goes on. Calling it may outlast no call but ForwardBackward.
+  virtual absl::StatusOr<optim::ShardSource> Snapshot() = 0;
   virtual int64_t shard_begin() const = 0;
   virtual int64_t shard_elements() const = 0;
   virtual int64_t updates() const = 0;

@@ -106,8 +106,10 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
     record.loss = update.sum.loss / update.sum.tokens;
     record.gradient_norm = update.gradient_norm;
     record.skipped = update.skipped;
+    record.phases.checkpoint = update.snapshot_seconds;
   }
   EngineStats stats = engine.TakeStats();
+  stats.phases.checkpoint = record.phases.checkpoint;
   record.phases = stats.phases;
   record.phases.data = data_seconds;
   record.layers = std::move(stats.layers);

@@ -61,6 +61,7 @@ struct TrainingJob {
   uint64_t eval_every_steps = 0;
   uint32_t eval_sequences = 0;
   uint32_t max_skipped_steps = 0;
+  bool deterministic = false;  // the same bits in every run, on GPUs too
 
   std::string checkpoint_directory;
   uint64_t checkpoint_every_steps = 0;  // 0: only at the end
