@@ -14,9 +14,15 @@ case ${1:---format} in
   --fix) sources | xargs -r clang-format -i ;;
   --tidy)
     build=${RINGLEADER_BUILD:-build}
-    # A precompiled header of gcc means nothing to clang: tidy parses the real one instead.
+    [[ -f $build/compile_commands.json ]] || { echo "lint: $build is not configured; run tests/run.sh first" >&2; exit 2; }
+    # clang refuses gcc's precompiled header where it finds one: it gets the plain header, in a folder without.
+    database=$(mktemp -d)
+    trap 'rm -rf "$database"' EXIT
+    header=$build/CMakeFiles/ringleader_torch_pch.dir/cmake_pch.hxx
+    [[ ! -f $header ]] || cp "$header" "$database/"
+    sed "s#[^ ]*/cmake_pch.hxx#$database/cmake_pch.hxx#g" "$build/compile_commands.json" >"$database/compile_commands.json"
     sources | grep '\.cc$' | { grep -E "${2:-.}" || true; } |
-      xargs -r -P "$(nproc)" -n 4 clang-tidy --quiet -p "$build" --extra-arg=-Wno-unknown-warning-option
+      xargs -r -P "$(nproc)" -n 4 clang-tidy --quiet -p "$database" --extra-arg=-Wno-unknown-warning-option
     ;;
   *) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
