@@ -96,10 +96,11 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   void OnCancel() override { End(absl::CancelledError("the client is gone")); }
   void OnDone() override {
     if (registered_) hub_.Remove(job_, this);
-    hub_.metrics().StreamDone(service_, method_, finished_with_);
     // Whatever another thread did here, such as OnCancel, it did before it let go of the lock.
     mu_.Lock();
+    const grpc::StatusCode code = finished_with_;
     mu_.Unlock();
+    hub_.metrics().StreamDone(service_, method_, code);
     delete this;
   }
 
@@ -164,12 +165,12 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   }
 
   void FinishWith(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+    const grpc::Status reply = ToGrpcStatus(status);
     {
       absl::MutexLock lock(&mu_);
       state_ = State::kFinished;
+      finished_with_ = reply.error_code();
     }
-    const grpc::Status reply = ToGrpcStatus(status);
-    finished_with_ = reply.error_code();
     this->Finish(reply);
   }
 
@@ -179,12 +180,12 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   std::string job_;
   bool registered_ = false;
   Response response_;
-  grpc::StatusCode finished_with_ = grpc::StatusCode::OK;
 
   absl::Mutex mu_;
   State state_ ABSL_GUARDED_BY(mu_) = State::kBusy;
   bool news_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status end_ ABSL_GUARDED_BY(mu_);
+  grpc::StatusCode finished_with_ ABSL_GUARDED_BY(mu_) = grpc::StatusCode::OK;
 };
 
 }  // namespace ringleader::api
