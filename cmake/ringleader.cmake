@@ -76,6 +76,9 @@ function(ringleader_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
+  if(RINGLEADER_SANITIZE)
+    math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 4")
+  endif()
   # A binary whose every test was skipped, for want of a GPU, is not one that passed.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT "${ARG_ENVIRONMENT}" SKIP_REGULAR_EXPRESSION "\\[  PASSED  \\] 0 tests\\.")
