@@ -223,6 +223,7 @@ nlohmann::json Run(const Flags& flags) {
 
   std::cerr << "connecting " << flags.workers << " workers\n";
   std::vector<std::unique_ptr<FakeWorker>> workers;
+  workers.reserve(flags.workers);
   for (int i = 0; i < flags.workers; ++i) {
     workers.push_back(std::make_unique<FakeWorker>(
         testing::FakeWorkerOptions{.node = absl::StrCat("w", i), .trainers = 1, .layers = 24},
@@ -270,10 +271,8 @@ nlohmann::json Run(const Flags& flags) {
 }
 
 }  // namespace
-}  // namespace ringleader
 
-int main(int argc, char** argv) {
-  using namespace ringleader;
+int Main(int argc, char** argv) {
   CLI::App app("The coordinator under load.", "coordinator_bench");
   Flags flags;
   app.add_option("--workers", flags.workers, "simulated workers, one trainer each")
@@ -308,4 +307,10 @@ int main(int argc, char** argv) {
     Die("cannot write " + flags.output);
   }
   return 0;
+}
+
+}  // namespace ringleader
+
+int main(int argc, char** argv) {
+  return ringleader::Main(argc, argv);
 }

@@ -102,7 +102,8 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
     attention->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
     attention->set_select(v1::AttentionSpec::TOP_K);
     attention->set_max_verticals(flags.verticals);
-    attention->set_max_slashes(static_cast<uint32_t>(run.tokens / 128 * flags.slash_share));
+    attention->set_max_slashes(
+        static_cast<uint32_t>(static_cast<double>(run.tokens) / 128 * flags.slash_share));
   }
   spec.mutable_parallelism()->set_context(run.gpus);
   spec.mutable_parallelism()->set_data(1);
@@ -161,6 +162,7 @@ v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::s
     steps.clear();
     for (size_t i = 1; i < wanted; ++i) {
       std::vector<v1::StepReport> of_ranks;
+      of_ranks.reserve(logs.size());
       for (const RankLog& log : logs) of_ranks.push_back(log.steps[i]);
       steps.push_back(lifecycle::MergeSteps(of_ranks));
     }

@@ -131,10 +131,8 @@ absl::Status Serve(const Flags& flags) {
 }
 
 }  // namespace
-}  // namespace ringleader
 
-int main(int argc, char** argv) {
-  using namespace ringleader;
+int Main(int argc, char** argv) {
   CLI::App app("Ringleader's coordinator: keeps jobs, schedules them on workers, answers ringctl.",
                "ringleader-coordinator");
   Flags flags;
@@ -149,4 +147,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   return 0;
+}
+
+}  // namespace ringleader
+
+int main(int argc, char** argv) {
+  return ringleader::Main(argc, argv);
 }

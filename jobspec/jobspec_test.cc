@@ -101,7 +101,7 @@ TEST(ParseTest, NotYamlIsALineNumberAndNotACrash) {
   EXPECT_THAT(ParseError("name: [a\n"), HasSubstr("no valid YAML"));
   EXPECT_THAT(ParseError(""), HasSubstr("empty"));
   EXPECT_THAT(ParseError("\xff\xfe"), HasSubstr("not UTF-8"));
-  EXPECT_THAT(ParseError(std::string(300 * 1024, 'a')), HasSubstr("at most 262144"));
+  EXPECT_THAT(ParseError(std::string(size_t{300} * 1024, 'a')), HasSubstr("at most 262144"));
   EXPECT_THAT(ParseError("name: " + std::string(100, '[')), HasSubstr("nested"));
   EXPECT_THAT(ParseError("name: a\n---\nname: b\n"), HasSubstr("2 documents"));
   // Indentation nests without brackets.
@@ -321,7 +321,7 @@ TEST_F(FilesTest, AJobFileThatIsNone) {
             absl::StatusCode::kNotFound);
   EXPECT_FALSE(LoadJobFile(folder_.string(), {}).ok());
   EXPECT_FALSE(LoadJobFile("/dev/zero", {}).ok());
-  std::ofstream(folder_ / "empty.yaml");
+  std::ofstream(folder_ / "empty.yaml") << "";
   EXPECT_FALSE(LoadJobFile((folder_ / "empty.yaml").string(), {}).ok());
 }
 

@@ -1,6 +1,7 @@
 #include "coordinator/api/pulled_stream.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstdlib>
 #include <vector>
 
@@ -16,7 +17,10 @@ StreamHub::StreamHub(store::Store* store, Executor* executor, RpcMetrics* metric
       max_streams_(max_streams),
       subscription_(store->Subscribe([this](const store::Change& change) { OnChange(change); })) {}
 
-StreamHub::~StreamHub() = default;
+StreamHub::~StreamHub() {
+  absl::MutexLock lock(&mu_);
+  assert(streams_.empty());
+}
 
 absl::Status StreamHub::Add(const std::string& job, Wakeable* stream) {
   absl::MutexLock lock(&mu_);

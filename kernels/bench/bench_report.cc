@@ -18,20 +18,27 @@ using fused::CheckCuda;
 
 double MedianMs(const std::function<void()>& run, int repeats) {
   for (int i = 0; i < 3; ++i) run();
-  std::vector<cudaEvent_t> events(2 * repeats);
-  for (cudaEvent_t& event : events) CheckCuda(cudaEventCreate(&event), "cudaEventCreate");
-  for (int i = 0; i < repeats; ++i) {
-    CheckCuda(cudaEventRecord(events[2 * i]), "cudaEventRecord");
+  struct Interval {
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+  std::vector<Interval> intervals(repeats);
+  for (auto& [begin, end] : intervals) {
+    CheckCuda(cudaEventCreate(&begin), "cudaEventCreate");
+    CheckCuda(cudaEventCreate(&end), "cudaEventCreate");
+  }
+  for (const auto& [begin, end] : intervals) {
+    CheckCuda(cudaEventRecord(begin), "cudaEventRecord");
     run();
-    CheckCuda(cudaEventRecord(events[2 * i + 1]), "cudaEventRecord");
+    CheckCuda(cudaEventRecord(end), "cudaEventRecord");
   }
   CheckCuda(cudaDeviceSynchronize(), "bench");
-  std::vector<float> ms(repeats);
-  for (int i = 0; i < repeats; ++i) {
-    CheckCuda(cudaEventElapsedTime(&ms[i], events[2 * i], events[2 * i + 1]),
-              "cudaEventElapsedTime");
+  std::vector<float> ms;
+  ms.reserve(repeats);
+  for (const auto& [begin, end] : intervals) {
+    CheckCuda(cudaEventElapsedTime(&ms.emplace_back(), begin, end), "cudaEventElapsedTime");
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
   }
-  for (cudaEvent_t event : events) cudaEventDestroy(event);
   std::nth_element(ms.begin(), ms.begin() + repeats / 2, ms.end());
   return ms[repeats / 2];
 }

@@ -121,7 +121,7 @@ class FusedBench {
         .inv_freq = gpu_freq.data()};
     for (const bool inverse : {false, true}) {
       args.inverse = inverse;
-      Add("rope", inverse ? "backward" : "forward", tokens, (heads + kv_heads) * dim,
+      Add("rope", inverse ? "backward" : "forward", tokens, int64_t{heads + kv_heads} * dim,
           4.0 * (q_size + k_size), [&] { return fused::Rope(args, nullptr); });
     }
   }

@@ -37,13 +37,14 @@ void BenchIndex(const Shape& shape, Report& report) {
   auto k = RandomTensor(n * shape.kv_heads * dim);
   std::vector<int64_t> positions(shape.queries);
   for (int e = 0; e < shape.queries; ++e) positions[e] = tokens - shape.queries + e;
-  DeviceBuffer<int64_t> gpu_positions(positions), row_sum(heads * shape.queries),
-      column_positions(heads * kMaxColumns), load(shape.ranks);
+  DeviceBuffer<int64_t> gpu_positions(positions), row_sum(int64_t{heads} * shape.queries),
+      column_positions(int64_t{heads} * kMaxColumns), load(shape.ranks);
   DeviceBuffer<index::IndexMass> masses(heads);
-  DeviceBuffer<float> row_max(heads * shape.queries), mass(std::vector<float>(heads, 0.9f));
+  DeviceBuffer<float> row_max(int64_t{heads} * shape.queries),
+      mass(std::vector<float>(heads, 0.9f));
   DeviceBuffer<int32_t> column_mass(heads * n), diagonal_mass(heads * blocks),
       caps(std::vector<int32_t>(heads, kMaxColumns)), counts(heads), diagonal_counts(heads),
-      residue_offsets(heads * (shape.ranks + 1)), residues(heads * blocks);
+      residue_offsets(int64_t{heads} * (shape.ranks + 1)), residues(heads * blocks);
   const int64_t candidates = int64_t{heads} * kMaxColumns;
   DeviceBuffer<int32_t> candidate_mass(shape.ranks * candidates),
       candidate_positions(shape.ranks * candidates);
@@ -146,8 +147,8 @@ void BenchBlocks(const Shape& shape, Report& report) {
   DeviceBuffer<int32_t> mass(int64_t{heads} * tiles * tiles);
   DeviceBuffer<int64_t> kept(heads), total(heads);
   const int64_t capacity = int64_t{heads} * tiles * (kTopk + 1) * (kBlock / kTile);
-  DeviceBuffer<int32_t> row_offsets(heads * (tiles + 1)), columns(capacity),
-      column_offsets(heads * (tiles + 1)), rows(capacity);
+  DeviceBuffer<int32_t> row_offsets(int64_t{heads} * (tiles + 1)), columns(capacity),
+      column_offsets(int64_t{heads} * (tiles + 1)), rows(capacity);
   const size_t kept_bytes =
       row_offsets.Bytes() + columns.Bytes() + column_offsets.Bytes() + rows.Bytes();
   const auto add = [&](const char* step, size_t scratch_bytes, const std::function<void()>& run) {

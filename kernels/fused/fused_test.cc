@@ -184,7 +184,8 @@ struct SwigluShape {
 class SwigluTest : public FusedTest, public ::testing::WithParamInterface<SwigluShape> {};
 
 TEST_P(SwigluTest, MatchesDoubleForwardAndBackward) {
-  const auto [rows, dim, together] = GetParam();
+  const int64_t rows = GetParam().rows, dim = GetParam().dim;
+  const bool together = GetParam().fused_gate_up;
   const int64_t stride = together ? 2 * dim : dim;
   const auto gate_up = Normal(rows * 2 * dim, 2.0), d_out = Normal(rows * dim);
   DeviceBuffer<Bf16> in(gate_up), gd_out(d_out), gout(rows * dim), gagain(rows * dim),

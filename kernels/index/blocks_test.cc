@@ -32,6 +32,7 @@ using BlocksTest = fused::GpuTest;
 
 std::vector<float> Floats(const std::vector<Bf16>& in) {
   std::vector<float> out;
+  out.reserve(in.size());
   for (const Bf16 x : in) out.push_back(__bfloat162float(x));
   return out;
 }
@@ -55,8 +56,8 @@ void CheckLists(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& s
   const int query_tiles = static_cast<int>((query.local_tokens() + s.tile - 1) / s.tile);
   const int key_tiles = static_cast<int>((key.local_tokens() + s.tile - 1) / s.tile);
   const int64_t capacity = std::max<int64_t>(1, static_cast<int64_t>(want.columns.size()));
-  DeviceBuffer<int32_t> row_offsets(s.heads * (query_tiles + 1)), columns(capacity),
-      column_offsets(s.heads * (key_tiles + 1)), rows(capacity);
+  DeviceBuffer<int32_t> row_offsets(int64_t{s.heads} * (query_tiles + 1)), columns(capacity),
+      column_offsets(int64_t{s.heads} * (key_tiles + 1)), rows(capacity);
   ASSERT_EQ(BuildTileLists({.chosen = chosen.data(),
                             .query_layout = query,
                             .key_layout = key,
@@ -194,8 +195,8 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
         for (int64_t t = 0; t <= position; ++t) {
           double dot = 0;
           for (int x = 0; x < s.head_dim; ++x) {
-            dot += double{qf[position * q_row + h * s.head_dim + x]} *
-                   kf[t * k_row + h / (s.heads / s.kv_heads) * s.head_dim + x];
+            dot += double{qf[position * q_row + int64_t{h} * s.head_dim + x]} *
+                   kf[t * k_row + int64_t{h / (s.heads / s.kv_heads)} * s.head_dim + x];
           }
           sum += p[t] = std::exp(dot * scale);
         }

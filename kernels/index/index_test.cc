@@ -237,8 +237,8 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
       candidates[h].insert(candidates[h].end(), best.begin(), best.end());
     }
     const int64_t at = int64_t{r} * heads * max_columns;
-    DeviceBuffer<int32_t> column_mass(local), out_mass(heads * max_columns),
-        out_position(heads * max_columns);
+    DeviceBuffer<int32_t> column_mass(local), out_mass(int64_t{heads} * max_columns),
+        out_position(int64_t{heads} * max_columns);
     ASSERT_EQ(SelectColumnCandidates({.column_mass = column_mass.data(),
                                       .layout = layout,
                                       .heads = heads,
@@ -257,10 +257,11 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
   }
   layout.rank = ranks / 2;
   DeviceBuffer<int32_t> diagonal_mass(estimate.diagonal_mass), caps(max_count), counts(heads),
-      diagonal_counts(heads), residue_offsets(heads * (ranks + 1)), residues(heads * blocks);
+      diagonal_counts(heads), residue_offsets(int64_t{heads} * (ranks + 1)),
+      residues(int64_t{heads} * blocks);
   DeviceBuffer<float> shares(mass);
   DeviceBuffer<char> workspace(static_cast<int64_t>(SelectWorkspaceBytes(heads, tokens)));
-  DeviceBuffer<int64_t> positions(heads * max_columns), load(ranks);
+  DeviceBuffer<int64_t> positions(int64_t{heads} * max_columns), load(ranks);
   DeviceBuffer<IndexMass> masses(heads);
   DeviceBuffer<uint64_t> diagonals(heads * words);
   const HeadBudgets budgets = {.mass = shares.data(), .max_count = caps.data()};
@@ -304,7 +305,8 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
         reference::SelectColumns(candidates[h].data(), static_cast<int64_t>(candidates[h].size()),
                                  total, sink, mass[h], max_count[h], max_columns, want.data());
     ASSERT_EQ(counts.Read()[h], count);
-    ASSERT_TRUE(std::equal(want.begin(), want.end(), got_positions.begin() + h * max_columns));
+    ASSERT_TRUE(
+        std::equal(want.begin(), want.end(), got_positions.begin() + int64_t{h} * max_columns));
     int64_t columns_mass = 0;
     for (int c = 0; c < count; ++c) columns_mass += column_mass[want[c]];
     EXPECT_EQ(got_masses[h].columns, columns_mass);

@@ -43,10 +43,10 @@ struct Buffers {
     const int64_t padded = RoundUp(d, panel), columns = RoundUp(tile, panel);
     const int64_t rows_size = int64_t{tile} * d, panels_size = tile * padded;
     float* next = scratch.Reserve(2 * columns * d + 4 * panels_size + 2 * rows_size + tile +
-                                  2 * columns * padded + (2 * kScoreRows + 1) * kMaxTile);
+                                  2 * columns * padded + int64_t{2 * kScoreRows + 1} * kMaxTile);
     const auto take = [&next](int64_t size) { return std::exchange(next, next + size); };
-    scores.p = take(kScoreRows * kMaxTile);
-    scores.dp = take(kScoreRows * kMaxTile);
+    scores.p = take(int64_t{kScoreRows} * kMaxTile);
+    scores.dp = take(int64_t{kScoreRows} * kMaxTile);
     keys_t = take(columns * d);
     values_t = take(columns * d);
     keys = take(panels_size);

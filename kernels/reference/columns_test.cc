@@ -37,7 +37,7 @@ class ColumnsTest : public ::testing::TestWithParam<Shape> {
         positions_.push_back(p);
         ++counts_.back();
       }
-      positions_.resize((head + 1) * s_.max_columns, std::numeric_limits<int64_t>::max());
+      positions_.resize(int64_t{head + 1} * s_.max_columns, std::numeric_limits<int64_t>::max());
       chosen_.push_back(chosen);
     }
   }

@@ -69,7 +69,7 @@ void ForwardPass(Engine& engine, const PassInputs& in, const TokenMajor<float>& 
     const int rows = in.QueryRows(a);
 
     float* q = engine.worker_scratch(worker).Reserve(rows * (d + d_padded + 2) +
-                                                     (kScoreRows + 1) * kMaxTile);
+                                                     int64_t{kScoreRows + 1} * kMaxTile);
     ForwardState state{.rows = rows, .d_padded = static_cast<int>(d_padded), .q = q};
     float* const bias = q + int64_t{rows} * d;
     state.scores = bias + kMaxTile;

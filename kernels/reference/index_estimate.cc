@@ -41,8 +41,8 @@ absl::StatusOr<IndexEstimate> IndexEstimate::Create(Engine& engine,
 IndexEstimate::IndexEstimate(Engine& engine, const IndexEstimateArgs<float>& args)
     : engine_(engine),
       args_(args),
-      logits_(
-          engine.shared_scratch().Reserve(args.q.heads * QueryRuns() * KeyRuns() * kRun * kRun)) {}
+      logits_(engine.shared_scratch().Reserve(int64_t{args.q.heads} * QueryRuns() * KeyRuns() *
+                                              kRun * kRun)) {}
 
 int64_t IndexEstimate::KeyRuns() const {
   return (args_.k.tokens + kRun - 1) / kRun;
@@ -76,7 +76,8 @@ void IndexEstimate::ForRuns(Body body) {
   engine_.pool().For(KeyRuns(), [&](int64_t key_run, int worker) {
     for (int head = 0; head < args_.q.heads; ++head) {
       for (int run = 0; run < QueryRuns(); ++run) {
-        const int rows = static_cast<int>(std::min<int64_t>(kRun, args_.q.tokens - run * kRun));
+        const int rows =
+            static_cast<int>(std::min<int64_t>(kRun, args_.q.tokens - int64_t{run} * kRun));
         body(head, run, rows, key_run, worker);
       }
     }
@@ -105,8 +106,8 @@ void IndexEstimate::RowMax() {
     }
     float* s = Logits(head, run, key_run);
     const int columns = static_cast<int>(RoundUp(keys, math.panel));
-    math.gemm(rows, columns, d, q.data() + (head * estimates + run * kRun) * d, d, 1, keys_t,
-              int64_t{d} * math.panel, s, kRun, false);
+    math.gemm(rows, columns, d, q.data() + (head * estimates + int64_t{run} * kRun) * d, d, 1,
+              keys_t, int64_t{d} * math.panel, s, kRun, false);
     const int64_t first = args_.key_layout.Position(begin);
     for (int i = 0; i < kRun; ++i) {
       int64_t visible = 0;
@@ -201,8 +202,8 @@ void IndexEstimate::KeptMass(int stride, const uint64_t* diagonals, int diagonal
         const int keys = static_cast<int>(std::min<int64_t>(kRun, args_.k.tokens - begin));
         const int64_t key_block = args_.key_layout.Position(begin) / args_.tile;
         const char* selected = columns + head * args_.k.tokens + begin;
-        for (int64_t e = RoundUp(run * kRun, stride);
-             e < std::min<int64_t>(args_.q.tokens, (run + 1) * kRun); e += stride) {
+        for (int64_t e = RoundUp(int64_t{run} * kRun, stride);
+             e < std::min<int64_t>(args_.q.tokens, int64_t{run + 1} * kRun); e += stride) {
           const int64_t delta = args_.query_positions[e] / args_.tile - key_block;
           if (delta < 0) continue;
           const bool on_diagonal =
@@ -211,8 +212,8 @@ void IndexEstimate::KeptMass(int stride, const uint64_t* diagonals, int diagonal
             continue;
           }
           engine_.math().exp2(
-              keys, shift[e - run * kRun],
-              Logits(static_cast<int>(head), run, key_run) + (e - run * kRun) * kRun, p);
+              keys, shift[e - int64_t{run} * kRun],
+              Logits(static_cast<int>(head), run, key_run) + (e - int64_t{run} * kRun) * kRun, p);
           for (int j = 0; j < keys; ++j) {
             if (on_diagonal || selected[j]) sum += p[j];
           }

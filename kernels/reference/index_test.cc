@@ -32,8 +32,8 @@ struct Estimate {
     const int64_t n = k.tokens;
     positions.resize(count);
     std::iota(positions.begin(), positions.end(), n - count);
-    row_max.resize(kHeads * count);
-    row_sum.resize(kHeads * count);
+    row_max.resize(int64_t{kHeads} * count);
+    row_sum.resize(int64_t{kHeads} * count);
     column_mass.resize(kHeads * n);
     diagonal_mass.resize(kHeads * ((n + kTile - 1) / kTile));
     TokenMajor<const float> queries = q.view();
@@ -191,7 +191,7 @@ TEST(SelectDiagonalsTest, ForcedFirstThenByMassUntilItIsReached) {
 }
 
 TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {
-  constexpr int64_t kTokens = 8 * kTile;
+  constexpr int64_t kTokens = int64_t{8} * kTile;
   Tensor q(kTokens, 2, kHeadDim), k(kTokens, 1, kHeadDim);
   // Block b's keys point along axis b; queries of tile 6 like blocks 1 and 4, most of all 5 of the
   // second head.
@@ -203,7 +203,7 @@ TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {
     q.at(i, 1, 7) = 9.0f;
   }
   Engine engine(2);
-  std::vector<float> sums(8 * kHeadDim);
+  std::vector<float> sums(int64_t{8} * kHeadDim);
   TileKeySums(engine, std::as_const(k).view(), kTile, sums.data());
   const std::vector<char> selected = SelectBlocks(engine, {.q = std::as_const(q).view(),
                                                            .query_layout = {.tokens = kTokens},
@@ -215,7 +215,7 @@ TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {
   const auto row = [&](int head, int64_t tile) {
     std::vector<int> blocks;
     for (int b = 0; b < 8; ++b) {
-      if (selected[(head * 8 + tile) * 8 + b]) blocks.push_back(b);
+      if (selected[(int64_t{head} * 8 + tile) * 8 + b]) blocks.push_back(b);
     }
     return blocks;
   };

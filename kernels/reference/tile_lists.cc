@@ -15,7 +15,7 @@ absl::Status CheckLayout(const char* side, const ShardLayout& layout, const Tile
   const bool listed = tiles.pattern == TilePattern::kToeplitz || tiles.pattern == TilePattern::kCsr;
   int64_t chunk = layout.local_tokens();
   if (layout.kind == LayoutKind::kStriped) chunk = layout.stripe;
-  if (layout.kind == LayoutKind::kZigzag) chunk = layout.tokens / (2 * layout.ranks);
+  if (layout.kind == LayoutKind::kZigzag) chunk = layout.tokens / (int64_t{2} * layout.ranks);
   const bool one_chunk = layout.kind == LayoutKind::kContiguous;
   if (chunk <= 0 || (chunk % tiles.tile != 0 && (listed || !one_chunk))) {
     return absl::InvalidArgumentError(absl::StrFormat(

@@ -43,19 +43,19 @@ struct ColumnPass {
   }
 
   absl::Status Backward(Engine& engine, const std::vector<float>& delta, AttentionResult& r) {
-    const absl::Status status = ColumnBackward(engine, {.q = problem.q.view(),
-                                                        .d_out = problem.d_out.view(),
-                                                        .keys = keys.data(),
-                                                        .values = values.data(),
-                                                        .columns = columns,
-                                                        .tiles = tiles,
-                                                        .query_layout = problem.layout(),
-                                                        .lse = r.lse.data(),
-                                                        .delta = delta.data(),
-                                                        .dq = r.dq.view(),
-                                                        .d_keys = d_keys.data(),
-                                                        .d_values = d_values.data(),
-                                                        .scale = problem.scale});
+    absl::Status status = ColumnBackward(engine, {.q = problem.q.view(),
+                                                  .d_out = problem.d_out.view(),
+                                                  .keys = keys.data(),
+                                                  .values = values.data(),
+                                                  .columns = columns,
+                                                  .tiles = tiles,
+                                                  .query_layout = problem.layout(),
+                                                  .lse = r.lse.data(),
+                                                  .delta = delta.data(),
+                                                  .dq = r.dq.view(),
+                                                  .d_keys = d_keys.data(),
+                                                  .d_values = d_values.data(),
+                                                  .scale = problem.scale});
     ScatterColumns(d_keys.data(), d_values.data(), problem.layout(), columns, problem.q.heads,
                    r.dk.view(), r.dv.view());
     return status;
