@@ -143,6 +143,9 @@ void Supervisor::Stop(Attempt& attempt, const v1::StopTrainers& stop, absl::Time
   *message.mutable_stop() = stop;
   Forward(attempt, message);
   for (Trainer& trainer : attempt.trainers) {
+    // One that has ended already may be the reason for the abort, and is not a casualty of it.
+    Reap(trainer, now);
+    if (trainer.exit) continue;
     trainer.told_to_abort = trainer.told_to_abort || abort;
     // It has nothing to save and nobody to tell.
     if (abort && !trainer.connection) Kill(trainer, stop.reason());
