@@ -105,15 +105,9 @@ TEST_F(CudaProcessTest, ResumesWhereItStopped) {
   spec.mutable_training()->set_steps(40);
   const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
   UseCheckpoints(&spec, Path("stopped"));
-  auto agent = Start(spec);
-  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
-    return AllReachedStep(logs, 2);
-  })) << Output();
-  agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
-  const RankLog stopped = agent->Finish()[0];
-  ASSERT_TRUE(stopped.result.has_value()) << Output();
-  ASSERT_LT(stopped.steps.back().step(), 40u) << "the stop came too late to test anything";
-  std::vector<double> losses = Losses(stopped);
+  const std::vector<RankLog> stopped = StopEarly(spec);
+  ASSERT_FALSE(stopped.empty());
+  std::vector<double> losses = Losses(stopped[0]);
   for (const double loss : Losses(RunToEnd(spec)[0])) losses.push_back(loss);
   ExpectNear(losses, undisturbed);
 }
@@ -169,15 +163,9 @@ TEST_F(CudaProcessTest, ACheckpointOfTwoGpusGoesOnOnOne) {
   spec.mutable_training()->set_steps(40);
   const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
   UseCheckpoints(&spec, Path("stopped"));
-  auto agent = Start(spec);
-  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
-    return AllReachedStep(logs, 2);
-  })) << Output();
-  agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
-  const RankLog stopped = agent->Finish()[0];
-  ASSERT_TRUE(stopped.result.has_value()) << Output();
-  ASSERT_LT(stopped.steps.back().step(), 40u) << "the stop came too late to test anything";
-  std::vector<double> losses = Losses(stopped);
+  const std::vector<RankLog> stopped = StopEarly(spec);
+  ASSERT_FALSE(stopped.empty());
+  std::vector<double> losses = Losses(stopped[0]);
   spec.mutable_parallelism()->set_context(1);
   spec.mutable_resources()->set_trainers(1);
   const RankLog resumed = RunToEnd(spec)[0];

@@ -64,6 +64,25 @@ std::vector<RankLog> AttemptTest::RunToEnd(const v1::JobSpec& spec) {
   return logs;
 }
 
+std::vector<RankLog> AttemptTest::StopEarly(const v1::JobSpec& spec) {
+  auto agent = Start(spec);
+  const bool ran =
+      agent->WaitFor([](const std::vector<RankLog>& logs) { return AllReachedStep(logs, 2); });
+  EXPECT_TRUE(ran) << Output();
+  if (!ran) return {};
+  agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
+  std::vector<RankLog> logs = agent->Finish();
+  for (const RankLog& log : logs) {
+    const bool stopped =
+        log.result.has_value() && log.result->outcome() == v1::TrainerExited::STOPPED;
+    EXPECT_TRUE(stopped) << (log.result ? log.result->message() : "no result") << Output();
+    if (!stopped) return {};
+  }
+  const bool early = logs[0].steps.back().step() < spec.training().steps();
+  EXPECT_TRUE(early) << "the stop came too late to test anything";
+  return early ? std::move(logs) : std::vector<RankLog>();
+}
+
 v1::TrainerResult AttemptTest::Failure(const v1::JobSpec& spec) {
   const RankLog log = Start(spec)->Finish()[0];
   EXPECT_TRUE(log.result.has_value()) << Output();

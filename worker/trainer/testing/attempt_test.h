@@ -40,6 +40,10 @@ class AttemptTest : public ::testing::Test {
   // Expects completion on all ranks.
   std::vector<RankLog> RunToEnd(const v1::JobSpec& spec);
 
+  // Starts the job, tells it to stop once all ranks have done two steps, and expects each to leave
+  // with a checkpoint, before the job's last step. Empty after a failed expectation.
+  std::vector<RankLog> StopEarly(const v1::JobSpec& spec);
+
   // The message with which a job that cannot run ends, on rank 0.
   v1::TrainerResult Failure(const v1::JobSpec& spec);
 
