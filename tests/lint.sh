@@ -20,7 +20,7 @@ case ${1:---format} in
     trap 'rm -rf "$database"' EXIT
     header=$build/CMakeFiles/ringleader_torch_pch.dir/cmake_pch.hxx
     [[ ! -f $header ]] || cp "$header" "$database/"
-    sed "s#[^ ]*/cmake_pch.hxx#$database/cmake_pch.hxx#g" "$build/compile_commands.json" >"$database/compile_commands.json"
+    sed "s#[^ \"]*/cmake_pch.hxx#$database/cmake_pch.hxx#g" "$build/compile_commands.json" >"$database/compile_commands.json"
     sources | grep '\.cc$' | { grep -E "${2:-.}" || true; } |
       xargs -r -P "$(nproc)" -n 4 clang-tidy --quiet -p "$database" --extra-arg=-Wno-unknown-warning-option
     ;;

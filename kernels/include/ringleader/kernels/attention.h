@@ -54,6 +54,11 @@ struct TileSelection {
   // kCsr, the transpose by key tile, for backward.
   const int32_t* column_offsets = nullptr;  // [heads, key_tiles + 1]
   const int32_t* rows = nullptr;
+
+  // Where several documents are packed into the sequence: for each local query the position of its
+  // document's first token, ascending; a query attends to keys of its own document alone. Null: the
+  // sequence is one document. With every pattern but kFull.
+  const int32_t* document_starts = nullptr;  // [n_q]
 };
 
 // out and lse accumulate in fp32 over calls: start from out = 0 and lse = -infinity. A query
