@@ -23,11 +23,16 @@ PassInputs InputsOf(const Args& args, const TileLists& lists) {
   in.mask = [&args, band = BandOf(args.tiles)](int, int64_t a, int64_t b, float*) -> PairMask {
     const TileSpan query = SpanOfTile(args.query_layout, args.q.tokens, args.tiles.tile, a);
     const TileSpan key = SpanOfTile(args.key_layout, args.k.tokens, args.tiles.tile, b);
-    if (band.Covers(query, key)) return {};
+    const int32_t* starts = args.tiles.document_starts;
+    if (starts != nullptr) starts += a * args.tiles.tile;
+    // The last row's document is the last to start: where it holds every key, all rows see them.
+    if (starts != nullptr && starts[query.tokens() - 1] <= key.first) starts = nullptr;
+    if (starts == nullptr && band.Covers(query, key)) return {};
     return {.kind = PairMask::Kind::kBand,
             .band = band,
             .first_query = query.first,
-            .first_key = key.first};
+            .first_key = key.first,
+            .starts = starts};
   };
   return in;
 }

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 #include <tuple>
-#include <utility>
+#include <vector>
 
 #include "kernels/reference/testing/attention_problem.h"
 #include "kernels/reference/tile_lists.h"
@@ -19,7 +19,6 @@ namespace {
 using testing::ExpectNear;
 using Problem = testing::AttentionProblem;
 using Result = testing::AttentionResult;
-using testing::Shard;
 using testing::Tensor;
 
 // Random tiles at or below the diagonal, with a query tile and a key tile left out altogether.
@@ -140,87 +139,16 @@ class ShardsTest : public ::testing::TestWithParam<std::tuple<LayoutKind, int>> 
 
 TEST_P(ShardsTest, SumOfOwnersEqualsOneCall) {
   const auto [kind, ranks] = GetParam();
-  constexpr int64_t kTokens = 1024;
-  constexpr int kTile = 64;
-  const Problem whole(kTokens, 4, 2, 64, 6);
-  std::vector<uint64_t> diagonals = {0b1011001, 0b1, 0b1111111111111111, 0b1000000000000001};
+  const Problem whole(1024, 4, 2, 64, 6);
+  const std::vector<uint64_t> diagonals = {0b1011001, 0b1, 0b1111111111111111, 0b1000000000000001};
   const TileSelection tiles{.pattern = TilePattern::kToeplitz,
-                            .tile = kTile,
+                            .tile = 64,
                             .diagonals = diagonals.data(),
                             .diagonal_words = 1};
   Engine engine(2);
-  const Result expected = whole.Run(engine, tiles);
-
-  Result sum{Tensor(kTokens, 4, 64), Tensor(kTokens, 4, 64), Tensor(kTokens, 2, 64),
-             Tensor(kTokens, 2, 64), std::vector<float>(kTokens * 4)};
-  const auto layout_of = [&, kind = kind, ranks = ranks](int rank) {
-    return ShardLayout{
-        .kind = kind, .ranks = ranks, .rank = rank, .stripe = 2 * kTile, .tokens = kTokens};
-  };
-  const int64_t n = kTokens / ranks;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const ShardLayout mine = layout_of(rank);
-    const Tensor q = Shard(whole.q, mine), d_out = Shard(whole.d_out, mine);
-    Tensor out(n, 4, 64), dq(n, 4, 64);
-    std::vector<float> lse(4 * n, -std::numeric_limits<float>::infinity()), delta(4 * n);
-    for (int owner = 0; owner < ranks; ++owner) {
-      const ShardLayout theirs = layout_of(owner);
-      const Tensor k = Shard(whole.k, theirs), v = Shard(whole.v, theirs);
-      ASSERT_TRUE(AttentionForward(engine, {.q = q.view(),
-                                            .k = k.view(),
-                                            .v = v.view(),
-                                            .out = out.view(),
-                                            .lse = lse.data(),
-                                            .query_layout = mine,
-                                            .key_layout = theirs,
-                                            .tiles = tiles,
-                                            .scale = whole.scale})
-                      .ok());
-    }
-    AttentionDelta(engine, d_out.view(), std::as_const(out).view(), delta.data());
-    for (int owner = 0; owner < ranks; ++owner) {
-      const ShardLayout theirs = layout_of(owner);
-      const Tensor k = Shard(whole.k, theirs), v = Shard(whole.v, theirs);
-      Tensor dk(n, 2, 64), dv(n, 2, 64);
-      ASSERT_TRUE(AttentionBackward(engine, {.q = q.view(),
-                                             .k = k.view(),
-                                             .v = v.view(),
-                                             .d_out = d_out.view(),
-                                             .lse = lse.data(),
-                                             .delta = delta.data(),
-                                             .dq = dq.view(),
-                                             .dk = dk.view(),
-                                             .dv = dv.view(),
-                                             .query_layout = mine,
-                                             .key_layout = theirs,
-                                             .tiles = tiles,
-                                             .scale = whole.scale})
-                      .ok());
-      for (int64_t i = 0; i < n; ++i) {
-        for (int x = 0; x < 2 * 64; ++x) {
-          sum.dk.data[theirs.Position(i) * 128 + x] += dk.data[i * 128 + x];
-          sum.dv.data[theirs.Position(i) * 128 + x] += dv.data[i * 128 + x];
-        }
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      for (int x = 0; x < 4 * 64; ++x) {
-        sum.out.data[mine.Position(i) * 256 + x] = out.data[i * 256 + x];
-        sum.dq.data[mine.Position(i) * 256 + x] = dq.data[i * 256 + x];
-      }
-      for (int head = 0; head < 4; ++head) {
-        sum.lse[head * kTokens + mine.Position(i)] = lse[head * n + i];
-      }
-    }
-  }
-  const auto doubles = [](const std::vector<float>& x) {
-    return std::vector<double>(x.begin(), x.end());
-  };
-  ExpectNear(sum, {.out = doubles(expected.out.data),
-                   .lse = doubles(expected.lse),
-                   .dq = doubles(expected.dq.data),
-                   .dk = doubles(expected.dk.data),
-                   .dv = doubles(expected.dv.data)});
+  ExpectNear(whole.RunRing(engine, tiles, nullptr,
+                           {.kind = kind, .ranks = ranks, .stripe = 128, .tokens = whole.q.tokens}),
+             whole.Run(engine, tiles));
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, ShardsTest,
                          ::testing::Combine(::testing::Values(LayoutKind::kContiguous,

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/reference/documents.h"
 #include "kernels/reference/passes.h"
 
 namespace ringleader::kernels::reference {
@@ -25,24 +27,39 @@ void ForOwnedColumns(const ShardLayout& owner, const ColumnSelection& columns, i
   }
 }
 
-// Which columns a tile of queries sees: all of its queries see the same, because the diagonal tile,
-// where they would differ, is always covered.
+// Which columns a tile of queries sees. Its queries would differ in the diagonal tile, which is
+// always covered, and where a document starts within the tile: the columns before the tile are then
+// seen by its leading rows alone.
 class Visibility {
  public:
   Visibility(const ColumnSelection& columns, const TileSelection& tiles, const ShardLayout& layout,
              int64_t query_tokens)
       : columns_(columns), tiles_(tiles), layout_(layout), query_tokens_(query_tokens) {}
 
-  bool Sees(int head, int64_t query_block, int32_t column) const {
-    const int64_t delta =
-        query_block -
-        columns_.positions[int64_t{head} * columns_.max_columns + column] / tiles_.tile;
-    if (delta <= 0) return false;
+  struct QueryTile {
+    int64_t block = 0;     // of the sequence
+    int64_t document = 0;  // where the leading rows' document starts
+    int rows = 0;
+    int leading_rows = 0;
+  };
+  QueryTile At(int64_t index) const {
+    const TileSpan span = SpanOfTile(layout_, query_tokens_, tiles_.tile, index);
+    QueryTile tile{
+        .block = span.first / tiles_.tile, .rows = span.tokens(), .leading_rows = span.tokens()};
+    if (tiles_.document_starts != nullptr) {
+      const int32_t* starts = tiles_.document_starts + index * tiles_.tile;
+      tile.document = starts[0];
+      tile.leading_rows =
+          static_cast<int>(std::upper_bound(starts, starts + tile.rows, starts[0]) - starts);
+    }
+    return tile;
+  }
+  bool Sees(int head, const QueryTile& query, int32_t column) const {
+    const int64_t position = columns_.positions[int64_t{head} * columns_.max_columns + column];
+    const int64_t delta = query.block - position / tiles_.tile;
+    if (delta <= 0 || position < query.document) return false;
     const uint64_t* words = tiles_.diagonals + int64_t{head} * tiles_.diagonal_words;
     return (words[delta / 64] >> (delta % 64) & 1) == 0;
-  }
-  int64_t BlockOf(int64_t query_tile) const {
-    return SpanOfTile(layout_, query_tokens_, tiles_.tile, query_tile).first / tiles_.tile;
   }
 
   // Tiles of columns that each query tile of the head sees any of.
@@ -50,10 +67,10 @@ class Visibility {
     TileList list;
     list.row_offsets.push_back(0);
     for (int64_t a = 0; a < TileCount(query_tokens_, tiles_.tile); ++a) {
-      const int64_t block = BlockOf(a);
+      const QueryTile query = At(a);
       for (int32_t c = 0; c < columns_.counts[head];) {
         const int32_t b = c / tiles_.tile;
-        if (Sees(head, block, c)) {
+        if (Sees(head, query, c)) {
           list.columns.push_back(b);
           c = (b + 1) * tiles_.tile;
         } else {
@@ -66,17 +83,17 @@ class Visibility {
   }
 
   PairMask MaskOf(int head, int64_t query_tile, int64_t column_tile, float* bias) const {
-    const int64_t block = BlockOf(query_tile);
+    const QueryTile query = At(query_tile);
     const int32_t begin = static_cast<int32_t>(column_tile) * tiles_.tile;
     const int32_t end = std::min(begin + tiles_.tile, columns_.counts[head]);
-    bool all = true;
+    bool all = query.leading_rows == query.rows;
     for (int32_t c = begin; c < end; ++c) {
-      const bool sees = Sees(head, block, c);
+      const bool sees = Sees(head, query, c);
       bias[c - begin] = sees ? 0.0f : kNegativeInfinity;
       all &= sees;
     }
     if (all) return {};
-    return {.kind = PairMask::Kind::kKeys, .bias = bias};
+    return {.kind = PairMask::Kind::kKeys, .bias = bias, .rows = query.leading_rows};
   }
 
  private:
@@ -86,25 +103,27 @@ class Visibility {
   const int64_t query_tokens_;
 };
 
-absl::Status Check(const TokenMajor<const float>& q, const float* keys, const float* values,
-                   const ColumnSelection& columns, const TileSelection& tiles) {
+template <typename Args>
+absl::Status Check(const Args& args) {
+  const TileSelection& tiles = args.tiles;
+  const ColumnSelection& columns = args.columns;
   if (tiles.pattern != TilePattern::kToeplitz || tiles.diagonals == nullptr) {
     return absl::InvalidArgumentError("tiles: selected columns go with a Toeplitz selection");
   }
   if (columns.positions == nullptr || columns.counts == nullptr) {
     return absl::InvalidArgumentError("columns has no positions or counts");
   }
-  if ((keys == nullptr || values == nullptr) && columns.max_columns > 0) {
+  if ((args.keys == nullptr || args.values == nullptr) && columns.max_columns > 0) {
     return absl::InvalidArgumentError("keys or values is null");
   }
-  for (int head = 0; head < q.heads; ++head) {
+  for (int head = 0; head < args.q.heads; ++head) {
     if (columns.counts[head] < 0 || columns.counts[head] > columns.max_columns) {
       return absl::InvalidArgumentError(
           absl::StrFormat("counts[%d] is %d; at most max_columns = %d are allowed", head,
                           columns.counts[head], columns.max_columns));
     }
   }
-  return absl::OkStatus();
+  return CheckDocuments(tiles, args.query_layout, args.q.tokens);
 }
 
 // Rows of columns as keys that every query head has for itself.
@@ -172,10 +191,7 @@ void ScatterColumns(const float* d_keys, const float* d_values, const ShardLayou
 }
 
 absl::Status ColumnForward(Engine& engine, const ColumnForwardArgs& args, int64_t* visited_tiles) {
-  if (absl::Status status = Check(args.q, args.keys, args.values, args.columns, args.tiles);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(Check(args));
   const Visibility visibility(args.columns, args.tiles, args.query_layout, args.q.tokens);
   std::vector<TileList> lists;
   const PassInputs in = InputsOf(args, visibility, lists);
@@ -188,10 +204,7 @@ absl::Status ColumnForward(Engine& engine, const ColumnForwardArgs& args, int64_
 }
 
 absl::Status ColumnBackward(Engine& engine, const ColumnBackwardArgs& args) {
-  if (absl::Status status = Check(args.q, args.keys, args.values, args.columns, args.tiles);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(Check(args));
   const Visibility visibility(args.columns, args.tiles, args.query_layout, args.q.tokens);
   std::vector<TileList> lists;
   BackwardPass(engine, InputsOf(args, visibility, lists), args.d_out, args.lse, args.delta,

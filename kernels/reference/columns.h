@@ -1,8 +1,8 @@
 // Selected columns (verticals) on the CPU: picked up from their owners into dense rows, attended to
 // outside the ring, their gradients given back.
 //
-// Columns that lie ahead of a query, or in a tile that the query's block diagonal covers already,
-// are skipped (ColumnSelection in ringleader/kernels/attention.h).
+// Columns that lie ahead of a query, in another document, or in a tile that the query's block
+// diagonal covers already, are skipped (ColumnSelection in ringleader/kernels/attention.h).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct ColumnForwardArgs {
   const float* keys = nullptr;  // [heads, max_columns, d]
   const float* values = nullptr;
   ColumnSelection columns;
-  TileSelection tiles;  // kToeplitz: what the diagonals cover
+  TileSelection tiles;  // kToeplitz: what the diagonals cover; document_starts
   ShardLayout query_layout;
   TokenMajor<float> out;  // as in AttentionForwardArgs
   float* lse = nullptr;

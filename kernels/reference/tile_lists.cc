@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/reference/documents.h"
 
 namespace ringleader::kernels::reference {
 
@@ -91,6 +92,7 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
   RETURN_IF_ERROR(CheckSelection(tiles, blocks, heads, query_tiles));
   RETURN_IF_ERROR(CheckLayout("query", query, tiles));
   RETURN_IF_ERROR(CheckLayout("key", key, tiles));
+  RETURN_IF_ERROR(CheckDocuments(tiles, query, query_tokens));
   const int64_t key_tiles = TileCount(key_tokens, tiles.tile);
   const PositionBand band = BandOf(tiles);
   std::vector<TileSpan> keys(key_tiles);
@@ -109,6 +111,12 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
         tiles.diagonals == nullptr ? nullptr : tiles.diagonals + head * tiles.diagonal_words;
     for (int64_t a = 0; a < query_tiles; ++a) {
       const TileSpan span = SpanOfTile(query, query_tokens, tiles.tile, a);
+      // The first row's document is the first to start: keys before it are nobody's.
+      const int64_t start =
+          tiles.document_starts == nullptr ? 0 : tiles.document_starts[a * tiles.tile];
+      const auto touches = [&](const TileSpan& key) {
+        return band.Touches(span, key) && key.last >= start;
+      };
       if (tiles.pattern == TilePattern::kCsr) {
         const int32_t* offsets = tiles.row_offsets + head * (query_tiles + 1) + a;
         for (int32_t i = offsets[0], last = -1; i < offsets[1]; ++i) {
@@ -119,11 +127,11 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
                 key_tiles));
           }
           last = b;
-          if (band.Touches(span, keys[b])) list.columns.push_back(b);
+          if (touches(keys[b])) list.columns.push_back(b);
         }
       } else {
         for (int64_t b = 0; b < key_tiles; ++b) {
-          if (!band.Touches(span, keys[b])) continue;
+          if (!touches(keys[b])) continue;
           if (tiles.pattern == TilePattern::kToeplitz) {
             const int64_t delta = span.first / tiles.tile - keys[b].first / tiles.tile;
             if ((diagonals[delta / 64] >> (delta % 64) & 1) == 0) continue;

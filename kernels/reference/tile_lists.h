@@ -63,7 +63,8 @@ TransposedTileList Transpose(const TileList& list, int64_t key_tiles);
 class TileLists {
  public:
   // INVALID_ARGUMENT where selection and layouts do not fit: tiles that are not whole blocks of the
-  // sequence, missing or unordered lists.
+  // sequence, missing or unordered lists, wrong document starts. Tiles without a pair that attends
+  // are left out.
   static absl::StatusOr<TileLists> Build(const TileSelection& tiles, const ShardLayout& query,
                                          const ShardLayout& key, int64_t query_tokens,
                                          int64_t key_tokens, int heads);

@@ -14,8 +14,10 @@ namespace {
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 // Keys of the tile that any of rows [begin, end) attends to lie before this one.
-int VisibleKeys(const PairMask& mask, int keys, int end) {
-  if (mask.kind != PairMask::Kind::kBand) return keys;
+int VisibleKeys(const PairMask& mask, int keys, int begin, int end) {
+  if (mask.kind == PairMask::Kind::kKeys) return begin < mask.rows ? keys : 0;
+  if (mask.kind == PairMask::Kind::kNone) return keys;
+  if (mask.starts != nullptr && mask.starts[begin] - mask.first_key >= keys) return 0;
   const int64_t last = mask.first_query + end - 1 - mask.band.lowest - mask.first_key;
   return static_cast<int>(std::clamp<int64_t>(last + 1, 0, keys));
 }
@@ -28,10 +30,14 @@ void Mask(const PairMask& mask, int begin, int rows, int keys, int columns, floa
     if (mask.kind == PairMask::Kind::kBand) {
       const int64_t distance = mask.first_query + begin + i - mask.first_key;
       if (mask.band.highest != std::numeric_limits<int64_t>::max()) {
-        low = std::clamp<int64_t>(distance - mask.band.highest, 0, columns);
+        low = std::clamp<int64_t>(distance - mask.band.highest, 0, keys);
+      }
+      if (mask.starts != nullptr) {
+        low = std::clamp<int64_t>(mask.starts[begin + i] - mask.first_key, low, keys);
       }
       high = std::clamp<int64_t>(distance - mask.band.lowest + 1, low, keys);
     } else if (mask.kind == PairMask::Kind::kKeys) {
+      if (begin + i >= mask.rows) high = 0;
       for (int j = 0; j < keys; ++j) scores[j] += mask.bias[j];
     }
     std::fill(scores, scores + low, kNegativeInfinity);
@@ -50,7 +56,7 @@ void ForwardStep(const TileMath& math, const ForwardState& state, const KeyTile&
   const int64_t values_stride = int64_t{key.tokens} * math.panel;
   for (int begin = 0; begin < state.rows; begin += kScoreRows) {
     const int rows = std::min(kScoreRows, state.rows - begin);
-    const int keys = VisibleKeys(mask, key.tokens, begin + rows);
+    const int keys = VisibleKeys(mask, key.tokens, begin, begin + rows);
     if (keys == 0) continue;
     const int columns = static_cast<int>(RoundUp(keys, math.panel));
     math.gemm(rows, columns, key.d, state.q + int64_t{begin} * key.d, key.d, 1, key.keys_t,
@@ -95,7 +101,7 @@ void BackwardStep(const TileMath& math, const BackwardQueries& queries, const Ke
   const int64_t query_stride = int64_t{queries.rows} * math.panel;
   for (int begin = 0; begin < queries.rows; begin += kScoreRows) {
     const int rows = std::min(kScoreRows, queries.rows - begin);
-    const int keys = VisibleKeys(mask, key.tokens, begin + rows);
+    const int keys = VisibleKeys(mask, key.tokens, begin, begin + rows);
     float* dq_rows = dq + begin * d_padded;
     if (keys == 0) {
       std::fill(dq_rows, dq_rows + rows * d_padded, 0.0f);

@@ -32,7 +32,11 @@ struct PairMask {
   PositionBand band = {};   // kBand
   int64_t first_query = 0;  // positions
   int64_t first_key = 0;
+  // kBand, where documents are packed: the position of each row's first visible key, ascending;
+  // null: no bound.
+  const int32_t* starts = nullptr;
   const float* bias = nullptr;  // kKeys: [padded keys], 0 or -infinity
+  int rows = kMaxTile;          // kKeys: rows behind these see no key
 };
 
 // A tile of queries on its way through its keys. Rows are tokens.

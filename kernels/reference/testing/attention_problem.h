@@ -16,7 +16,7 @@ struct AttentionResult {
   std::vector<float> lse;  // [heads, n]
 };
 
-// q, k, v and d_out of a whole sequence on one rank.
+// q, k, v and d_out of a whole sequence.
 struct AttentionProblem {
   Tensor q, k, v, d_out;
   float scale;
@@ -28,10 +28,15 @@ struct AttentionProblem {
   // Forward and backward over `tiles` and, where given, the `columns` that they do not cover.
   AttentionResult Run(Engine& engine, const TileSelection& tiles,
                       const ColumnSelection* columns = nullptr) const;
+  // The same dealt to the ranks of `layout`, one call for each pair of ranks, as a ring does it,
+  // and put together again. document_starts of `tiles` are those of the whole sequence.
+  AttentionResult RunRing(Engine& engine, const TileSelection& tiles,
+                          const ColumnSelection* columns, const ShardLayout& layout) const;
   MaskedAttention Expected(const Visible& visible) const;
 };
 
 // Output, log-sum-exp and gradients within 1e-5, relative.
 void ExpectNear(const AttentionResult& actual, const MaskedAttention& expected);
+void ExpectNear(const AttentionResult& actual, const AttentionResult& expected);
 
 }  // namespace ringleader::kernels::reference::testing
