@@ -2,11 +2,12 @@
 // as many trainer processes as there are GPUs in a case, and prints what they report.
 //
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
-//       [--steps 3] [--csv FILE] [--trainer bin/ringleader-trainer] [--config FILE]
+//       [--nodes 1] [--steps 3] [--csv FILE] [--trainer bin/ringleader-trainer] [--config FILE]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. Weights and tokens are random. The first step of a case warms up and is not counted; the
-// row is the step of median time.
+// row is the step of median time. With --nodes 2 NCCL takes either half of the GPUs for a machine
+// of its own and goes through the network between them.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -22,6 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/training_figures.h"
@@ -41,6 +44,8 @@ struct Flags {
   std::vector<int> gpus = {1};
   std::vector<std::string> modes = {"dense", "sparse"};
   std::vector<std::string> ring = {"auto"};
+  int nodes = 1;
+  std::string recompute = "auto";
   int steps = 3;
   uint32_t verticals = 2621;
   double slash_share = 0.055;
@@ -118,10 +123,13 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   spec.mutable_resources()->set_trainers(run.gpus);
   spec.mutable_resources()->set_engine(flags.engine == "cpu" ? v1::ResourcesSpec::CPU
                                                              : v1::ResourcesSpec::CUDA);
+  v1::ResourcesSpec::Recompute recompute = v1::ResourcesSpec::RECOMPUTE_UNSPECIFIED;
+  v1::ResourcesSpec::Recompute_Parse(absl::AsciiStrToUpper(flags.recompute), &recompute);
+  spec.mutable_resources()->set_recompute(recompute);
   return spec;
 }
 
-v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring) {
+v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring, int nodes) {
   v1::StepPlan plan;
   plan.set_version(1);
   plan.set_effective_step(1);
@@ -134,7 +142,7 @@ v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring) {
   if (ring == "all_gather") shape->set_kind(v1::ParallelismSpec::ALL_GATHER);
   if (ring == "hierarchical") {
     shape->set_kind(v1::ParallelismSpec::HIERARCHICAL);
-    shape->set_inner(std::max(1, run.gpus / 2));
+    shape->set_inner(std::max(1, run.gpus / std::max(2, nodes)));
     shape->set_outer(run.gpus / shape->inner());
   }
   return plan;
@@ -144,9 +152,9 @@ v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring) {
 v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::string& ring,
                        const TokenFolder& folder) {
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / run.gpus);
-  FakeAgent agent(folder.path() + "/agent.sock", MakeSpec(flags, run, folder), MakePlan(run, ring),
-                  run.gpus, threads);
-  agent.Spawn(flags.trainer, folder.path());
+  FakeAgent agent(folder.path() + "/agent.sock", MakeSpec(flags, run, folder),
+                  MakePlan(run, ring, flags.nodes), run.gpus, threads);
+  agent.Spawn(flags.trainer, folder.path(), flags.nodes);
   const size_t wanted = flags.steps + 1;
   std::vector<v1::StepReport> steps;
   std::string failure;
@@ -185,8 +193,18 @@ v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::s
   return steps[(steps.size() - 1) / 2];
 }
 
+// What the trainer chose, as it printed it: recomputation and the memory that it reckoned with.
+void PrintSettings(const TokenFolder& folder) {
+  std::ifstream log(folder.path() + "/rank-0.log");
+  for (std::string line; std::getline(log, line);) {
+    if (absl::StartsWith(line, "| recompute") || absl::StartsWith(line, "| memory of a rank")) {
+      std::printf("%s\n", line.c_str());
+    }
+  }
+}
+
 constexpr char kCsvHeader[] =
-    "date,commit,hardware,model,gpus,tokens,mode,ring,density,recall,step_seconds,"
+    "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,density,recall,step_seconds,"
     "tokens_per_second,data,index,attention_forward,attention_backward,linear,"
     "exposed_communication,optimizer,mfu,token_wise_tflops,exposed_share,peak_gib,"
     "worker_imbalance,step_imbalance,loss\n";
@@ -198,9 +216,9 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
   std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
   const v1::PhaseSeconds& phases = report.phases();
   const std::string head =
-      absl::StrFormat("%s,%s,%s,%s,%d,%d,%s,%s", date, flags.commit, flags.hardware,
-                      std::filesystem::path(flags.config).stem().string(), run.gpus, run.tokens,
-                      run.dense ? "dense" : "sparse", ring);
+      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s", date, flags.commit, flags.hardware,
+                      std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
+                      run.tokens, run.dense ? "dense" : "sparse", ring);
   return absl::StrFormat(
       "%s,%.4f,%.3f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f"
       "\n",
@@ -232,6 +250,10 @@ int Main(int argc, char** argv) {
   app.add_option("--ring", flags.ring, "flat, hierarchical, all_gather; auto is flat")
       ->delimiter(',')
       ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));
+  app.add_option("--nodes", flags.nodes, "equal parts of the GPUs that NCCL takes for machines")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--recompute", flags.recompute, "resources.recompute of the job")
+      ->check(CLI::IsMember({"auto", "none", "attention_only", "full"}));
   app.add_option("--steps", flags.steps, "counted steps of a case")->check(CLI::PositiveNumber);
   app.add_option("--verticals", flags.verticals, "columns of a head");
   app.add_option("--slash-share", flags.slash_share, "share of block diagonals of a head");
@@ -266,6 +288,7 @@ int Main(int argc, char** argv) {
           }
           const std::string row =
               CsvRow(flags, run, ring, Derive(*config, run, report, flags.peak_tflops), report);
+          PrintSettings(folder);
           std::printf("%s", row.c_str());
           std::fflush(stdout);
           if (csv.is_open()) csv << row << std::flush;

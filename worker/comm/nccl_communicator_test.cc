@@ -1,4 +1,5 @@
-// On real GPUs: one thread a rank, each with a GPU of its own.
+// On real GPUs: one thread a rank, each with a GPU of its own. Under tests/gpu/hosts.sh ranks of
+// different processes may share one.
 #include "worker/comm/nccl_communicator.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "worker/comm/testing/run_ranks.h"
+#include "worker/comm/testing/hosts.h"
 
 namespace ringleader::comm {
 namespace {
@@ -64,23 +65,30 @@ struct Rank {
 // `body(Rank&)` on a thread and GPU for each of `ranks`.
 template <typename Body>
 void OnGpus(int ranks, NcclOptions options, Body body) {
-  testing::RunRanks(ranks, [&](Communicator& host) {
+  testing::RunRanks(testing::HostCommunicators(ranks), [&](Communicator& host) {
     NcclOptions own = options;
-    own.device = host.rank();
+    own.device = host.rank() % Gpus();
     CheckCuda(cudaSetDevice(own.device));
     cudaStream_t stream = nullptr;
     CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     auto device = Must(CreateNcclCommunicator(own, &host));
     Rank rank{host.rank(), host.size(), *device, host, stream};
     body(rank);
+    device.reset();
+    host.Barrier().IgnoreError();  // ranks in other processes leave together
   });
 }
 
-// All of this with one rank, and with two and more where there are as many GPUs.
+// All of this with one rank, and with two and more where there are as many GPUs, or hosts that
+// share them.
 class NcclCommunicatorTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (Gpus() < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs, has " << Gpus();
+    const int hosts = testing::TestHosts().count;
+    if (Gpus() * hosts < GetParam()) {
+      GTEST_SKIP() << "needs " << GetParam() << " GPUs, has " << Gpus() << " for each of " << hosts
+                   << " hosts";
+    }
   }
 };
 

@@ -1,10 +1,13 @@
-// Whole attempts on GPUs: real ringleader-trainer processes on a small model, one GPU a rank.
+// Whole attempts on GPUs: real ringleader-trainer processes on a small model, one GPU a rank. With
+// RINGLEADER_RANKS_PER_GPU=N as many ranks may share a GPU where there are too few: NCCL takes them
+// for ranks of N hosts, and goes through the network between those.
 #include <cuda_runtime_api.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -32,6 +35,16 @@ constexpr char kConfig[] = R"({
 })";
 constexpr double kBfloat16Noise = 0.01;  // relative, of a loss over these few steps
 
+int Gpus() {
+  int gpus = 0;
+  return cudaGetDeviceCount(&gpus) == cudaSuccess ? gpus : 0;
+}
+
+int RanksPerGpu() {
+  const char* const ranks = std::getenv("RINGLEADER_RANKS_PER_GPU");
+  return ranks == nullptr ? 1 : std::atoi(ranks);
+}
+
 class CudaProcessTest : public testing::AttemptTest {
  protected:
   // On this many GPUs.
@@ -46,10 +59,31 @@ class CudaProcessTest : public testing::AttemptTest {
     return spec;
   }
 
+  int Hosts(int ranks) const override { return ranks > Gpus() ? RanksPerGpu() : 1; }
+
   static void NeedGpus(int count) {
-    int there = 0;
-    if (cudaGetDeviceCount(&there) != cudaSuccess) there = 0;
-    if (there < count) GTEST_SKIP() << "needs " << count << " GPUs, has " << there;
+    if (Gpus() * RanksPerGpu() < count) {
+      GTEST_SKIP() << "needs " << count << " GPUs, has " << Gpus() << " for " << RanksPerGpu()
+                   << " ranks each";
+    }
+  }
+
+  // 40 steps, of which the first few on a ring of `before` ranks and the rest on `after`, have the
+  // losses of a job that nobody stops.
+  void ExpectToGoOn(int before, int after) {
+    v1::JobSpec spec = GpuJob(before);
+    spec.mutable_training()->set_steps(40);
+    const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
+    UseCheckpoints(&spec, Path("stopped"));
+    const std::vector<RankLog> stopped = StopEarly(spec);
+    ASSERT_FALSE(stopped.empty());
+    std::vector<double> losses = Losses(stopped[0]);
+    spec.mutable_parallelism()->set_context(after);
+    spec.mutable_resources()->set_trainers(after);
+    const RankLog resumed = RunToEnd(spec)[0];
+    EXPECT_THAT(Output(), HasSubstr("resuming from"));
+    for (const double loss : Losses(resumed)) losses.push_back(loss);
+    ExpectNear(losses, undisturbed);
   }
 
   void ExpectNear(const std::vector<double>& losses, const std::vector<double>& expected) {
@@ -101,15 +135,7 @@ TEST_F(CudaProcessTest, RecomputePoliciesTrainTheSameModel) {
 
 TEST_F(CudaProcessTest, ResumesWhereItStopped) {
   NEED_GPUS(1);
-  v1::JobSpec spec = GpuJob(1);
-  spec.mutable_training()->set_steps(40);
-  const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
-  UseCheckpoints(&spec, Path("stopped"));
-  const std::vector<RankLog> stopped = StopEarly(spec);
-  ASSERT_FALSE(stopped.empty());
-  std::vector<double> losses = Losses(stopped[0]);
-  for (const double loss : Losses(RunToEnd(spec)[0])) losses.push_back(loss);
-  ExpectNear(losses, undisturbed);
+  ExpectToGoOn(1, 1);
 }
 
 TEST_F(CudaProcessTest, AnyNumberOfGpusTrainsTheSameModel) {
@@ -117,9 +143,7 @@ TEST_F(CudaProcessTest, AnyNumberOfGpusTrainsTheSameModel) {
   v1::JobSpec spec = GpuJob(1);
   const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
   std::vector<std::pair<int, int>> shapes = {{2, 1}, {1, 2}};  // context, data
-  int gpus = 0;
-  cudaGetDeviceCount(&gpus);
-  if (gpus >= 4) shapes.insert(shapes.end(), {{4, 1}, {2, 2}});
+  if (Gpus() * RanksPerGpu() >= 4) shapes.insert(shapes.end(), {{4, 1}, {2, 2}});
   for (const auto& [context, data] : shapes) {
     SCOPED_TRACE(std::to_string(context) + " x " + std::to_string(data));
     spec = GpuJob(context, data);
@@ -131,10 +155,8 @@ TEST_F(CudaProcessTest, AnyNumberOfGpusTrainsTheSameModel) {
 // What was selected covers everything: only the way to it differs.
 TEST_F(CudaProcessTest, SparseAttentionAtFullDensityTrainsAsDenseDoes) {
   NEED_GPUS(1);
-  int gpus = 0;
-  cudaGetDeviceCount(&gpus);
   for (const int context : {1, 2}) {
-    if (context > gpus) continue;
+    if (context > Gpus()) continue;
     SCOPED_TRACE(std::to_string(context) + " GPUs");
     v1::JobSpec spec = GpuJob(context);
     spec.mutable_training()->set_steps(50);
@@ -159,28 +181,35 @@ TEST_F(CudaProcessTest, SparseAttentionAtFullDensityTrainsAsDenseDoes) {
 
 TEST_F(CudaProcessTest, ACheckpointOfTwoGpusGoesOnOnOne) {
   NEED_GPUS(2);
-  v1::JobSpec spec = GpuJob(2);
-  spec.mutable_training()->set_steps(40);
-  const std::vector<double> undisturbed = Losses(RunToEnd(spec)[0]);
-  UseCheckpoints(&spec, Path("stopped"));
-  const std::vector<RankLog> stopped = StopEarly(spec);
-  ASSERT_FALSE(stopped.empty());
-  std::vector<double> losses = Losses(stopped[0]);
-  spec.mutable_parallelism()->set_context(1);
-  spec.mutable_resources()->set_trainers(1);
-  const RankLog resumed = RunToEnd(spec)[0];
-  EXPECT_THAT(Output(), HasSubstr("resuming from"));
-  for (const double loss : Losses(resumed)) losses.push_back(loss);
-  ExpectNear(losses, undisturbed);
+  ExpectToGoOn(2, 1);
+}
+
+TEST_F(CudaProcessTest, ACheckpointOfFourGpusGoesOnOnTwo) {
+  NEED_GPUS(4);
+  ExpectToGoOn(4, 2);
+}
+
+// A ring within each host and one between them.
+TEST_F(CudaProcessTest, AHierarchicalRingTrainsTheSameModel) {
+  NEED_GPUS(4);
+  const v1::JobSpec one = GpuJob(1);
+  const std::vector<double> expected = Losses(RunToEnd(one)[0]);
+  v1::JobSpec spec = GpuJob(4);
+  UseCheckpoints(&spec, Path("hierarchical"));
+  v1::StepPlan plan = testing::TinyPlan(spec);
+  plan.mutable_ring()->set_kind(v1::ParallelismSpec::HIERARCHICAL);
+  plan.mutable_ring()->set_inner(2);
+  plan.mutable_ring()->set_outer(2);
+  const std::vector<RankLog> logs = Start(spec, plan)->Finish();
+  EXPECT_THAT(Output(), HasSubstr("2 inner x 2 outer"));
+  ExpectNear(Losses(logs[0]), expected);
 }
 
 TEST_F(CudaProcessTest, TheSameBitsTwiceWhereAskedFor) {
   NEED_GPUS(1);
-  int gpus = 0;
-  cudaGetDeviceCount(&gpus);
   for (const auto pattern : {v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK}) {
     for (const int context : {1, 2}) {
-      if (context > gpus) continue;
+      if (context > Gpus()) continue;
       v1::JobSpec spec = GpuJob(context);
       SCOPED_TRACE(v1::AttentionSpec::Pattern_Name(pattern) + " on " + std::to_string(context));
       if (pattern == v1::AttentionSpec::BLOCK_TOPK) {

@@ -38,11 +38,12 @@ v1::AgentMessage Stop(v1::StopTrainers::Mode mode) {
 
 std::unique_ptr<FakeAgent> AttemptTest::Start(const v1::JobSpec& spec, const v1::StepPlan& plan) {
   const int attempt = ++attempts_;
-  auto agent = std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan,
-                                           static_cast<int>(spec.resources().trainers()));
+  const int ranks = static_cast<int>(spec.resources().trainers());
+  auto agent =
+      std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan, ranks);
   log_directory_ = Path("logs-" + std::to_string(attempt));
   std::filesystem::create_directories(log_directory_);
-  agent->Spawn(TrainerBinary(), log_directory_);
+  agent->Spawn(TrainerBinary(), log_directory_, Hosts(ranks));
   return agent;
 }
 

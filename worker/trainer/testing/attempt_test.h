@@ -31,6 +31,9 @@ class AttemptTest : public ::testing::Test {
     spec->mutable_checkpoint()->set_directory(path);
   }
 
+  // What NCCL takes this many ranks for: FakeAgent::Spawn.
+  virtual int Hosts(int /*ranks*/) const { return 1; }
+
   std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec, const v1::StepPlan& plan);
   std::unique_ptr<FakeAgent> Start(const v1::JobSpec& spec) { return Start(spec, TinyPlan(spec)); }
 

@@ -32,8 +32,15 @@ FakeAgent::~FakeAgent() {
   server_->Shutdown(std::chrono::system_clock::now());
 }
 
-void FakeAgent::Spawn(const std::string& binary, const std::string& log_directory) {
+void FakeAgent::Spawn(const std::string& binary, const std::string& log_directory, int hosts) {
   for (int rank = 0; rank < ranks_; ++rank) {
+    std::string host = absl::StrCat("NCCL_HOSTID=host-", rank * hosts / ranks_);
+    std::vector<char*> environment;
+    if (hosts > 1) environment.push_back(host.data());
+    for (char** variable = environ; *variable != nullptr; ++variable) {
+      environment.push_back(*variable);
+    }
+    environment.push_back(nullptr);
     const std::vector<std::string> arguments = {
         binary, "--socket", socket_, "--rank", absl::StrCat(rank), "--token", absl::StrCat(kToken)};
     std::vector<char*> pointers;
@@ -46,8 +53,8 @@ void FakeAgent::Spawn(const std::string& binary, const std::string& log_director
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    const int error =
-        posix_spawn(&pids_[rank], binary.c_str(), &actions, nullptr, pointers.data(), environ);
+    const int error = posix_spawn(&pids_[rank], binary.c_str(), &actions, nullptr, pointers.data(),
+                                  environment.data());
     posix_spawn_file_actions_destroy(&actions);
     if (error != 0) throw std::runtime_error("cannot start " + binary);
   }

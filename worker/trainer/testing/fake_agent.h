@@ -43,8 +43,10 @@ class FakeAgent : private v1::TrainerLink::Service {
   // Kills the processes that still run.
   ~FakeAgent() override;
 
-  // Starts one process per rank; its output goes to `log_directory`/rank-N.log.
-  void Spawn(const std::string& binary, const std::string& log_directory);
+  // Starts one process per rank; its output goes to `log_directory`/rank-N.log. With several
+  // `hosts`, NCCL takes as many equal parts of the ranks for machines of their own: they exchange
+  // data through the network, and those of different hosts may share a GPU.
+  void Spawn(const std::string& binary, const std::string& log_directory, int hosts = 1);
   pid_t pid(int rank) const { return pids_.at(rank); }
 
   void Send(int rank, const v1::AgentMessage& message);
