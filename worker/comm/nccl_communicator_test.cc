@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -215,6 +216,49 @@ TEST_P(NcclCommunicatorTest, AbortEndsWhatIsEnqueuedOnAllRanks) {
             .code(),
         absl::StatusCode::kAborted);
     EXPECT_FALSE(r.host.status().ok());
+  });
+}
+
+// The first transfer between two ranks connects them, which takes both.
+TEST_P(NcclCommunicatorTest, AbortEndsACallThatWaitsForItsPeer) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  OnGpus(GetParam(), {}, [](Rank& r) {
+    Buffer data(std::vector<float>(1 << 20, 1.0f));
+    Must(r.device.AllReduceSum(Channel::kKvInner, data.data(), 1, ElementType::kFloat32, r.stream));
+    data.Read(r.stream);
+    const absl::Time start = absl::Now();
+    if (r.rank == 0) {
+      absl::SleepFor(absl::Milliseconds(300));
+      r.device.Abort("rank 0 has had enough");
+    } else if (r.rank == 1) {
+      r.device
+          .SendReceive(Channel::kKvInner, nullptr, 0, -1, data.data(), data.bytes(), 0, r.stream)
+          .IgnoreError();
+      cudaStreamSynchronize(r.stream);
+    }
+    while (r.device.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+    EXPECT_NE(std::string(r.device.status().message()).find("had enough"), std::string::npos);
+  });
+}
+
+TEST_P(NcclCommunicatorTest, ATransferCostsTheHostLittle) {
+  OnGpus(GetParam(), {}, [](Rank& r) {
+    constexpr int kTransfers = 200;
+    Buffer send(1024), receive(1024);
+    const auto transfer = [&] {
+      Must(r.device.SendReceive(Channel::kKvInner, send.data(), send.bytes(), (r.rank + 1) % r.size,
+                                receive.data(), receive.bytes(), (r.rank + r.size - 1) % r.size,
+                                r.stream));
+    };
+    transfer();  // connects
+    receive.Read(r.stream);
+    const absl::Time start = absl::Now();
+    for (int i = 0; i < kTransfers; ++i) transfer();
+    const double microseconds = absl::ToDoubleMicroseconds(absl::Now() - start) / kTransfers;
+    receive.Read(r.stream);
+    std::printf("rank %d of %d: a transfer costs the host %.0f us\n", r.rank, r.size, microseconds);
+    EXPECT_LT(microseconds, 10'000);
   });
 }
 
