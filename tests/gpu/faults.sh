@@ -5,10 +5,13 @@
 # its coordinator a job trains on. Last, `ringctl profile` must leave a trace of every rank.
 #
 #   tests/gpu/faults.sh [--bin DIR] [--trainers N] [--dir DIR] [--text DIR] [--layers N] [--config FILE] [--set K=V]...
-#                       [--faults "kill hang worker coordinator memory profile"]
+#                       [--workers N] [--share-gpus] [--faults "kill hang worker coordinator memory profile"]
 #
 #   --bin       folder of binaries (default: the bundle's, or build/bin)
 #   --trainers  GPUs to use (default: all)
+#   --workers   deal the GPUs out to this many workers, which NCCL takes for machines of their own (default: 1)
+#   --share-gpus  with --workers N: each worker has all GPUs, so that N trainers share one, where there are too few for the
+#               job's ranks; their speed says nothing
 #   --text      folder of text to train on (default: /usr/include)
 #   --layers    of the Qwen2.5-3B shape (default: 4)
 #   --config    another model's config.json
@@ -18,12 +21,14 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-run=$PWD/gpu-faults text=/usr/include trainers='' layers=4 config='' overrides=(--set data.sequence_length=131072)
+run=$PWD/gpu-faults text=/usr/include trainers='' workers=1 share='' layers=4 config='' overrides=(--set data.sequence_length=131072)
 faults="kill hang worker coordinator memory profile"
 while (($#)); do
   case $1 in
     --bin) bin=$(realpath -e "$2") ;;
     --trainers) trainers=$2 ;;
+    --workers) workers=$2 ;;
+    --share-gpus) share=1; shift; continue ;;
     --dir) run=$(realpath -m "$2") ;;
     --layers) layers=$2 ;;
     --config) config=$(realpath -e "$2") ;;
@@ -34,7 +39,9 @@ while (($#)); do
   esac
   shift 2
 done
-if [[ -z $trainers ]]; then trainers=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | wc -l); fi
+gpus=$({ nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null || true; } | wc -l)
+if [[ -z $trainers ]]; then trainers=$((share ? gpus * workers : gpus)); fi
+((trainers % workers == 0)) || { echo "faults: $trainers trainers cannot be dealt out to $workers workers" >&2; exit 2; }
 rm -rf "$run"
 mkdir -p "$run/logs"
 # shellcheck source=deploy/loopback_services.sh
@@ -107,14 +114,27 @@ signal() {  # NAME SIGNAL SECONDS WORDS: to the last rank
   check "$1" "$3" $((trainers - 1)) "$4"
 }
 
+# Worker number $1 with its share of the trainers and GPUs. `pids` are the coordinator's and then the workers'.
+start_node() {
+  local first=$(($1 * trainers / workers)) each=$((trainers / workers)) environment=()
+  if ((workers > 1)); then
+    environment=("NCCL_HOSTID=host-$1")
+    [[ $share ]] || environment+=("CUDA_VISIBLE_DEVICES=$(seq -s, $first $((first + each - 1)))")
+  fi
+  start "worker-$1" env "${environment[@]}" "$bin/ringleader-worker" --name "worker-$1" --data-dir "$run/worker-$1" \
+    --coordinator "$RINGLEADER_ADDRESS" --metrics-listen "127.0.0.1:$(free_port)" --trainers "$each" --pulse-timeout 6
+}
+
+# The last one: its ranks and all others end.
 kill_worker() {
-  prepare "kill -9 of the worker"
+  prepare "kill -9 of a worker"
   start=$(date +%s%N)
-  kill -9 "${pids[1]}"
-  for pid in "${all[@]}"; do await 5 "kill -9 of the worker: the end of all ranks" gone "$pid"; done
-  start_worker a --trainers "$trainers" --pulse-timeout 6
-  check "kill -9 of the worker" 5 '' ''
-  pids=("${pids[0]}" "${pids[-1]}")
+  kill -9 "${pids[workers]}"
+  for pid in "${all[@]}"; do await 5 "kill -9 of a worker: the end of all ranks" gone "$pid"; done
+  unset "pids[workers]"
+  start_node $((workers - 1))
+  pids=("${pids[@]}")
+  check "kill -9 of a worker" 5 '' ''
 }
 
 # Its workers go on by themselves, and so does the job when it is back: no new attempt.
@@ -125,8 +145,8 @@ kill_coordinator() {
   sleep 3
   for pid in "${all[@]}"; do gone "$pid" && fail "a trainer died with the coordinator"; done
   start_coordinator
-  pids=("${pids[-1]}" "${pids[1]}")
-  await_nodes 1
+  pids=("${pids[-1]}" "${pids[@]:1:workers}")
+  await_nodes "$workers"
   await 60 "steps after the coordinator came back" past_step "$((before + 1))"
   (($(attempts) == number)) || fail "the job started a new attempt for want of a coordinator"
   echo "kill -9 of the coordinator after step $before: back after 3 s, attempt $number is at step $(step)"
@@ -201,15 +221,15 @@ else
 fi
 cp "$root/deploy/quickstart/gpu_job.yaml" "$run/job.yaml"
 start_coordinator
-start_worker a --trainers "$trainers" --pulse-timeout 6
-await_nodes 1
+for ((node = 0; node < workers; ++node)); do start_node "$node"; done
+await_nodes "$workers"
 "$bin/ringctl" submit "$run/job.yaml" --set name=faults --set training.steps=100000 --set checkpoint.every_steps=2 \
   --set "resources.trainers=$trainers" "${overrides[@]}" >/dev/null
 
 for fault in $faults; do
   case $fault in
     kill) signal "kill -9 of rank $((trainers - 1))" KILL 5 "SIGKILL" ;;
-    # The worker has --pulse-timeout 6 to find out; then 5 s more.
+    # The workers have --pulse-timeout 6 to find out; then 5 s more.
     hang) signal "SIGSTOP of rank $((trainers - 1))" STOP 12 "no sign of life" ;;
     worker) kill_worker ;;
     coordinator) kill_coordinator ;;
