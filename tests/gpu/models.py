@@ -47,8 +47,10 @@ def loss(folder, ids):
     return total / len(labels)
 
 
-def make(shape, folder, ids_file, tokens):
+def make(shape, folder, ids_file, tokens, layers):
     kind, values = SHAPES[shape]
+    if layers:
+        values = dict(values, num_hidden_layers=layers)
     torch.manual_seed(1)
     config = kind(**values, dtype="bfloat16")
     with torch.device("cuda"):
@@ -82,8 +84,8 @@ def check(shape, folder, tokens):
 match sys.argv[1:]:
     case ["shapes"]:
         print(" ".join(SHAPES))
-    case ["make", shape, folder, ids_file, tokens]:
-        make(shape, folder, ids_file, int(tokens))
+    case ["make", shape, folder, ids_file, tokens, layers]:
+        make(shape, folder, ids_file, int(tokens), int(layers))
     case ["check", shape, folder, tokens]:
         sys.exit(0 if check(shape, folder, int(tokens)) else 1)
     case _:

@@ -3,21 +3,23 @@
 # with random weights is made, loaded, trained for a few steps and saved; transformers must find the same held-out loss
 # as the service, before on the original and after on the saved model.
 #
-#   tests/gpu/models.sh [--bin DIR] [--trainers 1] [--tokens 8192] [--steps 3] [--dir FOLDER] SHAPE...
+#   tests/gpu/models.sh [--bin DIR] [--trainers 1] [--tokens 8192] [--steps 3] [--layers N] [--dir FOLDER]
+#                       SHAPE...
 #
-# Shapes: see models.py. Needs python3 with torch and transformers.
+# Shapes: see models.py; `all` is each of them. --layers takes only so many layers of a shape. Needs python3 with torch and transformers.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-trainers=1 tokens=8192 steps=3 run='' shapes=()
+trainers=1 tokens=8192 steps=3 layers=0 run='' shapes=()
 while (($#)); do
   case $1 in
     --bin) bin=$2; shift 2 ;;
     --trainers) trainers=$2; shift 2 ;;
     --tokens) tokens=$2; shift 2 ;;
     --steps) steps=$2; shift 2 ;;
+    --layers) layers=$2; shift 2 ;;
     --dir) run=$2; shift 2 ;;
-    -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     -*) echo "models: unknown option $1 (see --help)" >&2; exit 2 ;;
     *) shapes+=("$1"); shift ;;
   esac
@@ -35,11 +37,12 @@ trap stop_services EXIT
 trap 'exit 130' INT TERM
 
 python=(env -u LD_LIBRARY_PATH python3 "$root/tests/gpu/models.py")
+[[ ${shapes[*]} != all ]] || read -ra shapes <<<"$("${python[@]}" shapes)"
 failed=0
 check() {
   local shape=$1 folder=$run/$1
   mkdir -p "$folder"
-  "${python[@]}" make "$shape" "$folder/original" "$folder/ids.bin" "$tokens" || return 1
+  "${python[@]}" make "$shape" "$folder/original" "$folder/ids.bin" "$tokens" "$layers" || return 1
   local vocabulary
   vocabulary=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["vocab_size"])' "$folder/original/config.json")
   # One sequence, the same for training and evaluation.
