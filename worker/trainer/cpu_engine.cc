@@ -88,8 +88,7 @@ absl::Status CpuEngine::SetUp(Host& host) {
 
   decoder_ = std::make_unique<model::Decoder>(config, world_.size(), recompute_);
   if (HasRandomInit(job_)) {
-    model::InitializeParameters(config, layout(), job_.seed, 0, layout().elements,
-                                decoder_->parameters());
+    DrawWeights(job_, config, layout(), 0, layout().elements, decoder_->parameters());
   } else {
     RETURN_IF_ERROR(model::LoadWeights(job_.model_init, config, layout(), decoder_->parameters()));
   }

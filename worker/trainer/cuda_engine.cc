@@ -175,10 +175,7 @@ absl::StatusOr<std::vector<float>> CudaEngine::StartWeights(
   const int64_t end = std::min(begin + shard, layout.elements);
   std::vector<float> start(shard, 0.0f);
   if (HasRandomInit(job_)) {
-    at::parallel_for(begin, end, /*grain_size=*/int64_t{1} << 20, [&](int64_t from, int64_t to) {
-      model::InitializeParameters(config, layout, job_.seed, from, to - from,
-                                  start.data() + (from - begin));
-    });
+    DrawWeights(job_, config, layout, begin, end - begin, start.data());
     return start;
   }
   RETURN_IF_ERROR(model::LoadWeights(job_.model_init, config, layout, begin, shard, start.data()));

@@ -1,5 +1,8 @@
 #include "worker/trainer/model_source.h"
 
+#include <algorithm>
+#include <thread>
+
 namespace ringleader::trainer {
 
 bool HasRandomInit(const TrainingJob& job) {
@@ -9,6 +12,21 @@ bool HasRandomInit(const TrainingJob& job) {
 absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job) {
   return model::LoadModelConfig(HasRandomInit(job) ? job.model_config
                                                    : job.model_init + "/config.json");
+}
+
+// Not at::parallel_for, which is a template over OpenMP: in programs built without it, one thread.
+void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
+                 const model::ParameterLayout& layout, int64_t first, int64_t count,
+                 float* values) {
+  const int64_t piece = (count + job.threads - 1) / job.threads;
+  std::vector<std::thread> threads;
+  for (int64_t begin = 0; begin < count; begin += piece) {
+    threads.emplace_back([&, begin] {
+      model::InitializeParameters(config, layout, job.seed, first + begin,
+                                  std::min(piece, count - begin), values + begin);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 std::vector<int> ContextRanks(const TrainingJob& job) {
