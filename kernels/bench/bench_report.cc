@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <fstream>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/fused/device_buffer.h"
 
@@ -59,47 +59,35 @@ Flags ParseFlags(int argc, char** argv) {
   return flags;
 }
 
-Report::Report(std::string commit, std::vector<std::string> columns)
-    : commit_(std::move(commit)), columns_(std::move(columns)) {
+Report::Report(const Flags& flags, std::vector<std::string> columns)
+    : csv_(flags.csv), columns_(std::move(columns)) {
   cudaDeviceProp properties;
   CheckCuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-  hardware_ = properties.name;
   const std::time_t now = std::time(nullptr);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
-  date_ = text;
+  char date[32];
+  std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
+  prefix_ = absl::StrCat(date, ",", flags.commit, ",", properties.name, ",");
+  if (!csv_.empty()) file_.open(csv_);
+  std::printf("%s, commit %s, %s\n", date, flags.commit.c_str(), properties.name);
+  WriteLine("date,commit,hardware,", columns_);
 }
 
-void Report::Add(std::vector<std::string> row) {
-  rows_.push_back(std::move(row));
+void Report::Add(const std::vector<std::string>& row) {
+  WriteLine(prefix_, row);
 }
 
-void Report::PrintTable() const {
-  std::vector<size_t> widths;
-  for (size_t c = 0; c < columns_.size(); ++c) {
-    size_t width = columns_[c].size();
-    for (const auto& row : rows_) width = std::max(width, row[c].size());
-    widths.push_back(width);
+void Report::WriteLine(const std::string& prefix, const std::vector<std::string>& row) {
+  // The first two columns are names.
+  constexpr size_t kNames = 2, kNameWidth = 14, kNumberWidth = 8;
+  for (size_t c = 0; c < row.size(); ++c) {
+    const size_t width = std::max(columns_[c].size(), c < kNames ? kNameWidth : kNumberWidth);
+    std::printf("%*s  ", static_cast<int>(width), row[c].c_str());
   }
-  std::printf("%s, commit %s, %s\n", date_.c_str(), commit_.c_str(), hardware_.c_str());
-  const auto print = [&](const std::vector<std::string>& row) {
-    for (size_t c = 0; c < row.size(); ++c)
-      std::printf("%*s  ", static_cast<int>(widths[c]), row[c].c_str());
-    std::printf("\n");
-  };
-  print(columns_);
-  for (const auto& row : rows_) print(row);
-}
-
-bool Report::WriteCsv(const std::string& path) const {
-  std::ofstream file(path);
-  file << "date,commit,hardware," << absl::StrJoin(columns_, ",") << "\n";
-  for (const auto& row : rows_) {
-    file << date_ << "," << commit_ << "," << hardware_ << "," << absl::StrJoin(row, ",") << "\n";
-  }
-  file.close();
-  if (!file) std::fprintf(stderr, "cannot write %s\n", path.c_str());
-  return static_cast<bool>(file);
+  std::printf("\n");
+  std::fflush(stdout);
+  if (csv_.empty()) return;
+  file_ << prefix << absl::StrJoin(row, ",") << std::endl;
+  if (!file_) Check(absl::UnavailableError(absl::StrCat("cannot write ", csv_)));
 }
 
 }  // namespace ringleader::kernels::bench

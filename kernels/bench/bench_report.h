@@ -2,6 +2,7 @@
 // file.
 #pragma once
 
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,26 +20,27 @@ void Check(const absl::Status& status);
 
 // [--csv FILE] [--commit NAME]; other arguments are ignored.
 struct Flags {
-  std::string csv;
-  std::string commit = "unknown";
+  std::string csv;                 // empty: no file
+  std::string commit = "unknown";  // names what was measured
 };
 Flags ParseFlags(int argc, char** argv);
 
-// Rows of text; each is prefixed with date, commit and hardware in the CSV file.
+// Rows of text on stdout and, prefixed with date, commit and hardware, in a CSV file. Each is
+// written as it comes: a run that is cut off keeps what it has measured.
 class Report {
  public:
-  // `commit` names what was measured; columns exclude the three that are added.
-  Report(std::string commit, std::vector<std::string> columns);
+  // Columns exclude the three that are added. A file that cannot be written ends the program with a
+  // message.
+  Report(const Flags& flags, std::vector<std::string> columns);
 
-  void Add(std::vector<std::string> row);
-  void PrintTable() const;
-  // False, with a message on stderr, when the file cannot be written.
-  bool WriteCsv(const std::string& path) const;
+  void Add(const std::vector<std::string>& row);
 
  private:
-  std::string date_, commit_, hardware_;
+  void WriteLine(const std::string& prefix, const std::vector<std::string>& row);
+
+  std::string csv_, prefix_;
   std::vector<std::string> columns_;
-  std::vector<std::vector<std::string>> rows_;
+  std::ofstream file_;
 };
 
 }  // namespace ringleader::kernels::bench

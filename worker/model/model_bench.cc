@@ -100,13 +100,13 @@ double StepMs(const std::function<void()>& step) {
 
 class ModelBench {
  public:
-  explicit ModelBench(std::string commit)
+  explicit ModelBench(const kernels::bench::Flags& flags)
       : config_(Config(1)),
         layout_(MakeParameterLayout(config_)),
         store_(FlatStore(layout_, torch::randn({layout_.elements}, torch::kCUDA) * 0.02,
                          torch::kCUDA, torch::kBFloat16)),
         attention_(config_),
-        report_(std::move(commit),
+        report_(flags,
                 {"part", "ms", "tflop_per_s", "share_of_gemm_rate", "peak_gib", "estimated_gib"}) {
     const RopeFrequencies frequencies = ComputeRopeFrequencies(config_, kTokens);
     rotary_ = {.positions = torch::arange(kTokens, torch::kCUDA),
@@ -127,8 +127,6 @@ class ModelBench {
     Model({.recompute = Recompute::kFull});
     Model({.recompute = Recompute::kAttentionOnly, .kept_layers = 6});
   }
-
-  kernels::bench::Report& report() { return report_; }
 
  private:
   double Add(const std::string& part, double flop, const std::function<void()>& run) {
@@ -301,19 +299,13 @@ class ModelBench {
 
 int main(int argc, char** argv) {
   using ringleader::model::ModelBench;
-  std::string csv, commit = "unknown";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::string(argv[i]) == "--csv") csv = argv[i + 1];
-    if (std::string(argv[i]) == "--commit") commit = argv[i + 1];
-  }
+  const auto flags = ringleader::kernels::bench::ParseFlags(argc, argv);
   if (!ringleader::kernels::fused::HaveGpu()) {
     std::printf("model_bench: no GPU on this machine\n");
     return 0;
   }
   ringleader::kernels::ops::Check(ringleader::kernels::ops::LoadTorchCuda());
   const torch::NoGradGuard no_grad;
-  ModelBench bench(commit);
-  bench.Run();
-  bench.report().PrintTable();
-  return csv.empty() || bench.report().WriteCsv(csv) ? 0 : 1;
+  ModelBench(flags).Run();
+  return 0;
 }
