@@ -249,11 +249,19 @@ VerticalSlashIndex BuildVerticalSlashIndex(const torch::Tensor& q, const torch::
 
 torch::Tensor VerticalSlashAttention(const torch::Tensor& q, const torch::Tensor& k,
                                      const torch::Tensor& v, const VerticalSlashIndex& index,
-                                     double scale) {
+                                     double scale, const torch::Tensor& document_starts) {
   auto visit = c10::make_intrusive<Visit>();
   visit->tiles = index.Tiles();
   visit->columns = index.Columns();
   visit->lists = {index.column_positions, index.column_counts, index.diagonals};
+  if (document_starts.defined()) {
+    TORCH_CHECK(document_starts.device() == q.device() && document_starts.is_contiguous() &&
+                    document_starts.dim() == 1 && document_starts.size(0) == q.size(0),
+                "document_starts is ", document_starts.sizes(), " on ", document_starts.device(),
+                "; it must be dense, [", q.size(0), "], on ", q.device());
+    visit->tiles.document_starts = document_starts.const_data_ptr<int32_t>();
+    visit->lists.push_back(document_starts);
+  }
   visit->scale = static_cast<float>(scale);
   return AttentionFunction::apply(q, k, v, visit);
 }

@@ -47,8 +47,9 @@ VerticalSlashIndex BuildVerticalSlashIndex(const torch::Tensor& q, const torch::
                                            const VerticalSlashOptions& options, double scale);
 
 // Attention over an index: its block diagonals, and its columns where no diagonal covers them.
+// `document_starts`: [n] int32 as in TileSelection, or undefined for one document.
 torch::Tensor VerticalSlashAttention(const torch::Tensor& q, const torch::Tensor& k,
                                      const torch::Tensor& v, const VerticalSlashIndex& index,
-                                     double scale);
+                                     double scale, const torch::Tensor& document_starts = {});
 
 }  // namespace ringleader::kernels::ops

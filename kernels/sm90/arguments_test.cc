@@ -50,6 +50,15 @@ TEST_F(ArgumentTest, NamesMissingLists) {
   args_.tiles.pattern = TilePattern::kToeplitz;
   EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.diagonals"));
 }
+TEST_F(ArgumentTest, NamesDocumentsWithoutACausalMask) {
+  args_.tiles.pattern = TilePattern::kFull;
+  args_.tiles.document_starts = reinterpret_cast<int32_t*>(uintptr_t{256});
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.document_starts goes with causal patterns"));
+}
+TEST_F(ArgumentTest, NamesMisalignedDocuments) {
+  args_.tiles.document_starts = reinterpret_cast<int32_t*>(uintptr_t{258});
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.document_starts must be aligned"));
+}
 TEST_F(ArgumentTest, NamesLayoutThatCutsTiles) {
   args_.query_layout = {.kind = LayoutKind::kStriped, .ranks = 2, .stripe = 96, .tokens = 512};
   EXPECT_THAT(Message(), ::testing::HasSubstr("query_layout: runs of 96"));

@@ -87,7 +87,10 @@ absl::Status Launch(const Args& args, const BackwardParams& params, int multipro
   ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
   ASSIGN_OR_RETURN(const CUtensorMap dk_map, AddMap(args.dk, kBackwardKeys / 2, "dk"));
   ASSIGN_OR_RETURN(const CUtensorMap dv_map, AddMap(args.dv, kBackwardKeys / 2, "dv"));
-  const auto kernel = AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient>;
+  const auto kernel =
+      params.walk.document_starts == nullptr
+          ? AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/false>
+          : AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/true>;
   constexpr int kSharedBytes = sizeof(BackwardShared<kHeadDim>);
   RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),

@@ -9,8 +9,9 @@ namespace ringleader::kernels::sm90 {
 
 // All steps of an item that are this consumer's; whether there was one. Not pipelined: what keeps
 // the tensor cores busy is the other consumer, which is at another step.
-template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
-__device__ __forceinline__ bool BackwardConsumer<kHeadDim, kKind, kQueryGradient>::StepsApart() {
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient, bool kDocuments>
+__device__ __forceinline__ bool
+BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>::StepsApart() {
   bool accumulate = false;
   bool last;
   do {
@@ -37,7 +38,7 @@ __device__ __forceinline__ bool BackwardConsumer<kHeadDim, kKind, kQueryGradient
     LoadStats(lse, stats.lse_log2);
     ptx::WgmmaWait<1>();
     ptx::PinRegisters(scores);
-    if (step.masked) MaskScores(scores, step);
+    if (step.masked) Mask(scores, step, query);
     uint32_t weights[16];
     Exponentials(scores, weights, lse);
     IssueKeyGradient(dv_, weights, shared_.d_out[d_out], accumulate);

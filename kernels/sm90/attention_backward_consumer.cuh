@@ -27,7 +27,7 @@ enum class QueryGradient {
 constexpr int kScoresStored = 1;       // both consumers: dS of this step lies in shared memory
 constexpr int kKeyGradientStaged = 2;  // one consumer: a part of dK or dV does; + consumer
 
-template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient, bool kDocuments>
 class BackwardConsumer {
  public:
   using Tile = BackwardTile<kHeadDim>;
@@ -179,6 +179,18 @@ class BackwardConsumer {
     }
   }
 
+  // -infinity where nothing is visible.
+  __device__ __forceinline__ void Mask(float (&scores)[32], const TileStep& step, int stage) {
+    const BackwardStep& described = shared_.step[stage];
+    if constexpr (kKind == WalkKind::kColumns) {
+      MaskColumns(scores, described.visible);
+      if constexpr (kDocuments) MaskQueries(scores, described.queries);
+    } else {
+      MaskScores(scores, step);
+      if constexpr (kDocuments) MaskDocuments(scores, described.first_query);
+    }
+  }
+
   __device__ __forceinline__ void MaskScores(float (&scores)[32], const TileStep& step) {
     const int quad = threadIdx.x % 4;
     const int first_key = kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64;
@@ -198,6 +210,22 @@ class BackwardConsumer {
     }
   }
 
+  // Keys that are not of a query's document.
+  __device__ __forceinline__ void MaskDocuments(float (&scores)[32], int32_t first_query) {
+    const int32_t first_key = shared_.item.key_block * kBackwardKeys + consumer_ * 64;
+    const int32_t key = params_.walk.key_map.Position(first_key) + FragmentRow();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int low = 0; low < 2; ++low) {
+        const int query = 8 * j + 2 * static_cast<int>(threadIdx.x % 4) + low;
+        const int32_t start = params_.walk.DocumentStart(first_query + query);
+        if (key < start) scores[4 * j + low] = -INFINITY;
+        if (key + 8 < start) scores[4 * j + 2 + low] = -INFINITY;
+      }
+    }
+  }
+
   __device__ __forceinline__ void MaskColumns(float (&scores)[32], const uint32_t* visible) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -205,6 +233,15 @@ class BackwardConsumer {
       if (visible[key / 32] >> (key % 32) & 1) continue;
 #pragma unroll
       for (int i = 0; i < 16; ++i) scores[i / 2 * 4 + half * 2 + i % 2] = -INFINITY;
+    }
+  }
+
+  // Queries from `count` on.
+  __device__ __forceinline__ void MaskQueries(float (&scores)[32], int count) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int query = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
+      if (query >= count) scores[i] = -INFINITY;
     }
   }
 

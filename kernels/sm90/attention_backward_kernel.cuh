@@ -29,7 +29,7 @@
 
 namespace ringleader::kernels::sm90 {
 
-template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient, bool kDocuments>
 __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) AttentionBackwardKernel(
     const __grid_constant__ BackwardParams params, const __grid_constant__ CUtensorMap query_map,
     const __grid_constant__ CUtensorMap key_map, const __grid_constant__ CUtensorMap value_map,
@@ -60,12 +60,12 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) Attention
   __syncthreads();
   RunRoles(
       [&] {
-        BackwardProduce<kHeadDim, kKind>(params, &query_map, &key_map, &value_map, &d_out_map,
-                                         shared);
+        BackwardProduce<kHeadDim, kKind, kDocuments>(params, &query_map, &key_map, &value_map,
+                                                     &d_out_map, shared);
       },
       [&](int consumer) {
-        BackwardConsumer<kHeadDim, kKind, kQueryGradient>(params, &dq_map, &dk_map, &dv_map, shared,
-                                                          consumer)
+        BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>(params, &dq_map, &dk_map,
+                                                                      &dv_map, shared, consumer)
             .Run();
       });
 }

@@ -51,7 +51,7 @@ struct BackwardShared {
   ptx::Mbarrier d_scores_released;
 };
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kDocuments>
 __device__ __forceinline__ void BackwardProduce(
     const BackwardParams& params, const CUtensorMap* query_map, const CUtensorMap* key_map,
     const CUtensorMap* value_map, const CUtensorMap* d_out_map, BackwardShared<kHeadDim>& shared) {
@@ -69,11 +69,11 @@ __device__ __forceinline__ void BackwardProduce(
     if (item.kv_head < 0) break;
 
     int32_t head = item.first_head;
-    BackwardTiles<kKind> tiles(params, head, item);
+    BackwardTiles<kKind, kDocuments> tiles(params, head, item);
     const auto next_tile = [&] {
       TileRef tile = tiles.Next();
       while (tile.index < 0 && head < item.end_head - 1) {
-        tiles = BackwardTiles<kKind>(params, ++head, item);
+        tiles = BackwardTiles<kKind, kDocuments>(params, ++head, item);
         tile = tiles.Next();
       }
       return tile;

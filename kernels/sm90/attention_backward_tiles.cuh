@@ -69,20 +69,21 @@ __device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& par
 }
 
 // What the consumers learn of a stage of queries.
-struct BackwardStep {
+struct alignas(8) BackwardStep {
   TileStep part[2];                // of all keys; WalkKind::kTiles64: of each consumer's 64
   uint32_t visible[kColumnWords];  // WalkKind::kColumns: a bit a key
   int32_t head;
   int32_t first_query;
+  int32_t queries;  // kColumns, where there are documents: how many of the 64 see `visible`
 };
 
 // The tiles of one head's queries that attend to one block of keys, in ascending order but for
 // columns. Called by a whole warp.
-template <WalkKind kKind>
+template <WalkKind kKind, bool kDocuments>
 class BackwardTiles;
 
-template <>
-class BackwardTiles<WalkKind::kTiles128> {
+template <bool kDocuments>
+class BackwardTiles<WalkKind::kTiles128, kDocuments> {
  public:
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
@@ -91,17 +92,17 @@ class BackwardTiles<WalkKind::kTiles128> {
   __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
                            int32_t offset, bool last) const {
     if (threadIdx.x % 32 != 0) return;
-    step.part[0] =
-        MakeTileStep(walk, tile.index, key_block_, offset, 0, kBackwardQueries, 128, last);
+    step.part[0] = MakeTileStep<kDocuments>(walk, tile.index, key_block_, offset, 0,
+                                            kBackwardQueries, 128, last);
   }
 
  private:
   int32_t key_block_;
-  TileWalker<WalkDirection::kAlongColumn> walker_;
+  TileWalker<WalkDirection::kAlongColumn, kDocuments> walker_;
 };
 
-template <>
-class BackwardTiles<WalkKind::kTiles64> {
+template <bool kDocuments>
+class BackwardTiles<WalkKind::kTiles64, kDocuments> {
  public:
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
@@ -111,7 +112,8 @@ class BackwardTiles<WalkKind::kTiles64> {
     if (threadIdx.x % 32 != 0) return;
     for (int i = 0; i < 2; ++i) {
       if (tile.bits >> i & 1) {
-        step.part[i] = MakeTileStep(walk, tile.index, 2 * key_block_ + i, offset, 0, 64, 64, last);
+        step.part[i] =
+            MakeTileStep<kDocuments>(walk, tile.index, 2 * key_block_ + i, offset, 0, 64, 64, last);
       } else {
         step.part[i] = HiddenTileStep(last);
       }
@@ -120,11 +122,11 @@ class BackwardTiles<WalkKind::kTiles64> {
 
  private:
   int32_t key_block_;
-  PairWalker<WalkDirection::kAlongColumn> walker_;
+  PairWalker<WalkDirection::kAlongColumn, kDocuments> walker_;
 };
 
-template <>
-class BackwardTiles<WalkKind::kColumns> {
+template <bool kDocuments>
+class BackwardTiles<WalkKind::kColumns, kDocuments> {
  public:
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : params_(&params), head_(head), key_block_(item.key_block) {
@@ -152,19 +154,24 @@ class BackwardTiles<WalkKind::kColumns> {
       next_ += step_;
       --left_;
       const uint32_t word =
-          VisibleColumns(params_->walk, params_->columns, head_, key_block_, row, 1);
+          VisibleColumns<kDocuments>(params_->walk, params_->columns, head_, key_block_, row, 1);
       if (__any_sync(0xFFFFFFFFu, word != 0)) return {row, word};
     }
     return {-1, 0};
   }
-  __device__ void Describe(BackwardStep& step, const TileWalk&, const TileRef& tile, int32_t,
-                           bool last) const {
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
+                           int32_t offset, bool last) const {
     const int lane = threadIdx.x % 32;
     bool masked = false;
     for (int i = 0; i < kColumnWords; ++i) {
       const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i);
       if (lane == 0) step.visible[i] = word;
       masked |= word != 0xFFFFFFFFu;
+    }
+    if constexpr (kDocuments) {
+      const int32_t queries = QueriesOfFirstDocument(walk, tile.index * walk.tile() + offset);
+      if (lane == 0) step.queries = queries;
+      masked |= queries < kBackwardQueries;
     }
     if (lane == 0) {
       TileStep part = {};

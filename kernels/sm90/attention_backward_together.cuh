@@ -11,8 +11,9 @@ namespace ringleader::kernels::sm90 {
 // while the exponentials of a step are computed, its dP and the last step's dK are in flight;
 // while dS is computed, dV is; and the next step's scores go before this step's dQ and dK. dQ
 // leaves one step late, behind the barrier that the next dS needs anyway.
-template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
-__device__ __forceinline__ void BackwardConsumer<kHeadDim, kKind, kQueryGradient>::StepsTogether() {
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient, bool kDocuments>
+__device__ __forceinline__ void
+BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>::StepsTogether() {
   float scores[32];
   ptx::MbarrierWait(&shared_.query_arrived[query_.index], query_.lap);
   IssueTransposedScores(scores, shared_.key, shared_.query[query_.index]);
@@ -34,13 +35,7 @@ __device__ __forceinline__ void BackwardConsumer<kHeadDim, kKind, kQueryGradient
       Release(&shared_.d_scores_released);
     }
 
-    if (step.masked) {
-      if constexpr (kKind == WalkKind::kColumns) {
-        MaskColumns(scores, shared_.step[query].visible);
-      } else {
-        MaskScores(scores, step);
-      }
-    }
+    if (step.masked) Mask(scores, step, query);
     float2 lse[8];
     LoadStats(lse, stats.lse_log2);
     uint32_t weights[16];

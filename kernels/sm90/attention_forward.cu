@@ -42,7 +42,9 @@ absl::Status Launch(const Args& args, const ForwardParams& params, cudaStream_t 
   ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, kForwardQueries, "q"));
   ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, Tile::kKeys, "k"));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, Tile::kKeys, "v"));
-  const auto kernel = AttentionForwardKernel<kHeadDim, kKind>;
+  const auto kernel = params.walk.document_starts == nullptr
+                          ? AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/false>
+                          : AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/true>;
   constexpr int kSharedBytes = sizeof(ForwardShared<kHeadDim, kKind>);
   RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),

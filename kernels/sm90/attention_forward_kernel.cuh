@@ -42,7 +42,7 @@ struct ForwardShared {
   ForwardStep step[Tile::kStages];
 };
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kDocuments>
 __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
                                                const CUtensorMap* query_map,
                                                const CUtensorMap* key_map,
@@ -60,7 +60,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
     const ForwardItem item =
         ForwardItemAt(params.heads, params.kv_heads, params.walk.query_tokens, index);
     if (item.head < 0) break;
-    ForwardTiles<kKind> tiles(params.walk, params.columns, item);
+    ForwardTiles<kKind, kDocuments> tiles(params.walk, params.columns, item);
     TileRef tile = tiles.Next();
     if (tile.index < 0) continue;  // nothing to attend to: out and lse keep what they hold
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
 constexpr int kTurnOfFirstConsumer = 1;
 constexpr int kTurnThreads = 2 * ptx::kWarpgroupThreads;
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kDocuments>
 class ForwardConsumer {
  public:
   using Tile = ForwardTile<kHeadDim, kKind>;
@@ -279,10 +279,14 @@ class ForwardConsumer {
   __device__ __forceinline__ bool Exponentials(const TileStep& step) {
     if constexpr (kKind == WalkKind::kColumns) {
       if (step.masked) {
-        MaskRowColumns<Tile::kKeys>(scores_, shared_.step[stage_.index].visible[consumer_]);
+        MaskRowColumns<Tile::kKeys, kDocuments>(scores_, params_.walk, shared_.step[stage_.index],
+                                                consumer_);
       }
       Release(&shared_.key_released[stage_.index]);
     } else {
+      if (kDocuments && step.masked) {  // before the step is given back
+        MaskRowDocuments<Tile::kKeys>(scores_, params_.walk, shared_.step[stage_.index], consumer_);
+      }
       Release(&shared_.key_released[stage_.index]);
       if (step.masked) {
         MaskRows<Tile::kKeys>(scores_, step, kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64);
@@ -395,7 +399,7 @@ class ForwardConsumer {
   float sum_[2];  // this thread's part of the row sums
 };
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kDocuments>
 __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
     AttentionForwardKernel(const __grid_constant__ ForwardParams params,
                            const __grid_constant__ CUtensorMap query_map,
@@ -427,10 +431,10 @@ __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
   if (warpgroup == 0) {
     ptx::RegistersShrink<24>();
     if (threadIdx.x < 32)
-      ForwardProduce<kHeadDim, kKind>(params, &query_map, &key_map, &value_map, shared);
+      ForwardProduce<kHeadDim, kKind, kDocuments>(params, &query_map, &key_map, &value_map, shared);
   } else {
     ptx::RegistersGrow<240>();
-    ForwardConsumer<kHeadDim, kKind>(params, shared, warpgroup - 1).Run();
+    ForwardConsumer<kHeadDim, kKind, kDocuments>(params, shared, warpgroup - 1).Run();
   }
 }
 

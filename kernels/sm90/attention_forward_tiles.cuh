@@ -50,31 +50,40 @@ struct ForwardStep {
   // the compiler's view of the main loop uniform, which is worth 5 to 7 % of the time.
   TileStep part[2];
   uint32_t visible[2][kColumnWords];  // WalkKind::kColumns: a bit a key
+  // Where there are documents: how many of each consumer's 64 queries see them (kColumns); else the
+  // first of the item's local queries, and the position of the tile's first key.
+  int32_t rows[2];
+  int32_t first_query;
+  int32_t first_key;
 };
 
 // The tiles of an item, in ascending order. Next and Describe are called by a whole warp.
-template <WalkKind kKind>
+template <WalkKind kKind, bool kDocuments>
 class ForwardTiles;
 
-template <>
-class ForwardTiles<WalkKind::kTiles128> {
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kTiles128, kDocuments> {
  public:
   __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
       : walk_(walk), row_(item.block), walker_(walk, item.head, item.block) {}
   __device__ TileRef Next() { return {walker_.Next(), 0}; }
   __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
     if (threadIdx.x % 32 != 0) return;
-    step.part[0] = MakeTileStep(walk_, row_, tile.index, 0, 0, kForwardQueries, 128, last);
+    step.part[0] =
+        MakeTileStep<kDocuments>(walk_, row_, tile.index, 0, 0, kForwardQueries, 128, last);
+    if constexpr (!kDocuments) return;
+    step.first_query = row_ * kForwardQueries;
+    step.first_key = walk_.FirstKey(tile.index);
   }
 
  private:
   const TileWalk& walk_;
   int32_t row_;
-  TileWalker<WalkDirection::kAlongRow> walker_;
+  TileWalker<WalkDirection::kAlongRow, kDocuments> walker_;
 };
 
-template <>
-class ForwardTiles<WalkKind::kTiles64> {
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kTiles64, kDocuments> {
  public:
   __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
       : walk_(walk), pair_(item.block), walker_(walk, item.head, item.block) {}
@@ -83,21 +92,25 @@ class ForwardTiles<WalkKind::kTiles64> {
     if (threadIdx.x % 32 != 0) return;
     for (int i = 0; i < 2; ++i) {
       if (tile.bits >> i & 1) {
-        step.part[i] = MakeTileStep(walk_, 2 * pair_ + i, tile.index, 0, 0, 64, 64, last);
+        step.part[i] =
+            MakeTileStep<kDocuments>(walk_, 2 * pair_ + i, tile.index, 0, 0, 64, 64, last);
       } else {
         step.part[i] = HiddenTileStep(last);
       }
     }
+    if constexpr (!kDocuments) return;
+    step.first_query = pair_ * kForwardQueries;
+    step.first_key = walk_.FirstKey(tile.index);
   }
 
  private:
   const TileWalk& walk_;
   int32_t pair_;
-  PairWalker<WalkDirection::kAlongRow> walker_;
+  PairWalker<WalkDirection::kAlongRow, kDocuments> walker_;
 };
 
-template <>
-class ForwardTiles<WalkKind::kColumns> {
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kColumns, kDocuments> {
  public:
   __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk& columns, const ForwardItem& item)
       : walk_(walk), columns_(columns), item_(item) {
@@ -112,7 +125,7 @@ class ForwardTiles<WalkKind::kColumns> {
           columns_.positions + static_cast<int64_t>(item_.head) * columns_.max_columns;
       if (positions[tile * kColumnTile] > last_query_) break;  // so are all that follow
       const uint32_t word =
-          VisibleColumns(walk_, columns_, item_.head, tile, item_.block * rows_, rows_);
+          VisibleColumns<kDocuments>(walk_, columns_, item_.head, tile, item_.block * rows_, rows_);
       if (__any_sync(0xFFFFFFFFu, word != 0)) return {tile, word};
     }
     return {-1, 0};
@@ -125,6 +138,11 @@ class ForwardTiles<WalkKind::kColumns> {
       const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i % (rows_ * kColumnWords));
       if (lane == 0) step.visible[i / kColumnWords][i % kColumnWords] = word;
       masked |= word != 0xFFFFFFFFu;
+    }
+    for (int i = 0; kDocuments && i < 2; ++i) {
+      const int32_t rows = QueriesOfFirstDocument(walk_, item_.block * kForwardQueries + i * 64);
+      if (lane == 0) step.rows[i] = rows;
+      masked |= rows < 64;
     }
     if (lane == 0) {
       TileStep part = {};
@@ -167,19 +185,45 @@ __device__ __forceinline__ void MaskRows(float (&scores)[kKeys / 2], const TileS
   }
 }
 
-// The same by a bit a key, for 64 queries that all see the same columns.
+// The same where keys are of another document than a query; of the consumer's 64 queries.
 template <int kKeys>
-__device__ __forceinline__ void MaskRowColumns(float (&scores)[kKeys / 2],
-                                               const uint32_t* visible) {
+__device__ __forceinline__ void MaskRowDocuments(float (&scores)[kKeys / 2], const TileWalk& walk,
+                                                 const ForwardStep& step, int consumer) {
+  const int lane = threadIdx.x % 32;
+  const int row = consumer * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int begin = walk.DocumentStart(step.first_query + row + half * 8) - step.first_key;
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int low = 0; low < 2; ++low) {
+        if (8 * j + 2 * (lane % 4) + low < begin) scores[4 * j + 2 * half + low] = -INFINITY;
+      }
+    }
+  }
+}
+
+// The same by a bit a key, for 64 queries of which those of their tile's first document all see the
+// same columns, and the others none.
+template <int kKeys, bool kDocuments>
+__device__ __forceinline__ void MaskRowColumns(float (&scores)[kKeys / 2], const TileWalk& walk,
+                                               const ForwardStep& step, int consumer) {
   const int quad = threadIdx.x % 4;
 #pragma unroll
   for (int w = 0; w < kKeys / 32; ++w) {
-    const uint32_t word = visible[w] >> (2 * quad);
+    const uint32_t word = step.visible[consumer][w] >> (2 * quad);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int column = i / 4 * 8 + i % 2;
       if (!(word >> column & 1)) scores[16 * w + i] = -INFINITY;
     }
+  }
+  if constexpr (!kDocuments) return;
+  const int row = (threadIdx.x % 128) / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < kKeys / 2; ++i) {
+    if (row + i / 2 % 2 * 8 >= step.rows[consumer]) scores[i] = -INFINITY;
   }
 }
 

@@ -17,7 +17,9 @@ absl::Status Launch(const Args& args, const QueryGradientParams& params, int mul
   ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, Tile::kKeys, "k"));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, Tile::kKeys, "v"));
   ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, kForwardQueries, "d_out"));
-  const auto kernel = QueryGradientKernel<kHeadDim, kKind>;
+  const auto kernel = params.walk.document_starts == nullptr
+                          ? QueryGradientKernel<kHeadDim, kKind, /*kDocuments=*/false>
+                          : QueryGradientKernel<kHeadDim, kKind, /*kDocuments=*/true>;
   constexpr int kSharedBytes = sizeof(QueryGradientShared<kHeadDim, kKind>);
   RETURN_IF_ERROR(CudaStatus(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),

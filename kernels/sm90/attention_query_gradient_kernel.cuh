@@ -51,7 +51,7 @@ struct QueryGradientShared {
   ForwardStep step[Tile::kStages];
 };
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kDocuments>
 __device__ __forceinline__ void QueryGradientProduce(const QueryGradientParams& params,
                                                      const CUtensorMap* query_map,
                                                      const CUtensorMap* key_map,
@@ -70,7 +70,7 @@ __device__ __forceinline__ void QueryGradientProduce(const QueryGradientParams& 
     const ForwardItem item =
         ForwardItemAt(params.heads, params.kv_heads, params.walk.query_tokens, index);
     if (item.head < 0) break;
-    ForwardTiles<kKind> tiles(params.walk, params.columns, item);
+    ForwardTiles<kKind, kDocuments> tiles(params.walk, params.columns, item);
     TileRef tile = tiles.Next();
     if (tile.index < 0) continue;  // these queries attend to nothing: their gradients stay
 
@@ -112,7 +112,7 @@ __device__ __forceinline__ void QueryGradientProduce(const QueryGradientParams& 
   }
 }
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kDocuments>
 class QueryGradientConsumer {
  public:
   using Tile = ForwardTile<kHeadDim, kKind>;
@@ -230,10 +230,14 @@ class QueryGradientConsumer {
       if (in_flight) FinishProduct(previous);
 
       if (step.masked) {
+        const ForwardStep& described = shared_.step[stage];
         if constexpr (kKind == WalkKind::kColumns) {
-          MaskRowColumns<Tile::kKeys>(scores, shared_.step[stage].visible[consumer_]);
+          MaskRowColumns<Tile::kKeys, kDocuments>(scores, params_.walk, described, consumer_);
         } else {
           MaskRows<Tile::kKeys>(scores, step, kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64);
+          if constexpr (kDocuments) {
+            MaskRowDocuments<Tile::kKeys>(scores, params_.walk, described, consumer_);
+          }
         }
       }
 #pragma unroll
@@ -296,7 +300,7 @@ class QueryGradientConsumer {
   uint32_t d_scores_[Tile::kKeys / 4];
 };
 
-template <int kHeadDim, WalkKind kKind>
+template <int kHeadDim, WalkKind kKind, bool kDocuments>
 __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
     QueryGradientKernel(const __grid_constant__ QueryGradientParams params,
                         const __grid_constant__ CUtensorMap query_map,
@@ -327,12 +331,12 @@ __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
   if (warpgroup == 0) {
     ptx::RegistersShrink<24>();
     if (threadIdx.x < 32) {
-      QueryGradientProduce<kHeadDim, kKind>(params, &query_map, &key_map, &value_map, &d_out_map,
-                                            shared);
+      QueryGradientProduce<kHeadDim, kKind, kDocuments>(params, &query_map, &key_map, &value_map,
+                                                        &d_out_map, shared);
     }
   } else {
     ptx::RegistersGrow<240>();
-    QueryGradientConsumer<kHeadDim, kKind>(params, shared, warpgroup - 1).Run();
+    QueryGradientConsumer<kHeadDim, kKind, kDocuments>(params, shared, warpgroup - 1).Run();
   }
 }
 

@@ -43,6 +43,10 @@ std::vector<Case> SmallCases(int head_dim, int tile) {
             .kv_heads = 1,
             .pattern = TilePattern::kToeplitz}),
       with({.name = "Csr", .tokens = 1000, .pattern = TilePattern::kCsr}),
+      with({.name = "Documents",
+            .tokens = 700,
+            .pattern = TilePattern::kToeplitz,
+            .documents = true}),
       with({.name = "Striped2",
             .tokens = 512,
             .pattern = TilePattern::kCsr,
@@ -113,6 +117,37 @@ std::vector<Case> RingCases(int head_dim, int tile) {
   return cases;
 }
 
+// Several documents in a sequence.
+std::vector<Case> DocumentCases(int head_dim, int tile) {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, Case c) {
+    c.name = absl::StrFormat("%sDocuments%s", name, c.name);
+    c.head_dim = head_dim;
+    c.tile = tile;
+    c.documents = true;
+    cases.push_back(std::move(c));
+  };
+  const std::pair<const char*, TilePattern> patterns[] = {{"Causal", TilePattern::kCausal},
+                                                          {"Window", TilePattern::kWindow},
+                                                          {"Toeplitz", TilePattern::kToeplitz},
+                                                          {"Csr", TilePattern::kCsr}};
+  for (const auto& [name, pattern] : patterns) {
+    add(name, {.name = "65", .tokens = 65, .pattern = pattern, .window = 50});
+    add(name, {.name = "1900", .tokens = 1900, .pattern = pattern, .window = 300});
+    for (const LayoutKind layout :
+         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      add(name, {.name = absl::StrFormat("Layout%d", layout),
+                 .tokens = 2048,
+                 .pattern = pattern,
+                 .window = 300,
+                 .layout = layout,
+                 .ranks = 4,
+                 .stripe = tile});
+    }
+  }
+  return cases;
+}
+
 std::vector<Case> LongCases() {
   std::vector<Case> cases = {{.name = "Causal4096", .tokens = 4096, .heads = 2, .kv_heads = 1}};
   for (const int tile : {64, 128}) {
@@ -150,6 +185,7 @@ std::vector<Case> Cases() {
       } else {
         add(ListCases(head_dim, tile));
         add(RingCases(head_dim, tile));
+        add(DocumentCases(head_dim, tile));
       }
     }
   }

@@ -72,13 +72,13 @@ class ColumnTest : public AttentionTest {
     }
     for (const QueryShard& rank : problem_->queries) {
       for (const KeyShard& owner : problem_->keys) {
-        ASSERT_NO_FATAL_FAILURE(problem_->Forward(rank, owner, lists_->gpu));
+        ASSERT_NO_FATAL_FAILURE(problem_->Forward(rank, owner, TilesOf(rank, owner.layout.rank)));
       }
       ASSERT_EQ(ColumnForward({.q = View<const __nv_bfloat16>(rank.gpu_q, rank.q),
                                .keys = keys_.data(),
                                .values = values_.data(),
                                .columns = columns_->gpu,
-                               .tiles = lists_->gpu,
+                               .tiles = TilesOf(rank, rank.layout.rank),
                                .query_layout = rank.layout,
                                .out = View<float>(rank.out, rank.q),
                                .lse = rank.lse.data(),
@@ -99,7 +99,7 @@ class ColumnTest : public AttentionTest {
                                        .keys = keys_.data(),
                                        .values = values_.data(),
                                        .columns = columns_->gpu,
-                                       .tiles = lists_->gpu,
+                                       .tiles = TilesOf(rank, rank.layout.rank),
                                        .query_layout = rank.layout,
                                        .lse = rank.lse.data(),
                                        .delta = rank.delta.data(),
@@ -121,6 +121,9 @@ class ColumnTest : public AttentionTest {
     }
   }
 
+  TileSelection TilesOf(const QueryShard& rank, int owner) const {
+    return lists_->Of(rank.layout.rank, owner);
+  }
   Result Expected() const;
 
   std::unique_ptr<Lists> lists_;
@@ -262,14 +265,18 @@ std::vector<Case> ColumnCases() {
     for (const int tile : {64, 128}) {
       for (const int ranks : {1, 2}) {
         if (fused::SmallShapes() && ranks > 1) continue;
-        cases.push_back({.name = absl::StrFormat("D%dTile%dRanks%d", head_dim, tile, ranks),
-                         .tokens = fused::SmallShapes() ? 512 : 2048,
-                         .head_dim = head_dim,
-                         .tile = tile,
-                         .pattern = TilePattern::kToeplitz,
-                         .layout = LayoutKind::kStriped,
-                         .ranks = ranks,
-                         .stripe = tile});
+        for (const bool documents : {false, true}) {
+          cases.push_back({.name = absl::StrFormat("D%dTile%dRanks%d%s", head_dim, tile, ranks,
+                                                   documents ? "Documents" : ""),
+                           .tokens = fused::SmallShapes() ? 512 : 2048,
+                           .head_dim = head_dim,
+                           .tile = tile,
+                           .pattern = TilePattern::kToeplitz,
+                           .layout = LayoutKind::kStriped,
+                           .ranks = ranks,
+                           .stripe = tile,
+                           .documents = documents});
+        }
       }
     }
   }

@@ -77,6 +77,15 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
     return absl::InvalidArgumentError(
         absl::StrFormat("tiles.tile is %d; 64 and 128 are supported", tiles.tile));
   }
+  if (tiles.document_starts != nullptr) {
+    if (tiles.pattern == TilePattern::kFull) {
+      return absl::InvalidArgumentError(
+          "tiles.document_starts goes with causal patterns; kFull visits every pair");
+    }
+    if (reinterpret_cast<uintptr_t>(tiles.document_starts) % alignof(int32_t) != 0) {
+      return absl::InvalidArgumentError("tiles.document_starts must be aligned to 4 bytes");
+    }
+  }
   const bool by_blocks = tiles.pattern == TilePattern::kToeplitz;
   RETURN_IF_ERROR(
       CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, by_blocks));
@@ -189,6 +198,7 @@ TileWalk MakeTileWalk(const AttentionShape& shape, const ShardLayout& query_layo
   walk.diagonal_words = tiles.diagonal_words;
   walk.list_offsets = by_column ? tiles.column_offsets : tiles.row_offsets;
   walk.list = by_column ? tiles.rows : tiles.columns;
+  walk.document_starts = tiles.document_starts;
   return walk;
 }
 

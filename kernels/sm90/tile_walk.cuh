@@ -64,6 +64,7 @@ struct TileWalk {
   // The list of the walked direction: by query tile in forward, by key tile in backward.
   const int32_t* list_offsets = nullptr;
   const int32_t* list = nullptr;
+  const int32_t* document_starts = nullptr;  // by local query
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ int32_t tile() const {
@@ -82,15 +83,38 @@ struct TileWalk {
     return key_map.Position(min((column + 1) << tile_log2, key_tokens) - 1);
   }
 
-  // Some pair of the tile is visible: causally, and inside the window.
+  // Position of the first token of the document of local query `query`; ascends with it.
+  // kDocuments.
+  __device__ __forceinline__ int32_t DocumentStart(int32_t query) const {
+    return document_starts[min(query, query_tokens - 1)];
+  }
+  __device__ __forceinline__ int32_t TileDocumentStart(int32_t row) const {
+    return DocumentStart(row << tile_log2);
+  }
+
+  // All keys of the tile lie before what its queries may see: outside the window or the document.
+  template <bool kDocuments>
+  __device__ __forceinline__ bool LiesBefore(int32_t column, int32_t row) const {
+    if (kDocuments && LastKey(column) < TileDocumentStart(row)) return true;
+    return pattern == TilePattern::kWindow && FirstQuery(row) - LastKey(column) >= window;
+  }
+  // Queries may see less than all keys up to their own.
+  template <bool kDocuments>
+  __device__ __forceinline__ bool ForgetsKeys() const {
+    return kDocuments || pattern == TilePattern::kWindow;
+  }
+
+  // Some pair of the tile is visible.
+  template <bool kDocuments>
   __device__ __forceinline__ bool Reaches(int32_t row, int32_t column) const {
     if (pattern == TilePattern::kFull) return true;
     if (FirstKey(column) > LastQuery(row)) return false;
-    return pattern != TilePattern::kWindow || FirstQuery(row) - LastKey(column) < window;
+    return !LiesBefore<kDocuments>(column, row);
   }
 
+  template <bool kDocuments>
   __device__ __forceinline__ bool Active(int32_t head, int32_t row, int32_t column) const {
-    if (!Reaches(row, column)) return false;
+    if (!Reaches<kDocuments>(row, column)) return false;
     if (pattern != TilePattern::kToeplitz) return true;
     const int32_t delta = (FirstQuery(row) - FirstKey(column)) >> tile_log2;
     return delta >= 0 && DiagonalIsSet(head, delta);
@@ -118,7 +142,9 @@ constexpr int32_t kColumnWords = kColumnTile / 32;
 
 enum class WalkDirection { kAlongRow, kAlongColumn };
 
-// What a kernel instance walks.
+// What a kernel instance walks. With kDocuments, TileWalk::document_starts bounds what queries see:
+// in instances of its own, because as a branch it cost the others up to 11 % (producers of tiles of
+// 64, which are short of registers).
 enum class WalkKind {
   kTiles128,  // tiles of 128 tokens
   kTiles64,   // tiles of 64: two lines at a time
@@ -127,7 +153,7 @@ enum class WalkKind {
 
 // Walks the active tiles of query tile `fixed` in ascending key order (kAlongRow), or those of key
 // tile `fixed` in ascending query order (kAlongColumn). All 32 lanes call and get the same answers.
-template <WalkDirection kDirection>
+template <WalkDirection kDirection, bool kDocuments>
 class TileWalker {
  public:
   __device__ TileWalker(const TileWalk& walk, int32_t head, int32_t fixed)
@@ -146,13 +172,11 @@ class TileWalker {
     } else if (kDirection == WalkDirection::kAlongRow) {
       // Positions grow with the index: what a row reaches is one interval of columns, and the other
       // way round.
-      next_ = walk.pattern == TilePattern::kWindow
-                  ? PartitionPoint(walk.key_tiles,
-                                   [&](int32_t c) {
-                                     return walk_->FirstQuery(fixed_) - walk_->LastKey(c) >=
-                                            walk_->window;
-                                   })
-                  : 0;
+      next_ =
+          walk.ForgetsKeys<kDocuments>()
+              ? PartitionPoint(walk.key_tiles,
+                               [&](int32_t c) { return walk_->LiesBefore<kDocuments>(c, fixed_); })
+              : 0;
       end_ = walk.pattern == TilePattern::kFull
                  ? walk.key_tiles
                  : PartitionPoint(walk.key_tiles, [&](int32_t c) {
@@ -163,13 +187,11 @@ class TileWalker {
           walk.pattern == TilePattern::kFull ? 0 : PartitionPoint(walk.query_tiles, [&](int32_t r) {
             return walk_->LastQuery(r) < walk_->FirstKey(fixed_);
           });
-      end_ = walk.pattern == TilePattern::kWindow
-                 ? PartitionPoint(walk.query_tiles,
-                                  [&](int32_t r) {
-                                    return walk_->FirstQuery(r) - walk_->LastKey(fixed_) <
-                                           walk_->window;
-                                  })
-                 : walk.query_tiles;
+      end_ =
+          walk.ForgetsKeys<kDocuments>()
+              ? PartitionPoint(walk.query_tiles,
+                               [&](int32_t r) { return !walk_->LiesBefore<kDocuments>(fixed_, r); })
+              : walk.query_tiles;
     }
   }
 
@@ -203,8 +225,8 @@ class TileWalker {
     return distance >= 0 && walk_->DiagonalIsSet(head_, distance >> walk_->tile_log2);
   }
   __device__ bool Active(int32_t other) const {
-    return kDirection == WalkDirection::kAlongRow ? walk_->Active(head_, fixed_, other)
-                                                  : walk_->Active(head_, other, fixed_);
+    return kDirection == WalkDirection::kAlongRow ? walk_->Active<kDocuments>(head_, fixed_, other)
+                                                  : walk_->Active<kDocuments>(head_, other, fixed_);
   }
 
   // The first i in [0, count] for which `holds` is false; it holds for a prefix. 32-ary search.
@@ -241,7 +263,7 @@ struct TileRef {
 
 // Walks two adjacent lines together: tiles that are active in either, bit i of `bits` telling of
 // line i. For lists of 64-token tiles, of which a CTA holds two.
-template <WalkDirection kDirection>
+template <WalkDirection kDirection, bool kDocuments>
 class PairWalker {
  public:
   __device__ PairWalker(const TileWalk& walk, int32_t head, int32_t pair)
@@ -273,19 +295,22 @@ class PairWalker {
 
  private:
   static constexpr int32_t kEnd = 0x7FFFFFFF;
-  static __device__ int32_t Advance(TileWalker<kDirection>& walker) {
+  static __device__ int32_t Advance(TileWalker<kDirection, kDocuments>& walker) {
     const int32_t next = walker.Next();
     return next < 0 ? kEnd : next;
   }
 
-  TileWalker<kDirection> first_, second_;
+  TileWalker<kDirection, kDocuments> first_, second_;
   bool second_exists_;
   int32_t next_[2];
 };
 
-// Which columns of a tile the queries of one tile see: those before it that no active diagonal
-// covers. That is the same for all queries of the tile, since the diagonal block is always covered:
-// one bit a column. Lane i holds word i % 4 of the answer for query tile i / 4 of the two given.
+// Which columns of a tile the queries of one tile see: those before it, in the document of its
+// first query, that no active diagonal covers. That is the same for all queries of the tile that
+// are in this document, since the diagonal block is always covered: one bit a column; the others
+// see none (see QueriesOfFirstDocument). Lane i holds word i % 4 of the answer for query tile i / 4
+// of the two given.
+template <bool kDocuments>
 __device__ __forceinline__ uint32_t VisibleColumns(const TileWalk& walk, const ColumnWalk& columns,
                                                    int32_t head, int32_t column_tile,
                                                    int32_t first_row, int32_t rows) {
@@ -293,22 +318,24 @@ __device__ __forceinline__ uint32_t VisibleColumns(const TileWalk& walk, const C
   const int32_t count = columns.counts[head];
   const int64_t* const positions =
       columns.positions + static_cast<int64_t>(head) * columns.max_columns;
-  int32_t key_block[kColumnWords];  // beyond all rows where there is no column
+  int32_t position[kColumnWords], key_block[kColumnWords];  // no column: beyond all rows
 #pragma unroll
   for (int i = 0; i < kColumnWords; ++i) {
     const int32_t column = column_tile * kColumnTile + i * 32 + lane;
-    key_block[i] = column < count ? static_cast<int32_t>(positions[column] >> walk.tile_log2)
-                                  : kMaxSequenceTokens;
+    position[i] = column < count ? static_cast<int32_t>(positions[column]) : kMaxSequenceTokens;
+    key_block[i] = position[i] >> walk.tile_log2;
   }
   uint32_t word = 0;
   for (int r = 0; r < rows; ++r) {
     const int32_t row = first_row + r;
     const int32_t query_block = row < walk.query_tiles ? walk.FirstQuery(row) >> walk.tile_log2 : 0;
+    const int32_t start = kDocuments ? walk.TileDocumentStart(row) : 0;
     bool visible[kColumnWords];
 #pragma unroll
     for (int i = 0; i < kColumnWords; ++i) {
       const int32_t delta = query_block - key_block[i];
-      visible[i] = delta > 0 && !walk.DiagonalIsSet(head, delta);
+      visible[i] =
+          delta > 0 && !walk.DiagonalIsSet(head, delta) && (!kDocuments || position[i] >= start);
     }
 #pragma unroll
     for (int i = 0; i < kColumnWords; ++i) {
@@ -319,8 +346,19 @@ __device__ __forceinline__ uint32_t VisibleColumns(const TileWalk& walk, const C
   return word;
 }
 
+// How many of the 64 local queries from `first` on are in the document of the first query of their
+// tile: those come first. A document that starts later in the tile starts after all keys of other
+// blocks, so its queries see none of them. Called by a whole warp.
+__device__ __forceinline__ int32_t QueriesOfFirstDocument(const TileWalk& walk, int32_t first) {
+  const int32_t start = walk.TileDocumentStart(first >> walk.tile_log2);
+  const int32_t query = first + static_cast<int32_t>(threadIdx.x % 32);
+  return __popc(__ballot_sync(0xFFFFFFFFu, walk.DocumentStart(query) == start)) +
+         __popc(__ballot_sync(0xFFFFFFFFu, walk.DocumentStart(query + 32) == start));
+}
+
 // What a consumer needs to know of a part of a tile. Pair (query i, key j) of it is visible when
-//   j < keys, j - i <= diagonal (causal), and j - i > diagonal - window.
+//   j < keys, j - i <= diagonal (causal), and j - i > diagonal - window,
+// and where there are documents, position of j >= DocumentStart(i).
 struct TileStep {
   int32_t diagonal;  // position of query 0 - position of key 0
   int32_t window;
@@ -337,6 +375,7 @@ constexpr int32_t kUnbounded = kMaxSequenceTokens;
 
 // The part of tile (row, column) that starts at (query_offset, key_offset) and has `queries` x
 // `keys`.
+template <bool kDocuments>
 __device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t row, int32_t column,
                                                  int32_t query_offset, int32_t key_offset,
                                                  int32_t queries, int32_t keys, bool last) {
@@ -352,8 +391,10 @@ __device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t r
   }
   step.diagonal = walk.FirstQuery(row) + query_offset - walk.FirstKey(column) - key_offset;
   step.window = walk.pattern == TilePattern::kWindow ? walk.window : kUnbounded;
-  step.masked =
-      step.keys < keys || step.diagonal < keys - 1 || step.diagonal + queries - 1 >= step.window;
+  const int32_t last_query = (row << walk.tile_log2) + query_offset + queries - 1;
+  step.masked = step.keys < keys || step.diagonal < keys - 1 ||
+                step.diagonal + queries - 1 >= step.window ||
+                (kDocuments && walk.FirstKey(column) + key_offset < walk.DocumentStart(last_query));
   return step;
 }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <ostream>
 #include <random>
@@ -45,6 +46,7 @@ struct Case {
   int64_t window = 0;
   LayoutKind layout = LayoutKind::kContiguous;
   int ranks = 1, stripe = 0;
+  bool documents = false;  // several, packed into the sequence
 
   ShardLayout LayoutOf(int rank) const {
     return {.kind = layout, .ranks = ranks, .rank = rank, .stripe = stripe, .tokens = tokens};
@@ -95,9 +97,24 @@ struct TileLists {
   }
 };
 
+// TileSelection::document_starts of a whole sequence: a document of one token, one that ends with a
+// tile, a long one, the rest of any length.
+inline std::vector<int32_t> DocumentStarts(const Case& c) {
+  const int32_t tokens = static_cast<int32_t>(c.tokens);
+  std::vector<int32_t> cuts = {0, 1, std::min(c.tile, tokens - 1), tokens};
+  std::uniform_int_distribution<int32_t> anywhere(tokens / 2, tokens - 1);
+  for (int i = 0; i < 8; ++i) cuts.push_back(anywhere(Random()));
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<int32_t> starts(c.tokens);
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    std::fill(starts.begin() + cuts[i], starts.begin() + cuts[i + 1], cuts[i]);
+  }
+  return starts;
+}
+
 class Lists {
  public:
-  TileSelection host, gpu;  // of the whole sequence
+  TileSelection host, gpu;  // of the whole sequence; documents are on the host, and in Of
 
   explicit Lists(const Case& c) : case_(c), blocks_((c.tokens + c.tile - 1) / c.tile) {
     host = {.pattern = c.pattern, .tile = c.tile, .window = c.window};
@@ -113,6 +130,16 @@ class Lists {
     gpu = host;
     host.diagonals = diagonals_.data();
     gpu.diagonals = gpu_diagonals_.data();
+    if (c.documents) {
+      starts_ = DocumentStarts(c);
+      host.document_starts = starts_.data();
+      for (int rank = 0; rank < c.ranks; ++rank) {
+        const ShardLayout layout = c.LayoutOf(rank);
+        std::vector<int32_t> local(layout.local_tokens());
+        for (int64_t i = 0; i < layout.local_tokens(); ++i) local[i] = starts_[layout.Position(i)];
+        gpu_starts_.emplace_back(local);
+      }
+    }
     if (c.pattern != TilePattern::kCsr) return;
 
     for (int64_t i = 0; i < c.heads * blocks_ * blocks_; ++i) {
@@ -135,6 +162,7 @@ class Lists {
   // What rank's queries attend to of owner's keys.
   TileSelection Of(int rank, int owner) const {
     TileSelection on_host, on_gpu = gpu;
+    if (case_.documents) on_gpu.document_starts = gpu_starts_[rank].data();
     if (!pairs_.empty()) pairs_[rank * case_.ranks + owner].PointFrom(on_host, on_gpu);
     return on_gpu;
   }
@@ -160,7 +188,9 @@ class Lists {
   const int64_t blocks_;
   std::vector<uint64_t> diagonals_;
   DeviceBuffer<uint64_t> gpu_diagonals_;
-  std::vector<bool> listed_;  // [heads, blocks, blocks]
+  std::vector<int32_t> starts_;                    // [tokens]
+  std::vector<DeviceBuffer<int32_t>> gpu_starts_;  // by rank: [local tokens]
+  std::vector<bool> listed_;                       // [heads, blocks, blocks]
   std::vector<TileLists> whole_, pairs_;
 };
 
