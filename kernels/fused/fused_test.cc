@@ -141,9 +141,9 @@ TEST_P(RopeTest, MatchesDoubleAndInverts) {
   Bf16* out = in_place.data();
   const float scale = 1.25f;
   RopeArgs args = {.q = {in, tokens, heads, dim, width, dim},
-                   .k = {in + heads * dim, tokens, kv_heads, dim, width, dim},
+                   .k = {in + int64_t{heads} * dim, tokens, kv_heads, dim, width, dim},
                    .q_out = {out, tokens, heads, dim, width, dim},
-                   .k_out = {out + heads * dim, tokens, kv_heads, dim, width, dim},
+                   .k_out = {out + int64_t{heads} * dim, tokens, kv_heads, dim, width, dim},
                    .positions = gpu_positions.data(),
                    .inv_freq = gpu_freq.data(),
                    .scale = scale};

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/sm90/attention.h"
+#include "kernels/sm90/testing/unread.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -15,18 +16,17 @@ class ArgumentTest : public ::testing::Test {
  protected:
   AttentionForwardArgs<__nv_bfloat16> args_ = [] {
     AttentionForwardArgs<__nv_bfloat16> args;
-    auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+    auto* const data = Unread<__nv_bfloat16>();
     args.q = {data, 256, 4, 128, 512, 128};
     args.k = args.v = {data, 256, 2, 128, 256, 128};
-    args.out = {reinterpret_cast<float*>(uintptr_t{256}), 256, 4, 128, 512, 128};
+    args.out = {Unread<float>(), 256, 4, 128, 512, 128};
     args.lse = args.out.data;
     args.query_layout.tokens = args.key_layout.tokens = 256;
     args.scale = 1;
     return args;
   }();
   std::string Message() const {
-    const absl::Status status =
-        AttentionForward(args_, {reinterpret_cast<void*>(uintptr_t{256}), 1 << 20}, nullptr);
+    const absl::Status status = AttentionForward(args_, {Unread<char>(), 1 << 20}, nullptr);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   }
@@ -52,11 +52,11 @@ TEST_F(ArgumentTest, NamesMissingLists) {
 }
 TEST_F(ArgumentTest, NamesDocumentsWithoutACausalMask) {
   args_.tiles.pattern = TilePattern::kFull;
-  args_.tiles.document_starts = reinterpret_cast<int32_t*>(uintptr_t{256});
+  args_.tiles.document_starts = Unread<int32_t>();
   EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.document_starts goes with causal patterns"));
 }
 TEST_F(ArgumentTest, NamesMisalignedDocuments) {
-  args_.tiles.document_starts = reinterpret_cast<int32_t*>(uintptr_t{258});
+  args_.tiles.document_starts = Unread<int32_t>(2);
   EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.document_starts must be aligned"));
 }
 TEST_F(ArgumentTest, NamesLayoutThatCutsTiles) {
@@ -80,8 +80,8 @@ class BackwardArgumentTest : public ::testing::Test {
  protected:
   AttentionBackwardArgs<__nv_bfloat16> args_ = [] {
     AttentionBackwardArgs<__nv_bfloat16> args;
-    auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
-    auto* const floats = reinterpret_cast<float*>(uintptr_t{256});
+    auto* const data = Unread<__nv_bfloat16>();
+    auto* const floats = Unread<float>();
     args.q = args.d_out = {data, 256, 4, 128, 512, 128};
     args.k = args.v = {data, 256, 2, 128, 256, 128};
     args.dq = {floats, 256, 4, 128, 512, 128};
@@ -92,8 +92,7 @@ class BackwardArgumentTest : public ::testing::Test {
     return args;
   }();
   std::string Message() const {
-    const absl::Status status =
-        AttentionBackward(args_, {reinterpret_cast<void*>(uintptr_t{256}), 1 << 20}, nullptr);
+    const absl::Status status = AttentionBackward(args_, {Unread<char>(), 1 << 20}, nullptr);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   }
@@ -121,7 +120,7 @@ TEST_F(BackwardArgumentTest, NamesListsOfTheDirection) {
   EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.row_offsets"));
 }
 TEST_F(BackwardArgumentTest, WantsGradientsOfOneType) {
-  auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+  auto* const data = Unread<__nv_bfloat16>();
   args_.rounded_dk = args_.rounded_dv = {data, 256, 2, 128, 256, 128};
   EXPECT_THAT(Message(), ::testing::HasSubstr("dk or dv beside rounded_dk or rounded_dv"));
   args_.dk = args_.dv = {};
@@ -132,17 +131,16 @@ TEST_F(BackwardArgumentTest, WantsGradientsOfOneType) {
 }
 TEST_F(BackwardArgumentTest, RoundedGradientsNeedMoreWorkspace) {
   const int64_t before = BackwardWorkspaceBytes(args_);
-  args_.rounded_dk =
-      args_.rounded_dv = {reinterpret_cast<__nv_bfloat16*>(uintptr_t{256}), 256, 2, 128, 256, 128};
+  args_.rounded_dk = args_.rounded_dv = {Unread<__nv_bfloat16>(), 256, 2, 128, 256, 128};
   args_.dk = args_.dv = {};
-  EXPECT_EQ(BackwardWorkspaceBytes(args_), before + 2 * 256 * 2 * 128 * 4);
+  EXPECT_EQ(BackwardWorkspaceBytes(args_), before + int64_t{2} * 256 * 2 * 128 * 4);
 }
 
 TEST(WorkspaceTest, TooSmallSaysHowMuch) {
   AttentionForwardArgs<__nv_bfloat16> args;
-  auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+  auto* const data = Unread<__nv_bfloat16>();
   args.q = args.k = args.v = {data, 128, 1, 64, 64, 64};
-  args.out = {reinterpret_cast<float*>(uintptr_t{256}), 128, 1, 64, 64, 64};
+  args.out = {Unread<float>(), 128, 1, 64, 64, 64};
   args.lse = args.out.data;
   args.query_layout.tokens = args.key_layout.tokens = 128;
   args.scale = 1;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/reference/columns.h"
 #include "kernels/sm90/testing/attention_problem.h"
+#include "kernels/sm90/testing/unread.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -286,7 +287,7 @@ std::vector<Case> ColumnCases() {
 // Columns and diagonals are one pattern: what a list of tiles covers is not looked up.
 TEST(ColumnArgumentTest, NamesOtherPatterns) {
   ColumnForwardArgs args;
-  auto* const data = reinterpret_cast<__nv_bfloat16*>(uintptr_t{256});
+  auto* const data = Unread<__nv_bfloat16>();
   args.q = {data, 256, 4, 128, 512, 128};
   args.query_layout.tokens = 256;
   args.scale = 1;

@@ -30,7 +30,7 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
       run = by_blocks ? layout.local_tokens() : tile;
       break;
     case LayoutKind::kZigzag:
-      run = layout.tokens / (2 * layout.ranks);
+      run = layout.tokens / (int64_t{2} * layout.ranks);
       break;
     case LayoutKind::kStriped:
       run = layout.stripe;
@@ -45,7 +45,7 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
                         "stripe, or pad the sequence",
                         name, run, tile));
   }
-  const int64_t whole = layout.kind == LayoutKind::kZigzag ? 2 * layout.ranks
+  const int64_t whole = layout.kind == LayoutKind::kZigzag ? int64_t{2} * layout.ranks
                         : layout.kind == LayoutKind::kStriped
                             ? int64_t{layout.ranks} * layout.stripe
                             : layout.ranks;

@@ -17,6 +17,7 @@ float Rounded(float x) {
 
 std::vector<float> ToFloat(const std::vector<__nv_bfloat16>& values) {
   std::vector<float> floats;
+  floats.reserve(values.size());
   for (const __nv_bfloat16 x : values) floats.push_back(__bfloat162float(x));
   return floats;
 }
