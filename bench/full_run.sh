@@ -158,11 +158,15 @@ for part in $parts; do
 done
 [[ ! $dry ]] || exit 0
 failed=0
-printf '\n%-22s %9s %8s\n' part outcome seconds
+printf '\n%-22s %20s %8s\n' part outcome seconds
 for outcome in "${outcomes[@]}"; do
   read -r name code seconds <<<"$outcome"
   word=passed
+  skipped=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) tests\?, .*/\1/p' "$results/$name.log")
+  [[ -z $skipped ]] || word="passed, $skipped skipped"
+  # A test that skipped everything found no GPU.
+  grep -q '^\[  PASSED  \] 0 tests' "$results/$name.log" && word="skipped" failed=1
   ((code == 0)) || { word="failed ($code)" failed=1; }
-  printf '%-22s %9s %8s\n' "$name" "$word" "$seconds"
+  printf '%-22s %20s %8s\n' "$name" "$word" "$seconds"
 done
 exit "$failed"
