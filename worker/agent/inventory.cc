@@ -131,7 +131,7 @@ v1::NodeInventory TakeInventory(const InventoryOptions& options) {
 }
 
 std::string AddressFacing(const Address& peer) {
-  const std::string loopback = "127.0.0.1";
+  std::string loopback = "127.0.0.1";
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;

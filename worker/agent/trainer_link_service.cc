@@ -31,7 +31,7 @@ class Stream : public ServerStream<v1::TrainerMessage, v1::AgentMessage>, public
 }  // namespace
 
 grpc::ServerBidiReactor<v1::TrainerMessage, v1::AgentMessage>* TrainerLinkService::Attach(
-    grpc::CallbackServerContext* context) {
+    grpc::CallbackServerContext* /*context*/) {
   auto stream = std::make_shared<Stream>(listener_);
   stream->Begin();
   return stream.get();
