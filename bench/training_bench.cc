@@ -45,7 +45,7 @@ struct Flags {
   std::vector<std::string> modes = {"dense", "sparse"};
   std::vector<std::string> ring = {"auto"};
   int nodes = 1;
-  std::string recompute = "auto";
+  std::string recompute = "auto", offload = "auto";
   int steps = 3;
   uint32_t verticals = 2621;
   double slash_share = 0.055;
@@ -126,6 +126,9 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   v1::ResourcesSpec::Recompute recompute = v1::ResourcesSpec::RECOMPUTE_UNSPECIFIED;
   v1::ResourcesSpec::Recompute_Parse(absl::AsciiStrToUpper(flags.recompute), &recompute);
   spec.mutable_resources()->set_recompute(recompute);
+  v1::ResourcesSpec::Offload offload = v1::ResourcesSpec::OFFLOAD_UNSPECIFIED;
+  v1::ResourcesSpec::Offload_Parse("OFFLOAD_" + absl::AsciiStrToUpper(flags.offload), &offload);
+  spec.mutable_resources()->set_offload(offload);
   return spec;
 }
 
@@ -197,7 +200,8 @@ v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::s
 void PrintSettings(const TokenFolder& folder) {
   std::ifstream log(folder.path() + "/rank-0.log");
   for (std::string line; std::getline(log, line);) {
-    if (absl::StartsWith(line, "| recompute") || absl::StartsWith(line, "| memory of a rank")) {
+    if (absl::StartsWith(line, "| recompute") || absl::StartsWith(line, "| kept for backward") ||
+        absl::StartsWith(line, "| memory of a rank")) {
       std::printf("%s\n", line.c_str());
     }
   }
@@ -206,7 +210,7 @@ void PrintSettings(const TokenFolder& folder) {
 constexpr char kCsvHeader[] =
     "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,density,recall,step_seconds,"
     "tokens_per_second,data,index,attention_forward,attention_backward,linear,"
-    "exposed_communication,optimizer,mfu,token_wise_tflops,exposed_share,peak_gib,"
+    "exposed_communication,exposed_offload,optimizer,mfu,token_wise_tflops,exposed_share,peak_gib,"
     "worker_imbalance,step_imbalance,loss\n";
 
 std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::string& ring,
@@ -220,13 +224,13 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
                       std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
                       run.tokens, run.dense ? "dense" : "sparse", ring);
   return absl::StrFormat(
-      "%s,%.4f,%.3f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f"
-      "\n",
+      "%s,%.4f,%.3f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.1f,%.4f,%.2f,"
+      "%.4f,%.4f,%.4f\n",
       head, figures.density, figures.recall, figures.step_seconds, figures.tokens_per_second,
       phases.data(), phases.index(), phases.attention_forward(), phases.attention_backward(),
-      phases.linear(), phases.exposed_communication(), phases.optimizer(), figures.mfu,
-      figures.token_wise_tflops, figures.exposed_share, figures.peak_gib, report.worker_imbalance(),
-      report.step_imbalance(), report.loss());
+      phases.linear(), phases.exposed_communication(), phases.exposed_offload(), phases.optimizer(),
+      figures.mfu, figures.token_wise_tflops, figures.exposed_share, figures.peak_gib,
+      report.worker_imbalance(), report.step_imbalance(), report.loss());
 }
 
 int Main(int argc, char** argv) {
@@ -254,6 +258,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--recompute", flags.recompute, "resources.recompute of the job")
       ->check(CLI::IsMember({"auto", "none", "attention_only", "full"}));
+  app.add_option("--offload", flags.offload, "resources.offload of the job")
+      ->check(CLI::IsMember({"auto", "none", "host"}));
   app.add_option("--steps", flags.steps, "counted steps of a case")->check(CLI::PositiveNumber);
   app.add_option("--verticals", flags.verticals, "columns of a head");
   app.add_option("--slash-share", flags.slash_share, "share of block diagonals of a head");

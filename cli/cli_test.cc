@@ -100,6 +100,7 @@ resources: {trainers: 4}
       report->set_worker_imbalance(1.01);
       report->set_step_imbalance(1.1);
       report->mutable_phases()->set_linear(0.5);
+      report->mutable_phases()->set_exposed_offload(0.25);
       for (int l = 0; l < 2; ++l) {
         report->add_layers()->set_layer(l);
         report->mutable_layers(l)->set_density(l == 0 ? 1.0 : 0.2);
@@ -401,6 +402,7 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_NEAR(json["density"].get<double>(), 0.6, 1e-9);
   EXPECT_NEAR(json["worker_imbalance"].get<double>(), 1.01, 1e-9);
   EXPECT_EQ(json["phases"]["linear"], 1.5);
+  EXPECT_EQ(json["phases"]["exposed_offload"], 0.75);
   const std::string table = Run({"report", "tiny"}).out;
   EXPECT_THAT(table, HasSubstr("held-out loss                   5.0000 -> 2.5000 (-50.0 %)"));
   EXPECT_THAT(table, HasSubstr("density, layer 1                20.0 %"));
@@ -424,6 +426,12 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   const Result small = Run({"plan", Path("job.yaml"), "--memory-gib", "0.001"});
   EXPECT_EQ(small.code, kUsage);
   EXPECT_THAT(small.err, HasSubstr("the model does not fit"));
+  const std::vector<std::string> on_host = {"plan", Path("job.yaml"), "--gpus",
+                                            "8",    "--set",          "resources.offload=host"};
+  EXPECT_THAT(Run(on_host).out, HasSubstr("wait in host memory (resources.offload)"));
+  std::vector<std::string> too_small = on_host;
+  too_small.insert(too_small.end(), {"--host-memory-gib", "0.000001"});
+  EXPECT_THAT(Run(too_small).err, HasSubstr("its share of that is 0.00 GiB"));
 }
 
 TEST_F(CliTest, PacksData) {

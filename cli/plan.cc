@@ -21,7 +21,7 @@ struct Flags {
   std::vector<std::string> overrides;
   int nodes = 1;
   int gpus = 0;
-  double memory_gib = 0;
+  double memory_gib = 0, host_memory_gib = 0;
   double intra_gigabytes = 0;
   double inter_gigabytes = 0;
   planner::PatternHints measured;
@@ -84,6 +84,8 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   cluster.threads_per_trainer = std::max(1u, spec.resources().threads());
   const double memory = flags.memory_gib > 0 ? flags.memory_gib : is_scaled ? kGpuGiB : 0;
   cluster.memory_bytes_per_trainer = static_cast<uint64_t>(memory * 1024 * 1024 * 1024);
+  cluster.host_memory_bytes_per_trainer =
+      static_cast<uint64_t>(flags.host_memory_gib * 1024 * 1024 * 1024);
   if (flags.intra_gigabytes > 0) cluster.intra_node.bytes_per_second = flags.intra_gigabytes * 1e9;
   if (flags.inter_gigabytes > 0) cluster.inter_node.bytes_per_second = flags.inter_gigabytes * 1e9;
 
@@ -117,6 +119,10 @@ void AddPlanCommand(CLI::App& app, Context* context) {
   command->add_option("--gpus", flags->gpus, "GPUs of a machine (default: the job's own trainers)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--memory-gib", flags->memory_gib, "memory of one trainer")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--host-memory-gib", flags->host_memory_gib,
+                   "a GPU trainer's share of its machine's memory, for resources.offload")
       ->check(CLI::PositiveNumber);
   command
       ->add_option("--intra-node-gbytes", flags->intra_gigabytes,

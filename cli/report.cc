@@ -62,6 +62,7 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     phases.set_optimizer(phases.optimizer() + p.optimizer());
     phases.set_checkpoint(phases.checkpoint() + p.checkpoint());
     phases.set_evaluation(phases.evaluation() + p.evaluation());
+    phases.set_exposed_offload(phases.exposed_offload() + p.exposed_offload());
   }
   totals.phases = {{"data", phases.data()},
                    {"index", phases.index()},
@@ -69,6 +70,7 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
                    {"attention_backward", phases.attention_backward()},
                    {"linear", phases.linear()},
                    {"exposed_communication", phases.exposed_communication()},
+                   {"exposed_offload", phases.exposed_offload()},
                    {"optimizer", phases.optimizer()},
                    {"checkpoint", phases.checkpoint()},
                    {"evaluation", phases.evaluation()}};

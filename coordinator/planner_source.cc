@@ -30,11 +30,14 @@ planner::ClusterShape ShapeOf(const v1::JobSpec& spec, const std::vector<v1::Pla
     const double threads = spec.resources().threads() > 0
                                ? spec.resources().threads()
                                : std::max(1.0, static_cast<double>(node.cpu_cores()) / slots);
-    uint64_t memory = node.memory_bytes() / slots;
+    const uint64_t share = node.memory_bytes() / slots;
+    uint64_t memory = share;
     if (spec.resources().engine() == v1::ResourcesSpec::CUDA) {
       memory = node.gpus().empty() ? 0 : node.gpus(0).memory_bytes();
     }
     const bool first = &node == &nodes.front();
+    cluster.host_memory_bytes_per_trainer =
+        first ? share : std::min(cluster.host_memory_bytes_per_trainer, share);
     cluster.threads_per_trainer = first ? threads : std::min(cluster.threads_per_trainer, threads);
     cluster.memory_bytes_per_trainer =
         first ? memory : std::min(cluster.memory_bytes_per_trainer, memory);

@@ -157,6 +157,11 @@ constexpr Field kFields[] = {
      "What backward computes again instead of keeping it: nothing (`none`), all of a layer but q, "
      "k, v and attention's output (`attention_only`), or all but attention's output (`full`). "
      "`auto`: the least that fits the GPU."},
+    {"resources.offload", Need::kDefault, "auto", {}, When::kCuda,
+     "Whether what layers keep for backward waits in the host's memory meanwhile, copied behind other "
+     "layers' work: never (`none`), all but three layers' at a time (`host`), or, with `auto`, as much "
+     "as must where nothing else fits the GPU. A node's trainers share its memory; a job that does not "
+     "fit it is refused."},
     {"resources.transfer_timeout_seconds", Need::kDefault, "180", {1, 86400}, When::kCuda,
      "A transfer between ranks that has not ended for so long means that one of them hangs: the "
      "attempt is aborted. Longer than one layer's attention takes."},

@@ -183,6 +183,23 @@ TEST(ParseTest, SwitchesAreTrueOrFalse) {
   EXPECT_THAT(ToYaml(Job({"training.deterministic=true"})), HasSubstr("deterministic: true"));
 }
 
+TEST(ParseTest, OffloadIsForGpus) {
+  const auto with = [](const std::string& offload) {
+    return std::vector<std::string>{"resources.engine=cuda", "resources.offload=" + offload};
+  };
+  EXPECT_EQ(Job(with("host")).resources().offload(), v1::ResourcesSpec::OFFLOAD_HOST);
+  EXPECT_EQ(Job(with("none")).resources().offload(), v1::ResourcesSpec::OFFLOAD_NONE);
+  EXPECT_EQ(Job(with("auto")).resources().offload(), v1::ResourcesSpec::OFFLOAD_UNSPECIFIED);
+  EXPECT_THAT(ToYaml(Job(with("host"))), HasSubstr("offload: host"));
+  EXPECT_THAT(ParseError(kJob, with("disk")),
+              AllOf(HasSubstr("resources.offload"), HasSubstr("one of auto, none, host")));
+  EXPECT_EQ(Complaint(with("host")), "");
+  EXPECT_THAT(Complaint({"resources.offload=host"}),
+              AllOf(HasSubstr("resources.offload"), HasSubstr("there is no second memory"),
+                    HasSubstr("set resources.engine: cuda")));
+  EXPECT_EQ(Complaint({"resources.offload=auto"}), "");
+}
+
 // A field of the message without a row in the table could not be set from a job file.
 TEST(FieldsTest, TheTableKnowsEveryFieldOfTheMessage) {
   const auto* job = v1::JobSpec::descriptor();

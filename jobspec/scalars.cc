@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -62,7 +63,10 @@ std::string FormatNumber(double value) {
 std::string EnumeratorText(const EnumDescriptor* type, int number) {
   const EnumValueDescriptor* value = type->FindValueByNumber(number);
   if (value == nullptr || number == 0) return "";
-  return absl::AsciiStrToLower(value->name());
+  // Enumerators of one message share a scope: some begin with their type, as …_UNSPECIFIED does.
+  const absl::string_view prefix =
+      absl::StripSuffix(type->FindValueByNumber(0)->name(), "UNSPECIFIED");
+  return absl::AsciiStrToLower(absl::StripPrefix(value->name(), prefix));
 }
 
 std::vector<std::string> EnumTexts(const Field& field) {
@@ -71,7 +75,7 @@ std::vector<std::string> EnumTexts(const Field& field) {
   const EnumDescriptor* type = FindDescriptor(field.path)->enum_type();
   for (int i = 0; i < type->value_count(); ++i) {
     if (type->value(i)->number() == 0) continue;
-    texts.push_back(absl::AsciiStrToLower(type->value(i)->name()));
+    texts.push_back(EnumeratorText(type, type->value(i)->number()));
   }
   return texts;
 }

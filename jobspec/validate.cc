@@ -114,6 +114,14 @@ absl::Status CheckValue(const Field& field, const Message& message,
   }
 }
 
+absl::Status CheckOffload(const v1::JobSpec& given, const v1::JobSpec& spec) {
+  if (Fits(When::kCuda, spec) || !IsSet(given, "resources.offload")) return absl::OkStatus();
+  return Invalid(
+      "resources.offload: moves activations from a GPU's memory to the host's; with "
+      "resources.engine: cpu they are in the host's already and there is no second memory; remove "
+      "it, or set resources.engine: cuda");
+}
+
 // `given` is what the user set, `spec` has the defaults filled in.
 absl::Status CheckField(const Field& field, const v1::JobSpec& given, const v1::JobSpec& spec) {
   if (field.path == "labels") return CheckLabels(spec);
@@ -284,6 +292,7 @@ absl::Status Validate(const v1::JobSpec& given) {
                    "' is not allowed; give lower-case letters, digits and '-', at most 63, "
                    "beginning and ending with a letter or digit");
   }
+  RETURN_IF_ERROR(CheckOffload(given, spec));
   for (const Field& field : Fields()) {
     // Derived from something that is wrong: that has an error of its own, further down.
     if (field.need == Need::kDerived && !IsSet(given, field.path)) continue;

@@ -27,6 +27,7 @@ void RaiseTo(const v1::PhaseSeconds& other, v1::PhaseSeconds* phases) {
   phases->set_optimizer(std::max(phases->optimizer(), other.optimizer()));
   phases->set_checkpoint(std::max(phases->checkpoint(), other.checkpoint()));
   phases->set_evaluation(std::max(phases->evaluation(), other.evaluation()));
+  phases->set_exposed_offload(std::max(phases->exposed_offload(), other.exposed_offload()));
 }
 
 struct LayerSums {

@@ -81,6 +81,7 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
   second.set_step_seconds(3);
   first.mutable_phases()->set_data(0.5);
   second.mutable_phases()->set_linear(1);
+  first.mutable_phases()->set_exposed_offload(0.125);
   first.set_peak_memory_bytes(10);
   second.set_peak_memory_bytes(20);
   const auto layer = [](v1::StepReport* report, double density, double recall,
@@ -98,6 +99,7 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
   EXPECT_EQ(merged.step_seconds(), 3);
   EXPECT_EQ(merged.phases().data(), 0.5);
   EXPECT_EQ(merged.phases().linear(), 1);
+  EXPECT_EQ(merged.phases().exposed_offload(), 0.125);
   EXPECT_EQ(merged.peak_memory_bytes(), 20);
   ASSERT_EQ(merged.layers_size(), 1);
   EXPECT_NEAR(merged.layers(0).density(), 0.3, 1e-12);

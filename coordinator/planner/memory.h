@@ -11,16 +11,25 @@ struct MemoryEstimate {  // bytes of one trainer
   double weights = 0;
   double gradients = 0;
   double optimizer = 0;    // fp32 master weights and two moments, sharded over all trainers
-  double activations = 0;  // what each layer keeps for backward
+  double activations = 0;  // what each layer keeps for backward and has to be on the device
   double keys_and_values = 0;
+  // What layers keep that may wait in host memory instead (resources.offload).
+  double movable = 0;
 
+  // Of the device, with all on the host that may be.
   double total() const { return weights + gradients + optimizer + activations + keys_and_values; }
 };
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const ModelShape& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring);
 
-// INVALID_ARGUMENT with the arithmetic if the estimate is more than a trainer has.
+// Of `movable`, what has to wait in host memory: all with offload: host, else what the device has
+// no room for.
+double HostBytes(const MemoryEstimate& estimate, const v1::JobSpec& spec,
+                 const ClusterShape& cluster);
+
+// INVALID_ARGUMENT with the arithmetic if the estimate is more than a trainer has, on its device or
+// as its share of the host.
 absl::Status CheckMemory(const MemoryEstimate& estimate, const v1::JobSpec& spec,
                          const ModelShape& model, const ClusterShape& cluster);
 

@@ -235,6 +235,13 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape&
   }
   v1::StepPlan plan = *best;
   AddReasons(spec.parallelism(), group, tried, &plan);
+  const MemoryEstimate memory = EstimateMemory(spec, model, cluster, plan.ring().kind());
+  if (const double bytes = HostBytes(memory, spec, cluster); bytes > 0) {
+    plan.add_reasons(absl::StrFormat(
+        "at least %.1f GiB of what a trainer's layers keep for backward wait in host "
+        "memory (resources.offload); the prediction takes its copies for hidden",
+        bytes / (1024.0 * 1024 * 1024)));
+  }
   // The usual speed again: who trains which sequence decides the order of sums.
   for (v1::MicroBatchAssignment& assignment : AssignSequences(
            spec, model, usual, plan.prediction().density(), jobspec::SequenceLengths(spec))) {

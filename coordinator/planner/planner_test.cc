@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 using v1::ParallelismSpec;
 
@@ -110,6 +111,43 @@ TEST(MakePlanTest, AModelThatDoesNotFitIsRefused) {
   EXPECT_THAT(plan.status().message(), HasSubstr("has 8.00 GiB"));
   cluster.memory_bytes_per_trainer = uint64_t{140} << 30;
   EXPECT_TRUE(Plan(LongJob(4, 131072), cluster).ok());
+}
+
+TEST(MakePlanTest, WhatLayersKeepMayWaitInHostMemory) {
+  ClusterShape cluster = Gpus(1, 4);
+  cluster.memory_bytes_per_trainer = uint64_t{139} << 30;
+  v1::JobSpec spec = LongJob(4, 4 * 524288);
+  // 36 layers keep 145 GiB of 524,288 tokens; one layer's 4 GiB have to stay.
+  const auto plan = Plan(spec, cluster);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->reasons(), Contains(HasSubstr("wait in host memory (resources.offload)")));
+
+  spec.mutable_resources()->set_offload(v1::ResourcesSpec::OFFLOAD_NONE);
+  EXPECT_THAT(Plan(spec, cluster).status().message(), HasSubstr("a trainer needs at least"));
+
+  spec.mutable_resources()->clear_offload();
+  cluster.host_memory_bytes_per_trainer = uint64_t{16} << 30;
+  EXPECT_THAT(Plan(spec, cluster).status().message(),
+              HasSubstr("in host memory, and its share of that is 16.00 GiB"));
+  cluster.host_memory_bytes_per_trainer = uint64_t{64} << 30;
+  EXPECT_TRUE(Plan(spec, cluster).ok());
+
+  // What fits the GPU stays there, unless the job wants it otherwise.
+  const v1::JobSpec small = LongJob(4, 131072);
+  EXPECT_THAT(Plan(small, cluster)->reasons(), Not(Contains(HasSubstr("host memory"))));
+  spec = small;
+  spec.mutable_resources()->set_offload(v1::ResourcesSpec::OFFLOAD_HOST);
+  EXPECT_THAT(Plan(spec, cluster)->reasons(), Contains(HasSubstr("at least 8.8 GiB")));
+}
+
+TEST(MakePlanTest, RicherPoliciesNeedMoreMemory) {
+  ClusterShape cluster = Gpus(1, 4);
+  cluster.memory_bytes_per_trainer = uint64_t{139} << 30;
+  v1::JobSpec spec = LongJob(4, 1048576);
+  spec.mutable_resources()->set_offload(v1::ResourcesSpec::OFFLOAD_NONE);
+  EXPECT_TRUE(Plan(spec, cluster).ok()) << "full";
+  spec.mutable_resources()->set_recompute(v1::ResourcesSpec::NONE);
+  EXPECT_FALSE(Plan(spec, cluster).ok());
 }
 
 TEST(MakePlanTest, AnUnknownModelStillGetsAPlan) {

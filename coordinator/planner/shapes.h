@@ -46,6 +46,8 @@ struct ClusterShape {
   v1::ResourcesSpec::Engine engine = v1::ResourcesSpec::CPU;
   double threads_per_trainer = 1;         // CPU engine
   uint64_t memory_bytes_per_trainer = 0;  // 0: not known, not checked
+  // CUDA: a trainer's share of its host's memory; likewise.
+  uint64_t host_memory_bytes_per_trainer = 0;
 };
 
 // A cluster with links as they usually are: on CUDA, NVLink inside nodes and 400 Gbit/s per GPU

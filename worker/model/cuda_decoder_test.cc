@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "worker/model/cuda_token_ops.h"
+#include "worker/model/host_activations.h"
 #include "worker/model/sharded_decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
@@ -104,16 +105,18 @@ class SmallModelTest : public GpuTest {
   };
 
   Result Run(const ModelConfig& config, const TokenOps& ops, torch::Device device,
-             torch::ScalarType type, Recompute recompute) {
+             torch::ScalarType type, const RecomputePlan& plan, HostCopies* copies = nullptr,
+             int64_t n = 500) {
     const ParameterLayout layout = MakeParameterLayout(config);
     Tensor values = torch::zeros({layout.elements});
     InitializeParameters(config, layout, 3, 0, layout.elements, values.data_ptr<float>());
     values = values.to(torch::kBFloat16).to(torch::kFloat);  // the same model in every type
     FlatStore store(layout, values, device, type);
-    ShardedDecoder decoder(
-        config, ops, store,
-        {.recompute = {.recompute = recompute}, .mlp_chunk_tokens = 192, .loss_chunk_tokens = 128});
-    const int64_t n = 500;
+    ShardedDecoder decoder(config, ops, store,
+                           {.recompute = plan,
+                            .host_copies = copies,
+                            .mlp_chunk_tokens = 192,
+                            .loss_chunk_tokens = 128});
     torch::manual_seed(7);
     const Tensor tokens = torch::randint(config.vocab_size, {n}, torch::kInt64);
     Tensor labels = tokens.roll(-1);
@@ -143,12 +146,11 @@ class SmallModelTest : public GpuTest {
 TEST_F(SmallModelTest, GpuAgreesWithCpu) {
   for (const bool tied : {false, true}) {
     const ModelConfig config = SmallConfig(tied);
-    const Result cpu = Run(config, PlainTokenOps(), torch::kCPU, torch::kFloat, Recompute::kFull);
-    const Result fp32 = Run(config, PlainTokenOps(), torch::kCUDA, torch::kFloat, Recompute::kFull);
+    const Result cpu = Run(config, PlainTokenOps(), torch::kCPU, torch::kFloat, {});
+    const Result fp32 = Run(config, PlainTokenOps(), torch::kCUDA, torch::kFloat, {});
     EXPECT_NEAR(fp32.loss, cpu.loss, 1e-5 * cpu.loss);
     ExpectEqualBySlot(config, fp32.gradients, cpu.gradients, 1e-3);
-    const Result bf16 =
-        Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, Recompute::kFull);
+    const Result bf16 = Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, {});
     EXPECT_NEAR(bf16.loss, cpu.loss, 2e-3 * cpu.loss);
     ExpectEqualBySlot(config, bf16.gradients, cpu.gradients, 5e-2);
   }
@@ -158,7 +160,7 @@ TEST_F(SmallModelTest, GpuAgreesWithCpu) {
 TEST_F(SmallModelTest, RecomputingDoesNotChangeABit) {
   const ModelConfig config = SmallConfig(true);
   const auto run = [&](Recompute recompute) {
-    return Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, recompute);
+    return Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.recompute = recompute});
   };
   const Result full = run(Recompute::kFull);
   for (const Recompute recompute : kPolicies) {
@@ -167,6 +169,57 @@ TEST_F(SmallModelTest, RecomputingDoesNotChangeABit) {
     EXPECT_TRUE(torch::equal(other.gradients, full.gradients))
         << "policy " << static_cast<int>(recompute);
   }
+}
+
+// Every policy, with three slots on the device and with one (nothing hides the copies); twice over
+// the same places in host memory.
+TEST_F(SmallModelTest, HostMemoryDoesNotChangeABit) {
+  ModelConfig config = SmallConfig(true);
+  config.layers = 6;
+  const int64_t n = 2048;
+  for (const Recompute recompute : kPolicies) {
+    const auto run = [&](int64_t host_layers, HostCopies* copies) {
+      return Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16,
+                 {.recompute = recompute, .host_layers = host_layers}, copies, n);
+    };
+    const Result expected = run(0, nullptr);
+    for (const int64_t host_layers : {3, 5}) {
+      SCOPED_TRACE(testing::Message()
+                   << "policy " << static_cast<int>(recompute) << ", " << host_layers << " layers");
+      auto copies =
+          HostActivations::Create(host_layers, n * KeptBytesPerToken(config, 2, recompute));
+      ASSERT_TRUE(copies.ok()) << copies.status();
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        const Result result = run(host_layers, copies->get());
+        EXPECT_EQ(result.loss, expected.loss);
+        EXPECT_TRUE(torch::equal(result.gradients, expected.gradients));
+      }
+      EXPECT_GT((*copies)->TakeWaitSeconds().value_or(-1), 0.0);
+      EXPECT_EQ((*copies)->TakeWaitSeconds().value_or(-1), 0.0) << "counted once";
+    }
+  }
+}
+
+TEST_F(SmallModelTest, ALayerThatOutgrowsItsPlaceIsAnError) {
+  const ModelConfig config = SmallConfig(true);
+  auto copies = HostActivations::Create(2, 1000);
+  ASSERT_TRUE(copies.ok()) << copies.status();
+  try {
+    Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.host_layers = 2}, copies->get());
+    FAIL() << "accepted";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what_without_backtrace(),
+                testing::HasSubstr("keeps more than its 1000 bytes of host memory"));
+  }
+}
+
+TEST_F(SmallModelTest, PinnedMemoryThatIsNotThereIsRefused) {
+  const auto memory = PinnedMemory::Allocate(int64_t{1} << 50);
+  ASSERT_FALSE(memory.ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(memory.status())) << memory.status();
+  EXPECT_THAT(std::string(memory.status().message()),
+              testing::AllOf(testing::HasSubstr("1048576.0 GiB of pinned host memory"),
+                             testing::HasSubstr("resources.offload: none")));
 }
 
 }  // namespace

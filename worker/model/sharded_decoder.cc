@@ -1,7 +1,6 @@
 #include "worker/model/sharded_decoder.h"
 
 #include <utility>
-#include <vector>
 
 #include "worker/model/layer_passes.h"
 #include "worker/model/rope.h"
@@ -19,7 +18,10 @@ class ShardedDecoder::Pass {
         ops_(decoder.ops_),
         store_(decoder.store_),
         batch_(batch),
-        attention_(attention) {
+        attention_(attention),
+        saved_(static_cast<int>(config_.layers),
+               static_cast<int>(config_.layers - decoder.options_.recompute.host_layers),
+               decoder.options_.host_copies) {
     const RopeFrequencies frequencies = ComputeRopeFrequencies(config_, batch.sequence_length);
     rotary_ = {.positions = batch.positions,
                .inverse_frequencies = torch::tensor(frequencies.inverse).to(batch.tokens.device()),
@@ -32,10 +34,12 @@ class ShardedDecoder::Pass {
     ResidualStream stream{
         .base = torch::embedding(View(Slot("model.embed_tokens.weight"), 0, 1), batch_.tokens),
         .pending = {}};
-    if (keep) saved_.resize(layers);
     for (int layer = 0; layer < layers; ++layer) {
+      SavedLayer saved;
+      if (keep) saved_.MakeRoom(layer);
       ForwardLayer(Context(layer), layer, Layer(store_.Parameters(layer + 1, layer + 2)),
-                   attention_, stream, keep ? &saved_[layer] : nullptr);
+                   attention_, stream, keep ? &saved : nullptr);
+      if (keep) saved_.Keep(layer, std::move(saved));
     }
     return ops_.NormForward(stream.base, stream.pending, View(FinalNorm(), Final(), -1),
                             config_.rms_norm_epsilon);
@@ -61,7 +65,8 @@ class ShardedDecoder::Pass {
       const LayerParameters parameters =
           Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
       const LayerParameters gradients = Layer(store_.OpenGradient(block));
-      dx = BackwardLayer(Context(layer), parameters, gradients, std::move(saved_[layer]), dx);
+      dx = BackwardLayer(Context(layer), parameters, gradients, saved_.Take(layer), dx);
+      saved_.Return(layer);
       store_.CloseGradient(block);
     }
     const SlotGroup embedding = Slot("model.embed_tokens.weight");
@@ -107,7 +112,7 @@ class ShardedDecoder::Pass {
   const TokenBatch& batch_;
   attention::ContextAttention& attention_;
   Rotary rotary_;
-  std::vector<SavedLayer> saved_;  // by layer
+  SavedLayers saved_;
 };
 
 ShardedDecoder::ShardedDecoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
@@ -116,7 +121,13 @@ ShardedDecoder::ShardedDecoder(ModelConfig config, const TokenOps& ops, Paramete
       layout_(MakeParameterLayout(config_)),
       ops_(ops),
       store_(store),
-      options_(options) {}
+      options_(options) {
+  const RecomputePlan& plan = options_.recompute;
+  TORCH_CHECK(plan.host_layers == 0 || plan.kept_layers == 0,
+              "layers that keep more than others cannot wait in the host's slots");
+  TORCH_CHECK(plan.host_layers >= 0 && plan.host_layers < config_.layers,
+              "the last layer's activations stay on the device");
+}
 
 Tensor ShardedDecoder::ForwardBackward(const TokenBatch& batch,
                                        attention::ContextAttention& attention) {

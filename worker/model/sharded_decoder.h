@@ -11,6 +11,7 @@
 #include "worker/model/model_config.h"
 #include "worker/model/parameter_layout.h"
 #include "worker/model/parameter_store.h"
+#include "worker/model/saved_layers.h"
 #include "worker/model/sharded_memory.h"
 #include "worker/model/token_ops.h"
 
@@ -18,6 +19,8 @@ namespace ringleader::model {
 
 struct ShardedDecoderOptions {
   RecomputePlan recompute;
+  // Where recompute.host_layers > 0; must outlive the decoder.
+  HostCopies* host_copies = nullptr;
   // The MLP runs over this many tokens at a time; bounds what a layer in work takes.
   int64_t mlp_chunk_tokens = 32768;
   // Logits exist for this many tokens at a time.

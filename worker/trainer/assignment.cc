@@ -69,6 +69,17 @@ std::optional<model::Recompute> ToRecompute(v1::ResourcesSpec::Recompute recompu
   }
 }
 
+model::Offload ToOffload(v1::ResourcesSpec::Offload offload) {
+  switch (offload) {
+    case v1::ResourcesSpec::OFFLOAD_NONE:
+      return model::Offload::kNone;
+    case v1::ResourcesSpec::OFFLOAD_HOST:
+      return model::Offload::kHost;
+    default:
+      return model::Offload::kAuto;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
@@ -134,7 +145,8 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   }
   job.engine = spec.resources().engine() == v1::ResourcesSpec::CUDA ? Engine::kCuda : Engine::kCpu;
   job.threads = static_cast<int>(std::max(1u, assignment.threads()));
-  job.recompute = ToRecompute(spec.resources().recompute());
+  job.memory = {.recompute = ToRecompute(spec.resources().recompute()),
+                .offload = ToOffload(spec.resources().offload())};
   if (spec.resources().has_transfer_timeout_seconds()) {
     job.transfer_timeout_seconds = static_cast<int>(spec.resources().transfer_timeout_seconds());
   }

@@ -20,6 +20,7 @@
 #include "worker/comm/device_event_pool.h"
 #include "worker/comm/nccl_communicator.h"
 #include "worker/model/cuda_token_ops.h"
+#include "worker/model/host_activations.h"
 #include "worker/model/huggingface.h"
 #include "worker/model/sharded_decoder.h"
 #include "worker/model/sharded_memory.h"
@@ -88,9 +89,12 @@ class CudaEngine : public StepEngine {
   absl::Status ExportModel(const std::string& folder) override;
 
  private:
+  int64_t LocalTokens() const { return static_cast<int64_t>(job_.sequence_length) / job_.context; }
   absl::Status Connect();
   // Chooses what to recompute; FAILED_PRECONDITION, with the arithmetic, if nothing fits.
   absl::Status PlanMemory(const model::ModelConfig& config);
+  // For what the plan keeps on the host. RESOURCE_EXHAUSTED where the system does not give it.
+  absl::Status PinHostMemory(const model::ModelConfig& config);
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
   // Copies to the device behind the host's back.
@@ -108,6 +112,7 @@ class CudaEngine : public StepEngine {
   std::unique_ptr<attention::ContextAttention> attention_;
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   model::CudaTokenOps token_ops_;
+  std::unique_ptr<model::HostActivations> host_activations_;  // null: nothing leaves the GPU
   std::unique_ptr<model::ShardedDecoder> decoder_;
 
   torch::Tensor loss_sum_;  // of the step's micro-batches so far, fp32 on the device
@@ -136,8 +141,13 @@ absl::Status CudaEngine::SetUp(Host& host) {
   ASSIGN_OR_RETURN(optimizer_,
                    optim::ShardedAdamW::Create(job_.adamw, layout, gpus_.get(), torch::kBFloat16,
                                                start, memory_plan_.sharding));
+  if (memory_plan_.recompute.host_layers > 0) {
+    host.SetPlace(0, "pinning host memory");
+    RETURN_IF_ERROR(PinHostMemory(config));
+  }
   model::ShardedDecoderOptions decoder_options;
   decoder_options.recompute = memory_plan_.recompute;
+  decoder_options.host_copies = host_activations_.get();
   decoder_ =
       std::make_unique<model::ShardedDecoder>(config, token_ops_, *optimizer_, decoder_options);
   return absl::OkStatus();
@@ -156,15 +166,27 @@ absl::Status CudaEngine::Connect() {
 
 absl::Status CudaEngine::PlanMemory(const model::ModelConfig& config) {
   const model::ShardedShape shape = {
-      .ranks = world_.size(), .tokens = static_cast<int64_t>(job_.sequence_length) / job_.context};
+      .ranks = world_.size(), .tokens = LocalTokens(), .ranks_per_node = job_.ranks_per_node};
   size_t free = 0, total = 0;
   RETURN_IF_ERROR(comm::CudaError(cudaMemGetInfo(&free, &total), "the GPU's free memory"));
-  // Every rank must plan alike: all take the least that any has.
+  ASSIGN_OR_RETURN(const int64_t host, HostMemoryShare(job_.ranks_per_node));
+  // Every rank must plan alike: all take the least that any has. None takes anything before all
+  // have looked.
   const double reserved = kReservedShare * static_cast<double>(total);
-  float least = -static_cast<float>(std::max(0.0, static_cast<double>(free) - reserved));
-  RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, &least, 1));
-  ASSIGN_OR_RETURN(memory_plan_, model::PlanTraining(config, shape, job_.recompute,
-                                                     static_cast<int64_t>(-least)));
+  float least[2] = {-static_cast<float>(std::max(0.0, static_cast<double>(free) - reserved)),
+                    -static_cast<float>(host)};
+  RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, least, 2));
+  ASSIGN_OR_RETURN(memory_plan_, model::PlanTraining(config, shape, job_.memory,
+                                                     {.device = static_cast<int64_t>(-least[0]),
+                                                      .host = static_cast<int64_t>(-least[1])}));
+  return absl::OkStatus();
+}
+
+absl::Status CudaEngine::PinHostMemory(const model::ModelConfig& config) {
+  const model::RecomputePlan& plan = memory_plan_.recompute;
+  const int64_t bytes =
+      LocalTokens() * model::KeptBytesPerToken(config, sizeof(c10::BFloat16), plan.recompute);
+  ASSIGN_OR_RETURN(host_activations_, model::HostActivations::Create(plan.host_layers, bytes));
   return absl::OkStatus();
 }
 
@@ -189,6 +211,7 @@ std::vector<std::pair<std::string, std::string>> CudaEngine::Settings() const {
                              ? "whole on every GPU"
                              : "sharded, two layers at a time"},
           {"recompute", model::DescribeRecompute(config(), memory_plan_.recompute)},
+          {"kept for backward", model::DescribeKept(config(), memory_plan_.recompute)},
           {"memory of a rank", model::DescribeMemory(memory_plan_.memory)}};
 }
 
@@ -256,9 +279,14 @@ EngineStats CudaEngine::TakeStats() {
   phases.attention_forward = stats.seconds.forward;
   phases.attention_backward = stats.seconds.backward;
   phases.exposed_communication = stats.seconds.exposed_communication;
-  phases.linear =
-      std::max(0.0, model_timer_.Seconds() - stats.seconds.index - stats.seconds.forward -
-                        stats.seconds.backward - stats.seconds.exposed_communication);
+  if (host_activations_ != nullptr) {
+    const absl::StatusOr<double> waited = host_activations_->TakeWaitSeconds();
+    kernels::ops::Check(waited.status());
+    phases.exposed_offload = *waited;
+  }
+  phases.linear = std::max(0.0, model_timer_.Seconds() - stats.seconds.index -
+                                    stats.seconds.forward - stats.seconds.backward -
+                                    phases.exposed_communication - phases.exposed_offload);
   phases.optimizer = update_timer_.Seconds();
   result.layers = std::move(stats.layers);
   result.peak_memory_bytes = PeakDeviceBytes(device_);

@@ -133,6 +133,28 @@ TEST_F(CudaProcessTest, RecomputePoliciesTrainTheSameModel) {
   }
 }
 
+TEST_F(CudaProcessTest, KeptActivationsMayWaitInHostMemory) {
+  NEED_GPUS(1);
+  v1::JobSpec spec = GpuJob(1);
+  spec.mutable_training()->set_deterministic(true);
+  spec.mutable_training()->set_global_batch(2);
+  const auto run = [&](v1::ResourcesSpec::Recompute recompute, v1::ResourcesSpec::Offload offload) {
+    spec.mutable_resources()->set_recompute(recompute);
+    spec.mutable_resources()->set_offload(offload);
+    UseCheckpoints(&spec, Path(v1::ResourcesSpec::Recompute_Name(recompute) +
+                               v1::ResourcesSpec::Offload_Name(offload)));
+    return RunToEnd(spec)[0];
+  };
+  for (const auto recompute : {v1::ResourcesSpec::FULL, v1::ResourcesSpec::NONE}) {
+    const RankLog kept = run(recompute, v1::ResourcesSpec::OFFLOAD_NONE);
+    const RankLog moved = run(recompute, v1::ResourcesSpec::OFFLOAD_HOST);
+    EXPECT_EQ(Losses(moved), Losses(kept)) << "to the last bit";
+    EXPECT_EQ(kept.steps.back().phases().exposed_offload(), 0.0);
+    // Two layers have one slot: nothing hides the copies.
+    EXPECT_GT(moved.steps.back().phases().exposed_offload(), 0.0);
+  }
+}
+
 TEST_F(CudaProcessTest, ResumesWhereItStopped) {
   NEED_GPUS(1);
   ExpectToGoOn(1, 1);

@@ -22,8 +22,9 @@ struct PhaseSeconds {
   double linear = 0;  // everything else in forward and backward
   double exposed_communication = 0;
   double optimizer = 0;
-  double checkpoint = 0;  // time that the step loop was held up, before this step
-  double evaluation = 0;  // likewise
+  double checkpoint = 0;       // time that the step loop was held up, before this step
+  double evaluation = 0;       // likewise
+  double exposed_offload = 0;  // waiting for kept activations on their way to or from host memory
 };
 
 struct StepRecord {

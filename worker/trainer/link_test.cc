@@ -78,6 +78,21 @@ TEST(AssignmentTest, TakesTheJobFieldForField) {
   EXPECT_GT(job.adamw.clip_norm, 0.0);  // a default of the job file
 }
 
+TEST(AssignmentTest, TakesWhatAGpusMemoryIsToHold) {
+  v1::JobSpec spec = Spec();
+  spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+  TrainingJob job = ToTrainingJob(AssignmentOf(spec)).value();
+  EXPECT_EQ(job.memory.recompute, std::nullopt);
+  EXPECT_EQ(job.memory.offload, model::Offload::kAuto);
+  spec.mutable_resources()->set_recompute(v1::ResourcesSpec::ATTENTION_ONLY);
+  spec.mutable_resources()->set_offload(v1::ResourcesSpec::OFFLOAD_HOST);
+  job = ToTrainingJob(AssignmentOf(spec)).value();
+  EXPECT_EQ(job.memory.recompute, model::Recompute::kAttentionOnly);
+  EXPECT_EQ(job.memory.offload, model::Offload::kHost);
+  spec.mutable_resources()->set_offload(v1::ResourcesSpec::OFFLOAD_NONE);
+  EXPECT_EQ(ToTrainingJob(AssignmentOf(spec)).value().memory.offload, model::Offload::kNone);
+}
+
 TEST(AssignmentTest, RefusesRanksAndRingsThatDoNotFit) {
   v1::TrainerAssignment assignment = AssignmentOf(Spec());
   assignment.set_world_size(3);

@@ -9,15 +9,20 @@
 namespace ringleader::trainer {
 namespace {
 
-// "Key:   123 kB" in a file of /proc, in bytes; 0 if it is not there.
-uint64_t ReadKilobytes(const char* path, const std::string& key) {
+// The number behind `key` in a file of /proc or of a control group; 0 if it is not there.
+uint64_t ReadValue(const char* path, const std::string& key) {
   std::ifstream file(path);
   std::string word;
   while (file >> word) {
-    uint64_t kilobytes = 0;
-    if (word == key && file >> kilobytes) return kilobytes * 1024;
+    uint64_t value = 0;
+    if (word == key && file >> value) return value;
   }
   return 0;
+}
+
+// "Key:   123 kB", in bytes.
+uint64_t ReadKilobytes(const char* path, const std::string& key) {
+  return ReadValue(path, key) * 1024;
 }
 
 uint64_t ReadNumber(const char* path, uint64_t otherwise) {
@@ -45,8 +50,18 @@ absl::StatusOr<uint64_t> AvailableMemoryBytes() {
   const uint64_t machine = ReadKilobytes("/proc/meminfo", "MemAvailable:");
   if (machine == 0) return absl::UnavailableError("cannot read MemAvailable of /proc/meminfo");
   const uint64_t limit = ReadNumber("/sys/fs/cgroup/memory.max", UINT64_MAX);
-  const uint64_t used = ReadNumber("/sys/fs/cgroup/memory.current", 0);
+  // Pages of files that nobody used lately give way, as they do in MemAvailable.
+  const uint64_t held = ReadNumber("/sys/fs/cgroup/memory.current", 0);
+  const uint64_t used =
+      held - std::min(held, ReadValue("/sys/fs/cgroup/memory.stat", "inactive_file"));
   return std::min(machine, limit - std::min(limit, used));
+}
+
+absl::StatusOr<int64_t> HostMemoryShare(int ranks) {
+  constexpr double kReserved = 0.1;
+  absl::StatusOr<uint64_t> available = AvailableMemoryBytes();
+  if (!available.ok()) return available.status();
+  return static_cast<int64_t>((1 - kReserved) * static_cast<double>(*available) / ranks);
 }
 
 uint64_t PeakMemoryBytes() {

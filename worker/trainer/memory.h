@@ -18,6 +18,10 @@ absl::StatusOr<model::Recompute> ChooseRecompute(const model::ModelConfig& confi
 // Memory that this machine, or the control group that the process is in, has left.
 absl::StatusOr<uint64_t> AvailableMemoryBytes();
 
+// Of that, what each of a node's `ranks` may plan to take: all but a share for everything else that
+// goes on there. All ranks have to ask before any of them takes it.
+absl::StatusOr<int64_t> HostMemoryShare(int ranks);
+
 // The most that this process ever held; 0 where the system does not tell.
 uint64_t PeakMemoryBytes();
 

@@ -316,14 +316,17 @@ void Attempt::PrintSettings() const {
 
 void Attempt::PrintStep(const StepRecord& record) const {
   const PhaseSeconds& phases = record.phases;
+  const std::string copies = phases.exposed_offload > 0
+                                 ? absl::StrFormat(", host copies %.3f", phases.exposed_offload)
+                                 : "";
   std::printf(
       "step %5" PRIu64 "/%" PRIu64
       "  loss %.4f  norm %.3f  lr %.2e  %.2f s  %.0f tok/s  (index %.2f, attention %.2f + %.2f, "
-      "linear %.2f, waiting %.2f, optimizer %.2f)%s\n",
+      "linear %.2f, waiting %.2f, optimizer %.2f%s)%s\n",
       record.step, job_.steps, record.loss, record.gradient_norm, record.learning_rate,
       record.step_seconds, static_cast<double>(record.tokens) / record.step_seconds, phases.index,
       phases.attention_forward, phases.attention_backward, phases.linear,
-      phases.exposed_communication, phases.optimizer,
+      phases.exposed_communication, phases.optimizer, copies.c_str(),
       record.skipped ? "  SKIPPED: not finite" : "");
   std::fflush(stdout);
 }
@@ -342,8 +345,8 @@ absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, H
   } catch (const c10::OutOfMemoryError& error) {
     // LibTorch's sentence has the numbers: asked for, free, held.
     outcome = absl::ResourceExhaustedError(absl::StrFormat(
-        "rank %d: %s; set resources.recompute: full, use more GPUs (resources.trainers) or a "
-        "shorter data.sequence_length",
+        "rank %d: %s; set resources.recompute: full and resources.offload: host, use more "
+        "GPUs (resources.trainers) or a shorter data.sequence_length",
         job.rank, FirstLine(error.what_without_backtrace())));
   } catch (const c10::Error& error) {
     outcome = absl::InternalError(error.what_without_backtrace());

@@ -45,6 +45,7 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
   phases->set_optimizer(record.phases.optimizer);
   phases->set_checkpoint(record.phases.checkpoint);
   phases->set_evaluation(record.phases.evaluation);
+  phases->set_exposed_offload(record.phases.exposed_offload);
   report.set_peak_memory_bytes(record.peak_memory_bytes);
   for (size_t i = 0; i < record.layers.size(); ++i) {
     const attention::LayerStats& layer = record.layers[i];

@@ -9,6 +9,7 @@
 
 #include "worker/attention/attention_options.h"
 #include "worker/model/model_config.h"
+#include "worker/model/sharded_memory.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/schedule.h"
 
@@ -41,8 +42,8 @@ struct TrainingJob {
   int data = 1;
   Engine engine = Engine::kCpu;
   int threads = 1;
-  std::optional<model::Recompute> recompute;  // unset: the least that fits
-  int transfer_timeout_seconds = 180;         // GPUs
+  model::MemoryWishes memory;          // GPUs
+  int transfer_timeout_seconds = 180;  // GPUs
 
   std::string model_config;  // config.json; empty when model_init is a folder
   std::string model_init;    // "random" or a Hugging Face folder
