@@ -50,7 +50,7 @@ job() {  # NAME STEPS MODEL RATE ATTENTION
   cat >"$run/$1.yaml" <<END
 name: $1
 model: $3
-data: {train: ./tokens/train, eval: ./tokens/eval, sequence_length: $tokens}
+data: {train: ./tokens/train, eval: ./tokens/eval, sequence_length: $tokens, document_mask: false}
 attention: $5
 parallelism: {context: $trainers}
 training: {steps: $2, learning_rate: $4, warmup_steps: $(($2 / 10)), seed: 1, eval_sequences: 8}

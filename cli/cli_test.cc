@@ -445,7 +445,7 @@ TEST_F(CliTest, PacksData) {
   const Result none = Run({"data", "pack", "--input", Path("none"), "--output", Path("p2")});
   EXPECT_NE(none.code, 0);
   EXPECT_THAT(none.err, HasSubstr(Path("none")));
-  EXPECT_THAT(Run({"data", "pack", "--help"}).out, HasSubstr("masked between documents"));
+  EXPECT_THAT(Run({"data", "pack", "--help"}).out, HasSubstr("data.document_mask: false"));
 }
 
 TEST_F(CliTest, CompletionKnowsEveryVerb) {

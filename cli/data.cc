@@ -74,8 +74,10 @@ void AddDataCommand(CLI::App& app, Context* context) {
   pack->add_option("--tokenizer", options->tokenizer, "token ids: name of their tokenizer");
   pack->footer(
       "\nA file is a document. Documents lie one behind the other, each ended by the\n"
-      "separator, and training cuts its sequences from that stream: attention is not\n"
-      "masked between documents, and no token is predicted behind a separator.\n"
+      "separator, and training cuts its sequences from that stream. Attention stays\n"
+      "within a document unless a job sets data.document_mask: false; no token is\n"
+      "predicted behind a separator. Separators within a file of token ids end\n"
+      "documents, too.\n"
       "docs/formats.md describes the files.");
   pack->callback([=] { context->action = [=] { return Pack(*context, *options); }; });
 }

@@ -40,12 +40,17 @@ constexpr Field kFields[] = {
     {"data.sequence_length", Need::kRequired, "", {1, kMaxSequence}, When::kAlways,
      "Tokens in one training sequence. With a context above 1 it must divide into whole tiles "
      "for every rank (see `parallelism.layout`). A sequence is cut from a stream of documents, one "
-     "behind the other, without a mask between them: attention reaches back into earlier documents."},
+     "behind the other (see `data.document_mask`)."},
     {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxSequence}, When::kAlways,
      "Where the sequences of a step are of unequal length: the length of each, "
      "`training.global_batch` numbers, at most `data.sequence_length` and dividing as that does. "
      "A shorter one is a part of a piece of `data.sequence_length` tokens. The planner deals them "
      "to the data-parallel groups by predicted seconds."},
+    {"data.document_mask", Need::kDefault, "true", {}, When::kAlways,
+     "Whether the documents packed into one sequence are kept apart: a token attends to tokens of "
+     "its own document only, as if each document were a sequence of its own. With `false` attention "
+     "reaches back into earlier documents, which suits documents that belong together, such as the "
+     "files of one repository. Evaluation does the same."},
 
     {"attention.pattern", Need::kDefault, "vertical_slash", {}, When::kAlways,
      "What a query may attend to: everything before it (`dense`), the last tokens "

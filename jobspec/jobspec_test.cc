@@ -150,11 +150,20 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
   EXPECT_DOUBLE_EQ(spec.training().beta2(), 0.95);
   EXPECT_EQ(spec.scheduling().max_retries(), 3);
+  EXPECT_TRUE(spec.data().document_mask());
   EXPECT_FALSE(spec.attention().has_window());
   const v1::JobSpec once = spec;
   ApplyDefaults(&spec);
   EXPECT_TRUE(Same(once, spec));
   EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+}
+
+TEST(DefaultsTest, TheDocumentMaskCanBeSwitchedOff) {
+  v1::JobSpec spec = Job({"data.document_mask=false"});
+  ApplyDefaults(&spec);
+  EXPECT_TRUE(spec.data().has_document_mask());
+  EXPECT_FALSE(spec.data().document_mask());
+  EXPECT_THAT(ToYaml(spec), HasSubstr("document_mask: false"));
 }
 
 TEST(DefaultsTest, ContextAndBatchFollowFromTheRest) {

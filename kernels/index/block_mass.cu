@@ -17,13 +17,14 @@ constexpr float kLog2e = 1.44269504088896340736f;
 
 struct MassParams {
   ShardLayout query_layout;
+  const int32_t* document_starts;  // may be null
   const float* lse;
   int32_t* mass;
   int query_tiles;
 };
 
 // Every local query is an estimate query here. Blocks with the most keys to see go first.
-template <int kHeadDim>
+template <int kHeadDim, bool kDocuments>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     BlockMassKernel(const EstimateParams p, const MassParams m,
                     const __grid_constant__ CUtensorMap key_map) {
@@ -50,7 +51,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int turns = work.run_count == 1 ? 4 : work.run_count == 2 ? 2 : 1;
   InitBarriers(shared, work.run_count);
   if (threadIdx.x < kConsumerThreads) {
-    LoadQueries(p, work, shared, [&](int e) { return m.query_layout.Position(e); });
+    LoadQueries(
+        p, work, shared, [&](int e) { return m.query_layout.Position(e); },
+        [&](int e) { return kDocuments ? m.document_starts[e] : 0; });
   }
   __syncthreads();
   if (threadIdx.x >= kConsumerThreads)
@@ -60,12 +63,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int run = warpgroup % (kConsumers / turns);
   if (run >= work.run_count) return;
   const int head = work.Head(p, run), first_query = work.FirstQuery(p, run);
-  int position[2];
+  int position[2], start[2];
   float bias[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp * 16 + lane / 4 + half * 8, query = first_query + row;
     position[half] = shared.query_position[run * kRun + row];
+    start[half] = kDocuments ? shared.query_start[run * kRun + row] : 0;
     const float lse =
         query < p.queries ? m.lse[static_cast<int64_t>(head) * p.queries + query] : -INFINITY;
     bias[half] = lse == -INFINITY ? -INFINITY : -lse * kLog2e;
@@ -90,13 +94,16 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =
         key + kKeyTile <= p.keys &&
-        max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]);
+        max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]) &&
+        (!kDocuments || min(key_position[0], key_position[1]) >= max(start[0], start[1]));
     float part[2] = {};  // of each half of the tile
 #pragma unroll
     for (int e = 0; e < 64; ++e) {
       const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
       const int at = key_position[e / 32] + column % kRun;
-      const bool visible_pair = all_visible || (key + column < p.keys && at <= position[e / 2 % 2]);
+      const bool visible_pair =
+          all_visible || (key + column < p.keys && at <= position[e / 2 % 2] &&
+                          (!kDocuments || at >= start[e / 2 % 2]));
       const float share = Exp2(fmaf(s[e], p.scale_log2, bias[e / 2 % 2]));
       part[e / 32] += visible_pair ? share : 0.0f;
     }
@@ -125,6 +132,7 @@ absl::Status Launch(const BlockMassArgs& args, cudaStream_t stream) {
       .q_token_stride = args.q.token_stride,
       .q_head_stride = args.q.head_stride,
       .query_positions = nullptr,
+      .query_starts = nullptr,
       .row_max = nullptr,
       .row_sum = nullptr,
       .column_mass = nullptr,
@@ -144,17 +152,18 @@ absl::Status Launch(const BlockMassArgs& args, cudaStream_t stream) {
   };
   const MassParams mass = {
       .query_layout = args.query_layout,
+      .document_starts = args.document_starts,
       .lse = args.lse,
       .mass = args.mass,
       .query_tiles = static_cast<int>((args.q.tokens + args.tile - 1) / args.tile)};
   constexpr size_t kSharedBytes = sizeof(EstimateShared<kHeadDim>);
-  RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(BlockMassKernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(kSharedBytes)),
-      "BlockMass");
-  BlockMassKernel<kHeadDim>
-      <<<args.k.heads * params.block_groups, kBlockThreads, kSharedBytes, stream>>>(params, mass,
-                                                                                    key_map);
+  const auto kernel = args.document_starts == nullptr ? BlockMassKernel<kHeadDim, false>
+                                                      : BlockMassKernel<kHeadDim, true>;
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(kSharedBytes)),
+                       "BlockMass");
+  kernel<<<args.k.heads * params.block_groups, kBlockThreads, kSharedBytes, stream>>>(params, mass,
+                                                                                      key_map);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BlockMass");
   return absl::OkStatus();
 }

@@ -106,6 +106,13 @@ __device__ void KeepLargest(const uint32_t* keys, int count, int keep, int own, 
 
 extern __shared__ uint32_t row_keys[];
 
+// The first block that the first query of tile `a`, and so any, sees.
+__device__ __forceinline__ int FirstBlock(const int32_t* document_starts, int a, int tile,
+                                          int block_size) {
+  return document_starts == nullptr ? 0
+                                    : document_starts[static_cast<int64_t>(a) * tile] / block_size;
+}
+
 __global__ void __launch_bounds__(kGateThreads)
     MeanGateKernel(const BlockGateArgs args, int query_tiles, int blocks) {
   __shared__ GateShared shared;
@@ -118,9 +125,14 @@ __global__ void __launch_bounds__(kGateThreads)
         args.query_sums[(static_cast<int64_t>(a) * args.heads + head) * d + threadIdx.x];
   }
   __syncthreads();
+  const int first = FirstBlock(args.document_starts, a, args.tile, args.block_size);
   const float* means =
       args.means + static_cast<int64_t>(head / (args.heads / args.kv_heads)) * blocks * d;
   for (int block = threadIdx.x; block < own; block += kGateThreads) {
+    if (block < first) {
+      row_keys[block] = 0;  // below every score's
+      continue;
+    }
     // Rounded after each operation, as the CPU engine does, so that ties fall the same way.
     float score = 0.0f;
     for (int x = 0; x < d; x += 4) {
@@ -135,7 +147,7 @@ __global__ void __launch_bounds__(kGateThreads)
   }
   __syncthreads();
   const int words = (blocks + 31) / 32;
-  KeepLargest(row_keys, own, min(args.topk_blocks, own), own, words,
+  KeepLargest(row_keys, own, min(args.topk_blocks, own - first), own, words,
               args.chosen + (static_cast<int64_t>(head) * query_tiles + a) * words, shared);
 }
 
@@ -148,11 +160,14 @@ __global__ void __launch_bounds__(kGateThreads)
       static_cast<int>(args.query_layout.Position(static_cast<int64_t>(a) * args.tile) / args.tile);
   const int64_t row = static_cast<int64_t>(head) * query_tiles + a;
   const int32_t* mass = args.mass + row * blocks;
+  const int first = FirstBlock(args.document_starts, a, args.tile, args.tile);
   for (int b = threadIdx.x; b < own; b += kGateThreads) {
-    row_keys[b] = static_cast<uint32_t>(mass[b]);
+    row_keys[b] = b < first ? 0 : static_cast<uint32_t>(mass[b]) + 1;
   }
   __syncthreads();
-  const int keep = min(own, static_cast<int>(ceilf(args.density[head] * static_cast<float>(own))));
+  const int seen = own - first;
+  const int keep =
+      min(seen, static_cast<int>(ceilf(args.density[head] * static_cast<float>(seen))));
   const int words = (blocks + 31) / 32;
   uint32_t* chosen = args.chosen + row * words;
   KeepLargest(row_keys, own, keep, own, words, chosen, shared);
@@ -208,6 +223,10 @@ struct Listing {
     const int64_t query = args.query_layout.Position(a * args.tile);
     const int64_t key = args.key_layout.Position(b * args.tile);
     if (key > query) return false;
+    // Seen by no query, if not by the first.
+    if (args.document_starts != nullptr && key + args.tile <= args.document_starts[a * args.tile]) {
+      return false;
+    }
     const int block = static_cast<int>(key / args.block_size);
     const uint32_t* row = args.chosen + (head * static_cast<int64_t>(query_tiles) + a) * words;
     return (row[block / 32] >> block % 32 & 1) != 0;

@@ -30,6 +30,9 @@ struct BlockGateArgs {
   const float* query_sums = nullptr;  // [query tiles, heads, head_dim]: TileSums of local queries
   const float* key_sums = nullptr;    // [tiles of the sequence, kv_heads, head_dim], by position
   ShardLayout query_layout;
+  // [n_q], as of all that follow: TileSelection::document_starts. Blocks that end before the
+  // document of a tile's first query starts are no candidates. Null: the sequence is one document.
+  const int32_t* document_starts = nullptr;
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
@@ -44,11 +47,12 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream);
 // Exact block mass: adds to mass[head, query tile, B] the sum of exp(logit - lse) over the tile's
 // queries and the keys of block B, in units of 2^-22, for the blocks that the owner of `k` has.
 // Start from zeros; with lse of dense attention a row's masses then add up, over all owners, to its
-// number of queries.
+// number of queries. Keys of other documents have no mass.
 struct BlockMassArgs {
   TokenMajor<const __nv_bfloat16> q;  // [n_q, heads, d], d 64 or 128
   TokenMajor<const __nv_bfloat16> k;  // [n_k, kv_heads, d]
   const float* lse = nullptr;         // [heads, n_q]
+  const int32_t* document_starts = nullptr;
   ShardLayout query_layout;
   ShardLayout key_layout;
   int32_t tile = 128;
@@ -57,12 +61,13 @@ struct BlockMassArgs {
 };
 absl::Status BlockMass(const BlockMassArgs& args, cudaStream_t stream);
 
-// Each tile of queries keeps its own block and, of the V blocks before it, the
-// ceil(density[head] * V) of largest mass; ties go to the lower block. kept[head] and total[head]
-// are the masses of what is kept and of all.
+// Each tile of queries keeps its own block and, of the V blocks before it (from the one on where
+// the document of its first query starts), the ceil(density[head] * V) of largest mass; ties go to
+// the lower block. kept[head] and total[head] are the masses of what is kept and of all.
 struct MassGateArgs {
   const int32_t* mass = nullptr;  // [heads, query tiles, blocks]
   ShardLayout query_layout;
+  const int32_t* document_starts = nullptr;
   int32_t heads = 0;
   int32_t tile = 128;
   const float* density = nullptr;  // [heads], in [0, 1]
@@ -79,12 +84,14 @@ absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t hea
                           float threshold, float* head_density, cudaStream_t stream);
 
 // The choice as lists of this rank's query tiles against the key tiles of one owner, by query tile
-// and by key tile. Offsets are right even where the lists are longer than `capacity`: entries past
-// it are dropped, so compare offsets' last element with it.
+// and by key tile, without the tiles that documents hide. Offsets are right even where the lists
+// are longer than `capacity`: entries past it are dropped, so compare offsets' last element with
+// it.
 struct TileListsArgs {
   const uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
   ShardLayout query_layout;
   ShardLayout key_layout;  // of the owner
+  const int32_t* document_starts = nullptr;
   int32_t heads = 0;
   int32_t tile = 128;
   int32_t block_size = 128;

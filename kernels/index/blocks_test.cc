@@ -12,6 +12,7 @@
 #include "kernels/fused/device_buffer.h"
 #include "kernels/fused/gpu_test.h"
 #include "kernels/reference/block_topk.h"
+#include "kernels/reference/testing/documents.h"
 
 namespace ringleader::kernels::index {
 namespace {
@@ -26,6 +27,7 @@ struct Shape {
   int ranks;
   int64_t tokens;
   int heads, kv_heads, head_dim, tile, block_size, topk;
+  bool documents = false;  // several in the sequence
 };
 
 using BlocksTest = fused::GpuTest;
@@ -48,11 +50,28 @@ std::vector<T> Shard(const std::vector<T>& whole, int64_t width, const ShardLayo
   return out;
 }
 
+// TileSelection::document_starts of a rank, or nothing.
+struct Starts {
+  std::vector<int32_t> host;
+  DeviceBuffer<int32_t> device;
+
+  Starts(const Shape& s, const ShardLayout& layout) {
+    if (!s.documents) return;
+    const int64_t n = s.tokens;
+    host = reference::testing::ShardStarts(
+        reference::testing::DocumentStarts(n, {0, 1, s.tile, n / 8 + 3, n / 2, n - 70}), layout);
+    device = DeviceBuffer<int32_t>(host);
+  }
+  const int32_t* OnHost() const { return host.empty() ? nullptr : host.data(); }
+  const int32_t* OnDevice() const { return host.empty() ? nullptr : device.data(); }
+};
+
 // The lists of one owner from the device, compared with the reference's rows and their transpose.
 void CheckLists(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& selected,
-                const Shape& s, const ShardLayout& query, const ShardLayout& key) {
+                const Shape& s, const ShardLayout& query, const ShardLayout& key,
+                const Starts& starts) {
   const reference::TileCsr want =
-      reference::CsrOfBlocks(selected, s.heads, s.tile, s.block_size, query, key);
+      reference::CsrOfBlocks(selected, s.heads, s.tile, s.block_size, query, key, starts.OnHost());
   const int query_tiles = static_cast<int>((query.local_tokens() + s.tile - 1) / s.tile);
   const int key_tiles = static_cast<int>((key.local_tokens() + s.tile - 1) / s.tile);
   const int64_t capacity = std::max<int64_t>(1, static_cast<int64_t>(want.columns.size()));
@@ -61,6 +80,7 @@ void CheckLists(const DeviceBuffer<uint32_t>& chosen, const std::vector<char>& s
   ASSERT_EQ(BuildTileLists({.chosen = chosen.data(),
                             .query_layout = query,
                             .key_layout = key,
+                            .document_starts = starts.OnDevice(),
                             .heads = s.heads,
                             .tile = s.tile,
                             .block_size = s.block_size,
@@ -101,6 +121,9 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
                          Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2},
                          Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 128, 128, 8},
                          Shape{LayoutKind::kContiguous, 2, 4096, 2, 1, 128, 64, 64, 0},
+                         Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 128, 3, true},
+                         Shape{LayoutKind::kStriped, 4, 8192, 6, 2, 128, 128, 512, 2, true},
+                         Shape{LayoutKind::kZigzag, 2, 8192, 4, 4, 128, 64, 128, 8, true},
                          Shape{LayoutKind::kStriped, 2, 65536, 2, 1, 64, 128, 128, 64}}) {
     SCOPED_TRACE(::testing::Message()
                  << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
@@ -126,12 +149,14 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
 
     ShardLayout query = {
         .kind = s.kind, .ranks = s.ranks, .rank = s.ranks - 1, .stripe = 128, .tokens = s.tokens};
+    const Starts starts(s, query);
     const std::vector<Bf16> q_local = Shard(q, q_row, query);
     const std::vector<float> q_floats = Floats(q_local);
     const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
     const std::vector<char> selected = reference::SelectBlocks(
         engine, {.q = {q_floats.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
                  .query_layout = query,
+                 .document_starts = starts.OnHost(),
                  .key_sums = key_sums.data(),
                  .kv_heads = s.kv_heads,
                  .tile = s.tile,
@@ -146,6 +171,7 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
     ASSERT_EQ(SelectBlocksByMean({.query_sums = query_sums.data(),
                                   .key_sums = gpu_key_sums.data(),
                                   .query_layout = query,
+                                  .document_starts = starts.OnDevice(),
                                   .heads = s.heads,
                                   .kv_heads = s.kv_heads,
                                   .head_dim = s.head_dim,
@@ -166,7 +192,7 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
     for (int owner = 0; owner < s.ranks; ++owner) {
       ShardLayout key = query;
       key.rank = owner;
-      CheckLists(chosen, selected, s, query, key);
+      CheckLists(chosen, selected, s, query, key, starts);
     }
   }
 }
@@ -174,7 +200,9 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
 TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
   for (const Shape& s : {Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0},
                          Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0},
-                         Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0}}) {
+                         Shape{LayoutKind::kZigzag, 2, 1024, 3, 3, 128, 64, 64, 0},
+                         Shape{LayoutKind::kContiguous, 1, 1000, 4, 2, 64, 64, 64, 0, true},
+                         Shape{LayoutKind::kStriped, 2, 2048, 8, 2, 128, 128, 128, 0, true}}) {
     SCOPED_TRACE(::testing::Message()
                  << s.tokens << " tokens, layout " << static_cast<int>(s.kind));
     const int64_t q_row = int64_t{s.heads} * s.head_dim, k_row = int64_t{s.kv_heads} * s.head_dim;
@@ -184,15 +212,17 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
     const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
     const int blocks = static_cast<int>((s.tokens + s.tile - 1) / s.tile);
     const float scale = 1 / std::sqrt(static_cast<float>(s.head_dim));
+    const Starts starts(s, query);
     std::vector<float> lse(s.heads * n);
     std::vector<double> mass(s.heads * query_tiles * blocks);
     const std::vector<float> qf = Floats(q), kf = Floats(k);
     for (int h = 0; h < s.heads; ++h) {
       for (int64_t i = 0; i < n; ++i) {
         const int64_t position = query.Position(i);
+        const int64_t start = s.documents ? starts.host[i] : 0;
         std::vector<double> p(position + 1);
         double sum = 0;
-        for (int64_t t = 0; t <= position; ++t) {
+        for (int64_t t = start; t <= position; ++t) {
           double dot = 0;
           for (int x = 0; x < s.head_dim; ++x) {
             dot += double{qf[position * q_row + int64_t{h} * s.head_dim + x]} *
@@ -201,7 +231,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
           sum += p[t] = std::exp(dot * scale);
         }
         lse[h * n + i] = static_cast<float>(std::log(sum));
-        for (int64_t t = 0; t <= position; ++t) {
+        for (int64_t t = start; t <= position; ++t) {
           mass[(h * query_tiles + i / s.tile) * blocks + t / s.tile] += p[t] / sum;
         }
       }
@@ -217,6 +247,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
       ASSERT_EQ(BlockMass({.q = {gpu_q.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
                            .k = {gpu_k.data(), n, s.kv_heads, s.head_dim, k_row, s.head_dim},
                            .lse = gpu_lse.data(),
+                           .document_starts = starts.OnDevice(),
                            .query_layout = query,
                            .key_layout = key,
                            .tile = s.tile,
@@ -237,6 +268,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
     DeviceBuffer<int64_t> kept(s.heads), total(s.heads);
     ASSERT_EQ(SelectBlocksByMass({.mass = gpu_mass.data(),
                                   .query_layout = query,
+                                  .document_starts = starts.OnDevice(),
                                   .heads = s.heads,
                                   .tile = s.tile,
                                   .density = density.data(),
@@ -251,10 +283,11 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
       for (int64_t a = 0; a < query_tiles; ++a) {
         const int32_t* row = &got[(h * query_tiles + a) * blocks];
         const int own = static_cast<int>(query.Position(a * s.tile) / s.tile);
-        std::vector<int> order(own);
-        for (int b = 0; b < own; ++b) order[b] = b;
+        const int first = s.documents ? starts.host[a * s.tile] / s.tile : 0, seen = own - first;
+        std::vector<int> order(seen);
+        for (int b = 0; b < seen; ++b) order[b] = first + b;
         std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return row[x] > row[y]; });
-        order.resize(std::min<size_t>(own, std::ceil(0.3f * static_cast<float>(own))));
+        order.resize(std::min<size_t>(seen, std::ceil(0.3f * static_cast<float>(seen))));
         order.push_back(own);
         for (int b = 0; b < blocks; ++b) {
           const bool want = std::find(order.begin(), order.end(), b) != order.end();

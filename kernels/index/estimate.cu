@@ -33,8 +33,8 @@ __global__ void FillKernel(float* out, int count, float value) {
 
 // Row maxima (kSum false) or, given them, row sums. Queries are rows of the product, so a row is
 // reduced within a quad of lanes. Each warpgroup takes one run of queries; with fewer runs than
-// warpgroups they take turns at the tiles.
-template <int kHeadDim, bool kSum>
+// warpgroups they take turns at the tiles. kDocuments: keys before a query's document are hidden.
+template <int kHeadDim, bool kSum, bool kDocuments>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     RowKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -43,7 +43,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int turns = work.run_count == 1 ? 4 : work.run_count == 2 ? 2 : 1;
   InitBarriers(shared, work.run_count);
   if (threadIdx.x < kConsumerThreads) {
-    LoadQueries(p, work, shared, [&](int e) { return p.query_positions[e]; });
+    LoadQueries(
+        p, work, shared, [&](int e) { return p.query_positions[e]; },
+        [&](int e) { return kDocuments ? p.query_starts[e] : 0; });
   } else {
     ProduceKeys(p, work, &key_map, shared, 0, kStages);
   }
@@ -55,13 +57,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int run = warpgroup % (kConsumers / turns);
   if (run >= work.run_count) return;
   const int head = work.Head(p, run);
-  int position[2], query[2];
+  int position[2], query[2], start[2];
   float shift[2], top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp * 16 + lane / 4 + half * 8;
     query[half] = work.FirstQuery(p, run) + row;
     position[half] = shared.query_position[run * kRun + row];
+    start[half] = kDocuments ? shared.query_start[run * kRun + row] : 0;
     const bool valid = query[half] < p.queries;
     const float max = kSum && valid ? p.row_max[head * p.queries + query[half]] : -INFINITY;
     shift[half] = max == -INFINITY ? 0.0f : max * kLog2e;
@@ -87,13 +90,17 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =
         key + kKeyTile <= p.keys &&
-        max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]);
+        max(key_position[0], key_position[1]) + kRun - 1 <= min(position[0], position[1]) &&
+        (!kDocuments || min(key_position[0], key_position[1]) >= max(start[0], start[1]));
     if (!all_visible) {
 #pragma unroll
       for (int e = 0; e < 64; ++e) {
         const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
         const int at = key_position[e / 32] + column % kRun;
-        if (key + column >= p.keys || at > position[e / 2 % 2]) s[e] = -INFINITY;
+        if (key + column >= p.keys || at > position[e / 2 % 2] ||
+            (kDocuments && at < start[e / 2 % 2])) {
+          s[e] = -INFINITY;
+        }
       }
     }
     if constexpr (kSum) {
@@ -130,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 // Masses of columns and diagonals. Keys are the rows of the product here, so that the sum over the
 // queries of a head stays in a quad of lanes. A warpgroup takes half a tile of keys and two runs of
 // queries; with two runs or fewer, pairs of warpgroups take turns at the tiles.
-template <int kHeadDim>
+template <int kHeadDim, bool kDocuments>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     MassKernel(const EstimateParams p, const __grid_constant__ CUtensorMap key_map) {
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -139,7 +146,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int turns = work.run_count <= 2 ? 2 : 1;
   InitBarriers(shared, kConsumers / turns);
   if (threadIdx.x < kConsumerThreads) {
-    LoadQueries(p, work, shared, [&](int e) { return p.query_positions[e]; });
+    LoadQueries(
+        p, work, shared, [&](int e) { return p.query_positions[e]; },
+        [&](int e) { return kDocuments ? p.query_starts[e] : 0; });
   } else {
     ProduceKeys(p, work, &key_map, shared, 0, kStages);
   }
@@ -158,14 +167,16 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     shared.bias[row] = bias;
   }
   if (threadIdx.x < kBlockRuns) {
-    int lowest = INT_MAX, highest = -1;
+    int lowest = INT_MAX, highest = -1, last_start = 0;
     for (int row = threadIdx.x * kRun; row < (threadIdx.x + 1) * kRun; ++row) {
       const int position = shared.query_position[row];
       if (position == kNoQuery) continue;
       lowest = min(lowest, position);
       highest = max(highest, position);
+      if (kDocuments) last_start = max(last_start, shared.query_start[row]);
     }
     shared.run_min_position[threadIdx.x] = lowest;
+    if (kDocuments) shared.run_max_start[threadIdx.x] = last_start;
     const bool scattered = highest >= 0 && lowest / p.tile != highest / p.tile;
     shared.run_block[threadIdx.x] = scattered ? -1 : lowest / p.tile;
   }
@@ -179,6 +190,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const float* bias = shared.bias + first_row + lane % 4 * 2;
   const int min_position =
       min(shared.run_min_position[pair * 2], shared.run_min_position[pair * 2 + 1]);
+  const int max_start =
+      kDocuments ? max(shared.run_max_start[pair * 2], shared.run_max_start[pair * 2 + 1]) : 0;
   // After QuadSum this lane has the sum of one row over one of the two runs.
   const int run = pair * 2 + lane % 2, row = warp * 16 + lane / 4 + lane / 2 % 2 * 8;
   const bool run_valid = run < work.run_count;
@@ -199,12 +212,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ReleaseStage(shared, stage);
 
     const int key = (work.first_tile + i) * kKeyTile + half * kRun;
-    if (key + kRun > p.keys || key_position + kRun - 1 > min_position) {
+    if (key + kRun > p.keys || key_position + kRun - 1 > min_position ||
+        (kDocuments && key_position < max_start)) {
 #pragma unroll
       for (int e = 0; e < 64; ++e) {
         const int r = warp * 16 + lane / 4 + e / 2 % 2 * 8;
         const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
-        if (key + r >= p.keys || key_position + r > shared.query_position[first_row + column]) {
+        if (key + r >= p.keys || key_position + r > shared.query_position[first_row + column] ||
+            (kDocuments && key_position + r < shared.query_start[first_row + column])) {
           s[e] = -INFINITY;
         }
       }
@@ -295,11 +310,11 @@ absl::Status Check(const EstimateArgs& args, const char* step) {
 
 enum class Step { kMax, kSum, kMass };
 
-template <int kHeadDim>
+template <int kHeadDim, bool kDocuments>
 auto KernelOf(Step step) {
-  return step == Step::kMax   ? RowKernel<kHeadDim, false>
-         : step == Step::kSum ? RowKernel<kHeadDim, true>
-                              : MassKernel<kHeadDim>;
+  return step == Step::kMax   ? RowKernel<kHeadDim, false, kDocuments>
+         : step == Step::kSum ? RowKernel<kHeadDim, true, kDocuments>
+                              : MassKernel<kHeadDim, kDocuments>;
 }
 
 template <int kHeadDim>
@@ -317,6 +332,7 @@ absl::Status Launch(const EstimateArgs& args, Step step, const char* name, cudaS
       .q_token_stride = args.q.token_stride,
       .q_head_stride = args.q.head_stride,
       .query_positions = args.query_positions,
+      .query_starts = args.query_starts,
       .row_max = args.row_max,
       .row_sum = args.row_sum,
       .column_mass = args.column_mass,
@@ -334,7 +350,8 @@ absl::Status Launch(const EstimateArgs& args, Step step, const char* name, cudaS
       .scale = args.scale,
       .scale_log2 = args.scale * kLog2e,
   };
-  const auto kernel = KernelOf<kHeadDim>(step);
+  const auto kernel = args.query_starts == nullptr ? KernelOf<kHeadDim, false>(step)
+                                                   : KernelOf<kHeadDim, true>(step);
   constexpr size_t kSharedBytes = sizeof(EstimateShared<kHeadDim>);
   RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(kSharedBytes)),

@@ -32,6 +32,7 @@ struct EstimateParams {
   const __nv_bfloat16* q;
   int64_t q_token_stride, q_head_stride;
   const int64_t* query_positions;
+  const int64_t* query_starts;  // may be null
   float* row_max;
   int64_t* row_sum;
   int32_t* column_mass;
@@ -62,6 +63,9 @@ struct EstimateShared {
   int key_position[kStages][2];  // of each half of a tile
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];
+  // Of kernels that know packed documents: the first key that a query sees.
+  int query_start[kBlockQueries];
+  int run_max_start[kBlockRuns];
 };
 
 // What a block works on.
@@ -91,11 +95,11 @@ struct BlockWork {
 };
 
 // Consumer threads load their block's queries; all threads must then synchronise. position_of(e) is
-// the position of query e.
-template <int kHeadDim, typename PositionOf>
+// the position of query e, start_of(e) where its document starts.
+template <int kHeadDim, typename PositionOf, typename StartOf>
 __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const BlockWork& work,
                                             EstimateShared<kHeadDim>& shared,
-                                            PositionOf position_of) {
+                                            PositionOf position_of, StartOf start_of) {
   constexpr int kChunks = kHeadDim / 8;  // of 16 bytes in a row
   for (int i = threadIdx.x; i < kBlockQueries * kChunks; i += kConsumerThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
@@ -112,6 +116,7 @@ __device__ __forceinline__ void LoadQueries(const EstimateParams& p, const Block
     const int run = row / kRun, query = work.FirstQuery(p, run) + row % kRun;
     const bool valid = run < work.run_count && query < p.queries;
     shared.query_position[row] = valid ? static_cast<int>(position_of(query)) : kNoQuery;
+    shared.query_start[row] = valid ? static_cast<int>(start_of(query)) : 0;
   }
   ptx::FenceAsyncShared();
 }

@@ -27,6 +27,7 @@ struct Case {
   int heads, kv_heads, head_dim;
   std::vector<int64_t> query_positions;
   int tile = 128;
+  std::vector<int64_t> query_starts = {};  // of the queries' documents; empty: one document
 };
 
 // The last `count` queries of the sequence.
@@ -46,6 +47,16 @@ std::vector<int64_t> Spread(int64_t tokens, int count, int run) {
   return positions;
 }
 
+// Where the documents that begin at `firsts` start for each of the positions.
+std::vector<int64_t> StartsOf(const std::vector<int64_t>& positions,
+                              const std::vector<int64_t>& firsts) {
+  std::vector<int64_t> starts;
+  for (const int64_t position : positions) {
+    starts.push_back(*(std::upper_bound(firsts.begin(), firsts.end(), position) - 1));
+  }
+  return starts;
+}
+
 struct Estimate {
   std::vector<int32_t> column_mass;    // [heads, tokens]
   std::vector<int32_t> diagonal_mass;  // [heads, blocks]
@@ -61,6 +72,7 @@ class IndexTest : public fused::GpuTest {
     const int64_t row = int64_t{c.kv_heads} * c.head_dim;
     DeviceBuffer<Bf16> gpu_q(q);
     DeviceBuffer<int64_t> positions(c.query_positions);
+    const DeviceBuffer<int64_t> starts(c.query_starts.empty() ? c.query_positions : c.query_starts);
     struct Rank {
       ShardLayout layout;
       DeviceBuffer<Bf16> k;
@@ -85,6 +97,7 @@ class IndexTest : public fused::GpuTest {
       rank.args = {.q = {gpu_q.data(), queries, c.heads, c.head_dim, int64_t{c.heads} * c.head_dim,
                          c.head_dim},
                    .query_positions = positions.data(),
+                   .query_starts = c.query_starts.empty() ? nullptr : starts.data(),
                    .k = {rank.k.data(), n, c.kv_heads, c.head_dim, row, c.head_dim},
                    .key_layout = rank.layout,
                    .tile = c.tile,
@@ -140,8 +153,9 @@ Estimate DoubleEstimate(const Case& c, const std::vector<Bf16>& q, const std::ve
   for (int h = 0; h < c.heads; ++h) {
     for (int64_t e = 0; e < queries; ++e) {
       const int64_t visible = std::min(c.tokens, c.query_positions[e] + 1);
+      const int64_t start = c.query_starts.empty() ? 0 : c.query_starts[e];
       double max = -INFINITY, sum = 0;
-      for (int64_t t = 0; t < visible; ++t) {
+      for (int64_t t = start; t < visible; ++t) {
         const float* key = &keys[(t * c.kv_heads + h / (c.heads / c.kv_heads)) * c.head_dim];
         double dot = 0;
         for (int d = 0; d < c.head_dim; ++d) {
@@ -150,8 +164,8 @@ Estimate DoubleEstimate(const Case& c, const std::vector<Bf16>& q, const std::ve
         p[t] = dot / std::sqrt(static_cast<double>(c.head_dim));
         max = std::max(max, p[t]);
       }
-      for (int64_t t = 0; t < visible; ++t) sum += p[t] = std::exp(p[t] - max);
-      for (int64_t t = 0; t < visible; ++t) {
+      for (int64_t t = start; t < visible; ++t) sum += p[t] = std::exp(p[t] - max);
+      for (int64_t t = start; t < visible; ++t) {
         columns[h * c.tokens + t] += p[t] / sum;
         diagonals[h * blocks + c.query_positions[e] / c.tile - t / c.tile] += p[t] / sum;
       }
@@ -181,6 +195,17 @@ TEST_F(IndexTest, EstimateMatchesDouble) {
       {4096, 16, 2, 128, Spread(4096, 64, 16)},
       {4096, 3, 1, 128, Spread(4096, 256, 64)},
       {3001, 5, 5, 128, {5, 3000, 2, 130, 131, 1999}},
+      // Documents from 0, 1, 130, 900 on.
+      {1000,
+       16,
+       2,
+       128,
+       {0, 1, 60, 128, 130, 500, 899, 900, 999},
+       128,
+       {0, 1, 1, 1, 130, 130, 130, 900, 900}},
+      {4096, 6, 2, 128, Last(4096, 64), 64, std::vector<int64_t>(64, 4000)},
+      {4096, 3, 1, 64, Spread(4096, 256, 64), 128,
+       StartsOf(Spread(4096, 256, 64), {0, 1000, 2047, 4033})},
   };
   for (const Case& c : cases) {
     if (SmallShapes() && c.tokens > 1000) continue;
@@ -197,8 +222,10 @@ TEST_F(IndexTest, EstimateMatchesDouble) {
 
 TEST_F(IndexTest, EstimateIsTheSameOnAnyNumberOfRanks) {
   const int64_t tokens = SmallShapes() ? 1024 : 4096;
-  for (const auto& positions : {Last(tokens, 64), Spread(tokens, 128, 32)}) {
-    const Case c = {tokens, 16, 2, 128, positions};
+  for (const Case& c : {Case{tokens, 16, 2, 128, Last(tokens, 64)},
+                        Case{tokens, 16, 2, 128, Spread(tokens, 128, 32)},
+                        Case{tokens, 16, 2, 128, Spread(tokens, 128, 32), 128,
+                             StartsOf(Spread(tokens, 128, 32), {0, 70, 300, tokens - 100})}}) {
     const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 2.0f);
     const auto k = Normal(c.tokens * c.kv_heads * c.head_dim, 1.0f);
     const Estimate one = RunEstimate(c, q, k, LayoutKind::kContiguous, 1);

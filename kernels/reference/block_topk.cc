@@ -55,7 +55,8 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
     }
     const int64_t own = args.query_layout.Position(a * args.tile) / args.block_size;
     std::vector<std::pair<float, int64_t>> scores;  // (-score, block): the best first
-    for (int64_t block = 0; block < own; ++block) {
+    const int64_t start = args.document_starts == nullptr ? 0 : args.document_starts[a * args.tile];
+    for (int64_t block = start / args.block_size; block < own; ++block) {
       const float* mean = means.data() + (head / group * blocks + block) * d;
       float score = 0.0f;
       for (int x = 0; x < d; ++x) score += query[x] * mean[x];
@@ -71,7 +72,8 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
 }
 
 TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int block_size,
-                    const ShardLayout& query, const ShardLayout& owner) {
+                    const ShardLayout& query, const ShardLayout& owner,
+                    const int32_t* document_starts) {
   const int64_t blocks = TileCount(query.tokens, block_size);
   const int64_t query_tiles = TileCount(query.local_tokens(), tile);
   const int64_t key_tiles = TileCount(owner.local_tokens(), tile);
@@ -79,9 +81,10 @@ TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int 
   for (int64_t row = 0; row < heads * query_tiles; ++row) {
     csr.row_offsets.push_back(static_cast<int32_t>(csr.columns.size()));
     const int64_t a = row % query_tiles, last = query.Position(a * tile);
+    const int64_t start = document_starts == nullptr ? 0 : document_starts[a * tile];
     for (int64_t b = 0; b < key_tiles; ++b) {
       const int64_t first = owner.Position(b * tile);
-      if (first <= last && selected[row * blocks + first / block_size]) {
+      if (first <= last && first + tile > start && selected[row * blocks + first / block_size]) {
         csr.columns.push_back(static_cast<int32_t>(b));
       }
     }

@@ -16,6 +16,9 @@ void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, flo
 struct BlockTopKArgs {
   TokenMajor<const float> q;  // [n, heads, d]
   ShardLayout query_layout;
+  // [n]: TileSelection::document_starts. Blocks that end before the document of a tile's first
+  // query starts are no candidates. Null: the sequence is one document.
+  const int32_t* document_starts = nullptr;
   // [tiles of the sequence, kv_heads, d], by block of `tile` tokens: TileKeySums of all ranks.
   const float* key_sums = nullptr;
   int kv_heads = 0;
@@ -28,12 +31,14 @@ struct BlockTopKArgs {
 // block.
 std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args);
 
-// The selection as tile lists of this rank's queries against `owner`'s keys: TileSelection's CSR.
+// The selection as tile lists of this rank's queries against `owner`'s keys: TileSelection's CSR,
+// without the tiles that documents hide. document_starts: as in BlockTopKArgs.
 struct TileCsr {
   std::vector<int32_t> row_offsets;  // [heads * (query tiles + 1)]
   std::vector<int32_t> columns;
 };
 TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int block_size,
-                    const ShardLayout& query, const ShardLayout& owner);
+                    const ShardLayout& query, const ShardLayout& owner,
+                    const int32_t* document_starts);
 
 }  // namespace ringleader::kernels::reference

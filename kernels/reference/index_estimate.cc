@@ -110,10 +110,15 @@ void IndexEstimate::RowMax() {
               keys_t, int64_t{d} * math.panel, s, kRun, false);
     const int64_t first = args_.key_layout.Position(begin);
     for (int i = 0; i < kRun; ++i) {
-      int64_t visible = 0;
+      int64_t hidden = 0, visible = 0;  // keys [hidden, visible) count
       if (i < rows) {
-        visible = std::clamp<int64_t>(args_.query_positions[run * kRun + i] - first + 1, 0, keys);
+        const int64_t e = run * kRun + i;
+        visible = std::clamp<int64_t>(args_.query_positions[e] - first + 1, 0, keys);
+        if (args_.query_starts != nullptr) {
+          hidden = std::clamp<int64_t>(args_.query_starts[e] - first, 0, visible);
+        }
       }
+      std::fill(s + i * kRun, s + i * kRun + hidden, kNegativeInfinity);
       std::fill(s + i * kRun + visible, s + (i + 1) * kRun, kNegativeInfinity);
     }
     math.row_maximum(rows, kRun, s, kRun,

@@ -11,6 +11,7 @@
 #include "kernels/reference/block_topk.h"
 #include "kernels/reference/index_estimate.h"
 #include "kernels/reference/index_select.h"
+#include "kernels/reference/testing/documents.h"
 #include "kernels/reference/testing/masked_attention.h"
 
 namespace ringleader::kernels::reference {
@@ -21,27 +22,29 @@ using testing::Tensor;
 
 constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 
-// Estimates of `count` queries at the end of one rank's sequence.
+// Estimates of queries of one rank's sequence.
 struct Estimate {
-  std::vector<int64_t> positions;
   std::vector<float> row_max;
   std::vector<int64_t> row_sum;
   std::vector<int32_t> column_mass, diagonal_mass;
 
-  Estimate(Engine& engine, const Tensor& q, const Tensor& k, int count) {
-    const int64_t n = k.tokens;
-    positions.resize(count);
-    std::iota(positions.begin(), positions.end(), n - count);
+  // `starts` may be empty.
+  Estimate(Engine& engine, const Tensor& q, const Tensor& k, const std::vector<int64_t>& positions,
+           const std::vector<int64_t>& starts) {
+    const int64_t n = k.tokens, count = static_cast<int64_t>(positions.size());
+    Tensor queries(count, kHeads, kHeadDim);
+    for (int64_t e = 0; e < count; ++e) {
+      std::copy_n(q.data.begin() + positions[e] * kHeads * kHeadDim, kHeads * kHeadDim,
+                  queries.data.begin() + e * kHeads * kHeadDim);
+    }
     row_max.resize(int64_t{kHeads} * count);
     row_sum.resize(int64_t{kHeads} * count);
     column_mass.resize(kHeads * n);
     diagonal_mass.resize(kHeads * ((n + kTile - 1) / kTile));
-    TokenMajor<const float> queries = q.view();
-    queries.data += (n - count) * queries.token_stride;
-    queries.tokens = count;
     absl::StatusOr<IndexEstimate> estimate =
-        IndexEstimate::Create(engine, {.q = queries,
+        IndexEstimate::Create(engine, {.q = std::as_const(queries).view(),
                                        .query_positions = positions.data(),
+                                       .query_starts = starts.empty() ? nullptr : starts.data(),
                                        .k = k.view(),
                                        .key_layout = {.tokens = n},
                                        .tile = kTile,
@@ -55,7 +58,50 @@ struct Estimate {
     estimate->RowSum();
     estimate->Mass();
   }
+  // The last `count` queries.
+  Estimate(Engine& engine, const Tensor& q, const Tensor& k, int64_t count)
+      : Estimate(engine, q, k, Last(k.tokens, count), {}) {}
+
+  static std::vector<int64_t> Last(int64_t n, int64_t count) {
+    std::vector<int64_t> positions(count);
+    std::iota(positions.begin(), positions.end(), n - count);
+    return positions;
+  }
 };
+
+// The sums of softmaxes over keys [start, position] of each query, in fp64.
+void ExpectMasses(const Estimate& estimate, const Tensor& q, const Tensor& k,
+                  const std::vector<int64_t>& positions, const std::vector<int64_t>& starts) {
+  const int64_t n = k.tokens, blocks = (n + kTile - 1) / kTile;
+  const double unit = 1 << kMassBits, tolerance = 1e-5 * static_cast<double>(positions.size());
+  for (int head = 0; head < kHeads; ++head) {
+    std::vector<double> columns(n, 0.0), diagonals(blocks, 0.0);
+    for (size_t e = 0; e < positions.size(); ++e) {
+      const int64_t i = positions[e], start = starts[e];
+      std::vector<double> p(i + 1);
+      double sum = 0.0;
+      for (int64_t j = start; j <= i; ++j) {
+        double dot = 0.0;
+        for (int x = 0; x < kHeadDim; ++x) dot += double{q.at(i, head, x)} * k.at(j, head / 2, x);
+        sum += p[j] = std::exp(dot * 0.125);
+      }
+      for (int64_t j = start; j <= i; ++j) {
+        columns[j] += p[j] / sum;
+        diagonals[i / kTile - j / kTile] += p[j] / sum;
+      }
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      EXPECT_NEAR(estimate.column_mass[head * n + j] / unit, columns[j], tolerance);
+      if (columns[j] == 0.0) {
+        EXPECT_EQ(estimate.column_mass[head * n + j], 0);
+      }
+    }
+    for (int64_t delta = 0; delta < blocks; ++delta) {
+      EXPECT_NEAR(estimate.diagonal_mass[head * blocks + delta] / unit, diagonals[delta],
+                  tolerance);
+    }
+  }
+}
 
 class EstimateTest : public ::testing::TestWithParam<std::pair<int64_t, int>> {};
 
@@ -66,31 +112,7 @@ TEST_P(EstimateTest, MassesAreTheSumsOfTheSoftmax) {
   const Tensor k = RandomTensor(n, kKvHeads, kHeadDim, random);
   Engine engine(2);
   const Estimate estimate(engine, q, k, count);
-  const double unit = 1 << kMassBits;
-  const int64_t blocks = (n + kTile - 1) / kTile;
-  for (int head = 0; head < kHeads; ++head) {
-    std::vector<double> columns(n, 0.0), diagonals(blocks, 0.0);
-    for (int64_t i = n - count; i < n; ++i) {
-      std::vector<double> p(i + 1);
-      double sum = 0.0;
-      for (int64_t j = 0; j <= i; ++j) {
-        double dot = 0.0;
-        for (int x = 0; x < kHeadDim; ++x) dot += double{q.at(i, head, x)} * k.at(j, head / 2, x);
-        sum += p[j] = std::exp(dot * 0.125);
-      }
-      for (int64_t j = 0; j <= i; ++j) {
-        columns[j] += p[j] / sum;
-        diagonals[i / kTile - j / kTile] += p[j] / sum;
-      }
-    }
-    for (int64_t j = 0; j < n; ++j) {
-      EXPECT_NEAR(estimate.column_mass[head * n + j] / unit, columns[j], 1e-5 * count);
-    }
-    for (int64_t delta = 0; delta < blocks; ++delta) {
-      EXPECT_NEAR(estimate.diagonal_mass[head * blocks + delta] / unit, diagonals[delta],
-                  1e-5 * count);
-    }
-  }
+  ExpectMasses(estimate, q, k, Estimate::Last(n, count), std::vector<int64_t>(count, 0));
 }
 
 TEST_P(EstimateTest, DoesNotDependOnThreads) {
@@ -111,6 +133,17 @@ INSTANTIATE_TEST_SUITE_P(Sizes, EstimateTest,
                                            std::pair<int64_t, int>{500, 100},
                                            std::pair<int64_t, int>{70, 1},
                                            std::pair<int64_t, int>{33, 33}));
+
+TEST(EstimateOfDocumentsTest, KeysOfOtherDocumentsHaveNoMass) {
+  std::mt19937 random(3);
+  const Tensor q = RandomTensor(500, kHeads, kHeadDim, random);
+  const Tensor k = RandomTensor(500, kKvHeads, kHeadDim, random);
+  // Queries of documents that start at 0, 64, 200 and 499.
+  const std::vector<int64_t> positions = {3, 62, 64, 65, 190, 198, 200, 300, 498, 499};
+  const std::vector<int64_t> starts = {0, 0, 64, 64, 64, 64, 200, 200, 200, 499};
+  Engine engine(2);
+  ExpectMasses(Estimate(engine, q, k, positions, starts), q, k, positions, starts);
+}
 
 std::vector<int64_t> Select(std::vector<ColumnCandidate> candidates, int64_t total, int64_t sinks,
                             float mass, int32_t max_count) {
@@ -205,13 +238,18 @@ TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {
   Engine engine(2);
   std::vector<float> sums(int64_t{8} * kHeadDim);
   TileKeySums(engine, std::as_const(k).view(), kTile, sums.data());
-  const std::vector<char> selected = SelectBlocks(engine, {.q = std::as_const(q).view(),
-                                                           .query_layout = {.tokens = kTokens},
-                                                           .key_sums = sums.data(),
-                                                           .kv_heads = 1,
-                                                           .tile = kTile,
-                                                           .block_size = kTile,
-                                                           .topk_blocks = 2});
+  std::vector<char> selected;
+  const auto select = [&](const int32_t* document_starts) {
+    selected = SelectBlocks(engine, {.q = std::as_const(q).view(),
+                                     .query_layout = {.tokens = kTokens},
+                                     .document_starts = document_starts,
+                                     .key_sums = sums.data(),
+                                     .kv_heads = 1,
+                                     .tile = kTile,
+                                     .block_size = kTile,
+                                     .topk_blocks = 2});
+  };
+  select(nullptr);
   const auto row = [&](int head, int64_t tile) {
     std::vector<int> blocks;
     for (int b = 0; b < 8; ++b) {
@@ -222,6 +260,14 @@ TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {
   EXPECT_EQ(row(0, 6), (std::vector<int>{1, 4, 6}));
   EXPECT_EQ(row(1, 6), (std::vector<int>{0, 5, 6}));  // 7 lies ahead; ties to the lower block
   EXPECT_EQ(row(0, 0), (std::vector<int>{0}));
+  EXPECT_EQ(row(0, 1), (std::vector<int>{0, 1}));
+
+  // Documents that start within block 2, and within tile 6 itself: its first rows' counts.
+  const std::vector<int32_t> starts = testing::DocumentStarts(kTokens, {0, 150, 400});
+  select(starts.data());
+  EXPECT_EQ(row(0, 6), (std::vector<int>{2, 4, 6}));
+  EXPECT_EQ(row(0, 7), (std::vector<int>{6, 7}));
+  EXPECT_EQ(row(0, 2), (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(row(0, 1), (std::vector<int>{0, 1}));
 }
 

@@ -101,6 +101,12 @@ absl::Status AttentionEngine::SetBudgets(std::span<const LayerBudget> budgets) {
   return budgets_.Set(budgets);
 }
 
+absl::Status AttentionEngine::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
+  ASSIGN_OR_RETURN(documents_,
+                   MakeDocuments(LayoutOf(forward_.rank, tokens / communicator_->size()), firsts));
+  return absl::OkStatus();
+}
+
 // Sums become means over the calls.
 AttentionStats AttentionEngine::TakeStats() {
   AttentionStats stats = std::exchange(stats_, {});
@@ -140,6 +146,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
     int layer, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
     const TokenMajor<const float>& v, const TokenMajor<float>& out, float* lse) {
   RETURN_IF_ERROR(CheckLength(options_, communicator_->size(), q.tokens));
+  RETURN_IF_ERROR(CheckDocuments(documents_.get(), q.tokens * communicator_->size()));
   // The first hop travels while the index is built.
   ASSIGN_OR_RETURN(const std::unique_ptr<TravellingBuffers> kv, LoadKv(forward_, k, v));
   LayerStats& stats = StatsOf(layer);
@@ -151,7 +158,8 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
                                 {.q = q,
                                  .k = k,
                                  .scale = ScaleOf(q),
-                                 .layout_of = [&](int rank) { return LayoutOf(rank, k.tokens); }},
+                                 .layout_of = [&](int rank) { return LayoutOf(rank, k.tokens); },
+                                 .documents = documents_},
                                 stats));
   }
   const size_t column_floats = index->column_positions.size() * q.head_dim;

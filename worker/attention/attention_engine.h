@@ -11,6 +11,7 @@
 #include "ringleader/kernels/attention.h"
 #include "worker/attention/attention_options.h"
 #include "worker/attention/attention_stats.h"
+#include "worker/attention/documents.h"
 #include "worker/attention/index_builder.h"
 #include "worker/attention/layer_budgets.h"
 #include "worker/attention/layer_index.h"
@@ -41,6 +42,8 @@ class AttentionEngine {
   absl::Status Backward(const LayerIndex& index, const BackwardCall& call);
 
   absl::Status SetBudgets(std::span<const LayerBudget> budgets);
+  // ContextAttention::SetDocuments.
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts);
   AttentionStats TakeStats();
 
  private:
@@ -60,6 +63,7 @@ class AttentionEngine {
   kernels::reference::Engine engine_;
   RingSchedule forward_, backward_;
   LayerBudgets budgets_;
+  std::shared_ptr<const SequenceDocuments> documents_;  // of the next forwards; null: one
   AttentionStats stats_;
   IndexBuilder index_builder_;
 };

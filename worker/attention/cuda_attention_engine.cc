@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -137,17 +138,34 @@ void CudaAttentionEngine::CountTiles(int layer, const CudaLayerIndex& index, siz
       const auto [known, inserted] =
           band_tiles_.try_emplace({owner, shape.tokens, index.window}, int64_t{0});
       if (inserted) {
-        known->second = BandTiles(shape.layout, LayoutOf(owner, shape), index.tile, index.window);
+        known->second = BandTiles(
+            shape.layout, LayoutOf(owner, shape), index.tile, index.window,
+            index.documents == nullptr ? nullptr : index.documents->host->local_starts.data());
       }
       stats_.HostOf(layer).tiles_per_ring_step[step] += known->second * shape.heads;
     }
   }
 }
 
+absl::Status CudaAttentionEngine::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
+  const ShardLayout layout = attention::LayoutOf(
+      options_, communicator_->size(), communicator_->rank(), tokens / communicator_->size());
+  ASSIGN_OR_RETURN(std::shared_ptr<const SequenceDocuments> documents,
+                   MakeDocuments(layout, firsts));
+  if (documents == nullptr && documents_ == nullptr) return absl::OkStatus();
+  documents_ = documents == nullptr
+                   ? nullptr
+                   : UploadDocuments(std::move(documents), options_.estimate_queries);
+  band_tiles_.clear();
+  return absl::OkStatus();
+}
+
 CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor& q,
                                                          const Tensor& k, const Tensor& v) {
   const Shape shape = ShapeOf(q, k);
   Check(CheckLength(options_, communicator_->size(), shape.tokens));
+  Check(CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
+                       shape.layout.tokens));
   DeviceTimers& timers = stats_.timers();
   const cudaStream_t stream = Stream();
   LayerStats& counted = stats_.HostOf(layer);
@@ -165,7 +183,8 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
                            {.q = q,
                             .k = k,
                             .scale = shape.scale,
-                            .layout_of = [&](int rank) { return LayoutOf(rank, shape); }},
+                            .layout_of = [&](int rank) { return LayoutOf(rank, shape); },
+                            .documents = documents_},
                            stats_.SlotsOf(layer));
   if (index->has_columns()) stats_.SetEstimated(layer);
   Check(timers.End(stream));

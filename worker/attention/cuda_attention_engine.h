@@ -42,6 +42,8 @@ class CudaAttentionEngine {
   AttentionGradients Backward(const CudaLayerIndex& index, const BackwardCall& call);
 
   absl::Status SetBudgets(std::span<const LayerBudget> budgets) { return budgets_.Set(budgets); }
+  // ContextAttention::SetDocuments.
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts);
   AttentionStats TakeStats() { return stats_.Take(forward_); }
 
  private:
@@ -89,11 +91,12 @@ class CudaAttentionEngine {
   comm::DeviceCommunicator* const communicator_;
   RingSchedule forward_, backward_;
   LayerBudgets budgets_;
+  std::shared_ptr<const CudaDocuments> documents_;  // of the next forwards; null: one
   DeviceStats stats_;
   CudaIndexBuilder index_builder_;
   torch::Tensor kv_memory_, grad_memory_, wire_memory_;
   DeviceSlots kv_, grads_;
-  // Tiles of patterns that do not depend on the data, by (owner, tokens, window).
+  // Tiles of patterns that do not depend on the data, by (owner, tokens, window); of `documents_`.
   std::map<std::tuple<int, int64_t, int64_t>, int64_t> band_tiles_;
 };
 

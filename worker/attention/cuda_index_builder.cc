@@ -25,7 +25,27 @@ int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+template <typename T>
+Tensor Upload(const std::vector<T>& values, torch::ScalarType type) {
+  Tensor pinned = torch::empty({static_cast<int64_t>(values.size())},
+                               torch::TensorOptions().dtype(type).pinned_memory(true));
+  std::copy(values.begin(), values.end(), pinned.mutable_data_ptr<T>());
+  return pinned.to(torch::kCUDA, /*non_blocking=*/true);
+}
+
 }  // namespace
+
+std::shared_ptr<const CudaDocuments> UploadDocuments(
+    std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) {
+  const EstimateQueries estimate =
+      ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
+  auto result = std::make_shared<CudaDocuments>();
+  result->starts = Upload(documents->local_starts, torch::kInt);
+  result->estimate_positions = Upload(estimate.positions, torch::kLong);
+  result->estimate_starts = Upload(estimate.starts, torch::kLong);
+  result->host = std::move(documents);
+  return result;
+}
 
 kernels::ColumnSelection CudaLayerIndex::Columns() const {
   return {.positions = column_positions.const_data_ptr<int64_t>(),
@@ -35,7 +55,10 @@ kernels::ColumnSelection CudaLayerIndex::Columns() const {
 
 OwnerTiles TilesOf(const CudaLayerIndex& layer, int32_t heads, const ShardLayout& query_layout,
                    const ShardLayout& key_layout, const torch::TensorOptions& device) {
-  OwnerTiles out{.tiles = {.pattern = layer.pattern, .tile = layer.tile, .window = layer.window},
+  OwnerTiles out{.tiles = {.pattern = layer.pattern,
+                           .tile = layer.tile,
+                           .window = layer.window,
+                           .document_starts = layer.DocumentStarts()},
                  .lists = {}};
   if (layer.diagonals.defined()) {
     out.tiles.diagonals =
@@ -58,6 +81,7 @@ OwnerTiles TilesOf(const CudaLayerIndex& layer, int32_t heads, const ShardLayout
       .chosen = reinterpret_cast<const uint32_t*>(layer.chosen.const_data_ptr<int32_t>()),
       .query_layout = query_layout,
       .key_layout = key_layout,
+      .document_starts = layer.DocumentStarts(),
       .heads = heads,
       .tile = layer.tile,
       .block_size = layer.block_size,
@@ -84,6 +108,7 @@ std::shared_ptr<CudaLayerIndex> CudaIndexBuilder::Build(const LayerBudget& budge
                                                         const CounterSlots& counters) {
   auto layer = std::make_shared<CudaLayerIndex>();
   layer->tile = options_.tile;
+  layer->documents = inputs.documents;
   if (budget.dense) return layer;
   switch (options_.pattern) {
     case Pattern::kDense:
@@ -116,7 +141,11 @@ void CudaIndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const CudaI
   const ShardLayout layout = inputs.layout_of(communicator_->rank());
   const int64_t n = inputs.k.size(0), tokens = layout.tokens, d = inputs.q.size(2);
   const int64_t blocks = CeilDiv(tokens, options_.tile);
-  const int64_t count = std::min<int64_t>(options_.estimate_queries, tokens);
+  const CudaDocuments* const documents = inputs.documents.get();
+  const int64_t count = documents == nullptr ? std::min<int64_t>(options_.estimate_queries, tokens)
+                                             : documents->estimate_positions.size(0);
+  const int64_t* const query_starts =
+      documents == nullptr ? nullptr : documents->estimate_starts.const_data_ptr<int64_t>();
   const bool top_k = options_.select == Select::kTopK;
   // A slot at least, so that no list is empty memory.
   const auto max_columns = static_cast<int32_t>(
@@ -126,16 +155,19 @@ void CudaIndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const CudaI
              ints = inputs.q.options().dtype(torch::kInt),
              longs = inputs.q.options().dtype(torch::kLong);
 
-  // One rank has each of the last queries; all others add zeros.
+  // One rank has each of the estimate queries; all others add zeros.
   const Tensor positions = torch::empty({count}, longs), masses = torch::empty({2, heads}, floats),
                max_counts = torch::empty({2, heads}, ints);
   Tensor queries = inputs.q.slice(0, n - std::min(count, n), n);
-  if (ranks > 1) queries = torch::empty({count, heads, d}, inputs.q.options());
+  const bool gathers = ranks > 1 || documents != nullptr;
+  if (gathers) queries = torch::empty({count, heads, d}, inputs.q.options());
   Check(PrepareEstimate(
       {.q = View(inputs.q),
        .layout = layout,
        .count = static_cast<int32_t>(count),
-       .queries = ranks > 1 ? kernels::ops::MutableBf16(queries) : nullptr,
+       .chosen =
+           documents == nullptr ? nullptr : documents->estimate_positions.const_data_ptr<int64_t>(),
+       .queries = gathers ? kernels::ops::MutableBf16(queries) : nullptr,
        .positions = positions.mutable_data_ptr<int64_t>(),
        .column_mass = top_k ? 1.0f : static_cast<float>(budget.vertical_mass),
        .diagonal_mass = top_k ? 1.0f : static_cast<float>(budget.slash_mass),
@@ -159,6 +191,7 @@ void CudaIndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const CudaI
                column_mass = torch::empty({heads, n}, ints);
   const index::EstimateArgs estimate = {.q = View(queries),
                                         .query_positions = positions.const_data_ptr<int64_t>(),
+                                        .query_starts = query_starts,
                                         .k = View(inputs.k),
                                         .key_layout = layout,
                                         .tile = options_.tile,
@@ -237,6 +270,9 @@ void CudaIndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const CudaI
   Check(index::Select(select, stream));
   Check(CountSelection({.selected = select,
                         .estimate_queries = static_cast<int32_t>(count),
+                        .query_positions = positions.const_data_ptr<int64_t>(),
+                        .query_starts = query_starts,
+                        .document_starts = layer.DocumentStarts(),
                         .counters = counters.counters,
                         .owner_tiles = counters.owner_tiles},
                        stream));
@@ -275,6 +311,7 @@ void CudaIndexBuilder::BuildBlockTopK(const CudaIndexInputs& inputs, CudaLayerIn
       {.query_sums = query_sums.const_data_ptr<float>(),
        .key_sums = key_sums.const_data_ptr<float>(),
        .query_layout = layout,
+       .document_starts = layer.DocumentStarts(),
        .heads = static_cast<int32_t>(heads),
        .kv_heads = static_cast<int32_t>(kv_heads),
        .head_dim = static_cast<int32_t>(d),

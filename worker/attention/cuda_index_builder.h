@@ -12,9 +12,20 @@
 #include "ringleader/kernels/attention.h"
 #include "worker/attention/attention_options.h"
 #include "worker/attention/device_stats.h"
+#include "worker/attention/documents.h"
 #include "worker/comm/device_communicator.h"
 
 namespace ringleader::attention {
+
+// SequenceDocuments on the device, shared by the layers of a sequence.
+struct CudaDocuments {
+  std::shared_ptr<const SequenceDocuments> host;
+  torch::Tensor starts;                               // [n] int32: TileSelection::document_starts
+  torch::Tensor estimate_positions, estimate_starts;  // [queries] int64: EstimateQueries
+};
+// Copies behind the host's back, on the current stream. `documents` is not null.
+std::shared_ptr<const CudaDocuments> UploadDocuments(
+    std::shared_ptr<const SequenceDocuments> documents, int estimate_queries);
 
 // What one layer attends to in one call, on the device; small but for the selected columns.
 struct CudaLayerIndex {
@@ -33,8 +44,13 @@ struct CudaLayerIndex {
   int32_t block_size = 0;
   int32_t kept_blocks = 0;  // of a query tile, at most
 
+  std::shared_ptr<const CudaDocuments> documents;  // null: one
+
   bool has_columns() const { return column_positions.defined(); }
   kernels::ColumnSelection Columns() const;
+  const int32_t* DocumentStarts() const {
+    return documents == nullptr ? nullptr : documents->starts.const_data_ptr<int32_t>();
+  }
 };
 
 // The tiles of one hop and the lists that they point into.
@@ -50,6 +66,7 @@ struct CudaIndexInputs {
   torch::Tensor q, k;  // this rank's
   float scale = 0.0f;
   std::function<kernels::ShardLayout(int rank)> layout_of;
+  std::shared_ptr<const CudaDocuments> documents = nullptr;  // null: one
 };
 
 // Throws c10::Error.

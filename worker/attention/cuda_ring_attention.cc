@@ -74,6 +74,9 @@ class CudaRingAttention : public ContextAttention {
   absl::Status SetBudgets(std::span<const LayerBudget> budgets) override {
     return engine_->SetBudgets(budgets);
   }
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override {
+    return engine_->SetDocuments(tokens, firsts);
+  }
   AttentionStats TakeStats() override { return engine_->TakeStats(); }
 
  private:

@@ -37,6 +37,7 @@ absl::StatusOr<std::shared_ptr<LayerIndex>> IndexBuilder::Build(const LayerBudge
                                                                 LayerStats& stats) {
   auto index = std::make_shared<LayerIndex>();
   index->tile = options_.tile;
+  index->documents = inputs.documents;
   if (budget.dense) return index;
   switch (options_.pattern) {
     case Pattern::kDense:
@@ -75,16 +76,16 @@ absl::Status IndexBuilder::ReduceSum(std::vector<int64_t>& values) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<float>> IndexBuilder::GatherQueries(const IndexInputs& inputs,
-                                                               int64_t first, int64_t count) {
+absl::StatusOr<std::vector<float>> IndexBuilder::GatherQueries(
+    const IndexInputs& inputs, const std::vector<int64_t>& positions) {
   const TokenMajor<const float>& q = inputs.q;
   const ShardLayout layout = inputs.layout_of(communicator_->rank());
   const int64_t row = int64_t{q.heads} * q.head_dim;
   // One rank has each query; all others add zeros.
-  std::vector<float> queries(count * row, 0.0f);
-  for (int64_t e = 0; e < count; ++e) {
-    if (layout.Owner(first + e) != layout.rank) continue;
-    const int64_t i = layout.LocalIndex(first + e);
+  std::vector<float> queries(positions.size() * row, 0.0f);
+  for (size_t e = 0; e < positions.size(); ++e) {
+    if (layout.Owner(positions[e]) != layout.rank) continue;
+    const int64_t i = layout.LocalIndex(positions[e]);
     for (int head = 0; head < q.heads; ++head) {
       std::copy_n(q.data + i * q.token_stride + head * q.head_stride, q.head_dim,
                   queries.data() + e * row + int64_t{head} * q.head_dim);
@@ -103,10 +104,10 @@ absl::Status IndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const I
   const ShardLayout layout = inputs.layout_of(communicator_->rank());
   const int64_t n = inputs.k.tokens, tokens = layout.tokens;
   const int64_t blocks = (tokens + options_.tile - 1) / options_.tile;
-  const int64_t count = std::min<int64_t>(options_.estimate_queries, tokens);
-  ASSIGN_OR_RETURN(const std::vector<float> queries, GatherQueries(inputs, tokens - count, count));
-  std::vector<int64_t> query_positions(count);
-  std::iota(query_positions.begin(), query_positions.end(), tokens - count);
+  const EstimateQueries chosen =
+      ChooseEstimateQueries(tokens, options_.estimate_queries, inputs.documents.get());
+  const auto count = static_cast<int64_t>(chosen.positions.size());
+  ASSIGN_OR_RETURN(const std::vector<float> queries, GatherQueries(inputs, chosen.positions));
 
   std::vector<float> row_max(heads * count);
   std::vector<int64_t> row_sum(heads * count);
@@ -114,21 +115,23 @@ absl::Status IndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const I
   const int64_t row = int64_t{heads} * inputs.q.head_dim;
   ASSIGN_OR_RETURN(
       reference::IndexEstimate estimate,
-      reference::IndexEstimate::Create(engine_, {.q = {.data = queries.data(),
-                                                       .tokens = count,
-                                                       .heads = heads,
-                                                       .head_dim = inputs.q.head_dim,
-                                                       .token_stride = row,
-                                                       .head_stride = inputs.q.head_dim},
-                                                 .query_positions = query_positions.data(),
-                                                 .k = inputs.k,
-                                                 .key_layout = layout,
-                                                 .tile = options_.tile,
-                                                 .scale = inputs.scale,
-                                                 .row_max = row_max.data(),
-                                                 .row_sum = row_sum.data(),
-                                                 .column_mass = column_mass.data(),
-                                                 .diagonal_mass = diagonal_part.data()}));
+      reference::IndexEstimate::Create(
+          engine_, {.q = {.data = queries.data(),
+                          .tokens = count,
+                          .heads = heads,
+                          .head_dim = inputs.q.head_dim,
+                          .token_stride = row,
+                          .head_stride = inputs.q.head_dim},
+                    .query_positions = chosen.positions.data(),
+                    .query_starts = chosen.starts.empty() ? nullptr : chosen.starts.data(),
+                    .k = inputs.k,
+                    .key_layout = layout,
+                    .tile = options_.tile,
+                    .scale = inputs.scale,
+                    .row_max = row_max.data(),
+                    .row_sum = row_sum.data(),
+                    .column_mass = column_mass.data(),
+                    .diagonal_mass = diagonal_part.data()}));
   estimate.RowMax();
   RETURN_IF_ERROR(ReduceMax(row_max));
   estimate.RowSum();
@@ -233,17 +236,20 @@ absl::Status IndexBuilder::BuildBlockTopK(const IndexInputs& inputs, LayerIndex&
                   sums.begin() + owner.Position(b * tile) / tile * row);
     }
   }
+  const int32_t* const document_starts = index.TilesOf(layout.rank).document_starts;
   const std::vector<char> selected =
       reference::SelectBlocks(engine_, {.q = inputs.q,
                                         .query_layout = layout,
+                                        .document_starts = document_starts,
                                         .key_sums = sums.data(),
                                         .kv_heads = inputs.k.heads,
                                         .tile = tile,
                                         .block_size = options_.block_size,
                                         .topk_blocks = options_.topk_blocks});
   for (int rank = 0; rank < ranks; ++rank) {
-    index.owners.push_back(reference::CsrOfBlocks(
-        selected, inputs.q.heads, tile, options_.block_size, layout, inputs.layout_of(rank)));
+    index.owners.push_back(reference::CsrOfBlocks(selected, inputs.q.heads, tile,
+                                                  options_.block_size, layout,
+                                                  inputs.layout_of(rank), document_starts));
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@ struct IndexInputs {
   kernels::TokenMajor<const float> q, k;  // this rank's
   float scale = 0.0f;
   std::function<kernels::ShardLayout(int rank)> layout_of;
+  std::shared_ptr<const SequenceDocuments> documents = nullptr;  // null: one
 };
 
 class IndexBuilder {
@@ -37,9 +38,9 @@ class IndexBuilder {
                                   LayerIndex& index, LayerStats& stats);
   absl::Status BuildBlockTopK(const IndexInputs& inputs, LayerIndex& index);
 
-  // The last estimate queries of the sequence, on every rank.
-  absl::StatusOr<std::vector<float>> GatherQueries(const IndexInputs& inputs, int64_t first,
-                                                   int64_t count);
+  // The queries at these positions of the sequence, on every rank.
+  absl::StatusOr<std::vector<float>> GatherQueries(const IndexInputs& inputs,
+                                                   const std::vector<int64_t>& positions);
   absl::Status ReduceMax(std::vector<float>& values);
   // Exact, whatever the size of the sums.
   absl::Status ReduceSum(std::vector<int64_t>& values);

@@ -21,7 +21,8 @@ absl::Status Launched(const char* what) {
 // A block an estimate query.
 __global__ void PrepareEstimateKernel(const EstimateInputsArgs args) {
   const int32_t query = blockIdx.x;
-  const int64_t position = args.layout.tokens - args.count + query;
+  const int64_t position =
+      args.chosen == nullptr ? args.layout.tokens - args.count + query : args.chosen[query];
   if (threadIdx.x == 0) args.positions[query] = position;
   if (query == 0) {
     for (int32_t head = threadIdx.x; head < args.q.heads; head += kThreads) {
@@ -90,9 +91,23 @@ __device__ double UncoveredShare(const kernels::index::SelectArgs& args, int32_t
   return all == 0 ? 0.0 : static_cast<double>(uncovered) / static_cast<double>(all);
 }
 
+// The same where the queries are those of several documents.
+__device__ double UncoveredShareOfDocuments(const CountSelectionArgs& args,
+                                            const uint64_t* diagonals, int64_t position) {
+  const int64_t tile = args.selected.tile;
+  int all = 0, uncovered = 0;
+  for (int32_t e = 0; e < args.estimate_queries; ++e) {
+    if (position < args.query_starts[e] || position > args.query_positions[e]) continue;
+    ++all;
+    if (!Covered(diagonals, args.query_positions[e] / tile - position / tile)) ++uncovered;
+  }
+  return all == 0 ? 0.0 : static_cast<double>(uncovered) / static_cast<double>(all);
+}
+
 // Mass of the head's chosen columns that its diagonals do not hold already.
-__device__ double ColumnMass(const kernels::index::SelectArgs& args, int32_t estimate_queries,
-                             int head, const uint64_t* diagonals) {
+__device__ double ColumnMass(const CountSelectionArgs& counted, int head,
+                             const uint64_t* diagonals) {
+  const kernels::index::SelectArgs& args = counted.selected;
   const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
   const int32_t count = args.column_counts[head];
   double sum = 0.0;
@@ -111,23 +126,31 @@ __device__ double ColumnMass(const kernels::index::SelectArgs& args, int32_t est
       }
     }
     if (low == count || positions[low] != position) continue;
-    sum += args.candidate_mass[slot] * UncoveredShare(args, estimate_queries, diagonals, position);
+    sum += args.candidate_mass[slot] *
+           (counted.query_starts == nullptr
+                ? UncoveredShare(args, counted.estimate_queries, diagonals, position)
+                : UncoveredShareOfDocuments(counted, diagonals, position));
   }
   return sum;
 }
 
 // Query tiles that see any column of a tile of columns: those that the pass over columns visits.
-__device__ int64_t ColumnTiles(const kernels::index::SelectArgs& args, int head, int32_t first,
+__device__ int64_t ColumnTiles(const CountSelectionArgs& counted, int head, int32_t first,
                                const uint64_t* diagonals) {
+  const kernels::index::SelectArgs& args = counted.selected;
   const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
   const int32_t end = min(first + args.tile, args.column_counts[head]);
   const int64_t query_tiles = (args.layout.local_tokens() + args.tile - 1) / args.tile;
   int64_t tiles = 0;
   for (int64_t a = threadIdx.x; a < query_tiles; a += kThreads) {
     const int64_t block = args.layout.Position(a * args.tile) / args.tile;
+    // Of the tile's first row; the others' documents start no earlier.
+    const int64_t start =
+        counted.document_starts == nullptr ? 0 : counted.document_starts[a * args.tile];
     for (int32_t c = first; c < end; ++c) {
       const int64_t delta = block - positions[c] / args.tile;
       if (delta <= 0) break;  // as all that follow
+      if (positions[c] < start) continue;
       if (!Covered(diagonals, delta)) {
         ++tiles;
         break;
@@ -148,21 +171,20 @@ __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t colu
   const int64_t words = ((selected.layout.tokens + selected.tile - 1) / selected.tile + 63) / 64;
   const uint64_t* const diagonals = selected.diagonals + head * words;
   if (of_tiles) {
-    const int64_t visited = BlockSum(
-        ColumnTiles(selected, head, tile % column_tiles * selected.tile, diagonals), tiles);
+    const int64_t visited =
+        BlockSum(ColumnTiles(args, head, tile % column_tiles * selected.tile, diagonals), tiles);
     if (threadIdx.x == 0 && visited > 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(&args.counters->column_tiles),
                 static_cast<unsigned long long>(visited));
     }
     return;
   }
-  if (head == 0) {
+  if (head == 0 && args.document_starts == nullptr) {
     for (int owner = threadIdx.x; owner < selected.layout.ranks; owner += kThreads) {
       args.owner_tiles[owner] += selected.load[owner];
     }
   }
-  const double columns =
-      BlockSum(ColumnMass(selected, args.estimate_queries, head, diagonals), masses);
+  const double columns = BlockSum(ColumnMass(args, head, diagonals), masses);
   if (threadIdx.x == 0) {
     const kernels::index::IndexMass& mass = selected.masses[head];
     const double heads = selected.heads;
@@ -172,6 +194,37 @@ __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t colu
     }
     atomicAdd(&args.counters->verticals, selected.column_counts[head] / heads);
     atomicAdd(&args.counters->slashes, selected.diagonal_counts[head] / heads);
+  }
+}
+
+// Tiles of a head's diagonals that documents do not hide, by owner; a thread a query tile.
+__global__ void CountDiagonalsKernel(const CountSelectionArgs args) {
+  extern __shared__ uint32_t owner_tiles[];
+  const kernels::index::SelectArgs& selected = args.selected;
+  const ShardLayout layout = selected.layout;
+  const int64_t tile = selected.tile;
+  for (int owner = threadIdx.x; owner < layout.ranks; owner += kThreads) owner_tiles[owner] = 0;
+  __syncthreads();
+  const int64_t a = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (a * tile < layout.local_tokens()) {
+    const int64_t words = ((layout.tokens + tile - 1) / tile + 63) / 64;
+    const uint64_t* const diagonals = selected.diagonals + blockIdx.y * words;
+    const int64_t block = layout.Position(a * tile) / tile;
+    // The first block that the tile's first row, and so any, sees.
+    const int64_t last_delta = block - args.document_starts[a * tile] / tile;
+    for (int64_t word = 0; word <= last_delta / 64; ++word) {
+      uint64_t bits = diagonals[word];
+      if (last_delta - word * 64 < 63) bits &= (uint64_t{2} << (last_delta - word * 64)) - 1;
+      for (; bits != 0; bits &= bits - 1) {
+        const int64_t delta = word * 64 + __ffsll(static_cast<long long>(bits)) - 1;
+        atomicAdd(&owner_tiles[layout.Owner((block - delta) * tile)], 1u);
+      }
+    }
+  }
+  __syncthreads();
+  for (int owner = threadIdx.x; owner < layout.ranks; owner += kThreads) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(args.owner_tiles + owner),
+              static_cast<unsigned long long>(owner_tiles[owner]));
   }
 }
 
@@ -213,7 +266,13 @@ absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream)
       (args.selected.max_columns + args.selected.tile - 1) / args.selected.tile;
   CountSelectionKernel<<<args.selected.heads*(1 + column_tiles), kThreads, 0, stream>>>(
       args, column_tiles);
-  return Launched("CountSelection");
+  RETURN_IF_ERROR(Launched("CountSelection"));
+  if (args.document_starts == nullptr) return absl::OkStatus();
+  const int64_t query_tiles =
+      (args.selected.layout.local_tokens() + args.selected.tile - 1) / args.selected.tile;
+  CountDiagonalsKernel<<<dim3(Blocks(query_tiles), args.selected.heads), kThreads,
+                         sizeof(uint32_t) * args.selected.layout.ranks, stream>>>(args);
+  return Launched("CountSelection: diagonals");
 }
 
 absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,

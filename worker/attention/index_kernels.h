@@ -18,7 +18,8 @@ namespace ringleader::attention {
 struct EstimateInputsArgs {
   kernels::TokenMajor<const __nv_bfloat16> q;  // [n, heads, d], this rank's
   kernels::ShardLayout layout;
-  int32_t count = 0;                 // the last ones of the sequence
+  int32_t count = 0;
+  const int64_t* chosen = nullptr;   // [count]: their positions; null: the last of the sequence
   __nv_bfloat16* queries = nullptr;  // [count, heads, d]; null: positions and budgets only
   int64_t* positions = nullptr;      // [count]
   float column_mass = 1.0f, diagonal_mass = 1.0f;
@@ -65,10 +66,15 @@ inline constexpr int kLayerCounters = sizeof(LayerCounters) / 8;
 
 // Adds a vertical-slash selection to `counters` and `owner_tiles`. Recall is exact where the
 // estimate queries lie in one block of the sequence; else a column's mass counts by the share of
-// queries whose diagonals do not cover it.
+// queries that see it whose diagonals do not cover it.
 struct CountSelectionArgs {
   kernels::index::SelectArgs selected;  // after Select
   int32_t estimate_queries = 0;
+  const int64_t* query_positions = nullptr;  // [estimate_queries]
+  // Both or none, as in IndexEstimateArgs and TileSelection: tiles that documents hide are not
+  // counted.
+  const int64_t* query_starts = nullptr;     // [estimate_queries]
+  const int32_t* document_starts = nullptr;  // [n]
   LayerCounters* counters = nullptr;
   int64_t* owner_tiles = nullptr;
 };

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/reference/block_topk.h"
 #include "ringleader/kernels/attention.h"
+#include "worker/attention/documents.h"
 
 namespace ringleader::attention {
 
@@ -24,10 +26,13 @@ struct LayerIndex {
 
   std::vector<kernels::reference::TileCsr> owners;  // block top-k, by owner
 
+  std::shared_ptr<const SequenceDocuments> documents;  // null: one
+
   kernels::TileSelection TilesOf(int owner) const {
     kernels::TileSelection tiles{.pattern = pattern, .tile = tile, .window = window};
     if (!diagonals.empty()) tiles.diagonals = diagonals.data();
     tiles.diagonal_words = diagonal_words;
+    if (documents != nullptr) tiles.document_starts = documents->local_starts.data();
     if (!owners.empty()) {
       tiles.row_offsets = owners[owner].row_offsets.data();
       tiles.columns = owners[owner].columns.data();

@@ -105,6 +105,10 @@ absl::Status RingAttention::SetBudgets(std::span<const LayerBudget> budgets) {
   return engine_->SetBudgets(budgets);
 }
 
+absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
+  return engine_->SetDocuments(tokens, firsts);
+}
+
 AttentionStats RingAttention::TakeStats() {
   return engine_->TakeStats();
 }

@@ -36,6 +36,7 @@ class RingAttention : public ContextAttention {
   AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
                              const torch::Tensor& v) override;
   absl::Status SetBudgets(std::span<const LayerBudget> budgets) override;
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override;
   AttentionStats TakeStats() override;
 
  private:

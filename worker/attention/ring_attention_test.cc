@@ -43,12 +43,14 @@ Tensor PositionsOf(const ShardLayout& layout) {
 }
 
 // Runs the sequence over `ranks` threads and puts the shards together again.
-Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int ranks) {
+Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int ranks,
+                  const std::vector<int64_t>& documents = {}) {
   Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
                 torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
   comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
     auto attention = RingAttention::Create(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), documents).ok());
     const Tensor positions =
         PositionsOf({.kind = options.layout,
                      .ranks = ranks,
@@ -59,6 +61,8 @@ Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int ranks)
     const Tensor k = sequence.k.index_select(0, positions).requires_grad_();
     const Tensor v = sequence.v.index_select(0, positions).requires_grad_();
     const Tensor out = (*attention)->Forward(0, q, k, v);
+    // Backward is of what forward saw, whatever comes next.
+    TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), {}).ok());
     out.backward(sequence.d_out.index_select(0, positions));
     result.out.index_copy_(0, positions, out.detach());
     result.dq.index_copy_(0, positions, q.grad());
@@ -102,15 +106,37 @@ TEST(RingAttentionTest, DenseOnOneRankEqualsLibTorch) {
   ExpectNear(RunOnRanks(sequence, {}, 1), Dense(sequence));
 }
 
+TEST(RingAttentionTest, PackedDocumentsEqualTheDocumentsAlone) {
+  const Sequence packed(777);
+  const std::vector<int64_t> firsts = {0, 100, 101, 128, 500};
+  for (const AttentionOptions& options :
+       {AttentionOptions{.tile = 64},
+        AttentionOptions{.pattern = Pattern::kSlidingWindow, .window = 90, .tile = 64}}) {
+    const Result together = RunOnRanks(packed, options, 1, firsts);
+    for (size_t i = 0; i < firsts.size(); ++i) {
+      const int64_t first = firsts[i], end = i + 1 < firsts.size() ? firsts[i + 1] : 777;
+      const auto rows = [&](const Tensor& x) { return x.slice(0, first, end); };
+      Sequence alone(1);
+      alone.q = rows(packed.q);
+      alone.k = rows(packed.k);
+      alone.v = rows(packed.v);
+      alone.d_out = rows(packed.d_out);
+      ExpectNear({rows(together.out), rows(together.dq), rows(together.dk), rows(together.dv)},
+                 RunOnRanks(alone, options, 1));
+    }
+  }
+}
+
 class ManyRanksTest : public ::testing::TestWithParam<testing::RingSetting> {
  protected:
   // The same result on this setting's ranks as on one.
-  void ExpectSameAsOneRank(AttentionOptions options) {
+  void ExpectSameAsOneRank(AttentionOptions options, const std::vector<int64_t>& documents = {}) {
     const Sequence sequence(1024);
-    const Result expected = RunOnRanks(sequence, options, 1);
+    const Result expected = RunOnRanks(sequence, options, 1, documents);
     options.layout = GetParam().layout;
     options.ring = GetParam().ring;
-    ExpectNear(RunOnRanks(sequence, options, options.ring.inner * options.ring.outer), expected);
+    ExpectNear(RunOnRanks(sequence, options, options.ring.inner * options.ring.outer, documents),
+               expected);
   }
 };
 
@@ -140,6 +166,19 @@ TEST_P(ManyRanksTest, VerticalSlashTopK) {
 TEST_P(ManyRanksTest, BlockTopK) {
   ExpectSameAsOneRank(
       {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+}
+
+TEST_P(ManyRanksTest, Documents) {
+  const std::vector<int64_t> documents = {0, 1, 64, 200, 201, 230, 900};
+  ExpectSameAsOneRank({.tile = 64}, documents);
+  ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64}, documents);
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .budget = {.vertical_mass = 0.5, .slash_mass = 0.4},
+                       .sink_tokens = 8,
+                       .tile = 64},
+                      documents);
+  ExpectSameAsOneRank(
+      {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64}, documents);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

@@ -31,7 +31,8 @@ int64_t CausalTiles(const ShardLayout& mine, int tile) {
   return tiles;
 }
 
-int64_t BandTiles(const ShardLayout& query, const ShardLayout& key, int tile, int64_t window) {
+int64_t BandTiles(const ShardLayout& query, const ShardLayout& key, int tile, int64_t window,
+                  const int32_t* document_starts) {
   const int64_t keys = key.local_tokens(), key_tiles = (keys + tile - 1) / tile;
   const auto first_key = [&](int64_t b) { return key.Position(b * tile); };
   const auto last_key = [&](int64_t b) { return key.Position(std::min(keys, (b + 1) * tile) - 1); };
@@ -41,9 +42,13 @@ int64_t BandTiles(const ShardLayout& query, const ShardLayout& key, int tile, in
     const int64_t last = query.Position(std::min(query.local_tokens(), begin + tile) - 1);
     // Positions grow with the local index, so what a tile sees is a run of tiles.
     const int64_t end = FirstWhere(key_tiles, [&](int64_t b) { return first_key(b) > last; });
-    const int64_t start = window == 0 ? 0 : FirstWhere(key_tiles, [&](int64_t b) {
-      return last_key(b) > first - window;
-    });
+    // The first key that the tile's first query, and so any, sees.
+    int64_t first_seen = window == 0 ? 0 : first - window + 1;
+    if (document_starts != nullptr) {
+      first_seen = std::max<int64_t>(first_seen, document_starts[begin]);
+    }
+    const int64_t start =
+        FirstWhere(key_tiles, [&](int64_t b) { return last_key(b) >= first_seen; });
     tiles += std::max<int64_t>(0, end - start);
   }
   return tiles;

@@ -11,8 +11,9 @@ namespace ringleader::attention {
 int64_t CausalTiles(const kernels::ShardLayout& mine, int tile);
 
 // Tiles of `query`'s queries and `key`'s keys that hold a visible pair, one head. window: tokens
-// that a query sees; 0: all before it.
+// that a query sees; 0: all before it. document_starts: TileSelection's, of `query`'s queries; may
+// be null.
 int64_t BandTiles(const kernels::ShardLayout& query, const kernels::ShardLayout& key, int tile,
-                  int64_t window);
+                  int64_t window, const int32_t* document_starts);
 
 }  // namespace ringleader::attention

@@ -228,6 +228,39 @@ TEST_F(LoaderTest, NothingIsPredictedBehindASeparator) {
               ::testing::ElementsAre('b', kByteSeparator, kIgnoreLabel, 'd', kByteSeparator));
 }
 
+TEST_F(LoaderTest, DocumentsStartWhereTheyDoInTheSequence) {
+  // "abc|de|f|" of two files: the second one's first separator is its own.
+  const uint32_t ids[] = {'d', 'e', 0, 'f'};
+  const uint32_t letters[] = {'a', 'b', 'c'};
+  AddText("x", std::string(reinterpret_cast<const char*>(letters), sizeof(letters)));
+  AddText("y", std::string(reinterpret_cast<const char*>(ids), sizeof(ids)));
+  PackOptions options = Options();
+  options.paths = {(folder_ / "text/x").string(), (folder_ / "text/y").string()};
+  options.input = PackOptions::Input::kUint32;
+  options.vocabulary = 257;
+  options.tokenizer = "mine";
+  for (const uint64_t shard_tokens : {1, 100}) {
+    options.output += "2";
+    options.shard_tokens = shard_tokens;
+    ASSERT_TRUE(Pack(options).ok());
+    const auto folder = TokenFolder::Open(options.output + "/train");
+    ASSERT_TRUE(folder.ok()) << folder.status();
+    EXPECT_THAT(folder->DocumentStarts(0, 9), ::testing::ElementsAre(0, 4, 7));
+    EXPECT_THAT(folder->DocumentStarts(1, 7), ::testing::ElementsAre(4));
+    EXPECT_THAT(folder->DocumentStarts(4, 8), ::testing::ElementsAre(4, 7));
+    const auto loader = Loader::Open(options.output + "/train", 4, 1, 257);
+    ASSERT_TRUE(loader.ok()) << loader.status();
+    EXPECT_THAT(loader->InOrder(0, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0));
+    EXPECT_THAT(loader->InOrder(1, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 3));
+    // "c|d": begins within a document. Every rank gets those of the whole sequence.
+    const auto odd = Loader::Open(options.output + "/train", 2, 1, 257);
+    ASSERT_TRUE(odd.ok()) << odd.status();
+    EXPECT_THAT(odd->InOrder(1, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 2));
+    EXPECT_THAT(odd->InOrder(1, {.ranks = 2, .rank = 1, .tokens = 4}).document_firsts,
+                ::testing::ElementsAre(0, 2));
+  }
+}
+
 TEST_F(LoaderTest, AnEpochIsAPermutationThatTheSeedDecides) {
   const auto order = [&](uint64_t seed, uint64_t epoch) {
     const auto loader = Loader::Open(Train(), 64, seed, 257);

@@ -89,6 +89,10 @@ LocalSequence Loader::Read(uint64_t start, const kernels::ShardLayout& layout) c
                                ? kIgnoreLabel
                                : int64_t{folder_.token(start + position + 1)});
   }
+  local.document_firsts.push_back(0);
+  for (const uint64_t first : folder_.DocumentStarts(start, start + layout.tokens)) {
+    if (first > start) local.document_firsts.push_back(static_cast<int64_t>(first - start));
+  }
   return local;
 }
 

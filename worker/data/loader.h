@@ -16,16 +16,19 @@ namespace ringleader::data {
 // be told from the one before it.
 inline constexpr int64_t kIgnoreLabel = -100;
 
-// One rank's tokens of one sequence, in the rank's local order. All [n], n = layout.local_tokens().
+// One rank's tokens of one sequence, in the rank's local order: [n], n = layout.local_tokens().
 struct LocalSequence {
   std::vector<int64_t> tokens;
   std::vector<int64_t> positions;  // in the sequence
   std::vector<int64_t> labels;     // the next token of the sequence, or kIgnoreLabel
   int64_t sequence_length = 0;     // of the whole sequence
+  // Positions of the whole sequence with which a document starts, ascending from 0: the document
+  // that the sequence begins with may have begun before it.
+  std::vector<int64_t> document_firsts;
 };
 
-// Sequences are consecutive pieces of the token stream; documents are packed into them without gaps
-// and without a mask between documents. Immutable; safe to read from any thread.
+// Sequences are consecutive pieces of the token stream; documents are packed into them without
+// gaps, whether attention is masked between them or not. Immutable; safe to read from any thread.
 class Loader {
  public:
   // FAILED_PRECONDITION says how many tokens there are if they do not make one sequence;

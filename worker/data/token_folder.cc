@@ -88,4 +88,24 @@ uint32_t TokenFolder::token(uint64_t i) const {
   return shards_[shard]->token(i - (shard == 0 ? 0 : ends_[shard - 1]));
 }
 
+std::vector<uint64_t> TokenFolder::DocumentStarts(uint64_t begin, uint64_t end) const {
+  std::vector<uint64_t> result;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    const TokenShard& shard = *shards_[s];
+    const uint64_t first = ends_[s] - shard.tokens();
+    if (ends_[s] <= begin || first >= end) continue;
+    const uint64_t from = std::max(begin, first) - first, to = std::min(end, ends_[s]) - first;
+    const std::span<const uint64_t> named = shard.document_starts();
+    auto next = std::lower_bound(named.begin(), named.end(), from);
+    bool behind_separator = from + first > 0 && token(from + first - 1) == manifest_.separator;
+    for (uint64_t i = from; i < to; ++i) {
+      const bool is_named = next != named.end() && *next == i;
+      if (is_named) ++next;
+      if (is_named || behind_separator) result.push_back(first + i);
+      behind_separator = shard.token(i) == manifest_.separator;
+    }
+  }
+  return result;
+}
+
 }  // namespace ringleader::data

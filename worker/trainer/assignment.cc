@@ -157,6 +157,9 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.eval_data = spec.data().eval();
   job.sequence_length = spec.data().sequence_length();
   job.sequence_lengths = jobspec::SequenceLengths(spec);
+  // Jobs come with every default filled in; one without this was made before there was a choice,
+  // and goes on as it began.
+  job.document_mask = assignment.spec().data().document_mask();
   job.attention = ToAttentionOptions(spec.attention());
   job.attention.threads = job.threads;
   job.attention.bf16_gradients = spec.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;

@@ -112,6 +112,9 @@ void CpuEngine::BeginStep() {
 }
 
 absl::StatusOr<LossSum> CpuEngine::RunModel(const data::LocalSequence& sequence) {
+  if (job_.document_mask) {
+    RETURN_IF_ERROR(attention_->SetDocuments(sequence.sequence_length, sequence.document_firsts));
+  }
   const torch::Tensor hidden = decoder_->Forward(
       Tensor(sequence.tokens), Tensor(sequence.positions), sequence.sequence_length, *attention_);
   const model::TokenLoss loss = decoder_->Loss(hidden, Tensor(sequence.labels));

@@ -100,6 +100,7 @@ class CudaEngine : public StepEngine {
   // Copies to the device behind the host's back.
   torch::Tensor Upload(const std::vector<int64_t>& values) const;
   model::TokenBatch Batch(const data::LocalSequence& sequence) const;
+  absl::Status SetDocuments(const data::LocalSequence& sequence);
 
   const TrainingJob& job_;
   comm::Communicator& world_;
@@ -239,8 +240,14 @@ void CudaEngine::BeginStep() {
   labels_ = 0;
 }
 
+absl::Status CudaEngine::SetDocuments(const data::LocalSequence& sequence) {
+  if (!job_.document_mask) return absl::OkStatus();
+  return attention_->SetDocuments(sequence.sequence_length, sequence.document_firsts);
+}
+
 absl::Status CudaEngine::ForwardBackward(const data::LocalSequence& sequence) {
   const torch::NoGradGuard no_grad;
+  RETURN_IF_ERROR(SetDocuments(sequence));
   const torch::Tensor loss = decoder_->ForwardBackward(Batch(sequence), *attention_);
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + loss : loss;
   labels_ += std::count_if(sequence.labels.begin(), sequence.labels.end(),
@@ -265,6 +272,7 @@ absl::StatusOr<StepUpdate> CudaEngine::Update(double learning_rate) {
 
 absl::StatusOr<LossSum> CudaEngine::Loss(const data::LocalSequence& sequence) {
   const torch::NoGradGuard no_grad;
+  RETURN_IF_ERROR(SetDocuments(sequence));
   const torch::Tensor loss = decoder_->Loss(Batch(sequence), *attention_);
   const auto labels = std::count_if(sequence.labels.begin(), sequence.labels.end(),
                                     [](int64_t label) { return label != data::kIgnoreLabel; });

@@ -121,6 +121,16 @@ TEST_F(CudaProcessTest, TrainsAsTheCpuDoes) {
               kBfloat16Noise * cpu.evals.back().loss());
 }
 
+TEST_F(CudaProcessTest, KeepsPackedDocumentsApartAsTheCpuDoes) {
+  NEED_GPUS(1);
+  v1::JobSpec spec = GpuJob(1);
+  spec.mutable_data()->set_document_mask(true);
+  const RankLog gpu = RunToEnd(spec)[0];
+  spec.mutable_resources()->set_engine(v1::ResourcesSpec::CPU);
+  UseCheckpoints(&spec, Path("cpu"));
+  ExpectNear(Losses(gpu), Losses(RunToEnd(spec)[0]));
+}
+
 TEST_F(CudaProcessTest, RecomputePoliciesTrainTheSameModel) {
   NEED_GPUS(1);
   v1::JobSpec spec = GpuJob(1);

@@ -93,6 +93,13 @@ TEST(AssignmentTest, TakesWhatAGpusMemoryIsToHold) {
   EXPECT_EQ(ToTrainingJob(AssignmentOf(spec)).value().memory.offload, model::Offload::kNone);
 }
 
+TEST(AssignmentTest, JobsFromBeforeTheDocumentMaskGoOnWithoutIt) {
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  EXPECT_FALSE(ToTrainingJob(assignment)->document_mask);
+  assignment.mutable_spec()->mutable_data()->set_document_mask(true);
+  EXPECT_TRUE(ToTrainingJob(assignment)->document_mask);
+}
+
 TEST(AssignmentTest, RefusesRanksAndRingsThatDoNotFit) {
   v1::TrainerAssignment assignment = AssignmentOf(Spec());
   assignment.set_world_size(3);

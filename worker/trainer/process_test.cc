@@ -95,6 +95,26 @@ TEST_F(TrainerProcessTest, AnyNumberOfRanksTrainsTheSameModel) {
   }
 }
 
+TEST_F(TrainerProcessTest, KeepsPackedDocumentsApartOnAnyNumberOfRanks) {
+  v1::JobSpec spec = Job(1);
+  spec.mutable_training()->set_eval_sequences(8);
+  const RankLog together = RunToEnd(spec)[0];
+  spec.mutable_data()->set_document_mask(true);
+  UseCheckpoints(&spec, Path("apart"));
+  const RankLog apart = RunToEnd(spec)[0];
+  EXPECT_NE(Losses(apart), Losses(together));
+  EXPECT_NE(apart.evals.front().loss(), together.evals.front().loss());
+  EXPECT_LT(apart.steps.back().loss(), apart.steps.front().loss());
+  spec = Job(4);
+  spec.mutable_data()->set_document_mask(true);
+  UseCheckpoints(&spec, Path("4"));
+  const std::vector<double> losses = Losses(RunToEnd(spec)[0]), expected = Losses(apart);
+  ASSERT_EQ(losses.size(), expected.size());
+  for (size_t i = 0; i < losses.size(); ++i) {
+    EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i]) << i;
+  }
+}
+
 TEST_F(TrainerProcessTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
   v1::JobSpec spec = Job(2);
   spec.mutable_training()->set_steps(40);

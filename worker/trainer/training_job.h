@@ -50,6 +50,7 @@ struct TrainingJob {
   std::string train_data, eval_data;
   uint64_t sequence_length = 0;            // the longest
   std::vector<uint64_t> sequence_lengths;  // of a step's sequences, [global_batch]
+  bool document_mask = false;              // packed documents do not attend to each other
 
   attention::AttentionOptions attention;  // layout, stripe and ring come from the plan
   Plan plan;                              // of the first step

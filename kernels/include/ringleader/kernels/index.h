@@ -35,12 +35,15 @@ inline constexpr int kMassRun = 64;
 // More estimate queries could overflow a mass of 31 bits.
 inline constexpr int kMaxEstimateQueries = 256;
 
-// Step 1 to 3. Only keys at or before a query's position count.
+// Step 1 to 3. Only keys at or before a query's position count, and of packed documents only those
+// of its own.
 template <typename T>
 struct IndexEstimateArgs {
   TokenMajor<const T> q;  // [E, heads, d], the estimate queries: the same on every rank
   const int64_t* query_positions = nullptr;  // [E]
-  TokenMajor<const T> k;                     // [n, kv_heads, d], this rank's keys
+  // [E]: where the queries' documents start in the sequence. Null: it is one document.
+  const int64_t* query_starts = nullptr;
+  TokenMajor<const T> k;  // [n, kv_heads, d], this rank's keys
   ShardLayout key_layout;
   int32_t tile = 128;
   float scale = 0.0f;

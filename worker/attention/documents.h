@@ -1,0 +1,43 @@
+// The documents packed into one sequence, as attention sees them: a query attends to keys of its
+// own document alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::attention {
+
+// One rank's view of a sequence of several documents. Immutable.
+struct SequenceDocuments {
+  int64_t tokens = 0;                 // of the sequence
+  std::vector<int64_t> firsts;        // positions of the documents' first tokens
+  std::vector<int32_t> local_starts;  // [n]: TileSelection::document_starts of this rank
+};
+
+// `layout` is of this rank. Null for a single document, which needs no mask. INVALID_ARGUMENT
+// unless firsts ascend from 0 and lie within the sequence.
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts);
+
+// INVALID_ARGUMENT if `documents`, which may be null, are of a sequence of another length.
+absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens);
+
+// The queries from which the vertical-slash index is estimated.
+struct EstimateQueries {
+  std::vector<int64_t> positions;  // ascending
+  std::vector<int64_t> starts;     // of their documents; empty without `documents`
+};
+// The last `count` queries of the sequence; where it holds documents, each gets its share of them
+// by its tokens, at its end, where a document is seen best. Its last token, a separator, from which
+// nothing is predicted, is passed over where there are others. A document whose share is less than
+// one query may get none. The same on all ranks; `documents` may be null.
+EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count,
+                                      const SequenceDocuments* documents);
+
+}  // namespace ringleader::attention
