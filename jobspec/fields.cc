@@ -71,9 +71,10 @@ constexpr Field kFields[] = {
     {"attention.max_slashes", Need::kDefault, "1024", {1, kMaxSequence}, When::kVerticalSlash,
      "Block diagonals a head keeps (`top_k`), or at most keeps (`top_p`)."},
     {"attention.estimate_queries", Need::kDefault, "64", {1, 256}, When::kVerticalSlash,
-     "Queries at the end of the sequence from which the pattern is estimated."},
+     "Queries at the end of the sequence from which the pattern is estimated; with "
+     "`data.document_mask` they are dealt to the ends of its documents, by their tokens."},
     {"attention.sink_tokens", Need::kDefault, "64", {0, kMaxSequence}, When::kVerticalSlash,
-     "Columns at the start of the sequence that are always kept."},
+     "Columns at the start of the sequence, not of each document in it, that are always kept."},
     {"attention.local_blocks", Need::kDefault, "1", {0, kMaxSequence}, When::kVerticalSlash,
      "Block diagonals next to the main one that are always kept; the main one always is."},
     {"attention.window", Need::kDefault, "4096", {1, kMaxSequence}, When::kSlidingWindow,
