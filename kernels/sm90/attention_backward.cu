@@ -6,6 +6,7 @@
 #include "kernels/sm90/attention_query_gradient.h"
 #include "kernels/sm90/columns.h"
 #include "kernels/sm90/launch.h"
+#include "kernels/sm90/launch_kernel.cuh"
 #include "kernels/sm90/rounded_sum.h"
 #include "kernels/sm90/tensor_map.h"
 
@@ -91,13 +92,9 @@ absl::Status Launch(const Args& args, const BackwardParams& params, int multipro
       params.walk.document_starts == nullptr
           ? AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/false>
           : AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/true>;
-  constexpr int kSharedBytes = sizeof(BackwardShared<kHeadDim>);
-  RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-      "backward: shared memory"));
-  kernel<<<multiprocessors, Tile::kThreads, kSharedBytes, stream>>>(
-      params, query_map, key_map, value_map, d_out_map, dq_map, dk_map, dv_map);
-  return CudaStatus(cudaGetLastError(), "backward: launch");
+  return LaunchPersistent("backward: launch", kernel, multiprocessors, Tile::kThreads,
+                          sizeof(BackwardShared<kHeadDim>), stream, params, query_map, key_map,
+                          value_map, d_out_map, dq_map, dk_map, dv_map);
 }
 
 // A call's workspace: two counters of work items, RowStats, and, where gradients are rounded, the
@@ -117,18 +114,11 @@ absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
                            const BackwardParams& params, cudaStream_t stream) {
   ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
   const bool wide = shape.head_dim == 128;
-  // Of listed tiles of 64 the consumers share few rows; of block diagonals they share most.
-  if constexpr (kKind == WalkKind::kTiles64) {
-    constexpr auto kApart = QueryGradient::kApart;
-    if (!args.deterministic && args.tiles.pattern == TilePattern::kCsr) {
-      return wide ? Launch<128, kKind, kApart>(args, params, multiprocessors, stream)
-                  : Launch<64, kKind, kApart>(args, params, multiprocessors, stream);
-    }
-  }
   if (!args.deterministic) {
-    constexpr auto kTogether = QueryGradient::kTogether;
-    return wide ? Launch<128, kKind, kTogether>(args, params, multiprocessors, stream)
-                : Launch<64, kKind, kTogether>(args, params, multiprocessors, stream);
+    constexpr auto kInside =
+        kKind == WalkKind::kLists64 ? QueryGradient::kApart : QueryGradient::kTogether;
+    return wide ? Launch<128, kKind, kInside>(args, params, multiprocessors, stream)
+                : Launch<64, kKind, kInside>(args, params, multiprocessors, stream);
   }
   constexpr auto kElsewhere = QueryGradient::kElsewhere;
   const absl::Status launched =
@@ -188,15 +178,10 @@ int64_t BackwardWorkspaceBytes(const Args& args) {
 }
 
 absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream_t stream) {
-  const AttentionShape shape = {.query_tokens = args.q.tokens,
-                                .key_tokens = args.k.tokens,
-                                .heads = args.q.heads,
-                                .kv_heads = args.k.heads,
-                                .head_dim = args.q.head_dim,
-                                .scale = args.scale};
+  const AttentionShape shape = TileShape(args);
   RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
-  return args.tiles.tile == 128 ? Run<WalkKind::kTiles128>(args, shape, {}, workspace, stream)
-                                : Run<WalkKind::kTiles64>(args, shape, {}, workspace, stream);
+  return RunForTiles(
+      args.tiles, [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); });
 }
 
 int64_t ColumnBackwardWorkspaceBytes(const ColumnBackwardArgs& args) {

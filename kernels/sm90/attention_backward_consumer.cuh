@@ -19,7 +19,7 @@ namespace ringleader::kernels::sm90 {
 // Who computes dQ.
 enum class QueryGradient {
   kTogether,   // both consumers, in one product over their 128 keys
-  kApart,      // each consumer for its 64 keys; WalkKind::kTiles64
+  kApart,      // each consumer for its 64 keys; WalkKind::kLists64
   kElsewhere,  // another kernel: dq_map is not used
 };
 
@@ -65,6 +65,9 @@ class BackwardConsumer {
   }
 
  private:
+  // A step tells of each consumer's keys, not of all.
+  static constexpr bool kTiles64 = kKind == WalkKind::kTiles64 || kKind == WalkKind::kLists64;
+
   // All steps of an item: attention_backward_together.cuh.
   __device__ void StepsTogether();
   // All steps of an item that are this consumer's, and whether there was one:
@@ -77,11 +80,6 @@ class BackwardConsumer {
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
     ptx::MbarrierArrive(barrier);
   }
-  // First of the key rows whose accumulator elements this thread holds, of this consumer's 64.
-  static __device__ __forceinline__ int FragmentRow() {
-    return (threadIdx.x % 128) / 32 * 16 + (threadIdx.x % 32) / 4;
-  }
-
   // product^T[64 keys, 64 queries] = keys (rows of this consumer) * queries^T, issued.
   __device__ __forceinline__ void IssueTransposedScores(float (&product)[32], const uint8_t* keys,
                                                         const uint8_t* queries) {
@@ -193,7 +191,7 @@ class BackwardConsumer {
 
   __device__ __forceinline__ void MaskScores(float (&scores)[32], const TileStep& step) {
     const int quad = threadIdx.x % 4;
-    const int first_key = kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64;
+    const int first_key = kTiles64 ? 0 : consumer_ * 64;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = first_key + FragmentRow() + half * 8;

@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) Attention
     ptx::PrefetchTensorMap(&d_out_map);
   }
   __syncthreads();
-  RunRoles(
-      [&] {
+  RunRoles<1>(
+      [&](int) {
         BackwardProduce<kHeadDim, kKind, kDocuments>(params, &query_map, &key_map, &value_map,
                                                      &d_out_map, shared);
       },

@@ -70,7 +70,7 @@ __device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& par
 
 // What the consumers learn of a stage of queries.
 struct alignas(8) BackwardStep {
-  TileStep part[2];                // of all keys; WalkKind::kTiles64: of each consumer's 64
+  TileStep part[2];                // of all keys; tiles of 64: of each consumer's 64
   uint32_t visible[kColumnWords];  // WalkKind::kColumns: a bit a key
   int32_t head;
   int32_t first_query;
@@ -101,10 +101,11 @@ class BackwardTiles<WalkKind::kTiles128, kDocuments> {
   TileWalker<WalkDirection::kAlongColumn, kDocuments> walker_;
 };
 
-template <bool kDocuments>
-class BackwardTiles<WalkKind::kTiles64, kDocuments> {
+// Tiles of 64 of two lines, as `Walker` finds them.
+template <typename Walker, bool kDocuments>
+class BackwardTilePairs {
  public:
-  __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
+  __device__ BackwardTilePairs(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
   __device__ TileRef Next() { return walker_.Next(); }
   __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
@@ -122,7 +123,19 @@ class BackwardTiles<WalkKind::kTiles64, kDocuments> {
 
  private:
   int32_t key_block_;
-  PairWalker<WalkDirection::kAlongColumn, kDocuments> walker_;
+  Walker walker_;
+};
+
+template <bool kDocuments>
+class BackwardTiles<WalkKind::kTiles64, kDocuments>
+    : public BackwardTilePairs<PairWalker<WalkDirection::kAlongColumn, kDocuments>, kDocuments> {
+  using BackwardTiles::BackwardTilePairs::BackwardTilePairs;
+};
+template <bool kDocuments>
+class BackwardTiles<WalkKind::kLists64, kDocuments>
+    : public BackwardTilePairs<ListPairWalker<WalkDirection::kAlongColumn, kDocuments>,
+                               kDocuments> {
+  using BackwardTiles::BackwardTilePairs::BackwardTilePairs;
 };
 
 template <bool kDocuments>
@@ -173,13 +186,7 @@ class BackwardTiles<WalkKind::kColumns, kDocuments> {
       if (lane == 0) step.queries = queries;
       masked |= queries < kBackwardQueries;
     }
-    if (lane == 0) {
-      TileStep part = {};
-      part.keys = kColumnTile;
-      part.masked = masked;
-      part.last = last;
-      step.part[0] = part;
-    }
+    if (lane == 0) step.part[0] = ColumnTileStep(masked, last);
   }
 
  private:

@@ -27,7 +27,7 @@ BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>::StepsTogether() {
     ptx::MbarrierWait(&shared_.d_out_arrived[d_out_.index], d_out_.lap);
     float d_weights[32];
     IssueTransposedScores(d_weights, shared_.value, shared_.d_out[d_out_.index]);
-    const TileStep step = shared_.step[query].part[kKind == WalkKind::kTiles64 ? consumer_ : 0];
+    const TileStep step = shared_.step[query].part[kTiles64 ? consumer_ : 0];
     ptx::WgmmaWait<1>();
     ptx::PinRegisters(scores);
     if (accumulate) {
@@ -59,7 +59,7 @@ BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>::StepsTogether() {
     query_.Advance();
     // Read here and not with the rest of the step: the compiler would wait for it between the
     // products that it issues.
-    last = shared_.step[query].part[kKind == WalkKind::kTiles64 ? consumer_ : 0].last;
+    last = shared_.step[query].part[kTiles64 ? consumer_ : 0].last;
     if (!last) ptx::MbarrierWait(&shared_.query_arrived[query_.index], query_.lap);
     // On the last step the product is of stale data and is not used: a branch around it would
     // make the compiler wait for the tensor cores.

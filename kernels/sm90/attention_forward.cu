@@ -3,8 +3,10 @@
 #include "base/status_macros.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/attention_forward_kernel.cuh"
+#include "kernels/sm90/attention_forward_launch.h"
 #include "kernels/sm90/columns.h"
 #include "kernels/sm90/launch.h"
+#include "kernels/sm90/launch_kernel.cuh"
 #include "kernels/sm90/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
@@ -39,21 +41,17 @@ template <int kHeadDim, WalkKind kKind>
 absl::Status Launch(const Args& args, const ForwardParams& params, cudaStream_t stream) {
   using Tile = ForwardTile<kHeadDim, kKind>;
   ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
-  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, kForwardQueries, "q"));
-  ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, Tile::kKeys, "k"));
-  ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, Tile::kKeys, "v"));
+  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, Tile::kQueries, "q"));
+  ASSIGN_OR_RETURN(const CUtensorMap key_map, (StageMap<kHeadDim, kKind>(args.k, "k")));
+  ASSIGN_OR_RETURN(const CUtensorMap value_map, (StageMap<kHeadDim, kKind>(args.v, "v")));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream), "forward: memset"));
   const auto kernel = params.walk.document_starts == nullptr
                           ? AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/false>
                           : AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/true>;
-  constexpr int kSharedBytes = sizeof(ForwardShared<kHeadDim, kKind>);
-  RETURN_IF_ERROR(CudaStatus(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-      "forward: shared memory"));
-  RETURN_IF_ERROR(
-      CudaStatus(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream), "forward: memset"));
-  kernel<<<multiprocessors, Tile::kThreads, kSharedBytes, stream>>>(params, query_map, key_map,
-                                                                    value_map);
-  return CudaStatus(cudaGetLastError(), "forward: launch");
+  return LaunchPersistent("forward: launch", kernel, multiprocessors, Tile::kThreads,
+                          Tile::kPipelines * sizeof(ForwardPipeline<kHeadDim, kKind>), stream,
+                          params, query_map, key_map, value_map);
 }
 
 template <WalkKind kKind>
@@ -62,17 +60,14 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   RETURN_IF_ERROR(Check(args, shape));
   RETURN_IF_ERROR(CheckWorkspace(workspace, kCounterBytes));
   ForwardParams params;
-  params.walk =
-      MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/false);
-  params.columns = columns;
+  static_cast<ForwardWalk&>(params) =
+      MakeForwardWalk(shape, args.query_layout, args.key_layout, args.tiles, columns,
+                      static_cast<int32_t*>(workspace.data));
   params.out = args.out.data;
   params.lse = args.lse;
   params.out_token_stride = args.out.token_stride;
   params.out_head_stride = args.out.head_stride;
-  params.heads = shape.heads;
-  params.kv_heads = shape.kv_heads;
   params.scale_log2 = args.scale * kLog2E;
-  params.next_item = static_cast<int32_t*>(workspace.data);
   return shape.head_dim == 128 ? Launch<128, kKind>(args, params, stream)
                                : Launch<64, kKind>(args, params, stream);
 }
@@ -84,15 +79,10 @@ int64_t ForwardWorkspaceBytes(const Args&) {
 }
 
 absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_t stream) {
-  const AttentionShape shape = {.query_tokens = args.q.tokens,
-                                .key_tokens = args.k.tokens,
-                                .heads = args.q.heads,
-                                .kv_heads = args.k.heads,
-                                .head_dim = args.q.head_dim,
-                                .scale = args.scale};
+  const AttentionShape shape = TileShape(args);
   RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
-  return args.tiles.tile == 128 ? Run<WalkKind::kTiles128>(args, shape, {}, workspace, stream)
-                                : Run<WalkKind::kTiles64>(args, shape, {}, workspace, stream);
+  return RunForTiles(
+      args.tiles, [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); });
 }
 
 int64_t ColumnForwardWorkspaceBytes(const ColumnForwardArgs&) {

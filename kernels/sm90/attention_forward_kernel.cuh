@@ -1,105 +1,39 @@
 // Forward attention for Hopper: one persistent CTA a multiprocessor, a producer warp that walks
-// tile lists and starts copies, and two consumer warpgroups of 64 query rows each.
+// tile lists and starts copies, and two consumer warpgroups of 64 query rows each. The queries stay
+// in registers, as operands of every product with keys.
+//
+// Lists of 64-token tiles give the two consumers nothing to share: each has a producer warp and
+// stages of its own, and the CTA is two half as large.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-#include "kernels/sm90/attention_forward_tiles.cuh"
+#include "kernels/sm90/attention_forward_producer.cuh"
 #include "kernels/sm90/fragment.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/ring_cursor.cuh"
+#include "kernels/sm90/warpgroup_roles.cuh"
 
 namespace ringleader::kernels::sm90 {
 
-struct ForwardParams {
-  TileWalk walk;
-  ColumnWalk columns;  // WalkKind::kColumns
+struct ForwardParams : ForwardWalk {
   float* out = nullptr;
   float* lse = nullptr;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
-  int32_t heads = 0;
-  int32_t kv_heads = 0;
   float scale_log2 = 0;  // of logits, times log2(e)
-  int32_t* next_item = nullptr;
 };
 
+// As many stages as shared memory holds beside the queries.
 template <int kHeadDim, WalkKind kKind>
-struct ForwardShared {
-  using Tile = ForwardTile<kHeadDim, kKind>;
-  alignas(1024) uint8_t query[2][Tile::kQueryBytes];
-  alignas(1024) uint8_t key[Tile::kStages][Tile::kKeyBytes];
-  alignas(1024) uint8_t value[Tile::kStages][Tile::kKeyBytes];
-  ptx::Mbarrier query_arrived[2], query_released[2];
-  ptx::Mbarrier key_arrived[Tile::kStages], key_released[Tile::kStages];
-  ptx::Mbarrier value_arrived[Tile::kStages], value_released[Tile::kStages];
-  ForwardItem item[2];
-  ForwardStep step[Tile::kStages];
+struct ForwardPipeline : KeyStages<kHeadDim, kKind, kHeadDim == 128 ? 3 : 6> {
+  alignas(1024) uint8_t query[ForwardTile<kHeadDim, kKind>::kQueryBytes];
 };
-
-template <int kHeadDim, WalkKind kKind, bool kDocuments>
-__device__ __forceinline__ void ForwardProduce(const ForwardParams& params,
-                                               const CUtensorMap* query_map,
-                                               const CUtensorMap* key_map,
-                                               const CUtensorMap* value_map,
-                                               ForwardShared<kHeadDim, kKind>& shared) {
-  using Tile = ForwardTile<kHeadDim, kKind>;
-  const int lane = threadIdx.x % 32;
-  const int32_t group = params.heads / params.kv_heads;
-  RingCursor<2> query;
-  RingCursor<Tile::kStages> stage;
-  while (true) {
-    int32_t index = 0;
-    if (lane == 0) index = atomicAdd(params.next_item, 1);
-    index = __shfl_sync(0xFFFFFFFFu, index, 0);
-    const ForwardItem item =
-        ForwardItemAt(params.heads, params.kv_heads, params.walk.query_tokens, index);
-    if (item.head < 0) break;
-    ForwardTiles<kKind, kDocuments> tiles(params.walk, params.columns, item);
-    TileRef tile = tiles.Next();
-    if (tile.index < 0) continue;  // nothing to attend to: out and lse keep what they hold
-
-    const int32_t kv_head = item.head / group;
-    ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
-    if (lane == 0) {
-      shared.item[query.index] = item;
-      ptx::MbarrierArriveExpect(&shared.query_arrived[query.index], Tile::kQueryBytes);
-      ptx::TmaLoadTile(shared.query[query.index], query_map, &shared.query_arrived[query.index],
-                       item.block * kForwardQueries, item.head);
-    }
-    query.Advance();
-    while (tile.index >= 0) {
-      const TileRef following = tiles.Next();
-      ptx::MbarrierWait(&shared.key_released[stage.index], stage.lap ^ 1);
-      // The copy starts before the step is described; consumers come after the arrival.
-      if (lane == 0) {
-        ptx::MbarrierExpect(&shared.key_arrived[stage.index], Tile::kKeyBytes);
-        ptx::TmaLoadTile(shared.key[stage.index], key_map, &shared.key_arrived[stage.index],
-                         tile.index * Tile::kKeys, kv_head);
-      }
-      tiles.Describe(shared.step[stage.index], tile, following.index < 0);
-      if (lane == 0) ptx::MbarrierArrive(&shared.key_arrived[stage.index]);
-      ptx::MbarrierWait(&shared.value_released[stage.index], stage.lap ^ 1);
-      if (lane == 0) {
-        ptx::MbarrierArriveExpect(&shared.value_arrived[stage.index], Tile::kKeyBytes);
-        ptx::TmaLoadTile(shared.value[stage.index], value_map, &shared.value_arrived[stage.index],
-                         tile.index * Tile::kKeys, kv_head);
-      }
-      stage.Advance();
-      tile = following;
-    }
-  }
-  ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
-  if (lane == 0) {
-    shared.item[query.index] = {-1, 0};
-    ptx::MbarrierArrive(&shared.query_arrived[query.index]);
-  }
-}
 
 // Named barriers that let the two consumer warpgroups take turns at the tensor cores: while one
 // multiplies, the other computes its exponentials. Barrier 0 is __syncthreads.
@@ -110,28 +44,31 @@ template <int kHeadDim, WalkKind kKind, bool kDocuments>
 class ForwardConsumer {
  public:
   using Tile = ForwardTile<kHeadDim, kKind>;
+  using Shared = ForwardPipeline<kHeadDim, kKind>;
+  using Stage = RingCursor<Shared::kStages>;
 
-  __device__ ForwardConsumer(const ForwardParams& params, ForwardShared<kHeadDim, kKind>& shared,
-                             int consumer)
+  // `consumer` of the pipeline.
+  __device__ ForwardConsumer(const ForwardParams& params, Shared& shared, int consumer)
       : params_(params), shared_(shared), consumer_(consumer) {}
 
   __device__ __forceinline__ void Run() {
     if (consumer_ == 1) PassTurn();
-    RingCursor<2> query;
+    RingCursor<1> item_cursor;
     while (true) {
-      ptx::MbarrierWait(&shared_.query_arrived[query.index], query.lap);
-      const ForwardItem item = shared_.item[query.index];
+      ptx::MbarrierWait(&shared_.item_arrived, item_cursor.lap);
+      const ForwardItem item = shared_.item;
       if (item.head < 0) break;
-      Tiles(query.index);
+      LoadQueries();
+      Release(&shared_.item_released);
+      Tiles();
       Finish(item);
-      query.Advance();
+      item_cursor.Advance();
     }
     if (consumer_ == 0) AwaitTurn();  // leaves the barrier as it was found
   }
 
  private:
-  // Lists of 64-token tiles differ between the consumers, so they cannot take turns.
-  static constexpr bool kTurns = kKind != WalkKind::kTiles64;
+  static constexpr bool kTurns = Tile::kConsumers == 2;
   __device__ __forceinline__ void AwaitTurn() {
     if (kTurns) ptx::NamedBarrierSync(kTurnOfFirstConsumer + consumer_, kTurnThreads);
   }
@@ -144,17 +81,27 @@ class ForwardConsumer {
     ptx::MbarrierArrive(barrier);
   }
 
+  __device__ __forceinline__ void LoadQueries() {
+    const int lane = threadIdx.x % 32;
+    const int row = consumer_ * 64 + threadIdx.x % 128 / 32 * 16 + lane % 16;
+    const uint8_t* const queries = shared_.query + row * ptx::kSwizzleRowBytes;
+#pragma unroll
+    for (int k = 0; k < kHeadDim / 16; ++k) {
+      const int chunk = (k % 4 * 2 + lane / 16) ^ (lane % 8);
+      ptx::LoadMatrices(queries_ + 4 * k, queries + k / 4 * Tile::kQueryBlock + chunk * 16);
+    }
+  }
+
   // scores = Q K^T, issued.
-  __device__ __forceinline__ void IssueScores(int query, int stage) {
-    const uint64_t a =
-        ptx::OperandDescriptor(shared_.query[query] + consumer_ * 64 * ptx::kSwizzleRowBytes);
+  __device__ __forceinline__ void IssueScores(int stage) {
     const uint64_t b = ptx::OperandDescriptor(shared_.key[stage]);
     ptx::PinRegisters(scores_);
+    ptx::PinRegisters(queries_);
     ptx::WgmmaFence();
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
-      ptx::Wgmma<Tile::kKeys>::SharedShared(
-          scores_, ptx::DescriptorAdvance(a, (k / 4) * Tile::kQueryBlock + (k % 4) * 32),
+      ptx::Wgmma<Tile::kKeys>::template RegisterShared<ptx::Major::kK>(
+          scores_, queries_ + 4 * k,
           ptx::DescriptorAdvance(b, (k / 4) * Tile::kKeyBlock + (k % 4) * 32), k != 0);
     }
     ptx::WgmmaCommit();
@@ -177,89 +124,35 @@ class ForwardConsumer {
 
   __device__ __forceinline__ TileStep AwaitKeys() {
     ptx::MbarrierWait(&shared_.key_arrived[stage_.index], stage_.lap);
-    return shared_.step[stage_.index].part[kKind == WalkKind::kTiles64 ? consumer_ : 0];
-  }
-
-  // Passes over stages that are for the other consumer alone; `step` is that of stage_ then, or the
-  // item's last.
-  __device__ __forceinline__ void SkipHidden(TileStep& step) {
-    while (step.keys == 0) {
-      Release(&shared_.key_released[stage_.index]);
-      // A phase nobody here waited for would make the wait one lap later return at once.
-      ptx::MbarrierWait(&shared_.value_arrived[stage_.index], stage_.lap);
-      Release(&shared_.value_released[stage_.index]);
-      stage_.Advance();
-      if (step.last) return;
-      step = AwaitKeys();
-    }
-  }
-
-  // Scores and weights of stage_, with nothing else in flight.
-  __device__ __forceinline__ bool ScoresAlone(int query, const TileStep& step) {
-    AwaitTurn();
-    IssueScores(query, stage_.index);
-    PassTurn();
-    ptx::WgmmaWait<0>();
-    ptx::PinRegisters(scores_);
-    if (step.last) Release(&shared_.query_released[query]);
-    const bool rescale = Exponentials(step);
-    PackWeights();
-    return rescale;
-  }
-
-  __device__ __forceinline__ void OutputAlone(const RingCursor<Tile::kStages>& value,
-                                              bool accumulate) {
-    ptx::MbarrierWait(&shared_.value_arrived[value.index], value.lap);
-    IssueOutput(value.index, accumulate);
-    ptx::WgmmaWait<0>();
-    ptx::PinRegisters(out_);
-    ptx::PinRegisters(weights_);
-    Release(&shared_.value_released[value.index]);
+    return shared_.step[stage_.index].all;
   }
 
   // All tiles of an item. The product of one tile's weights overlaps the next tile's scores and
   // exponentials.
-  __device__ __forceinline__ void Tiles(int query) {
+  __device__ __forceinline__ void Tiles() {
     reference_[0] = reference_[1] = -INFINITY;
     sum_[0] = sum_[1] = 0;
     TileStep step = AwaitKeys();
-    if constexpr (kKind == WalkKind::kTiles64) {
-      SkipHidden(step);
-      if (step.keys == 0) {
-        Release(&shared_.query_released[query]);
-        return;
-      }
-    }
-    ScoresAlone(query, step);
+    AwaitTurn();
+    IssueScores(stage_.index);
+    PassTurn();
+    ptx::WgmmaWait<0>();
+    ptx::PinRegisters(scores_);
+    Exponentials(step);
+    PackWeights();
     bool accumulate = false;
     while (!step.last) {
-      const RingCursor<Tile::kStages> value = stage_;  // its weights are not in the output yet
+      const Stage value = stage_;  // its weights are not in the output yet
       stage_.Advance();
       step = AwaitKeys();
-      if constexpr (kKind == WalkKind::kTiles64) {
-        if (step.keys == 0) {
-          // The stage of the waiting weights must be given back first: what comes next for this
-          // consumer may be further away than the ring is deep.
-          OutputAlone(value, accumulate);
-          accumulate = true;
-          SkipHidden(step);
-          if (step.keys == 0) {
-            Release(&shared_.query_released[query]);
-            return;
-          }
-          if (ScoresAlone(query, step)) RescaleOutput();
-          continue;
-        }
-      }
       AwaitTurn();
-      IssueScores(query, stage_.index);
+      IssueScores(stage_.index);
       ptx::MbarrierWait(&shared_.value_arrived[value.index], value.lap);
       IssueOutput(value.index, accumulate);
       PassTurn();
       accumulate = true;
       ptx::WgmmaWait<1>();
       ptx::PinRegisters(scores_);
-      if (step.last) Release(&shared_.query_released[query]);
       const bool rescale = Exponentials(step);
       ptx::WgmmaWait<0>();
       ptx::PinRegisters(out_);
@@ -268,7 +161,12 @@ class ForwardConsumer {
       if (rescale) RescaleOutput();
       PackWeights();
     }
-    OutputAlone(stage_, accumulate);
+    ptx::MbarrierWait(&shared_.value_arrived[stage_.index], stage_.lap);
+    IssueOutput(stage_.index, accumulate);
+    ptx::WgmmaWait<0>();
+    ptx::PinRegisters(out_);
+    ptx::PinRegisters(weights_);
+    Release(&shared_.value_released[stage_.index]);
     stage_.Advance();
   }
 
@@ -277,21 +175,9 @@ class ForwardConsumer {
   // output is rescaled only when the maximum has really moved. Returns whether the output must be
   // multiplied by correction_.
   __device__ __forceinline__ bool Exponentials(const TileStep& step) {
-    if constexpr (kKind == WalkKind::kColumns) {
-      if (step.masked) {
-        MaskRowColumns<Tile::kKeys, kDocuments>(scores_, params_.walk, shared_.step[stage_.index],
-                                                consumer_);
-      }
-      Release(&shared_.key_released[stage_.index]);
-    } else {
-      if (kDocuments && step.masked) {  // before the step is given back
-        MaskRowDocuments<Tile::kKeys>(scores_, params_.walk, shared_.step[stage_.index], consumer_);
-      }
-      Release(&shared_.key_released[stage_.index]);
-      if (step.masked) {
-        MaskRows<Tile::kKeys>(scores_, step, kKind == WalkKind::kTiles64 ? 0 : consumer_ * 64);
-      }
-    }
+    if (step.masked)
+      MaskStage<kKind, kDocuments>(scores_, params_.walk, shared_.step[stage_.index], consumer_);
+    Release(&shared_.key_released[stage_.index]);
     float maximum[2] = {scores_[0], scores_[2]};
 #pragma unroll
     for (int i = 0; i < Tile::kKeys / 2; ++i)
@@ -341,7 +227,7 @@ class ForwardConsumer {
   __device__ __forceinline__ void Finish(const ForwardItem& item) {
     const int lane = threadIdx.x % 32;
     const int row =
-        item.block * kForwardQueries + consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
+        item.block * Tile::kQueries + consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 4;
     float* const lse_row =
         params_.lse + static_cast<int64_t>(item.head) * params_.walk.query_tokens + row;
     float lse_before[2];
@@ -388,9 +274,10 @@ class ForwardConsumer {
   static constexpr float kReferenceSlackLog2 = 8.0f;
 
   const ForwardParams& params_;
-  ForwardShared<kHeadDim, kKind>& shared_;
+  Shared& shared_;
   const int consumer_;
-  RingCursor<Tile::kStages> stage_;
+  Stage stage_;
+  uint32_t queries_[kHeadDim / 4];
   float scores_[Tile::kKeys / 2];
   float out_[kHeadDim / 2];
   uint32_t weights_[Tile::kKeys / 4];
@@ -407,35 +294,23 @@ __global__ void __launch_bounds__(ForwardTile<kHeadDim, kKind>::kThreads, 1)
                            const __grid_constant__ CUtensorMap value_map) {
   using Tile = ForwardTile<kHeadDim, kKind>;
   extern __shared__ __align__(1024) uint8_t raw_shared[];
-  auto& shared = *reinterpret_cast<ForwardShared<kHeadDim, kKind>*>(raw_shared);
-  if (threadIdx.x == 0) {
-    constexpr int kConsumerThreads = Tile::kConsumers * ptx::kWarpgroupThreads;
-    for (int i = 0; i < 2; ++i) {
-      ptx::MbarrierInit(&shared.query_arrived[i], 1);
-      ptx::MbarrierInit(&shared.query_released[i], kConsumerThreads);
-    }
-    for (int i = 0; i < Tile::kStages; ++i) {
-      ptx::MbarrierInit(&shared.key_arrived[i], 1);
-      ptx::MbarrierInit(&shared.key_released[i], kConsumerThreads);
-      ptx::MbarrierInit(&shared.value_arrived[i], 1);
-      ptx::MbarrierInit(&shared.value_released[i], kConsumerThreads);
-    }
-    ptx::MbarrierInitFence();
-    ptx::PrefetchTensorMap(&query_map);
-    ptx::PrefetchTensorMap(&key_map);
-    ptx::PrefetchTensorMap(&value_map);
-  }
-  __syncthreads();
-  // Uniform across the warp, and known to be so by the compiler.
-  const int warpgroup = __shfl_sync(0xFFFFFFFFu, threadIdx.x / ptx::kWarpgroupThreads, 0);
-  if (warpgroup == 0) {
-    ptx::RegistersShrink<24>();
-    if (threadIdx.x < 32)
-      ForwardProduce<kHeadDim, kKind, kDocuments>(params, &query_map, &key_map, &value_map, shared);
-  } else {
-    ptx::RegistersGrow<240>();
-    ForwardConsumer<kHeadDim, kKind, kDocuments>(params, shared, warpgroup - 1).Run();
-  }
+  const auto pipelines =
+      InitPipelines<ForwardPipeline<kHeadDim, kKind>>(raw_shared, &query_map, &key_map, &value_map);
+  RunRoles<Tile::kPipelines>(
+      [&](int pipeline) {
+        auto& shared = pipelines[pipeline];
+        ProduceStages<kDocuments>(
+            params, &key_map, &value_map, shared, [&](const ForwardItem& item) {
+              ptx::MbarrierArriveExpect(&shared.item_arrived, Tile::kQueryBytes);
+              ptx::TmaLoadTile(shared.query, &query_map, &shared.item_arrived,
+                               item.block * Tile::kQueries, item.head);
+            });
+      },
+      [&](int consumer) {
+        ForwardConsumer<kHeadDim, kKind, kDocuments>(params, pipelines[consumer / Tile::kConsumers],
+                                                     consumer % Tile::kConsumers)
+            .Run();
+      });
 }
 
 }  // namespace ringleader::kernels::sm90

@@ -217,19 +217,10 @@ TEST_P(ColumnTest, DeterministicHasSameBitsIn20Runs) {
   for (int run = 0; run < (fused::SmallShapes() ? 2 : 20); ++run) {
     ASSERT_NO_FATAL_FAILURE(Backward(/*deterministic=*/true));
     ASSERT_NO_FATAL_FAILURE(Scatter());
-    std::vector<std::vector<float>> gradients = {d_keys_.Read(), d_values_.Read()};
-    for (const QueryShard& rank : problem_->queries) gradients.push_back(rank.dq.Read());
-    for (const KeyShard& owner : problem_->keys) {
-      gradients.push_back(owner.dk.Read());
-      gradients.push_back(owner.dv.Read());
-    }
-    if (run == 0) {
-      first = std::move(gradients);
-      continue;
-    }
-    for (size_t i = 0; i < first.size(); ++i) {
-      ASSERT_TRUE(SameBits(gradients[i], first[i])) << "run " << run << ", gradient " << i;
-    }
+    std::vector<std::vector<float>> gradients = problem_->Gradients();
+    gradients.push_back(d_keys_.Read());
+    gradients.push_back(d_values_.Read());
+    ASSERT_NO_FATAL_FAILURE(AssertSameBits(std::move(gradients), run, first));
   }
 }
 

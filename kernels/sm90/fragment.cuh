@@ -21,6 +21,27 @@ __device__ __forceinline__ float QuadSum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
 }
 
+// First of the rows whose elements this thread of a warpgroup holds, of 64; the second is 8
+// further.
+__device__ __forceinline__ int FragmentRow() {
+  return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+}
+
+// Of the columns 8 * j + 2 * (lane % 4) + low of 64 that a thread holds of a row: those below
+// `bound`, as bits 2 * j + low.
+__device__ __forceinline__ uint32_t ColumnsBelow(int bound) {
+  const int own = min(max(bound - static_cast<int>(2 * (threadIdx.x % 4)), 0), 64);
+  return (1u << (own / 8 * 2 + min(own % 8, 2))) - 1;
+}
+
+// -infinity in columns that are not in `visible` of row half `half` of a tile of 64 columns.
+__device__ __forceinline__ void HideColumns(float* scores, int half, uint32_t visible) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (!(visible >> i & 1)) scores[i / 2 * 4 + 2 * half + i % 2] = -INFINITY;
+  }
+}
+
 // 2^x on the special-function unit; -infinity gives 0.
 __device__ __forceinline__ float Exp2(float x) {
   float y;

@@ -28,6 +28,17 @@ struct AttentionShape {
   float scale = 0;
 };
 
+// Of forward's and backward's arguments.
+template <typename Args>
+AttentionShape TileShape(const Args& args) {
+  return {.query_tokens = args.q.tokens,
+          .key_tokens = args.k.tokens,
+          .heads = args.q.heads,
+          .kv_heads = args.k.heads,
+          .head_dim = args.q.head_dim,
+          .scale = args.scale};
+}
+
 // OK when the kernels can do it; otherwise what to change.
 absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_layout,
                         const ShardLayout& key_layout, const TileSelection& tiles);

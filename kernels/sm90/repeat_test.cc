@@ -70,19 +70,7 @@ TEST_P(DeterministicTest, SameBitsIn20Runs) {
   std::vector<std::vector<float>> first;
   for (int run = 0; run < (fused::SmallShapes() ? 2 : 20); ++run) {
     ASSERT_NO_FATAL_FAILURE(p.BackwardRing(lists, /*deterministic=*/true));
-    std::vector<std::vector<float>> gradients;
-    for (const QueryShard& rank : p.queries) gradients.push_back(rank.dq.Read());
-    for (const KeyShard& owner : p.keys) {
-      gradients.push_back(owner.dk.Read());
-      gradients.push_back(owner.dv.Read());
-    }
-    if (run == 0) {
-      first = std::move(gradients);
-      continue;
-    }
-    for (size_t i = 0; i < first.size(); ++i) {
-      ASSERT_TRUE(SameBits(gradients[i], first[i])) << "run " << run << ", gradient " << i;
-    }
+    ASSERT_NO_FATAL_FAILURE(AssertSameBits(p.Gradients(), run, first));
   }
 }
 

@@ -84,6 +84,11 @@ absl::StatusOr<CUtensorMap> LoadMap(const TokenMajor<const __nv_bfloat16>& tenso
                 name);
 }
 
+absl::StatusOr<CUtensorMap> LoadBlockMap(const TokenMajor<const __nv_bfloat16>& tensor,
+                                         int box_tokens, std::string_view name) {
+  return Encode(tensor, {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, 64}, 1, box_tokens, name);
+}
+
 absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_tokens,
                                    std::string_view name) {
   return Encode(tensor, {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, 32}, 1, box_tokens, name);

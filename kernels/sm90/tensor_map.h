@@ -17,6 +17,10 @@ namespace ringleader::kernels::sm90 {
 absl::StatusOr<CUtensorMap> LoadMap(const TokenMajor<const __nv_bfloat16>& tensor, int box_tokens,
                                     std::string_view name);
 
+// The same in boxes of one block of 64 columns.
+absl::StatusOr<CUtensorMap> LoadBlockMap(const TokenMajor<const __nv_bfloat16>& tensor,
+                                         int box_tokens, std::string_view name);
+
 // Describes `tensor` as [heads, d / 32, tokens, 32], added to in boxes of `box_tokens` rows and 32
 // columns, swizzled in the same way. Base aligned to 16 bytes, strides multiples of 4 elements.
 absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_tokens,

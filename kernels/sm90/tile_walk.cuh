@@ -147,9 +147,67 @@ enum class WalkDirection { kAlongRow, kAlongColumn };
 // 64, which are short of registers).
 enum class WalkKind {
   kTiles128,  // tiles of 128 tokens
-  kTiles64,   // tiles of 64: two lines at a time
+  kTiles64,   // tiles of 64: two lines that share most tiles
+  kLists64,   // lists of tiles of 64 (kCsr): two lines that share few
   kColumns,   // all tiles of selected columns
 };
+
+// The first i in [0, count] for which `holds` is false; it holds for a prefix. A warp's 32-ary
+// search.
+template <typename Predicate>
+__device__ __forceinline__ int32_t PartitionPoint(int32_t count, Predicate holds) {
+  const int32_t lane = threadIdx.x % 32;
+  int32_t low = 0;
+  while (low < count) {
+    const int32_t step = (count - low + 31) / 32;
+    const int32_t i = min(low + (lane + 1) * step, count) - 1;
+    const int prefix = __popc(__ballot_sync(0xFFFFFFFFu, holds(i)));
+    if (prefix == 32) return count;
+    count = min(low + (prefix + 1) * step, count) - 1;
+    low = min(low + prefix * step, count);
+  }
+  return low;
+}
+
+struct LineRange {
+  int32_t begin;
+  int32_t end;
+};
+
+// The columns that row `fixed` reaches (kAlongRow), or the rows that reach column `fixed`.
+// Positions grow with the index, so that is one interval. kCsr: of the list.
+template <WalkDirection kDirection, bool kDocuments>
+__device__ __forceinline__ LineRange ReachedBy(const TileWalk& walk, int32_t head, int32_t fixed) {
+  const int32_t lines = kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles;
+  if (walk.pattern == TilePattern::kCsr) {
+    const int32_t* offset = walk.list_offsets + static_cast<int64_t>(head) * (lines + 1) + fixed;
+    return {offset[0], offset[1]};
+  }
+  LineRange range;
+  if (kDirection == WalkDirection::kAlongRow) {
+    range.begin =
+        walk.ForgetsKeys<kDocuments>()
+            ? PartitionPoint(walk.key_tiles,
+                             [&](int32_t c) { return walk.LiesBefore<kDocuments>(c, fixed); })
+            : 0;
+    range.end = walk.pattern == TilePattern::kFull
+                    ? walk.key_tiles
+                    : PartitionPoint(walk.key_tiles, [&](int32_t c) {
+                        return walk.FirstKey(c) <= walk.LastQuery(fixed);
+                      });
+  } else {
+    range.begin =
+        walk.pattern == TilePattern::kFull ? 0 : PartitionPoint(walk.query_tiles, [&](int32_t r) {
+          return walk.LastQuery(r) < walk.FirstKey(fixed);
+        });
+    range.end =
+        walk.ForgetsKeys<kDocuments>()
+            ? PartitionPoint(walk.query_tiles,
+                             [&](int32_t r) { return !walk.LiesBefore<kDocuments>(fixed, r); })
+            : walk.query_tiles;
+  }
+  return range;
+}
 
 // Walks the active tiles of query tile `fixed` in ascending key order (kAlongRow), or those of key
 // tile `fixed` in ascending query order (kAlongColumn). All 32 lanes call and get the same answers.
@@ -163,36 +221,9 @@ class TileWalker {
         fixed_position_(kDirection == WalkDirection::kAlongRow ? walk.FirstQuery(fixed)
                                                                : walk.FirstKey(fixed)),
         lane_(threadIdx.x % 32) {
-    const int32_t lines =
-        kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles;
-    if (walk.pattern == TilePattern::kCsr) {
-      const int32_t* offset = walk.list_offsets + static_cast<int64_t>(head) * (lines + 1) + fixed;
-      next_ = offset[0];
-      end_ = offset[1];
-    } else if (kDirection == WalkDirection::kAlongRow) {
-      // Positions grow with the index: what a row reaches is one interval of columns, and the other
-      // way round.
-      next_ =
-          walk.ForgetsKeys<kDocuments>()
-              ? PartitionPoint(walk.key_tiles,
-                               [&](int32_t c) { return walk_->LiesBefore<kDocuments>(c, fixed_); })
-              : 0;
-      end_ = walk.pattern == TilePattern::kFull
-                 ? walk.key_tiles
-                 : PartitionPoint(walk.key_tiles, [&](int32_t c) {
-                     return walk_->FirstKey(c) <= walk_->LastQuery(fixed_);
-                   });
-    } else {
-      next_ =
-          walk.pattern == TilePattern::kFull ? 0 : PartitionPoint(walk.query_tiles, [&](int32_t r) {
-            return walk_->LastQuery(r) < walk_->FirstKey(fixed_);
-          });
-      end_ =
-          walk.ForgetsKeys<kDocuments>()
-              ? PartitionPoint(walk.query_tiles,
-                               [&](int32_t r) { return !walk_->LiesBefore<kDocuments>(fixed_, r); })
-              : walk.query_tiles;
-    }
+    const LineRange range = ReachedBy<kDirection, kDocuments>(walk, head, fixed);
+    next_ = range.begin;
+    end_ = range.end;
   }
 
   // The next active tile's column (or row), -1 at the end.
@@ -229,21 +260,6 @@ class TileWalker {
                                                   : walk_->Active<kDocuments>(head_, other, fixed_);
   }
 
-  // The first i in [0, count] for which `holds` is false; it holds for a prefix. 32-ary search.
-  template <typename Predicate>
-  __device__ int32_t PartitionPoint(int32_t count, Predicate holds) const {
-    int32_t low = 0;
-    while (low < count) {
-      const int32_t step = (count - low + 31) / 32;
-      const int32_t i = min(low + (lane_ + 1) * step, count) - 1;
-      const int prefix = __popc(__ballot_sync(0xFFFFFFFFu, holds(i)));
-      if (prefix == 32) return count;
-      count = min(low + (prefix + 1) * step, count) - 1;
-      low = min(low + prefix * step, count);
-    }
-    return low;
-  }
-
   const TileWalk* walk_;
   int32_t head_;
   int32_t fixed_;
@@ -261,47 +277,122 @@ struct TileRef {
   uint32_t bits;
 };
 
-// Walks two adjacent lines together: tiles that are active in either, bit i of `bits` telling of
-// line i. For lists of 64-token tiles, of which a CTA holds two.
+// Walks two adjacent lines of 64-token tiles, 2 * pair and 2 * pair + 1, together: tiles that are
+// active in either, bit i of `bits` telling of line i. Both lines' candidates are looked at at
+// once: every pattern but kCsr.
 template <WalkDirection kDirection, bool kDocuments>
 class PairWalker {
  public:
   __device__ PairWalker(const TileWalk& walk, int32_t head, int32_t pair)
-      : first_(walk, head, 2 * pair),
-        second_(
-            walk, head,
-            min(2 * pair + 1,
-                (kDirection == WalkDirection::kAlongRow ? walk.query_tiles : walk.key_tiles) - 1)),
-        second_exists_(2 * pair + 1 < (kDirection == WalkDirection::kAlongRow ? walk.query_tiles
-                                                                              : walk.key_tiles)) {
-    next_[0] = Advance(first_);
-    next_[1] = second_exists_ ? Advance(second_) : kEnd;
+      : walk_(&walk),
+        diagonals_(reinterpret_cast<const uint32_t*>(walk.diagonals + static_cast<int64_t>(head) *
+                                                                          walk.diagonal_words)),
+        lane_(threadIdx.x % 32) {
+    const int32_t lines = kAlongRow ? walk.query_tiles : walk.key_tiles;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t line = min(2 * pair + i, lines - 1);
+      range_[i] = ReachedBy<kDirection, kDocuments>(walk, head, line);
+      position_[i] = kAlongRow ? walk.FirstQuery(line) : walk.FirstKey(line);
+    }
+    if (2 * pair + 1 >= lines) range_[1] = {range_[0].begin, range_[0].begin};
+    next_ = min(range_[0].begin, range_[1].begin);
+  }
+
+  __device__ TileRef Next() {
+    while ((active_[0] | active_[1]) == 0) {
+      if (next_ >= max(range_[0].end, range_[1].end)) return {-1, 0};
+      const int32_t other = next_ + lane_;
+      const int32_t position = kAlongRow ? walk_->FirstKey(other) : walk_->FirstQuery(other);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int32_t distance = kAlongRow ? position_[i] - position : position - position_[i];
+        active_[i] = __ballot_sync(
+            0xFFFFFFFFu, other >= range_[i].begin && other < range_[i].end && OnDiagonal(distance));
+      }
+      next_ += 32;
+    }
+    const int bit = __ffs(active_[0] | active_[1]) - 1;
+    const TileRef found = {next_ - 32 + bit, (active_[0] >> bit & 1) | (active_[1] >> bit & 1)
+                                                                           << 1};
+    active_[0] &= ~(1u << bit);
+    active_[1] &= ~(1u << bit);
+    return found;
+  }
+
+ private:
+  static constexpr bool kAlongRow = kDirection == WalkDirection::kAlongRow;
+  __device__ bool OnDiagonal(int32_t distance) const {
+    if (walk_->pattern != TilePattern::kToeplitz) return true;
+    const int32_t delta = distance >> 6;
+    return delta >= 0 && delta < walk_->diagonal_words * 64 &&
+           (diagonals_[delta / 32] >> (delta % 32) & 1);
+  }
+
+  const TileWalk* walk_;
+  const uint32_t* diagonals_;
+  int32_t lane_;
+  LineRange range_[2];
+  int32_t position_[2];
+  int32_t next_;
+  uint32_t active_[2] = {0, 0};
+};
+
+// The same for kCsr, of which it merges two lists.
+template <WalkDirection kDirection, bool kDocuments>
+class ListPairWalker {
+ public:
+  __device__ ListPairWalker(const TileWalk& walk, int32_t head, int32_t pair)
+      : walk_(&walk), pair_(pair) {
+    const int32_t lines = kAlongRow ? walk.query_tiles : walk.key_tiles;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      range_[i] = {0, 0};
+      if (2 * pair + i < lines)
+        range_[i] = ReachedBy<kDirection, kDocuments>(walk, head, 2 * pair + i);
+      next_[i] = Advance(i);
+    }
   }
 
   __device__ TileRef Next() {
     const int32_t index = min(next_[0], next_[1]);
     if (index == kEnd) return {-1, 0};
     TileRef found = {index, 0};
-    if (next_[0] == index) {
-      found.bits |= 1;
-      next_[0] = Advance(first_);
-    }
-    if (next_[1] == index) {
-      found.bits |= 2;
-      next_[1] = Advance(second_);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (next_[i] != index) continue;
+      found.bits |= 1u << i;
+      next_[i] = Advance(i);
     }
     return found;
   }
 
  private:
+  static constexpr bool kAlongRow = kDirection == WalkDirection::kAlongRow;
   static constexpr int32_t kEnd = 0x7FFFFFFF;
-  static __device__ int32_t Advance(TileWalker<kDirection, kDocuments>& walker) {
-    const int32_t next = walker.Next();
-    return next < 0 ? kEnd : next;
+  __device__ int32_t Advance(int line) {
+    while (active_[line] == 0) {
+      if (range_[line].begin >= range_[line].end) return kEnd;
+      const int32_t i = range_[line].begin + static_cast<int32_t>(threadIdx.x % 32);
+      const bool exists = i < range_[line].end;
+      candidate_[line] = exists ? walk_->list[i] : 0;
+      active_[line] = __ballot_sync(0xFFFFFFFFu, exists && Reaches(line));
+      range_[line].begin += 32;
+    }
+    const int bit = __ffs(active_[line]) - 1;
+    active_[line] &= active_[line] - 1;
+    return __shfl_sync(0xFFFFFFFFu, candidate_[line], bit);
+  }
+  __device__ bool Reaches(int line) const {
+    return kAlongRow ? walk_->Reaches<kDocuments>(2 * pair_ + line, candidate_[line])
+                     : walk_->Reaches<kDocuments>(candidate_[line], 2 * pair_ + line);
   }
 
-  TileWalker<kDirection, kDocuments> first_, second_;
-  bool second_exists_;
+  const TileWalk* walk_;
+  int32_t pair_;
+  LineRange range_[2];  // what is left of the lists
+  int32_t candidate_[2];
+  uint32_t active_[2] = {0, 0};
   int32_t next_[2];
 };
 
@@ -369,6 +460,11 @@ struct TileStep {
 
 __device__ __forceinline__ TileStep HiddenTileStep(bool last) {
   return {.diagonal = 0, .window = 0, .keys = 0, .masked = true, .last = last};
+}
+
+// Of a tile of columns: which pairs are visible is told by a bit a column.
+__device__ __forceinline__ TileStep ColumnTileStep(bool masked, bool last) {
+  return {.diagonal = 0, .window = 0, .keys = kColumnTile, .masked = masked, .last = last};
 }
 
 constexpr int32_t kUnbounded = kMaxSequenceTokens;

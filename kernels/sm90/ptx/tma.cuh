@@ -26,6 +26,16 @@ __device__ __forceinline__ void TmaLoadTile(void* smem, const CUtensorMap* map, 
       : "memory");
 }
 
+// The same for boxes of one block of 64 columns.
+__device__ __forceinline__ void TmaLoadBlock(void* smem, const CUtensorMap* map, Mbarrier* barrier,
+                                             int32_t token, int32_t block, int32_t head) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(SmemAddress(smem)),
+      "l"(map), "r"(SmemAddress(barrier)), "r"(0), "r"(token), "r"(block), "r"(head)
+      : "memory");
+}
+
 // Copies `bytes` (a multiple of 16, as both addresses are).
 __device__ __forceinline__ void BulkLoad(void* smem, const void* global, uint32_t bytes,
                                          Mbarrier* barrier) {

@@ -75,6 +75,14 @@ __device__ __forceinline__ void StoreMatrices(void* row, const uint32_t* packed)
       : "memory");
 }
 
+// Loads what StoreMatrices stores: the A operand of a product whose rows these are.
+__device__ __forceinline__ void LoadMatrices(uint32_t* packed, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(packed[0]), "=r"(packed[1]), "=r"(packed[2]), "=r"(packed[3])
+               : "r"(SmemAddress(row))
+               : "memory");
+}
+
 #define RINGLEADER_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RINGLEADER_F16(d, i) \
   RINGLEADER_F4(d, i), RINGLEADER_F4(d, i + 4), RINGLEADER_F4(d, i + 8), RINGLEADER_F4(d, i + 12)

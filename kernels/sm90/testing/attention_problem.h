@@ -221,6 +221,17 @@ class Problem {
   }
 
   // The shards' results as those of the whole sequence.
+  // dq of all ranks, then dk and dv of all owners, as they lie in memory.
+  std::vector<std::vector<float>> Gradients() const {
+    std::vector<std::vector<float>> gradients;
+    for (const QueryShard& rank : queries) gradients.push_back(rank.dq.Read());
+    for (const KeyShard& owner : keys) {
+      gradients.push_back(owner.dk.Read());
+      gradients.push_back(owner.dv.Read());
+    }
+    return gradients;
+  }
+
   Result Collect() const {
     Result r(q, k);
     for (const QueryShard& rank : queries) {
@@ -282,6 +293,18 @@ inline Result ReferenceRun(const Problem& p, const TileSelection& tiles) {
                                                   .scale = p.scale}),
             absl::OkStatus());
   return r;
+}
+
+// Of run 0, `first` takes `gradients`; of later runs they must be the same bits.
+inline void AssertSameBits(std::vector<std::vector<float>> gradients, int run,
+                           std::vector<std::vector<float>>& first) {
+  if (run == 0) {
+    first = std::move(gradients);
+    return;
+  }
+  for (size_t i = 0; i < first.size(); ++i) {
+    ASSERT_TRUE(SameBits(gradients[i], first[i])) << "run " << run << ", gradient " << i;
+  }
 }
 
 inline void ExpectClose(const Result& actual, const Result& expected) {
