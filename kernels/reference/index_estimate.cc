@@ -112,17 +112,18 @@ void IndexEstimate::RowMax() {
     for (int i = 0; i < kRun; ++i) {
       int64_t hidden = 0, visible = 0;  // keys [hidden, visible) count
       if (i < rows) {
-        const int64_t e = run * kRun + i;
+        const int64_t e = int64_t{run} * kRun + i;
         visible = std::clamp<int64_t>(args_.query_positions[e] - first + 1, 0, keys);
         if (args_.query_starts != nullptr) {
           hidden = std::clamp<int64_t>(args_.query_starts[e] - first, 0, visible);
         }
       }
-      std::fill(s + i * kRun, s + i * kRun + hidden, kNegativeInfinity);
-      std::fill(s + i * kRun + visible, s + (i + 1) * kRun, kNegativeInfinity);
+      float* const row = s + int64_t{i} * kRun;
+      std::fill(row, row + hidden, kNegativeInfinity);
+      std::fill(row + visible, row + kRun, kNegativeInfinity);
     }
     math.row_maximum(rows, kRun, s, kRun,
-                     maxima.data() + worker * slots + head * estimates + run * kRun);
+                     maxima.data() + worker * slots + head * estimates + int64_t{run} * kRun);
   });
   for (int64_t slot = 0; slot < slots; ++slot) {
     float top = kNegativeInfinity;
@@ -140,7 +141,7 @@ void IndexEstimate::RowSum() {
     float shift[kRun], row_sums[kRun];
     ShiftOf(head, run, false, shift);
     engine_.math().exp2_row_sums(rows, kRun, Logits(head, run, key_run), kRun, shift, row_sums);
-    int64_t* mine = sums.data() + worker * slots + head * estimates + run * kRun;
+    int64_t* mine = sums.data() + worker * slots + head * estimates + int64_t{run} * kRun;
     for (int i = 0; i < rows; ++i) {
       mine[i] += FixedPoint(row_sums[i], kRowSumBits);
     }
@@ -174,7 +175,7 @@ void IndexEstimate::Mass() {
     }
     int32_t* mine = diagonals.data() + worker * diagonal_slots + head * blocks;
     const int64_t key_block = args_.key_layout.Position(begin) / args_.tile;
-    const int64_t* positions = args_.query_positions + run * kRun;
+    const int64_t* positions = args_.query_positions + int64_t{run} * kRun;
     if (positions[0] / args_.tile == positions[rows - 1] / args_.tile) {
       const int64_t delta = positions[0] / args_.tile - key_block;
       if (delta >= 0) mine[delta] += total;

@@ -145,7 +145,7 @@ absl::Status IndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const I
   const int32_t candidates = static_cast<int32_t>(std::min<int64_t>(max_columns, n));
   std::vector<int64_t> sums(heads * (blocks + 1), 0);
   std::copy(diagonal_part.begin(), diagonal_part.end(), sums.begin());
-  std::vector<reference::ColumnCandidate> mine(heads * candidates);
+  std::vector<reference::ColumnCandidate> mine(int64_t{heads} * candidates);
   engine_.pool().For(heads, [&](int64_t head, int) {
     const int32_t* mass = column_mass.data() + head * n;
     sums[heads * blocks + head] = std::accumulate(mass, mass + n, int64_t{0});
@@ -163,7 +163,7 @@ absl::Status IndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const I
   }
 
   index.diagonal_words = static_cast<int32_t>((blocks + 63) / 64);
-  index.diagonals.resize(heads * index.diagonal_words);
+  index.diagonals.resize(int64_t{heads} * index.diagonal_words);
   index.max_columns = max_columns;
   index.column_positions.resize(heads * int64_t{max_columns});
   index.column_counts.resize(heads);
@@ -203,13 +203,13 @@ absl::Status IndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const I
   std::vector<double> kept(heads);
   estimate.KeptMass(kRecallStride, index.diagonals.data(), index.diagonal_words, selected.data(),
                     kept.data());
-  const double sampled = static_cast<double>((count + kRecallStride - 1) / kRecallStride);
+  const int64_t sampled = (count + kRecallStride - 1) / kRecallStride;
   if (ranks > 1) {
     const Stopwatch watch(exposed_seconds_);
     RETURN_IF_ERROR(communicator_->AllReduceSum(Channel::kControl, kept.data(), kept.size()));
   }
-  stats.recall = std::max(stats.recall, 0.0) +
-                 std::accumulate(kept.begin(), kept.end(), 0.0) / (heads * sampled);
+  stats.recall = std::max(stats.recall, 0.0) + std::accumulate(kept.begin(), kept.end(), 0.0) /
+                                                   static_cast<double>(heads * sampled);
   return absl::OkStatus();
 }
 
