@@ -87,6 +87,7 @@ TEST_F(TrainerTest, SequencesOfUnequalLengthGoToTheGroupsAsThePlannerDealsThem) 
         trainer::testing::TinyJob(dir(), static_cast<int>(context), static_cast<int>(4 / context));
     spec.set_name(name);
     spec.mutable_data()->set_sequence_length(1024);
+    spec.mutable_data()->set_document_mask(false);  // or tiles would depend on the text
     for (const uint32_t length : {1024u, 256u, 512u, 256u}) {
       spec.mutable_data()->add_sequence_lengths(length);
     }

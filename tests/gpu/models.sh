@@ -51,7 +51,7 @@ check() {
   cat >"$folder/job.yaml" <<END
 name: ${shape//./-}
 model: {init: ./original}
-data: {train: ./tokens/train, eval: ./tokens/train, sequence_length: $tokens}
+data: {train: ./tokens/train, eval: ./tokens/train, sequence_length: $tokens, document_mask: false}
 attention: {pattern: dense}
 parallelism: {context: $trainers}
 training: {steps: $steps, learning_rate: 1e-5, warmup_steps: 1, seed: 1, eval_sequences: 1}
