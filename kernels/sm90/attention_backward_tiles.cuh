@@ -110,15 +110,14 @@ class BackwardTilePairs {
   __device__ TileRef Next() { return walker_.Next(); }
   __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
                            int32_t offset, bool last) const {
-    if (threadIdx.x % 32 != 0) return;
-    for (int i = 0; i < 2; ++i) {
-      if (tile.bits >> i & 1) {
-        step.part[i] =
-            MakeTileStep<kDocuments>(walk, tile.index, 2 * key_block_ + i, offset, 0, 64, 64, last);
-      } else {
-        step.part[i] = HiddenTileStep(last);
-      }
+    const int32_t i = threadIdx.x % 32;
+    if (i < 2) {
+      step.part[i] = tile.bits >> i & 1
+                         ? MakeTileStep<kDocuments>(walk, tile.index, 2 * key_block_ + i, offset, 0,
+                                                    64, 64, last)
+                         : HiddenTileStep(last);
     }
+    __syncwarp();  // before lane 0 announces the step
   }
 
  private:
@@ -133,8 +132,7 @@ class BackwardTiles<WalkKind::kTiles64, kDocuments>
 };
 template <bool kDocuments>
 class BackwardTiles<WalkKind::kLists64, kDocuments>
-    : public BackwardTilePairs<ListPairWalker<WalkDirection::kAlongColumn, kDocuments>,
-                               kDocuments> {
+    : public BackwardTilePairs<ListPairWalker<kDocuments>, kDocuments> {
   using BackwardTiles::BackwardTilePairs::BackwardTilePairs;
 };
 
