@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/tile_step.cuh"
 #include "kernels/sm90/tile_walk.cuh"
 
 namespace ringleader::kernels::sm90 {

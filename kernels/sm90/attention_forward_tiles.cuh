@@ -7,6 +7,7 @@
 #include "kernels/sm90/fragment.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/tile_step.cuh"
 #include "kernels/sm90/tile_walk.cuh"
 
 namespace ringleader::kernels::sm90 {
