@@ -63,9 +63,9 @@ fi
 say "Packing $text into token shards"
 if [[ $gpu ]]; then
   job=headers-512k
-  cp "$root/deploy/quickstart/gpu_config.json" "$run/config.json"
+  cp "$root/deploy/quickstart/gpu_config.json" "$run/"
   cp "$root/deploy/quickstart/gpu_job.yaml" "$run/job.yaml"
-  [[ -z $layers ]] || sed -i "s/\"num_hidden_layers\": [0-9]*/\"num_hidden_layers\": $layers/" "$run/config.json"
+  [[ -z $layers ]] || sed -i "s/\"num_hidden_layers\": [0-9]*/\"num_hidden_layers\": $layers/" "$run/gpu_config.json"
 else
   job=headers-16k
   cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/"

@@ -214,10 +214,10 @@ END
 
 "$bin/ringctl" data pack --input "$text" --output "$run/tokens" --suffix .h --suffix .hpp --suffix .c >/dev/null
 if [[ $config ]]; then
-  cp "$config" "$run/config.json"
+  cp "$config" "$run/gpu_config.json"
 else
-  cp "$root/deploy/quickstart/gpu_config.json" "$run/config.json"
-  sed -i "s/\"num_hidden_layers\": [0-9]*/\"num_hidden_layers\": $layers/" "$run/config.json"
+  cp "$root/deploy/quickstart/gpu_config.json" "$run/gpu_config.json"
+  sed -i "s/\"num_hidden_layers\": [0-9]*/\"num_hidden_layers\": $layers/" "$run/gpu_config.json"
 fi
 cp "$root/deploy/quickstart/gpu_job.yaml" "$run/job.yaml"
 start_coordinator
