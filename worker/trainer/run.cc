@@ -304,6 +304,8 @@ void Attempt::PrintSettings() const {
                                             : absl::StrFormat("%d to %d", *shortest, *longest),
                       std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(),
                                       uint64_t{0})));
+  row("packed documents",
+      job_.document_mask ? "kept apart" : "not kept apart (data.document_mask: false)");
   row("ranks",
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
