@@ -61,12 +61,8 @@ class ContextAttention : public LayerAttention {
   // own document alone, also in the forwards' backward. `firsts`: positions in the sequence of
   // `tokens` tokens with which a document starts, ascending from 0; one or none: no mask, as at the
   // start. Must be called alike on all ranks, and again for every sequence. INVALID_ARGUMENT names
-  // what does not fit; UNIMPLEMENTED where an implementation knows no mask.
-  virtual absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
-    if (firsts.size() < 2) return absl::OkStatus();
-    return absl::UnimplementedError(
-        "this attention cannot keep packed documents apart; set data.document_mask: false");
-  }
+  // what does not fit.
+  virtual absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) = 0;
 
   // What happened since the last call; resets it. On a GPU the one wait for the device in a step;
   // c10::Error if the device has failed.

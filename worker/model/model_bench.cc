@@ -67,6 +67,9 @@ class StubAttention : public attention::ContextAttention {
   absl::Status SetBudgets(std::span<const attention::LayerBudget> budgets) override {
     return absl::OkStatus();
   }
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override {
+    return absl::OkStatus();
+  }
   attention::AttentionStats TakeStats() override { return {}; }
 
  private:

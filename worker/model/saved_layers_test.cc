@@ -13,7 +13,7 @@
 #include "worker/model/sharded_decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
-#include "worker/model/testing/golden.h"
+#include "worker/model/testing/golden_batch.h"
 
 namespace ringleader::model {
 namespace {
@@ -137,11 +137,7 @@ class OffloadedDecoderTest : public testing::Test {
     ShardedDecoder decoder(
         golden.config, ops, store,
         {.recompute = {.recompute = recompute, .host_layers = host_layers}, .host_copies = copies});
-    const int64_t n = golden.expected.at("tokens").size(0);
-    const TokenBatch batch{.tokens = golden.expected.at("tokens").to(torch::kInt64),
-                           .positions = torch::arange(n),
-                           .labels = golden.expected.at("labels").to(torch::kInt64),
-                           .sequence_length = n};
+    const TokenBatch batch = BatchOf(golden);
     DenseContextAttention attention;
     Result result;
     // Micro-batches use the same places again.

@@ -9,7 +9,7 @@
 
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
-#include "worker/model/testing/golden.h"
+#include "worker/model/testing/golden_batch.h"
 
 namespace ringleader::model {
 namespace {
@@ -30,11 +30,7 @@ TEST_P(ShardedDecoderTest, LogitsLossAndGradientsEqualTransformers) {
                          {.recompute = {.recompute = GetParam().recompute, .kept_layers = 1},
                           .mlp_chunk_tokens = 7,
                           .loss_chunk_tokens = 5});
-  const int64_t n = golden.expected.at("tokens").size(0);
-  const TokenBatch batch{.tokens = golden.expected.at("tokens").to(torch::kInt64),
-                         .positions = torch::arange(n),
-                         .labels = golden.expected.at("labels").to(torch::kInt64),
-                         .sequence_length = n};
+  const TokenBatch batch = BatchOf(golden);
   DenseContextAttention attention;
 
   const torch::Tensor logits = decoder.Logits(batch, attention);

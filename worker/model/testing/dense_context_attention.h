@@ -27,6 +27,10 @@ class DenseContextAttention : public attention::ContextAttention {
   absl::Status SetBudgets(std::span<const attention::LayerBudget> budgets) override {
     return absl::OkStatus();
   }
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override {
+    return firsts.size() < 2 ? absl::OkStatus()
+                             : absl::InvalidArgumentError("one document a sequence, in this test");
+  }
   attention::AttentionStats TakeStats() override { return {}; }
 
  private:
