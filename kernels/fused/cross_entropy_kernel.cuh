@@ -92,6 +92,13 @@ __device__ __forceinline__ void NextSlot(int& slot, uint32_t& parity) {
   parity ^= 1;
 }
 
+// This warp has used what it read from a slot. That it issued the reads would not do: an arrival
+// does not wait for them, nor does the copy engine that it lets in.
+__device__ __forceinline__ void ReleaseSlot(ptx::Mbarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(&empty);
+}
+
 // One thread: the block's chunks of all its rows in turn.
 template <typename Plan>
 __device__ __forceinline__ void LoadRows(const CrossEntropyArgs& args,
@@ -195,18 +202,13 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
     Softmax mine;
     for (int chunk = 0; chunk < share.chunks; ++chunk) {
       ptx::MbarrierWait(&shared.full[slot], parity);
-      Bf16x8 x[kVectors];
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[slot][place + v * 32];
       if (chunk == label_chunk) {
         label_logit = __bfloat162float(
             reinterpret_cast<const __nv_bfloat16*>(shared.ring[slot])[label_place]);
       }
-      if constexpr (!kGradient) {
-        __syncwarp();
-        if (lane == 0) ptx::MbarrierArrive(&shared.empty[slot]);
-      }
-      NextSlot<Plan>(slot, parity);
+      Bf16x8 x[kVectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[slot][place + v * 32];
       const int end = (chunk + 1) * kChunk;
       if (end > share.count || share.begin + end > whole_vectors) {
 #pragma unroll
@@ -221,6 +223,8 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
         }
       }
       AddVectors(x, mine);
+      if constexpr (!kGradient) ReleaseSlot(shared.empty[slot]);
+      NextSlot<Plan>(slot, parity);
     }
     mine = WarpMerge(mine);
     if constexpr (kCluster == 1) {
@@ -249,9 +253,6 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
         Bf16x8 x[kVectors];
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) x[v] = shared.ring[from][place + v * 32];
-        __syncwarp();
-        if (lane == 0) ptx::MbarrierArrive(&shared.empty[from]);
-        from = from + 1 == Plan::kSlots ? 0 : from + 1;
         const int left = share.count - chunk * kChunk;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
@@ -262,6 +263,8 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
           x[v] = ignored ? ZeroVec() : Pack(f);
           if (place + v * 32 < left) StoreStream(out + (place + v * 32) * kVec, x[v]);
         }
+        ReleaseSlot(shared.empty[from]);
+        from = from + 1 == Plan::kSlots ? 0 : from + 1;
         // Single columns over it: the label, and those past the vocabulary. (Chosen by index in
         // registers, they would put every vector through local memory.)
         if (chunk == label_chunk) {

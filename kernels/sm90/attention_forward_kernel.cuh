@@ -59,7 +59,6 @@ class ForwardConsumer {
       const ForwardItem item = shared_.item;
       if (item.head < 0) break;
       LoadQueries();
-      Release(&shared_.item_released);
       Tiles();
       Finish(item);
       item_cursor.Advance();
@@ -138,6 +137,9 @@ class ForwardConsumer {
     PassTurn();
     ptx::WgmmaWait<0>();
     ptx::PinRegisters(scores_);
+    // Not right after the loads: an arrival does not wait for loads on their way, nor does the copy
+    // engine that it lets in.
+    Release(&shared_.item_released);
     Exponentials(step);
     PackWeights();
     bool accumulate = false;

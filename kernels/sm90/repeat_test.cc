@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -58,6 +59,58 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RepeatTest,
                                                 .kv_heads = 1,
                                                 .tile = 64,
                                                 .pattern = TilePattern::kCsr}),
+                         [](const auto& info) { return info.param.name; });
+
+// Forward adds nothing in an order of arrival: its bits never vary. Many items a multiprocessor,
+// each of few tiles, so that their beginnings and ends meet in every way.
+using ForwardRepeatTest = AttentionTest;
+
+TEST_P(ForwardRepeatTest, SameBitsIn2000Runs) {
+  const Lists lists(GetParam());
+  const Problem p(GetParam());
+  const QueryShard& rank = p.queries[0];
+  const DeviceBuffer<float> no_lse(std::vector<float>(rank.lse.size(), kMinusInfinity));
+  std::vector<float> first_out, first_lse;
+  for (int run = 0; run < (fused::SmallShapes() ? 3 : 2000); ++run) {
+    fused::CheckCuda(cudaMemset(rank.out.data(), 0xff, rank.out.Bytes()), "cudaMemset");
+    fused::CheckCuda(
+        cudaMemcpy(rank.lse.data(), no_lse.data(), no_lse.Bytes(), cudaMemcpyDeviceToDevice),
+        "cudaMemcpy");
+    ASSERT_NO_FATAL_FAILURE(p.Forward(rank, p.keys[0], lists.gpu));
+    const std::vector<float> lse = rank.lse.Read();
+    if (run == 0) first_lse = lse;
+    for (size_t i = 0; i < lse.size(); ++i) {
+      ASSERT_TRUE(lse[i] == first_lse[i])
+          << "run " << run << ", head " << i / p.q.tokens << ", row " << i % p.q.tokens << ": "
+          << lse[i] << " instead of " << first_lse[i];
+    }
+    if (run % 20 != 0) continue;
+    const std::vector<float> out = rank.out.Read();
+    if (run == 0) first_out = out;
+    ASSERT_TRUE(SameBits(out, first_out)) << "run " << run;
+  }
+}
+
+std::vector<Case> ForwardRepeatCases() {
+  std::vector<Case> cases;
+  for (const int head_dim : {64, 128}) {
+    for (const auto& [name, tile, pattern] : {std::tuple{"Csr", 64, TilePattern::kCsr},
+                                              {"Toeplitz", 64, TilePattern::kToeplitz},
+                                              {"Csr", 128, TilePattern::kCsr},
+                                              {"Toeplitz", 128, TilePattern::kToeplitz}}) {
+      cases.push_back({.name = absl::StrFormat("%sD%dTile%d", name, head_dim, tile),
+                       .tokens = 1000,
+                       .heads = 64,
+                       .kv_heads = 8,
+                       .head_dim = head_dim,
+                       .tile = tile,
+                       .pattern = pattern});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ForwardRepeatTest, ::testing::ValuesIn(ForwardRepeatCases()),
                          [](const auto& info) { return info.param.name; });
 
 using DeterministicTest = AttentionTest;
