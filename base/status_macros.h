@@ -21,7 +21,9 @@
 #define ASSIGN_OR_RETURN(declaration, expression) \
   ASSIGN_OR_RETURN_INNER(RINGLEADER_CONCAT(status_or_, __LINE__), declaration, expression)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a name and a declaration take none.
 #define ASSIGN_OR_RETURN_INNER(status_or, declaration, expression) \
   auto status_or = (expression);                                   \
   if (!status_or.ok()) return std::move(status_or).status();       \
   declaration = *std::move(status_or)
+// NOLINTEND(bugprone-macro-parentheses)

@@ -21,7 +21,7 @@ struct ParseOptions {
   // changes the pattern, select, layout or schedule drops fields of the file that no longer fit.
   std::vector<std::string> overrides = {};
   // Relative paths in the file and in overrides are taken from here; empty leaves them as they are.
-  std::string base_directory = "";
+  std::string base_directory = {};
   // Named in errors, with the line.
   std::string file_name = "job file";
 };

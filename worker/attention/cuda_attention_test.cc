@@ -42,7 +42,9 @@ enum class Gpus { kShared, kOneEach };
 void RunRanks(Gpus gpus, int ranks, const std::function<void(comm::DeviceCommunicator&)>& body) {
   if (gpus == Gpus::kShared) return comm::testing::RunDeviceRanks(ranks, body);
   comm::testing::RunRanks(comm::testing::HostCommunicators(ranks), [&](comm::Communicator& host) {
-    const int gpu = host.rank() % GpuCount();
+    const int gpus = GpuCount();
+    TORCH_CHECK(gpus > 0, "there is no GPU");
+    const int gpu = host.rank() % gpus;
     cudaSetDevice(gpu);
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(gpu));
     auto device = comm::CreateNcclCommunicator({.device = gpu}, &host);
@@ -118,6 +120,7 @@ Result RunOnGpu(const Sequence& sequence, const AttentionOptions& options,
     const Tensor q = shard(sequence.q), k = shard(sequence.k), v = shard(sequence.v),
                  d_out = shard(sequence.d_out);
     std::vector<CudaAttentionEngine::Output> outputs;
+    outputs.reserve(kLayers);
     Check((*engine)->SetDocuments(sequence.q.size(0), documents));
     for (int layer = 0; layer < kLayers; ++layer) {
       outputs.push_back((*engine)->Forward(layer, q, k, v));

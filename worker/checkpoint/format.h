@@ -46,6 +46,7 @@ std::string CheckpointName(uint64_t step, uint64_t generation);
 
 struct ParsedName {
   uint64_t step = 0, generation = 0;
+  // NOLINTNEXTLINE(modernize-use-nullptr): the comparison is not with a pointer.
   auto operator<=>(const ParsedName&) const = default;
 };
 // False if `name` is not a checkpoint's.

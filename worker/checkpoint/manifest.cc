@@ -174,6 +174,7 @@ absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& dire
   }
   std::sort(found.rbegin(), found.rend());
   std::vector<std::string> names;
+  names.reserve(found.size());
   for (auto& [parsed, name] : found) names.push_back(std::move(name));
   return names;
 }

@@ -15,8 +15,9 @@ void BM_Exchange(benchmark::State& state) {
   const size_t bytes = state.range(0);
   const int rounds = static_cast<int>(std::clamp<size_t>((size_t{64} << 20) / bytes, 4, 1000));
   auto communicators = testing::GrpcCommunicators(2);
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     std::vector<std::thread> threads;
+    threads.reserve(communicators.size());
     for (auto& owned : communicators) {
       threads.emplace_back([&, comm = owned.get()] {
         std::vector<char> out(bytes, 1), in(bytes);

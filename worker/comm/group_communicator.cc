@@ -74,7 +74,7 @@ void Add(T* into, const T* other, size_t count) {
 
 }  // namespace
 
-GroupCommunicator::GroupCommunicator(std::shared_ptr<Transport> transport)
+GroupCommunicator::GroupCommunicator(const std::shared_ptr<Transport>& transport)
     : GroupCommunicator(transport, AllRanks(transport->size()), 0) {}
 
 GroupCommunicator::GroupCommunicator(std::shared_ptr<Transport> transport, std::vector<int> members,

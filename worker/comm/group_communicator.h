@@ -17,7 +17,7 @@ namespace ringleader::comm {
 class GroupCommunicator : public Communicator {
  public:
   // Over all ranks of `transport`.
-  explicit GroupCommunicator(std::shared_ptr<Transport> transport);
+  explicit GroupCommunicator(const std::shared_ptr<Transport>& transport);
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }

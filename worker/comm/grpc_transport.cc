@@ -28,7 +28,7 @@ GrpcTransport::GrpcTransport(const GrpcCommunicatorOptions& options)
       service_(&incoming_) {}
 
 GrpcTransport::~GrpcTransport() {
-  if (!status().ok()) {
+  if (!GrpcTransport::status().ok()) {
     WaitForAbortToBeHeard();
   } else if (connected_) {
     LeaveInOrder();

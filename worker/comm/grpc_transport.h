@@ -49,7 +49,7 @@ class GrpcTransport : public Transport {
   class Service : public v1::PeerExchange::WithRawCallbackMethod_Stream<v1::PeerExchange::Service> {
    public:
     explicit Service(IncomingStreams* incoming) : incoming_(incoming) {}
-    grpc::ServerReadReactor<grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* context,
+    grpc::ServerReadReactor<grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* /*context*/,
                                                       grpc::ByteBuffer* response) override {
       return incoming_->Open(response);
     }

@@ -111,16 +111,16 @@ class NcclCommunicator : public DeviceCommunicator {
 
 NcclCommunicator::~NcclCommunicator() {
   cudaSetDevice(session_->options().device);
-  const NcclLibrary* const nccl = size_ > 1 ? &session_->nccl() : nullptr;
   // In order: all ranks let go of a channel together, once what is enqueued is through.
   for (Lane& lane : lanes_) {
     if (lane.comm != nullptr) {
-      if (!session_->aborted() && lane.comm->Use(nccl->comm_finalize) == ncclInProgress) {
+      const NcclLibrary& nccl = session_->nccl();
+      if (!session_->aborted() && lane.comm->Use(nccl.comm_finalize) == ncclInProgress) {
         AwaitNccl(*lane.comm, lane.comm->name(), absl::Now() + kLeaveTimeout).IgnoreError();
       }
       session_->Forget(lane.comm.get());
       if (const ncclComm_t comm = lane.comm->Take(); comm != nullptr) {
-        session_->aborted() ? nccl->comm_abort(comm) : nccl->comm_destroy(comm);
+        session_->aborted() ? nccl.comm_abort(comm) : nccl.comm_destroy(comm);
       }
     }
     // The watchdog's abort may still be at work on it.
@@ -337,6 +337,7 @@ absl::StatusOr<std::unique_ptr<DeviceCommunicator>> NcclCommunicator::Split(
   // parent and its parts never wait for each other.
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> host, host_->Split(ranks));
   std::vector<int> members;
+  members.reserve(ranks.size());
   for (const int rank : ranks) members.push_back(world_ranks_[rank]);
   return std::make_unique<NcclCommunicator>(session_, std::move(host), std::move(members));
 }

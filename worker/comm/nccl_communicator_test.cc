@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -68,7 +69,7 @@ template <typename Body>
 void OnGpus(int ranks, NcclOptions options, Body body) {
   testing::RunRanks(testing::HostCommunicators(ranks), [&](Communicator& host) {
     NcclOptions own = options;
-    own.device = host.rank() % Gpus();
+    own.device = host.rank() % std::max(Gpus(), 1);
     CheckCuda(cudaSetDevice(own.device));
     cudaStream_t stream = nullptr;
     CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -141,7 +141,7 @@ void OutgoingStream::Pump() {
 }
 
 // The peer answers once it has read the goodbye; before that, the read ends only with the stream.
-void OutgoingStream::OnReadDone(bool ok) {
+void OutgoingStream::OnReadDone(bool /*ok*/) {
   {
     absl::MutexLock lock(&mutex_);
     closed_ = true;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status_macros.h"
@@ -70,7 +71,7 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   ASSIGN_OR_RETURN(result.manifest_, ReadManifest(folder));
   uint64_t end = 0;
   for (const std::string& name : result.manifest_.shards) {
-    ASSIGN_OR_RETURN(auto shard, TokenShard::Open(folder + "/" + name));
+    ASSIGN_OR_RETURN(auto shard, TokenShard::Open(absl::StrCat(folder, "/", name)));
     end += shard->tokens();
     result.ends_.push_back(end);
     result.shards_.push_back(std::move(shard));

@@ -35,9 +35,9 @@ TokenOps::Norm CudaTokenOps::NormForward(const Tensor& x, const Tensor& residual
     CheckRows(residual, "NormForward: residual");
     TORCH_CHECK(residual.sizes() == x.sizes(), "NormForward: residual must be ", x.sizes());
   }
-  const Norm norm = {.sum = residual.defined() ? residual : x,
-                     .y = torch::empty_like(x),
-                     .rstd = torch::empty({x.size(0), 1}, x.options().dtype(torch::kFloat))};
+  Norm norm = {.sum = residual.defined() ? residual : x,
+               .y = torch::empty_like(x),
+               .rstd = torch::empty({x.size(0), 1}, x.options().dtype(torch::kFloat))};
   ops::Check(fused::RmsNormForward({.x = Bf16(x),
                                     .residual = residual.defined() ? Bf16(residual) : nullptr,
                                     .weight = Bf16(weight),
@@ -121,7 +121,8 @@ Tensor CudaTokenOps::CrossEntropy(const Tensor& logits, const Tensor& labels, bo
   ops::CheckCuda(logits, torch::kBFloat16, "CrossEntropy: logits");
   ops::CheckCuda(labels, torch::kLong, "CrossEntropy: labels");
   const auto floats = logits.options().dtype(torch::kFloat);
-  const Tensor losses = torch::empty({logits.size(0)}, floats), one = torch::ones({1}, floats);
+  Tensor losses = torch::empty({logits.size(0)}, floats);
+  const Tensor one = torch::ones({1}, floats);
   ops::Check(fused::CrossEntropy({.logits = MutableBf16(logits),
                                   .stride = logits.stride(0),
                                   .labels = labels.const_data_ptr<int64_t>(),

@@ -12,7 +12,7 @@ namespace ringleader::model {
 
 class DenseAttention : public attention::LayerAttention {
  public:
-  torch::Tensor Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
+  torch::Tensor Forward(int /*layer*/, const torch::Tensor& q, const torch::Tensor& k,
                         const torch::Tensor& v) override {
     const int64_t n = q.size(0), heads = q.size(1), group = heads / k.size(1);
     const auto by_head = [&](const torch::Tensor& x) {  // [n, h, d] -> [heads, n, d]

@@ -31,9 +31,8 @@ void AddBiasGradient(const Tensor& dy, const Tensor& d_bias) {
 Tensor Project(const LayerContext& context, const LayerParameters& parameters,
                const Tensor& normed) {
   const ModelConfig& config = context.config;
-  const Tensor packed =
-      Linear(normed, parameters.qkv_weight, parameters.qkv_bias)
-          .view({normed.size(0), config.heads + 2 * config.kv_heads, config.head_dim});
+  Tensor packed = Linear(normed, parameters.qkv_weight, parameters.qkv_bias)
+                      .view({normed.size(0), config.heads + 2 * config.kv_heads, config.head_dim});
   const PackedHeads heads(packed, config);
   context.ops.Rotate(heads.q, heads.k, context.rotary, /*inverse=*/false, heads.q, heads.k);
   return packed;

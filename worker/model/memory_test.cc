@@ -24,7 +24,7 @@ class MemoryTest : public testing::Test {
 TEST_F(MemoryTest, OptimizerIsSharedAndActivationsFollowTheTokens) {
   const MemoryEstimate one = EstimateMemory(config_, 1, 1 << 20, Recompute::kNone);
   const MemoryEstimate four = EstimateMemory(config_, 4, 1 << 18, Recompute::kNone);
-  EXPECT_EQ(one.weights, 2 * 4 * MakeParameterLayout(config_).elements);
+  EXPECT_EQ(one.weights, int64_t{2} * 4 * MakeParameterLayout(config_).elements);
   EXPECT_NEAR(static_cast<double>(one.optimizer) / four.optimizer, 4.0, 0.1);
   EXPECT_NEAR(static_cast<double>(one.activations) / four.activations, 4.0, 0.1);
   EXPECT_GE(four.weights, one.weights);

@@ -58,16 +58,16 @@ class StubAttention : public attention::ContextAttention {
       : out_(Random({kTokens, config.heads, config.head_dim})),
         kv_(Random({kTokens, config.kv_heads, config.head_dim})),
         lse_(torch::zeros({config.heads, kTokens}, out_.options().dtype(torch::kFloat))) {}
-  attention::AttentionOutput ForwardRaw(int layer, const Tensor& q, const Tensor& k,
-                                        const Tensor& v) override {
+  attention::AttentionOutput ForwardRaw(int /*layer*/, const Tensor& /*q*/, const Tensor& /*k*/,
+                                        const Tensor& /*v*/) override {
     return {.out = out_.clone(),
             .lse = torch::empty_like(lse_),
             .record = std::make_shared<Record>(*this)};
   }
-  absl::Status SetBudgets(std::span<const attention::LayerBudget> budgets) override {
+  absl::Status SetBudgets(std::span<const attention::LayerBudget> /*budgets*/) override {
     return absl::OkStatus();
   }
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override {
+  absl::Status SetDocuments(int64_t /*tokens*/, std::span<const int64_t> /*firsts*/) override {
     return absl::OkStatus();
   }
   attention::AttentionStats TakeStats() override { return {}; }
@@ -75,9 +75,10 @@ class StubAttention : public attention::ContextAttention {
  private:
   struct Record : attention::AttentionRecord {
     explicit Record(const StubAttention& stub) : stub(stub) {}
-    attention::AttentionGradients Backward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                           const Tensor& out, const Tensor& lse,
-                                           const Tensor& d_out) const override {
+    attention::AttentionGradients Backward(const Tensor& /*q*/, const Tensor& /*k*/,
+                                           const Tensor& /*v*/, const Tensor& /*out*/,
+                                           const Tensor& /*lse*/,
+                                           const Tensor& /*d_out*/) const override {
       return {.dq = stub.out_, .dk = stub.kv_, .dv = stub.kv_};
     }
     const StubAttention& stub;

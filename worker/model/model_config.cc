@@ -60,7 +60,7 @@ class Reader {
     return value.get<bool>();
   }
 
-  std::string String(const char* key, std::optional<std::string> otherwise = {}) {
+  std::string String(const char* key, const std::optional<std::string>& otherwise = {}) {
     if (!Has(key)) return Missing(key, otherwise);
     const Json& value = object_[key];
     if (!value.is_string()) {

@@ -134,7 +134,7 @@ Tensor ShardedDecoder::ForwardBackward(const TokenBatch& batch,
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
   const TokenOps::Norm final = pass.Forward(/*keep=*/true);
-  const Tensor loss = pass.Loss(final.y, /*gradient=*/true);
+  Tensor loss = pass.Loss(final.y, /*gradient=*/true);
   pass.Backward(final);
   return loss;
 }

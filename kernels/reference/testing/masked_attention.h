@@ -24,10 +24,10 @@ struct Tensor {
         data(static_cast<size_t>(tokens * heads * head_dim), 0.0f) {}
 
   TokenMajor<float> view() {
-    return {data.data(), tokens, heads, head_dim, heads * head_dim, head_dim};
+    return {data.data(), tokens, heads, head_dim, int64_t{heads} * head_dim, head_dim};
   }
   TokenMajor<const float> view() const {
-    return {data.data(), tokens, heads, head_dim, heads * head_dim, head_dim};
+    return {data.data(), tokens, heads, head_dim, int64_t{heads} * head_dim, head_dim};
   }
   float& at(int64_t token, int head, int k) { return data[(token * heads + head) * head_dim + k]; }
   float at(int64_t token, int head, int k) const {

@@ -17,6 +17,7 @@ std::vector<std::unique_ptr<Communicator>> GrpcCommunicators(int ranks) {
   }
   std::vector<std::unique_ptr<Communicator>> communicators(ranks);
   std::vector<std::thread> threads;
+  threads.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back(
         [&, rank] { communicators[rank] = listeners[rank]->Connect(addresses).value(); });

@@ -66,10 +66,12 @@ std::vector<std::unique_ptr<Communicator>> HostCommunicators(int ranks) {
     Publish(absl::StrCat(prefix, rank), listeners.back()->address());
   }
   std::vector<std::string> addresses;
+  addresses.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) addresses.push_back(Await(absl::StrCat(prefix, rank)));
 
   std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> connected(here);
   std::vector<std::thread> threads;
+  threads.reserve(here);
   for (int i = 0; i < here; ++i) {
     threads.emplace_back([&, i] { connected[i] = listeners[i]->Connect(addresses); });
   }

@@ -69,6 +69,7 @@ class LocalTransport : public Transport {
 std::vector<std::unique_ptr<Communicator>> LocalCommunicators(int ranks) {
   auto exchange = std::make_shared<Exchange>(ranks);
   std::vector<std::unique_ptr<Communicator>> communicators;
+  communicators.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     communicators.push_back(
         std::make_unique<GroupCommunicator>(std::make_shared<LocalTransport>(exchange, rank)));

@@ -264,6 +264,7 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
         [&](const std::vector<Part>& parts, cudaStream_t stream) -> absl::Status {
           RETURN_IF_ERROR(CudaStatus(cudaMallocAsync(&sum, bytes, stream), "memory of a sum"));
           std::vector<const void*> inputs;
+          inputs.reserve(parts.size());
           for (const Part& peer : parts) {
             inputs.push_back(static_cast<const char*>(peer.send) + offset * BytesOf(type));
           }
@@ -287,6 +288,7 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
 std::vector<std::unique_ptr<DeviceCommunicator>> LocalDeviceCommunicators(int ranks) {
   auto group = std::make_shared<Group>(ranks);
   std::vector<std::unique_ptr<DeviceCommunicator>> communicators;
+  communicators.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     communicators.push_back(std::make_unique<LocalDeviceCommunicator>(group, rank));
   }
@@ -298,6 +300,7 @@ void RunDeviceRanks(int ranks, const std::function<void(DeviceCommunicator&)>& b
   std::mutex mutex;
   std::exception_ptr first_error;
   std::vector<std::thread> threads;
+  threads.reserve(ranks);
   for (const auto& communicator : communicators) {
     threads.emplace_back([&, communicator = communicator.get()] {
       try {

@@ -17,6 +17,7 @@ void RunRanks(std::vector<std::unique_ptr<Communicator>> communicators, Body bod
   std::mutex mutex;
   std::exception_ptr first_error;
   std::vector<std::thread> threads;
+  threads.reserve(communicators.size());
   for (std::unique_ptr<Communicator>& owned : communicators) {
     threads.emplace_back([&, communicator = std::move(owned)] {
       try {

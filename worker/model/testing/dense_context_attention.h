@@ -13,8 +13,8 @@ namespace ringleader::model {
 
 class DenseContextAttention : public attention::ContextAttention {
  public:
-  attention::AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
-                                        const torch::Tensor& v) override {
+  attention::AttentionOutput ForwardRaw(int /*layer*/, const torch::Tensor& q,
+                                        const torch::Tensor& k, const torch::Tensor& v) override {
     const torch::Tensor logits = Logits(q, k);
     return {.out = logits.softmax(-1)
                        .matmul(ByHead(v, q.size(1)))
@@ -24,10 +24,10 @@ class DenseContextAttention : public attention::ContextAttention {
             .lse = logits.logsumexp(-1),
             .record = std::make_shared<Record>()};
   }
-  absl::Status SetBudgets(std::span<const attention::LayerBudget> budgets) override {
+  absl::Status SetBudgets(std::span<const attention::LayerBudget> /*budgets*/) override {
     return absl::OkStatus();
   }
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override {
+  absl::Status SetDocuments(int64_t /*tokens*/, std::span<const int64_t> firsts) override {
     return firsts.size() < 2 ? absl::OkStatus()
                              : absl::InvalidArgumentError("one document a sequence, in this test");
   }

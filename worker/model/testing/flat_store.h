@@ -18,7 +18,7 @@ class FlatStore : public ParameterStore {
         parameters_(values.to(device, type)),
         gradients_(torch::zeros({layout.elements}, torch::dtype(torch::kFloat).device(device))) {}
 
-  torch::Tensor Parameters(int block, int next) override { return Block(parameters_, block); }
+  torch::Tensor Parameters(int block, int /*next*/) override { return Block(parameters_, block); }
   torch::Tensor OpenGradient(int block) override {
     open_.insert(block);
     return Block(gradients_, block);

@@ -89,9 +89,9 @@ RINGLEADER_HOST_DEVICE inline int64_t DiagonalTiles(const ShardLayout& query,
       return overlap(run, delta - run * (query.rank - key.rank));
     }
     case LayoutKind::kZigzag: {
-      const int64_t run = blocks / (2 * query.ranks);
-      const int64_t q[2] = {query.rank, 2 * query.ranks - 1 - query.rank};
-      const int64_t k[2] = {key.rank, 2 * key.ranks - 1 - key.rank};
+      const int64_t run = blocks / query.chunks();
+      const int64_t q[2] = {query.rank, query.chunks() - 1 - query.rank};
+      const int64_t k[2] = {key.rank, key.chunks() - 1 - key.rank};
       int64_t tiles = 0;
       for (int i = 0; i < 2; ++i)
         for (int j = 0; j < 2; ++j) tiles += overlap(run, delta - run * (q[i] - k[j]));

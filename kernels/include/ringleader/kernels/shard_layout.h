@@ -29,6 +29,8 @@ struct ShardLayout {
   int64_t tokens = 0;
 
   RINGLEADER_HOST_DEVICE int64_t local_tokens() const { return tokens / ranks; }
+  // What kZigzag cuts the sequence into: two for each rank.
+  RINGLEADER_HOST_DEVICE int32_t chunks() const { return 2 * ranks; }
 
   // The position in the sequence of local token `i`. Grows with i in every layout.
   RINGLEADER_HOST_DEVICE int64_t Position(int64_t i) const {
@@ -37,8 +39,8 @@ struct ShardLayout {
       case LayoutKind::kContiguous:
         return rank * local_tokens() + i;
       case LayoutKind::kZigzag: {
-        const int64_t chunk = tokens / (2 * ranks);
-        return i < chunk ? rank * chunk + i : (2 * ranks - 1 - rank) * chunk + (i - chunk);
+        const int64_t chunk = tokens / chunks();
+        return i < chunk ? rank * chunk + i : (chunks() - 1 - rank) * chunk + (i - chunk);
       }
       case LayoutKind::kStriped:
         return (i / stripe * ranks + rank) * stripe + i % stripe;
@@ -53,8 +55,8 @@ struct ShardLayout {
       case LayoutKind::kContiguous:
         return static_cast<int32_t>(position / local_tokens());
       case LayoutKind::kZigzag: {
-        const int64_t chunk = position / (tokens / (2 * ranks));
-        return static_cast<int32_t>(chunk < ranks ? chunk : 2 * ranks - 1 - chunk);
+        const int64_t chunk = position / (tokens / chunks());
+        return static_cast<int32_t>(chunk < ranks ? chunk : chunks() - 1 - chunk);
       }
       case LayoutKind::kStriped:
         return static_cast<int32_t>(position / stripe % ranks);
@@ -67,7 +69,7 @@ struct ShardLayout {
       case LayoutKind::kContiguous:
         return position % local_tokens();
       case LayoutKind::kZigzag: {
-        const int64_t chunk_tokens = tokens / (2 * ranks);
+        const int64_t chunk_tokens = tokens / chunks();
         const int64_t chunk = position / chunk_tokens;
         return (chunk < ranks ? 0 : chunk_tokens) + position % chunk_tokens;
       }
