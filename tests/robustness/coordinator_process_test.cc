@@ -66,6 +66,7 @@ TEST_F(CoordinatorProcessTest, KilledWhileJobsAreSubmitted) {
   std::map<std::string, std::string> uid_by_job;  // acknowledged
   int retries = 0;
   std::vector<std::thread> clients;
+  clients.reserve(kClients);
   for (int client = 0; client < kClients; ++client) {
     clients.emplace_back([&, client] {
       for (int i = 0; i < kJobsEach; ++i) {
@@ -273,7 +274,7 @@ TEST_F(CoordinatorProcessTest, MetricsAreCleanAndForgetEndedJobs) {
   ASSERT_TRUE(Create(*stub, TestJob("distinctive", 2, 200), "", &job).ok());
   FakeWorker worker({.node = "n1", .trainers = 2}, coordinator_.Channel());
   const auto check = [&](const std::string& when) {
-    const std::string page = coordinator_.Metrics();
+    std::string page = coordinator_.Metrics();
     EXPECT_THAT(page, HasSubstr("ringleader_coordinator_jobs")) << when;
     std::ofstream(coordinator_.File("page")) << page;
     EXPECT_EQ(

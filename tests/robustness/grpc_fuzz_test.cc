@@ -152,7 +152,7 @@ std::vector<Method> Methods() {
 // One call with some messages; cancels once it has heard anything. Deletes itself.
 class Call : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Call(grpc::GenericStub* stub, const std::string& path, std::vector<std::string> messages,
+  Call(grpc::GenericStub* stub, const std::string& path, const std::vector<std::string>& messages,
        std::function<void(const grpc::Status&)> done)
       : done_(std::move(done)) {
     for (const std::string& message : messages) {
@@ -286,8 +286,8 @@ TEST_F(GrpcFuzzTest, RawBytes) {
   const int files = OpenFiles();
   for (int i = 0; i < kRawInputs; ++i) {
     std::string bytes = RandomBytes(random, random() % 400);
-    if (i % 4 == 1) bytes = preface + bytes;
-    if (i % 4 == 2) bytes = preface + settings + bytes;
+    if (i % 4 == 1) bytes = absl::StrCat(preface, bytes);
+    if (i % 4 == 2) bytes = absl::StrCat(preface, settings, bytes);
     if (i % 4 == 3) {
       // A frame with a plausible header, of a random type, on stream 1.
       std::string frame(9, '\0');
@@ -295,7 +295,7 @@ TEST_F(GrpcFuzzTest, RawBytes) {
       frame[3] = static_cast<char>(random() % 10);
       frame[4] = static_cast<char>(random());
       frame[8] = 1;
-      bytes = preface + settings + frame + bytes;
+      bytes = absl::StrCat(preface, settings, frame, bytes);
     }
     SendRaw(bytes);
   }

@@ -14,7 +14,6 @@ namespace ringleader::optim {
 namespace {
 
 using comm::Communicator;
-using comm::testing::LocalCommunicators;
 using comm::testing::RunRanks;
 using testing::Each;
 using testing::ElementsAreArray;

@@ -24,7 +24,6 @@ using testing::AllReachedStep;
 using ::testing::HasSubstr;
 using testing::Losses;
 using testing::RankLog;
-using testing::Stop;
 
 // In shapes that the kernels take.
 constexpr char kConfig[] = R"({

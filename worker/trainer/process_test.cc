@@ -19,11 +19,8 @@
 namespace ringleader::trainer {
 namespace {
 
-using ::testing::AnyOf;
-using testing::FakeAgent;
 using ::testing::HasSubstr;
 using testing::RankLog;
-using testing::TinyJob;
 using testing::TinyPlan;
 using v1::TrainerExited;
 

@@ -4,13 +4,12 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
-
-extern char** environ;
 
 namespace ringleader::trainer::testing {
 
@@ -44,6 +43,7 @@ void FakeAgent::Spawn(const std::string& binary, const std::string& log_director
     const std::vector<std::string> arguments = {
         binary, "--socket", socket_, "--rank", absl::StrCat(rank), "--token", absl::StrCat(kToken)};
     std::vector<char*> pointers;
+    pointers.reserve(arguments.size() + 1);
     for (const std::string& argument : arguments) {
       pointers.push_back(const_cast<char*>(argument.c_str()));
     }
@@ -92,7 +92,7 @@ std::vector<RankLog> FakeAgent::Finish() {
   return logs_;
 }
 
-grpc::Status FakeAgent::Attach(grpc::ServerContext* context, Stream* stream) {
+grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream) {
   v1::TrainerMessage message;
   if (!stream->Read(&message) || !message.has_hello() ||
       message.hello().fencing_token() != kToken ||
