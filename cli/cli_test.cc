@@ -500,6 +500,7 @@ TEST(FormatTest, NumbersForPeople) {
   EXPECT_EQ(FormatCount(1234567), "1,234,567");
   EXPECT_EQ(FormatCount(-1234), "-1,234");
   EXPECT_EQ(FormatCount(999), "999");
+  EXPECT_EQ(FormatBytes(512), "512 B");
   EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
   EXPECT_EQ(FormatSeconds(3700), "1h01m");
   EXPECT_EQ(FormatSeconds(90061), "25h01m");

@@ -18,6 +18,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr int64_t kTwoDays = int64_t{48} * 3600;  // s
+
 ordered_json ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
@@ -135,7 +137,7 @@ std::string FormatBytes(double bytes) {
     bytes /= 1024;
     ++unit;
   }
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, kUnits[unit]);
+  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, bytes, kUnits[unit]);
 }
 
 std::string FormatSeconds(double seconds) {
@@ -144,7 +146,7 @@ std::string FormatSeconds(double seconds) {
   const auto whole = static_cast<int64_t>(std::llround(seconds));
   if (whole < 60) return absl::StrFormat("%ds", whole);
   if (whole < 3600) return absl::StrFormat("%dm%02ds", whole / 60, whole % 60);
-  if (whole < 48 * 3600) return absl::StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
+  if (whole < kTwoDays) return absl::StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
   return absl::StrFormat("%dd%02dh", whole / 86400, whole / 3600 % 24);
 }
 
@@ -156,7 +158,7 @@ std::string FormatAge(absl::Duration age) {
   const int64_t seconds = std::max<int64_t>(0, absl::ToInt64Seconds(age));
   if (seconds < 120) return absl::StrFormat("%ds", seconds);
   if (seconds < 7200) return absl::StrFormat("%dm", seconds / 60);
-  if (seconds < 48 * 3600) return absl::StrFormat("%dh", seconds / 3600);
+  if (seconds < kTwoDays) return absl::StrFormat("%dh", seconds / 3600);
   return absl::StrFormat("%dd", seconds / 86400);
 }
 

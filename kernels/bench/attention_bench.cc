@@ -253,6 +253,7 @@ Measured BenchRing(const Tensors& t, const Shape& s, double density) {
                        .tokens = kRanks * kTokens};
   };
   std::vector<std::pair<ShardLayout, ShardLayout>> steps;
+  steps.reserve(kRanks);
   for (int step = 0; step < kRanks; ++step) {
     steps.emplace_back(layout(1), layout((1 - step + kRanks) % kRanks));
   }
@@ -315,7 +316,10 @@ Measured BenchColumns(const Tensors& t, const Shape& s) {
     std::sort(all.begin(), all.begin() + kColumns);
     positions.insert(positions.end(), all.begin(), all.begin() + kColumns);
     // Tiles of columns, as the figure is stated: what is masked in them counts.
-    for (int c = 0; c < kColumns; c += 128) tile_pairs += 128.0 * (kTokens - all[c] / 128 * 128);
+    for (int c = 0; c < kColumns; c += 128) {
+      const int64_t rows = kTokens - all[c] / 128 * 128;
+      tile_pairs += 128.0 * static_cast<double>(rows);
+    }
   }
   const at::Tensor gpu_positions = at::tensor(positions, at::kLong).to(at::kCUDA);
   const at::Tensor counts = at::full({s.heads}, kColumns, OnGpu(at::kInt));

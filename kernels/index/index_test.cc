@@ -51,6 +51,7 @@ std::vector<int64_t> Spread(int64_t tokens, int count, int run) {
 std::vector<int64_t> StartsOf(const std::vector<int64_t>& positions,
                               const std::vector<int64_t>& firsts) {
   std::vector<int64_t> starts;
+  starts.reserve(positions.size());
   for (const int64_t position : positions) {
     starts.push_back(*(std::upper_bound(firsts.begin(), firsts.end(), position) - 1));
   }

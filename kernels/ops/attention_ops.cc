@@ -80,7 +80,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                                 .scale = visit->scale},
                         q, sm90::ColumnForwardWorkspaceBytes, sm90::ColumnForward);
     }
-    const torch::Tensor rounded = out.to(torch::kBFloat16);
+    torch::Tensor rounded = out.to(torch::kBFloat16);
     context->save_for_backward({q, k, v, rounded, lse});
     context->saved_data["visit"] = c10::IValue::make_capsule(visit);
     return rounded;

@@ -174,8 +174,8 @@ NormGradient NormBackward(const torch::Tensor& dy, const torch::Tensor& x,
   CheckCuda(dy, torch::kBFloat16, "NormBackward: dy");
   const torch::Tensor dense = dy.contiguous();
   const torch::Tensor past = d_sum.defined() ? d_sum.contiguous() : torch::Tensor();
-  const NormGradient out = {torch::empty_like(x),
-                            torch::zeros({x.size(1)}, x.options().dtype(torch::kFloat))};
+  NormGradient out = {torch::empty_like(x),
+                      torch::zeros({x.size(1)}, x.options().dtype(torch::kFloat))};
   const torch::Tensor scratch =
       Scratch(static_cast<int64_t>(fused::RmsNormWorkspaceBytes(x.size(1))), x);
   Check(fused::RmsNormBackward({.h = Bf16(x),
@@ -195,7 +195,7 @@ NormGradient NormBackward(const torch::Tensor& dy, const torch::Tensor& x,
 torch::Tensor SwiGluForward(const torch::Tensor& gate_up) {
   CheckCuda(gate_up, torch::kBFloat16, "SwiGlu: gate_up");
   const int64_t rows = gate_up.size(0), inner = gate_up.size(1) / 2, stride = gate_up.stride(0);
-  const torch::Tensor out = torch::empty({rows, inner}, gate_up.options());
+  torch::Tensor out = torch::empty({rows, inner}, gate_up.options());
   Check(fused::SwigluForward({.gate = {Bf16(gate_up), stride},
                               .up = {Bf16(gate_up) + inner, stride},
                               .out = {MutableBf16(out), inner},
@@ -209,8 +209,8 @@ SwiGluGradient SwiGluBackward(const torch::Tensor& dactivation, const torch::Ten
   CheckCuda(dactivation, torch::kBFloat16, "SwiGluBackward: dactivation");
   CheckCuda(gate_up, torch::kBFloat16, "SwiGluBackward: gate_up");
   const int64_t rows = gate_up.size(0), inner = gate_up.size(1) / 2, stride = gate_up.stride(0);
-  const SwiGluGradient out = {torch::empty({rows, inner}, gate_up.options()),
-                              torch::empty({rows, 2 * inner}, gate_up.options())};
+  SwiGluGradient out = {torch::empty({rows, inner}, gate_up.options()),
+                        torch::empty({rows, 2 * inner}, gate_up.options())};
   Check(fused::SwigluBackward({.gate = {Bf16(gate_up), stride},
                                .up = {Bf16(gate_up) + inner, stride},
                                .d_out = {Bf16(dactivation), dactivation.stride(0)},

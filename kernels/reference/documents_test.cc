@@ -49,7 +49,7 @@ struct RandomSelections {
         positions.push_back(p);
         ++counts.back();
       }
-      positions.resize((head + 1) * kMaxColumns, std::numeric_limits<int64_t>::max());
+      positions.resize(int64_t{head + 1} * kMaxColumns, std::numeric_limits<int64_t>::max());
       for (int64_t a = 0; a < tiles; ++a) {
         row_offsets.push_back(static_cast<int32_t>(columns.size()));
         for (int64_t b = 0; b < tiles; ++b) {
@@ -228,7 +228,7 @@ TEST_F(DocumentCallsTest, HiddenTilesAreNotVisited) {
 }
 
 TEST_F(DocumentCallsTest, WrongStartsAreRefused) {
-  const auto message = [this](std::vector<int32_t> starts, TilePattern pattern) {
+  const auto message = [this](const std::vector<int32_t>& starts, TilePattern pattern) {
     return std::string(Forward(starts, pattern).message());
   };
   const auto expect = [](const std::string& message, const std::string& part) {

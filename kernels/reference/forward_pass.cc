@@ -73,7 +73,7 @@ void ForwardPass(Engine& engine, const PassInputs& in, const TokenMajor<float>& 
     ForwardState state{.rows = rows, .d_padded = static_cast<int>(d_padded), .q = q};
     float* const bias = q + int64_t{rows} * d;
     state.scores = bias + kMaxTile;
-    state.out = state.scores + kScoreRows * kMaxTile;
+    state.out = state.scores + int64_t{kScoreRows} * kMaxTile;
     state.maximum = state.out + rows * d_padded;
     state.sum = state.maximum + rows;
     PackRows(in.q.data + begin * in.q.token_stride + head * in.q.head_stride, in.q.token_stride,

@@ -121,7 +121,7 @@ class Lists {
     std::bernoulli_distribution active(c.density);
     host.diagonal_words = static_cast<int32_t>((blocks_ + 63) / 64);
     for (int h = 0; h < c.heads; ++h) {
-      for (int64_t delta = 0; delta < host.diagonal_words * 64; ++delta) {
+      for (int64_t delta = 0; delta < int64_t{host.diagonal_words} * 64; ++delta) {
         if (delta % 64 == 0) diagonals_.push_back(0);
         if (delta == 0 || active(Random())) diagonals_.back() |= uint64_t{1} << (delta % 64);
       }
