@@ -90,7 +90,7 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::TailLogsResponse>* LogService::TailLogs(
-    grpc::CallbackServerContext* context, const v1::TailLogsRequest* request) {
+    grpc::CallbackServerContext* /*context*/, const v1::TailLogsRequest* request) {
   return new LogTail(hub_, *request);
 }
 

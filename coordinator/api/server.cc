@@ -46,7 +46,7 @@ class ServerImpl : public Server {
         nodes_(controller, &unary_),
         workers_(*workers) {}
 
-  ~ServerImpl() override { Shutdown(); }
+  ~ServerImpl() override { ServerImpl::Shutdown(); }
 
   absl::Status Listen() {
     ASSIGN_OR_RETURN(const auto credentials, ServerCredentials(options_.tls, options_.listen));

@@ -284,7 +284,8 @@ std::vector<Case> Cases() {
     for (const int tile : {64, 128}) {
       for (const bool documents : {false, true}) {
         if (documents && pattern == TilePattern::kFull) continue;
-        const auto add = [&](const char* what, LayoutKind layout, int ranks, int64_t tokens) {
+        const auto add = [&, name = name, pattern = pattern](const char* what, LayoutKind layout,
+                                                             int ranks, int64_t tokens) {
           cases.push_back(
               {.name = absl::StrFormat("%s%d%s%s", name, tile, what, documents ? "Documents" : ""),
                .pattern = pattern,
