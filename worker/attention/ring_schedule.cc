@@ -65,24 +65,40 @@ RingSchedule GatherSchedule(const RingShape& shape, int rank, bool backward) {
   return schedule;
 }
 
-// Slot numbers: the rank's own, two that take turns on the inner ring, two on the outer.
+// Slot numbers of keys: the rank's own, two that take turns on the inner ring, two on the outer.
 constexpr int kInnerSlot = 1, kOuterSlot = 3;
+// Of gradients: two that steps compute into by turns, two that receive on the inner ring, one each
+// that leaves for and comes from another node.
+constexpr int kReceiveSlot = 2, kLeavingSlot = 4, kArrivingSlot = 5;
 
-RingSchedule KvSchedule(const RingShape& shape, int rank) {
+RingSchedule EmptySchedule(const RingShape& shape, int rank) {
+  return {.shape = shape,
+          .rank = rank,
+          .ranks = shape.inner * shape.outer,
+          .kv_slots = shape.outer > 1   ? kOuterSlot + 2
+                      : shape.inner > 1 ? kInnerSlot + 2
+                                        : 1};
+}
+
+}  // namespace
+
+absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank) {
+  RETURN_IF_ERROR(CheckShape(shape, rank));
+  if (shape.kind == RingKind::kAllGather) return GatherSchedule(shape, rank, false);
   const Place place(shape, rank);
-  RingSchedule schedule{.shape = shape, .rank = rank, .ranks = shape.inner * shape.outer};
-  schedule.kv_slots = shape.outer > 1 ? kOuterSlot + 2 : shape.inner > 1 ? kInnerSlot + 2 : 1;
+  RingSchedule schedule = EmptySchedule(shape, rank);
   int base = 0, inner_turn = 0;
   for (int s = 0; s < place.outer; ++s) {
     const int next_base = kOuterSlot + s % 2;
     int current = base;
     for (int i = 0; i < place.inner; ++i) {
       RingStep step{.owner = place.Owner(s, i), .kv_slot = current};
+      std::vector<RingHop>& hops = s + i == 0 ? schedule.first_hops : step.kv_hops;
       // The outer hop starts with the inner loop and has all of it to finish.
-      if (i == 0 && s + 1 < place.outer) step.kv_hops.push_back(place.OuterHop(base, next_base));
+      if (i == 0 && s + 1 < place.outer) hops.push_back(place.OuterHop(base, next_base));
       if (i + 1 < place.inner) {
         const int next = kInnerSlot + inner_turn++ % 2;
-        step.kv_hops.push_back(place.InnerHop(current, next));
+        hops.push_back(place.InnerHop(current, next));
         current = next;
       }
       schedule.steps.push_back(std::move(step));
@@ -92,58 +108,64 @@ RingSchedule KvSchedule(const RingShape& shape, int rank) {
   return schedule;
 }
 
-}  // namespace
-
-absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank) {
-  RETURN_IF_ERROR(CheckShape(shape, rank));
-  if (shape.kind == RingKind::kAllGather) return GatherSchedule(shape, rank, false);
-  return KvSchedule(shape, rank);
-}
-
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank) {
   RETURN_IF_ERROR(CheckShape(shape, rank));
   if (shape.kind == RingKind::kAllGather) return GatherSchedule(shape, rank, true);
-  RingSchedule schedule = KvSchedule(shape, rank);
   const Place place(shape, rank);
-  // Gradient slots: two that steps compute into by turns, two that receive on the inner ring, two
-  // on the outer.
-  constexpr int kReceive = 2, kFold = 4;
-  schedule.grad_slots = shape.outer > 1 ? kFold + 2 : shape.inner > 1 ? kReceive + 2 : 1;
-  int turn = 0, fold = kFold;
-  int result = -1;  // the slot with an inner loop's sum that is not yet folded
-  const auto fold_result = [&](std::vector<GradAction>& actions) {
-    const int received = fold == kFold ? kFold + 1 : kFold;
-    actions.push_back({.kind = GradAction::Kind::kAdd, .to_slot = fold, .from_slot = result});
-    actions.push_back({.kind = GradAction::Kind::kHop, .hop = place.OuterHop(fold, received)});
-    fold = received;
-    result = -1;
+  RingSchedule schedule = EmptySchedule(shape, rank);
+  schedule.grad_slots = shape.outer > 1   ? kArrivingSlot + 1
+                        : shape.inner > 1 ? kReceiveSlot + 2
+                                          : 1;
+  const auto add = [](RingStep& step, int from_slot) {
+    step.grad_actions.push_back({.to_slot = step.grad_slot, .from_slot = from_slot});
   };
-  if (shape.outer > 1) schedule.zeroed_slot = fold;
-  for (int s = 0; s < place.outer; ++s) {
-    int received = -1;
-    for (int i = 0; i < place.inner; ++i, ++turn) {
-      RingStep& step = schedule.steps[turn];
-      const int sum = turn % 2 % schedule.grad_slots;
-      step.grad_slot = sum;
-      if (i > 0) {
-        step.grad_actions.push_back(
-            {.kind = GradAction::Kind::kAdd, .to_slot = sum, .from_slot = received});
-      }
-      // The sum of the inner loop before is home by now: it hides behind this step.
-      if (result >= 0 && shape.outer > 1) fold_result(step.grad_actions);
-      received = sum;
-      if (place.inner > 1) {
-        received = kReceive + turn % 2;
-        step.grad_actions.push_back(
-            {.kind = GradAction::Kind::kHop, .hop = place.InnerHop(sum, received)});
-      }
-    }
-    result = received;
-  }
-  schedule.home_grad_slot = result;
+  const auto send = [](RingStep& step, const RingHop& hop) {
+    step.grad_actions.push_back({.kind = GradAction::Kind::kHop, .hop = hop});
+  };
+  int base = 0, inner_turn = 0, turn = 0;
+  const auto inner_hop = [&](int from_slot, int* to_slot) {
+    *to_slot = kInnerSlot + inner_turn++ % 2;
+    return place.InnerHop(from_slot, *to_slot);
+  };
+  int next = 0;  // the slot that the next inner hop brings keys into
   if (shape.outer > 1) {
-    fold_result(schedule.steps.back().grad_actions);
-    schedule.home_grad_slot = fold;
+    schedule.first_hops.push_back(place.OuterHop(0, kOuterSlot));
+  } else if (shape.inner > 1) {
+    schedule.first_hops.push_back(inner_hop(0, &next));
+  }
+  for (int loop = 1; loop <= place.outer; ++loop) {
+    const bool home = loop == place.outer;
+    base = home ? 0 : kOuterSlot + (loop - 1) % 2;
+    int received = -1;  // the slot with gradients that came on the inner ring
+    for (int n = 1; n <= place.inner; ++n, ++turn) {
+      const int i = n % place.inner;
+      RingStep step{.owner = place.Owner(loop % place.outer, i), .kv_slot = i == 0 ? base : next};
+      if (n == 1 && loop + 1 < place.outer) {
+        step.kv_hops.push_back(place.OuterHop(base, kOuterSlot + loop % 2));
+      }
+      if (n == 1 && i != 0 && !home) {  // what this step attends to
+        step.kv_hops.push_back(inner_hop(base, &next));
+        step.kv_slot = next;
+      }
+      if (i != 0 && i + 1 < place.inner) step.kv_hops.push_back(inner_hop(step.kv_slot, &next));
+      // The own node's keys wait for nobody.
+      if (i == 0 && loop + 1 == place.outer && place.inner > 1) {
+        step.kv_hops.push_back(inner_hop(0, &next));
+      }
+      step.grad_slot = i == 0 && !home ? kLeavingSlot : turn % 2 % schedule.grad_slots;
+      if (received >= 0) add(step, received);
+      if (i != 0) {
+        received = kReceiveSlot + turn % 2;
+        send(step, place.InnerHop(step.grad_slot, received));
+      } else if (!home) {
+        if (loop > 1) add(step, kArrivingSlot);
+        send(step, place.OuterHop(kLeavingSlot, kArrivingSlot));
+      } else {
+        if (place.outer > 1) add(step, kArrivingSlot);
+        schedule.home_grad_slot = step.grad_slot;
+      }
+      schedule.steps.push_back(std::move(step));
+    }
   }
   return schedule;
 }

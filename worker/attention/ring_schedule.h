@@ -49,8 +49,9 @@ struct GradAction {
   RingHop hop = {};
 };
 
-// A step: start `kv_hops`, attend to the keys of `owner` in `kv_slot`; backward adds their
-// gradients to a zeroed `grad_slot`, then does `grad_actions`.
+// A step: start `kv_hops`, in order, then attend to the keys of `owner` in `kv_slot`, which may be
+// what one of those hops brings; backward adds their gradients to a zeroed `grad_slot`, then does
+// `grad_actions`.
 //
 // Whoever runs a schedule waits, before it reads or overwrites a slot, for the hops that still
 // touch it. Nothing else orders transfers and computation.
@@ -69,18 +70,21 @@ struct RingSchedule {
   RingShape shape;
   int rank = 0;
   int ranks = 1;
+  std::vector<RingHop> first_hops = {};  // start before anything else is computed
   std::vector<RingStep> steps = {};
   int kv_slots = 1;
   int grad_slots = 0;      // 0: a forward schedule
-  int zeroed_slot = -1;    // a gradient slot that must be zero before the first step; -1: none
   int home_grad_slot = 0;  // where this rank's own gradients lie in the end
 };
 
-// `rank` of shape.inner * shape.outer. INVALID_ARGUMENT if the shape does not make sense.
+// `rank` of shape.inner * shape.outer. INVALID_ARGUMENT if the shape does not make sense. A rank
+// attends to its own keys first, while the others' are on their way.
 absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
 
-// Gradients travel with the keys and values they belong to and come home: one hop more than KV on
-// each ring.
+// Every inner loop ends with the keys that it began with, and the loop over a rank's own node is
+// the last. So gradients start at the first rank that meets keys which are not its own, make as
+// many hops as those, and come home behind the computation of what they are added to: that of their
+// own rank on an inner ring, that of their own node on the outer.
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
 
 }  // namespace ringleader::attention

@@ -16,9 +16,9 @@ class Simulation {
  public:
   using Gradient = std::multiset<std::pair<int, int>>;
 
-  explicit Simulation(const RingShape& shape) : ranks_(shape.inner * shape.outer) {
+  Simulation(const RingShape& shape, bool backward) : ranks_(shape.inner * shape.outer) {
     for (int rank = 0; rank < ranks_; ++rank) {
-      schedules_.push_back(*BackwardSchedule(shape, rank));
+      schedules_.push_back(*(backward ? BackwardSchedule : ForwardSchedule)(shape, rank));
       kv_.emplace_back(schedules_.back().kv_slots, -1);
       grads_.emplace_back(schedules_.back().grad_slots);
       kv_.back()[0] = rank;
@@ -29,16 +29,14 @@ class Simulation {
   }
 
   void Run() {
+    MoveKeys([](const RingSchedule& schedule) { return &schedule.first_hops; });
     for (size_t step = 0; step < schedules_[0].steps.size(); ++step) {
-      const auto before = kv_;
+      MoveKeys([&](const RingSchedule& schedule) { return &schedule.steps[step].kv_hops; });
       for (int rank = 0; rank < ranks_; ++rank) {
         const RingStep& mine = schedules_[rank].steps[step];
-        ASSERT_EQ(before[rank][mine.kv_slot], mine.owner) << "rank " << rank << " step " << step;
-        grads_[rank][mine.grad_slot] = {{mine.owner, rank}};
-        for (const RingHop& hop : mine.kv_hops) {
-          ASSERT_NE(hop.receive_slot, mine.kv_slot);
-          ASSERT_NE(hop.receive_slot, 0) << "a rank's own keys are overwritten";
-          kv_[rank][hop.receive_slot] = before[hop.from][SenderHop(hop, rank, step).send_slot];
+        ASSERT_EQ(kv_[rank][mine.kv_slot], mine.owner) << "rank " << rank << " step " << step;
+        if (mine.grad_slot < schedules_[rank].grad_slots) {
+          grads_[rank][mine.grad_slot] = {{mine.owner, rank}};
         }
       }
       const size_t actions = schedules_[0].steps[step].grad_actions.size();
@@ -66,12 +64,22 @@ class Simulation {
   }
 
  private:
-  const RingHop& SenderHop(const RingHop& hop, int rank, size_t step) {
-    for (const RingHop& other : schedules_[hop.from].steps[step].kv_hops) {
-      if (other.link == hop.link && other.to == rank) return other;
+  // hops_of(schedule): what all ranks do one after the other, each hop together.
+  template <typename HopsOf>
+  void MoveKeys(const HopsOf& hops_of) {
+    const size_t hops = hops_of(schedules_[0])->size();
+    for (size_t i = 0; i < hops; ++i) {
+      const auto before = kv_;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        const RingHop& hop = hops_of(schedules_[rank])->at(i);
+        const RingHop& sender = hops_of(schedules_[hop.from])->at(i);
+        ASSERT_EQ(sender.to, rank);
+        ASSERT_EQ(sender.link, hop.link);
+        ASSERT_NE(hop.receive_slot, 0) << "a rank's own keys are overwritten";
+        ASSERT_NE(before[hop.from][sender.send_slot], -1) << "nothing was there to send";
+        kv_[rank][hop.receive_slot] = before[hop.from][sender.send_slot];
+      }
     }
-    ADD_FAILURE() << "rank " << hop.from << " sends nothing to rank " << rank;
-    return hop;
   }
 
   int ranks_;
@@ -82,8 +90,8 @@ class Simulation {
 
 class RingScheduleTest : public ::testing::TestWithParam<RingShape> {};
 
-TEST_P(RingScheduleTest, EveryRankSeesEveryOwnerOnceAndGradientsComeHome) {
-  Simulation simulation(GetParam());
+TEST_P(RingScheduleTest, ForwardEveryRankSeesEveryOwnerOnceItsOwnFirst) {
+  Simulation simulation(GetParam(), /*backward=*/false);
   ASSERT_NO_FATAL_FAILURE(simulation.Run());
   for (int rank = 0; rank < simulation.ranks(); ++rank) {
     std::set<int> owners;
@@ -91,27 +99,58 @@ TEST_P(RingScheduleTest, EveryRankSeesEveryOwnerOnceAndGradientsComeHome) {
     EXPECT_EQ(owners.size(), simulation.ranks());
     EXPECT_EQ(simulation.schedule(rank).steps.size(), simulation.ranks());
     EXPECT_EQ(simulation.schedule(rank).steps[0].owner, rank);
+  }
+}
+
+TEST_P(RingScheduleTest, BackwardEveryRankSeesEveryOwnerOnceAndGradientsComeHome) {
+  Simulation simulation(GetParam(), /*backward=*/true);
+  ASSERT_NO_FATAL_FAILURE(simulation.Run());
+  for (int rank = 0; rank < simulation.ranks(); ++rank) {
+    std::set<int> owners;
+    for (const RingStep& step : simulation.schedule(rank).steps) owners.insert(step.owner);
+    EXPECT_EQ(owners.size(), simulation.ranks());
+    EXPECT_EQ(simulation.schedule(rank).steps.size(), simulation.ranks());
     if (GetParam().kind == RingKind::kAllGather) continue;
+    EXPECT_EQ(simulation.schedule(rank).steps.back().owner, rank);
     Simulation::Gradient expected;
     for (int other = 0; other < simulation.ranks(); ++other) expected.insert({rank, other});
     EXPECT_EQ(simulation.HomeGradient(rank), expected) << "rank " << rank;
   }
 }
 
-TEST_P(RingScheduleTest, OuterHopsAreOneALoop) {
-  const RingShape shape = GetParam();
-  const RingSchedule schedule = *ForwardSchedule(shape, 0);
+std::map<RingLink, int> KeyHops(const RingSchedule& schedule) {
   std::map<RingLink, int> hops;
+  for (const RingHop& hop : schedule.first_hops) ++hops[hop.link];
   for (const RingStep& step : schedule.steps) {
-    EXPECT_TRUE(step.grad_actions.empty());
     for (const RingHop& hop : step.kv_hops) ++hops[hop.link];
   }
-  if (shape.kind == RingKind::kAllGather) {
-    EXPECT_TRUE(hops.empty());
-    return;
+  return hops;
+}
+
+TEST_P(RingScheduleTest, KeysAndGradientsMakeTheSameHops) {
+  const RingShape shape = GetParam();
+  const RingSchedule forward = *ForwardSchedule(shape, 0), backward = *BackwardSchedule(shape, 0);
+  std::map<RingLink, int> expected, gradients;
+  if (shape.kind != RingKind::kAllGather) {
+    if (shape.outer > 1) expected[RingLink::kOuter] = shape.outer - 1;
+    if (shape.inner > 1) expected[RingLink::kInner] = shape.outer * (shape.inner - 1);
   }
-  EXPECT_EQ(hops[RingLink::kOuter], shape.outer - 1);
-  EXPECT_EQ(hops[RingLink::kInner], shape.outer * (shape.inner - 1));
+  EXPECT_EQ(KeyHops(forward), expected);
+  EXPECT_EQ(KeyHops(backward), expected);
+  for (const RingStep& step : backward.steps) {
+    for (const GradAction& action : step.grad_actions) {
+      if (action.kind == GradAction::Kind::kHop) ++gradients[action.hop.link];
+    }
+  }
+  EXPECT_EQ(gradients, expected);
+  for (const RingStep& step : forward.steps) EXPECT_TRUE(step.grad_actions.empty());
+}
+
+// What comes home does so behind a computation that does not need it.
+TEST_P(RingScheduleTest, NoGradientTravelsBehindTheLastStep) {
+  for (const GradAction& action : BackwardSchedule(GetParam(), 0)->steps.back().grad_actions) {
+    EXPECT_EQ(action.kind, GradAction::Kind::kAdd);
+  }
 }
 
 std::string NameOf(const RingShape& shape) {
