@@ -138,7 +138,7 @@ absl::StatusOr<std::unique_ptr<TravellingBuffers>> AttentionEngine::LoadKv(
     RETURN_IF_ERROR(communicator_->AllGather(comm::Channel::kKvInner, mine.data(),
                                              floats * sizeof(float), buffers->data(0)));
   }
-  for (const RingHop& hop : schedule.steps[0].kv_hops) RETURN_IF_ERROR(buffers->Start(hop));
+  for (const RingHop& hop : schedule.first_hops) RETURN_IF_ERROR(buffers->Start(hop));
   return buffers;
 }
 
@@ -169,10 +169,8 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
   const ShardLayout mine = LayoutOf(forward_.rank, q.tokens);
   for (size_t t = 0; t < forward_.steps.size(); ++t) {
     const RingStep& step = forward_.steps[t];
+    for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
     RETURN_IF_ERROR(kv->Await(step.kv_slot));
-    if (t > 0) {
-      for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
-    }
     const Stopwatch watch(&stats_.seconds.forward);
     int64_t tiles = 0;
     RETURN_IF_ERROR(
@@ -217,9 +215,6 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
   TravellingBuffers grads(communicator_, backward_.grad_slots, kv->floats_per_slot(),
                           comm::Channel::kGradKv, comm::Channel::kGradKv,
                           &stats_.seconds.exposed_communication);
-  if (backward_.zeroed_slot >= 0) {
-    std::fill_n(grads.data(backward_.zeroed_slot), grads.floats_per_slot(), 0.0f);
-  }
   std::vector<float> delta(q.heads * q.tokens);
   {
     const Stopwatch watch(&stats_.seconds.backward);
@@ -248,10 +243,8 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
   }
   for (size_t t = 0; t < backward_.steps.size(); ++t) {
     const RingStep& step = backward_.steps[t];
+    for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
     RETURN_IF_ERROR(kv->Await(step.kv_slot));
-    if (t > 0) {
-      for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
-    }
     RETURN_IF_ERROR(grads.Await(step.grad_slot));
     float* const slot = grads.data(step.grad_slot);
     {

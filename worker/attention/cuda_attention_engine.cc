@@ -104,17 +104,17 @@ void CudaAttentionEngine::SendKv(const RingSchedule& schedule, const Shape& shap
   const int own = gathers() ? schedule.rank : 0;
   Check(PackKv(View(k), View(v), static_cast<__nv_bfloat16*>(kv_.data(own)), Stream()));
   if (gathers()) Check(kv_.StartAllGather(Stream()));
-  for (const RingHop& hop : schedule.steps[0].kv_hops) Check(kv_.Start(hop, Stream()));
+  for (const RingHop& hop : schedule.first_hops) Check(kv_.Start(hop, Stream()));
 }
 
 CudaAttentionEngine::KeyValues CudaAttentionEngine::ArriveKv(const RingSchedule& schedule,
                                                              size_t step, const Shape& shape,
                                                              const Tensor& k, const Tensor& v) {
   const RingStep& now = schedule.steps[step];
+  for (const RingHop& hop : now.kv_hops) Check(kv_.Start(hop, Stream()));
   // Its own keys a rank reads where the model left them, while the slot is being sent.
   if (now.owner == schedule.rank) return {View(k), View(v)};
   Check(kv_.Await(now.kv_slot, Stream()));
-  for (const RingHop& hop : now.kv_hops) Check(kv_.Start(hop, Stream()));
   const auto* const slot = static_cast<const __nv_bfloat16*>(kv_.data(now.kv_slot));
   const auto view = [&](const __nv_bfloat16* data) {
     return DenseView(data, shape.tokens, shape.kv_heads, shape.head_dim);
@@ -252,28 +252,22 @@ AttentionGradients CudaAttentionEngine::Backward(const CudaLayerIndex& index,
              on_wire ? Reserve(wire_memory_, backward_.grad_slots * bytes / 2, call.q) : nullptr);
   const Tensor dq_sums = torch::zeros({shape.tokens, shape.heads, shape.head_dim},
                                       call.q.options().dtype(torch::kFloat));
-  const Homecoming home = ComputeGradients(index, call, shape, dq_sums);
-  // Rounded while the gradients of keys and values come home.
+  ComputeGradients(index, call, shape, dq_sums);
   const Tensor dq = torch::empty(dq_sums.sizes(), call.q.options());
   Check(RoundToBf16(dq_sums.const_data_ptr<float>(), MutableBf16(dq), dq.numel(), stream));
-  ReturnGradients(home);
+  const Tensor dkv =
+      torch::empty({2, shape.tokens, shape.kv_heads, shape.head_dim}, call.q.options());
+  ReturnGradients(dkv);
   Check(kv_.AwaitAll(stream));
   Check(stats_.timers().End(stream));
-  return {.dq = dq, .dk = home.dkv[0], .dv = home.dkv[1]};
+  return {.dq = dq, .dk = dkv[0], .dv = dkv[1]};
 }
 
-CudaAttentionEngine::Homecoming CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index,
-                                                                      const BackwardCall& call,
-                                                                      const Shape& shape,
-                                                                      const Tensor& dq) {
+void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call,
+                                           const Shape& shape, const Tensor& dq) {
   const cudaStream_t stream = Stream();
-  Homecoming home;
-  home.dkv = torch::empty({2, shape.tokens, shape.kv_heads, shape.head_dim}, call.q.options());
   const Tensor delta = torch::empty_like(call.lse);
   Check(RowDelta(View(call.d_out), View(call.out), delta.mutable_data_ptr<float>(), stream));
-  if (backward_.zeroed_slot >= 0) {
-    Zero(grads_.data(backward_.zeroed_slot), grads_.bytes_per_slot(), stream);
-  }
   // Gradients of the columns are ready before their owners' keys pass by.
   Tensor d_columns;  // [2, heads, max_columns, d]: of keys, of values
   if (index.has_columns()) {
@@ -330,13 +324,8 @@ CudaAttentionEngine::Homecoming CudaAttentionEngine::ComputeGradients(const Cuda
                                  shape.heads, dk, dv, stream));
     }
     for (const GradAction& action : step.grad_actions) {
-      const bool is_last = t + 1 == backward_.steps.size() && &action == &step.grad_actions.back();
       if (action.kind == GradAction::Kind::kHop) {
-        if (is_last) {
-          SendHome(action.hop, home);
-        } else {
-          Check(grads_.Start(action.hop, stream));
-        }
+        Check(grads_.Start(action.hop, stream));
         continue;
       }
       Check(grads_.Await(action.to_slot, stream));
@@ -346,41 +335,20 @@ CudaAttentionEngine::Homecoming CudaAttentionEngine::ComputeGradients(const Cuda
                       2 * shape.kv_elements(), stream));
     }
   }
-  return home;
 }
 
-// The last hop carries a finished sum, which is rounded in the end: rounding it before halves what
-// no computation hides, and changes no bit.
-void CudaAttentionEngine::SendHome(const RingHop& hop, Homecoming& home) {
-  const cudaStream_t stream = Stream();
-  Check(grads_.Await(hop.send_slot, stream));
-  home.sent = torch::empty_like(home.dkv);
-  Check(RoundToBf16(static_cast<const float*>(grads_.data(hop.send_slot)), MutableBf16(home.sent),
-                    home.sent.numel(), stream));
-  auto transfer = communicator_->SendReceive(
-      hop.link == RingLink::kInner ? comm::Channel::kGradKv : comm::Channel::kKvOuter,
-      home.sent.const_data_ptr(), home.sent.nbytes(), hop.to, home.dkv.mutable_data_ptr(),
-      home.dkv.nbytes(), hop.from, stream);
-  Check(transfer.status());
-  home.transfer = *std::move(transfer);
-}
-
-void CudaAttentionEngine::ReturnGradients(const Homecoming& home) {
+void CudaAttentionEngine::ReturnGradients(const Tensor& dkv) {
   const cudaStream_t stream = Stream();
   Check(grads_.AwaitAll(stream));
-  if (home.transfer != nullptr) {
-    Check(AwaitTransfer(home.transfer, stats_.timers(), stream));
-    return;
-  }
   auto* const sums = static_cast<float*>(grads_.data(backward_.home_grad_slot));
-  const int64_t elements = home.dkv.numel();
+  const int64_t elements = dkv.numel();
   if (gathers() && backward_.ranks > 1 && options_.bf16_gradients) {
-    const Tensor rounded = torch::empty({backward_.ranks, elements}, home.dkv.options());
+    const Tensor rounded = torch::empty({backward_.ranks, elements}, dkv.options());
     Check(RoundToBf16(static_cast<const float*>(grads_.data(0)), MutableBf16(rounded),
                       rounded.numel(), stream));
     Check(AwaitTransfer(communicator_->ReduceScatterSum(
                             comm::Channel::kGradKv, rounded.const_data_ptr(), elements,
-                            home.dkv.mutable_data_ptr(), comm::ElementType::kBfloat16, stream),
+                            dkv.mutable_data_ptr(), comm::ElementType::kBfloat16, stream),
                         stats_.timers(), stream));
     return;
   }
@@ -390,7 +358,7 @@ void CudaAttentionEngine::ReturnGradients(const Homecoming& home) {
                                         comm::ElementType::kFloat32, stream),
         stats_.timers(), stream));
   }
-  Check(RoundToBf16(sums, MutableBf16(home.dkv), elements, stream));
+  Check(RoundToBf16(sums, MutableBf16(dkv), elements, stream));
 }
 
 }  // namespace ringleader::attention

@@ -68,22 +68,15 @@ class CudaAttentionEngine {
   // Puts this rank's keys and values on the ring and starts the first hops, or the gather.
   void SendKv(const RingSchedule& schedule, const Shape& shape, const torch::Tensor& k,
               const torch::Tensor& v);
-  // Waits for a step's keys, then starts what the schedule starts with the step.
+  // Starts what the schedule starts with the step, then waits for the step's keys.
   KeyValues ArriveKv(const RingSchedule& schedule, size_t step, const Shape& shape,
                      const torch::Tensor& k, const torch::Tensor& v);
   void CountTiles(int layer, const CudaLayerIndex& index, size_t step, const Shape& shape,
                   const kernels::TileSelection& tiles);
-  // This rank's gradients of keys and values on their way home.
-  struct Homecoming {
-    torch::Tensor dkv;   // [2, n, kv_heads, d] bf16
-    torch::Tensor sent;  // another rank's, likewise
-    comm::DeviceTransfer transfer;
-  };
-  // Adds to dq; what comes home is complete after ReturnGradients.
-  Homecoming ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call,
-                              const Shape& shape, const torch::Tensor& dq);
-  void SendHome(const RingHop& hop, Homecoming& home);
-  void ReturnGradients(const Homecoming& home);
+  // Adds to dq. This rank's gradients of keys and values are complete after ReturnGradients.
+  void ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call, const Shape& shape,
+                        const torch::Tensor& dq);
+  void ReturnGradients(const torch::Tensor& dkv);  // [2, n, kv_heads, d] bf16
   // At least `bytes` of memory that serves all calls; allocated when one needs more.
   static void* Reserve(torch::Tensor& memory, size_t bytes, const torch::Tensor& like);
 

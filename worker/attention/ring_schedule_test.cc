@@ -148,7 +148,8 @@ TEST_P(RingScheduleTest, KeysAndGradientsMakeTheSameHops) {
 
 // What comes home does so behind a computation that does not need it.
 TEST_P(RingScheduleTest, NoGradientTravelsBehindTheLastStep) {
-  for (const GradAction& action : BackwardSchedule(GetParam(), 0)->steps.back().grad_actions) {
+  const RingSchedule schedule = *BackwardSchedule(GetParam(), 0);
+  for (const GradAction& action : schedule.steps.back().grad_actions) {
     EXPECT_EQ(action.kind, GradAction::Kind::kAdd);
   }
 }
