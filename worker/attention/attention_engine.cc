@@ -145,6 +145,9 @@ absl::StatusOr<std::unique_ptr<TravellingBuffers>> AttentionEngine::LoadKv(
 absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
     int layer, const TokenMajor<const float>& q, const TokenMajor<const float>& k,
     const TokenMajor<const float>& v, const TokenMajor<float>& out, float* lse) {
+  if (started_ != nullptr) {
+    return absl::FailedPreconditionError("forward between a backward's start and its call");
+  }
   RETURN_IF_ERROR(CheckLength(options_, communicator_->size(), q.tokens));
   RETURN_IF_ERROR(CheckDocuments(documents_.get(), q.tokens * communicator_->size()));
   // The first hop travels while the index is built.
@@ -209,9 +212,21 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
   return index;
 }
 
+absl::Status AttentionEngine::StartBackward(const TokenMajor<const float>& k,
+                                            const TokenMajor<const float>& v) {
+  if (started_ != nullptr) {
+    return absl::FailedPreconditionError("a backward has been started and not been called");
+  }
+  ASSIGN_OR_RETURN(started_, LoadKv(backward_, k, v));
+  return absl::OkStatus();
+}
+
 absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCall& call) {
   const auto& [q, k, v, out, d_out, lse, dq, dk, dv] = call;
-  ASSIGN_OR_RETURN(const std::unique_ptr<TravellingBuffers> kv, LoadKv(backward_, k, v));
+  std::unique_ptr<TravellingBuffers> kv = std::move(started_);
+  if (kv == nullptr) {
+    ASSIGN_OR_RETURN(kv, LoadKv(backward_, k, v));
+  }
   TravellingBuffers grads(communicator_, backward_.grad_slots, kv->floats_per_slot(),
                           comm::Channel::kGradKv, comm::Channel::kGradKv,
                           &stats_.seconds.exposed_communication);

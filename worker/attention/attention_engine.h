@@ -40,6 +40,9 @@ class AttentionEngine {
     kernels::TokenMajor<float> dq, dk, dv;
   };
   absl::Status Backward(const LayerIndex& index, const BackwardCall& call);
+  // AttentionRecord::StartBackward.
+  absl::Status StartBackward(const kernels::TokenMajor<const float>& k,
+                             const kernels::TokenMajor<const float>& v);
 
   absl::Status SetBudgets(std::span<const LayerBudget> budgets);
   // ContextAttention::SetDocuments.
@@ -65,6 +68,7 @@ class AttentionEngine {
   LayerBudgets budgets_;
   std::shared_ptr<const SequenceDocuments> documents_;  // of the next forwards; null: one
   AttentionStats stats_;
+  std::unique_ptr<TravellingBuffers> started_;  // keys and values of a backward that was started
   IndexBuilder index_builder_;
 };
 

@@ -24,6 +24,10 @@ struct AttentionGradients {
 class AttentionRecord {
  public:
   virtual ~AttentionRecord() = default;
+  // Backward with these k and v will be the next call: what it begins with, keys and values on
+  // their way to other ranks, may start now and travel behind what the caller computes until then.
+  // Need not be called; all ranks do alike. c10::Error as from ForwardRaw.
+  virtual void StartBackward(const torch::Tensor& /*k*/, const torch::Tensor& /*v*/) const {}
   // q, k and v hold the values that forward took, kept or computed again; out and lse are what it
   // returned. c10::Error as from ForwardRaw.
   virtual AttentionGradients Backward(const torch::Tensor& q, const torch::Tensor& k,

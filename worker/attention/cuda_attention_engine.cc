@@ -96,10 +96,9 @@ void* CudaAttentionEngine::Reserve(Tensor& memory, size_t bytes, const Tensor& l
   return memory.mutable_data_ptr();
 }
 
-void CudaAttentionEngine::SendKv(const RingSchedule& schedule, const Shape& shape, const Tensor& k,
-                                 const Tensor& v) {
+void CudaAttentionEngine::SendKv(const RingSchedule& schedule, const Tensor& k, const Tensor& v) {
   if (schedule.ranks == 1) return;
-  const size_t bytes = 2 * shape.kv_elements() * sizeof(__nv_bfloat16);
+  const size_t bytes = 2 * k.numel() * sizeof(__nv_bfloat16);
   kv_.Use(Reserve(kv_memory_, schedule.kv_slots * bytes, k), bytes, /*wire=*/nullptr);
   const int own = gathers() ? schedule.rank : 0;
   Check(PackKv(View(k), View(v), static_cast<__nv_bfloat16*>(kv_.data(own)), Stream()));
@@ -162,6 +161,7 @@ absl::Status CudaAttentionEngine::SetDocuments(int64_t tokens, std::span<const i
 
 CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor& q,
                                                          const Tensor& k, const Tensor& v) {
+  TORCH_CHECK(!backward_started_, "attention: forward between a backward's start and its call");
   const Shape shape = ShapeOf(q, k);
   Check(CheckLength(options_, communicator_->size(), shape.tokens));
   Check(CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
@@ -175,7 +175,7 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
 
   // The first hop travels while the index is built.
   Check(timers.Begin(&AttentionSeconds::forward, stream));
-  SendKv(forward_, shape, k, v);
+  SendKv(forward_, k, v);
   Check(timers.End(stream));
   Check(timers.Begin(&AttentionSeconds::index, stream));
   const std::shared_ptr<CudaLayerIndex> index =
@@ -240,12 +240,21 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
   return {out, lse, index};
 }
 
+void CudaAttentionEngine::StartBackward(const Tensor& k, const Tensor& v) {
+  TORCH_CHECK(!backward_started_, "attention: a backward has been started and not been called");
+  const cudaStream_t stream = Stream();
+  Check(stats_.timers().Begin(&AttentionSeconds::backward, stream));
+  SendKv(backward_, k, v);
+  Check(stats_.timers().End(stream));
+  backward_started_ = true;
+}
+
 AttentionGradients CudaAttentionEngine::Backward(const CudaLayerIndex& index,
                                                  const BackwardCall& call) {
   const Shape shape = ShapeOf(call.q, call.k);
   const cudaStream_t stream = Stream();
   Check(stats_.timers().Begin(&AttentionSeconds::backward, stream));
-  SendKv(backward_, shape, call.k, call.v);
+  if (!std::exchange(backward_started_, false)) SendKv(backward_, call.k, call.v);
   const size_t bytes = 2 * shape.kv_elements() * sizeof(float);
   const bool on_wire = options_.bf16_gradients && backward_.ranks > 1 && !gathers();
   grads_.Use(Reserve(grad_memory_, backward_.grad_slots * bytes, call.q), bytes,

@@ -40,6 +40,8 @@ class CudaAttentionEngine {
     torch::Tensor q, k, v, out, lse, d_out;
   };
   AttentionGradients Backward(const CudaLayerIndex& index, const BackwardCall& call);
+  // AttentionRecord::StartBackward.
+  void StartBackward(const torch::Tensor& k, const torch::Tensor& v);
 
   absl::Status SetBudgets(std::span<const LayerBudget> budgets) { return budgets_.Set(budgets); }
   // ContextAttention::SetDocuments.
@@ -66,8 +68,7 @@ class CudaAttentionEngine {
   kernels::ShardLayout LayoutOf(int rank, const Shape& shape) const;
   bool gathers() const { return forward_.shape.kind == RingKind::kAllGather; }
   // Puts this rank's keys and values on the ring and starts the first hops, or the gather.
-  void SendKv(const RingSchedule& schedule, const Shape& shape, const torch::Tensor& k,
-              const torch::Tensor& v);
+  void SendKv(const RingSchedule& schedule, const torch::Tensor& k, const torch::Tensor& v);
   // Starts what the schedule starts with the step, then waits for the step's keys.
   KeyValues ArriveKv(const RingSchedule& schedule, size_t step, const Shape& shape,
                      const torch::Tensor& k, const torch::Tensor& v);
@@ -83,6 +84,7 @@ class CudaAttentionEngine {
   const AttentionOptions options_;
   comm::DeviceCommunicator* const communicator_;
   RingSchedule forward_, backward_;
+  bool backward_started_ = false;  // its keys and values are on the ring
   LayerBudgets budgets_;
   std::shared_ptr<const CudaDocuments> documents_;  // of the next forwards; null: one
   DeviceStats stats_;

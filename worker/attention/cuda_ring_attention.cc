@@ -33,6 +33,11 @@ class CudaRecord : public AttentionRecord {
              std::shared_ptr<const CudaLayerIndex> index)
       : engine_(std::move(engine)), index_(std::move(index)) {}
 
+  void StartBackward(const Tensor& k, const Tensor& v) const override {
+    const torch::NoGradGuard no_grad;
+    engine_->StartBackward(Aligned(k), Aligned(v));
+  }
+
   AttentionGradients Backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                               const Tensor& lse, const Tensor& d_out) const override {
     const torch::NoGradGuard no_grad;

@@ -41,6 +41,10 @@ class Record : public AttentionRecord {
   Record(std::shared_ptr<AttentionEngine> engine, std::shared_ptr<const LayerIndex> index)
       : engine_(std::move(engine)), index_(std::move(index)) {}
 
+  void StartBackward(const Tensor& k, const Tensor& v) const override {
+    Check(engine_->StartBackward(View<const float>(DenseRows(k)), View<const float>(DenseRows(v))));
+  }
+
   AttentionGradients Backward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                               const Tensor& out, const Tensor& lse,
                               const Tensor& d_out_in) const override {

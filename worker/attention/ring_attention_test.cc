@@ -168,6 +168,42 @@ TEST_P(ManyRanksTest, BlockTopK) {
       {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
+// With StartBackward first; and of two layers in turn, as a model calls.
+TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
+  const Sequence sequence(1024);
+  AttentionOptions options{.tile = 64};
+  options.layout = GetParam().layout;
+  options.ring = GetParam().ring;
+  const int ranks = options.ring.inner * options.ring.outer;
+  comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+    auto attention = RingAttention::Create(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    const Tensor positions = PositionsOf({.kind = options.layout,
+                                          .ranks = ranks,
+                                          .rank = communicator.rank(),
+                                          .stripe = options.tile,
+                                          .tokens = sequence.q.size(0)});
+    const Tensor q = sequence.q.index_select(0, positions);
+    const Tensor k = sequence.k.index_select(0, positions);
+    const Tensor v = sequence.v.index_select(0, positions);
+    const Tensor d_out = sequence.d_out.index_select(0, positions);
+    for (int layer = 0; layer < 2; ++layer) {
+      const AttentionOutput forward = (*attention)->ForwardRaw(layer, q, k, v);
+      const auto backward = [&] {
+        return forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
+      };
+      const AttentionGradients expected = backward();
+      forward.record->StartBackward(k, v);
+      EXPECT_THROW((*attention)->ForwardRaw(layer, q, k, v), c10::Error);
+      EXPECT_THROW(forward.record->StartBackward(k, v), c10::Error);
+      const AttentionGradients started = backward();
+      EXPECT_TRUE(torch::equal(started.dq, expected.dq));
+      EXPECT_TRUE(torch::equal(started.dk, expected.dk));
+      EXPECT_TRUE(torch::equal(started.dv, expected.dv));
+    }
+  });
+}
+
 TEST_P(ManyRanksTest, Documents) {
   const std::vector<int64_t> documents = {0, 1, 64, 200, 201, 230, 900};
   ExpectSameAsOneRank({.tile = 64}, documents);

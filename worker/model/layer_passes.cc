@@ -106,6 +106,10 @@ Tensor BackwardLayer(const LayerContext& context, const LayerParameters& paramet
   const double epsilon = config.rms_norm_epsilon;
   const int64_t n = dy.size(0);
   const Tensor attended = saved.attended.reshape({n, -1});
+  if (saved.packed.defined()) {  // keys and values travel behind the MLP
+    const PackedHeads heads(saved.packed, config);
+    saved.record->StartBackward(heads.k, heads.v);
+  }
 
   // MLP. The norm's rows are computed again under every policy: a pass over memory against keeping
   // them.
