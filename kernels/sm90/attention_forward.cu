@@ -81,8 +81,13 @@ int64_t ForwardWorkspaceBytes(const Args&) {
 absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_t stream) {
   const AttentionShape shape = TileShape(args);
   RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
-  return RunForTiles(
-      args.tiles, [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); });
+  const auto run = [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); };
+  // Rows by themselves, whatever the density: the diagonals are on the device. Two rows together
+  // would take fewer cycles where most are set (kernels/README.md).
+  if (args.tiles.tile == 64 && args.tiles.pattern == TilePattern::kToeplitz) {
+    return run.template operator()<WalkKind::kDiagonals64>();
+  }
+  return RunForTiles(args.tiles, run);
 }
 
 int64_t ColumnForwardWorkspaceBytes(const ColumnForwardArgs&) {

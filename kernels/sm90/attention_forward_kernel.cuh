@@ -2,8 +2,9 @@
 // tile lists and starts copies, and two consumer warpgroups of 64 query rows each. The queries stay
 // in registers, as operands of every product with keys.
 //
-// Lists of 64-token tiles give the two consumers nothing to share: each has a producer warp and
-// stages of its own, and the CTA is two half as large.
+// Lists and block diagonals of 64-token tiles give the two consumers nothing to share, or not the
+// same at the same time: each has a producer warp and stages of its own, and the CTA is two half as
+// large.
 #pragma once
 
 #include <cuda.h>

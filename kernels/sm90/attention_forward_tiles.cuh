@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/diagonal_walk.cuh"
 #include "kernels/sm90/fragment.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
@@ -31,9 +32,10 @@ __device__ __forceinline__ ForwardItem ForwardItemAt(int32_t heads, int32_t kv_h
 
 template <int kHeadDim, WalkKind kKind>
 struct ForwardTile {
-  // Where the lists of two consumers have nothing to do with each other, each has a producer, a
-  // ring of stages and items of its own.
-  static constexpr int kPipelines = kKind == WalkKind::kLists64 ? 2 : 1;
+  // Where the tiles of two consumers are not the same, each has a producer, a ring of stages and
+  // items of its own.
+  static constexpr int kPipelines =
+      kKind == WalkKind::kLists64 || kKind == WalkKind::kDiagonals64 ? 2 : 1;
   static constexpr int kConsumers = 2 / kPipelines;  // of a pipeline
   static constexpr int kThreads = 3 * ptx::kWarpgroupThreads;
   static constexpr int kQueries = 64 * kConsumers;  // of an item
@@ -64,7 +66,8 @@ template <WalkKind kKind, bool kDocuments>
 class ForwardTiles;
 
 // One tile of kTokens queries and keys a stage.
-template <int kTokens, bool kDocuments>
+template <int kTokens, bool kDocuments,
+          typename Walker = TileWalker<WalkDirection::kAlongRow, kDocuments>>
 class SingleTiles {
  public:
   __device__ SingleTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
@@ -82,7 +85,7 @@ class SingleTiles {
  private:
   const TileWalk& walk_;
   int32_t row_;
-  TileWalker<WalkDirection::kAlongRow, kDocuments> walker_;
+  Walker walker_;
 };
 
 template <bool kDocuments>
@@ -91,6 +94,11 @@ class ForwardTiles<WalkKind::kTiles128, kDocuments> : public SingleTiles<128, kD
 };
 template <bool kDocuments>
 class ForwardTiles<WalkKind::kLists64, kDocuments> : public SingleTiles<64, kDocuments> {
+  using ForwardTiles::SingleTiles::SingleTiles;
+};
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kDiagonals64, kDocuments>
+    : public SingleTiles<64, kDocuments, DiagonalWalker<kDocuments>> {
   using ForwardTiles::SingleTiles::SingleTiles;
 };
 

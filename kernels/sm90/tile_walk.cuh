@@ -146,10 +146,11 @@ enum class WalkDirection { kAlongRow, kAlongColumn };
 // in instances of its own, because as a branch it cost the others up to 11 % (producers of tiles of
 // 64, which are short of registers).
 enum class WalkKind {
-  kTiles128,  // tiles of 128 tokens
-  kTiles64,   // tiles of 64: two lines that share most tiles
-  kLists64,   // lists of tiles of 64 (kCsr): two lines that share few
-  kColumns,   // all tiles of selected columns
+  kTiles128,     // tiles of 128 tokens
+  kTiles64,      // tiles of 64: two lines that share most tiles
+  kLists64,      // lists of tiles of 64 (kCsr): two lines that share few
+  kColumns,      // all tiles of selected columns
+  kDiagonals64,  // block diagonals of 64 (kToeplitz), each line by itself; forward alone
 };
 
 // The first i in [0, count] for which `holds` is false; it holds for a prefix. A warp's 32-ary
