@@ -45,7 +45,7 @@ struct Flags {
   std::vector<std::string> modes = {"dense", "sparse"};
   std::vector<std::string> ring = {"auto"};
   int nodes = 1;
-  std::string recompute = "auto", offload = "auto";
+  std::string recompute = "auto", offload = "auto", kv_gradients = "float32";
   int steps = 3;
   uint32_t verticals = 2621;
   double slash_share = 0.055;
@@ -112,6 +112,9 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   }
   spec.mutable_parallelism()->set_context(run.gpus);
   spec.mutable_parallelism()->set_data(1);
+  v1::ParallelismSpec::KvGradients kv_gradients = v1::ParallelismSpec::KV_GRADIENTS_UNSPECIFIED;
+  v1::ParallelismSpec::KvGradients_Parse(absl::AsciiStrToUpper(flags.kv_gradients), &kv_gradients);
+  spec.mutable_parallelism()->set_kv_gradients(kv_gradients);
   v1::TrainingSpec* training = spec.mutable_training();
   // More than are waited for: the end of a job, with its checkpoint, is not what is measured.
   training->set_steps(flags.steps + 1000);
@@ -208,7 +211,8 @@ void PrintSettings(const TokenFolder& folder) {
 }
 
 constexpr char kCsvHeader[] =
-    "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,density,recall,step_seconds,"
+    "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,kv_gradients,density,recall,step_"
+    "seconds,"
     "tokens_per_second,data,index,attention_forward,attention_backward,linear,"
     "exposed_communication,exposed_offload,optimizer,mfu,token_wise_tflops,exposed_share,peak_gib,"
     "worker_imbalance,step_imbalance,loss\n";
@@ -220,9 +224,9 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
   std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
   const v1::PhaseSeconds& phases = report.phases();
   const std::string head =
-      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s", date, flags.commit, flags.hardware,
+      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s,%s", date, flags.commit, flags.hardware,
                       std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
-                      run.tokens, run.dense ? "dense" : "sparse", ring);
+                      run.tokens, run.dense ? "dense" : "sparse", ring, flags.kv_gradients);
   return absl::StrFormat(
       "%s,%.4f,%.3f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.1f,%.4f,%.2f,"
       "%.4f,%.4f,%.4f\n",
@@ -260,6 +264,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "none", "attention_only", "full"}));
   app.add_option("--offload", flags.offload, "resources.offload of the job")
       ->check(CLI::IsMember({"auto", "none", "host"}));
+  app.add_option("--kv-gradients", flags.kv_gradients, "parallelism.kv_gradients of the job")
+      ->check(CLI::IsMember({"float32", "bfloat16"}));
   app.add_option("--steps", flags.steps, "counted steps of a case")->check(CLI::PositiveNumber);
   app.add_option("--verticals", flags.verticals, "columns of a head");
   app.add_option("--slash-share", flags.slash_share, "share of block diagonals of a head");
