@@ -1,6 +1,8 @@
 #include "coordinator/planner/ring_simulator.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 namespace ringleader::planner {
 namespace {
@@ -16,107 +18,137 @@ bool Hierarchical(const RingSetup& setup) {
   return setup.kind == ParallelismSpec::HIERARCHICAL && setup.group.outer > 1;
 }
 
-// The link on which `rank` receives from its predecessor in the flat ring.
-const Link& FlatLink(const RingSetup& setup, int rank) {
-  const bool first_of_node = rank % setup.group.inner == 0;
-  return first_of_node && setup.group.outer > 1 ? setup.inter_node : setup.intra_node;
+// Sizes of the rings, and what a rank receives on.
+struct Rings {
+  const RingSetup& setup;
+  int inner, outer;
+
+  explicit Rings(const RingSetup& setup_)
+      : setup(setup_),
+        inner(Hierarchical(setup) ? setup.group.inner : setup.ranks),
+        outer(Hierarchical(setup) ? setup.group.outer : 1) {}
+
+  // Attended to at `step`: forward, and all-gather, in the order in which they come. Backward
+  // counts loops, and steps of a loop, from one, so that what forward has first comes last.
+  int KeysAt(int step) const {
+    if (setup.gradient_bytes <= 0 || setup.kind == ParallelismSpec::ALL_GATHER) return step;
+    const int loop = step / inner + 1, n = step % inner + 1;
+    return loop % outer * inner + n % inner;
+  }
+  // Whose they are at `rank`.
+  int Owner(int rank, int keys) const {
+    const int node = (rank / inner - keys / inner + outer) % outer;
+    return node * inner + (rank % inner - keys % inner + inner) % inner;
+  }
+  int From(RingLevel level, int rank) const {
+    if (level == RingLevel::kInner) return rank % inner > 0 ? rank - 1 : rank + inner - 1;
+    return rank < inner ? rank + setup.ranks - inner : rank - inner;
+  }
+  const Link& LinkInto(RingLevel level, int rank) const {
+    if (Hierarchical(setup)) {
+      return level == RingLevel::kInner ? setup.intra_node : setup.inter_node;
+    }
+    const bool first_of_node = rank % setup.group.inner == 0;
+    return first_of_node && setup.group.outer > 1 ? setup.inter_node : setup.intra_node;
+  }
+};
+
+RingOrder ForwardOrder(const Rings& rings) {
+  RingOrder order;
+  for (int keys = 0; keys < rings.inner * rings.outer; ++keys) {
+    RingStep step{.keys = keys};
+    std::vector<KeyHop>& hops = keys == 0 ? order.first_hops : step.key_hops;
+    const bool loop_begins = keys % rings.inner == 0;
+    if (loop_begins && keys / rings.inner + 1 < rings.outer) {
+      hops.push_back({RingLevel::kOuter, keys});
+    }
+    if (keys % rings.inner + 1 < rings.inner) hops.push_back({RingLevel::kInner, keys});
+    order.steps.push_back(std::move(step));
+  }
+  return order;
+}
+
+RingOrder BackwardOrder(const Rings& rings) {
+  RingOrder order;
+  if (rings.outer > 1) {
+    order.first_hops.push_back({RingLevel::kOuter, 0});
+  } else if (rings.inner > 1) {
+    order.first_hops.push_back({RingLevel::kInner, 0});
+  }
+  for (int t = 0; t < rings.inner * rings.outer; ++t) {
+    const int loop = t / rings.inner + 1, n = t % rings.inner + 1;  // of outer, of inner
+    const bool home = loop == rings.outer;
+    RingStep step{.keys = rings.KeysAt(t)};
+    const int i = step.keys % rings.inner, base = step.keys - i;
+    if (n == 1 && loop + 1 < rings.outer) step.key_hops.push_back({RingLevel::kOuter, base});
+    // What the step attends to itself. The own node's keys set out a step before.
+    if (n == 1 && i != 0 && !home) step.key_hops.push_back({RingLevel::kInner, base});
+    if (i != 0 && i + 1 < rings.inner) step.key_hops.push_back({RingLevel::kInner, step.keys});
+    if (i == 0 && loop + 1 == rings.outer && rings.inner > 1) {
+      step.key_hops.push_back({RingLevel::kInner, 0});
+    }
+    if (n > 1) step.adds.push_back(RingLevel::kInner);
+    if (i == 0 && loop > 1) step.adds.push_back(RingLevel::kOuter);
+    if (i != 0) {
+      step.returns = RingLevel::kInner;
+    } else if (!home) {
+      step.returns = RingLevel::kOuter;
+    }
+    order.steps.push_back(std::move(step));
+  }
+  return order;
 }
 
 class Player {
  public:
   Player(const RingSetup& setup, const std::vector<double>& seconds,
          const std::vector<double>& outside)
-      : setup_(setup), seconds_(seconds), done_(outside) {}
+      : setup_(setup), rings_(setup), seconds_(seconds), done_(outside) {}
 
-  double Play() {
-    if (setup_.ranks == 1) return done_[0] + seconds_[0];
-    if (setup_.kind == ParallelismSpec::ALL_GATHER) return AllGather();
-    return Hierarchical(setup_) ? Nested() : Flat();
-  }
+  double Play() { return setup_.kind == ParallelismSpec::ALL_GATHER ? AllGather() : Ring(); }
 
  private:
+  using Times = std::vector<double>;  // by rank
+
   int ranks() const { return setup_.ranks; }
-  double Seconds(int rank, int step) const {
-    return seconds_[size_t(rank) * ranks() + OwnerAt(setup_, rank, step)];
+  double Seconds(int rank, int keys) const {
+    return seconds_[size_t(rank) * ranks() + rings_.Owner(rank, keys)];
   }
   double Last() const { return *std::max_element(done_.begin(), done_.end()); }
 
-  double Flat() {
-    const int w = ranks();
-    std::vector<double> kv_arrival(w, 0.0), gradient_arrival(w, 0.0), begin(w), end(w);
-    // The columns' pass fills the time of the first transfer.
-    const std::vector<double> outside = done_;
-    for (int t = 0; t < w; ++t) {
-      for (int r = 0; r < w; ++r) begin[r] = t == 0 ? 0 : std::max(done_[r], kv_arrival[r]);
-      for (int r = 0; r < w; ++r) {
-        const double work = Seconds(r, t) + (t == 0 ? outside[r] : 0);
-        end[r] = begin[r] + work;
-        if (t > 0 && setup_.gradient_bytes > 0) end[r] = std::max(end[r], gradient_arrival[r]);
-      }
-      for (int r = 0; r < w; ++r) {
-        const int from = (r + w - 1) % w;
-        const Link& link = FlatLink(setup_, r);
-        kv_arrival[r] = std::max(begin[r], begin[from]) + Transfer(link, setup_.kv_bytes);
-        gradient_arrival[r] = std::max(end[r], end[from]) + Transfer(link, setup_.gradient_bytes);
-      }
-      done_ = end;
+  // When `bytes` are there that every rank sends once it and its successor are ready.
+  Times Hop(RingLevel level, double bytes, const Times& ready) const {
+    Times there(ranks());
+    for (int r = 0; r < ranks(); ++r) {
+      there[r] = std::max(ready[r], ready[rings_.From(level, r)]) +
+                 Transfer(rings_.LinkInto(level, r), bytes);
     }
-    if (setup_.gradient_bytes > 0) {
-      for (int r = 0; r < w; ++r) done_[r] = std::max(done_[r], gradient_arrival[r]);
-    }
-    return Last();
+    return there;
   }
 
-  double Nested() {
-    const int w = ranks(), inner = setup_.group.inner, outer = setup_.group.outer;
-    const bool backward = setup_.gradient_bytes > 0;
-    std::vector<double> kv(w, 0.0), gradient(w, 0.0), outer_kv(w, 0.0), outer_gradient(w, 0.0);
-    std::vector<double> begin(w), end(w);
-    const std::vector<double> outside = done_;
-    std::fill(done_.begin(), done_.end(), 0.0);
-    const auto inner_from = [&](int r) {
-      return r / inner * inner + (r % inner + inner - 1) % inner;
+  static Times Later(Times a, const Times& b) {
+    for (size_t r = 0; r < a.size(); ++r) a[r] = std::max(a[r], b[r]);
+    return a;
+  }
+
+  double Ring() {
+    const RingOrder order = OrderOf(setup_);
+    std::vector<Times> keys(ranks());  // when they are there, until attended to
+    keys[0] = Times(ranks(), 0.0);
+    const auto start = [&](const KeyHop& hop, const Times& begun) {
+      const int there = hop.keys + (hop.level == RingLevel::kInner ? 1 : rings_.inner);
+      keys[there] = Hop(hop.level, setup_.kv_bytes, Later(begun, keys[hop.keys]));
     };
-    const auto outer_from = [&](int r) { return (r + w - inner) % w; };
-    // An inner loop's gradients are home one hop behind its last step; they are folded into what
-    // came from the node before, and sent on, behind the first step of the next loop.
-    const auto fold = [&](std::vector<double>* done, bool received) {
-      for (int r = 0; r < w; ++r) {
-        (*done)[r] = std::max({(*done)[r], gradient[r], received ? outer_gradient[r] : 0.0});
+    for (const KeyHop& hop : order.first_hops) start(hop, keys[0]);
+    std::map<RingLevel, Times> gradients;  // when those that were last sent there are
+    for (const RingStep& step : order.steps) {
+      for (const KeyHop& hop : step.key_hops) start(hop, done_);
+      done_ = Later(std::move(done_), std::exchange(keys[step.keys], Times()));
+      for (int r = 0; r < ranks(); ++r) done_[r] += Seconds(r, step.keys);
+      for (const RingLevel level : step.adds) done_ = Later(std::move(done_), gradients[level]);
+      if (step.returns.has_value()) {
+        gradients[*step.returns] = Hop(*step.returns, setup_.gradient_bytes, done_);
       }
-      for (int r = 0; r < w; ++r) {
-        outer_gradient[r] = std::max((*done)[r], (*done)[outer_from(r)]) +
-                            Transfer(setup_.inter_node, setup_.gradient_bytes);
-      }
-    };
-    for (int s = 0; s < outer; ++s) {
-      for (int i = 0; i < inner; ++i) {
-        const std::vector<double>& arrival = i == 0 ? outer_kv : kv;
-        for (int r = 0; r < w; ++r) begin[r] = std::max(done_[r], arrival[r]);
-        if (i == 0) {
-          for (int r = 0; r < w; ++r) {
-            outer_kv[r] = std::max(begin[r], begin[outer_from(r)]) +
-                          Transfer(setup_.inter_node, setup_.kv_bytes);
-          }
-        }
-        for (int r = 0; r < w; ++r) {
-          const bool first = s == 0 && i == 0;
-          end[r] = begin[r] + Seconds(r, s * inner + i) + (first ? outside[r] : 0);
-          if (backward && i > 0) end[r] = std::max(end[r], gradient[r]);
-        }
-        if (backward && i == 0 && s > 0) fold(&end, s > 1);
-        for (int r = 0; r < w; ++r) {
-          const int from = inner_from(r);
-          kv[r] = std::max(begin[r], begin[from]) + Transfer(setup_.intra_node, setup_.kv_bytes);
-          gradient[r] = std::max(end[r], end[from]) +
-                        (inner > 1 ? Transfer(setup_.intra_node, setup_.gradient_bytes) : 0.0);
-        }
-        done_ = end;
-      }
-    }
-    if (backward) {
-      fold(&done_, outer > 1);
-      for (int r = 0; r < w; ++r) done_[r] = std::max(done_[r], outer_gradient[r]);
     }
     return Last();
   }
@@ -143,21 +175,23 @@ class Player {
   }
 
   const RingSetup& setup_;
+  const Rings rings_;
   const std::vector<double>& seconds_;
-  std::vector<double> done_;
+  Times done_;  // when each rank is done with the steps so far
 };
 
+// Keys and gradients make the same hops.
 double TransferSeconds(const RingSetup& setup) {
-  if (setup.ranks == 1) return 0;
-  const double hops = setup.ranks - 1;
+  const Rings rings(setup);
   double total = 0;
   for (const double bytes : {setup.kv_bytes, setup.gradient_bytes}) {
     if (bytes <= 0) continue;
     if (Hierarchical(setup)) {
-      total += setup.group.outer * (setup.group.inner - 1) * Transfer(setup.intra_node, bytes) +
-               (setup.group.outer - 1) * Transfer(setup.inter_node, bytes);
+      total += rings.outer * (rings.inner - 1) * Transfer(setup.intra_node, bytes) +
+               (rings.outer - 1) * Transfer(setup.inter_node, bytes);
     } else {
-      total += hops * Transfer(setup.group.outer > 1 ? setup.inter_node : setup.intra_node, bytes);
+      total += (setup.ranks - 1) *
+               Transfer(setup.group.outer > 1 ? setup.inter_node : setup.intra_node, bytes);
     }
   }
   return total;
@@ -165,13 +199,15 @@ double TransferSeconds(const RingSetup& setup) {
 
 }  // namespace
 
+RingOrder OrderOf(const RingSetup& setup) {
+  if (setup.kind == ParallelismSpec::ALL_GATHER) return {};
+  const Rings rings(setup);
+  return setup.gradient_bytes > 0 ? BackwardOrder(rings) : ForwardOrder(rings);
+}
+
 int OwnerAt(const RingSetup& setup, int rank, int step) {
-  const int w = setup.ranks;
-  if (!Hierarchical(setup)) return (rank - step % w + w) % w;
-  const int inner = setup.group.inner, outer = setup.group.outer;
-  const int node = (rank / inner - step / inner + outer) % outer;
-  const int place = (rank % inner - step % inner + inner) % inner;
-  return node * inner + place;
+  const Rings rings(setup);
+  return rings.Owner(rank, rings.KeysAt(step));
 }
 
 RingTimes SimulateRing(const RingSetup& setup, const std::vector<double>& seconds,

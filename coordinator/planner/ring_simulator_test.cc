@@ -23,56 +23,129 @@ std::vector<double> Even(const RingSetup& setup, double seconds) {
   return std::vector<double>(size_t(setup.ranks) * setup.ranks, seconds);
 }
 
+RingSetup Backward(RingSetup setup) {
+  setup.gradient_bytes = 1;
+  return setup;
+}
+
 TEST(RingScheduleTest, EveryRankMeetsEveryOwnerOnceAndNoTwoAtOnce) {
-  for (const auto kind : {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL}) {
-    const RingSetup setup = Ring(kind, 4, 3);
-    for (int r = 0; r < setup.ranks; ++r) {
-      std::set<int> owners;
-      for (int t = 0; t < setup.ranks; ++t) owners.insert(OwnerAt(setup, r, t));
-      EXPECT_EQ(owners.size(), setup.ranks);
-      EXPECT_EQ(OwnerAt(setup, r, 0), r);
+  for (const auto kind :
+       {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL, ParallelismSpec::ALL_GATHER}) {
+    const RingSetup forward = Ring(kind, 4, 3), backward = Backward(forward);
+    for (const RingSetup& setup : {forward, backward}) {
+      for (int r = 0; r < setup.ranks; ++r) {
+        std::set<int> owners;
+        for (int t = 0; t < setup.ranks; ++t) owners.insert(OwnerAt(setup, r, t));
+        EXPECT_EQ(owners.size(), setup.ranks);
+      }
+      for (int t = 0; t < setup.ranks; ++t) {
+        std::set<int> held;
+        for (int r = 0; r < setup.ranks; ++r) held.insert(OwnerAt(setup, r, t));
+        EXPECT_EQ(held.size(), setup.ranks);
+      }
     }
-    for (int t = 0; t < setup.ranks; ++t) {
-      std::set<int> held;
-      for (int r = 0; r < setup.ranks; ++r) held.insert(OwnerAt(setup, r, t));
-      EXPECT_EQ(held.size(), setup.ranks);
+    for (int r = 0; r < forward.ranks; ++r) {
+      EXPECT_EQ(OwnerAt(forward, r, 0), r);
+      const bool gathers = kind == ParallelismSpec::ALL_GATHER;
+      EXPECT_EQ(OwnerAt(backward, r, gathers ? 0 : backward.ranks - 1), r);
     }
+  }
+}
+
+RingLevel LevelOf(attention::RingLink link) {
+  return link == attention::RingLink::kInner ? RingLevel::kInner : RingLevel::kOuter;
+}
+
+// What lies in a trainer's slots, as the simulator numbers keys.
+class TrainersKeys {
+ public:
+  TrainersKeys(int slots, int inner) : keys_(slots, -1), inner_(inner) { keys_[0] = 0; }
+
+  int in(int slot) const { return keys_[slot]; }
+  std::vector<KeyHop> Move(const std::vector<attention::RingHop>& hops) {
+    std::vector<KeyHop> moved;
+    for (const attention::RingHop& hop : hops) {
+      const int sent = keys_[hop.send_slot];
+      moved.push_back({LevelOf(hop.link), sent});
+      keys_[hop.receive_slot] = sent + (hop.link == attention::RingLink::kInner ? 1 : inner_);
+    }
+    return moved;
+  }
+
+ private:
+  std::vector<int> keys_;
+  const int inner_;
+};
+
+void ExpectTheTrainersOwn(const RingSetup& setup, int rank,
+                          const attention::RingSchedule& schedule) {
+  const RingOrder order = OrderOf(setup);
+  TrainersKeys keys(schedule.kv_slots, schedule.shape.inner);
+  EXPECT_EQ(keys.Move(schedule.first_hops), order.first_hops);
+  ASSERT_EQ(order.steps.size(), setup.ranks);
+  ASSERT_EQ(schedule.steps.size(), setup.ranks);
+  for (int t = 0; t < setup.ranks; ++t) {
+    SCOPED_TRACE(testing::Message() << "step " << t);
+    const attention::RingStep& theirs = schedule.steps[t];
+    EXPECT_EQ(keys.Move(theirs.kv_hops), order.steps[t].key_hops);
+    EXPECT_EQ(keys.in(theirs.kv_slot), order.steps[t].keys);
+    EXPECT_EQ(theirs.owner, OwnerAt(setup, rank, t));
+    std::vector<RingLevel> returns;
+    size_t adds = 0;
+    for (const attention::GradAction& action : theirs.grad_actions) {
+      if (action.kind == attention::GradAction::Kind::kHop) {
+        returns.push_back(LevelOf(action.hop.link));
+      } else {
+        EXPECT_TRUE(returns.empty()) << "a sum is sent before it is complete";
+        ++adds;
+      }
+    }
+    EXPECT_EQ(adds, order.steps[t].adds.size());
+    std::vector<RingLevel> mine;
+    if (order.steps[t].returns.has_value()) mine.push_back(*order.steps[t].returns);
+    EXPECT_EQ(returns, mine);
   }
 }
 
 // The simulator plays the schedules that trainers run: same owners, same hops at the same steps.
 TEST(RingScheduleTest, IsTheTrainersOwn) {
-  using attention::RingKind, attention::RingLink;
-  for (const auto& [inner, outer] : {std::pair{1, 1}, {4, 1}, {7, 1}, {4, 3}, {2, 5}, {1, 4}}) {
+  for (const auto& [inner, outer] :
+       {std::pair{1, 1}, {2, 1}, {4, 1}, {7, 1}, {2, 2}, {4, 3}, {2, 5}, {1, 2}, {1, 4}}) {
     const bool nested = outer > 1;
-    const RingSetup setup =
+    const RingSetup forward =
         Ring(nested ? ParallelismSpec::HIERARCHICAL : ParallelismSpec::FLAT, inner, outer);
-    for (int r = 0; r < setup.ranks; ++r) {
-      const auto schedule =
-          attention::BackwardSchedule({.kind = nested ? RingKind::kHierarchical : RingKind::kFlat,
-                                       .inner = inner,
-                                       .outer = outer},
-                                      r);
-      ASSERT_TRUE(schedule.ok()) << schedule.status();
-      ASSERT_EQ(schedule->steps.size(), setup.ranks);
-      for (int t = 0; t < setup.ranks; ++t) {
-        const attention::RingStep& step = schedule->steps[t];
-        EXPECT_EQ(step.owner, OwnerAt(setup, r, t));
-        int inner_hops = 0, outer_hops = 0, inner_gradients = 0, outer_gradients = 0;
-        for (const auto& hop : step.kv_hops)
-          ++(hop.link == RingLink::kInner ? inner_hops : outer_hops);
-        for (const auto& action : step.grad_actions) {
-          if (action.kind != attention::GradAction::Kind::kHop) continue;
-          ++(action.hop.link == RingLink::kInner ? inner_gradients : outer_gradients);
-        }
-        const bool first = t % inner == 0, last = t % inner == inner - 1;
-        EXPECT_EQ(inner_hops, last ? 0 : 1);
-        EXPECT_EQ(outer_hops, first && t + inner < setup.ranks ? 1 : 0);
-        EXPECT_EQ(inner_gradients, inner > 1 ? 1 : 0);
-        const int folds = (first && t > 0) + (t == setup.ranks - 1);
-        EXPECT_EQ(outer_gradients, nested ? folds : 0);
-      }
+    const attention::RingShape shape = {
+        .kind = nested ? attention::RingKind::kHierarchical : attention::RingKind::kFlat,
+        .inner = inner,
+        .outer = outer};
+    for (int r = 0; r < forward.ranks; ++r) {
+      SCOPED_TRACE(testing::Message() << outer << " x " << inner << " rank " << r);
+      ExpectTheTrainersOwn(forward, r, *attention::ForwardSchedule(shape, r));
+      ExpectTheTrainersOwn(Backward(forward), r, *attention::BackwardSchedule(shape, r));
     }
+  }
+}
+
+// Seconds of transfer are those of the hops that a rank makes.
+TEST(RingScheduleTest, TransfersAreTheHops) {
+  for (const auto& [inner, outer] : {std::pair{4, 1}, {2, 2}, {4, 3}, {1, 4}}) {
+    RingSetup setup = Backward(
+        Ring(outer > 1 ? ParallelismSpec::HIERARCHICAL : ParallelismSpec::FLAT, inner, outer));
+    setup.intra_node = {.bytes_per_second = 1, .latency_seconds = 0};
+    setup.inter_node = {.bytes_per_second = 0.01, .latency_seconds = 0};
+    setup.kv_bytes = 3;  // 3 s inside a node, 300 s between nodes; gradients 1 s, 100 s
+    const RingOrder order = OrderOf(setup);
+    double expected = 0;
+    const auto count = [&](RingLevel level, double seconds) {
+      expected += level == RingLevel::kInner ? seconds : 100 * seconds;
+    };
+    for (const KeyHop& hop : order.first_hops) count(hop.level, 3);
+    for (const RingStep& step : order.steps) {
+      for (const KeyHop& hop : step.key_hops) count(hop.level, 3);
+      if (step.returns.has_value()) count(*step.returns, 1);
+    }
+    const std::vector<double> none(setup.ranks, 0.0);
+    EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).transfer_seconds, expected, 1e-9);
   }
 }
 
@@ -101,13 +174,84 @@ TEST(RingSimulatorTest, FlatRingHidesHopsBehindSteps) {
   EXPECT_NEAR(times.transfer_seconds, 3.9, 1e-9);
 }
 
-TEST(RingSimulatorTest, GradientsComeHomeOneHopLater) {
+// Steps of 1 s. The first keys are there at 0.1 s, all others before they are needed; the gradients
+// of a step travel behind the next, the last behind the own one: 0.1 + 4.
+TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnStep) {
   RingSetup setup = Ring(ParallelismSpec::FLAT, 4, 1);
   setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
   setup.kv_bytes = 10;
-  setup.gradient_bytes = 50;  // 0.5 s behind every step, the last one exposed
-  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), std::vector<double>(4, 0.0));
-  EXPECT_NEAR(times.seconds, 4.5, 1e-9);
+  setup.gradient_bytes = 50;
+  const std::vector<double> none(4, 0.0);
+  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), none);
+  EXPECT_NEAR(times.seconds, 4.1, 1e-9);
+  EXPECT_NEAR(times.exposed_seconds, 0.1, 1e-9);
+  EXPECT_NEAR(times.transfer_seconds, 3 * (0.1 + 0.5), 1e-9);
+  // Columns hide the first hop.
+  const RingTimes columns = SimulateRing(setup, Even(setup, 1.0), std::vector<double>(4, 0.25));
+  EXPECT_NEAR(columns.seconds, 4.25, 1e-9);
+  EXPECT_NEAR(columns.exposed_seconds, 0.0, 1e-9);
+  // Each of three hops sticks out of the step behind which it travels by 0.3 s: computed at 1.1,
+  // 2.1, 3.4, 4.7; what those add is there at 2.4, 3.7, 5.0.
+  setup.gradient_bytes = 130;
+  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 5.0, 1e-9);
+}
+
+// Two nodes of two, steps of 1 s. Keys take 0.1 s inside a node and 0.5 s between nodes, gradients
+// 0.2 s and 1 s. The other node's keys arrive at 0.5, its neighbour's at 0.6, when the first step
+// begins: 1.6, where gradients leave (1.8) and the second step begins. It ends at 2.6, with them,
+// and their sum leaves for the other node (3.6), while the own node's steps end at 3.6 and 4.6; the
+// last needs the neighbour's gradients of 3.6 (3.8) and the other node's (3.6).
+TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnNode) {
+  RingSetup setup = Ring(ParallelismSpec::HIERARCHICAL, 2, 2);
+  setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
+  setup.inter_node = {.bytes_per_second = 20, .latency_seconds = 0};
+  setup.kv_bytes = 10;
+  setup.gradient_bytes = 20;
+  const std::vector<double> none(4, 0.0);
+  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), none);
+  EXPECT_NEAR(times.seconds, 4.6, 1e-9);
+  EXPECT_NEAR(times.exposed_seconds, 0.6, 1e-9);
+  EXPECT_NEAR(times.transfer_seconds, 2 * (0.1 + 0.2) + (0.5 + 1.0), 1e-9);
+  // Columns of 0.25 s hide as much of the hop between nodes; of 0.75 s all of it, but not the hop
+  // inside, which starts with the first step: 0.85 + 4.
+  const auto with_columns = [&](double seconds) {
+    return SimulateRing(setup, Even(setup, 1.0), std::vector<double>(4, seconds));
+  };
+  EXPECT_NEAR(with_columns(0.25).seconds, 4.6, 1e-9);
+  EXPECT_NEAR(with_columns(0.25).exposed_seconds, 0.35, 1e-9);
+  EXPECT_NEAR(with_columns(0.75).seconds, 4.85, 1e-9);
+  // 0.6 s and 3 s: gradients of the first step are there at 2.2; those that leave the node at 2.6
+  // come home at 5.6, a second behind the last step.
+  setup.gradient_bytes = 60;
+  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 5.6, 1e-9);
+}
+
+// Three nodes of three, steps of 1 s, gradients take next to nothing. Keys take 0.5 s between nodes
+// and 1.2 s inside, where the second hop of a loop follows the first:
+//   loop 1: keys at 0.5, 1.7 and 2.9; steps begin at 1.7, 2.9 and 3.9 with what came first;
+//   loop 2: keys have been there since 1.0, at 6.1 and 7.3; steps begin at 6.1, 7.3 and 8.3;
+//   own:    keys leave with the step before, at 8.3 and 9.5; steps begin at 9.5, 10.7 and 11.7.
+TEST(RingSimulatorTest, BackwardWaitsForTheFirstHopOfALoop) {
+  RingSetup setup = Ring(ParallelismSpec::HIERARCHICAL, 3, 3);
+  setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
+  setup.inter_node = {.bytes_per_second = 240, .latency_seconds = 0};
+  setup.kv_bytes = 120;
+  setup.gradient_bytes = 1;
+  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), std::vector<double>(9, 0.0));
+  EXPECT_NEAR(times.seconds, 12.7, 1e-9);
+  EXPECT_NEAR(times.exposed_seconds, 3.7, 1e-9);
+}
+
+// One rank a node, steps of 1 s, keys 0.5 s, gradients 0.75 s between nodes: like a flat ring.
+TEST(RingSimulatorTest, NodesOfOneRankAreAFlatRing) {
+  RingSetup setup = Ring(ParallelismSpec::HIERARCHICAL, 1, 4);
+  setup.inter_node = {.bytes_per_second = 100, .latency_seconds = 0};
+  setup.kv_bytes = 50;
+  setup.gradient_bytes = 75;
+  const std::vector<double> none(4, 0.0);
+  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 4.5, 1e-9);
+  setup.kind = ParallelismSpec::FLAT;
+  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 4.5, 1e-9);
 }
 
 // A hop between nodes takes three steps: the flat ring waits for it at every step, the hierarchical

@@ -173,7 +173,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
   for (size_t t = 0; t < forward_.steps.size(); ++t) {
     const RingStep& step = forward_.steps[t];
     for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
-    RETURN_IF_ERROR(kv->Await(step.kv_slot));
+    RETURN_IF_ERROR(kv->AwaitContent(step.kv_slot));
     const Stopwatch watch(&stats_.seconds.forward);
     int64_t tiles = 0;
     RETURN_IF_ERROR(
@@ -259,8 +259,8 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
   for (size_t t = 0; t < backward_.steps.size(); ++t) {
     const RingStep& step = backward_.steps[t];
     for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
-    RETURN_IF_ERROR(kv->Await(step.kv_slot));
-    RETURN_IF_ERROR(grads.Await(step.grad_slot));
+    RETURN_IF_ERROR(kv->AwaitContent(step.kv_slot));
+    RETURN_IF_ERROR(grads.AwaitIdle(step.grad_slot));
     float* const slot = grads.data(step.grad_slot);
     {
       const Stopwatch watch(&stats_.seconds.backward);

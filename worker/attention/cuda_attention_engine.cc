@@ -113,7 +113,7 @@ CudaAttentionEngine::KeyValues CudaAttentionEngine::ArriveKv(const RingSchedule&
   for (const RingHop& hop : now.kv_hops) Check(kv_.Start(hop, Stream()));
   // Its own keys a rank reads where the model left them, while the slot is being sent.
   if (now.owner == schedule.rank) return {View(k), View(v)};
-  Check(kv_.Await(now.kv_slot, Stream()));
+  Check(kv_.AwaitContent(now.kv_slot, Stream()));
   const auto* const slot = static_cast<const __nv_bfloat16*>(kv_.data(now.kv_slot));
   const auto view = [&](const __nv_bfloat16* data) {
     return DenseView(data, shape.tokens, shape.kv_heads, shape.head_dim);
@@ -304,7 +304,7 @@ void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const Ba
     const RingStep& step = backward_.steps[t];
     const ShardLayout owner = LayoutOf(step.owner, shape);
     const KeyValues kv = ArriveKv(backward_, t, shape, call.k, call.v);
-    Check(grads_.Await(step.grad_slot, stream));
+    Check(grads_.AwaitIdle(step.grad_slot, stream));
     auto* const slot = static_cast<float*>(grads_.data(step.grad_slot));
     Zero(slot, grads_.bytes_per_slot(), stream);
     const auto dk = DenseView(slot, shape.tokens, shape.kv_heads, shape.head_dim);
@@ -337,8 +337,8 @@ void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const Ba
         Check(grads_.Start(action.hop, stream));
         continue;
       }
-      Check(grads_.Await(action.to_slot, stream));
-      Check(grads_.Await(action.from_slot, stream));
+      Check(grads_.AwaitIdle(action.to_slot, stream));
+      Check(grads_.AwaitContent(action.from_slot, stream));
       Check(AddFloats(static_cast<float*>(grads_.data(action.to_slot)),
                       static_cast<const float*>(grads_.data(action.from_slot)),
                       2 * shape.kv_elements(), stream));

@@ -35,9 +35,10 @@ absl::Status DeviceSlots::Arrive(const InFlight& flight, cudaStream_t stream) {
                       static_cast<int64_t>(bytes_per_slot_ / sizeof(float)), stream);
 }
 
-absl::Status DeviceSlots::Await(int slot, cudaStream_t stream) {
+template <typename Predicate>
+absl::Status DeviceSlots::AwaitIf(Predicate holds, cudaStream_t stream) {
   for (size_t i = 0; i < in_flight_.size();) {
-    if (!in_flight_[i].Touches(slot)) {
+    if (!holds(in_flight_[i])) {
       ++i;
       continue;
     }
@@ -48,6 +49,14 @@ absl::Status DeviceSlots::Await(int slot, cudaStream_t stream) {
   return absl::OkStatus();
 }
 
+absl::Status DeviceSlots::AwaitContent(int slot, cudaStream_t stream) {
+  return AwaitIf([&](const InFlight& flight) { return flight.Brings(slot); }, stream);
+}
+
+absl::Status DeviceSlots::AwaitIdle(int slot, cudaStream_t stream) {
+  return AwaitIf([&](const InFlight& flight) { return flight.Touches(slot); }, stream);
+}
+
 absl::Status DeviceSlots::AwaitAll(cudaStream_t stream) {
   for (const InFlight& flight : std::exchange(in_flight_, {})) {
     RETURN_IF_ERROR(Arrive(flight, stream));
@@ -56,8 +65,10 @@ absl::Status DeviceSlots::AwaitAll(cudaStream_t stream) {
 }
 
 absl::Status DeviceSlots::Start(const RingHop& hop, cudaStream_t stream) {
-  RETURN_IF_ERROR(Await(hop.send_slot, stream));
-  RETURN_IF_ERROR(Await(hop.receive_slot, stream));
+  // What is on the wire was written for an earlier hop.
+  RETURN_IF_ERROR(wire_ == nullptr ? AwaitContent(hop.send_slot, stream)
+                                   : AwaitIdle(hop.send_slot, stream));
+  RETURN_IF_ERROR(AwaitIdle(hop.receive_slot, stream));
   const void* send = data(hop.send_slot);
   void* receive = data(hop.receive_slot);
   size_t bytes = bytes_per_slot_;

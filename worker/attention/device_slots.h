@@ -35,10 +35,13 @@ class DeviceSlots {
   void* data(int slot) const { return static_cast<char*>(memory_) + slot * bytes_per_slot_; }
   size_t bytes_per_slot() const { return bytes_per_slot_; }
 
-  // The stream waits for all transfers from and into the slot.
-  absl::Status Await(int slot, cudaStream_t stream);
+  // The stream waits for transfers into the slot, before it reads it: some may still send it.
+  absl::Status AwaitContent(int slot, cudaStream_t stream);
+  // The stream waits for all transfers from and into the slot, before it overwrites it.
+  absl::Status AwaitIdle(int slot, cudaStream_t stream);
   absl::Status AwaitAll(cudaStream_t stream);
-  // Enqueues the hop behind the stream's work and both slots' transfers.
+  // Enqueues the hop behind the stream's work, the arrival of what it sends, and the transfers of
+  // the slot that it receives into.
   absl::Status Start(const RingHop& hop, cudaStream_t stream);
   // Enqueues a gather: slot r of every rank receives rank r's slot r.
   absl::Status StartAllGather(cudaStream_t stream);
@@ -48,12 +51,13 @@ class DeviceSlots {
     int send_slot, receive_slot;  // -1: all
     comm::DeviceTransfer transfer;
 
-    bool Touches(int slot) const {
-      return send_slot == slot || receive_slot == slot || send_slot < 0;
-    }
+    bool Brings(int slot) const { return receive_slot == slot || receive_slot < 0; }
+    bool Touches(int slot) const { return Brings(slot) || send_slot == slot; }
   };
 
   char* wire(int slot) const { return static_cast<char*>(wire_) + slot * bytes_per_slot_ / 2; }
+  template <typename Predicate>
+  absl::Status AwaitIf(Predicate holds, cudaStream_t stream);
   // Waits for the transfer, and widens what came over the wire.
   absl::Status Arrive(const InFlight& flight, cudaStream_t stream);
 

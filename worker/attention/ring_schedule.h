@@ -53,8 +53,9 @@ struct GradAction {
 // what one of those hops brings; backward adds their gradients to a zeroed `grad_slot`, then does
 // `grad_actions`.
 //
-// Whoever runs a schedule waits, before it reads or overwrites a slot, for the hops that still
-// touch it. Nothing else orders transfers and computation.
+// Whoever runs a schedule waits, before it reads a slot, for the hop that brings its content, and
+// before it overwrites a slot, for all hops that touch it. Nothing else orders transfers and
+// computation.
 struct RingStep {
   int owner = 0;
   int kv_slot = 0;

@@ -21,20 +21,30 @@ TravellingBuffers::~TravellingBuffers() {
   AwaitAll().IgnoreError();
 }
 
-absl::Status TravellingBuffers::Await(int slot) {
+template <typename Predicate>
+absl::Status TravellingBuffers::AwaitIf(Predicate touches) {
   const Stopwatch watch(exposed_seconds_);
   absl::Status first_error;
   std::erase_if(in_flight_, [&](InFlight& flight) {
-    if (flight.hop.send_slot != slot && flight.hop.receive_slot != slot) return false;
+    if (!touches(flight.hop)) return false;
     first_error.Update(flight.transfer->Wait());
     return true;
   });
   return first_error;
 }
 
+absl::Status TravellingBuffers::AwaitContent(int slot) {
+  return AwaitIf([&](const RingHop& hop) { return hop.receive_slot == slot; });
+}
+
+absl::Status TravellingBuffers::AwaitIdle(int slot) {
+  return AwaitIf(
+      [&](const RingHop& hop) { return hop.receive_slot == slot || hop.send_slot == slot; });
+}
+
 absl::Status TravellingBuffers::Start(const RingHop& hop) {
-  RETURN_IF_ERROR(Await(hop.send_slot));
-  RETURN_IF_ERROR(Await(hop.receive_slot));
+  RETURN_IF_ERROR(AwaitContent(hop.send_slot));
+  RETURN_IF_ERROR(AwaitIdle(hop.receive_slot));
   const size_t bytes = floats_per_slot_ * sizeof(float);
   in_flight_.push_back(
       {hop, communicator_->SendReceive(hop.link == RingLink::kInner ? inner_ : outer_,
@@ -44,8 +54,8 @@ absl::Status TravellingBuffers::Start(const RingHop& hop) {
 }
 
 absl::Status TravellingBuffers::Add(int to, int from) {
-  RETURN_IF_ERROR(Await(to));
-  RETURN_IF_ERROR(Await(from));
+  RETURN_IF_ERROR(AwaitIdle(to));
+  RETURN_IF_ERROR(AwaitContent(from));
   float* const sum = data(to);
   const float* const added = data(from);
   for (size_t i = 0; i < floats_per_slot_; ++i) sum[i] += added[i];

@@ -11,8 +11,8 @@
 
 namespace ringleader::attention {
 
-// Buffers of equal size that travel between ranks. Whoever reads or overwrites a slot calls Await
-// first. Not thread-safe.
+// Buffers of equal size that travel between ranks. Whoever reads a slot calls AwaitContent first,
+// whoever overwrites it AwaitIdle. Not thread-safe.
 class TravellingBuffers {
  public:
   // `exposed_seconds` grows by the time spent waiting.
@@ -28,9 +28,11 @@ class TravellingBuffers {
   float* data(int slot) { return storage_.get() + slot * floats_per_slot_; }
   size_t floats_per_slot() const { return floats_per_slot_; }
 
+  // Waits for transfers into the slot; some may still send it.
+  absl::Status AwaitContent(int slot);
   // Waits for all transfers from and into the slot.
-  absl::Status Await(int slot);
-  // Awaits both slots, then starts the transfer.
+  absl::Status AwaitIdle(int slot);
+  // Awaits what it sends and where it receives, then starts the transfer.
   absl::Status Start(const RingHop& hop);
   // Slot `to` += slot `from`.
   absl::Status Add(int to, int from);
@@ -41,6 +43,9 @@ class TravellingBuffers {
     RingHop hop;
     std::unique_ptr<comm::Transfer> transfer;
   };
+
+  template <typename Predicate>
+  absl::Status AwaitIf(Predicate touches);
 
   comm::Communicator* const communicator_;
   const size_t floats_per_slot_;
