@@ -20,7 +20,7 @@ using google::protobuf::FieldDescriptor;
 
 // A job file is a page of text. The bounds keep garbage from costing time, and bracket towers from
 // the parser's stack.
-constexpr size_t kMaxBytes = 256 * 1024;
+constexpr size_t kMaxBytes = size_t{256} * 1024;
 constexpr int kMaxDepth = 64;
 
 std::string Child(const std::string& parent, const std::string& name) {
@@ -77,7 +77,7 @@ class Parser {
 
   absl::Status ParseScalar(const YAML::Node& node, const Field& field, const Slot& slot) {
     if (!node.IsScalar()) return Expected(node, field);
-    const absl::Status status = SetScalar(slot, field, node.Scalar());
+    absl::Status status = SetScalar(slot, field, node.Scalar());
     if (status.ok()) return status;
     return Error(node, absl::StrCat(std::string(field.path), ": ", status.message()));
   }
@@ -188,7 +188,7 @@ absl::Status ApplyOverride(const std::string& text, v1::JobSpec* spec) {
     return WithYaml(source,
                     [&] { return Parser(source, spec).ParseField(YAML::Load(value), *field); });
   }
-  const absl::Status status = SetScalar(slot, *field, value);
+  absl::Status status = SetScalar(slot, *field, value);
   if (status.ok()) return status;
   return absl::InvalidArgumentError(absl::StrCat("--set ", path, ": ", status.message()));
 }

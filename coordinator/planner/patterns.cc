@@ -81,7 +81,7 @@ HeadPattern VerticalSlash(const v1::AttentionSpec& attention, int64_t blocks,
 HeadPattern BlockTopK(const v1::AttentionSpec& attention, int64_t blocks, Random* random) {
   const auto span = std::max<int64_t>(1, attention.block_size() / std::max(1u, attention.tile()));
   const int64_t groups = (blocks + span - 1) / span;
-  std::vector<int64_t> favourites(std::min<int64_t>(groups, 4 * attention.topk_blocks()));
+  std::vector<int64_t> favourites(std::min(groups, int64_t{4} * attention.topk_blocks()));
   for (int64_t& favourite : favourites) favourite = random->Below(groups);
 
   HeadPattern head;
@@ -122,6 +122,7 @@ std::vector<HeadPattern> SampleLayer(const v1::AttentionSpec& attention, bool de
   }
   Random random(seed);
   std::vector<HeadPattern> sample;
+  sample.reserve(heads);
   for (int h = 0; h < heads; ++h) {
     sample.push_back(attention.pattern() == v1::AttentionSpec::BLOCK_TOPK
                          ? BlockTopK(attention, blocks, &random)

@@ -71,7 +71,7 @@ int64_t Dealing::chunk_blocks() const {
     case LayoutKind::kContiguous:
       return blocks / ranks;
     case LayoutKind::kZigzag:
-      return blocks / (2 * ranks);
+      return blocks / (int64_t{2} * ranks);
     case LayoutKind::kStriped:
       return stripe_blocks;
   }

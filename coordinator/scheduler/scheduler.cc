@@ -52,6 +52,7 @@ std::vector<Room> Rooms(const std::vector<NodeSlots>& nodes, const Reservation* 
 // free room there only grows.
 std::optional<Reservation> Reserve(const Request& request, const std::vector<NodeSlots>& nodes) {
   std::vector<Room> rooms;
+  rooms.reserve(nodes.size());
   for (const NodeSlots& node : nodes) {
     rooms.push_back(
         {.node = &node, .available = node.total, .preference = std::min(node.in_use, node.total)});

@@ -99,7 +99,7 @@ WorkerControlService::WorkerControlService(SessionListener* listener, const Cloc
 WorkerControlService::~WorkerControlService() = default;
 
 grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* WorkerControlService::Session(
-    grpc::CallbackServerContext* context) {
+    grpc::CallbackServerContext* /*context*/) {
   auto stream = std::make_shared<Stream>(registry_);
   stream->Begin();
   absl::MutexLock lock(&registry_->mutex);

@@ -65,7 +65,7 @@ class SqliteStore : public Store {
 
   absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
     ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, TakeReader());
-    const absl::Status status = connection->Try([&]() -> absl::Status {
+    absl::Status status = connection->Try([&]() -> absl::Status {
       SQLite::Transaction snapshot(connection->database(), SQLite::TransactionBehavior::DEFERRED);
       // The first read fixes the snapshot.
       Cursor row = connection->Query("SELECT value FROM counters WHERE name = 'revision'");
