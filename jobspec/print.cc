@@ -11,8 +11,6 @@
 namespace ringleader::jobspec {
 namespace {
 
-using google::protobuf::FieldDescriptor;
-
 void EmitField(const v1::JobSpec& spec, const Field& field, YAML::Emitter* out) {
   if (field.path == "labels") {
     // Sorted: the message's map has no order.

@@ -13,7 +13,7 @@ namespace {
 
 double Optimum(const std::vector<double>& seconds, int groups) {
   double best = std::numeric_limits<double>::infinity();
-  const auto cases = static_cast<int64_t>(std::pow(groups, seconds.size()) + 0.5);
+  const int64_t cases = std::llround(std::pow(groups, seconds.size()));
   for (int64_t code = 0; code < cases; ++code) {
     std::vector<double> load(groups, 0.0);
     int64_t rest = code;

@@ -92,7 +92,7 @@ TEST(MakePlanTest, AThousandRanks) {
 TEST(MakePlanTest, ImpossiblePlansShowTheArithmetic) {
   EXPECT_THAT(Plan(LongJob(16, 131072), Gpus(1, 8)).status().message(),
               HasSubstr("16 trainers do not fit on 1 nodes × 8 = 8"));
-  v1::JobSpec spec = LongJob(6, 6 * 64 * 16);
+  v1::JobSpec spec = LongJob(6, 6144);
   spec.mutable_parallelism()->set_ring(ParallelismSpec::HIERARCHICAL);
   EXPECT_THAT(Plan(spec, Gpus(2, 4)).status().message(),
               HasSubstr("hierarchical needs a context (6) that is a multiple"));
@@ -116,7 +116,7 @@ TEST(MakePlanTest, AModelThatDoesNotFitIsRefused) {
 TEST(MakePlanTest, WhatLayersKeepMayWaitInHostMemory) {
   ClusterShape cluster = Gpus(1, 4);
   cluster.memory_bytes_per_trainer = uint64_t{139} << 30;
-  v1::JobSpec spec = LongJob(4, 4 * 524288);
+  v1::JobSpec spec = LongJob(4, 2097152);
   // 36 layers keep 145 GiB of 524,288 tokens; one layer's 4 GiB have to stay.
   const auto plan = Plan(spec, cluster);
   ASSERT_TRUE(plan.ok()) << plan.status();

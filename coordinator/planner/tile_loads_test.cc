@@ -34,7 +34,7 @@ TileLoads BruteForce(const HeadPattern& head, const Dealing& dealing) {
     }
     if (head.row_offsets.empty()) continue;
     for (int64_t i = head.row_offsets[q]; i < head.row_offsets[q + 1]; ++i) {
-      loads.ring[owner * dealing.ranks + layout.Owner(head.columns[i] * kTile)] += 1;
+      loads.ring[owner * dealing.ranks + layout.Owner(int64_t{head.columns[i]} * kTile)] += 1;
     }
   }
   return loads;
@@ -54,10 +54,11 @@ TEST(TileLoadsTest, ClosedFormsCountWhatALoopCounts) {
       dealing.kind = kind;
       dealing.ranks = 1 + random() % 8;
       dealing.stripe_blocks = 1 + random() % 3;
-      const int unit = kind == LayoutKind::kZigzag    ? 2 * dealing.ranks
-                       : kind == LayoutKind::kStriped ? dealing.ranks * dealing.stripe_blocks
-                                                      : dealing.ranks;
-      dealing.blocks = int64_t{unit} * (1 + random() % 6);
+      const int64_t unit = kind == LayoutKind::kZigzag ? int64_t{2} * dealing.ranks
+                           : kind == LayoutKind::kStriped
+                               ? int64_t{dealing.ranks} * dealing.stripe_blocks
+                               : dealing.ranks;
+      dealing.blocks = unit * (1 + random() % 6);
       HeadPattern head;
       for (int64_t i = 0; i < dealing.blocks; ++i) {
         head.diagonals.push_back(random() % 3 == 0);
@@ -73,7 +74,7 @@ TEST(TileLoadsTest, ClosedFormsCountWhatALoopCounts) {
 }
 
 TEST(TileLoadsTest, RowsAreCountedPerLayout) {
-  const v1::JobSpec job = LongJob(4, 64 * 256);
+  const v1::JobSpec job = LongJob(4, 16384);
   v1::AttentionSpec attention = job.attention();
   attention.set_pattern(v1::AttentionSpec::BLOCK_TOPK);
   attention.set_block_size(256);

@@ -92,6 +92,7 @@ TEST(SchedulerTest, PriorityThenAge) {
   const std::vector<Decision> decisions =
       Schedule({Job("young", 1, 1), Job("old", 1, 2), Job("urgent", 1, 0, 5)}, {Node("a", 1)});
   std::vector<std::string> order;
+  order.reserve(decisions.size());
   for (const Decision& decision : decisions) order.push_back(decision.id);
   EXPECT_THAT(order, ElementsAre("urgent", "old", "young"));
   EXPECT_EQ(Where(decisions[0]), "a:1");

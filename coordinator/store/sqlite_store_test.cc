@@ -433,6 +433,7 @@ TEST_F(SqliteStoreTest, WaitingWritersShareOneCommit) {
   entered.WaitForNotification();
   std::atomic<int> failed = 0;
   std::vector<std::thread> followers;
+  followers.reserve(kFollowers);
   for (int i = 0; i < kFollowers; ++i) {
     followers.emplace_back([&, i] {
       const absl::Status status = store_->Write([&](WriteTransaction& t) {
