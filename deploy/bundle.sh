@@ -3,8 +3,10 @@
 # compiler or a network: coordinator, worker, trainer and ringctl with deploy/quickstart.sh, the GPU tests and benches,
 # the Debian libraries they need, and the commit's name.
 #
-#   deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER
-#   then there: FOLDER/deploy/quickstart.sh --gpu      or: FOLDER/run_gpu.sh FOLDER
+#   deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER|ARCHIVE.tar.xz
+#   then there, after `tar xf` of an archive: FOLDER/deploy/quickstart.sh --gpu      or: FOLDER/run_gpu.sh FOLDER
+#
+# An archive holds a folder of its name and must be smaller than 64 MiB.
 #
 #   --only   of the GPU tests and benches, those whose name matches this extended regular expression
 #
@@ -20,8 +22,14 @@ while [[ ${1:-} == -* ]]; do
     *) echo "bundle: unknown option $1" >&2; exit 2 ;;
   esac
 done
-(($# == 1)) || { echo "usage: deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER" >&2; exit 2; }
-bundle=$1
+(($# == 1)) || { echo "usage: deploy/bundle.sh [-b BUILD_DIR] [--only PATTERN] FOLDER|ARCHIVE.tar.xz" >&2; exit 2; }
+bundle=$1 archive=
+if [[ $bundle == *.tar.xz ]]; then
+  archive=$(realpath -m "$bundle")
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  bundle=$work/$(basename "$archive" .tar.xz)
+fi
 
 [[ -f $build/gpu_binaries.txt ]] || {
   echo "bundle: $build has no GPU binaries; configure it on a machine with nvcc: cmake -S . -B $build -G Ninja" >&2
@@ -50,6 +58,10 @@ commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 [[ -z $(git status --porcelain 2>/dev/null) ]] || commit+=-modified
 echo "$commit" >"$bundle/COMMIT"
 
-mib=$(du -sm "$bundle" | cut -f1)
-echo "bundle: $bundle, ${#binaries[@]} binaries, $mib MiB"
-((mib < limit_mib)) || { echo "bundle: larger than $limit_mib MiB" >&2; exit 1; }
+echo "bundle: $bundle, ${#binaries[@]} binaries, $(du -sm "$bundle" | cut -f1) MiB"
+[[ $archive ]] || exit 0
+mkdir -p "$(dirname "$archive")"
+XZ_OPT=-T0 tar -C "$work" -cJf "$archive" "$(basename "$bundle")"
+mib=$(du -m "$archive" | cut -f1)
+echo "bundle: $archive, $mib MiB"
+((mib < limit_mib)) || { echo "bundle: $archive is larger than $limit_mib MiB; take fewer with --only" >&2; exit 1; }
