@@ -2,12 +2,14 @@
 // as many trainer processes as there are GPUs in a case, and prints what they report.
 //
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
-//       [--nodes 1] [--steps 3] [--csv FILE] [--trainer bin/ringleader-trainer] [--config FILE]
+//       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
+//       [--config FILE]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. Weights and tokens are random. The first step of a case warms up and is not counted; the
 // row is the step of median time. With --nodes 2 NCCL takes either half of the GPUs for a machine
-// of its own and goes through the network between them.
+// of its own and goes through the network between them. --profile traces one step behind the
+// counted ones.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -39,7 +41,8 @@ using trainer::testing::FakeAgent;
 using trainer::testing::RankLog;
 
 struct Flags {
-  std::string trainer, config, engine = "cuda", csv, commit = "unknown", hardware = "unknown";
+  std::string trainer, config, engine = "cuda", csv, profile, commit = "unknown",
+                               hardware = "unknown";
   std::vector<int64_t> tokens = {32768, 131072};
   std::vector<int> gpus = {1};
   std::vector<std::string> modes = {"dense", "sparse"};
@@ -154,6 +157,36 @@ v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring, int node
   return plan;
 }
 
+// A trace of each rank's next step, in `to`; false if they do not come in time.
+bool SaveTraces(FakeAgent& agent, const std::string& from, const std::filesystem::path& to,
+                int ranks, absl::Duration timeout) {
+  v1::AgentMessage message;
+  message.mutable_profile()->set_steps(1);
+  agent.Send(0, message);
+  const auto traces = [&from] {
+    std::vector<std::filesystem::path> files;
+    std::error_code none;  // yet
+    for (const auto& file : std::filesystem::directory_iterator(from, none)) {
+      // Others are still being written.
+      if (absl::StartsWith(file.path().filename().string(), "step-")) files.push_back(file);
+    }
+    return files;
+  };
+  const auto complete = [&](const std::vector<RankLog>&) {
+    return traces().size() == static_cast<size_t>(ranks);
+  };
+  if (!agent.WaitFor(complete, timeout)) return false;
+  std::error_code error;
+  std::filesystem::create_directories(to, error);
+  for (const std::filesystem::path& trace : traces()) {
+    if (error) break;
+    std::filesystem::copy_file(trace, to / trace.filename(),
+                               std::filesystem::copy_options::overwrite_existing, error);
+  }
+  if (error) Die(absl::StrCat("cannot write to ", to.string(), ": ", error.message()));
+  return true;
+}
+
 // The merged report of the counted step of median time.
 v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::string& ring,
                        const TokenFolder& folder) {
@@ -192,6 +225,16 @@ v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::s
                                  : done           ? "the trainers ended"
                                                   : "out of time");
     return {};
+  }
+  if (!flags.profile.empty()) {
+    const std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s", run.gpus, run.tokens,
+                                             run.dense ? "dense" : "sparse", ring);
+    if (!SaveTraces(agent, folder.path() + "/checkpoints/profiles",
+                    std::filesystem::path(flags.profile) / name, run.gpus,
+                    absl::Seconds(flags.timeout_seconds))) {
+      std::cerr << name << ": no traces in time (see --timeout)\n";
+      return {};
+    }
   }
   std::sort(steps.begin(), steps.end(), [](const v1::StepReport& a, const v1::StepReport& b) {
     return a.step_seconds() < b.step_seconds();
@@ -272,6 +315,7 @@ int Main(int argc, char** argv) {
   app.add_option("--peak-tflops", flags.peak_tflops, "of one GPU, bf16 dense: what MFU refers to");
   app.add_option("--timeout", flags.timeout_seconds, "seconds for one case");
   app.add_option("--csv", flags.csv, "also write the rows to this file");
+  app.add_option("--profile", flags.profile, "folder for traces of a step, one a rank");
   app.add_option("--commit", flags.commit, "for the rows");
   app.add_option("--hardware", flags.hardware, "for the rows, without commas");
   CLI11_PARSE(app, argc, argv);

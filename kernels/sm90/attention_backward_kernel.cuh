@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) Attention
     ptx::MbarrierInit(&shared.item_released, kConsumerThreads);
     ptx::MbarrierInit(&shared.d_scores_released, kConsumerThreads);
     for (int i = 0; i < Tile::kQueryStages; ++i) {
-      ptx::MbarrierInit(&shared.query_arrived[i], 1);
+      ptx::MbarrierInit(&shared.query_arrived[i], BackwardTiles<kKind, kDocuments>::kDescribers);
       ptx::MbarrierInit(&shared.query_released[i], kConsumerThreads);
     }
     for (int i = 0; i < Tile::kOutStages; ++i) {

@@ -56,6 +56,7 @@ __device__ __forceinline__ void BackwardProduce(
     const BackwardParams& params, const CUtensorMap* query_map, const CUtensorMap* key_map,
     const CUtensorMap* value_map, const CUtensorMap* d_out_map, BackwardShared<kHeadDim>& shared) {
   using Tile = BackwardTile<kHeadDim>;
+  using Tiles = BackwardTiles<kKind, kDocuments>;
   const int lane = threadIdx.x % 32;
   const int32_t tile_tokens = params.walk.tile();
   RingCursor<1> item_cursor;
@@ -69,11 +70,11 @@ __device__ __forceinline__ void BackwardProduce(
     if (item.kv_head < 0) break;
 
     int32_t head = item.first_head;
-    BackwardTiles<kKind, kDocuments> tiles(params, head, item);
+    Tiles tiles(params, head, item);
     const auto next_tile = [&] {
       TileRef tile = tiles.Next();
       while (tile.index < 0 && head < item.end_head - 1) {
-        tiles = BackwardTiles<kKind, kDocuments>(params, ++head, item);
+        tiles = Tiles(params, ++head, item);
         tile = tiles.Next();
       }
       return tile;
@@ -116,7 +117,7 @@ __device__ __forceinline__ void BackwardProduce(
           step.first_query = first_query;
         }
         tiles.Describe(step, params.walk, tile, offset, last);
-        if (lane == 0) ptx::MbarrierArrive(query_arrived);
+        if (lane < Tiles::kDescribers) ptx::MbarrierArrive(query_arrived);
         query.Advance();
         ptx::MbarrierWait(&shared.d_out_released[d_out.index], d_out.lap ^ 1);
         if (lane == 0) {

@@ -79,13 +79,15 @@ struct alignas(8) BackwardStep {
 };
 
 // The tiles of one head's queries that attend to one block of keys, in ascending order but for
-// columns. Called by a whole warp.
+// columns. Called by a whole warp, of which the first kDescribers lanes write the step; each of
+// them announces what it wrote by itself.
 template <WalkKind kKind, bool kDocuments>
 class BackwardTiles;
 
 template <bool kDocuments>
 class BackwardTiles<WalkKind::kTiles128, kDocuments> {
  public:
+  static constexpr int kDescribers = 1;
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
   __device__ TileRef Next() { return {walker_.Next(), 0}; }
@@ -106,19 +108,19 @@ class BackwardTiles<WalkKind::kTiles128, kDocuments> {
 template <typename Walker, bool kDocuments>
 class BackwardTilePairs {
  public:
+  static constexpr int kDescribers = 2;
   __device__ BackwardTilePairs(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
   __device__ TileRef Next() { return walker_.Next(); }
   __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
                            int32_t offset, bool last) const {
     const int32_t i = threadIdx.x % 32;
-    if (i < 2) {
+    if (i < kDescribers) {
       step.part[i] = tile.bits >> i & 1
                          ? MakeTileStep<kDocuments>(walk, tile.index, 2 * key_block_ + i, offset, 0,
                                                     64, 64, last)
                          : HiddenTileStep(last);
     }
-    __syncwarp();  // before lane 0 announces the step
   }
 
  private:
@@ -140,6 +142,7 @@ class BackwardTiles<WalkKind::kLists64, kDocuments>
 template <bool kDocuments>
 class BackwardTiles<WalkKind::kColumns, kDocuments> {
  public:
+  static constexpr int kDescribers = 1;
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : params_(&params), head_(head), key_block_(item.key_block) {
     const int lane = threadIdx.x % 32;

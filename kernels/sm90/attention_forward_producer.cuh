@@ -38,10 +38,12 @@ struct KeyStages {
   // By one thread.
   __device__ __forceinline__ void InitBarriers() {
     constexpr int kConsumerThreads = Tile::kConsumers * ptx::kWarpgroupThreads;
+    // Documents do not change who describes a step.
+    constexpr int kDescribers = ForwardTiles<kKind, false>::kDescribers;
     ptx::MbarrierInit(&item_arrived, 1);
     ptx::MbarrierInit(&item_released, kConsumerThreads);
     for (int i = 0; i < kStages; ++i) {
-      ptx::MbarrierInit(&key_arrived[i], 1);
+      ptx::MbarrierInit(&key_arrived[i], kDescribers);
       ptx::MbarrierInit(&key_released[i], kConsumerThreads);
       ptx::MbarrierInit(&value_arrived[i], 1);
       ptx::MbarrierInit(&value_released[i], kConsumerThreads);
@@ -91,6 +93,7 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
                                               KeyStages<kHeadDim, kKind, kDepth>& shared,
                                               const LoadItem& load_item) {
   using Tile = ForwardTile<kHeadDim, kKind>;
+  using Tiles = ForwardTiles<kKind, kDocuments>;
   const int lane = threadIdx.x % 32;
   const int32_t group = params.heads / params.kv_heads;
   const int32_t blocks = (params.walk.query_tokens + Tile::kQueries - 1) / Tile::kQueries;
@@ -102,7 +105,7 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
     index = __shfl_sync(0xFFFFFFFFu, index, 0);
     const ForwardItem item = ForwardItemAt(params.heads, params.kv_heads, blocks, index);
     if (item.head < 0) break;
-    ForwardTiles<kKind, kDocuments> tiles(params.walk, params.columns, item);
+    Tiles tiles(params.walk, params.columns, item);
     auto tile = tiles.Next();
     if (tile.index < 0) continue;  // nothing to attend to: outputs keep what they hold
 
@@ -123,7 +126,7 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
                             tile, kv_head);
       }
       tiles.Describe(shared.step[stage.index], tile, following.index < 0);
-      if (lane == 0) ptx::MbarrierArrive(&shared.key_arrived[stage.index]);
+      if (lane < Tiles::kDescribers) ptx::MbarrierArrive(&shared.key_arrived[stage.index]);
       ptx::MbarrierWait(&shared.value_released[stage.index], stage.lap ^ 1);
       if (lane == 0) {
         ptx::MbarrierArriveExpect(&shared.value_arrived[stage.index], Tile::kKeyBytes);

@@ -61,7 +61,8 @@ struct ForwardStep {
   int32_t first_key[2];
 };
 
-// The tiles of an item, in ascending order. Next and Describe are called by a whole warp.
+// The tiles of an item, in ascending order. Next and Describe are called by a whole warp, of which
+// the first kDescribers lanes write the step; each of them announces what it wrote by itself.
 template <WalkKind kKind, bool kDocuments>
 class ForwardTiles;
 
@@ -70,6 +71,7 @@ template <int kTokens, bool kDocuments,
           typename Walker = TileWalker<WalkDirection::kAlongRow, kDocuments>>
 class SingleTiles {
  public:
+  static constexpr int kDescribers = 1;
   __device__ SingleTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
       : walk_(walk), row_(item.block), walker_(walk, item.head, item.block) {}
   __device__ TileRef Next() { return {walker_.Next(), 0}; }
@@ -113,6 +115,7 @@ struct TilePair {
 template <bool kDocuments>
 class ForwardTiles<WalkKind::kTiles64, kDocuments> {
  public:
+  static constexpr int kDescribers = 4;
   __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
       : walk_(walk), pair_(item.block), walker_(walk, item.head, item.block) {}
   __device__ TilePair Next() {
@@ -123,7 +126,7 @@ class ForwardTiles<WalkKind::kTiles64, kDocuments> {
   __device__ void Describe(ForwardStep& step, const TilePair& tiles, bool last) const {
     const int lane = threadIdx.x % 32, row = lane % 2, tile = lane / 2;
     bool masked = false;
-    if (lane < 4) {
+    if (lane < kDescribers) {
       const TileStep quarter =
           tiles.bits >> lane & 1
               ? MakeTileStep<kDocuments>(walk_, 2 * pair_ + row,
@@ -140,7 +143,6 @@ class ForwardTiles<WalkKind::kTiles64, kDocuments> {
     masked = __any_sync(0xFFFFFFFFu, masked);
     if (lane == 0)
       step.all = {.diagonal = 0, .window = 0, .keys = 128, .masked = masked, .last = last};
-    __syncwarp();  // before lane 0 announces the step
   }
 
  private:
@@ -152,6 +154,7 @@ class ForwardTiles<WalkKind::kTiles64, kDocuments> {
 template <bool kDocuments>
 class ForwardTiles<WalkKind::kColumns, kDocuments> {
  public:
+  static constexpr int kDescribers = 1;
   __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk& columns, const ForwardItem& item)
       : walk_(walk), columns_(columns), item_(item) {
     tiles_ = (columns.counts[item.head] + kColumnTile - 1) / kColumnTile;
