@@ -1,7 +1,12 @@
 #include "worker/attention/cuda_attention_engine.h"
 
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <array>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -29,6 +34,11 @@ using kernels::ops::View;
 using torch::Tensor;
 
 namespace {
+
+// Inside a node, between nodes. Sums between nodes go where nothing that an inner ring waits for
+// queues behind them.
+constexpr std::array kKvChannels = {comm::Channel::kKvInner, comm::Channel::kKvOuter};
+constexpr std::array kGradChannels = {comm::Channel::kGradKv, comm::Channel::kKvOuter};
 
 template <typename T>
 TokenMajor<T> DenseView(T* data, int64_t tokens, int32_t heads, int32_t head_dim) {
@@ -67,9 +77,8 @@ CudaAttentionEngine::CudaAttentionEngine(const AttentionOptions& options,
       budgets_(options_),
       stats_(communicator->size()),
       index_builder_(options_, communicator, &stats_.timers()),
-      kv_(communicator, comm::Channel::kKvInner, comm::Channel::kKvOuter, &stats_.timers()),
-      // Sums between nodes go where nothing that an inner ring waits for queues behind them.
-      grads_(communicator, comm::Channel::kGradKv, comm::Channel::kKvOuter, &stats_.timers()) {}
+      kv_(communicator, kKvChannels[0], kKvChannels[1], &stats_.timers()),
+      grads_(communicator, kGradChannels[0], kGradChannels[1], &stats_.timers()) {}
 
 CudaAttentionEngine::Shape CudaAttentionEngine::ShapeOf(const Tensor& q, const Tensor& k) const {
   return {.tokens = q.size(0),
@@ -87,19 +96,26 @@ ShardLayout CudaAttentionEngine::LayoutOf(int rank, const Shape& shape) const {
   return layout;
 }
 
-void* CudaAttentionEngine::Reserve(Tensor& memory, size_t bytes, const Tensor& like) {
-  const auto needed = static_cast<int64_t>(bytes);
-  if (!memory.defined() || memory.numel() < needed) {
-    memory = Tensor();  // before the larger one is allocated
-    memory = torch::empty({needed}, like.options().dtype(torch::kByte));
+void* CudaAttentionEngine::Reserve(RingMemory& memory, size_t bytes,
+                                   std::span<const comm::Channel> channels) {
+  if (memory.bytes >= bytes) return memory.data.get();
+  memory = {};  // before the larger one is allocated
+  absl::StatusOr<std::shared_ptr<void>> data = communicator_->Allocate(bytes, channels);
+  if (absl::IsResourceExhausted(data.status())) {
+    c10::cuda::CUDACachingAllocator::emptyCache();  // LibTorch may hold what it does not use
+    data = communicator_->Allocate(bytes, channels);
   }
-  return memory.mutable_data_ptr();
+  TORCH_CHECK_WITH(OutOfMemoryError, !absl::IsResourceExhausted(data.status()),
+                   std::string(data.status().message()));
+  Check(data.status());
+  memory = {*std::move(data), bytes};
+  return memory.data.get();
 }
 
 void CudaAttentionEngine::SendKv(const RingSchedule& schedule, const Tensor& k, const Tensor& v) {
   if (schedule.ranks == 1) return;
   const size_t bytes = 2 * k.numel() * sizeof(__nv_bfloat16);
-  kv_.Use(Reserve(kv_memory_, schedule.kv_slots * bytes, k), bytes, /*wire=*/nullptr);
+  kv_.Use(Reserve(kv_memory_, schedule.kv_slots * bytes, kKvChannels), bytes, /*wire=*/nullptr);
   const int own = gathers() ? schedule.rank : 0;
   Check(PackKv(View(k), View(v), static_cast<__nv_bfloat16*>(kv_.data(own)), Stream()));
   if (gathers()) Check(kv_.StartAllGather(Stream()));
@@ -257,8 +273,9 @@ AttentionGradients CudaAttentionEngine::Backward(const CudaLayerIndex& index,
   if (!std::exchange(backward_started_, false)) SendKv(backward_, call.k, call.v);
   const size_t bytes = 2 * shape.kv_elements() * sizeof(float);
   const bool on_wire = options_.bf16_gradients && backward_.ranks > 1 && !gathers();
-  grads_.Use(Reserve(grad_memory_, backward_.grad_slots * bytes, call.q), bytes,
-             on_wire ? Reserve(wire_memory_, backward_.grad_slots * bytes / 2, call.q) : nullptr);
+  grads_.Use(
+      Reserve(grad_memory_, backward_.grad_slots * bytes, kGradChannels), bytes,
+      on_wire ? Reserve(wire_memory_, backward_.grad_slots * bytes / 2, kGradChannels) : nullptr);
   const Tensor dq_sums = torch::zeros({shape.tokens, shape.heads, shape.head_dim},
                                       call.q.options().dtype(torch::kFloat));
   ComputeGradients(index, call, shape, dq_sums);

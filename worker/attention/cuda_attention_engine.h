@@ -78,8 +78,13 @@ class CudaAttentionEngine {
   void ComputeGradients(const CudaLayerIndex& index, const BackwardCall& call, const Shape& shape,
                         const torch::Tensor& dq);
   void ReturnGradients(const torch::Tensor& dkv);  // [2, n, kv_heads, d] bf16
-  // At least `bytes` of memory that serves all calls; allocated when one needs more.
-  static void* Reserve(torch::Tensor& memory, size_t bytes, const torch::Tensor& like);
+  // Memory for what travels, which serves all calls.
+  struct RingMemory {
+    std::shared_ptr<void> data;
+    size_t bytes = 0;
+  };
+  // At least `bytes` of it, for transfers of `channels`; allocated when a call needs more.
+  void* Reserve(RingMemory& memory, size_t bytes, std::span<const comm::Channel> channels);
 
   const AttentionOptions options_;
   comm::DeviceCommunicator* const communicator_;
@@ -89,7 +94,7 @@ class CudaAttentionEngine {
   std::shared_ptr<const CudaDocuments> documents_;  // of the next forwards; null: one
   DeviceStats stats_;
   CudaIndexBuilder index_builder_;
-  torch::Tensor kv_memory_, grad_memory_, wire_memory_;
+  RingMemory kv_memory_, grad_memory_, wire_memory_;
   DeviceSlots kv_, grads_;
   // Tiles of patterns that do not depend on the data, by (owner, tokens, window); of `documents_`.
   std::map<std::tuple<int, int64_t, int64_t>, int64_t> band_tiles_;

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,15 @@ class DeviceCommunicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+
+  // Uninitialised memory of this rank's GPU for what transfers of `channels` send and receive:
+  // where one GPU reaches another's memory and both ends of a transfer lie in such memory, the
+  // sender writes it where it belongs, without a buffer in between. The last owner frees it, when
+  // no transfer of any rank is under way on it. RESOURCE_EXHAUSTED where the GPU has no more.
+  virtual absl::StatusOr<std::shared_ptr<void>> Allocate(size_t bytes,
+                                                         std::span<const Channel> channels) = 0;
+  // Of what Allocate gave and nobody has freed.
+  virtual size_t allocated_bytes() const = 0;
 
   // Sends to `to` while receiving from `from`; either may be this rank (both, then) or -1 for none.
   virtual absl::StatusOr<DeviceTransfer> SendReceive(Channel channel, const void* send,

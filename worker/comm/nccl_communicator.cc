@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "worker/comm/nccl_memory.h"
 #include "worker/comm/nccl_session.h"
 
 namespace ringleader::comm {
@@ -54,6 +57,9 @@ class NcclCommunicator : public DeviceCommunicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
+  absl::StatusOr<std::shared_ptr<void>> Allocate(size_t bytes,
+                                                 std::span<const Channel> channels) override;
+  size_t allocated_bytes() const override { return *allocated_; }
   absl::StatusOr<DeviceTransfer> SendReceive(Channel channel, const void* send, size_t send_bytes,
                                              int to, void* receive, size_t receive_bytes, int from,
                                              cudaStream_t after) override;
@@ -107,6 +113,8 @@ class NcclCommunicator : public DeviceCommunicator {
   const std::vector<int> world_ranks_;
   const int rank_, size_;
   std::array<Lane, kChannels> lanes_;
+  std::vector<std::weak_ptr<NcclMemory>> memories_;  // for lanes that open later
+  const std::shared_ptr<std::atomic<size_t>> allocated_ = std::make_shared<std::atomic<size_t>>(0);
 };
 
 NcclCommunicator::~NcclCommunicator() {
@@ -144,6 +152,12 @@ absl::StatusOr<NcclCommunicator::Lane*> NcclCommunicator::Open(Channel channel) 
     if (!connected.ok()) {
       cudaStreamDestroy(stream);
       return session_->Fail(connected);
+    }
+    std::erase_if(memories_, [](const auto& memory) { return memory.expired(); });
+    for (const std::weak_ptr<NcclMemory>& known : memories_) {
+      if (const auto memory = known.lock()) {
+        RETURN_IF_ERROR(memory->RegisterWith(channel, lane->comm));
+      }
     }
   }
   lane->stream = stream;
@@ -236,6 +250,21 @@ absl::StatusOr<DeviceTransfer> NcclCommunicator::Copy(const DeviceOperation& ope
   ASSIGN_OR_RETURN(std::shared_ptr<const DeviceEventPool::Event> done,
                    session_->events()->Record(lane->stream));
   return DeviceTransfer(std::move(done));
+}
+
+absl::StatusOr<std::shared_ptr<void>> NcclCommunicator::Allocate(
+    size_t bytes, std::span<const Channel> channels) {
+  if (session_->aborted()) return session_->status();
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<NcclMemory> memory,
+      NcclMemory::Create(session_, bytes, {channels.begin(), channels.end()}, allocated_));
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].comm == nullptr) continue;
+    RETURN_IF_ERROR(memory->RegisterWith(static_cast<Channel>(i), lanes_[i].comm));
+  }
+  memories_.push_back(memory);
+  void* const data = memory->data();
+  return std::shared_ptr<void>(std::move(memory), data);
 }
 
 absl::StatusOr<DeviceTransfer> NcclCommunicator::SendReceive(Channel channel, const void* send,

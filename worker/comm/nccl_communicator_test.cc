@@ -2,6 +2,7 @@
 // different processes may share one.
 #include "worker/comm/nccl_communicator.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -106,6 +107,52 @@ TEST_P(NcclCommunicatorTest, RingTransfersReachTheNextRank) {
       EXPECT_TRUE(transfer->Order(r.stream).ok());
       EXPECT_EQ(receive.Read(r.stream), std::vector<float>(count, static_cast<float>(previous)));
     }
+  });
+}
+
+// Slots of one piece of memory that travel once around, as those of ring attention do.
+TEST_P(NcclCommunicatorTest, AllocatedMemoryTravelsLikeAnyOther) {
+  OnGpus(GetParam(), {}, [](Rank& r) {
+    const size_t count = 4 << 20;
+    const int next = (r.rank + 1) % r.size, previous = (r.rank + r.size - 1) % r.size;
+    Buffer other(count);  // opens one of the channels before there is memory for it
+    Must(r.device.SendReceive(Channel::kKvInner, other.data(), 4, next, other.data() + 1, 4,
+                              previous, r.stream));
+    const Channel channels[] = {Channel::kKvInner, Channel::kGradKv};
+    std::shared_ptr<void> memory = Must(r.device.Allocate(2 * count * sizeof(float), channels));
+    EXPECT_EQ(r.device.allocated_bytes(), 2 * count * sizeof(float));
+    const auto slots = static_cast<float*>(memory.get());
+    for (const Channel channel : channels) {
+      const std::vector<float> own(count, static_cast<float>(r.rank));
+      CheckCuda(cudaMemcpyAsync(slots, own.data(), count * sizeof(float), cudaMemcpyHostToDevice,
+                                r.stream));
+      for (int hop = 0; hop < r.size; ++hop) {
+        float* const from = slots + hop % 2 * count;
+        float* const to = slots + (hop + 1) % 2 * count;
+        const DeviceTransfer transfer =
+            Must(r.device.SendReceive(channel, from, count * sizeof(float), next, to,
+                                      count * sizeof(float), previous, r.stream));
+        EXPECT_TRUE(transfer->Order(r.stream).ok());
+        std::vector<float> arrived(count);
+        CheckCuda(cudaMemcpyAsync(arrived.data(), to, count * sizeof(float), cudaMemcpyDeviceToHost,
+                                  r.stream));
+        CheckCuda(cudaStreamSynchronize(r.stream));
+        EXPECT_EQ(arrived, std::vector<float>(
+                               count, static_cast<float>((r.rank + r.size - hop - 1) % r.size)));
+      }
+    }
+    memory.reset();
+    EXPECT_EQ(r.device.allocated_bytes(), 0u);
+  });
+}
+
+TEST_P(NcclCommunicatorTest, MemoryThatTheGpuDoesNotHaveIsRefusedWithTheNumbers) {
+  OnGpus(GetParam(), {}, [](Rank& r) {
+    const Channel channels[] = {Channel::kKvInner};
+    const auto memory = r.device.Allocate(size_t{1} << 42, channels);
+    EXPECT_TRUE(absl::IsResourceExhausted(memory.status())) << memory.status();
+    EXPECT_THAT(memory.status().message(), ::testing::HasSubstr("4096.00 GiB"));
+    EXPECT_EQ(r.device.allocated_bytes(), 0u);
   });
 }
 

@@ -32,6 +32,10 @@ absl::StatusOr<NcclLibrary> Load() {
   find(nccl.comm_finalize, "ncclCommFinalize");
   find(nccl.comm_destroy, "ncclCommDestroy");
   find(nccl.comm_abort, "ncclCommAbort");
+  find(nccl.mem_alloc, "ncclMemAlloc");
+  find(nccl.mem_free, "ncclMemFree");
+  find(nccl.comm_register, "ncclCommRegister");
+  find(nccl.comm_deregister, "ncclCommDeregister");
   find(nccl.group_start, "ncclGroupStart");
   find(nccl.group_end, "ncclGroupEnd");
   find(nccl.send, "ncclSend");

@@ -68,6 +68,7 @@ class NcclSession {
   ~NcclSession();
 
   const NcclOptions& options() const { return options_; }
+  bool has_nccl() const { return nccl_ != nullptr; }
   const NcclLibrary& nccl() const { return *nccl_; }
   const std::shared_ptr<DeviceEventPool>& events() const { return events_; }
 

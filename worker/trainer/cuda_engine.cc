@@ -297,7 +297,8 @@ EngineStats CudaEngine::TakeStats() {
                                     phases.exposed_communication - phases.exposed_offload);
   phases.optimizer = update_timer_.Seconds();
   result.layers = std::move(stats.layers);
-  result.peak_memory_bytes = PeakDeviceBytes(device_);
+  // What travels lies outside LibTorch's memory, and stays.
+  result.peak_memory_bytes = PeakDeviceBytes(device_) + context_->allocated_bytes();
   return result;
 }
 

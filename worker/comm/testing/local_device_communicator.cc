@@ -1,6 +1,7 @@
 #include "worker/comm/testing/local_device_communicator.h"
 
 #include <array>
+#include <atomic>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -139,6 +140,18 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
 
   int rank() const override { return rank_; }
   int size() const override { return group_->ranks(); }
+
+  absl::StatusOr<std::shared_ptr<void>> Allocate(size_t bytes, std::span<const Channel>) override {
+    void* data = nullptr;
+    RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, bytes), "memory"));
+    *allocated_ += bytes;
+    return std::shared_ptr<void>(data, [allocated = allocated_, bytes](void* memory) {
+      cudaDeviceSynchronize();  // what is enqueued may use it
+      cudaFree(memory);
+      *allocated -= bytes;
+    });
+  }
+  size_t allocated_bytes() const override { return *allocated_; }
 
   absl::StatusOr<DeviceTransfer> SendReceive(Channel channel, const void* send, size_t send_bytes,
                                              int to, void* receive, size_t receive_bytes, int from,
@@ -281,6 +294,7 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
   std::array<cudaStream_t, kChannels> streams_ = {};
   std::array<uint64_t, kChannels> turns_ = {};
   std::map<std::vector<int>, uint64_t> splits_;
+  const std::shared_ptr<std::atomic<size_t>> allocated_ = std::make_shared<std::atomic<size_t>>(0);
 };
 
 }  // namespace
