@@ -97,6 +97,7 @@ class NcclCommunicator : public DeviceCommunicator {
   // The channel's stream and communicator, made at the first call.
   absl::StatusOr<Lane*> Open(Channel channel);
   absl::Status Connect(Channel channel, Lane* lane);
+  absl::Status RegisterMemories(Channel channel, const Lane& lane);
   // Until NCCL has done what it was asked on `comm`.
   absl::Status AwaitNccl(WatchedComm& comm, const std::string& what, absl::Time deadline);
 
@@ -148,20 +149,25 @@ absl::StatusOr<NcclCommunicator::Lane*> NcclCommunicator::Open(Channel channel) 
   RETURN_IF_ERROR(
       CudaError(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "stream"));
   if (size_ > 1) {
-    const absl::Status connected = Connect(channel, lane);
+    absl::Status connected = Connect(channel, lane);
+    if (connected.ok()) connected = RegisterMemories(channel, *lane);
     if (!connected.ok()) {
       cudaStreamDestroy(stream);
       return session_->Fail(connected);
     }
-    std::erase_if(memories_, [](const auto& memory) { return memory.expired(); });
-    for (const std::weak_ptr<NcclMemory>& known : memories_) {
-      if (const auto memory = known.lock()) {
-        RETURN_IF_ERROR(memory->RegisterWith(channel, lane->comm));
-      }
-    }
   }
   lane->stream = stream;
   return lane;
+}
+
+absl::Status NcclCommunicator::RegisterMemories(Channel channel, const Lane& lane) {
+  std::erase_if(memories_, [](const auto& memory) { return memory.expired(); });
+  for (const std::weak_ptr<NcclMemory>& known : memories_) {
+    if (const auto memory = known.lock()) {
+      RETURN_IF_ERROR(memory->RegisterWith(channel, lane.comm));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::Connect(Channel channel, Lane* lane) {
