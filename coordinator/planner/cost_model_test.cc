@@ -114,6 +114,32 @@ TEST(CostModelTest, LearnsFromStepReports) {
   EXPECT_NEAR(fitted.Seconds(Phase::kLinear, {.rows = 131072.0 / 4 * 36, .calls = 36}), 2.0, 0.05);
 }
 
+// The Qwen2.5-3B shape on four H200: seconds of bench/results/compare_peer.json and
+// training_4gpus.csv.
+TEST(CostModelTest, StartsNearWhatStepsTook) {
+  struct Measured {
+    double tokens, density, forward, backward, linear;
+  };
+  const Measured steps[] = {{262144, 0.0544, 0.3102, 0.8268, 2.1939},
+                            {524288, 0.0503, 1.0432, 2.8711, 4.7465},
+                            {1048576, 0.0491, 3.8745, 10.5066, 9.6995}};
+  const ModelShape shape = ThreeBillion();
+  for (const Measured& step : steps) {
+    v1::JobSpec spec = LongJob(4, static_cast<uint64_t>(step.tokens));
+    spec.mutable_attention()->set_tile(128);
+    const CostModel model(spec, shape, TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4));
+    const double blocks = step.tokens / 128;
+    const Work attention = {.tiles = step.density * blocks * blocks / 2 / 4 * 16 * 36,
+                            .rows = step.tokens / 4 * 16 * 36 * 4,
+                            .calls = 4 * 36};
+    const Work per_token = {.rows = step.tokens / 4 * 36, .calls = 36};
+    EXPECT_NEAR(model.Seconds(Phase::kAttentionForward, attention) / step.forward, 1, 0.1);
+    EXPECT_NEAR(model.Seconds(Phase::kAttentionBackward, attention) / step.backward, 1, 0.1);
+    EXPECT_NEAR(model.Seconds(Phase::kLinear, per_token) / step.linear, 1, 0.12)
+        << step.tokens << " tokens";
+  }
+}
+
 TEST(CostModelTest, SkippedStepsTeachNothing) {
   const v1::JobSpec spec = LongJob(4, 131072);
   CostModel model(spec, ThreeBillion(), TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4));
