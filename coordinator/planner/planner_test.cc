@@ -248,6 +248,20 @@ TEST(MakePlanTest, SequencesOfUnequalLengthAreAssignedInThePlan) {
   EXPECT_THAT(plan->reasons(), Contains(HasSubstr("sequences of unequal length are dealt")));
 }
 
+TEST(PredictTest, TheFirstHopOfBackwardTravelsBehindTheMlp) {
+  const auto exposed = [](int64_t intermediate) {
+    ModelShape model = ThreeBillion();
+    model.intermediate = intermediate;
+    ClusterShape cluster = Gpus(2, 1);
+    cluster.inter_node.bytes_per_second = 2e9;
+    const auto plan = Plan(LongJob(2, 131072), cluster, model);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan->prediction().exposed_communication_seconds();
+  };
+  EXPECT_GT(exposed(11008), 0);  // forward's hop has the index alone, and gradients have attention
+  EXPECT_LT(exposed(11008), 0.8 * exposed(16));
+}
+
 TEST(MakePlanTest, AMeasuredPatternChangesThePredictionNotTheChoice) {
   const v1::JobSpec spec = LongJob(8, 524288);
   const ClusterShape cluster = Gpus(1, 8);

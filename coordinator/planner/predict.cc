@@ -85,9 +85,11 @@ class Predictor {
     const double weight = static_cast<double>(model_.heads) / heads.size();
     for (const HeadPattern& head : heads) AddHead(head, dealing_, tile_, weight, &loads);
 
-    for (const bool backward : {false, true}) Play(loads, backward, count);
-    times_.index +=
-        dense ? 0 : count * cost_model_.Seconds(Phase::kIndex, {.rows = local_tokens_, .calls = 1});
+    const double index =
+        dense ? 0 : cost_model_.Seconds(Phase::kIndex, {.rows = local_tokens_, .calls = 1});
+    Play(loads, /*backward=*/false, index, count);
+    Play(loads, /*backward=*/true, MlpBackwardSeconds(), count);
+    times_.index += count * index;
     double largest = 0;
     for (int r = 0; r < ranks_; ++r) largest = std::max(largest, loads.rank_total(r));
     largest_tiles_ += count * largest;
@@ -107,7 +109,18 @@ class Predictor {
             .gradient_bytes = backward ? kv * 4 : 0};
   }
 
-  void Play(const TileLoads& loads, bool backward, double count) {
+  // Of a layer, with what it computes again.
+  double MlpBackwardSeconds() const {
+    const auto layers = static_cast<double>(model_.layers);
+    const auto mlp = static_cast<double>(3 * model_.hidden * model_.intermediate);
+    const double share = mlp * layers / static_cast<double>(model_.weights_per_token());
+    return 0.75 * share * cost_model_.Seconds(Phase::kLinear, {.rows = local_tokens_, .calls = 1});
+  }
+
+  // `lead`: what a rank computes between the start of the first hops and attention. On GPUs those
+  // travel behind forward's index and backward's MLP.
+  void Play(const TileLoads& loads, bool backward, double lead, double count) {
+    if (cluster_.engine != v1::ResourcesSpec::CUDA) lead = 0;
     const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
     const double tile_seconds = cost_model_.Seconds(phase, {.tiles = 1});
     const double per_call = cost_model_.Seconds(
@@ -115,10 +128,10 @@ class Predictor {
     std::vector<double> seconds(loads.ring.size()), outside(ranks_);
     for (size_t i = 0; i < seconds.size(); ++i)
       seconds[i] = loads.ring[i] * tile_seconds + per_call;
-    for (int r = 0; r < ranks_; ++r) outside[r] = loads.column[r] * tile_seconds;
+    for (int r = 0; r < ranks_; ++r) outside[r] = lead + loads.column[r] * tile_seconds;
     const RingTimes times = SimulateRing(Setup(backward), seconds, outside);
-    times_.seconds += count * times.seconds;
-    times_.busy += count * times.busy_seconds;
+    times_.seconds += count * (times.seconds - lead);
+    times_.busy += count * (times.busy_seconds - lead);
     times_.transfer += count * times.transfer_seconds;
     times_.exposed += count * times.exposed_seconds;
   }
