@@ -3,8 +3,9 @@
 # the longest sequence, weak scaling, and two nodes over the network. A part that fails does not keep the others from
 # running; the end is a table of what passed, and the exit code is 0 if all of it did.
 #
-#   bench/full_run.sh --results DIR [--peer SCRIPT] [--bin DIR] [--gpus 4] [--parts "tests faults peer longest weak nodes
-#                     models"] [--sparse LIST] [--dense LIST] [--steps 2] [--share-gpus] [--commit NAME] [--dry-run]
+#   bench/full_run.sh --results DIR [--peer SCRIPT] [--bin DIR] [--gpus 4] [--parts "quickstart tests faults peer longest
+#                     weak nodes models"] [--sparse LIST] [--dense LIST] [--steps 2] [--share-gpus] [--commit NAME]
+#                     [--dry-run]
 #
 #   --peer        what bench/compare_peer.sh takes; without it there is no part `peer`
 #   --gpus        GPUs of this machine. Lengths go with them, so that every GPU has as many tokens as with 4: the longest
@@ -17,6 +18,7 @@
 #
 # From a bundle (deploy/bundle.sh --only '^(comm_nccl_test|attention_cuda_test|trainer_cuda_test|training_bench)$' FOLDER)
 # or a build folder. The parts, in this order, and what they leave in DIR:
+#   quickstart  deploy/quickstart.sh --gpu: a job of 131,072 tokens a GPU through the whole service; needs 80 GB of disk
 #   tests    comm_nccl_test, attention_cuda_test's ring over NCCL, trainer_cuda_test
 #   faults   tests/gpu/faults.sh: kill -9, hang, worker, coordinator and a full GPU in a job of two layers at 131,072 tokens
 #   peer     compare_peer.json
@@ -27,13 +29,13 @@
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
-results='' peer='' gpus=4 parts="tests faults peer longest weak nodes models" sparse='' dense=32768,131072 steps=2
+results='' peer='' gpus=4 parts="quickstart tests faults peer longest weak nodes models" sparse='' dense=32768,131072 steps=2
 share='' dry='' commit=$(cat "$root/COMMIT" 2>/dev/null || echo unknown)
 while (($#)); do
   case $1 in
     --share-gpus) share=1; shift; continue ;;
     --dry-run) dry=1; shift; continue ;;
-    -h | --help) sed -n '2,31s/^# \{0,1\}//p' "$0"; exit ;;
+    -h | --help) sed -n '2,33s/^# \{0,1\}//p' "$0"; exit ;;
   esac
   (($# > 1)) || { echo "full_run: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
   case $1 in
@@ -86,6 +88,14 @@ bench() {  # NAME SECONDS FLAG...
     --hardware "$hardware" --steps "$steps" --csv "$results/$name.csv" "$@"
 }
 
+run_quickstart() {
+  local work
+  work=$(mktemp -d)
+  try quickstart 1200 "$root/deploy/quickstart.sh" --gpu --dir "$work" --set "resources.trainers=$gpus" \
+    --set "data.sequence_length=$((131072 * gpus))"
+  [[ $dry ]] || cp "$work/summary.json" "$results/quickstart.json"
+  rm -rf "$work"
+}
 run_tests() {
   local hosts=() environment=()
   if [[ $share ]]; then hosts=("$root/tests/gpu/hosts.sh" 2) environment=(env RINGLEADER_RANKS_PER_GPU=2); fi
@@ -147,6 +157,7 @@ run_models() {
 
 for part in $parts; do
   case $part in
+    quickstart) run_quickstart ;;
     tests) run_tests ;;
     faults) run_faults ;;
     peer) run_peer ;;
