@@ -157,6 +157,15 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.eval_data = spec.data().eval();
   job.sequence_length = spec.data().sequence_length();
   job.sequence_lengths = jobspec::SequenceLengths(spec);
+  // Tokens that are left over would be in nobody's shard. That shards are whole tiles, attention
+  // checks.
+  for (const uint64_t length : job.sequence_lengths) {
+    if (length % static_cast<uint64_t>(job.context) != 0) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "data.sequence_length: %d tokens do not divide among parallelism.context %d ranks",
+          length, job.context));
+    }
+  }
   // Jobs come with every default filled in; one without this was made before there was a choice,
   // and goes on as it began.
   job.document_mask = assignment.spec().data().document_mask();

@@ -111,6 +111,19 @@ TEST(AssignmentTest, RefusesRanksAndRingsThatDoNotFit) {
               HasSubstr("a ring of 4 x 1 ranks"));
 }
 
+TEST(AssignmentTest, RefusesTokensThatWouldBeInNobodysShard) {
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  assignment.mutable_spec()->mutable_data()->set_sequence_length(1025);
+  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
+              HasSubstr("data.sequence_length: 1025 tokens"));
+  assignment.mutable_spec()->mutable_data()->set_sequence_length(1024);
+  assignment.mutable_spec()->mutable_training()->set_global_batch(2);
+  for (const uint32_t length : {1024u, 511u}) {
+    assignment.mutable_spec()->mutable_data()->add_sequence_lengths(length);
+  }
+  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()), HasSubstr("511 tokens"));
+}
+
 TEST(AssignmentTest, MicroBatchesAreKeptByGroup) {
   v1::StepPlan proto;
   v1::MicroBatchAssignment* assignment = proto.add_micro_batches();

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# training_bench on the CPU engine: a row for each case, whose figures hold together, a trace of each rank, and an error
+# for what cannot run. What it measures on GPUs it measures the same way.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+bin=${RINGLEADER_BUILD:-$root/build}/bin
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log >&2 || true; exit 1; }
+
+cat >"$work/config.json" <<'END'
+{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 256,
+ "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "rms_norm_eps": 1e-6,
+ "rope_theta": 1000000.0, "max_position_embeddings": 8192, "tie_word_embeddings": true, "hidden_act": "silu"}
+END
+bench=("$bin/training_bench" --config "$work/config.json" --engine cpu --steps 1 --timeout 120)
+
+"${bench[@]}" --tokens 2048 --gpus 1,2 --mode dense,sparse --verticals 64 --slash-share 0.2 --csv "$work/rows.csv" \
+  --profile "$work/traces" --commit abc --hardware cpu >"$work/bench.log" 2>&1 || fail "exit code $?"
+
+python3 - "$work" <<'END' || fail "see above"
+import csv, glob, json, sys
+
+work = sys.argv[1]
+rows = list(csv.DictReader(open(work + "/rows.csv")))
+assert [(r["gpus"], r["mode"]) for r in rows] == [("1", "dense"), ("1", "sparse"), ("2", "dense"), ("2", "sparse")], rows
+for r in rows:
+    seconds = float(r["step_seconds"])
+    phases = [float(r[p]) for p in ("data", "index", "attention_forward", "attention_backward", "linear",
+                                    "exposed_communication", "exposed_offload", "optimizer")]
+    assert r["commit"] == "abc" and r["hardware"] == "cpu" and r["tokens"] == "2048", r
+    assert abs(float(r["tokens_per_second"]) * seconds / 2048 - 1) < 0.01, r
+    assert 0 < max(phases) <= seconds, r  # each the slowest rank's
+    assert (float(r["density"]) == 1) == (r["mode"] == "dense"), r
+    assert 6 < float(r["loss"]) < 7, r  # ln 512 = 6.24: random weights, random tokens
+    traces = sorted(glob.glob(f"{work}/traces/{r['gpus']}-gpus-2048-tokens-{r['mode']}-auto/*.json"))
+    assert len(traces) == int(r["gpus"]), traces
+    for trace in traces:
+        assert any(e.get("name", "").startswith("aten::") for e in json.load(open(trace))["traceEvents"]), trace
+END
+
+if "${bench[@]}" --tokens 2049 --gpus 2 --mode dense >"$work/odd.log" 2>&1; then fail "2,049 tokens on two ranks ran"; fi
+grep -q 2049 "$work/odd.log" || fail "the error does not name the length"
+echo "PASSED"
