@@ -423,6 +423,9 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   EXPECT_THAT(result.out, HasSubstr("exposed communication"));
   const Result own = Run({"plan", Path("job.yaml"), "-o", "json"});
   EXPECT_GT(nlohmann::json::parse(own.out)["prediction"]["step_seconds"], 0);
+  const Result dense = Run({"plan", Path("job.yaml"), "--density", "0.37", "-o", "json"});
+  EXPECT_NEAR(nlohmann::json::parse(dense.out)["prediction"]["density"].get<double>(), 0.37, 1e-6);
+  EXPECT_EQ(Run({"plan", Path("job.yaml"), "--density", "1.5"}).code, kUsage);
   const Result small = Run({"plan", Path("job.yaml"), "--memory-gib", "0.001"});
   EXPECT_EQ(small.code, kUsage);
   EXPECT_THAT(small.err, HasSubstr("the model does not fit"));

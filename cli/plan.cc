@@ -141,6 +141,10 @@ void AddPlanCommand(CLI::App& app, Context* context) {
       ->add_option("--slashes", flags->measured.slashes,
                    "block diagonals that a head keeps, likewise")
       ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--density", flags->measured.density,
+                   "share of the causal tiles that a sparse layer visits, likewise")
+      ->check(CLI::Range(1e-6, 1.0));
   command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
 }
 

@@ -50,6 +50,10 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec, const
   const double forward_flops = 4 * tile * tile * d;
   const double row_seconds = 8 * d / rates.memory_bytes;
   const double call = rates.seconds_per_call;
+  // Gradients there and parameters back. On GPUs gradients, three quarters of the bytes, travel
+  // behind backward.
+  const Link& link = cluster.nodes > 1 ? cluster.inter_node : cluster.intra_node;
+  const double exposed = cluster.engine == v1::ResourcesSpec::CUDA ? 0.25 : 1;
   return {
       NonNegativeRegression(
           Vector{forward_flops / rates.attention_forward_flops, row_seconds, 0, call}),
@@ -59,7 +63,7 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec, const
       // Forward 2, backward 4, recomputed forward 2 operations a weight and token.
       NonNegativeRegression(Vector{0, 8 * weights / layers / rates.linear_flops, 0, call}),
       NonNegativeRegression(
-          Vector{0, 0, 1 / cluster.inter_node.bytes_per_second + 1 / rates.memory_bytes, call}),
+          Vector{0, 0, exposed / link.bytes_per_second + 1 / rates.memory_bytes, call}),
   };
 }
 

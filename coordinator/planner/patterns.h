@@ -14,6 +14,9 @@ namespace ringleader::planner {
 struct PatternHints {
   double slashes = 0;    // block diagonals
   double verticals = 0;  // columns
+  // Share of the causal tiles that a layer visits. It also depends on where the diagonals lie, so
+  // where it is known, loads are scaled to it.
+  double density = 0;
 };
 
 // `heads` heads of one layer at `blocks` blocks. Deterministic in `seed`. Static patterns give one

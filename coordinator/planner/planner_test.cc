@@ -272,11 +272,13 @@ TEST(MakePlanTest, AMeasuredPatternChangesThePredictionNotTheChoice) {
     for (uint32_t layer = 0; layer < 4; ++layer) {
       report.add_layers()->set_slashes(1000);
       report.mutable_layers(static_cast<int>(layer))->set_verticals(4000);
+      report.mutable_layers(static_cast<int>(layer))->set_density(0.31);
     }
   }
   const auto measured = MakePlan(spec, ThreeBillion(), cluster, cost, HintsFrom(reports));
   ASSERT_TRUE(usual.ok() && measured.ok());
   EXPECT_GT(measured->prediction().density(), usual->prediction().density());
+  EXPECT_NEAR(measured->prediction().density(), 0.31, 1e-6);
   EXPECT_GT(measured->prediction().step_seconds(), usual->prediction().step_seconds());
   EXPECT_EQ(measured->layout(), usual->layout());
   EXPECT_EQ(measured->ring().kind(), usual->ring().kind());

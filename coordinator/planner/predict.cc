@@ -84,6 +84,9 @@ class Predictor {
     TileLoads loads(ranks_);
     const double weight = static_cast<double>(model_.heads) / heads.size();
     for (const HeadPattern& head : heads) AddHead(head, dealing_, tile_, weight, &loads);
+    if (hints.density > 0 && loads.total() > 0) {
+      loads.Scale(hints.density * CausalTiles() / loads.total());
+    }
 
     const double index =
         dense ? 0 : cost_model_.Seconds(Phase::kIndex, {.rows = local_tokens_, .calls = 1});
@@ -95,6 +98,11 @@ class Predictor {
     largest_tiles_ += count * largest;
     tiles_ += count * loads.total();
     step_imbalance_ += count * StepImbalance(Setup(false), loads.ring);
+  }
+
+  double CausalTiles() const {  // of a layer
+    const auto blocks = static_cast<double>(dealing_.blocks);
+    return static_cast<double>(model_.heads) * blocks * (blocks + 1) / 2;
   }
 
   RingSetup Setup(bool backward) const {
@@ -154,9 +162,7 @@ class Predictor {
     const double tokens = static_cast<double>(spec_.data().sequence_length()) *
                           static_cast<double>(spec_.training().global_batch());
     prediction.set_tokens_per_second(tokens / prediction.step_seconds());
-    const auto blocks = static_cast<double>(dealing_.blocks);
-    const double causal = layers * static_cast<double>(model_.heads) * blocks * (blocks + 1) / 2;
-    prediction.set_density(tiles_ / causal);
+    prediction.set_density(tiles_ / (layers * CausalTiles()));
     return prediction;
   }
 
@@ -187,6 +193,8 @@ v1::Prediction PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
                               const v1::StepPlan& plan, const PatternHints& hints) {
   const double optimizer = OptimizerSeconds(model, cost_model);
   std::map<uint64_t, v1::Prediction> of_one;  // by length: one sequence a group
+  PatternHints of_any_length = hints;
+  of_any_length.density = 0;  // shorter sequences are denser, by how much is not measured
   double step_tokens = 0;
   for (const uint64_t length : jobspec::SequenceLengths(spec)) {
     step_tokens += static_cast<double>(length);
@@ -195,7 +203,7 @@ v1::Prediction PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
     one.mutable_data()->clear_sequence_lengths();
     one.mutable_data()->set_sequence_length(length);
     one.mutable_training()->set_global_batch(spec.parallelism().data());
-    of_one[length] = Predictor(one, model, cluster, cost_model, plan).Run(hints);
+    of_one[length] = Predictor(one, model, cluster, cost_model, plan).Run(of_any_length);
   }
   const v1::Prediction& longest = of_one.rbegin()->second;
   v1::Prediction slowest;
@@ -239,11 +247,14 @@ PatternHints HintsFrom(std::span<const v1::StepReport> recent) {
       if (layer.slashes() <= 0) continue;
       sum.slashes += layer.slashes();
       sum.verticals += layer.verticals();
+      sum.density += layer.density();
       ++count;
     }
   }
   if (count == 0) return {};
-  return {.slashes = sum.slashes / count, .verticals = sum.verticals / count};
+  return {.slashes = sum.slashes / count,
+          .verticals = sum.verticals / count,
+          .density = sum.density / count};
 }
 
 }  // namespace ringleader::planner

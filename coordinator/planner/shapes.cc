@@ -74,7 +74,7 @@ ClusterShape TypicalCluster(v1::ResourcesSpec::Engine engine, int nodes, int tra
   cluster.trainers_per_node = trainers_per_node;
   cluster.engine = engine;
   if (engine == v1::ResourcesSpec::CUDA) {
-    cluster.intra_node = {.bytes_per_second = 370e9, .latency_seconds = 5e-6};
+    cluster.intra_node = {.bytes_per_second = 120e9, .latency_seconds = 50e-6};
     cluster.inter_node = {.bytes_per_second = 45e9, .latency_seconds = 15e-6};
   } else {
     cluster.intra_node = {.bytes_per_second = 1.5e9, .latency_seconds = 100e-6};

@@ -50,8 +50,9 @@ struct ClusterShape {
   uint64_t host_memory_bytes_per_trainer = 0;
 };
 
-// A cluster with links as they usually are: on CUDA, NVLink inside nodes and 400 Gbit/s per GPU
-// between them; on CPUs, loopback and 10 Gbit/s.
+// A cluster with links as they usually are: on CUDA, NVLink inside nodes (what a hop reaches beside
+// attention, with the few blocks that NCCL has then) and 400 Gbit/s per GPU between them; on CPUs,
+// loopback and 10 Gbit/s.
 ClusterShape TypicalCluster(v1::ResourcesSpec::Engine engine, int nodes, int trainers_per_node);
 
 // How the ranks of one context-parallel group lie on the nodes. Groups are runs of consecutive

@@ -100,6 +100,11 @@ double TileLoads::total() const {
          std::accumulate(column.begin(), column.end(), 0.0);
 }
 
+void TileLoads::Scale(double factor) {
+  for (double& tiles : ring) tiles *= factor;
+  for (double& tiles : column) tiles *= factor;
+}
+
 double TileLoads::worker_imbalance() const {
   double largest = 0, sum = 0;
   for (int r = 0; r < ranks; ++r) {

@@ -41,6 +41,7 @@ struct TileLoads {
   // Rank's tiles over all owners and columns.
   double rank_total(int rank) const;
   double worker_imbalance() const;  // max/mean over ranks of rank_total
+  void Scale(double factor);
 
   int ranks;
   std::vector<double> ring;    // [rank][owner]
