@@ -119,9 +119,8 @@ class Predictor {
 
   // Of a layer, with what it computes again.
   double MlpBackwardSeconds() const {
-    const auto layers = static_cast<double>(model_.layers);
-    const auto mlp = static_cast<double>(3 * model_.hidden * model_.intermediate);
-    const double share = mlp * layers / static_cast<double>(model_.weights_per_token());
+    const double share = static_cast<double>(model_.layers * model_.mlp_weights()) /
+                         static_cast<double>(model_.weights_per_token());
     return 0.75 * share * cost_model_.Seconds(Phase::kLinear, {.rows = local_tokens_, .calls = 1});
   }
 

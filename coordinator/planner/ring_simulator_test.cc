@@ -23,6 +23,18 @@ std::vector<double> Even(const RingSetup& setup, double seconds) {
   return std::vector<double>(size_t(setup.ranks) * setup.ranks, seconds);
 }
 
+// Bytes a second inside a node and between nodes.
+RingSetup WithLinks(RingSetup setup, double inside, double between) {
+  setup.intra_node = {.bytes_per_second = inside, .latency_seconds = 0};
+  setup.inter_node = {.bytes_per_second = between, .latency_seconds = 0};
+  return setup;
+}
+
+// One setup, even steps of 1 s.
+RingTimes Play(const RingSetup& setup, double outside = 0) {
+  return SimulateRing(setup, Even(setup, 1.0), std::vector<double>(setup.ranks, outside));
+}
+
 RingSetup Backward(RingSetup setup) {
   setup.gradient_bytes = 1;
   return setup;
@@ -165,10 +177,9 @@ TEST(RingSimulatorTest, FlatRingHidesHopsBehindSteps) {
   RingSetup setup = Ring(ParallelismSpec::FLAT, 4, 1);
   setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
   setup.kv_bytes = 80;  // 0.8 s
-  const std::vector<double> none(4, 0.0);
-  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 4.0, 1e-9);
+  EXPECT_NEAR(Play(setup).seconds, 4.0, 1e-9);
   setup.kv_bytes = 130;  // 1.3 s: three hops stick out by 0.3 s each
-  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), none);
+  const RingTimes times = Play(setup);
   EXPECT_NEAR(times.seconds, 4.9, 1e-9);
   EXPECT_NEAR(times.exposed_seconds, 0.9, 1e-9);
   EXPECT_NEAR(times.transfer_seconds, 3.9, 1e-9);
@@ -181,19 +192,18 @@ TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnStep) {
   setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
   setup.kv_bytes = 10;
   setup.gradient_bytes = 50;
-  const std::vector<double> none(4, 0.0);
-  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), none);
+  const RingTimes times = Play(setup);
   EXPECT_NEAR(times.seconds, 4.1, 1e-9);
   EXPECT_NEAR(times.exposed_seconds, 0.1, 1e-9);
   EXPECT_NEAR(times.transfer_seconds, 3 * (0.1 + 0.5), 1e-9);
   // Columns hide the first hop.
-  const RingTimes columns = SimulateRing(setup, Even(setup, 1.0), std::vector<double>(4, 0.25));
+  const RingTimes columns = Play(setup, 0.25);
   EXPECT_NEAR(columns.seconds, 4.25, 1e-9);
   EXPECT_NEAR(columns.exposed_seconds, 0.0, 1e-9);
   // Each of three hops sticks out of the step behind which it travels by 0.3 s: computed at 1.1,
   // 2.1, 3.4, 4.7; what those add is there at 2.4, 3.7, 5.0.
   setup.gradient_bytes = 130;
-  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 5.0, 1e-9);
+  EXPECT_NEAR(Play(setup).seconds, 5.0, 1e-9);
 }
 
 // Two nodes of two, steps of 1 s. Keys take 0.1 s inside a node and 0.5 s between nodes, gradients
@@ -202,28 +212,22 @@ TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnStep) {
 // and their sum leaves for the other node (3.6), while the own node's steps end at 3.6 and 4.6; the
 // last needs the neighbour's gradients of 3.6 (3.8) and the other node's (3.6).
 TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnNode) {
-  RingSetup setup = Ring(ParallelismSpec::HIERARCHICAL, 2, 2);
-  setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
-  setup.inter_node = {.bytes_per_second = 20, .latency_seconds = 0};
+  RingSetup setup = WithLinks(Ring(ParallelismSpec::HIERARCHICAL, 2, 2), 100, 20);
   setup.kv_bytes = 10;
   setup.gradient_bytes = 20;
-  const std::vector<double> none(4, 0.0);
-  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), none);
+  const RingTimes times = Play(setup);
   EXPECT_NEAR(times.seconds, 4.6, 1e-9);
   EXPECT_NEAR(times.exposed_seconds, 0.6, 1e-9);
   EXPECT_NEAR(times.transfer_seconds, 2 * (0.1 + 0.2) + (0.5 + 1.0), 1e-9);
   // Columns of 0.25 s hide as much of the hop between nodes; of 0.75 s all of it, but not the hop
   // inside, which starts with the first step: 0.85 + 4.
-  const auto with_columns = [&](double seconds) {
-    return SimulateRing(setup, Even(setup, 1.0), std::vector<double>(4, seconds));
-  };
-  EXPECT_NEAR(with_columns(0.25).seconds, 4.6, 1e-9);
-  EXPECT_NEAR(with_columns(0.25).exposed_seconds, 0.35, 1e-9);
-  EXPECT_NEAR(with_columns(0.75).seconds, 4.85, 1e-9);
+  EXPECT_NEAR(Play(setup, 0.25).seconds, 4.6, 1e-9);
+  EXPECT_NEAR(Play(setup, 0.25).exposed_seconds, 0.35, 1e-9);
+  EXPECT_NEAR(Play(setup, 0.75).seconds, 4.85, 1e-9);
   // 0.6 s and 3 s: gradients of the first step are there at 2.2; those that leave the node at 2.6
   // come home at 5.6, a second behind the last step.
   setup.gradient_bytes = 60;
-  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 5.6, 1e-9);
+  EXPECT_NEAR(Play(setup).seconds, 5.6, 1e-9);
 }
 
 // Three nodes of three, steps of 1 s, gradients take next to nothing. Keys take 0.5 s between nodes
@@ -232,12 +236,10 @@ TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnNode) {
 //   loop 2: keys have been there since 1.0, at 6.1 and 7.3; steps begin at 6.1, 7.3 and 8.3;
 //   own:    keys leave with the step before, at 8.3 and 9.5; steps begin at 9.5, 10.7 and 11.7.
 TEST(RingSimulatorTest, BackwardWaitsForTheFirstHopOfALoop) {
-  RingSetup setup = Ring(ParallelismSpec::HIERARCHICAL, 3, 3);
-  setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
-  setup.inter_node = {.bytes_per_second = 240, .latency_seconds = 0};
+  RingSetup setup = WithLinks(Ring(ParallelismSpec::HIERARCHICAL, 3, 3), 100, 240);
   setup.kv_bytes = 120;
   setup.gradient_bytes = 1;
-  const RingTimes times = SimulateRing(setup, Even(setup, 1.0), std::vector<double>(9, 0.0));
+  const RingTimes times = Play(setup);
   EXPECT_NEAR(times.seconds, 12.7, 1e-9);
   EXPECT_NEAR(times.exposed_seconds, 3.7, 1e-9);
 }
@@ -248,22 +250,18 @@ TEST(RingSimulatorTest, NodesOfOneRankAreAFlatRing) {
   setup.inter_node = {.bytes_per_second = 100, .latency_seconds = 0};
   setup.kv_bytes = 50;
   setup.gradient_bytes = 75;
-  const std::vector<double> none(4, 0.0);
-  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 4.5, 1e-9);
+  EXPECT_NEAR(Play(setup).seconds, 4.5, 1e-9);
   setup.kind = ParallelismSpec::FLAT;
-  EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), none).seconds, 4.5, 1e-9);
+  EXPECT_NEAR(Play(setup).seconds, 4.5, 1e-9);
 }
 
 // A hop between nodes takes three steps: the flat ring waits for it at every step, the hierarchical
 // one hides it behind a whole inner loop.
 TEST(RingSimulatorTest, HierarchicalHidesSlowLinks) {
-  const std::vector<double> none(16, 0.0);
-  const auto run = [&](ParallelismSpec::Ring kind) {
-    RingSetup setup = Ring(kind, 4, 4);
-    setup.intra_node = {.bytes_per_second = 1000, .latency_seconds = 0};
-    setup.inter_node = {.bytes_per_second = 100, .latency_seconds = 0};
+  const auto run = [](ParallelismSpec::Ring kind) {
+    RingSetup setup = WithLinks(Ring(kind, 4, 4), 1000, 100);
     setup.kv_bytes = 300;
-    return SimulateRing(setup, Even(setup, 1.0), none);
+    return Play(setup);
   };
   EXPECT_NEAR(run(ParallelismSpec::HIERARCHICAL).seconds, 16.0, 1e-9);
   EXPECT_GT(run(ParallelismSpec::FLAT).seconds, 16.0 + 15.0);

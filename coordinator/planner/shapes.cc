@@ -35,8 +35,7 @@ absl::StatusOr<int64_t> PositiveOr(const nlohmann::json& config, const char* key
 
 int64_t ModelShape::weights_per_token() const {
   const int64_t attention = hidden * head_dim * (2 * heads + 2 * kv_heads);
-  const int64_t mlp = 3 * hidden * intermediate;
-  return layers * (attention + mlp) + vocabulary * hidden;
+  return layers * (attention + mlp_weights()) + vocabulary * hidden;
 }
 
 int64_t ModelShape::parameters() const {

@@ -24,6 +24,7 @@ struct ModelShape {
 
   bool known() const { return layers > 0; }
   int64_t parameters() const;
+  int64_t mlp_weights() const { return 3 * hidden * intermediate; }  // of a layer
   // Weights that every token is multiplied with: the parameters without the embedding table.
   int64_t weights_per_token() const;
 };

@@ -1,6 +1,6 @@
-// Transfers and collectives between the GPUs of one attempt, enqueued on streams: nothing here
-// waits for the device. NCCL is behind it (nccl_communicator.h); neither its headers nor LibTorch's
-// appear here.
+// Transfers and collectives between the GPUs of one attempt, enqueued on streams: nothing here but
+// Allocate, and freeing what it gave, waits for the device. NCCL is behind it
+// (nccl_communicator.h); neither its headers nor LibTorch's appear here.
 //
 // Every channel has a communicator and a stream of its own, so that KV inside a node, KV between
 // nodes, travelling dKV and gradients never queue behind each other. A call first makes the

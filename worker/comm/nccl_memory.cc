@@ -19,10 +19,6 @@ NcclMemory::NcclMemory(std::shared_ptr<NcclSession> session, size_t bytes,
       channels_(std::move(channels)),
       allocated_(std::move(allocated)) {}
 
-bool NcclMemory::nccls() const {
-  return session_->has_nccl();
-}
-
 absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::Create(
     std::shared_ptr<NcclSession> session, size_t bytes, std::vector<Channel> channels,
     std::shared_ptr<std::atomic<size_t>> allocated) {
@@ -32,7 +28,7 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::Create(
       new NcclMemory(std::move(session), bytes, std::move(channels), std::move(allocated)));
   bool given = true;
   std::string reason;
-  if (memory->nccls()) {
+  if (memory->session_->has_nccl()) {
     const NcclLibrary& nccl = memory->session_->nccl();
     const ncclResult_t result = nccl.mem_alloc(&memory->data_, bytes);
     given = result == ncclSuccess;
@@ -67,7 +63,7 @@ NcclMemory::~NcclMemory() {
       return session_->nccl().comm_deregister(comm, registration.handle);
     });
   }
-  if (nccls()) {
+  if (session_->has_nccl()) {
     session_->nccl().mem_free(data_);
   } else {
     cudaFree(data_);

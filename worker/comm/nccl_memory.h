@@ -39,7 +39,6 @@ class NcclMemory {
 
   NcclMemory(std::shared_ptr<NcclSession> session, size_t bytes, std::vector<Channel> channels,
              std::shared_ptr<std::atomic<size_t>> allocated);
-  bool nccls() const;  // not CUDA's
 
   const std::shared_ptr<NcclSession> session_;
   const size_t bytes_;
