@@ -124,10 +124,11 @@ class Predictor {
     return 0.75 * share * cost_model_.Seconds(Phase::kLinear, {.rows = local_tokens_, .calls = 1});
   }
 
-  // `lead`: what a rank computes between the start of the first hops and attention. On GPUs those
-  // travel behind forward's index and backward's MLP.
+  // `lead`: what a rank computes between the start of the first hops and attention. On GPUs all of
+  // backward's travel behind the MLP, of forward's those between nodes behind the index.
   void Play(const TileLoads& loads, bool backward, double lead, double count) {
-    if (cluster_.engine != v1::ResourcesSpec::CUDA) lead = 0;
+    const bool behind_index = plan_.ring().kind() != v1::ParallelismSpec::FLAT;
+    if (cluster_.engine != v1::ResourcesSpec::CUDA || !(backward || behind_index)) lead = 0;
     const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
     const double tile_seconds = cost_model_.Seconds(phase, {.tiles = 1});
     const double per_call = cost_model_.Seconds(

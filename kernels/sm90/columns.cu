@@ -3,12 +3,12 @@
 #include "base/status_macros.h"
 #include "kernels/sm90/columns.h"
 #include "kernels/sm90/launch.h"
-#include "kernels/sm90/rounded_sum.cuh"
 
 namespace ringleader::kernels::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMaxScatteredDim = 32 * 4;  // a warp's row of float4
 
 // The slots of all heads, `chunks` threads each. Thread -> (head, slot, chunk).
 struct SlotGrid {
@@ -46,75 +46,70 @@ __global__ void GatherKernel(SlotGrid grid, ShardLayout owner, TokenMajor<const 
   values[thread] = source(v);
 }
 
-// Heads first_head, first_head + group, ...: one a KV group, so that no two threads add to one
-// element.
-__global__ void ScatterKernel(SlotGrid grid, ShardLayout owner, const float4* d_keys,
-                              const float4* d_values, int32_t group, int32_t first_head,
-                              TokenMajor<float> dk, TokenMajor<float> dv) {
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (thread >= grid.threads()) return;
-  const int32_t chunk = thread % grid.chunks;
-  const int32_t kv_head = thread / grid.chunks / grid.max_columns;
-  const int32_t column = thread / grid.chunks % grid.max_columns;
-  const int32_t head = first_head + kv_head * group;
-  if (column >= grid.counts[head]) return;
-  const int64_t slot = static_cast<int64_t>(head) * grid.max_columns + column;
-  const int64_t position = grid.positions[slot];
-  if (owner.Owner(position) != owner.rank) return;
-  const int64_t token = owner.LocalIndex(position);
-  const auto add = [&](const TokenMajor<float>& tensor, const float4& term) {
-    float4& target = *reinterpret_cast<float4*>(tensor.data + token * tensor.token_stride +
-                                                kv_head * tensor.head_stride + chunk * 4);
-    const float4 sum = target;
-    target = make_float4(sum.x + term.x, sum.y + term.y, sum.z + term.z, sum.w + term.w);
-  };
-  add(dk, d_keys[slot * grid.chunks + chunk]);
-  add(dv, d_values[slot * grid.chunks + chunk]);
+__device__ __forceinline__ float4 Sum(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ __forceinline__ void Add(float* target, const float4& terms) {
+  float4& sum = *reinterpret_cast<float4*>(target);
+  sum = Sum(sum, terms);
+}
+__device__ __forceinline__ void Add(__nv_bfloat16* target, const float4& terms) {
+  auto* const pairs = reinterpret_cast<__nv_bfloat162*>(target);
+  const float2 low = __bfloat1622float2(pairs[0]), high = __bfloat1622float2(pairs[1]);
+  pairs[0] = __floats2bfloat162_rn(low.x + terms.x, low.y + terms.y);
+  pairs[1] = __floats2bfloat162_rn(high.x + terms.z, high.y + terms.w);
 }
 
-// Gradients in bf16 take all heads of a group in one thread, which rounds their sum once. Thread ->
-// (token, kv_head, chunk of 8); it looks its position up in the heads' columns, which ascend.
-__global__ void ScatterRoundedKernel(ColumnSelection columns, ShardLayout owner,
-                                     const float* d_keys, const float* d_values, int32_t group,
-                                     TokenMajor<__nv_bfloat16> dk, TokenMajor<__nv_bfloat16> dv,
-                                     int64_t threads) {
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (thread >= threads) return;
-  const int32_t chunks = dk.head_dim / 8;
-  const int32_t chunk = thread % chunks;
-  const int32_t kv_head = thread / chunks % dk.heads;
-  const int64_t token = thread / chunks / dk.heads;
-  const int64_t position = owner.Position(token);
-  float key_terms[8] = {}, value_terms[8] = {};
-  bool found = false;
-  for (int32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    const int64_t* const positions =
-        columns.positions + static_cast<int64_t>(head) * columns.max_columns;
-    const int32_t count = columns.counts[head];
-    int32_t low = 0, high = count;  // the first column that is not before `position`
-    while (low < high) {
-      const int32_t middle = (low + high) / 2;
-      if (positions[middle] < position) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low == count || positions[low] != position) continue;
-    found = true;
-    const int64_t source =
-        (static_cast<int64_t>(head) * columns.max_columns + low) * dk.head_dim + chunk * 8;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      key_terms[i] += d_keys[source + i];
-      value_terms[i] += d_values[source + i];
+// Where `position` is in a head's columns, which ascend; -1: nowhere.
+__device__ int32_t FindColumn(const int64_t* positions, int32_t count, int64_t position) {
+  int32_t low = 0, high = count;
+  while (low < high) {
+    const int32_t middle = (low + high) / 2;
+    if (positions[middle] < position) {
+      low = middle + 1;
+    } else {
+      high = middle;
     }
   }
-  if (!found) return;
-  AddRoundedVector(dk.data + token * dk.token_stride + kv_head * dk.head_stride + chunk * 8,
-                   key_terms);
-  AddRoundedVector(dv.data + token * dv.token_stride + kv_head * dv.head_stride + chunk * 8,
-                   value_terms);
+  return low < count && positions[low] == position ? low : -1;
+}
+
+// A warp a (head, column), a lane four elements of its row. Of the heads of a KV group that chose a
+// position the first one's warp adds the terms of all, so that no two warps add to one element.
+template <typename T>
+__global__ void ScatterKernel(ColumnSelection columns, ShardLayout owner, int32_t heads,
+                              const float4* d_keys, const float4* d_values, TokenMajor<T> dk,
+                              TokenMajor<T> dv) {
+  const int32_t lane = threadIdx.x % 32;
+  const int64_t slot = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+  const auto head = static_cast<int32_t>(slot / columns.max_columns);
+  if (head >= heads || slot % columns.max_columns >= columns.counts[head]) return;
+  const int64_t position = columns.positions[slot];
+  if (owner.Owner(position) != owner.rank) return;
+  const int32_t group = heads / dk.heads, kv_head = head / group, chunks = dk.head_dim / 4;
+  float4 key_terms = {}, value_terms = {};
+  for (int32_t first = kv_head * group; first < (kv_head + 1) * group; first += 32) {
+    // Each lane looks in the columns of another head.
+    const int32_t mine = first + lane;
+    const int32_t column = mine < (kv_head + 1) * group
+                               ? FindColumn(columns.positions + int64_t{mine} * columns.max_columns,
+                                            columns.counts[mine], position)
+                               : -1;
+    uint32_t found = __ballot_sync(0xffffffffu, column >= 0);
+    if (found != 0 && first + __ffs(static_cast<int>(found)) - 1 < head) return;
+    for (; found != 0; found &= found - 1) {
+      const int32_t from = __ffs(static_cast<int>(found)) - 1;
+      const int64_t row =
+          int64_t{first + from} * columns.max_columns + __shfl_sync(0xffffffffu, column, from);
+      if (lane >= chunks) continue;
+      key_terms = Sum(key_terms, d_keys[row * chunks + lane]);
+      value_terms = Sum(value_terms, d_values[row * chunks + lane]);
+    }
+  }
+  if (lane >= chunks) return;
+  const int64_t token = owner.LocalIndex(position);
+  Add(dk.data + token * dk.token_stride + kv_head * dk.head_stride + lane * 4, key_terms);
+  Add(dv.data + token * dv.token_stride + kv_head * dv.head_stride + lane * 4, value_terms);
 }
 
 template <typename T>
@@ -138,6 +133,24 @@ unsigned Blocks(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
 }
 
+template <typename T>
+absl::Status Scatter(const float* d_keys, const float* d_values, const ShardLayout& owner,
+                     const ColumnSelection& columns, int32_t heads, const TokenMajor<T>& dk,
+                     const TokenMajor<T>& dv, cudaStream_t stream) {
+  RETURN_IF_ERROR(Check("dk", dk, "dv", dv, owner, columns, heads));
+  RETURN_IF_ERROR(CheckDense("d_keys", d_keys));
+  RETURN_IF_ERROR(CheckDense("d_values", d_values));
+  if (dk.head_dim > kMaxScatteredDim) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("dk.head_dim is %d; it must be at most %d", dk.head_dim, kMaxScatteredDim));
+  }
+  const int64_t threads = int64_t{heads} * columns.max_columns * 32;
+  ScatterKernel<T><<<Blocks(threads), kThreads, 0, stream>>>(
+      columns, owner, heads, reinterpret_cast<const float4*>(d_keys),
+      reinterpret_cast<const float4*>(d_values), dk, dv);
+  return CudaStatus(cudaGetLastError(), "scatter columns: launch");
+}
+
 }  // namespace
 
 absl::Status GatherColumns(const TokenMajor<const __nv_bfloat16>& k,
@@ -159,32 +172,14 @@ absl::Status ScatterColumns(const float* d_keys, const float* d_values, const Sh
                             const ColumnSelection& columns, int32_t heads,
                             const TokenMajor<float>& dk, const TokenMajor<float>& dv,
                             cudaStream_t stream) {
-  RETURN_IF_ERROR(Check("dk", dk, "dv", dv, owner, columns, heads));
-  RETURN_IF_ERROR(CheckDense("d_keys", d_keys));
-  RETURN_IF_ERROR(CheckDense("d_values", d_values));
-  const int32_t group = heads / dk.heads;
-  const SlotGrid grid = {columns.positions, columns.counts, columns.max_columns, dk.heads,
-                         dk.head_dim / 4};
-  for (int32_t head = 0; head < group; ++head) {
-    ScatterKernel<<<Blocks(grid.threads()), kThreads, 0, stream>>>(
-        grid, owner, reinterpret_cast<const float4*>(d_keys),
-        reinterpret_cast<const float4*>(d_values), group, head, dk, dv);
-    RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "scatter columns: launch"));
-  }
-  return absl::OkStatus();
+  return Scatter(d_keys, d_values, owner, columns, heads, dk, dv, stream);
 }
 
 absl::Status ScatterColumns(const float* d_keys, const float* d_values, const ShardLayout& owner,
                             const ColumnSelection& columns, int32_t heads,
                             const TokenMajor<__nv_bfloat16>& dk,
                             const TokenMajor<__nv_bfloat16>& dv, cudaStream_t stream) {
-  RETURN_IF_ERROR(Check("dk", dk, "dv", dv, owner, columns, heads));
-  RETURN_IF_ERROR(CheckDense("d_keys", d_keys));
-  RETURN_IF_ERROR(CheckDense("d_values", d_values));
-  const int64_t threads = dk.tokens * dk.heads * (dk.head_dim / 8);
-  ScatterRoundedKernel<<<Blocks(threads), kThreads, 0, stream>>>(columns, owner, d_keys, d_values,
-                                                                 heads / dk.heads, dk, dv, threads);
-  return CudaStatus(cudaGetLastError(), "scatter columns: launch");
+  return Scatter(d_keys, d_values, owner, columns, heads, dk, dv, stream);
 }
 
 }  // namespace ringleader::kernels::sm90

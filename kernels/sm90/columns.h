@@ -25,12 +25,13 @@ absl::Status GatherColumns(const TokenMajor<const __nv_bfloat16>& k,
                            __nv_bfloat16* values, cudaStream_t stream);
 
 // Adds the gradients of the columns that `owner` has, d_keys, d_values: [heads, max_columns, d], to
-// its dk, dv: [n, kv_heads, d]. In the order of heads, so with the same bits every time.
+// its dk, dv: [n, kv_heads, d], d at most 128. A position's terms are summed in fp32 in the order
+// of heads, so with the same bits every time.
 absl::Status ScatterColumns(const float* d_keys, const float* d_values, const ShardLayout& owner,
                             const ColumnSelection& columns, int32_t heads,
                             const TokenMajor<float>& dk, const TokenMajor<float>& dv,
                             cudaStream_t stream);
-// The same into gradients in bf16: a position's terms are summed in fp32, and rounded once.
+// The same into gradients in bf16, rounded once.
 absl::Status ScatterColumns(const float* d_keys, const float* d_values, const ShardLayout& owner,
                             const ColumnSelection& columns, int32_t heads,
                             const TokenMajor<__nv_bfloat16>& dk,

@@ -112,14 +112,19 @@ void* CudaAttentionEngine::Reserve(RingMemory& memory, size_t bytes,
   return memory.data.get();
 }
 
-void CudaAttentionEngine::SendKv(const RingSchedule& schedule, const Tensor& k, const Tensor& v) {
+void CudaAttentionEngine::PlaceKv(const RingSchedule& schedule, const Tensor& k, const Tensor& v) {
   if (schedule.ranks == 1) return;
   const size_t bytes = 2 * k.numel() * sizeof(__nv_bfloat16);
   kv_.Use(Reserve(kv_memory_, schedule.kv_slots * bytes, kKvChannels), bytes, /*wire=*/nullptr);
   const int own = gathers() ? schedule.rank : 0;
   Check(PackKv(View(k), View(v), static_cast<__nv_bfloat16*>(kv_.data(own)), Stream()));
   if (gathers()) Check(kv_.StartAllGather(Stream()));
-  for (const RingHop& hop : schedule.first_hops) Check(kv_.Start(hop, Stream()));
+}
+
+void CudaAttentionEngine::StartFirstHops(const RingSchedule& schedule, RingLink link) {
+  for (const RingHop& hop : schedule.first_hops) {
+    if (hop.link == link) Check(kv_.Start(hop, Stream()));
+  }
 }
 
 CudaAttentionEngine::KeyValues CudaAttentionEngine::ArriveKv(const RingSchedule& schedule,
@@ -189,9 +194,12 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
   counted.causal_tiles += CausalTiles(shape.layout, options_.tile) * shape.heads;
   ++counted.calls;
 
-  // The first hop travels while the index is built.
+  // A hop between nodes travels while the index is built. One inside a node hides behind the first
+  // step, and beside the index would slow its collectives and take multiprocessors from its
+  // kernels.
   Check(timers.Begin(&AttentionSeconds::forward, stream));
-  SendKv(forward_, k, v);
+  PlaceKv(forward_, k, v);
+  StartFirstHops(forward_, RingLink::kOuter);
   Check(timers.End(stream));
   Check(timers.Begin(&AttentionSeconds::index, stream));
   const std::shared_ptr<CudaLayerIndex> index =
@@ -206,6 +214,7 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
   Check(timers.End(stream));
 
   Check(timers.Begin(&AttentionSeconds::forward, stream));
+  StartFirstHops(forward_, RingLink::kInner);
   const auto floats = q.options().dtype(torch::kFloat);
   const Tensor sums = torch::empty(q.sizes(), floats);  // read only where lse says it was written
   const Tensor lse =
@@ -260,17 +269,20 @@ void CudaAttentionEngine::StartBackward(const Tensor& k, const Tensor& v) {
   TORCH_CHECK(!backward_started_, "attention: a backward has been started and not been called");
   const cudaStream_t stream = Stream();
   Check(stats_.timers().Begin(&AttentionSeconds::backward, stream));
-  SendKv(backward_, k, v);
+  PlaceKv(backward_, k, v);
+  StartFirstHops(backward_, RingLink::kOuter);
+  StartFirstHops(backward_, RingLink::kInner);
   Check(stats_.timers().End(stream));
   backward_started_ = true;
 }
 
 AttentionGradients CudaAttentionEngine::Backward(const CudaLayerIndex& index,
                                                  const BackwardCall& call) {
+  if (!backward_started_) StartBackward(call.k, call.v);
+  backward_started_ = false;
   const Shape shape = ShapeOf(call.q, call.k);
   const cudaStream_t stream = Stream();
   Check(stats_.timers().Begin(&AttentionSeconds::backward, stream));
-  if (!std::exchange(backward_started_, false)) SendKv(backward_, call.k, call.v);
   const size_t bytes = 2 * shape.kv_elements() * sizeof(float);
   const bool on_wire = options_.bf16_gradients && backward_.ranks > 1 && !gathers();
   grads_.Use(

@@ -67,8 +67,10 @@ class CudaAttentionEngine {
   Shape ShapeOf(const torch::Tensor& q, const torch::Tensor& k) const;
   kernels::ShardLayout LayoutOf(int rank, const Shape& shape) const;
   bool gathers() const { return forward_.shape.kind == RingKind::kAllGather; }
-  // Puts this rank's keys and values on the ring and starts the first hops, or the gather.
-  void SendKv(const RingSchedule& schedule, const torch::Tensor& k, const torch::Tensor& v);
+  // Puts this rank's keys and values where the ring takes them from, or starts their gather.
+  void PlaceKv(const RingSchedule& schedule, const torch::Tensor& k, const torch::Tensor& v);
+  // Behind PlaceKv.
+  void StartFirstHops(const RingSchedule& schedule, RingLink link);
   // Starts what the schedule starts with the step, then waits for the step's keys.
   KeyValues ArriveKv(const RingSchedule& schedule, size_t step, const Shape& shape,
                      const torch::Tensor& k, const torch::Tensor& v);

@@ -8,6 +8,7 @@ namespace {
 using kernels::ShardLayout;
 
 constexpr int kThreads = 256;
+constexpr int32_t kPartCandidates = 1024;  // of columns, whose masses a block counts
 
 unsigned Blocks(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
@@ -104,14 +105,15 @@ __device__ double UncoveredShareOfDocuments(const CountSelectionArgs& args,
   return all == 0 ? 0.0 : static_cast<double>(uncovered) / static_cast<double>(all);
 }
 
-// Mass of the head's chosen columns that its diagonals do not hold already.
-__device__ double ColumnMass(const CountSelectionArgs& counted, int head,
-                             const uint64_t* diagonals) {
+// Mass of the head's chosen columns that its diagonals do not hold already, among the candidates
+// [first, end).
+__device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_t first,
+                             int32_t end, const uint64_t* diagonals) {
   const kernels::index::SelectArgs& args = counted.selected;
   const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
   const int32_t count = args.column_counts[head];
   double sum = 0.0;
-  for (int32_t i = threadIdx.x; i < args.layout.ranks * args.max_columns; i += kThreads) {
+  for (int32_t i = first + static_cast<int32_t>(threadIdx.x); i < end; i += kThreads) {
     const int64_t slot = (int64_t{i / args.max_columns} * args.heads + head) * args.max_columns +
                          i % args.max_columns;
     const int32_t position = args.candidate_positions[slot];
@@ -160,38 +162,40 @@ __device__ int64_t ColumnTiles(const CountSelectionArgs& counted, int head, int3
   return tiles;
 }
 
-// Blocks [0, heads): a head's masses and counts. Behind them one for each tile of columns.
-__global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t column_tiles) {
+// Blocks a head: `mass_parts` that share its candidates' masses, and one for each tile of columns.
+__global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t mass_parts) {
   __shared__ double masses[kThreads / 32];
   __shared__ int64_t tiles[kThreads / 32];
   const kernels::index::SelectArgs& selected = args.selected;
-  const bool of_tiles = static_cast<int32_t>(blockIdx.x) >= selected.heads;
-  const int32_t tile = static_cast<int32_t>(blockIdx.x) - selected.heads;
-  const int head = of_tiles ? tile / column_tiles : static_cast<int>(blockIdx.x);
+  const auto head = static_cast<int32_t>(blockIdx.y), part = static_cast<int32_t>(blockIdx.x);
   const int64_t words = ((selected.layout.tokens + selected.tile - 1) / selected.tile + 63) / 64;
   const uint64_t* const diagonals = selected.diagonals + head * words;
-  if (of_tiles) {
+  if (part >= mass_parts) {
     const int64_t visited =
-        BlockSum(ColumnTiles(args, head, tile % column_tiles * selected.tile, diagonals), tiles);
+        BlockSum(ColumnTiles(args, head, (part - mass_parts) * selected.tile, diagonals), tiles);
     if (threadIdx.x == 0 && visited > 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(&args.counters->column_tiles),
                 static_cast<unsigned long long>(visited));
     }
     return;
   }
-  if (head == 0 && args.document_starts == nullptr) {
+  if (head == 0 && part == 0 && args.document_starts == nullptr) {
     for (int owner = threadIdx.x; owner < selected.layout.ranks; owner += kThreads) {
       args.owner_tiles[owner] += selected.load[owner];
     }
   }
-  const double columns = BlockSum(ColumnMass(args, head, diagonals), masses);
+  const int32_t candidates = selected.layout.ranks * selected.max_columns;
+  const int32_t first = part * kPartCandidates;
+  const double columns = BlockSum(
+      ColumnMass(args, head, first, min(first + kPartCandidates, candidates), diagonals), masses);
   if (threadIdx.x == 0) {
     const kernels::index::IndexMass& mass = selected.masses[head];
     const double heads = selected.heads;
+    const double kept = columns + (part == 0 ? static_cast<double>(mass.diagonals) : 0.0);
     if (mass.total > 0) {
-      atomicAdd(&args.counters->recall, (static_cast<double>(mass.diagonals) + columns) /
-                                            static_cast<double>(mass.total) / heads);
+      atomicAdd(&args.counters->recall, kept / static_cast<double>(mass.total) / heads);
     }
+    if (part > 0) return;
     atomicAdd(&args.counters->verticals, selected.column_counts[head] / heads);
     atomicAdd(&args.counters->slashes, selected.diagonal_counts[head] / heads);
   }
@@ -262,10 +266,12 @@ absl::Status MergeIndexParts(const IndexParts& shape, const int32_t* parts, int3
 }
 
 absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream) {
-  const int32_t column_tiles =
-      (args.selected.max_columns + args.selected.tile - 1) / args.selected.tile;
-  CountSelectionKernel<<<args.selected.heads*(1 + column_tiles), kThreads, 0, stream>>>(
-      args, column_tiles);
+  const kernels::index::SelectArgs& selected = args.selected;
+  const int32_t mass_parts =
+      (selected.layout.ranks * selected.max_columns + kPartCandidates - 1) / kPartCandidates;
+  const int32_t column_tiles = (selected.max_columns + selected.tile - 1) / selected.tile;
+  CountSelectionKernel<<<dim3(mass_parts + column_tiles, selected.heads), kThreads, 0, stream>>>(
+      args, mass_parts);
   RETURN_IF_ERROR(Launched("CountSelection"));
   if (args.document_starts == nullptr) return absl::OkStatus();
   const int64_t query_tiles =

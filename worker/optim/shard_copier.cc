@@ -14,14 +14,17 @@ namespace ringleader::optim {
 namespace {
 
 // Fresh memory costs a fault a page, which takes longer than the copy itself: larger pages where
-// the system has them, and all at once. Without either the copy is slower, no more.
+// the system has them, and many at once. Without either the copy is slower, no more. In pieces,
+// because other threads cannot map memory while a call lasts: training would stand still.
 void Populate(void* memory, size_t bytes) {
-  constexpr uintptr_t kPage = 4096;
+  constexpr uintptr_t kPage = 4096, kPiece = uintptr_t{32} << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kPage * kPage;
   if (begin >= end) return;
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+  for (uintptr_t at = begin; at < end; at += kPiece) {
+    madvise(reinterpret_cast<void*>(at), std::min(kPiece, end - at), MADV_POPULATE_WRITE);
+  }
 }
 
 }  // namespace
