@@ -13,8 +13,12 @@ constexpr double kWorthwhile = 1e-9;
 
 class Dealer {
  public:
-  Dealer(const std::vector<double>& seconds, int groups)
-      : seconds_(seconds), groups_(groups), load_(groups, 0.0) {}
+  Dealer(const std::vector<double>& seconds, int groups, GroupSizes sizes)
+      : seconds_(seconds),
+        moves_(sizes == GroupSizes::kAny),
+        most_(moves_ ? seconds.size() : seconds.size() / groups),
+        groups_(groups),
+        load_(groups, 0.0) {}
 
   void LongestFirst() {
     std::vector<uint32_t> order(seconds_.size());
@@ -23,9 +27,10 @@ class Dealer {
                      [&](uint32_t a, uint32_t b) { return seconds_[a] > seconds_[b]; });
     for (const uint32_t sequence : order) {
       // Least loaded; among equals the one with fewest sequences, so that none stays empty.
-      int best = 0;
-      for (int g = 1; g < static_cast<int>(load_.size()); ++g) {
-        if (load_[g] < load_[best] ||
+      int best = -1;
+      for (int g = 0; g < static_cast<int>(load_.size()); ++g) {
+        if (groups_[g].size() >= most_) continue;
+        if (best < 0 || load_[g] < load_[best] ||
             (load_[g] == load_[best] && groups_[g].size() < groups_[best].size())) {
           best = g;
         }
@@ -44,7 +49,7 @@ class Dealer {
       if (g == slow) continue;
       for (int i = 0; i < static_cast<int>(groups_[slow].size()); ++i) {
         // theirs == -1: a move.
-        const int first = groups_[slow].size() > 1 ? -1 : 0;
+        const int first = moves_ && groups_[slow].size() > 1 ? -1 : 0;
         for (int k = first; k < static_cast<int>(groups_[g].size()); ++k) {
           const double delta = seconds_[groups_[slow][i]] - (k < 0 ? 0.0 : seconds_[groups_[g][k]]);
           const double peak = std::max(load_[slow] - delta, load_[g] + delta);
@@ -86,14 +91,16 @@ class Dealer {
   }
 
   const std::vector<double>& seconds_;
+  const bool moves_;   // from one group to another, for nothing in return
+  const size_t most_;  // sequences a group
   std::vector<std::vector<uint32_t>> groups_;
   std::vector<double> load_;
 };
 
 }  // namespace
 
-Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups) {
-  Dealer dealer(seconds, groups);
+Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups, GroupSizes sizes) {
+  Dealer dealer(seconds, groups, sizes);
   dealer.LongestFirst();
   // Each exchange lowers the slowest group or the number of groups that are as slow; the bound only
   // guards against rounding.

@@ -14,10 +14,15 @@ struct Assignment {
   double slowest_seconds = 0;
 };
 
+// How many sequences a group may get.
+enum class GroupSizes {
+  kAny,   // at least one, if there are enough
+  kSame,  // as many as any other; sequences must divide by groups
+};
+
 // `seconds[i]`: what sequence i is predicted to take. Longest first to the group that ends first,
-// then moves and swaps while they shorten the slowest group. Every group gets a sequence if there
-// are enough. Deterministic. `groups` >= 1.
-Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups);
+// then moves and swaps while they shorten the slowest group. Deterministic. `groups` >= 1.
+Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups, GroupSizes sizes);
 
 // The lengths of the sequences that a data-parallel group trains in a step under `plan`.
 std::vector<uint64_t> LengthsOfGroup(const v1::JobSpec& spec, const v1::StepPlan& plan,

@@ -292,7 +292,10 @@ std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
         cost_model.Seconds(Phase::kLinear, {.rows = local * layers, .calls = layers}));
   }
   const int groups = static_cast<int>(spec.parallelism().data());
-  const Assignment assignment = AssignMicroBatches(seconds, groups);
+  // On GPUs the gradients of every micro-batch are summed over all groups as they come.
+  const GroupSizes sizes =
+      spec.resources().engine() == v1::ResourcesSpec::CUDA ? GroupSizes::kSame : GroupSizes::kAny;
+  const Assignment assignment = AssignMicroBatches(seconds, groups, sizes);
   bool round_robin = true;
   std::vector<v1::MicroBatchAssignment> result;
   for (int g = 0; g < groups; ++g) {

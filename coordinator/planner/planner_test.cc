@@ -213,10 +213,16 @@ TEST(MakePlanTest, DataParallelSequencesAreDealtBySeconds) {
       AssignSequences(spec, ThreeBillion(), cost, 0.05, {65536, 65536, 65536, 65536});
   EXPECT_TRUE(equal.empty());
   // One long sequence weighs as much as all the short ones and more.
-  const auto unequal =
-      AssignSequences(spec, ThreeBillion(), cost, 0.05, {8192, 524288, 8192, 8192});
-  ASSERT_EQ(unequal.size(), 2);
-  EXPECT_EQ(std::min(unequal[0].sequences_size(), unequal[1].sequences_size()), 1);
+  const auto smaller_group = [&](v1::ResourcesSpec::Engine engine) {
+    spec.mutable_resources()->set_engine(engine);
+    const auto unequal =
+        AssignSequences(spec, ThreeBillion(), cost, 0.05, {8192, 524288, 32768, 32768});
+    EXPECT_EQ(unequal.size(), 2);
+    return std::min(unequal[0].sequences_size(), unequal[1].sequences_size());
+  };
+  EXPECT_EQ(smaller_group(v1::ResourcesSpec::CPU), 1);
+  // GPUs sum gradients over all groups after every sequence.
+  EXPECT_EQ(smaller_group(v1::ResourcesSpec::CUDA), 2);
 }
 
 // What the service sends: the plan itself names who trains which sequence.

@@ -194,8 +194,10 @@ absl::Status NcclSession::CheckTransfers() {
     const absl::Duration waited = now - std::max(oldest.enqueued, queue.last_end);
     if (waited <= options_.transfer_timeout) continue;
     return absl::DeadlineExceededError(absl::StrFormat(
-        "rank %d of %d: %s has not ended for %s", host_->rank(), host_->size(),
-        Describe(oldest.operation), absl::FormatDuration(absl::Trunc(waited, absl::Seconds(1)))));
+        "rank %d of %d: %s has not ended for %s; a rank hangs, or a layer's attention takes longer "
+        "than resources.transfer_timeout_seconds",
+        host_->rank(), host_->size(), Describe(oldest.operation),
+        absl::FormatDuration(absl::Trunc(waited, absl::Seconds(1)))));
   }
   return absl::OkStatus();
 }

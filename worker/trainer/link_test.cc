@@ -124,6 +124,17 @@ TEST(AssignmentTest, RefusesTokensThatWouldBeInNobodysShard) {
   EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()), HasSubstr("511 tokens"));
 }
 
+TEST(MicroBatchesTest, OnGpusGroupsGetAsManyEach) {
+  Plan plan;
+  EXPECT_EQ(CheckMicroBatches(Engine::kCuda, plan), absl::OkStatus());
+  plan.micro_batches = {{0, 3}, {1, 2}};
+  EXPECT_EQ(CheckMicroBatches(Engine::kCuda, plan), absl::OkStatus());
+  plan.micro_batches = {{0}, {1, 2, 3}};
+  EXPECT_EQ(CheckMicroBatches(Engine::kCpu, plan), absl::OkStatus());
+  EXPECT_THAT(std::string(CheckMicroBatches(Engine::kCuda, plan).message()),
+              HasSubstr("1 sequences to group 0 and 3 to group 1"));
+}
+
 TEST(AssignmentTest, MicroBatchesAreKeptByGroup) {
   v1::StepPlan proto;
   v1::MicroBatchAssignment* assignment = proto.add_micro_batches();

@@ -78,12 +78,19 @@ TEST_F(TrainerProcessTest, SameSeedSameLossesBitForBit) {
 
 TEST_F(TrainerProcessTest, AnyNumberOfRanksTrainsTheSameModel) {
   v1::JobSpec spec = Job(1);
-  const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
+  spec.mutable_training()->set_eval_sequences(3);  // an odd one for two groups
+  const RankLog alone = RunToEnd(spec)[0];
+  const std::vector<double> expected = Losses(alone);
   const std::pair<int, int> shapes[] = {{4, 1}, {1, 2}, {2, 2}};  // context, data
   for (const auto& [context, data] : shapes) {
     spec = Job(context, data);
+    spec.mutable_training()->set_eval_sequences(3);
     UseCheckpoints(&spec, Path(std::to_string(context) + "x" + std::to_string(data)));
-    const std::vector<double> losses = Losses(RunToEnd(spec)[0]);
+    const RankLog log = RunToEnd(spec)[0];
+    const std::vector<double> losses = Losses(log);
+    ASSERT_EQ(log.evals.size(), alone.evals.size());
+    EXPECT_EQ(log.evals[0].tokens(), alone.evals[0].tokens());
+    EXPECT_NEAR(log.evals[0].loss(), alone.evals[0].loss(), 1e-5 * alone.evals[0].loss());
     ASSERT_EQ(losses.size(), expected.size());
     for (size_t i = 0; i < losses.size(); ++i) {
       EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i])
@@ -138,6 +145,15 @@ TEST_F(TrainerProcessTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
   for (size_t i = 0; i < other.size(); ++i) {
     EXPECT_NEAR(other[i], undisturbed[done + i], 1e-4 * undisturbed[done + i]) << i;
   }
+}
+
+TEST_F(TrainerProcessTest, FewerStepsThanTheCheckpointHasAreRefused) {
+  v1::JobSpec spec = Job(1);
+  RunToEnd(spec);
+  spec.mutable_training()->set_steps(5);
+  const v1::TrainerResult result = Failure(spec);
+  EXPECT_THAT(result.message(), HasSubstr("is of step 6, training.steps is 5"));
+  EXPECT_FALSE(result.retryable());
 }
 
 TEST_F(TrainerProcessTest, SigtermIsACheckpointAndAnOrderlyEnd) {
@@ -216,10 +232,15 @@ TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
   plan->set_version(3);
   plan->set_layout(v1::ParallelismSpec::CONTIGUOUS);
   agent->SendToAll(message);
+  // So is one that leaves a sequence out.
   plan->set_version(4);
   plan->set_layout(v1::ParallelismSpec::STRIPED);
+  plan->add_micro_batches()->add_sequences(0);
   agent->SendToAll(message);
-  ASSERT_TRUE(agent->WaitFor(took_version(4))) << Output();
+  plan->set_version(5);
+  plan->clear_micro_batches();
+  agent->SendToAll(message);
+  ASSERT_TRUE(agent->WaitFor(took_version(5))) << Output();
   agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));
   const std::vector<RankLog> logs = agent->Finish();
   ASSERT_EQ(logs[0].steps.size(), logs[1].steps.size());
@@ -227,6 +248,7 @@ TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
     const v1::StepReport& step = logs[0].steps[i];
     EXPECT_EQ(step.plan_version(), logs[1].steps[i].plan_version());
     EXPECT_NE(step.plan_version(), 3u);
+    EXPECT_NE(step.plan_version(), 4u);
     if (step.plan_version() == 2) {
       EXPECT_GE(step.step(), 4u);
       EXPECT_DOUBLE_EQ(step.layers(1).density(), 1.0);

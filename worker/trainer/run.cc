@@ -168,6 +168,11 @@ absl::Status Attempt::Resume() {
   }
 
   const checkpoint::TrainingState& state = newest->state;
+  if (state.step > job_.steps) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s is of step %d, training.steps is %d; give more steps, or another checkpoint.directory",
+        newest->path, state.step, job_.steps));
+  }
   if (state.job_digest != JobDigest()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s is of another job (name, model, data, sequence length, batch or seed differ); set "

@@ -51,6 +51,9 @@ absl::Status StepLoop::Apply(const Plan& plan) {
                         "and micro-batches may change",
                         plan.version));
   }
+  RETURN_IF_ERROR(
+      data::SequencesOfGroup(job_.global_batch, group_, job_.data, plan.micro_batches).status());
+  RETURN_IF_ERROR(CheckMicroBatches(job_.engine, plan));
   int layers = 0;
   for (const Plan::Budget& budget : plan.layer_budgets) {
     layers = std::max(layers, static_cast<int>(budget.layer) + 1);
@@ -131,8 +134,12 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
         static_cast<uint32_t>(std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences()));
     const kernels::ShardLayout layout = LayoutOf(job_.sequence_length);
     double sum[2] = {};  // loss, tokens
-    for (uint32_t s = group_; s < sequences; s += job_.data) {
+    // A forward of sharded parameters takes all ranks: where sequences run out, a group goes along
+    // over one that counts elsewhere.
+    for (uint32_t first = 0; first < sequences; first += job_.data) {
+      const uint32_t s = std::min(first + group_, sequences - 1);
       ASSIGN_OR_RETURN(const LossSum part, parts_.engine->Loss(parts_.eval->InOrder(s, layout)));
+      if (first + group_ >= sequences) continue;
       sum[0] += part.loss;
       sum[1] += part.tokens;
     }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "worker/attention/attention_options.h"
 #include "worker/model/model_config.h"
 #include "worker/model/sharded_memory.h"
@@ -31,6 +32,10 @@ struct Plan {
 };
 
 enum class Engine { kCpu, kCuda };
+
+// INVALID_ARGUMENT where a plan gives groups different numbers of micro-batches on GPUs: there all
+// ranks sum the gradients of each micro-batch as they come, and so must come to as many.
+absl::Status CheckMicroBatches(Engine engine, const Plan& plan);
 
 struct TrainingJob {
   std::string name;  // job id
