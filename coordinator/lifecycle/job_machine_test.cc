@@ -163,6 +163,20 @@ TEST_F(JobMachineTest, NamesTheRankAtFaultAndAbortsTheOthers) {
   EXPECT_EQ(state(), Job::PENDING);
 }
 
+TEST_F(JobMachineTest, ANewAttemptIsToldWhatWasSaved) {
+  Run();
+  v1::CheckpointNotice checkpoint;
+  checkpoint.set_step(5);
+  machine_.OnCheckpoint(checkpoint);
+  for (const uint32_t rank : {0, 1, 2, 3}) Exit(rank, TrainerExited::FAILED);
+  Pass(options_.retry_backoff);
+  machine_.Take();
+  Place();
+  for (const Effects::NodeCommand& effect : machine_.Take().commands) {
+    EXPECT_EQ(effect.command.start().checkpoint_step(), 5u);
+  }
+}
+
 TEST_F(JobMachineTest, TheFirstOfSeveralIsToBlame) {
   Run();
   Exit(2, TrainerExited::FAILED);

@@ -43,6 +43,7 @@ v1::AgentMessage Supervisor::Assignment(const Attempt& attempt, const Trainer& t
   assignment->set_rank(trainer.rank);
   assignment->set_world_size(start.world_size());
   assignment->set_ranks_per_node(start.ranks_per_node());
+  assignment->set_checkpoint_step(start.checkpoint_step());
   assignment->set_listen_host(options_.listen_host);
   const uint32_t threads = start.spec().resources().threads();
   assignment->set_threads(threads != 0 ? threads : std::max(1u, options_.cores / options_.slots));

@@ -192,6 +192,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.checkpoint_directory = spec.checkpoint().directory();
   job.checkpoint_every_steps = spec.checkpoint().every_steps();
   job.keep_last = static_cast<int>(spec.checkpoint().keep_last());
+  job.checkpoint_step = assignment.checkpoint_step();
   return job;
 }
 

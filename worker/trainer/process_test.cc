@@ -156,6 +156,14 @@ TEST_F(TrainerProcessTest, FewerStepsThanTheCheckpointHasAreRefused) {
   EXPECT_FALSE(result.retryable());
 }
 
+TEST_F(TrainerProcessTest, DoesNotBeginAnewWhereACheckpointShouldBe) {
+  const v1::JobSpec spec = Job(1);
+  checkpoint_step_ = 4;  // in a folder that is not mounted here
+  const v1::TrainerResult result = Failure(spec);
+  EXPECT_THAT(result.message(), HasSubstr("has no checkpoint, but the job saved one at step 4"));
+  EXPECT_TRUE(result.retryable());
+}
+
 TEST_F(TrainerProcessTest, SigtermIsACheckpointAndAnOrderlyEnd) {
   v1::JobSpec spec = Job(2);
   spec.mutable_training()->set_steps(500);

@@ -160,6 +160,12 @@ absl::Status Attempt::Resume() {
     for (const std::string& problem : problems) std::printf("passed over: %s\n", problem.c_str());
   }
   if (!newest.has_value()) {
+    if (problems.empty() && job_.checkpoint_step > 0) {
+      return absl::UnavailableError(absl::StrFormat(
+          "checkpoint.directory %s has no checkpoint, but the job saved one at step %d; mount the "
+          "folder on this node (to begin anew, delete the job and submit it again)",
+          job_.checkpoint_directory, job_.checkpoint_step));
+    }
     if (problems.empty()) return absl::OkStatus();
     // Starting over would throw away what may be mended, and nobody would notice.
     return absl::DataLossError(

@@ -40,7 +40,8 @@ std::unique_ptr<FakeAgent> AttemptTest::Start(const v1::JobSpec& spec, const v1:
   const int attempt = ++attempts_;
   const int ranks = static_cast<int>(spec.resources().trainers());
   auto agent =
-      std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan, ranks);
+      std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan, ranks,
+                                  /*threads=*/1, checkpoint_step_);
   log_directory_ = Path("logs-" + std::to_string(attempt));
   std::filesystem::create_directories(log_directory_);
   agent->Spawn(TrainerBinary(), log_directory_, Hosts(ranks));

@@ -21,6 +21,7 @@ class AttemptTest : public ::testing::Test {
  protected:
   TempDir directory_;
   int attempts_ = 0;
+  uint64_t checkpoint_step_ = 0;  // that trainers are told was saved
 
   std::string Path(const std::string& name) { return directory_.File(name); }
   v1::JobSpec Job(int context, int data = 1) {

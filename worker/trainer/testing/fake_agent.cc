@@ -14,8 +14,14 @@
 namespace ringleader::trainer::testing {
 
 FakeAgent::FakeAgent(const std::string& socket, const v1::JobSpec& spec, const v1::StepPlan& plan,
-                     int ranks, int threads)
-    : socket_(socket), spec_(spec), plan_(plan), ranks_(ranks), threads_(threads), logs_(ranks) {
+                     int ranks, int threads, uint64_t checkpoint_step)
+    : socket_(socket),
+      spec_(spec),
+      plan_(plan),
+      ranks_(ranks),
+      threads_(threads),
+      checkpoint_step_(checkpoint_step),
+      logs_(ranks) {
   grpc::ServerBuilder builder;
   builder.AddListeningPort(absl::StrCat("unix:", socket), grpc::InsecureServerCredentials());
   builder.RegisterService(this);
@@ -111,6 +117,7 @@ grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream)
   assignment->set_ranks_per_node(ranks_);
   assignment->set_listen_host("127.0.0.1");
   assignment->set_threads(threads_);
+  assignment->set_checkpoint_step(checkpoint_step_);
   {
     absl::MutexLock lock(&mutex_);
     logs_[rank].hello = message.hello();

@@ -36,10 +36,10 @@ class FakeAgent : private v1::TrainerLink::Service {
  public:
   static constexpr uint64_t kToken = 77;
 
-  // Listens on `socket`. Trainers get `spec`, `plan` and `threads`; the peers' addresses as soon as
-  // all are ready.
+  // Listens on `socket`. Trainers get `spec`, `plan`, `threads` and `checkpoint_step`; the peers'
+  // addresses as soon as all are ready.
   FakeAgent(const std::string& socket, const v1::JobSpec& spec, const v1::StepPlan& plan, int ranks,
-            int threads = 1);
+            int threads = 1, uint64_t checkpoint_step = 0);
   // Kills the processes that still run.
   ~FakeAgent() override;
 
@@ -70,6 +70,7 @@ class FakeAgent : private v1::TrainerLink::Service {
   const v1::StepPlan plan_;
   const int ranks_;
   const int threads_;
+  const uint64_t checkpoint_step_;
   std::map<int, pid_t> pids_;
 
   absl::Mutex mutex_;
