@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -77,6 +78,27 @@ TEST_F(DataTest, PacksFilesInOrderOfTheirPaths) {
   const auto folder = TokenFolder::Open(Train());
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_EQ(TextOf(*folder), "first|second|");
+}
+
+// A limit on open files stands in for a disk that fails: a folder within cannot be opened.
+TEST_F(DataTest, AFolderThatCannotBeReadToItsEndIsAnErrorNotASmallerDataSet) {
+  constexpr rlim_t kOpenFiles = 16;
+  std::string deep = "a";
+  for (rlim_t i = 0; i < 2 * kOpenFiles; ++i) deep += "/a";
+  AddText("b.h", "first");
+  AddText(deep + "/c.h", "second");
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit few{.rlim_cur = kOpenFiles, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &few);
+  const auto result = Pack(Options());
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable) << result.status();
+  EXPECT_THAT(result.status().message(), HasSubstr(Options().paths[0] + " broke off"));
+  EXPECT_FALSE(fs::exists(Train()));
+
+  ASSERT_TRUE(Pack(Options()).ok());
+  EXPECT_EQ(TextOf(*TokenFolder::Open(Train())), "second|first|");
 }
 
 TEST_F(DataTest, ManyShardsReadAsOneStream) {

@@ -45,14 +45,21 @@ absl::StatusOr<std::vector<Source>> FindSources(const PackOptions& options) {
           absl::StrFormat("cannot read %s: %s", path, error.message()));
     }
     for (; walk != fs::recursive_directory_iterator(); walk.increment(error)) {
-      if (error) {
-        return absl::UnavailableError(
-            absl::StrFormat("reading %s broke off: %s", path, error.message()));
-      }
       // Links are left out: they lead in circles, or to text that is there already.
-      if (walk->is_symlink(error) || !walk->is_regular_file(error)) continue;
-      const std::string name = fs::relative(walk->path(), path, error).string();
+      std::error_code entry_error;
+      if (walk->is_symlink(entry_error) || !walk->is_regular_file(entry_error)) continue;
+      const std::string name = fs::relative(walk->path(), path, entry_error).string();
+      if (entry_error) {
+        return absl::UnavailableError(absl::StrFormat("cannot tell where %s is within %s: %s",
+                                                      walk->path().string(), path,
+                                                      entry_error.message()));
+      }
       if (wanted(name)) sources.push_back({name, walk->path()});
+    }
+    // A step that fails ends the walk: what was found so far is not all that is there.
+    if (error) {
+      return absl::UnavailableError(absl::StrFormat(
+          "reading %s broke off: %s; pack again once it can be read", path, error.message()));
     }
   }
   std::sort(sources.begin(), sources.end());
