@@ -15,8 +15,11 @@ namespace ringleader::trainer {
 absl::StatusOr<model::Recompute> ChooseRecompute(const model::ModelConfig& config, int world_size,
                                                  int64_t local_tokens, uint64_t available);
 
-// Memory that this machine, or the control group that the process is in, has left.
-absl::StatusOr<uint64_t> AvailableMemoryBytes();
+// Memory that this machine has left, or the process's control group (version 2) or one above it,
+// whichever has least. `own_cgroup` says which group that is, in the form of /proc/self/cgroup;
+// groups are folders below `cgroup_root`.
+absl::StatusOr<uint64_t> AvailableMemoryBytes(const std::string& own_cgroup = "/proc/self/cgroup",
+                                              const std::string& cgroup_root = "/sys/fs/cgroup");
 
 // Of that, what each of a node's `ranks` may plan to take: all but a share for everything else that
 // goes on there. All ranks have to ask before any of them takes it.
