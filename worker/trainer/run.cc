@@ -20,11 +20,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/checksum.h"
-#include "base/files.h"
 #include "base/status_macros.h"
 #include "worker/attention/stopwatch.h"
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/checkpoint/checkpointer.h"
+#include "worker/checkpoint/directory.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/agreement.h"
 #include "worker/trainer/cpu_engine.h"
@@ -55,7 +55,6 @@ class Attempt {
   bool is_first() const { return world_.rank() == 0; }
 
   absl::Status Prepare();
-  absl::Status CheckDirectory() const;
   absl::Status OpenData();
   absl::Status Resume();
   absl::StatusOr<Outcome> Train();
@@ -82,7 +81,8 @@ class Attempt {
 };
 
 absl::Status Attempt::Prepare() {
-  RETURN_IF_ERROR(CheckDirectory());
+  // What could never be saved is not begun: the first checkpoint may be hours away.
+  RETURN_IF_ERROR(checkpoint::CheckDirectory(job_.checkpoint_directory, world_));
   ASSIGN_OR_RETURN(engine_, job_.engine == Engine::kCuda ? CreateCudaEngine(job_, world_, host_)
                                                          : CreateCpuEngine(job_, world_, host_));
   if (is_first()) PrintSettings();
@@ -119,22 +119,6 @@ absl::Status Attempt::Prepare() {
                                                      .host = &host_});
   RETURN_IF_ERROR(loop_->Apply(job_.plan));
   return Resume();
-}
-
-// What could never be saved is not begun: the first checkpoint may be hours away.
-absl::Status Attempt::CheckDirectory() const {
-  std::error_code error;
-  std::filesystem::create_directories(job_.checkpoint_directory, error);
-  const std::string probe =
-      absl::StrFormat("%s/.probe-%05d", job_.checkpoint_directory, world_.rank());
-  absl::Status status = error ? absl::ErrnoToStatus(error.value(), job_.checkpoint_directory)
-                              : WriteFileAtomically(probe, "");
-  std::filesystem::remove(probe, error);
-  if (status.ok() || absl::IsResourceExhausted(status)) return status;
-  return absl::FailedPreconditionError(
-      absl::StrFormat("checkpoint.directory cannot be written by rank %d (%s); choose a folder "
-                      "that every node reaches and may write",
-                      world_.rank(), status.message()));
 }
 
 absl::Status Attempt::OpenData() {
