@@ -75,17 +75,18 @@ void Replace(const std::string& path, const std::string& bytes) {
 class CheckpointTest : public testing::Test {
  protected:
   // Saves one checkpoint a step on `ranks` ranks; step s has offset s.
-  void SaveSteps(int ranks, const std::vector<uint64_t>& steps, int keep_last = 2) {
+  void SaveSteps(int ranks, const std::vector<uint64_t>& steps, int keep_last = 2,
+                 const std::string& resumed_from = "") {
     RunRanks(ranks, [&](Communicator& comm) {
       std::vector<int> all(ranks);
       for (int i = 0; i < ranks; ++i) all[i] = i;
       auto own = comm.Split(all);
       ASSERT_TRUE(own.ok()) << own.status();
-      Checkpointer checkpointer({.directory = directory_, .keep_last = keep_last}, Layout(),
-                                *std::move(own),
-                                [&](uint64_t step, const absl::StatusOr<std::string>& path) {
-                                  saved_.emplace_back(step, path);
-                                });
+      Checkpointer checkpointer(
+          {.directory = directory_, .keep_last = keep_last, .resumed_from = resumed_from}, Layout(),
+          *std::move(own), [&](uint64_t step, const absl::StatusOr<std::string>& path) {
+            saved_.emplace_back(step, path);
+          });
       for (const uint64_t step : steps) {
         optim::OptimizerShard shard = MakeShard(comm.rank(), ranks, static_cast<float>(step));
         const int64_t elements = shard.elements();
@@ -205,11 +206,31 @@ TEST_F(CheckpointTest, DamagedCheckpointsArePassedOverByNameAndNeverWinOverAVali
 
   // Going on from step 10 with room for one: the new one must survive, whatever the damaged ones
   // are called.
-  SaveSteps(2, {20}, /*keep_last=*/1);
+  SaveSteps(2, {20}, /*keep_last=*/1, found->path);
   found = Find();
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->path, directory_ + "/step-0000000020.1");
   EXPECT_THAT(Entries(), ElementsAre("step-0000000020.1", "step-0000000030"));
+}
+
+TEST_F(CheckpointTest, DamagedCheckpointsTakeNoPlaceOfAWholeOne) {
+  SaveSteps(2, {10, 20, 30, 40}, /*keep_last=*/4);
+  fs::remove(directory_ + "/step-0000000030/manifest.json");
+  fs::resize_file(directory_ + "/step-0000000040/shard-00000-of-00002.bin", 100);
+  std::optional<CheckpointInfo> found = Find();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->state.step, 20u);
+
+  // The new one and the one before it that is whole; the damaged one that is still ahead waits.
+  SaveSteps(2, {30}, /*keep_last=*/2, found->path);
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000020", "step-0000000030.1", "step-0000000040"));
+  found = Find();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->path, directory_ + "/step-0000000030.1");
+
+  // Another attempt, of several saves: its own later ones count.
+  SaveSteps(2, {35, 40, 45}, /*keep_last=*/2, found->path);
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000040.1", "step-0000000045"));
 }
 
 TEST_F(CheckpointTest, AFlippedBitAnywhereIsNoticed) {

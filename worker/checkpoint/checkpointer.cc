@@ -41,6 +41,18 @@ void RemoveLeftovers(const std::string& directory) {
   for (const fs::path& path : leftovers) fs::remove_all(path, ignored);
 }
 
+// Names of the checkpoints in `directory` that are later than the one `resumed_from`.
+std::set<std::string> LaterThan(const std::string& resumed_from, const std::string& directory) {
+  std::set<std::string> later;
+  ParsedName from, other;
+  if (!ParseCheckpointName(fs::path(resumed_from).filename().string(), from)) return later;
+  // That a folder cannot be listed is Publish's to report.
+  for (const std::string& name : ListCheckpoints(directory).value_or(std::vector<std::string>())) {
+    if (ParseCheckpointName(name, other) && other > from) later.insert(name);
+  }
+  return later;
+}
+
 // Hidden first, so that a crash on the way never leaves half a checkpoint under its name.
 void RemoveCheckpoint(const std::string& directory, const std::string& name) {
   const std::string hidden = absl::StrCat(directory, "/.", name, kRemovedSuffix);
@@ -67,7 +79,10 @@ Checkpointer::Checkpointer(CheckpointerOptions options, const model::ParameterLa
       layout_(layout),
       comm_(std::move(comm)),
       on_saved_(std::move(on_saved)) {
-  if (comm_->rank() == 0) RemoveLeftovers(options_.directory);
+  if (comm_->rank() == 0) {
+    RemoveLeftovers(options_.directory);
+    damaged_ = LaterThan(options_.resumed_from, options_.directory);
+  }
   writer_ = std::thread([this] { WriterLoop(); });
 }
 
@@ -175,11 +190,13 @@ absl::StatusOr<std::string> Checkpointer::Publish(const std::string& partial, ui
       absl::StrCat(options_.directory, "/", CheckpointName(own.step, own.generation));
   RETURN_IF_ERROR(RenameDurably(partial, path));
 
-  // The new one and the keep_last - 1 before it stay. Later ones, which this run passed over as
-  // damaged, are left for a person to look at until training gets past their step.
+  // The new one and the keep_last - 1 whole ones before it stay. Damaged ones are left for a person
+  // to look at until training gets past their step; a later attempt, which resumes from beyond
+  // them, would take them for whole.
   int kept = 1;
   for (const std::string& name : names) {
-    if (ParseCheckpointName(name, other) && other < own && ++kept > options_.keep_last) {
+    if (!ParseCheckpointName(name, other) || other > own) continue;
+    if (damaged_.contains(name) || ++kept > options_.keep_last) {
       RemoveCheckpoint(options_.directory, name);
     }
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -22,6 +23,10 @@ namespace ringleader::checkpoint {
 struct CheckpointerOptions {
   std::string directory;  // the same folder for all ranks, on storage that all nodes see
   int keep_last = 2;      // whole checkpoints to keep, at least 1
+  // The folder of the checkpoint that this run goes on from; empty if from none. Later ones that
+  // are there already are damaged, or it would be one of them: they take no place of keep_last's,
+  // and are removed once a checkpoint of their step or a later one is saved.
+  std::string resumed_from = {};
 };
 
 // All ranks make the same calls in the same order. Calls come from one thread; `on_saved` runs on
@@ -63,6 +68,7 @@ class Checkpointer {
   const model::ParameterLayout layout_;
   const std::unique_ptr<comm::Communicator> comm_;
   const SavedCallback on_saved_;
+  std::set<std::string> damaged_;  // names that resuming passed over; only rank 0's writer reads it
 
   absl::Mutex mutex_;
   std::optional<Snapshot> pending_ ABSL_GUARDED_BY(mutex_);

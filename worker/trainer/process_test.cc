@@ -417,6 +417,8 @@ TEST_F(TrainerProcessTest, DamagedCheckpointsArePassedOverByName) {
   EXPECT_THAT(Output(), HasSubstr(newest));
   EXPECT_THAT(Output(), HasSubstr("resuming from " + directory + "/step-0000000004"));
   EXPECT_EQ(Losses(resumed), std::vector<double>(undisturbed.begin() + 4, undisturbed.end()));
+  EXPECT_TRUE(std::filesystem::exists(directory + "/step-0000000004")) << "keep_last is 2";
+  EXPECT_TRUE(std::filesystem::exists(directory + "/step-0000000006.1"));
 
   // Without a whole one it does not start over as if nothing had been there.
   std::string last;

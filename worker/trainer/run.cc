@@ -57,6 +57,7 @@ class Attempt {
   absl::Status Prepare();
   absl::Status OpenData();
   absl::Status Resume();
+  absl::Status StartCheckpointer();
   absl::StatusOr<Outcome> Train();
   absl::Status EvaluateIfDue(uint64_t step);
   absl::Status Save(uint64_t step);
@@ -74,9 +75,10 @@ class Attempt {
   std::unique_ptr<data::Loader> train_, eval_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<StepLoop> loop_;
-  uint64_t done_ = 0;      // steps
-  uint64_t tokens_ = 0;    // trained on
-  absl::Time save_start_;  // written only while no save is under way
+  std::string resumed_from_;  // a checkpoint's folder; empty: none
+  uint64_t done_ = 0;         // steps
+  uint64_t tokens_ = 0;       // trained on
+  absl::Time save_start_;     // written only while no save is under way
   double checkpoint_seconds_ = 0, evaluation_seconds_ = 0;  // since the last step
 };
 
@@ -87,38 +89,14 @@ absl::Status Attempt::Prepare() {
                                                          : CreateCpuEngine(job_, world_, host_));
   if (is_first()) PrintSettings();
   RETURN_IF_ERROR(OpenData());
-
-  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> checkpoint_ranks, world_.Split([&] {
-    std::vector<int> all(world_.size());
-    for (int rank = 0; rank < world_.size(); ++rank) all[rank] = rank;
-    return all;
-  }()));
-  checkpointer_ = std::make_unique<checkpoint::Checkpointer>(
-      checkpoint::CheckpointerOptions{.directory = job_.checkpoint_directory,
-                                      .keep_last = job_.keep_last},
-      engine_->layout(), std::move(checkpoint_ranks),
-      [this](uint64_t step, const absl::StatusOr<std::string>& path) {
-        if (!path.ok()) {
-          std::printf("step %" PRIu64 ": no checkpoint: %s\n", step,
-                      std::string(path.status().message()).c_str());
-          return;
-        }
-        uint64_t bytes = 0;
-        std::error_code error;
-        for (const auto& file : std::filesystem::directory_iterator(*path, error)) {
-          bytes += file.is_regular_file(error) ? file.file_size(error) : 0;
-        }
-        host_.ReportCheckpoint(step, *path, bytes,
-                               absl::ToDoubleSeconds(absl::Now() - save_start_));
-      });
-
   loop_ = std::make_unique<StepLoop>(job_, StepParts{.engine = engine_.get(),
                                                      .train = train_.get(),
                                                      .eval = eval_.get(),
                                                      .world = &world_,
                                                      .host = &host_});
   RETURN_IF_ERROR(loop_->Apply(job_.plan));
-  return Resume();
+  RETURN_IF_ERROR(Resume());
+  return StartCheckpointer();
 }
 
 absl::Status Attempt::OpenData() {
@@ -176,7 +154,36 @@ absl::Status Attempt::Resume() {
   loop_->set_skipped_in_a_row(state.skipped_steps);
   done_ = state.step;
   tokens_ = state.tokens;
+  resumed_from_ = newest->path;
   if (is_first()) std::printf("resuming from %s\n", newest->path.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::StartCheckpointer() {
+  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> checkpoint_ranks, world_.Split([&] {
+    std::vector<int> all(world_.size());
+    for (int rank = 0; rank < world_.size(); ++rank) all[rank] = rank;
+    return all;
+  }()));
+  checkpointer_ = std::make_unique<checkpoint::Checkpointer>(
+      checkpoint::CheckpointerOptions{.directory = job_.checkpoint_directory,
+                                      .keep_last = job_.keep_last,
+                                      .resumed_from = resumed_from_},
+      engine_->layout(), std::move(checkpoint_ranks),
+      [this](uint64_t step, const absl::StatusOr<std::string>& path) {
+        if (!path.ok()) {
+          std::printf("step %" PRIu64 ": no checkpoint: %s\n", step,
+                      std::string(path.status().message()).c_str());
+          return;
+        }
+        uint64_t bytes = 0;
+        std::error_code error;
+        for (const auto& file : std::filesystem::directory_iterator(*path, error)) {
+          bytes += file.is_regular_file(error) ? file.file_size(error) : 0;
+        }
+        host_.ReportCheckpoint(step, *path, bytes,
+                               absl::ToDoubleSeconds(absl::Now() - save_start_));
+      });
   return absl::OkStatus();
 }
 
