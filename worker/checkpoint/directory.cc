@@ -41,9 +41,8 @@ std::string ProbeText(uint64_t token) {
 absl::Status WriteProbe(const std::string& directory, uint64_t token, int rank) {
   std::error_code error;
   fs::create_directories(directory, error);
-  const absl::Status status =
-      error ? absl::ErrnoToStatus(error.value(), directory)
-            : WriteFileAtomically(ProbePath(directory, token), ProbeText(token));
+  absl::Status status = error ? absl::ErrnoToStatus(error.value(), directory)
+                              : WriteFileAtomically(ProbePath(directory, token), ProbeText(token));
   if (status.ok() || absl::IsResourceExhausted(status)) return status;
   return absl::FailedPreconditionError(
       absl::StrFormat("checkpoint.directory cannot be written by rank %d (%s); choose a folder "

@@ -17,13 +17,14 @@ namespace {
 // the system has them, and many at once. Without either the copy is slower, no more. In pieces,
 // because other threads cannot map memory while a call lasts: training would stand still.
 void Populate(void* memory, size_t bytes) {
-  constexpr uintptr_t kPage = 4096, kPiece = uintptr_t{32} << 20;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kPage * kPage;
-  if (begin >= end) return;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-  for (uintptr_t at = begin; at < end; at += kPiece) {
-    madvise(reinterpret_cast<void*>(at), std::min(kPiece, end - at), MADV_POPULATE_WRITE);
+  constexpr size_t kPage = 4096, kPiece = size_t{32} << 20;
+  const size_t skipped = -reinterpret_cast<uintptr_t>(memory) % kPage;
+  if (bytes < skipped + kPage) return;
+  char* const begin = static_cast<char*>(memory) + skipped;
+  const size_t whole = (bytes - skipped) / kPage * kPage;
+  madvise(begin, whole, MADV_HUGEPAGE);
+  for (size_t at = 0; at < whole; at += kPiece) {
+    madvise(begin + at, std::min(kPiece, whole - at), MADV_POPULATE_WRITE);
   }
 }
 
