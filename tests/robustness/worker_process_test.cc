@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <map>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "tests/support/coordinator_process.h"
 
@@ -56,6 +58,21 @@ TEST_F(WorkerProcessTest, MetricsAreClean) {
       std::system(absl::StrCat("promtool check metrics < ", coordinator_.File("page")).c_str()), 0);
   worker.Signal(SIGTERM);
   EXPECT_EQ(worker.Wait(), 0) << worker.Log();
+}
+
+TEST_F(WorkerProcessTest, OpensAsManyFilesAsTheSystemLetsIt) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const absl::Cleanup restore = [&] { setrlimit(RLIMIT_NOFILE, &before); };
+  const rlimit low = {.rlim_cur = 256, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  Process worker = Start({{"--coordinator", coordinator_.address()}});
+  const auto raised = [&] {
+    rlimit limit = {};
+    return prlimit(worker.pid(), RLIMIT_NOFILE, nullptr, &limit) == 0 &&
+           limit.rlim_cur == before.rlim_max;
+  };
+  EXPECT_TRUE(Eventually(raised)) << worker.Log();
 }
 
 TEST_F(WorkerProcessTest, RefusesOtherAddressesWithoutTls) {

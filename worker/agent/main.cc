@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/address.h"
 #include "base/config.h"
+#include "base/limits.h"
 #include "base/logging.h"
 #include "base/metrics.h"
 #include "base/signals.h"
@@ -187,6 +188,7 @@ absl::Status Serve(const Flags& flags) {
 int Main(int argc, char** argv) {
   if (IsWitness(argc, argv)) return RunWitness();
   BlockShutdownSignals();
+  RaiseOpenFileLimit();
   CLI::App app("Runs trainers on this machine for a coordinator.", "ringleader-worker");
   Flags flags;
   AddFlags(app, &flags);

@@ -125,7 +125,23 @@ TEST(GrpcCommunicatorTest, ConnectNamesTheRanksThatDoNotCome) {
                       .value();
   const auto communicator = listener->Connect({listener->address(), "127.0.0.1:1"});
   ASSERT_FALSE(communicator.ok());
-  EXPECT_THAT(std::string(communicator.status().message()), HasSubstr("rank(s) 1 did not connect"));
+  const std::string message(communicator.status().message());
+  EXPECT_THAT(message, HasSubstr("rank(s) 1 did not connect to rank 0 within 200ms"));
+  EXPECT_THAT(message, HasSubstr(absl::StrCat("(they at 127.0.0.1:1, this one at ",
+                                              listener->address(), ")")));
+  EXPECT_THAT(message, HasSubstr("--address"));
+}
+
+TEST(GrpcCommunicatorTest, ConnectShowsNoMoreMissingRanksThanOneCanRead) {
+  auto listener = GrpcListener::Listen({.rank = 0,
+                                        .size = 100,
+                                        .fencing_token = kToken,
+                                        .connect_timeout = absl::Milliseconds(200)})
+                      .value();
+  std::vector<std::string> addresses(100, "127.0.0.1:1");
+  addresses[0] = listener->address();
+  EXPECT_THAT(std::string(listener->Connect(addresses).status().message()),
+              HasSubstr("rank(s) 1, 2, 3, 4, 5, 6, 7, 8 and 91 more did not connect"));
 }
 
 TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenAndGarbage) {

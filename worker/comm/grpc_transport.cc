@@ -2,6 +2,9 @@
 
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -15,6 +18,16 @@ namespace {
 // How long a rank that leaves waits for peers to take what it sent them last.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 constexpr absl::Duration kAbortTimeout = absl::Seconds(1);
+// Of the peers that are missing, so many are shown.
+constexpr size_t kShownPeers = 8;
+
+// "a, b, c", with a count in place of what would make it unreadable.
+std::string Shown(const std::vector<std::string>& items) {
+  const auto end = items.begin() + static_cast<std::ptrdiff_t>(std::min(items.size(), kShownPeers));
+  std::string text = absl::StrJoin(items.begin(), end, ", ");
+  if (end != items.end()) absl::StrAppend(&text, " and ", items.end() - end, " more");
+  return text;
+}
 
 }  // namespace
 
@@ -73,6 +86,8 @@ absl::Status GrpcTransport::Connect(const std::vector<std::string>& addresses) {
   addresses_ = addresses;
   for (const std::string& text : addresses) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
+    // Certificates are the same for all peers; whether plain text may be spoken depends on each.
+    if (credentials_ != nullptr && options_.tls.enabled()) continue;
     ASSIGN_OR_RETURN(credentials_, ChannelCredentials(options_.tls, address));
   }
   absl::MutexLock lock(&mutex_);
@@ -83,13 +98,19 @@ absl::Status GrpcTransport::Connect(const std::vector<std::string>& addresses) {
     return static_cast<int>(arrived_.size()) == size() - 1 || !status_.ok();
   };
   if (!mutex_.AwaitWithTimeout(absl::Condition(&settled), options_.connect_timeout)) {
-    std::vector<int> missing;
+    std::vector<std::string> missing, tried;
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank() && !arrived_.contains(peer)) missing.push_back(peer);
+      if (peer == rank() || arrived_.contains(peer)) continue;
+      missing.push_back(absl::StrCat(peer));
+      tried.push_back(addresses_[static_cast<size_t>(peer)]);
     }
     return absl::DeadlineExceededError(absl::StrFormat(
-        "rank(s) %s did not connect to rank %d within %s", absl::StrJoin(missing, ", "), rank(),
-        absl::FormatDuration(options_.connect_timeout)));
+        "rank(s) %s did not connect to rank %d within %s (they at %s, this one at %s); check that "
+        "their nodes and this one reach each other at these addresses (--address of their "
+        "workers), that no firewall closes the ports that the system picks, and that all use the "
+        "same --tls-ca",
+        Shown(missing), rank(), absl::FormatDuration(options_.connect_timeout), Shown(tried),
+        addresses_[static_cast<size_t>(rank())]));
   }
   connected_ = status_.ok();
   return status_;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/limits.h"
 #include "base/logging.h"
 #include "base/signals.h"
 #include "base/tls.h"
@@ -24,6 +25,10 @@ namespace {
 constexpr int kExitFailed = 1;
 // From an abort to the end of this process, at most.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
+// Up to three streams in each direction with every other rank, each a connection; then shards,
+// libraries and devices.
+constexpr int kConnectionsPerPeer = 6;
+constexpr int kOtherFiles = 256;
 
 // Whether another attempt may fare better: not after an error in what the job asks for.
 bool IsRetryable(const absl::Status& status) {
@@ -56,8 +61,19 @@ Result Failure(const absl::Status& status, bool collateral) {
   _exit(result.kind == Result::Kind::kFailed ? kExitFailed : 0);
 }
 
+// Without descriptors left gRPC tries again for ever, and says nothing.
+void CheckOpenFileLimit(int limit, int world_size) {
+  const int wanted = kConnectionsPerPeer * (world_size - 1) + kOtherFiles;
+  if (limit >= wanted) return;
+  spdlog::warn(
+      "this process may open {} files, and {} ranks may need {}: raise the hard limit of the "
+      "worker (LimitNOFILE of a systemd unit, ulimit -Hn)",
+      limit, world_size, wanted);
+}
+
 // From the assignment to the last step; the other ranks hear of a failure before this returns.
-Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, RunFunction run) {
+Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, int open_file_limit,
+             RunFunction run) {
   const auto stopped_or_failed = [](const absl::Status& status) -> Result {
     if (absl::IsCancelled(status)) {
       return {.kind = Result::Kind::kStopped, .message = std::string(status.message())};
@@ -67,6 +83,7 @@ Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, Run
   const absl::StatusOr<Assignment> assignment = link.WaitForAssignment();
   if (!assignment.ok()) return stopped_or_failed(assignment.status());
   const TrainingJob& job = assignment->job;
+  CheckOpenFileLimit(open_file_limit, job.world_size);
   auto listener = comm::GrpcListener::Listen({.rank = job.rank,
                                               .size = job.world_size,
                                               .fencing_token = fencing_token,
@@ -95,6 +112,7 @@ Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, Run
 
 int RunProcess(int argc, char** argv, RunFunction run) {
   BlockShutdownSignals();
+  const int open_file_limit = RaiseOpenFileLimit();
   CLI::App app("One rank of a Ringleader training job; started by ringleader-worker.");
   AgentLinkOptions options;
   LoggingOptions logging;
@@ -119,7 +137,7 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   }).detach();
 
   // The signal thread still refers to the link, and nothing is left to be done.
-  Leave(*link, Train(*link, options.fencing_token, tls, run));
+  Leave(*link, Train(*link, options.fencing_token, tls, open_file_limit, run));
 }
 
 }  // namespace ringleader::trainer

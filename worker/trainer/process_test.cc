@@ -2,6 +2,7 @@
 // test.
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -195,6 +196,23 @@ TEST_F(TrainerProcessTest, AKilledRankTakesTheOthersDownAsCollateral) {
     EXPECT_TRUE(logs[rank].result->retryable());
     EXPECT_THAT(logs[rank].result->message(), HasSubstr("rank 2 is gone"));
   }
+}
+
+TEST_F(TrainerProcessTest, ARankOpensAsManyFilesAsTheSystemLetsIt) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low = {.rlim_cur = before.rlim_max / 2, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const auto agent = Start(Job(1));
+  setrlimit(RLIMIT_NOFILE, &before);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return logs[0].hello.has_value();
+  })) << Output();
+  rlimit limit = {};
+  ASSERT_EQ(prlimit(agent->pid(0), RLIMIT_NOFILE, nullptr, &limit), 0);
+  EXPECT_EQ(limit.rlim_cur, before.rlim_max);
+  agent->SendToAll(Stop(v1::StopTrainers::ABORT));
+  agent->Finish();
 }
 
 TEST_F(TrainerProcessTest, AbortEndsItAtOnce) {
