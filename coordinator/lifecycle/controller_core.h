@@ -80,8 +80,13 @@ class ControllerCore {
   JobMachine* FindAttempt(std::string_view job, uint32_t attempt, uint64_t token);
   absl::Status OnEvent(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                        bool seen, v1::AttemptEvent& event, absl::Time now);
-  absl::Status CheckIdentity(const NodeRecord& record, const session::Session& session,
-                             absl::Time now) const;
+  // The worker process of the node whose hello was taken last, by whichever coordinator; empty:
+  // none.
+  static absl::StatusOr<std::string> NewestIncarnation(store::ReadTransaction& transaction,
+                                                       const std::string& node,
+                                                       const NodeRecord& record);
+  absl::Status CheckIdentity(const NodeRecord& record, const std::string& known,
+                             const session::Session& session, absl::Time now) const;
   // `job`'s current attempt was sent to `node`, and no worker has said yet that it got it.
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,

@@ -27,11 +27,18 @@ std::string_view FolderOf(std::string_view incarnation) {
 
 }  // namespace
 
+// After a restart, or a commit that failed, memory knows none: then the store does.
+absl::StatusOr<std::string> ControllerCore::NewestIncarnation(store::ReadTransaction& transaction,
+                                                              const std::string& node,
+                                                              const NodeRecord& record) {
+  if (!record.log.incarnation().empty()) return record.log.incarnation();
+  return transaction.GetNewestIncarnation(node);
+}
+
 // A new process of a node stands for the death of the old one and of its trainers, because the
 // folder's lock says so. That of another folder, or beside one that is alive, does not.
-absl::Status ControllerCore::CheckIdentity(const NodeRecord& record,
+absl::Status ControllerCore::CheckIdentity(const NodeRecord& record, const std::string& known,
                                            const session::Session& session, absl::Time now) const {
-  const std::string& known = record.log.incarnation();
   if (known.empty() || known == session.incarnation()) return absl::OkStatus();
   if (record.session != nullptr && now - record.session->last_heard() <= options_.lease) {
     return absl::AlreadyExistsError(absl::StrFormat(
@@ -50,9 +57,11 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
                                      const std::shared_ptr<session::Session>& session,
                                      const v1::WorkerHello& hello, absl::Time now) {
   const std::string& id = session->node();
-  if (const auto known = nodes_.find(id); known != nodes_.end()) {
+  if (const auto found = nodes_.find(id); found != nodes_.end()) {
     CountTrainers();
-    if (const absl::Status refused = CheckIdentity(known->second, *session, now); !refused.ok()) {
+    ASSIGN_OR_RETURN(const std::string known, NewestIncarnation(transaction, id, found->second));
+    if (const absl::Status refused = CheckIdentity(found->second, known, *session, now);
+        !refused.ok()) {
       session->Close(refused);
       return absl::OkStatus();
     }
@@ -137,12 +146,7 @@ absl::StatusOr<bool> ControllerCore::OnDeath(store::WriteTransaction& transactio
   const auto found = nodes_.find(node);
   if (found == nodes_.end()) return true;
   NodeRecord& record = found->second;
-  // Of what this process has not heard a hello: the store says which one came last.
-  const bool heard = !record.log.incarnation().empty();
-  std::string newest = record.log.incarnation();
-  if (!heard) {
-    ASSIGN_OR_RETURN(newest, transaction.GetNewestIncarnation(node));
-  }
+  ASSIGN_OR_RETURN(const std::string newest, NewestIncarnation(transaction, node, record));
   // A later process of the node has said the same by its hello.
   if (newest != incarnation) return true;
   // Its last words are in the connection, ahead of its end.
@@ -150,8 +154,6 @@ absl::StatusOr<bool> ControllerCore::OnDeath(store::WriteTransaction& transactio
   spdlog::warn("nodes/{}: its worker process died, and all of its trainers", node);
   schedule_due_ = true;
   for (auto& [job, machine] : machines_) {
-    // Sent to a process that may be a later one, whose hello an earlier coordinator heard.
-    if (!heard && StartPending(node, job)) continue;
     machine->OnWorkerDied(record.node.name(), "its worker process died, and it died with it", now);
   }
   return true;

@@ -434,7 +434,7 @@ TEST_F(JobControllerTest, AWitnessSpeaksOfItsOwnWorkerOnly) {
 }
 
 // The start may be in the hands of a later process, whose hello the last coordinator heard.
-TEST_F(JobControllerTest, AWitnessKnowsNothingOfAStartThatNobodyAcknowledged) {
+TEST_F(JobControllerTest, AWitnessOfAnEarlierProcessProvesNothingAfterARestart) {
   auto first = Connect("a", "folder.1");
   Say(first, 1, Log("something, so that the store knows this process"));
   controller_->OnClosed(first);
@@ -456,10 +456,46 @@ TEST_F(JobControllerTest, AnotherWorkerOfTheSameNameProvesNothing) {
   controller_->OnClosed(session);
   EXPECT_TRUE(absl::IsFailedPrecondition(*Connect("a", "elsewhere.1")->closed()));
   EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  // A coordinator that has heard neither yet knows as much.
+  Restart();
+  EXPECT_TRUE(absl::IsFailedPrecondition(*Connect("a", "elsewhere.1")->closed()));
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  session = Connect("a", "folder.1", {Running()});
+  EXPECT_FALSE(session->closed().has_value());
+  // One that could not write begins anew in the same way.
+  store_.full = true;
+  Say(session, 4, Log("lost"));
+  store_.full = false;
+  EXPECT_TRUE(absl::IsFailedPrecondition(*Connect("a", "elsewhere.1")->closed()));
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
   clock_.Advance(options_.adoption_timeout);
   controller_->RunOnce();
   EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
   EXPECT_FALSE(Connect("a", "elsewhere.1")->closed().has_value());
+}
+
+TEST_F(JobControllerTest, AWorkerThatWasRestartedWithItsCoordinatorIsLetIn) {
+  RunJob();
+  Restart();
+  EXPECT_FALSE(Connect("a", "folder.2")->closed().has_value());
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FAILED);
+  EXPECT_THAT(Job().state_reason(), HasSubstr("its worker was restarted"));
+}
+
+// Whose hello was taken last counts, not who came first or said more.
+TEST_F(JobControllerTest, AWorkerThatTookItsPlaceBackIsKnownAfterARestart) {
+  auto first = Connect("a", "folder.1");
+  Say(first, 1, Log("something, so that the store knows this process"));
+  controller_->OnClosed(first);
+  controller_->OnClosed(Connect("a", "elsewhere.1"));
+  Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  controller_->RunOnce();
+  EXPECT_EQ(Job().state(), v1::Job::STARTING);
+  Restart();
+  EXPECT_TRUE(absl::IsFailedPrecondition(*Connect("a", "elsewhere.1")->closed()));
+  EXPECT_FALSE(Connect("a", "folder.1")->closed().has_value());
+  EXPECT_EQ(Job().state(), v1::Job::STARTING);
 }
 
 TEST_F(JobControllerTest, WhatOlderSessionsSayCountsNoMore) {

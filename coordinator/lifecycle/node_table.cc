@@ -16,7 +16,7 @@ EventLog::Verdict EventLog::Admit(uint64_t sequence) {
 }
 
 std::optional<uint64_t> EventLog::TakeUnstored() {
-  if (stored_ == applied_) return std::nullopt;
+  if (incarnation_.empty() || stored_ == applied_) return std::nullopt;
   stored_ = applied_;
   return applied_;
 }

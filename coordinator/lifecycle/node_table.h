@@ -27,7 +27,7 @@ class EventLog {
   EventLog() = default;
   // `applied`: what the store says of this incarnation.
   EventLog(std::string incarnation, uint64_t applied)
-      : incarnation_(std::move(incarnation)), applied_(applied), stored_(applied) {}
+      : incarnation_(std::move(incarnation)), applied_(applied) {}
 
   const std::string& incarnation() const { return incarnation_; }
   uint64_t applied() const { return applied_; }
@@ -39,7 +39,8 @@ class EventLog {
   void Hold(uint64_t sequence) { held_.insert(sequence); }
   void Release(uint64_t sequence) { held_.erase(sequence); }
 
-  // The applied sequence if it has to be stored; then it counts as stored.
+  // The applied sequence if it has to be stored; then it counts as stored. It is at first, whatever
+  // was applied: that this process is the node's newest must outlast the coordinator, too.
   std::optional<uint64_t> TakeUnstored();
   // What may be acknowledged if that is news to the worker; then it counts as told.
   std::optional<uint64_t> TakeAcknowledgement();
@@ -49,7 +50,7 @@ class EventLog {
  private:
   std::string incarnation_;
   uint64_t applied_ = 0;
-  uint64_t stored_ = 0;
+  std::optional<uint64_t> stored_;
   // The highest that has arrived in this run of the coordinator. What was applied before, but not
   // acknowledged, comes again, and may hold reports that are to be merged now.
   uint64_t arrived_ = 0;

@@ -313,6 +313,9 @@ TEST_F(SqliteStoreTest, CountersAndAppliedSequencesSurvive) {
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "later9"); }), 1u);
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n1"); }), "later9");
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n2"); }), "");
+  // One that came back.
+  Write([](WriteTransaction& t) { return t.SetAppliedSequence("n1", "later5", 2); });
+  EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n1"); }), "later5");
 }
 
 TEST_F(SqliteStoreTest, OldStepsAreThinnedOut) {

@@ -268,8 +268,9 @@ absl::Status SqliteTransaction::SetAppliedSequence(std::string_view node,
   return connection_.Try([&]() -> absl::Status {
     wrote_ = true;
     const int updated = connection_.Run(
-        "UPDATE incarnations SET applied_sequence = ? WHERE node = ? AND incarnation = ?",
-        static_cast<int64_t>(sequence), node, incarnation);
+        "UPDATE incarnations SET applied_sequence = ?, revision = ? WHERE node = ? AND incarnation "
+        "= ?",
+        static_cast<int64_t>(sequence), static_cast<int64_t>(revision()), node, incarnation);
     if (updated > 0) return absl::OkStatus();
     connection_.Run(
         "INSERT INTO incarnations (node, incarnation, applied_sequence, revision) VALUES (?, ?, ?, "

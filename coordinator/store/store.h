@@ -137,7 +137,7 @@ class ReadTransaction {
   virtual absl::StatusOr<uint64_t> GetAppliedSequence(std::string_view node,
                                                       std::string_view incarnation) = 0;
 
-  // The node's worker process of which a message was applied first most recently; empty: of none.
+  // The node's worker process that SetAppliedSequence() named last; empty: none.
   virtual absl::StatusOr<std::string> GetNewestIncarnation(std::string_view node) = 0;
 
   virtual absl::StatusOr<v1::Node> GetNode(std::string_view id) = 0;
