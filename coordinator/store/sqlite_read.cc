@@ -218,6 +218,9 @@ absl::StatusOr<LogPage> SqliteTransaction::ReadLogs(const LogQuery& query) {
     if (query.after_offset > 0 && end.Next()) {
       const auto first = static_cast<uint64_t>(end.Int(0));
       page.dropped = first > query.after_offset + 1 ? first - query.after_offset - 1 : 0;
+      // Also when no line of this attempt is left that would move it: what was counted once is not
+      // counted again.
+      page.next_offset += page.dropped;
     }
     Cursor rows = connection_.Query(
         "SELECT data FROM logs WHERE job = ? AND last_offset > ? AND (? = 0 OR attempt = ?) ORDER "

@@ -248,6 +248,29 @@ TEST_F(SqliteStoreTest, LogsAreBounded) {
   EXPECT_EQ(page->dropped, 50 - kept.size() - 2);
 }
 
+// Lines are dropped of the job, and read of an attempt: of one whose lines have all gone, too, the
+// reader comes to an end.
+TEST_F(SqliteStoreTest, DroppedLinesAreCountedOnce) {
+  Create("a");
+  for (uint32_t attempt : {1u, 2u}) {
+    for (int i = 0; i < 50; ++i) {
+      Write([&](WriteTransaction& t) {
+        return t.AppendLogs("a", attempt, {Line(0, std::string(100, 'x'))});
+      });
+    }
+  }
+  const auto read = [&](uint64_t after) {
+    return *Read([&](ReadTransaction& t) {
+      return t.ReadLogs({.job = "a", .attempt = 1, .after_offset = after});
+    });
+  };
+  const LogPage page = read(2);
+  EXPECT_THAT(page.lines, IsEmpty());
+  EXPECT_EQ(page.dropped, 100 - Logs({.job = "a"}).size() - 2);
+  EXPECT_EQ(page.next_offset, 2 + page.dropped);
+  EXPECT_EQ(read(page.next_offset).dropped, 0u);
+}
+
 TEST_F(SqliteStoreTest, DeleteTakesEverythingOfTheJob) {
   Create("a");
   Write([](WriteTransaction& t) -> absl::Status {
