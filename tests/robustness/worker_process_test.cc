@@ -86,6 +86,18 @@ TEST_F(WorkerProcessTest, RefusesOtherAddressesWithoutTls) {
   EXPECT_THAT(Complaint({{"--tls-cert", "/none.pem"}}), HasSubstr("--tls-cert: cannot read"));
 }
 
+// Nobody could connect to its trainers, and nobody would know why.
+TEST_F(WorkerProcessTest, NeverAdvertisesLoopbackInPlaceOfAnAddressThatItCannotFind) {
+  std::ofstream(coordinator_.File("insecure.yaml")) << "insecure: true\n";
+  EXPECT_THAT(Complaint({{"--coordinator", "no.such.host.invalid:7070"},
+                         {"--config", coordinator_.File("insecure.yaml")}}),
+              HasSubstr("no.such.host.invalid does not resolve"));
+  Process worker = Start({{"--coordinator", coordinator_.address()}});
+  EXPECT_TRUE(Eventually([&] {
+    return worker.Log().find("nodes/n1 at 127.0.0.1:") != std::string::npos;
+  })) << worker.Log();
+}
+
 TEST_F(WorkerProcessTest, MistakesAreNamed) {
   ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
   EXPECT_THAT(Complaint({{"--metrics-listen", coordinator_.address()}}),

@@ -6,22 +6,29 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 
 namespace ringleader::agent {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr absl::Duration kRouteRetryInterval = absl::Milliseconds(500);
 
 uint32_t UsableCores() {
   cpu_set_t set;
@@ -110,6 +117,43 @@ std::vector<v1::Gpu> VisibleGpus(const std::vector<v1::Gpu>& all, const char* vi
   return gpus;
 }
 
+// The local end of a connection to `peer`, were there one.
+absl::StatusOr<std::string> RouteTo(const Address& peer) {
+  const auto unknown = [&](const char* what, const char* why) {
+    return absl::UnavailableError(absl::StrFormat(
+        "the address at which other nodes reach this one is not known: %s %s: %s; give --address, "
+        "or a --coordinator that this machine can reach",
+        peer.host, what, why));
+  };
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (const int error =
+          getaddrinfo(peer.host.c_str(), std::to_string(peer.port).c_str(), &hints, &found);
+      error != 0) {
+    return unknown("does not resolve", gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
+  int error = 0;
+  // A name may have addresses of a family for which there is no network here.
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    // Connecting a datagram socket sends nothing: it only looks the route up.
+    const int fd = socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    sockaddr_storage own{};
+    socklen_t size = sizeof(own);
+    char host[NI_MAXHOST] = {};
+    const bool routed = connect(fd, entry->ai_addr, entry->ai_addrlen) == 0 &&
+                        getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0;
+    if (!routed) error = errno;
+    if (fd >= 0) close(fd);
+    if (routed && getnameinfo(reinterpret_cast<sockaddr*>(&own), size, host, sizeof(host), nullptr,
+                              0, NI_NUMERICHOST) == 0) {
+      return host;
+    }
+  }
+  return unknown("cannot be reached", std::strerror(error));
+}
+
 }  // namespace
 
 v1::NodeInventory TakeInventory(const InventoryOptions& options) {
@@ -130,27 +174,14 @@ v1::NodeInventory TakeInventory(const InventoryOptions& options) {
   return inventory;
 }
 
-std::string AddressFacing(const Address& peer) {
-  std::string loopback = "127.0.0.1";
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (IsLoopback(peer) ||
-      getaddrinfo(peer.host.c_str(), std::to_string(peer.port).c_str(), &hints, &found) != 0) {
-    return loopback;
+absl::StatusOr<std::string> AddressFacing(const Address& peer, absl::Duration patience) {
+  if (IsLoopback(peer)) return "127.0.0.1";
+  const absl::Time give_up = absl::Now() + patience;
+  for (;;) {
+    absl::StatusOr<std::string> address = RouteTo(peer);
+    if (address.ok() || absl::Now() + kRouteRetryInterval > give_up) return address;
+    absl::SleepFor(kRouteRetryInterval);
   }
-  // Connecting a datagram socket sends nothing: it only looks the route up.
-  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_storage own{};
-  socklen_t size = sizeof(own);
-  char host[NI_MAXHOST] = {};
-  const bool known = connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
-                     getnameinfo(reinterpret_cast<sockaddr*>(&own), size, host, sizeof(host),
-                                 nullptr, 0, NI_NUMERICHOST) == 0;
-  close(fd);
-  freeaddrinfo(found);
-  return known ? host : loopback;
 }
 
 std::string DefaultNodeId() {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/address.h"
 #include "ringleader/v1/node.pb.h"
 
@@ -22,8 +24,9 @@ struct InventoryOptions {
 v1::NodeInventory TakeInventory(const InventoryOptions& options);
 
 // This machine's address on the network through which it reaches `peer`; loopback if that is on
-// this machine, or cannot be told.
-std::string AddressFacing(const Address& peer);
+// this machine. A name that does not resolve and a network that is not up yet are tried again for
+// as long as `patience`; then UNAVAILABLE says what is missing, and names --address.
+absl::StatusOr<std::string> AddressFacing(const Address& peer, absl::Duration patience);
 
 // The machine's host name, as a node id.
 std::string DefaultNodeId();

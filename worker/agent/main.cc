@@ -29,6 +29,10 @@
 namespace ringleader::agent {
 namespace {
 
+// For a name service and a network that come up beside this daemon. Longer than whatever restarts
+// it takes for a crash loop.
+constexpr absl::Duration kNetworkPatience = absl::Seconds(15);
+
 struct Flags {
   std::string coordinator = "127.0.0.1:7070";
   std::string data_dir = "./ringleader-worker";
@@ -147,7 +151,14 @@ absl::Status Serve(const Flags& flags) {
   InventoryOptions inventory_options = flags.inventory;
   if (inventory_options.address.empty()) {
     ASSIGN_OR_RETURN(const Address coordinator, ParseAddress(flags.coordinator));
-    inventory_options.address = AddressFacing(coordinator);
+    ASSIGN_OR_RETURN(inventory_options.address, AddressFacing(coordinator, kNetworkPatience));
+    const bool loopback = IsLoopback({.host = inventory_options.address, .port = 0, .path = ""});
+    if (loopback && !IsLoopback(coordinator)) {
+      spdlog::warn(
+          "{} is this machine, by an address that no other machine reaches: trainers of other "
+          "nodes cannot connect to {}; give --address unless this is the only node",
+          coordinator.host, inventory_options.address);
+    }
   }
   ASSIGN_OR_RETURN(const TlsOptions trainer_tls,
                    TlsOfTrainers(flags.tls, inventory_options.address));
@@ -173,9 +184,9 @@ absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(
       const std::unique_ptr<Worker> worker,
       Worker::Create(options, std::move(data_dir), std::move(channel), &worker_metrics));
-  spdlog::info("nodes/{}: {} trainers, {} cores, {} GPUs; coordinator {}", flags.name,
-               inventory.trainers(), inventory.cpu_cores(), inventory.gpus_size(),
-               flags.coordinator);
+  spdlog::info("nodes/{} at {}: {} trainers, {} cores, {} GPUs; coordinator {}", flags.name,
+               inventory.address(), inventory.trainers(), inventory.cpu_cores(),
+               inventory.gpus_size(), flags.coordinator);
   // Trainers die with the thread that started them: that is this one, which ends last.
   std::thread([worker = worker.get()] {
     WaitForShutdownSignal();

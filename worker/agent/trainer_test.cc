@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/temp_dir.h"
 #include "worker/agent/inventory.h"
 
@@ -66,8 +67,23 @@ TEST(InventoryTest, CountsWhatIsThere) {
 }
 
 TEST(InventoryTest, FacesACoordinatorOnThisMachineThroughLoopback) {
-  EXPECT_EQ(AddressFacing({.host = "127.0.0.1", .port = 7070, .path = ""}), "127.0.0.1");
-  EXPECT_EQ(AddressFacing({.host = "no.such.host.invalid", .port = 7070, .path = ""}), "127.0.0.1");
+  for (const Address& coordinator : {Address{.host = "127.0.0.1", .port = 7070, .path = ""},
+                                     Address{.host = "localhost", .port = 7070, .path = ""},
+                                     Address{.host = "", .port = 0, .path = "/run/coordinator"}}) {
+    EXPECT_EQ(AddressFacing(coordinator, absl::ZeroDuration()).value(), "127.0.0.1");
+  }
+}
+
+TEST(InventoryTest, AnAddressThatCannotBeFoundIsAnError) {
+  const absl::Time start = absl::Now();
+  const absl::Status status =
+      AddressFacing({.host = "no.such.host.invalid", .port = 7070, .path = ""},
+                    absl::Milliseconds(600))
+          .status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no.such.host.invalid does not resolve"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--address"));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(500));  // tried again
 }
 
 TEST(InventoryTest, ReadsTheDriversFiles) {
