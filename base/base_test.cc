@@ -10,7 +10,10 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 
+#include "absl/time/clock.h"
 #include "base/address.h"
+#include "base/boot_clock.h"
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/grpc_status.h"
 #include "base/metrics.h"
@@ -143,6 +146,25 @@ TEST(MetricsTest, SaysThatThePortIsInUseAndRefusesToBeSeen) {
   EXPECT_GT(metrics.port(), 0);
   EXPECT_THAT(metrics.Render(), HasSubstr("ringleader_build_info{component=\"test\""));
   EXPECT_THAT(metrics.Render(), HasSubstr("process_resident_memory_bytes"));
+}
+
+TEST(ClockTest, SteadyAdvancesByWhatPassesWhateverTheWallClockSays) {
+  static absl::Time boot_time = absl::UnixEpoch() + absl::Hours(3);
+  const absl::Time wall = absl::UnixEpoch() + absl::Hours(24 * 365 * 50);
+  const SteadyClock clock(wall, [] { return boot_time; });
+  EXPECT_EQ(clock.Now(), wall);
+  boot_time += absl::Seconds(10);
+  EXPECT_EQ(clock.Now(), wall + absl::Seconds(10));
+}
+
+TEST(ClockTest, SteadyTellsTheTimeOfDay) {
+  EXPECT_LT(absl::AbsDuration(Clock::Steady()->Now() - absl::Now()), absl::Minutes(1));
+  const absl::Time boot_before = BootNow();
+  const absl::Time before = Clock::Steady()->Now();
+  absl::SleepFor(absl::Milliseconds(20));
+  const absl::Duration passed = Clock::Steady()->Now() - before;
+  EXPECT_GE(passed, absl::Milliseconds(20));
+  EXPECT_LE(passed, BootNow() - boot_before);
 }
 
 TEST(GrpcStatusTest, CarriesErrorInfo) {

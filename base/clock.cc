@@ -1,6 +1,7 @@
 #include "base/clock.h"
 
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 
 namespace ringleader {
 namespace {
@@ -14,6 +15,11 @@ class RealClock : public Clock {
 
 Clock* Clock::Real() {
   static RealClock clock;
+  return &clock;
+}
+
+Clock* Clock::Steady() {
+  static SteadyClock clock(absl::Now(), &BootNow);
   return &clock;
 }
 

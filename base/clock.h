@@ -11,8 +11,26 @@ class Clock {
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;
 
-  // The machine's clock. Lives for ever.
+  // The machine's clock: what time it is for people, and anybody's to set. Lives for ever.
   static Clock* Real();
+
+  // For leases and time-outs: a clock that is set meanwhile must not end them. The machine's clock
+  // as it was at the first call, and the time that has passed since, suspension included. Close
+  // enough to Real() to be stored and shown; it is off by as much as that was corrected since this
+  // process started. Lives for ever.
+  static Clock* Steady();
+};
+
+// Clock::Steady() of any two clocks: `start` plus what `boot_now` has advanced since.
+class SteadyClock : public Clock {
+ public:
+  SteadyClock(absl::Time start, absl::Time (*boot_now)())
+      : boot_now_(boot_now), offset_(start - boot_now()) {}
+  absl::Time Now() const override { return boot_now_() + offset_; }
+
+ private:
+  absl::Time (*const boot_now_)();
+  const absl::Duration offset_;
 };
 
 // A clock that moves only when told to. Not thread-safe: set it up before threads read it, or

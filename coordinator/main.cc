@@ -94,14 +94,14 @@ absl::Status Serve(const Flags& flags) {
                    store::OpenSqliteStore({.path = database,
                                            .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
                                            .steps_per_job = flags.steps_per_job,
-                                           .clock = Clock::Real(),
+                                           .clock = Clock::Steady(),
                                            .on_commit = [&](absl::Duration duration, int writes) {
                                              commits.OnCommit(duration, writes);
                                            }}));
   const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
   ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
                    lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
-                                                    Clock::Real(), &metrics));
+                                                    Clock::Steady(), &metrics));
   const auto collector =
       std::make_shared<api::StateCollector>(store.get(), controller.get(), database);
   metrics.AddCollectable(collector);
@@ -112,7 +112,7 @@ absl::Status Serve(const Flags& flags) {
     RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure));
   }
 
-  session::WorkerControlService workers(controller.get(), Clock::Real());
+  session::WorkerControlService workers(controller.get(), Clock::Steady());
   controller->Start();
   ASSIGN_OR_RETURN(
       const std::unique_ptr<api::Server> server,

@@ -9,7 +9,7 @@
 
 #include "absl/random/random.h"
 #include "absl/time/clock.h"
-#include "worker/agent/boot_clock.h"
+#include "base/boot_clock.h"
 
 namespace ringleader::agent {
 namespace {
@@ -190,17 +190,18 @@ bool CoordinatorLink::WriteHeartbeat(Stream* stream) {
 
 void CoordinatorLink::WriteAll(Stream* stream) {
   uint64_t sent = buffer_->acknowledged();
-  absl::Time next_heartbeat = absl::Now();
+  absl::Time next_heartbeat = BootNow();
   while (!ended()) {
-    const std::optional<v1::WorkerMessage> message = buffer_->Next(sent, next_heartbeat);
+    const std::optional<v1::WorkerMessage> message =
+        buffer_->Next(sent, next_heartbeat - BootNow());
     if (message) {
       if (!stream->Write(*message)) return;
       sent = message->sequence();
     }
-    if (absl::Now() < next_heartbeat) continue;
+    if (BootNow() < next_heartbeat) continue;
     if (!WriteHeartbeat(stream)) return;
     absl::MutexLock lock(&mutex_);
-    next_heartbeat = absl::Now() + heartbeat_interval_;
+    next_heartbeat = BootNow() + heartbeat_interval_;
   }
 }
 

@@ -66,12 +66,12 @@ void EventBuffer::Acknowledge(uint64_t sequence) {
   }
 }
 
-std::optional<v1::WorkerMessage> EventBuffer::Next(uint64_t sequence, absl::Time deadline) {
+std::optional<v1::WorkerMessage> EventBuffer::Next(uint64_t sequence, absl::Duration patience) {
   absl::MutexLock lock(&mutex_);
   const auto ready = [this, sequence]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return woken_ || acknowledged_ + entries_.size() > sequence;
   };
-  mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline);
+  mutex_.AwaitWithTimeout(absl::Condition(&ready), patience);
   woken_ = false;
   const uint64_t after = std::max(sequence, acknowledged_);
   if (acknowledged_ + entries_.size() <= after) return std::nullopt;

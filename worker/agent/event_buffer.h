@@ -35,8 +35,8 @@ class EventBuffer {
 
   // Drops everything up to `sequence`.
   void Acknowledge(uint64_t sequence);
-  // The first message behind `sequence`, waiting for one until `deadline` or Wake().
-  std::optional<v1::WorkerMessage> Next(uint64_t sequence, absl::Time deadline);
+  // The first message behind `sequence`, waiting for one as long as `patience` or until Wake().
+  std::optional<v1::WorkerMessage> Next(uint64_t sequence, absl::Duration patience);
   // Ends the current wait.
   void Wake();
 

@@ -23,7 +23,7 @@ v1::LogLine Line(const std::string& text, int32_t rank = 0) {
 class EventBufferTest : public ::testing::Test {
  protected:
   std::optional<v1::WorkerMessage> Next(uint64_t after) {
-    return buffer_.Next(after, absl::InfinitePast());
+    return buffer_.Next(after, absl::ZeroDuration());
   }
   void PushStep(uint64_t step) {
     v1::WorkerMessage message;
@@ -64,7 +64,7 @@ TEST_F(EventBufferTest, ReportsThatDoNotFitGoWithoutTheirLayers) {
   for (int i = 0; i < 1000; ++i) buffer.Push(message);
   size_t with_layers = 0;
   for (uint64_t after = 0; after < 1000; ++after) {
-    const v1::WorkerMessage kept = *buffer.Next(after, absl::InfinitePast());
+    const v1::WorkerMessage kept = *buffer.Next(after, absl::ZeroDuration());
     EXPECT_EQ(kept.event().step().loss(), 2.5);
     if (kept.event().step().layers_size() > 0) ++with_layers;
   }
@@ -73,7 +73,7 @@ TEST_F(EventBufferTest, ReportsThatDoNotFitGoWithoutTheirLayers) {
   // Room again once they are acknowledged.
   buffer.Acknowledge(1000);
   buffer.Push(message);
-  EXPECT_EQ(buffer.Next(1000, absl::InfinitePast())->event().step().layers_size(), 10);
+  EXPECT_EQ(buffer.Next(1000, absl::ZeroDuration())->event().step().layers_size(), 10);
 }
 
 TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
@@ -104,10 +104,10 @@ TEST_F(EventBufferTest, GapsAreCountedByRank) {
 
 TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
   std::thread pusher([&] { PushStep(1); });
-  EXPECT_EQ(buffer_.Next(0, absl::InfiniteFuture())->sequence(), 1);
+  EXPECT_EQ(buffer_.Next(0, absl::InfiniteDuration())->sequence(), 1);
   pusher.join();
   std::thread waker([&] { buffer_.Wake(); });
-  EXPECT_FALSE(buffer_.Next(1, absl::InfiniteFuture()));
+  EXPECT_FALSE(buffer_.Next(1, absl::InfiniteDuration()));
   waker.join();
 }
 

@@ -6,7 +6,7 @@
 
 #include "absl/time/time.h"
 
-namespace ringleader::agent {
+namespace ringleader {
 
 inline absl::Time BootNow() {
   timespec now{};
@@ -14,4 +14,4 @@ inline absl::Time BootNow() {
   return absl::TimeFromTimespec(now);
 }
 
-}  // namespace ringleader::agent
+}  // namespace ringleader
