@@ -2,6 +2,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/sm90/columns.h"
+#include "kernels/sm90/find_column.cuh"
 #include "kernels/sm90/launch.h"
 
 namespace ringleader::kernels::sm90 {
@@ -58,20 +59,6 @@ __device__ __forceinline__ void Add(__nv_bfloat16* target, const float4& terms) 
   const float2 low = __bfloat1622float2(pairs[0]), high = __bfloat1622float2(pairs[1]);
   pairs[0] = __floats2bfloat162_rn(low.x + terms.x, low.y + terms.y);
   pairs[1] = __floats2bfloat162_rn(high.x + terms.z, high.y + terms.w);
-}
-
-// Where `position` is in a head's columns, which ascend; -1: nowhere.
-__device__ int32_t FindColumn(const int64_t* positions, int32_t count, int64_t position) {
-  int32_t low = 0, high = count;
-  while (low < high) {
-    const int32_t middle = (low + high) / 2;
-    if (positions[middle] < position) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low < count && positions[low] == position ? low : -1;
 }
 
 // A warp a (head, column), a lane four elements of its row. Of the heads of a KV group that chose a

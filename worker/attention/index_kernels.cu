@@ -1,5 +1,6 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/sm90/find_column.cuh"
 #include "worker/attention/index_kernels.h"
 
 namespace ringleader::attention {
@@ -118,16 +119,7 @@ __device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_
                          i % args.max_columns;
     const int32_t position = args.candidate_positions[slot];
     if (position < 0) continue;
-    int32_t low = 0, high = count;
-    while (low < high) {
-      const int32_t middle = (low + high) / 2;
-      if (positions[middle] < position) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low == count || positions[low] != position) continue;
+    if (kernels::sm90::FindColumn(positions, count, position) < 0) continue;
     sum += args.candidate_mass[slot] *
            (counted.query_starts == nullptr
                 ? UncoveredShare(args, counted.estimate_queries, diagonals, position)
