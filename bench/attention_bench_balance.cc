@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "worker/attention/ring_load.h"
+#include "ring/ring_load.h"
 
 namespace ringleader::bench {
 namespace {

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "bench/attention_bench_balance.h"
-#include "kernels/reference/attention.h"
-#include "kernels/reference/tile_lists.h"
-#include "worker/attention/ring_attention.h"
+#include "kernels/reference/attention/attention.h"
+#include "kernels/reference/tiles/tile_lists.h"
+#include "worker/attention/runner/ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::bench {

@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "worker/attention/ring_attention.h"
+#include "worker/attention/runner/ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
-#include "worker/model/decoder.h"
+#include "worker/model/decoder/decoder.h"
 #include "worker/optim/adamw.h"
 
 namespace ringleader::bench {

@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "model_shape/model_config.h"
 #include "ringleader/v1/telemetry.pb.h"
-#include "worker/model/model_config.h"
 
 namespace ringleader::bench {
 

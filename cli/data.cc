@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "cli/commands.h"
 #include "cli/printer.h"
-#include "worker/data/pack.h"
+#include "worker/data/pack_folder.h"
 
 namespace ringleader::cli {
 namespace {

@@ -7,9 +7,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "coordinator/planner/budgets.h"
+#include "coordinator/planner/deal/budgets.h"
+#include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/memory.h"
-#include "coordinator/planner/micro_batches.h"
 #include "jobspec/jobspec.h"
 
 namespace ringleader::planner {

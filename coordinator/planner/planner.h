@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "coordinator/planner/cost_model.h"
-#include "coordinator/planner/patterns.h"
+#include "coordinator/planner/cost/cost_model.h"
 #include "coordinator/planner/shapes.h"
+#include "coordinator/planner/simulate/sample_pattern.h"
 #include "ringleader/v1/job_spec.pb.h"
 #include "ringleader/v1/plan.pb.h"
 #include "ringleader/v1/telemetry.pb.h"

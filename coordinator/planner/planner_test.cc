@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coordinator/planner/budgets.h"
+#include "coordinator/planner/deal/budgets.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/testing.h"
 

@@ -10,11 +10,11 @@
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
-#include "kernels/fused/adamw.h"
+#include "kernels/fused/adamw_update.h"
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/device_buffer.h"
 #include "kernels/fused/rms_norm.h"
-#include "kernels/fused/rope.h"
+#include "kernels/fused/rotate.h"
 #include "kernels/fused/swiglu.h"
 
 namespace ringleader::kernels::bench {

@@ -4,12 +4,12 @@
 
 #include <cmath>
 
-#include "kernels/fused/adamw.h"
+#include "kernels/fused/adamw_update.h"
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/device_buffer.h"
 #include "kernels/fused/gpu_test.h"
 #include "kernels/fused/rms_norm.h"
-#include "kernels/fused/rope.h"
+#include "kernels/fused/rotate.h"
 #include "kernels/fused/swiglu.h"
 
 namespace ringleader::kernels::fused {

@@ -11,8 +11,8 @@
 
 #include "kernels/fused/device_buffer.h"
 #include "kernels/fused/gpu_test.h"
-#include "kernels/reference/block_topk.h"
-#include "kernels/reference/testing/documents.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/tiles/block_topk.h"
 
 namespace ringleader::kernels::index {
 namespace {

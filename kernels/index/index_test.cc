@@ -12,7 +12,7 @@
 #include "kernels/fused/gpu_test.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
-#include "kernels/reference/index_select.h"
+#include "kernels/reference/index/index_select.h"
 
 namespace ringleader::kernels::index {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/rms_norm.h"
-#include "kernels/fused/rope.h"
+#include "kernels/fused/rotate.h"
 #include "kernels/fused/swiglu.h"
 #include "kernels/ops/cuda_call.h"
 

@@ -2,8 +2,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/sm90/columns.h"
-#include "kernels/sm90/find_column.cuh"
-#include "kernels/sm90/launch.h"
+#include "kernels/sm90/common/launch.h"
+#include "kernels/sm90/walk/find_column.cuh"
 
 namespace ringleader::kernels::sm90 {
 namespace {

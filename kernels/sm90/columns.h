@@ -1,6 +1,6 @@
 // Selected columns (verticals) on Hopper: gathered from their owners into dense rows that the copy
 // engine can load, attended to outside the ring, their gradients given back. The same functions as
-// kernels/reference/columns.h, under the rules of kernels/sm90/attention.h.
+// kernels/reference/attention/columns.h, under the rules of kernels/sm90/attention.h.
 //
 // Columns that lie ahead of a query, or in a tile that the query's block diagonal covers already,
 // are skipped; `tiles` must be kToeplitz with bit 0 set.

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "kernels/reference/columns.h"
-#include "kernels/sm90/testing/attention_problem.h"
+#include "kernels/reference/attention/columns.h"
+#include "kernels/sm90/testing/device_problem.h"
 #include "kernels/sm90/testing/unread.h"
 
 namespace ringleader::kernels::sm90 {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "kernels/sm90/testing/attention_problem.h"
+#include "kernels/sm90/testing/device_problem.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/temp_dir.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
-#include "tests/support/process.h"
+#include "tests/support/program.h"
 
 namespace ringleader::testing {
 

@@ -23,7 +23,7 @@
 #include "worker/agent/data_dir.h"
 #include "worker/agent/event_buffer.h"
 #include "worker/agent/log_pump.h"
-#include "worker/agent/trainer.h"
+#include "worker/agent/trainer_process.h"
 #include "worker/agent/worker_metrics.h"
 
 namespace ringleader::agent {

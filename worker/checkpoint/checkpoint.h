@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "model_shape/parameter_layout.h"
 #include "worker/comm/communicator.h"
-#include "worker/model/parameter_layout.h"
 #include "worker/optim/adamw.h"
 
 namespace ringleader::checkpoint {

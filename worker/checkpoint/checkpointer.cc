@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status_macros.h"
-#include "worker/checkpoint/agreement.h"
 #include "worker/checkpoint/format.h"
+#include "worker/checkpoint/shared_outcome.h"
 
 namespace ringleader::checkpoint {
 namespace {

@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "model_shape/parameter_layout.h"
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/comm/communicator.h"
-#include "worker/model/parameter_layout.h"
 #include "worker/optim/adamw.h"
 
 namespace ringleader::checkpoint {

@@ -13,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/files.h"
 #include "base/status_macros.h"
-#include "worker/checkpoint/agreement.h"
+#include "worker/checkpoint/shared_outcome.h"
 
 namespace ringleader::checkpoint {
 namespace {

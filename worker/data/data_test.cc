@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "worker/data/loader.h"
-#include "worker/data/pack.h"
+#include "worker/data/pack_folder.h"
 
 namespace ringleader::data {
 namespace {

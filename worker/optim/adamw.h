@@ -9,8 +9,8 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model_shape/parameter_layout.h"
 #include "worker/comm/communicator.h"
-#include "worker/model/parameter_layout.h"
 
 namespace ringleader::optim {
 

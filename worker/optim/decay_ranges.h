@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "worker/model/parameter_layout.h"
+#include "model_shape/parameter_layout.h"
 
 namespace ringleader::optim {
 

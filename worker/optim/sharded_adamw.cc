@@ -9,7 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "kernels/fused/adamw.h"
+#include "kernels/fused/adamw_update.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/ops/cuda_call.h"
 #include "worker/optim/decay_ranges.h"

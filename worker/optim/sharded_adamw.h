@@ -16,10 +16,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model_shape/memory_estimate.h"
+#include "model_shape/parameter_layout.h"
 #include "worker/comm/device_communicator.h"
-#include "worker/model/parameter_layout.h"
-#include "worker/model/parameter_store.h"
-#include "worker/model/sharded_memory.h"
+#include "worker/model/decoder/parameter_store.h"
 #include "worker/optim/adamw.h"
 
 namespace ringleader::optim {

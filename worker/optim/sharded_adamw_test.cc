@@ -12,9 +12,9 @@
 #include "kernels/ops/cuda_call.h"
 #include "worker/comm/testing/local_device_communicator.h"
 #include "worker/comm/testing/run_ranks.h"
-#include "worker/model/sharded_decoder.h"
+#include "worker/model/decoder/sharded_decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
-#include "worker/model/testing/gpu_test.h"
+#include "worker/model/testing/need_gpu.h"
 #include "worker/optim/shard_copier.h"
 
 namespace ringleader::optim {

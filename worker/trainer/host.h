@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "worker/attention/attention_stats.h"
+#include "worker/attention/stats/attention_stats.h"
 #include "worker/trainer/training_job.h"
 
 namespace ringleader::trainer {

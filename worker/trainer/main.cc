@@ -1,7 +1,7 @@
 // ringleader-trainer: one rank of one attempt. Its worker starts it; it lives as long as the
 // attempt.
-#include "worker/trainer/process.h"
-#include "worker/trainer/run.h"
+#include "worker/trainer/steps/run.h"
+#include "worker/trainer/trainer_main.h"
 
 int main(int argc, char** argv) {
   return ringleader::trainer::RunProcess(argc, argv, &ringleader::trainer::Run);

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "worker/attention/attention_options.h"
-#include "worker/model/model_config.h"
-#include "worker/model/sharded_memory.h"
+#include "model_shape/memory_estimate.h"
+#include "model_shape/model_config.h"
+#include "patterns/attention_options.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/schedule.h"
 

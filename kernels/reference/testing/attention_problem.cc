@@ -7,8 +7,8 @@
 #include <random>
 #include <utility>
 
-#include "kernels/reference/attention.h"
-#include "kernels/reference/testing/documents.h"
+#include "kernels/reference/attention/attention.h"
+#include "kernels/reference/testing/packed_documents.h"
 
 namespace ringleader::kernels::reference::testing {
 namespace {

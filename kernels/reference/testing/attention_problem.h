@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/reference/columns.h"
-#include "kernels/reference/engine.h"
+#include "kernels/reference/attention/columns.h"
+#include "kernels/reference/math/engine.h"
 #include "kernels/reference/testing/masked_attention.h"
 
 namespace ringleader::kernels::reference::testing {

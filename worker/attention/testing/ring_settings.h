@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
-#include "worker/attention/ring_schedule.h"
 
 namespace ringleader::attention::testing {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <thread>
 
-#include "worker/comm/grpc_communicator.h"
+#include "worker/comm/grpc/grpc_communicator.h"
 
 namespace ringleader::comm::testing {
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "worker/comm/grpc_communicator.h"
+#include "worker/comm/grpc/grpc_communicator.h"
 
 namespace ringleader::comm::testing {
 namespace {

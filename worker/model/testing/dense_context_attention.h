@@ -7,7 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "worker/attention/context_attention.h"
+#include "worker/attention/runner/context_attention.h"
 
 namespace ringleader::model {
 

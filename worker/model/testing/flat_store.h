@@ -4,8 +4,8 @@
 #include <set>
 #include <vector>
 
-#include "worker/model/parameter_layout.h"
-#include "worker/model/parameter_store.h"
+#include "model_shape/parameter_layout.h"
+#include "worker/model/decoder/parameter_store.h"
 
 namespace ringleader::model {
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "worker/model/huggingface.h"
-#include "worker/model/model_config.h"
-#include "worker/model/parameter_layout.h"
-#include "worker/model/safetensors.h"
+#include "model_shape/model_config.h"
+#include "model_shape/parameter_layout.h"
+#include "worker/model/files/huggingface.h"
+#include "worker/model/files/safetensors.h"
 
 namespace ringleader::model {
 

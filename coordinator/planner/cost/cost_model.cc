@@ -1,0 +1,120 @@
+#include "coordinator/planner/cost/cost_model.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "coordinator/planner/deal/micro_batches.h"
+
+namespace ringleader::planner {
+namespace {
+
+using Vector = NonNegativeRegression::Vector;
+
+// Sustained rates of one Hopper GPU in bf16, and of one CPU thread in fp32. Only where the fit
+// starts: a few reports replace them. The GPU's are of steps of 262,144 tokens and more on four
+// H200 (bench/results/compare_peer.json); short sequences recompute less and are faster.
+struct Rates {
+  double attention_forward_flops;
+  double attention_backward_flops;
+  double linear_flops;
+  double memory_bytes;
+  double seconds_per_call;
+};
+
+Rates RatesOf(const ClusterShape& cluster) {
+  if (cluster.engine == v1::ResourcesSpec::CUDA) {
+    return {.attention_forward_flops = 540e12,
+            .attention_backward_flops = 470e12,
+            .linear_flops = 670e12,
+            .memory_bytes = 3.5e12,
+            .seconds_per_call = 12e-6};
+  }
+  const double threads = std::max(1.0, cluster.threads_per_trainer);
+  return {.attention_forward_flops = 30e9 * threads,
+          .attention_backward_flops = 30e9 * threads,
+          .linear_flops = 50e9 * threads,
+          .memory_bytes = 4e9 * threads,
+          .seconds_per_call = 30e-6};
+}
+
+std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec, const ModelShape& model,
+                                                  const ClusterShape& cluster) {
+  const Rates rates = RatesOf(cluster);
+  const double tile = spec.attention().tile() > 0 ? spec.attention().tile() : 64;
+  const double d = model.known() ? model.head_dim : 64;
+  const double layers = model.known() ? model.layers : 8;
+  const double weights = model.known() ? model.weights_per_token() : 4e6;
+  // QKᵀ and PV, 2 t² d each; backward has five such products. A row is rescaled and written once a
+  // call: 4 bytes, read and written.
+  const double forward_flops = 4 * tile * tile * d;
+  const double row_seconds = 8 * d / rates.memory_bytes;
+  const double call = rates.seconds_per_call;
+  // Gradients there and parameters back. On GPUs gradients, three quarters of the bytes, travel
+  // behind backward.
+  const Link& link = cluster.nodes > 1 ? cluster.inter_node : cluster.intra_node;
+  const double exposed = cluster.engine == v1::ResourcesSpec::CUDA ? 0.25 : 1;
+  return {
+      NonNegativeRegression(
+          Vector{forward_flops / rates.attention_forward_flops, row_seconds, 0, call}),
+      NonNegativeRegression(
+          Vector{2.5 * forward_flops / rates.attention_backward_flops, 2 * row_seconds, 0, call}),
+      NonNegativeRegression(Vector{0, row_seconds, 0, call}),
+      // Forward 2, backward 4, recomputed forward 2 operations a weight and token.
+      NonNegativeRegression(Vector{0, 8 * weights / layers / rates.linear_flops, 0, call}),
+      NonNegativeRegression(
+          Vector{0, 0, exposed / link.bytes_per_second + 1 / rates.memory_bytes, call}),
+  };
+}
+
+Vector Features(const Work& work) {
+  return {work.tiles, work.rows, work.bytes, work.calls};
+}
+
+}  // namespace
+
+CostModel::CostModel(const v1::JobSpec& spec, const ModelShape& model, const ClusterShape& cluster)
+    : phases_(Priors(spec, model, cluster)) {}
+
+double CostModel::Seconds(Phase phase, const Work& work) const {
+  return phases_[static_cast<int>(phase)].Predict(Features(work));
+}
+
+void CostModel::Observe(Phase phase, const Work& work, double seconds) {
+  phases_[static_cast<int>(phase)].Observe(Features(work), seconds);
+}
+
+const Vector& CostModel::coefficients(Phase phase) const {
+  return phases_[static_cast<int>(phase)].coefficients();
+}
+
+int CostModel::observations() const {
+  return phases_[static_cast<int>(Phase::kAttentionForward)].observations();
+}
+
+void CostModel::ObserveStep(const v1::JobSpec& spec, const ModelShape& model,
+                            const v1::StepPlan& plan, const v1::StepReport& report) {
+  if (report.skipped() || report.rank_tiles().empty() || !model.known()) return;
+  const double context = std::max(1u, spec.parallelism().context());
+  // Phases are the slowest rank's, so they belong to the rank with the most tiles.
+  const auto slowest = std::max_element(report.rank_tiles().begin(), report.rank_tiles().end());
+  const double tiles = *slowest;
+  const auto group = static_cast<uint32_t>((slowest - report.rank_tiles().begin()) / context);
+  const std::vector<uint64_t> lengths = LengthsOfGroup(spec, plan, group);
+  const auto sequences = static_cast<double>(lengths.size());
+  const double tokens =
+      static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), uint64_t{0})) / context;
+  const double ring_steps = context * model.layers * sequences;
+  const Work attention = {
+      .tiles = tiles, .rows = tokens * model.heads * model.layers * context, .calls = ring_steps};
+  const v1::PhaseSeconds& phases = report.phases();
+  const Work per_token = {.rows = tokens * model.layers,
+                          .calls = static_cast<double>(model.layers) * sequences};
+  Observe(Phase::kAttentionForward, attention, phases.attention_forward());
+  Observe(Phase::kAttentionBackward, attention, phases.attention_backward());
+  Observe(Phase::kIndex, per_token, phases.index());
+  Observe(Phase::kLinear, per_token, phases.linear());
+  Observe(Phase::kOptimizer, {.bytes = 8.0 * model.parameters(), .calls = 1}, phases.optimizer());
+}
+
+}  // namespace ringleader::planner

@@ -1,0 +1,48 @@
+// What a training step costs, by phase: seconds per tile, row, byte and call, started from the
+// machine's usual speed and fitted to StepReports as they come.
+#pragma once
+
+#include <array>
+
+#include "coordinator/planner/cost/regression.h"
+#include "coordinator/planner/shapes.h"
+#include "ringleader/v1/job_spec.pb.h"
+#include "ringleader/v1/plan.pb.h"
+#include "ringleader/v1/telemetry.pb.h"
+
+namespace ringleader::planner {
+
+enum class Phase { kAttentionForward, kAttentionBackward, kIndex, kLinear, kOptimizer };
+inline constexpr int kPhases = 5;
+
+// What one rank does in a phase.
+struct Work {
+  double tiles = 0;  // attention tiles visited, over heads
+  double rows = 0;   // attention: query rows × heads × calls; linear and index: tokens × layers
+  double bytes = 0;  // optimizer: gradient and parameter bytes exchanged
+  double calls = 0;  // ring steps; 1 for the optimizer
+};
+
+// Not thread-safe; copyable.
+class CostModel {
+ public:
+  // The prior for one job: its tile, model and engine. An unknown model counts as a small one.
+  CostModel(const v1::JobSpec& spec, const ModelShape& model, const ClusterShape& cluster);
+
+  double Seconds(Phase phase, const Work& work) const;
+  void Observe(Phase phase, const Work& work, double seconds);
+
+  // Learns from one merged report of a step that ran under `plan`. A report of a step that was
+  // skipped, or without attention tiles, teaches nothing.
+  void ObserveStep(const v1::JobSpec& spec, const ModelShape& model, const v1::StepPlan& plan,
+                   const v1::StepReport& report);
+
+  // {seconds per tile, row, byte, call}.
+  const NonNegativeRegression::Vector& coefficients(Phase phase) const;
+  int observations() const;
+
+ private:
+  std::array<NonNegativeRegression, kPhases> phases_;
+};
+
+}  // namespace ringleader::planner

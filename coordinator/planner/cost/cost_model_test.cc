@@ -1,0 +1,157 @@
+#include "coordinator/planner/cost/cost_model.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "coordinator/planner/testing.h"
+
+namespace ringleader::planner {
+namespace {
+
+using Vector = NonNegativeRegression::Vector;
+
+// Features that vary over a range like those of a run whose density drifts.
+Vector Features(std::mt19937* random) {
+  std::uniform_real_distribution<double> u(0.2, 1.8);
+  return {5e4 * u(*random), 2e6 * u(*random), 1e8 * u(*random), 100 * u(*random)};
+}
+
+TEST(RegressionTest, RecoversKnownCoefficientsFromNoisyReports) {
+  std::mt19937 random(1);
+  const Vector truth = {2e-6, 3e-8, 5e-10, 4e-4};
+  // Off by up to an order of magnitude, in both directions.
+  NonNegativeRegression fit({1.5e-5, 1e-8, 2e-9, 1e-4});
+  std::normal_distribution<double> noise(1.0, 0.02);
+  for (int i = 0; i < 400; ++i) {
+    const Vector x = Features(&random);
+    double seconds = 0;
+    for (int k = 0; k < 4; ++k) seconds += truth[k] * x[k];
+    fit.Observe(x, seconds * noise(random));
+  }
+  for (int k = 0; k < 4; ++k) {
+    EXPECT_NEAR(fit.coefficients()[k] / truth[k], 1.0, 0.15) << k;
+  }
+}
+
+TEST(RegressionTest, CoefficientsStayNonNegative) {
+  std::mt19937 random(2);
+  NonNegativeRegression fit({1e-6, 1e-8, 1e-9, 1e-4});
+  std::normal_distribution<double> noise(1.0, 0.5);
+  for (int i = 0; i < 200; ++i) {
+    const Vector x = Features(&random);
+    // Rows cost nothing, and the noise would have them earn time.
+    fit.Observe(x, std::max(1e-3, 2e-6 * x[0] * noise(random)));
+    for (const double c : fit.coefficients()) ASSERT_GE(c, 0);
+  }
+}
+
+TEST(RegressionTest, FollowsAMachineThatSlowsDown) {
+  std::mt19937 random(3);
+  NonNegativeRegression fit({1e-6, 1e-8, 0, 1e-4});
+  double speed = 1;
+  for (int i = 0; i < 600; ++i) {
+    if (i == 300) speed = 2;
+    const Vector x = Features(&random);
+    fit.Observe(x, speed * (2e-6 * x[0] + 1e-8 * x[1] + 1e-4 * x[3]));
+  }
+  EXPECT_NEAR(fit.coefficients()[0], 4e-6, 0.2e-6);
+}
+
+// Steps of one job look alike: tiles and rows never vary apart. Predictions must be right all the
+// same, and the prior decides how the time is shared.
+TEST(RegressionTest, ConstantFeaturesScaleThePrior) {
+  NonNegativeRegression fit({1e-6, 1e-8, 0, 1e-4});
+  const Vector x = {1e5, 1e6, 0, 100};
+  for (int i = 0; i < 5000; ++i) {
+    fit.Observe(x, 0.36);
+    if (i < 50) continue;
+    ASSERT_NEAR(fit.Predict(x), 0.36, 0.01) << i;
+  }
+  for (const int k : {0, 1, 3}) EXPECT_GT(fit.coefficients()[k], 0) << k;
+  EXPECT_EQ(fit.coefficients()[2], 0);  // switched off
+}
+
+TEST(RegressionTest, NonsenseIsIgnored) {
+  NonNegativeRegression fit({1e-6, 1e-8, 0, 1e-4});
+  const Vector before = fit.coefficients();
+  fit.Observe({1, 1, 1, 1}, 0);
+  fit.Observe({1, 1, 1, 1}, -1);
+  fit.Observe({1, 1, 1, 1}, std::nan(""));
+  fit.Observe({-1, 1, 1, 1}, 1);
+  fit.Observe({std::nan(""), 1, 1, 1}, 1);
+  EXPECT_EQ(fit.coefficients(), before);
+  EXPECT_EQ(fit.observations(), 0);
+}
+
+// A machine four times slower than the prior thinks, seen through step reports.
+TEST(CostModelTest, LearnsFromStepReports) {
+  const v1::JobSpec spec = LongJob(4, 131072);
+  const ModelShape model = ThreeBillion();
+  const ClusterShape cluster = TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4);
+  CostModel truth(spec, model, cluster), fitted(spec, model, cluster);
+  std::mt19937 random(4);
+  std::normal_distribution<double> noise(1.0, 0.02);
+  const double rows = 131072.0 / 4 * 16 * 36 * 4;
+  for (uint64_t step = 1; step <= 60; ++step) {
+    const double tiles = 1e6 + random() % 4000000;
+    v1::StepReport report;
+    report.set_step(step);
+    for (int r = 0; r < 4; ++r) report.add_rank_tiles(static_cast<uint64_t>(tiles) - r);
+    const Work work = {.tiles = tiles, .rows = rows, .calls = 4 * 36};
+    report.mutable_phases()->set_attention_forward(4 * noise(random) *
+                                                   truth.Seconds(Phase::kAttentionForward, work));
+    report.mutable_phases()->set_attention_backward(4 * noise(random) *
+                                                    truth.Seconds(Phase::kAttentionBackward, work));
+    report.mutable_phases()->set_linear(2.0);
+    fitted.ObserveStep(spec, model, v1::StepPlan(), report);
+  }
+  EXPECT_EQ(fitted.observations(), 60);
+  for (const Phase phase : {Phase::kAttentionForward, Phase::kAttentionBackward}) {
+    const double ratio = fitted.coefficients(phase)[0] / truth.coefficients(phase)[0];
+    EXPECT_NEAR(ratio, 4.0, 0.3);
+  }
+  EXPECT_NEAR(fitted.Seconds(Phase::kLinear, {.rows = 131072.0 / 4 * 36, .calls = 36}), 2.0, 0.05);
+}
+
+// The Qwen2.5-3B shape on four H200: seconds of bench/results/compare_peer.json and
+// training_4gpus.csv.
+TEST(CostModelTest, StartsNearWhatStepsTook) {
+  struct Measured {
+    double tokens, density, forward, backward, linear;
+  };
+  const Measured steps[] = {{262144, 0.0544, 0.3102, 0.8268, 2.1939},
+                            {524288, 0.0503, 1.0432, 2.8711, 4.7465},
+                            {1048576, 0.0491, 3.8745, 10.5066, 9.6995}};
+  const ModelShape shape = ThreeBillion();
+  for (const Measured& step : steps) {
+    v1::JobSpec spec = LongJob(4, static_cast<uint64_t>(step.tokens));
+    spec.mutable_attention()->set_tile(128);
+    const CostModel model(spec, shape, TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4));
+    const double blocks = step.tokens / 128;
+    const Work attention = {.tiles = step.density * blocks * blocks / 2 / 4 * 16 * 36,
+                            .rows = step.tokens / 4 * 16 * 36 * 4,
+                            .calls = 4 * 36};
+    const Work per_token = {.rows = step.tokens / 4 * 36, .calls = 36};
+    EXPECT_NEAR(model.Seconds(Phase::kAttentionForward, attention) / step.forward, 1, 0.1);
+    EXPECT_NEAR(model.Seconds(Phase::kAttentionBackward, attention) / step.backward, 1, 0.1);
+    EXPECT_NEAR(model.Seconds(Phase::kLinear, per_token) / step.linear, 1, 0.12)
+        << step.tokens << " tokens";
+    // 0.01 to 0.03 s: nothing beside the others.
+    EXPECT_LT(model.Seconds(Phase::kOptimizer, {.bytes = 8 * 3.09e9, .calls = 1}), 0.1);
+  }
+}
+
+TEST(CostModelTest, SkippedStepsTeachNothing) {
+  const v1::JobSpec spec = LongJob(4, 131072);
+  CostModel model(spec, ThreeBillion(), TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4));
+  v1::StepReport report;
+  report.set_skipped(true);
+  report.add_rank_tiles(1000);
+  report.mutable_phases()->set_attention_forward(100);
+  model.ObserveStep(spec, ThreeBillion(), v1::StepPlan(), report);
+  EXPECT_EQ(model.observations(), 0);
+}
+
+}  // namespace
+}  // namespace ringleader::planner

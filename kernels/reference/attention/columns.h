@@ -1,0 +1,60 @@
+// Selected columns (verticals) on the CPU: picked up from their owners into dense rows, attended to
+// outside the ring, their gradients given back.
+//
+// Columns that lie ahead of a query, in another document, or in a tile that the query's block
+// diagonal covers already, are skipped (ColumnSelection in ringleader/kernels/attention.h).
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/reference/math/engine.h"
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::reference {
+
+// Rows of `columns` of each query head: [heads, max_columns, d].
+
+// Copies the columns that `owner` has: k, v are its [n, kv_heads, d].
+void GatherColumns(const TokenMajor<const float>& k, const TokenMajor<const float>& v,
+                   const ShardLayout& owner, const ColumnSelection& columns, int heads, float* keys,
+                   float* values);
+
+// Adds the gradients of the columns that `owner` has to its dk, dv, in the order of heads.
+void ScatterColumns(const float* d_keys, const float* d_values, const ShardLayout& owner,
+                    const ColumnSelection& columns, int heads, const TokenMajor<float>& dk,
+                    const TokenMajor<float>& dv);
+
+struct ColumnForwardArgs {
+  TokenMajor<const float> q;    // [n, heads, d]
+  const float* keys = nullptr;  // [heads, max_columns, d]
+  const float* values = nullptr;
+  ColumnSelection columns;
+  TileSelection tiles;  // kToeplitz: what the diagonals cover; document_starts
+  ShardLayout query_layout;
+  TokenMajor<float> out;  // as in AttentionForwardArgs
+  float* lse = nullptr;
+  float scale = 0.0f;
+};
+// `visited_tiles`, where not null: tiles of `tile` queries by `tile` columns, over all heads.
+absl::Status ColumnForward(Engine& engine, const ColumnForwardArgs& args,
+                           int64_t* visited_tiles = nullptr);
+
+struct ColumnBackwardArgs {
+  TokenMajor<const float> q, d_out;
+  const float* keys = nullptr;
+  const float* values = nullptr;
+  ColumnSelection columns;
+  TileSelection tiles;
+  ShardLayout query_layout;
+  const float* lse = nullptr;    // [heads, n]
+  const float* delta = nullptr;  // [heads, n]
+  TokenMajor<float> dq;          // added to
+  float* d_keys = nullptr;       // [heads, max_columns, d], added to
+  float* d_values = nullptr;
+  float scale = 0.0f;
+  bool deterministic = false;  // always is, here
+};
+absl::Status ColumnBackward(Engine& engine, const ColumnBackwardArgs& args);
+
+}  // namespace ringleader::kernels::reference

@@ -1,0 +1,96 @@
+#include "kernels/reference/tiles/block_topk.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/reference/tiles/tile_lists.h"
+
+namespace ringleader::kernels::reference {
+
+void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, float* sums) {
+  const int64_t row = int64_t{k.heads} * k.head_dim;
+  std::fill_n(sums, TileCount(k.tokens, tile) * row, 0.0f);
+  engine.pool().For(TileCount(k.tokens, tile), [&](int64_t b, int) {
+    float* const sum = sums + b * row;
+    for (int64_t i = b * tile; i < std::min(k.tokens, (b + 1) * tile); ++i) {
+      for (int head = 0; head < k.heads; ++head) {
+        const float* key = k.data + i * k.token_stride + head * k.head_stride;
+        for (int x = 0; x < k.head_dim; ++x) sum[head * k.head_dim + x] += key[x];
+      }
+    }
+  });
+}
+
+std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
+  const int d = args.q.head_dim, heads = args.q.heads, group = heads / args.kv_heads;
+  const int tiles_per_block = args.block_size / args.tile;
+  const int64_t tokens = args.query_layout.tokens;
+  const int64_t tiles = TileCount(tokens, args.tile), blocks = TileCount(tokens, args.block_size);
+  const int64_t query_tiles = TileCount(args.q.tokens, args.tile);
+
+  // Blocks of the sequence are summed from its tiles in order, however many ranks hold them.
+  std::vector<float> means(args.kv_heads * blocks * d, 0.0f);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t count = std::min<int64_t>(args.block_size, tokens - block * args.block_size);
+    for (int head = 0; head < args.kv_heads; ++head) {
+      float* const mean = means.data() + (head * blocks + block) * d;
+      for (int64_t b = block * tiles_per_block; b < std::min(tiles, (block + 1) * tiles_per_block);
+           ++b) {
+        const float* sum = args.key_sums + (b * args.kv_heads + head) * d;
+        for (int x = 0; x < d; ++x) mean[x] += sum[x];
+      }
+      for (int x = 0; x < d; ++x) mean[x] /= static_cast<float>(count);
+    }
+  }
+
+  std::vector<char> selected(heads * query_tiles * blocks, 0);
+  engine.pool().For(heads * query_tiles, [&](int64_t task, int) {
+    const int head = static_cast<int>(task / query_tiles);
+    const int64_t a = task % query_tiles;
+    const int64_t end = std::min(args.q.tokens, (a + 1) * args.tile);
+    std::vector<float> query(d, 0.0f);
+    for (int64_t i = a * args.tile; i < end; ++i) {
+      const float* row = args.q.data + i * args.q.token_stride + head * args.q.head_stride;
+      for (int x = 0; x < d; ++x) query[x] += row[x];
+    }
+    const int64_t own = args.query_layout.Position(a * args.tile) / args.block_size;
+    std::vector<std::pair<float, int64_t>> scores;  // (-score, block): the best first
+    const int64_t start = args.document_starts == nullptr ? 0 : args.document_starts[a * args.tile];
+    for (int64_t block = start / args.block_size; block < own; ++block) {
+      const float* mean = means.data() + (head / group * blocks + block) * d;
+      float score = 0.0f;
+      for (int x = 0; x < d; ++x) score += query[x] * mean[x];
+      scores.emplace_back(-score, block);
+    }
+    const size_t keep = std::min<size_t>(args.topk_blocks, scores.size());
+    std::partial_sort(scores.begin(), scores.begin() + keep, scores.end());
+    char* const row = selected.data() + task * blocks;
+    row[own] = 1;
+    for (size_t i = 0; i < keep; ++i) row[scores[i].second] = 1;
+  });
+  return selected;
+}
+
+TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int block_size,
+                    const ShardLayout& query, const ShardLayout& owner,
+                    const int32_t* document_starts) {
+  const int64_t blocks = TileCount(query.tokens, block_size);
+  const int64_t query_tiles = TileCount(query.local_tokens(), tile);
+  const int64_t key_tiles = TileCount(owner.local_tokens(), tile);
+  TileCsr csr;
+  for (int64_t row = 0; row < heads * query_tiles; ++row) {
+    csr.row_offsets.push_back(static_cast<int32_t>(csr.columns.size()));
+    const int64_t a = row % query_tiles, last = query.Position(a * tile);
+    const int64_t start = document_starts == nullptr ? 0 : document_starts[a * tile];
+    for (int64_t b = 0; b < key_tiles; ++b) {
+      const int64_t first = owner.Position(b * tile);
+      if (first <= last && first + tile > start && selected[row * blocks + first / block_size]) {
+        csr.columns.push_back(static_cast<int32_t>(b));
+      }
+    }
+    if (a + 1 == query_tiles) csr.row_offsets.push_back(static_cast<int32_t>(csr.columns.size()));
+  }
+  return csr;
+}
+
+}  // namespace ringleader::kernels::reference

@@ -1,0 +1,44 @@
+// Block top-k (MoBA): each tile of queries keeps the key blocks whose mean key its mean query
+// scores highest, besides its own block (MoBA, arXiv 2502.13189).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/reference/math/engine.h"
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::reference {
+
+// Sums of the keys of each tile, in the order of tokens. sums: [tiles, kv_heads, d]
+void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, float* sums);
+
+struct BlockTopKArgs {
+  TokenMajor<const float> q;  // [n, heads, d]
+  ShardLayout query_layout;
+  // [n]: TileSelection::document_starts. Blocks that end before the document of a tile's first
+  // query starts are no candidates. Null: the sequence is one document.
+  const int32_t* document_starts = nullptr;
+  // [tiles of the sequence, kv_heads, d], by block of `tile` tokens: TileKeySums of all ranks.
+  const float* key_sums = nullptr;
+  int kv_heads = 0;
+  int tile = 128;
+  int block_size = 512;  // tokens, a multiple of tile
+  int topk_blocks = 0;   // besides a query's own
+};
+
+// selected: [heads, query tiles, blocks of block_size], non-zero where kept; ties go to the lower
+// block.
+std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args);
+
+// The selection as tile lists of this rank's queries against `owner`'s keys: TileSelection's CSR,
+// without the tiles that documents hide. document_starts: as in BlockTopKArgs.
+struct TileCsr {
+  std::vector<int32_t> row_offsets;  // [heads * (query tiles + 1)]
+  std::vector<int32_t> columns;
+};
+TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int block_size,
+                    const ShardLayout& query, const ShardLayout& owner,
+                    const int32_t* document_starts);
+
+}  // namespace ringleader::kernels::reference

@@ -1,0 +1,154 @@
+#include "kernels/reference/tiles/tile_lists.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/reference/tiles/document_starts.h"
+
+namespace ringleader::kernels::reference {
+
+namespace {
+
+// A tile's tokens must follow each other in the sequence; listed tiles must be whole blocks of it.
+absl::Status CheckLayout(const char* side, const ShardLayout& layout, const TileSelection& tiles) {
+  if (layout.ranks == 1) return absl::OkStatus();
+  const bool listed = tiles.pattern == TilePattern::kToeplitz || tiles.pattern == TilePattern::kCsr;
+  int64_t chunk = layout.local_tokens();
+  if (layout.kind == LayoutKind::kStriped) chunk = layout.stripe;
+  if (layout.kind == LayoutKind::kZigzag) chunk = layout.tokens / (int64_t{2} * layout.ranks);
+  const bool one_chunk = layout.kind == LayoutKind::kContiguous;
+  if (chunk <= 0 || (chunk % tiles.tile != 0 && (listed || !one_chunk))) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s layout: chunks of %d tokens are not whole tiles of %d; choose a sequence length or "
+        "stripe that is a multiple of the tile",
+        side, chunk, tiles.tile));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks, int heads,
+                            int64_t query_tiles) {
+  if (tiles.tile <= 0 || tiles.tile > 128) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tile is %d; allowed are 1 to 128 tokens", tiles.tile));
+  }
+  if (tiles.pattern == TilePattern::kWindow && tiles.window < 1) {
+    return absl::InvalidArgumentError("window must be at least 1 token");
+  }
+  if (tiles.pattern == TilePattern::kToeplitz &&
+      (tiles.diagonals == nullptr || int64_t{tiles.diagonal_words} * 64 < blocks)) {
+    return absl::InvalidArgumentError(absl::StrFormat("diagonals has %d words; %d blocks need %d",
+                                                      tiles.diagonal_words, blocks,
+                                                      (blocks + 63) / 64));
+  }
+  // Without a single tile there may be no memory for the columns.
+  if (tiles.pattern == TilePattern::kCsr &&
+      (tiles.row_offsets == nullptr ||
+       (tiles.columns == nullptr && tiles.row_offsets[heads * (query_tiles + 1) - 1] > 0))) {
+    return absl::InvalidArgumentError("kCsr needs row_offsets and columns");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+PositionBand BandOf(const TileSelection& tiles) {
+  switch (tiles.pattern) {
+    case TilePattern::kFull:
+      return {};
+    case TilePattern::kWindow:
+      return {.lowest = 0, .highest = tiles.window - 1};
+    default:
+      return {.lowest = 0};
+  }
+}
+
+TransposedTileList Transpose(const TileList& list, int64_t key_tiles) {
+  TransposedTileList result;
+  result.column_offsets.assign(key_tiles + 1, 0);
+  for (const int32_t column : list.columns) ++result.column_offsets[column + 1];
+  for (int64_t b = 0; b < key_tiles; ++b) {
+    result.column_offsets[b + 1] += result.column_offsets[b];
+  }
+  result.rows.resize(list.columns.size());
+  result.turns.resize(list.columns.size());
+  std::vector<int64_t> next(result.column_offsets.begin(), result.column_offsets.end() - 1);
+  for (int64_t row = 0; row < list.rows(); ++row) {
+    for (int64_t i = list.row_offsets[row]; i < list.row_offsets[row + 1]; ++i) {
+      const int64_t slot = next[list.columns[i]]++;
+      result.rows[slot] = static_cast<int32_t>(row);
+      result.turns[slot] = static_cast<int32_t>(i - list.row_offsets[row]);
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const ShardLayout& query,
+                                           const ShardLayout& key, int64_t query_tokens,
+                                           int64_t key_tokens, int heads) {
+  const int64_t blocks = TileCount(query.tokens, std::max(tiles.tile, 1));
+  const int64_t query_tiles = TileCount(query_tokens, std::max(tiles.tile, 1));
+  RETURN_IF_ERROR(CheckSelection(tiles, blocks, heads, query_tiles));
+  RETURN_IF_ERROR(CheckLayout("query", query, tiles));
+  RETURN_IF_ERROR(CheckLayout("key", key, tiles));
+  RETURN_IF_ERROR(CheckDocuments(tiles, query, query_tokens));
+  const int64_t key_tiles = TileCount(key_tokens, tiles.tile);
+  const PositionBand band = BandOf(tiles);
+  std::vector<TileSpan> keys(key_tiles);
+  for (int64_t b = 0; b < key_tiles; ++b) keys[b] = SpanOfTile(key, key_tokens, tiles.tile, b);
+
+  const bool per_head =
+      tiles.pattern == TilePattern::kToeplitz || tiles.pattern == TilePattern::kCsr;
+  TileLists result;
+  result.heads_ = heads;
+  result.lists_.resize(per_head ? heads : 1);
+  for (size_t head = 0; head < result.lists_.size(); ++head) {
+    TileList& list = result.lists_[head];
+    list.row_offsets.reserve(query_tiles + 1);
+    list.row_offsets.push_back(0);
+    const uint64_t* diagonals =
+        tiles.diagonals == nullptr ? nullptr : tiles.diagonals + head * tiles.diagonal_words;
+    for (int64_t a = 0; a < query_tiles; ++a) {
+      const TileSpan span = SpanOfTile(query, query_tokens, tiles.tile, a);
+      // The first row's document is the first to start: keys before it are nobody's.
+      const int64_t start =
+          tiles.document_starts == nullptr ? 0 : tiles.document_starts[a * tiles.tile];
+      const auto touches = [&](const TileSpan& key) {
+        return band.Touches(span, key) && key.last >= start;
+      };
+      if (tiles.pattern == TilePattern::kCsr) {
+        const int32_t* offsets = tiles.row_offsets + head * (query_tiles + 1) + a;
+        for (int32_t i = offsets[0], last = -1; i < offsets[1]; ++i) {
+          const int32_t b = tiles.columns[i];
+          if (b <= last || b >= key_tiles) {
+            return absl::InvalidArgumentError(absl::StrFormat(
+                "columns of head %d, query tile %d: %d is out of order or not below %d", head, a, b,
+                key_tiles));
+          }
+          last = b;
+          if (touches(keys[b])) list.columns.push_back(b);
+        }
+      } else {
+        for (int64_t b = 0; b < key_tiles; ++b) {
+          if (!touches(keys[b])) continue;
+          if (tiles.pattern == TilePattern::kToeplitz) {
+            const int64_t delta = span.first / tiles.tile - keys[b].first / tiles.tile;
+            if ((diagonals[delta / 64] >> (delta % 64) & 1) == 0) continue;
+          }
+          list.columns.push_back(static_cast<int32_t>(b));
+        }
+      }
+      list.row_offsets.push_back(static_cast<int64_t>(list.columns.size()));
+    }
+  }
+  return result;
+}
+
+int64_t TileLists::TotalTiles() const {
+  int64_t tiles = 0;
+  for (const TileList& list : lists_) tiles += static_cast<int64_t>(list.columns.size());
+  return shared() ? tiles * heads_ : tiles;
+}
+
+}  // namespace ringleader::kernels::reference

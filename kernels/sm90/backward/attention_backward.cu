@@ -1,0 +1,216 @@
+// Host side of backward attention: checks, tensor maps, launch.
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/sm90/attention.h"
+#include "kernels/sm90/backward/attention_backward_kernel.cuh"
+#include "kernels/sm90/backward/attention_query_gradient.h"
+#include "kernels/sm90/backward/rounded_sum.h"
+#include "kernels/sm90/columns.h"
+#include "kernels/sm90/common/launch.h"
+#include "kernels/sm90/common/launch_kernel.cuh"
+#include "kernels/sm90/common/tensor_map.h"
+
+namespace ringleader::kernels::sm90 {
+namespace {
+
+using Args = AttentionBackwardArgs<__nv_bfloat16>;
+
+int64_t QueryBlocks(int64_t query_tokens) {
+  return (query_tokens + kBackwardQueries - 1) / kBackwardQueries;
+}
+
+// Query heads of one work item. Fewer heads keep CTAs near each other in the sequence, so that more
+// of what they read is in L2; more heads make its beginning and end cheap. Deterministic: all, so
+// that dK and dV of a key are one item's.
+int32_t HeadsPerItem(const Args& args, const AttentionShape& shape) {
+  if (args.deterministic) return shape.heads / shape.kv_heads;
+  switch (args.tiles.pattern) {
+    case TilePattern::kCsr:
+      return 1;
+    case TilePattern::kToeplitz:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+bool Rounds(const Args& args) {
+  return args.rounded_dk.data != nullptr || args.rounded_dv.data != nullptr;
+}
+
+absl::Status Check(const Args& args, const AttentionShape& shape) {
+  const auto check = [&](const char* name, const auto& tensor, int64_t tokens, int32_t heads) {
+    return CheckTensor(name, tensor.data, tensor.tokens, tensor.heads, tensor.head_dim, tokens,
+                       heads, shape.head_dim);
+  };
+  RETURN_IF_ERROR(check("q", args.q, shape.query_tokens, shape.heads));
+  RETURN_IF_ERROR(check("k", args.k, shape.key_tokens, shape.kv_heads));
+  RETURN_IF_ERROR(check("v", args.v, shape.key_tokens, shape.kv_heads));
+  RETURN_IF_ERROR(check("d_out", args.d_out, shape.query_tokens, shape.heads));
+  RETURN_IF_ERROR(check("dq", args.dq, shape.query_tokens, shape.heads));
+  if (Rounds(args)) {
+    if (args.dk.data != nullptr || args.dv.data != nullptr) {
+      return absl::InvalidArgumentError(
+          "dk or dv beside rounded_dk or rounded_dv; give two outputs of one type");
+    }
+    RETURN_IF_ERROR(check("rounded_dk", args.rounded_dk, shape.key_tokens, shape.kv_heads));
+    RETURN_IF_ERROR(check("rounded_dv", args.rounded_dv, shape.key_tokens, shape.kv_heads));
+    RETURN_IF_ERROR(CheckVectors("rounded_dk", args.rounded_dk));
+    RETURN_IF_ERROR(CheckVectors("rounded_dv", args.rounded_dv));
+  } else {
+    RETURN_IF_ERROR(check("dk", args.dk, shape.key_tokens, shape.kv_heads));
+    RETURN_IF_ERROR(check("dv", args.dv, shape.key_tokens, shape.kv_heads));
+  }
+  if (args.lse == nullptr) return absl::InvalidArgumentError("lse is null");
+  if (args.delta == nullptr) return absl::InvalidArgumentError("delta is null");
+  if (args.tiles.pattern == TilePattern::kCsr &&
+      (args.tiles.column_offsets == nullptr || args.tiles.rows == nullptr)) {
+    return absl::InvalidArgumentError(
+        "tiles.column_offsets or tiles.rows is missing; kCsr needs both in backward");
+  }
+  if (args.deterministic && args.tiles.pattern == TilePattern::kCsr &&
+      (args.tiles.row_offsets == nullptr || args.tiles.columns == nullptr)) {
+    return absl::InvalidArgumentError(
+        "tiles.row_offsets or tiles.columns is missing; kCsr needs both in a deterministic "
+        "backward");
+  }
+  return absl::OkStatus();
+}
+
+template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
+absl::Status Launch(const Args& args, const BackwardParams& params, int multiprocessors,
+                    cudaStream_t stream) {
+  using Tile = BackwardTile<kHeadDim>;
+  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, kBackwardQueries, "q"));
+  ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, kBackwardKeys, "k"));
+  ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, kBackwardKeys, "v"));
+  ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, kBackwardQueries, "d_out"));
+  ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
+  ASSIGN_OR_RETURN(const CUtensorMap dk_map, AddMap(args.dk, kBackwardKeys / 2, "dk"));
+  ASSIGN_OR_RETURN(const CUtensorMap dv_map, AddMap(args.dv, kBackwardKeys / 2, "dv"));
+  const auto kernel =
+      params.walk.document_starts == nullptr
+          ? AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/false>
+          : AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/true>;
+  return LaunchPersistent("backward: launch", kernel, multiprocessors, Tile::kThreads,
+                          sizeof(BackwardShared<kHeadDim>), stream, params, query_map, key_map,
+                          value_map, d_out_map, dq_map, dk_map, dv_map);
+}
+
+// A call's workspace: two counters of work items, RowStats, and, where gradients are rounded, the
+// sums of dK and dV, [n_k, kv_heads, d] in fp32.
+int64_t RowStatsBytes(const Args& args) {
+  return args.q.heads * QueryBlocks(args.q.tokens) * int64_t{sizeof(RowStats)};
+}
+int64_t SumBytes(const Args& args) {
+  return args.k.tokens * args.k.heads * args.k.head_dim * int64_t{sizeof(float)};
+}
+int64_t WorkspaceBytes(const Args& args) {
+  return kCounterBytes + RowStatsBytes(args) + (Rounds(args) ? 2 * SumBytes(args) : 0);
+}
+
+template <WalkKind kKind>
+absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
+                           const BackwardParams& params, cudaStream_t stream) {
+  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
+  const bool wide = shape.head_dim == 128;
+  if (!args.deterministic) {
+    constexpr auto kInside =
+        kKind == WalkKind::kLists64 ? QueryGradient::kApart : QueryGradient::kTogether;
+    return wide ? Launch<128, kKind, kInside>(args, params, multiprocessors, stream)
+                : Launch<64, kKind, kInside>(args, params, multiprocessors, stream);
+  }
+  constexpr auto kElsewhere = QueryGradient::kElsewhere;
+  const absl::Status launched =
+      wide ? Launch<128, kKind, kElsewhere>(args, params, multiprocessors, stream)
+           : Launch<64, kKind, kElsewhere>(args, params, multiprocessors, stream);
+  RETURN_IF_ERROR(launched);
+  return AddQueryGradient<kKind>(args, shape, params.columns, params.row_stats,
+                                 params.next_item + 1, multiprocessors, stream);
+}
+
+template <WalkKind kKind>
+absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk& columns,
+                 const Workspace& workspace, cudaStream_t stream) {
+  RETURN_IF_ERROR(Check(args, shape));
+  RETURN_IF_ERROR(CheckWorkspace(workspace, WorkspaceBytes(args)));
+  char* const after_counters = static_cast<char*>(workspace.data) + kCounterBytes;
+  const auto stats = reinterpret_cast<RowStats*>(after_counters);
+  BackwardParams params;
+  params.walk =
+      MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/true);
+  params.columns = columns;
+  params.row_stats = stats;
+  params.heads = shape.heads;
+  params.kv_heads = shape.kv_heads;
+  params.heads_per_item = HeadsPerItem(args, shape);
+  params.query_blocks = static_cast<int32_t>(QueryBlocks(shape.query_tokens));
+  params.scale = args.scale;
+  params.scale_log2 = args.scale * kLog2E;
+  params.next_item = static_cast<int32_t*>(workspace.data);
+  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(params.next_item, 0, 2 * sizeof(int32_t), stream),
+                             "backward: memset"));
+  PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
+      stats, args.lse, args.delta, params.walk.query_tokens, args.scale);
+  RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "backward: row statistics"));
+  if (!Rounds(args)) return LaunchKernels<kKind>(args, shape, params, stream);
+
+  const auto sums = reinterpret_cast<float*>(after_counters + RowStatsBytes(args));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(sums, 0, 2 * SumBytes(args), stream), "backward: memset of sums"));
+  Args summed = args;
+  summed.dk = {.data = sums,
+               .tokens = shape.key_tokens,
+               .heads = shape.kv_heads,
+               .head_dim = shape.head_dim,
+               .token_stride = int64_t{shape.kv_heads} * shape.head_dim,
+               .head_stride = shape.head_dim};
+  summed.dv = summed.dk;
+  summed.dv.data = sums + SumBytes(args) / sizeof(float);
+  RETURN_IF_ERROR(LaunchKernels<kKind>(summed, shape, params, stream));
+  return AddRounded({summed.dk.data, summed.dv.data}, {args.rounded_dk, args.rounded_dv}, stream);
+}
+
+}  // namespace
+
+int64_t BackwardWorkspaceBytes(const Args& args) {
+  return WorkspaceBytes(args);
+}
+
+absl::Status AttentionBackward(const Args& args, Workspace workspace, cudaStream_t stream) {
+  const AttentionShape shape = TileShape(args);
+  RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
+  return RunForTiles(
+      args.tiles, [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); });
+}
+
+int64_t ColumnBackwardWorkspaceBytes(const ColumnBackwardArgs& args) {
+  return WorkspaceBytes({.q = args.q});
+}
+
+absl::Status ColumnBackward(const ColumnBackwardArgs& args, Workspace workspace,
+                            cudaStream_t stream) {
+  ASSIGN_OR_RETURN(const AttentionShape shape,
+                   ColumnShape(args.q, args.columns, args.tiles, args.query_layout, args.scale));
+  RETURN_IF_ERROR(CheckDense("keys", args.keys));
+  RETURN_IF_ERROR(CheckDense("values", args.values));
+  RETURN_IF_ERROR(CheckDense("d_keys", args.d_keys));
+  RETURN_IF_ERROR(CheckDense("d_values", args.d_values));
+  const Args as_tiles = {.q = args.q,
+                         .k = ColumnRows(args.keys, shape),
+                         .v = ColumnRows(args.values, shape),
+                         .d_out = args.d_out,
+                         .lse = args.lse,
+                         .delta = args.delta,
+                         .dq = args.dq,
+                         .dk = ColumnRows(args.d_keys, shape),
+                         .dv = ColumnRows(args.d_values, shape),
+                         .query_layout = args.query_layout,
+                         .key_layout = args.query_layout,
+                         .tiles = args.tiles,
+                         .scale = args.scale,
+                         .deterministic = args.deterministic};
+  return Run<WalkKind::kColumns>(as_tiles, shape, ColumnWalkOf(args.columns), workspace, stream);
+}
+
+}  // namespace ringleader::kernels::sm90

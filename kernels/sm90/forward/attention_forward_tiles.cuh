@@ -1,0 +1,274 @@
+// What kernels visit that hold queries and walk the keys these attend to (forward, and dQ of the
+// deterministic backward): work items, tiles, and what is visible in a tile of scores.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90/common/fragment.cuh"
+#include "kernels/sm90/ptx/sync.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/walk/diagonal_walk.cuh"
+#include "kernels/sm90/walk/tile_step.cuh"
+#include "kernels/sm90/walk/tile_walk.cuh"
+
+namespace ringleader::kernels::sm90 {
+
+// A block of queries of one head.
+struct ForwardItem {
+  int32_t head;  // -1: no more work
+  int32_t block;
+};
+
+// Blocks of a KV group are adjacent, so that its keys stay in L2; within the group late blocks,
+// which have the most keys in every causal pattern, come first.
+__device__ __forceinline__ ForwardItem ForwardItemAt(int32_t heads, int32_t kv_heads,
+                                                     int32_t blocks, int32_t index) {
+  const int32_t group = heads / kv_heads;
+  const int32_t kv_head = index / (group * blocks);
+  if (kv_head >= kv_heads) return {-1, 0};
+  const int32_t in_group = index - kv_head * group * blocks;
+  return {kv_head * group + in_group % group, blocks - 1 - in_group / group};
+}
+
+template <int kHeadDim, WalkKind kKind>
+struct ForwardTile {
+  // Where the tiles of two consumers are not the same, each has a producer, a ring of stages and
+  // items of its own.
+  static constexpr int kPipelines =
+      kKind == WalkKind::kLists64 || kKind == WalkKind::kDiagonals64 ? 2 : 1;
+  static constexpr int kConsumers = 2 / kPipelines;  // of a pipeline
+  static constexpr int kThreads = 3 * ptx::kWarpgroupThreads;
+  static constexpr int kQueries = 64 * kConsumers;  // of an item
+  static constexpr int kKeys = 64 * kConsumers;     // of a stage
+  static constexpr int kQueryBytes = kQueries * kHeadDim * 2;
+  static constexpr int kKeyBytes = kKeys * kHeadDim * 2;
+  // Bytes between the 64-column halves of a tile.
+  static constexpr int kQueryBlock = kQueries * ptx::kSwizzleRowBytes;
+  static constexpr int kKeyBlock = kKeys * ptx::kSwizzleRowBytes;
+};
+
+// What the consumers learn of a stage.
+struct ForwardStep {
+  // Of all queries and keys. One address for both consumers keeps the compiler's view of the main
+  // loop uniform, which is worth 5 to 7 % of the time.
+  TileStep all;
+  TileStep quarter[2][2];             // WalkKind::kTiles64: by consumer and tile
+  uint32_t visible[2][kColumnWords];  // WalkKind::kColumns: a bit a key
+  // Where there are documents: how many of each consumer's 64 queries see them (kColumns); else the
+  // first of the item's local queries, and the positions of the tiles' first keys.
+  int32_t rows[2];
+  int32_t first_query;
+  int32_t first_key[2];
+};
+
+// The tiles of an item, in ascending order. Next and Describe are called by a whole warp, of which
+// the first kDescribers lanes write the step; each of them announces what it wrote by itself.
+template <WalkKind kKind, bool kDocuments>
+class ForwardTiles;
+
+// One tile of kTokens queries and keys a stage.
+template <int kTokens, bool kDocuments,
+          typename Walker = TileWalker<WalkDirection::kAlongRow, kDocuments>>
+class SingleTiles {
+ public:
+  static constexpr int kDescribers = 1;
+  __device__ SingleTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
+      : walk_(walk), row_(item.block), walker_(walk, item.head, item.block) {}
+  __device__ TileRef Next() { return {walker_.Next(), 0}; }
+  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
+    if (threadIdx.x % 32 != 0) return;
+    step.all = MakeTileStep<kDocuments>(walk_, row_, tile.index, 0, 0, kTokens, kTokens, last);
+    if constexpr (kDocuments) {
+      step.first_query = row_ * kTokens;
+      step.first_key[0] = walk_.FirstKey(tile.index);
+    }
+  }
+
+ private:
+  const TileWalk& walk_;
+  int32_t row_;
+  Walker walker_;
+};
+
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kTiles128, kDocuments> : public SingleTiles<128, kDocuments> {
+  using ForwardTiles::SingleTiles::SingleTiles;
+};
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kLists64, kDocuments> : public SingleTiles<64, kDocuments> {
+  using ForwardTiles::SingleTiles::SingleTiles;
+};
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kDiagonals64, kDocuments>
+    : public SingleTiles<64, kDocuments, DiagonalWalker<kDocuments>> {
+  using ForwardTiles::SingleTiles::SingleTiles;
+};
+
+// Two tiles that follow each other in the union of two rows' tiles.
+struct TilePair {
+  int32_t index;   // -1 at the end
+  int32_t second;  // -1: the union ends with the first
+  uint32_t bits;   // 2 * i + r: tile i is active in row r
+};
+
+// Two tiles of 64 keys a stage, which two rows of 64 queries share.
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kTiles64, kDocuments> {
+ public:
+  static constexpr int kDescribers = 4;
+  __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
+      : walk_(walk), pair_(item.block), walker_(walk, item.head, item.block) {}
+  __device__ TilePair Next() {
+    const TileRef first = walker_.Next();
+    const TileRef second = first.index < 0 ? first : walker_.Next();
+    return {first.index, second.index, first.bits | second.bits << 2};
+  }
+  __device__ void Describe(ForwardStep& step, const TilePair& tiles, bool last) const {
+    const int lane = threadIdx.x % 32, row = lane % 2, tile = lane / 2;
+    bool masked = false;
+    if (lane < kDescribers) {
+      const TileStep quarter =
+          tiles.bits >> lane & 1
+              ? MakeTileStep<kDocuments>(walk_, 2 * pair_ + row,
+                                         tile == 0 ? tiles.index : tiles.second, 0, 0, 64, 64, last)
+              : HiddenTileStep(last);
+      step.quarter[row][tile] = quarter;
+      masked = quarter.masked;
+    }
+    if (kDocuments && lane == 0) {
+      step.first_query = pair_ * 128;
+      step.first_key[0] = walk_.FirstKey(tiles.index);
+      step.first_key[1] = walk_.FirstKey(max(tiles.second, 0));
+    }
+    masked = __any_sync(0xFFFFFFFFu, masked);
+    if (lane == 0)
+      step.all = {.diagonal = 0, .window = 0, .keys = 128, .masked = masked, .last = last};
+  }
+
+ private:
+  const TileWalk& walk_;
+  int32_t pair_;
+  PairWalker<WalkDirection::kAlongRow, kDocuments> walker_;
+};
+
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kColumns, kDocuments> {
+ public:
+  static constexpr int kDescribers = 1;
+  __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk& columns, const ForwardItem& item)
+      : walk_(walk), columns_(columns), item_(item) {
+    tiles_ = (columns.counts[item.head] + kColumnTile - 1) / kColumnTile;
+    rows_ = 128 >> walk.tile_log2;
+    last_query_ = walk.LastQuery(min(item.block * rows_ + rows_, walk.query_tiles) - 1);
+  }
+  __device__ TileRef Next() {
+    while (next_ < tiles_) {
+      const int32_t tile = next_++;
+      const int64_t* const positions =
+          columns_.positions + static_cast<int64_t>(item_.head) * columns_.max_columns;
+      if (positions[tile * kColumnTile] > last_query_) break;  // so are all that follow
+      const uint32_t word =
+          VisibleColumns<kDocuments>(walk_, columns_, item_.head, tile, item_.block * rows_, rows_);
+      if (__any_sync(0xFFFFFFFFu, word != 0)) return {tile, word};
+    }
+    return {-1, 0};
+  }
+  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
+    const int lane = threadIdx.x % 32;
+    bool masked = false;
+    for (int i = 0; i < 2 * kColumnWords; ++i) {
+      // With tiles of 128 both consumers are in the same one.
+      const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i % (rows_ * kColumnWords));
+      if (lane == 0) step.visible[i / kColumnWords][i % kColumnWords] = word;
+      masked |= word != 0xFFFFFFFFu;
+    }
+    for (int i = 0; kDocuments && i < 2; ++i) {
+      const int32_t rows = QueriesOfFirstDocument(walk_, item_.block * 128 + i * 64);
+      if (lane == 0) step.rows[i] = rows;
+      masked |= rows < 64;
+    }
+    if (lane == 0) step.all = ColumnTileStep(masked, last);
+  }
+
+ private:
+  const TileWalk& walk_;
+  const ColumnWalk& columns_;
+  ForwardItem item_;
+  int32_t tiles_;
+  int32_t rows_;
+  int32_t last_query_;
+  int32_t next_ = 0;
+};
+
+// scores[64 queries, 64 keys] of the queries from `first_row` and the keys from `first_key` of what
+// `step` describes: -infinity where nothing is visible.
+__device__ __forceinline__ void MaskRows(float* scores, const TileStep& step, int first_row,
+                                         int first_key) {
+  const int row = first_row + FragmentRow();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int end = row + half * 8 + step.diagonal + 1;
+    const uint32_t visible = ColumnsBelow(min(static_cast<int>(step.keys), end) - first_key) &
+                             ~ColumnsBelow(end - step.window - first_key);
+    HideColumns(scores, half, visible);
+  }
+}
+
+// The same where keys, the first of which is at position `first_key`, are of another document than
+// a query; of the 64 local queries from `first_query`.
+__device__ __forceinline__ void MaskRowDocuments(float* scores, const TileWalk& walk,
+                                                 int32_t first_query, int32_t first_key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t start = walk.DocumentStart(first_query + FragmentRow() + half * 8);
+    HideColumns(scores, half, ~ColumnsBelow(start - first_key));
+  }
+}
+
+// The same by a bit a key, for 64 queries of which those of their tile's first document all see the
+// same 128 columns, and the others none.
+template <bool kDocuments>
+__device__ __forceinline__ void MaskRowColumns(float (&scores)[64], const ForwardStep& step,
+                                               int consumer) {
+  const int quad = threadIdx.x % 4;
+#pragma unroll
+  for (int w = 0; w < kColumnWords; ++w) {
+    const uint32_t word = step.visible[consumer][w] >> (2 * quad);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int column = i / 4 * 8 + i % 2;
+      if (!(word >> column & 1)) scores[16 * w + i] = -INFINITY;
+    }
+  }
+  if constexpr (kDocuments) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      if (FragmentRow() + i / 2 % 2 * 8 >= step.rows[consumer]) scores[i] = -INFINITY;
+    }
+  }
+}
+
+// All scores of a consumer in a stage: those that are not visible become -infinity.
+template <WalkKind kKind, bool kDocuments, int kScores>
+__device__ __forceinline__ void MaskStage(float (&scores)[kScores], const TileWalk& walk,
+                                          const ForwardStep& step, int consumer) {
+  if constexpr (kKind == WalkKind::kColumns) {
+    MaskRowColumns<kDocuments>(scores, step, consumer);
+  } else {
+    constexpr bool kPairs = kKind == WalkKind::kTiles64;
+#pragma unroll
+    for (int i = 0; i < kScores / 32; ++i) {
+      if constexpr (kPairs) {
+        MaskRows(scores + 32 * i, step.quarter[consumer][i], 0, 0);
+      } else {
+        MaskRows(scores + 32 * i, step.all, consumer * 64, 64 * i);
+      }
+      if constexpr (kDocuments) {
+        MaskRowDocuments(scores + 32 * i, walk, step.first_query + consumer * 64,
+                         kPairs ? step.first_key[i] : step.first_key[0] + 64 * i);
+      }
+    }
+  }
+}
+
+}  // namespace ringleader::kernels::sm90

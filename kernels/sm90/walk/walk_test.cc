@@ -1,0 +1,317 @@
+// Which pairs of queries and keys the Hopper kernels compute, without a GPU: walks, descriptions of
+// tiles and masks on an emulated warp against the definition of the patterns.
+#include "kernels/sm90/testing/emulated_warp.h"
+// The warp comes first.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "kernels/sm90/backward/attention_backward_tiles.cuh"
+#include "kernels/sm90/forward/attention_forward_tiles.cuh"
+
+namespace ringleader::kernels::sm90 {
+namespace {
+
+struct Case {
+  std::string name;
+  TilePattern pattern = TilePattern::kCausal;
+  int tile = 64;
+  bool documents = false;
+  LayoutKind layout = LayoutKind::kContiguous;
+  int ranks = 1;
+  int64_t tokens = 0;
+};
+
+class WalkTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const Case& c = GetParam();
+    RecordProperty("seed", static_cast<int>(seed_));
+    queries_ = {.kind = c.layout,
+                .ranks = c.ranks,
+                .rank = Below(c.ranks),
+                .stripe = c.tile,
+                .tokens = c.tokens};
+    keys_ = queries_;
+    keys_.rank = Below(c.ranks);
+    walk_.pattern = c.pattern;
+    walk_.tile_log2 = c.tile == 64 ? 6 : 7;
+    walk_.window = 1 + Below(static_cast<int>(c.tokens / 2));
+    walk_.query_tokens = static_cast<int32_t>(queries_.local_tokens());
+    walk_.key_tokens = static_cast<int32_t>(keys_.local_tokens());
+    walk_.query_tiles = (walk_.query_tokens + c.tile - 1) / c.tile;
+    walk_.key_tiles = (walk_.key_tokens + c.tile - 1) / c.tile;
+    walk_.query_map = PositionMap::From(queries_);
+    walk_.key_map = PositionMap::From(keys_);
+
+    const int64_t blocks = (c.tokens + c.tile - 1) / c.tile;
+    walk_.diagonal_words = static_cast<int32_t>((blocks + 63) / 64);
+    diagonals_.assign(walk_.diagonal_words, 0);
+    for (int64_t delta = 0; delta < blocks; ++delta) {
+      if (delta == 0 || Below(3) == 0) diagonals_[delta / 64] |= uint64_t{1} << (delta % 64);
+    }
+    walk_.diagonals = diagonals_.data();
+
+    listed_.resize(static_cast<size_t>(walk_.query_tiles) * walk_.key_tiles);
+    for (size_t i = 0; i < listed_.size(); ++i) listed_[i] = Below(3) == 0;
+    row_offsets_ = {0}, column_offsets_ = {0};
+    for (int row = 0; row < walk_.query_tiles; ++row) {
+      for (int column = 0; column < walk_.key_tiles; ++column) {
+        if (Listed(row, column)) columns_.push_back(column);
+      }
+      row_offsets_.push_back(static_cast<int32_t>(columns_.size()));
+    }
+    for (int column = 0; column < walk_.key_tiles; ++column) {
+      for (int row = 0; row < walk_.query_tiles; ++row) {
+        if (Listed(row, column)) rows_.push_back(row);
+      }
+      column_offsets_.push_back(static_cast<int32_t>(rows_.size()));
+    }
+
+    if (!c.documents) return;
+    starts_ = reference::testing::DocumentStarts(
+        c.tokens, reference::testing::RandomDocuments(c.tokens, c.tile, random_));
+    local_starts_ = reference::testing::ShardStarts(starts_, queries_);
+    walk_.document_starts = local_starts_.data();
+  }
+
+  int Below(int bound) { return std::uniform_int_distribution<int>(0, bound - 1)(random_); }
+  bool Listed(int row, int column) const {
+    return listed_[static_cast<size_t>(row) * walk_.key_tiles + column];
+  }
+
+  bool Visible(int query, int key) const {
+    const Case& c = GetParam();
+    const int64_t at = queries_.Position(query), from = keys_.Position(key);
+    if (c.pattern == TilePattern::kFull) return true;
+    if (from > at || (c.documents && from < starts_[at])) return false;
+    if (c.pattern == TilePattern::kWindow) return at - from < walk_.window;
+    if (c.pattern == TilePattern::kCsr) return Listed(query / c.tile, key / c.tile);
+    if (c.pattern != TilePattern::kToeplitz) return true;
+    const int64_t delta = at / c.tile - from / c.tile;
+    return diagonals_[delta / 64] >> (delta % 64) & 1;
+  }
+
+  void Count(int64_t query, int64_t key) {
+    if (query >= walk_.query_tokens) return;  // a row that nobody reads
+    ASSERT_GE(key, 0);
+    ASSERT_LT(key, walk_.key_tokens);
+    ++counts_[query * walk_.key_tokens + key];
+  }
+  void ExpectEveryVisiblePairOnce() const {
+    for (int query = 0; query < walk_.query_tokens; ++query) {
+      for (int key = 0; key < walk_.key_tokens; ++key) {
+        ASSERT_EQ(counts_[static_cast<size_t>(query) * walk_.key_tokens + key], Visible(query, key))
+            << "query " << query << ", key " << key;
+      }
+    }
+  }
+  void Clear() { counts_.assign(static_cast<size_t>(walk_.query_tokens) * walk_.key_tokens, 0); }
+
+  template <WalkKind kKind, bool kDocuments>
+  void Forward();
+  template <WalkKind kKind, bool kDocuments>
+  void Backward();
+  template <bool kDocuments>
+  void All();
+
+  const unsigned seed_ = std::random_device{}();
+  std::mt19937 random_{seed_};
+  ShardLayout queries_, keys_;
+  TileWalk walk_;
+  std::vector<uint64_t> diagonals_;
+  std::vector<bool> listed_;
+  std::vector<int32_t> row_offsets_, columns_, column_offsets_, rows_;
+  std::vector<int32_t> starts_, local_starts_;
+  std::vector<int> counts_;
+};
+
+// As ProduceStages and the consumers of forward do.
+template <WalkKind kKind, bool kDocuments>
+void WalkTest::Forward() {
+  using Tile = ForwardTile<128, kKind>;
+  struct Stage {
+    int32_t block;
+    int32_t tiles[2];
+    ForwardStep step;
+    bool last;
+  };
+  std::vector<Stage> stages;
+  walk_.list_offsets = row_offsets_.data();
+  walk_.list = columns_.data();
+  ForwardStep step;
+  EmulatedWarp::Run([&] {
+    const int32_t blocks = (walk_.query_tokens + Tile::kQueries - 1) / Tile::kQueries;
+    for (int32_t block = 0; block < blocks; ++block) {
+      ForwardTiles<kKind, kDocuments> tiles(walk_, {}, {.head = 0, .block = block});
+      auto tile = tiles.Next();
+      // At most one more than there can be.
+      for (int i = 0; tile.index >= 0 && i <= walk_.key_tiles; ++i) {
+        const auto following = tiles.Next();
+        tiles.Describe(step, tile, following.index < 0);
+        __syncwarp();
+        if (threadIdx.x == 0) {
+          Stage stage = {block, {tile.index, tile.index}, step, following.index < 0};
+          if constexpr (kKind == WalkKind::kTiles64) stage.tiles[1] = tile.second;
+          stages.push_back(stage);
+        }
+        __syncwarp();
+        tile = following;
+      }
+    }
+  });
+  Clear();
+  for (const Stage& stage : stages) {
+    ASSERT_EQ(stage.step.all.last, stage.last);
+    for (int i = 0; i < Tile::kConsumers * 128; ++i) {
+      threadIdx.x = i;
+      const int consumer = i / 128;
+      float scores[Tile::kKeys / 2] = {};
+      if (stage.step.all.masked) MaskStage<kKind, kDocuments>(scores, walk_, stage.step, consumer);
+      for (int j = 0; j < Tile::kKeys / 2; ++j) {
+        if (std::isinf(scores[j])) continue;
+        const int row = consumer * 64 + FragmentRow() + j / 2 % 2 * 8;
+        const int column = j / 4 * 8 + 2 * (i % 4) + j % 2;
+        const int64_t key = kKind == WalkKind::kTiles64
+                                ? int64_t{stage.tiles[column / 64]} * 64 + column % 64
+                                : int64_t{stage.tiles[0]} * Tile::kKeys + column;
+        ASSERT_NO_FATAL_FAILURE(Count(int64_t{stage.block} * Tile::kQueries + row, key));
+      }
+    }
+  }
+  ExpectEveryVisiblePairOnce();
+}
+
+// As BackwardProduce does; the masks by the definition of TileStep.
+template <WalkKind kKind, bool kDocuments>
+void WalkTest::Backward() {
+  struct Stage {
+    int32_t key_block;
+    BackwardStep step;
+    int32_t first_query;
+    bool last;
+  };
+  std::vector<Stage> stages;
+  walk_.list_offsets = column_offsets_.data();
+  walk_.list = rows_.data();
+  BackwardParams params;
+  params.walk = walk_;
+  BackwardStep step;
+  EmulatedWarp::Run([&] {
+    for (int32_t block = 0; block * kBackwardKeys < walk_.key_tokens; ++block) {
+      BackwardTiles<kKind, kDocuments> tiles(params, 0, {0, block, 0, 1, false});
+      TileRef tile = tiles.Next();
+      while (tile.index >= 0) {
+        const TileRef following = tiles.Next();
+        for (int32_t offset = 0; offset < walk_.tile(); offset += kBackwardQueries) {
+          const int32_t first_query = tile.index * walk_.tile() + offset;
+          if (first_query >= walk_.query_tokens) break;
+          const bool last =
+              following.index < 0 && (offset + kBackwardQueries >= walk_.tile() ||
+                                      first_query + kBackwardQueries >= walk_.query_tokens);
+          tiles.Describe(step, walk_, tile, offset, last);
+          __syncwarp();
+          if (threadIdx.x == 0) stages.push_back({block, step, first_query, last});
+          __syncwarp();
+        }
+        tile = following;
+      }
+    }
+  });
+  Clear();
+  constexpr bool kTiles64 = kKind != WalkKind::kTiles128;
+  for (const Stage& stage : stages) {
+    for (int i = 0; i < kBackwardKeys * kBackwardQueries; ++i) {
+      const int key = i / kBackwardQueries, query = i % kBackwardQueries;
+      const TileStep& part = stage.step.part[kTiles64 ? key / 64 : 0];
+      ASSERT_EQ(part.last, stage.last);
+      const int64_t whole_key = int64_t{stage.key_block} * kBackwardKeys + key;
+      const int64_t whole_query = int64_t{stage.first_query} + query;
+      if (whole_query >= walk_.query_tokens) continue;
+      if (part.masked) {
+        const int64_t in_part = kTiles64 ? key % 64 : key, distance = in_part - query;
+        if (in_part >= part.keys || distance > part.diagonal ||
+            distance <= int64_t{part.diagonal} - part.window) {
+          continue;
+        }
+        if (kDocuments && keys_.Position(whole_key) < local_starts_[whole_query]) continue;
+      }
+      ASSERT_NO_FATAL_FAILURE(Count(whole_query, whole_key));
+    }
+  }
+  ExpectEveryVisiblePairOnce();
+}
+
+template <bool kDocuments>
+void WalkTest::All() {
+  const auto both = [&]<WalkKind kKind>() {
+    SCOPED_TRACE(absl::StrFormat("kind %d", kKind));
+    {
+      SCOPED_TRACE("forward");
+      ASSERT_NO_FATAL_FAILURE((Forward<kKind, kDocuments>()));
+    }
+    SCOPED_TRACE("backward");
+    ASSERT_NO_FATAL_FAILURE((Backward<kKind, kDocuments>()));
+  };
+  if (GetParam().tile == 128) {
+    both.template operator()<WalkKind::kTiles128>();
+  } else if (GetParam().pattern == TilePattern::kCsr) {
+    both.template operator()<WalkKind::kLists64>();
+  } else {
+    both.template operator()<WalkKind::kTiles64>();
+    // Walks of forward alone; lists' takes every pattern.
+    ASSERT_NO_FATAL_FAILURE((Forward<WalkKind::kLists64, kDocuments>()));
+    if (GetParam().pattern == TilePattern::kToeplitz) {
+      SCOPED_TRACE("diagonals");
+      ASSERT_NO_FATAL_FAILURE((Forward<WalkKind::kDiagonals64, kDocuments>()));
+    }
+  }
+}
+
+TEST_P(WalkTest, VisitsEveryVisiblePairOnce) {
+  GetParam().documents ? All<true>() : All<false>();
+}
+
+std::vector<Case> Cases() {
+  const std::pair<const char*, TilePattern> patterns[] = {{"Full", TilePattern::kFull},
+                                                          {"Causal", TilePattern::kCausal},
+                                                          {"Window", TilePattern::kWindow},
+                                                          {"Toeplitz", TilePattern::kToeplitz},
+                                                          {"Csr", TilePattern::kCsr}};
+  std::vector<Case> cases;
+  for (const auto& [name, pattern] : patterns) {
+    for (const int tile : {64, 128}) {
+      for (const bool documents : {false, true}) {
+        if (documents && pattern == TilePattern::kFull) continue;
+        const auto add = [&, name = name, pattern = pattern](const char* what, LayoutKind layout,
+                                                             int ranks, int64_t tokens) {
+          cases.push_back(
+              {.name = absl::StrFormat("%s%d%s%s", name, tile, what, documents ? "Documents" : ""),
+               .pattern = pattern,
+               .tile = tile,
+               .documents = documents,
+               .layout = layout,
+               .ranks = ranks,
+               .tokens = tokens});
+        };
+        add("Short", LayoutKind::kContiguous, 1, 65);
+        add("Ragged", LayoutKind::kContiguous, 1, 1500);
+        add("Zigzag", LayoutKind::kZigzag, 2, 1024);
+        add("Striped", LayoutKind::kStriped, 2, 1024);
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Walks, WalkTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace ringleader::kernels::sm90

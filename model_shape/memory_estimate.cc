@@ -1,0 +1,251 @@
+#include "model_shape/memory_estimate.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "model_shape/parameter_layout.h"
+
+namespace ringleader::model {
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+
+double GiB(int64_t bytes) {
+  return static_cast<double>(bytes) / (int64_t{1} << 30);
+}
+
+const char* Name(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::kNone:
+      return "none";
+    case Recompute::kAttentionOnly:
+      return "attention_only";
+    case Recompute::kFull:
+      return "full";
+  }
+  return "";
+}
+
+// Elements a token of the tensors that layers pass around.
+struct Widths {
+  explicit Widths(const ModelConfig& config)
+      : hidden(config.hidden_size),
+        inner(config.intermediate_size),
+        attended(config.heads * config.head_dim),
+        kv(2 * config.kv_heads * config.head_dim) {}
+  int64_t hidden, inner, attended, kv;
+  int64_t packed() const { return attended + kv; }
+};
+
+// The most that is alive besides what is kept, following layer_passes.cc.
+int64_t WorkingBytes(const ModelConfig& config, const ShardedShape& shape) {
+  const Widths w(config);
+  const int64_t n = shape.tokens, element = shape.element_bytes;
+  const int64_t chunk = std::min(shape.mlp_chunk_tokens, n);
+  // Upstream gradient, the norm's sum and rows, their gradient; gate, up and activation of a chunk.
+  const int64_t mlp = (4 * n * w.hidden + 3 * chunk * w.inner) * element;
+  // The stream's gradient, the norm's rows and sum, q, k and v, the output's gradient, dq, dk, dv;
+  // dq and its conversion in fp32; keys, values and their gradients that visit or travel.
+  const int64_t attention = n * ((3 * w.hidden + 2 * w.packed() + w.attended) * element +
+                                 2 * w.attended * kFloat + 4 * w.kv * kFloat);
+  const int64_t loss = 2 * n * w.hidden * element +
+                       std::min(shape.loss_chunk_tokens, n) * config.vocab_size * element;
+  return std::max({mlp, attention, loss});
+}
+
+// Full recomputation unless another is asked for: what a richer policy keeps would have to travel.
+std::vector<RecomputePlan> OffloadPlans(const ModelConfig& config, const MemoryWishes& wishes) {
+  std::vector<RecomputePlan> plans;
+  const int64_t most = wishes.offload == Offload::kHost ? std::min(kStagedLayers, config.layers - 1)
+                                                        : config.layers - 1;
+  for (int64_t on_device = most; on_device >= 1; --on_device) {
+    plans.push_back({.recompute = wishes.recompute.value_or(Recompute::kFull),
+                     .host_layers = config.layers - on_device});
+  }
+  return plans;
+}
+
+std::vector<RecomputePlan> DevicePlans(const ModelConfig& config, const MemoryWishes& wishes) {
+  if (wishes.recompute.has_value()) return {{.recompute = *wishes.recompute}};
+  std::vector<RecomputePlan> plans;
+  // q, k and v of all layers first: a byte of them saves a little more than one of gate and up.
+  for (int64_t kept = config.layers; kept >= 0; --kept) {
+    plans.push_back({.recompute = Recompute::kAttentionOnly, .kept_layers = kept});
+  }
+  plans.push_back({.recompute = Recompute::kFull});
+  return plans;
+}
+
+// Searches, and remembers what came nearest for the error.
+class Planner {
+ public:
+  Planner(const ModelConfig& config, const ShardedShape& shape, const MemoryWishes& wishes,
+          const MemoryLimits& limits)
+      : config_(config),
+        shape_(shape),
+        wishes_(wishes),
+        limits_(limits),
+        comfortable_(static_cast<int64_t>(kComfortableShare * static_cast<double>(limits.device))) {
+  }
+
+  std::optional<TrainingPlan> OnDevice() {
+    const std::vector<RecomputePlan> plans = DevicePlans(config_, wishes_);
+    for (const RecomputePlan& plan : plans) {
+      const bool last = &plan == &plans.back();
+      device_ = Make(plan, ParameterSharding::kWhole);
+      if (device_->memory.total() <= (last ? limits_.device : comfortable_)) return device_;
+    }
+    if (shape_.ranks == 1) return std::nullopt;  // nobody to share with
+    device_ = Make(plans.back(), ParameterSharding::kShard);
+    return device_->memory.total() <= limits_.device ? device_ : std::nullopt;
+  }
+
+  std::optional<TrainingPlan> WithHost() {
+    const std::vector<RecomputePlan> plans = OffloadPlans(config_, wishes_);
+    for (const auto sharding : {ParameterSharding::kWhole, ParameterSharding::kShard}) {
+      if (sharding == ParameterSharding::kShard && shape_.ranks == 1) continue;
+      for (const int64_t device : {comfortable_, limits_.device}) {
+        for (const RecomputePlan& plan : plans) {
+          const TrainingPlan candidate = Make(plan, sharding);
+          const bool fits = candidate.memory.total() <= device;
+          if (fits && candidate.memory.host_total() <= limits_.host) return candidate;
+          // Of those that fit the device the one with the least on the host says most.
+          const bool told = host_.has_value() && host_->memory.total() <= limits_.device;
+          if (!told) host_ = candidate;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  absl::Status Refusal() const {
+    std::string text = "the job does not fit a GPU: ";
+    if (device_.has_value()) {
+      absl::StrAppendFormat(&text, "with recompute %s and %d tokens a rank it needs %s, and %s",
+                            DescribeRecompute(config_, device_->recompute), shape_.tokens,
+                            DescribeMemory(device_->memory), There(limits_.device));
+    }
+    if (wishes_.offload != Offload::kNone && !host_.has_value()) {
+      absl::StrAppend(&text, device_.has_value() ? "; " : "",
+                      "a model of one layer has nothing to keep in host memory");
+    } else if (host_.has_value()) {
+      absl::StrAppendFormat(&text,
+                            "%swith %s and %d tokens a rank it needs %s, and %s, and as its share "
+                            "of the host's memory (%d trainers a node) %.1f GiB",
+                            device_.has_value() ? "; " : "",
+                            DescribeKept(config_, host_->recompute), shape_.tokens,
+                            DescribeMemory(host_->memory), There(limits_.device),
+                            shape_.ranks_per_node, GiB(limits_.host));
+    }
+    absl::StrAppend(&text,
+                    "; use more resources.trainers, a smaller data.sequence_length or model");
+    if (wishes_.recompute.value_or(Recompute::kFull) != Recompute::kFull) {
+      absl::StrAppend(&text, ", or resources.recompute: auto");
+    }
+    if (wishes_.offload != Offload::kAuto) absl::StrAppend(&text, ", or resources.offload: auto");
+    return absl::FailedPreconditionError(text);
+  }
+
+ private:
+  static std::string There(int64_t bytes) {
+    return absl::StrFormat("%.1f GiB are there", GiB(bytes));
+  }
+  TrainingPlan Make(const RecomputePlan& plan, ParameterSharding sharding) const {
+    return {.recompute = plan,
+            .sharding = sharding,
+            .memory = EstimateShardedMemory(config_, shape_, plan, sharding)};
+  }
+
+  const ModelConfig& config_;
+  const ShardedShape& shape_;
+  const MemoryWishes& wishes_;
+  const MemoryLimits& limits_;
+  const int64_t comfortable_;
+  std::optional<TrainingPlan> device_, host_;
+};
+
+}  // namespace
+
+int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute) {
+  const Widths w(config);
+  // Input, output, log-sum-exp.
+  int64_t bytes = (w.hidden + w.attended) * element_bytes + config.heads * kFloat;
+  if (recompute != Recompute::kFull) bytes += w.packed() * element_bytes;
+  if (recompute == Recompute::kNone) bytes += (w.hidden + 2 * w.inner) * element_bytes;
+  return bytes;
+}
+
+ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShape& shape,
+                                    const RecomputePlan& plan, ParameterSharding sharding) {
+  const ParameterLayout layout = MakeParameterLayout(config);
+  const std::vector<ParameterBlock>& blocks = layout.blocks;
+  // What is not there once a rank: embedding, two layers, final block.
+  const int64_t in_use = blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements;
+  ShardedMemory memory;
+  memory.parameters = shape.element_bytes * (sharding == ParameterSharding::kWhole
+                                                 ? layout.PaddedElements(shape.ranks)
+                                                 : layout.ShardElements(shape.ranks) + in_use);
+  memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
+  if (shape.ranks > 1) memory.buckets = in_use * kFloat;
+  const int64_t kept = std::min(plan.kept_layers, config.layers);
+  const int64_t away = std::min(plan.host_layers, config.layers - kept);
+  const int64_t whole = KeptBytesPerToken(config, shape.element_bytes, Recompute::kNone);
+  const int64_t layer = KeptBytesPerToken(config, shape.element_bytes, plan.recompute);
+  memory.saved = shape.tokens * (kept * whole + (config.layers - kept - away) * layer);
+  memory.host_saved = shape.tokens * away * layer;
+  if (away > 0) {
+    memory.host_copies = 3 * layout.ShardElements(shape.ranks) * kFloat +
+                         layout.elements * kFloat / shape.ranks_per_node;
+  }
+  memory.working = WorkingBytes(config, shape);
+  return memory;
+}
+
+absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const ShardedShape& shape,
+                                          const MemoryWishes& wishes, const MemoryLimits& limits) {
+  Planner planner(config, shape, wishes, limits);
+  if (wishes.offload != Offload::kHost) {
+    if (const auto plan = planner.OnDevice(); plan.has_value()) return *plan;
+  }
+  if (wishes.offload != Offload::kNone) {
+    if (const auto plan = planner.WithHost(); plan.has_value()) return *plan;
+  }
+  return planner.Refusal();
+}
+
+std::string DescribeRecompute(const ModelConfig& config, const RecomputePlan& plan) {
+  if (plan.kept_layers == 0 || plan.recompute == Recompute::kNone) return Name(plan.recompute);
+  if (plan.kept_layers >= config.layers) return Name(Recompute::kNone);
+  return absl::StrFormat("%s, %d of %d layers kept whole", Name(plan.recompute), plan.kept_layers,
+                         config.layers);
+}
+
+std::string DescribeKept(const ModelConfig& config, const RecomputePlan& plan) {
+  std::string text = "layer input, attention output, log-sum-exp";
+  if (plan.recompute != Recompute::kFull) text += ", q, k, v";
+  if (plan.recompute == Recompute::kNone) text += ", the stream after attention, gate and up";
+  absl::StrAppendFormat(&text, ": of %d layers on the GPU", config.layers - plan.host_layers);
+  if (plan.host_layers > 0)
+    absl::StrAppendFormat(&text, ", of %d in host memory", plan.host_layers);
+  return text;
+}
+
+std::string DescribeMemory(const ShardedMemory& memory) {
+  std::string text = absl::StrFormat(
+      "%.1f GiB (parameters %.1f, optimizer %.1f, gradient buckets %.1f, kept for backward %.1f, a "
+      "layer in work %.1f)",
+      GiB(memory.total()), GiB(memory.parameters), GiB(memory.optimizer), GiB(memory.buckets),
+      GiB(memory.saved), GiB(memory.working));
+  if (memory.host_saved > 0) {
+    absl::StrAppendFormat(&text,
+                          " and %.1f GiB of host memory (kept for backward %.1f, checkpoint and "
+                          "export %.1f)",
+                          GiB(memory.host_total()), GiB(memory.host_saved),
+                          GiB(memory.host_copies));
+  }
+  return text;
+}
+
+}  // namespace ringleader::model

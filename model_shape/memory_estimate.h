@@ -1,0 +1,98 @@
+// How much memory a rank of ShardedDecoder and ShardedAdamW takes on its GPU and on the host, and
+// which recompute policy that leaves room for; before anything is allocated. docs/memory.md has the
+// terms.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "model_shape/model_config.h"
+
+namespace ringleader::model {
+
+struct ShardedShape {
+  int ranks = 1;              // that share the model
+  int64_t tokens = 0;         // of a sequence, on this rank
+  int64_t element_bytes = 2;  // of parameters and activations
+  int64_t mlp_chunk_tokens = 32768;
+  int64_t loss_chunk_tokens = 8192;
+  int ranks_per_node = 1;  // that share a host's memory
+};
+
+// Where parameters are held: whole on every rank (ZeRO stage 2), or only this rank's shard, with
+// the embedding, the head and two layers at a time gathered from their owners (stage 3).
+enum class ParameterSharding { kWhole, kShard };
+
+// What backward recomputes: `recompute` in all layers but the last `kept_layers`, which keep every
+// product. What the first `host_layers` layers keep waits for backward in host memory, and the
+// device holds no more at a time than the other layers do (offload_schedule.h); not together with
+// kept_layers.
+struct RecomputePlan {
+  Recompute recompute = Recompute::kFull;
+  int64_t kept_layers = 0;
+  int64_t host_layers = 0;
+};
+
+// Bytes that one layer keeps for backward of a token.
+int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute);
+
+// Bytes of one rank.
+struct ShardedMemory {
+  int64_t parameters = 0;  // in the working type, what is gathered included
+  int64_t optimizer = 0;   // this rank's shard: master weights, two moments, the reduced gradient
+  int64_t buckets = 0;     // gradients on their way to their owners
+  int64_t saved = 0;       // what forward keeps for backward, on the device
+  int64_t working = 0;  // the largest of a layer in backward, attention in work, a chunk of logits
+  int64_t total() const { return parameters + optimizer + buckets + saved + working; }
+  // In host memory, counted only where something is kept there.
+  int64_t host_saved = 0;   // pinned: what host_layers keep
+  int64_t host_copies = 0;  // a checkpoint's copy of the shard; a rank's part of the export
+  int64_t host_total() const { return host_saved + host_copies; }
+};
+
+ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShape& shape,
+                                    const RecomputePlan& plan, ParameterSharding sharding);
+
+struct TrainingPlan {
+  RecomputePlan recompute;
+  ParameterSharding sharding = ParameterSharding::kWhole;
+  ShardedMemory memory;
+};
+
+// Whether what layers keep for backward may wait in host memory: never, where nothing else fits, or
+// all of it but what is on its way.
+enum class Offload { kNone, kAuto, kHost };
+
+struct MemoryWishes {
+  std::optional<Recompute> recompute = {};  // unset: the least that fits
+  Offload offload = Offload::kAuto;
+};
+
+// Bytes that a rank may plan with: of its GPU, and its share of its host's memory.
+struct MemoryLimits {
+  int64_t device = 0, host = 0;
+};
+
+// The plan that recomputes least and fits, of what is wished for. Parameters are sharded only where
+// no policy fits, and host memory is used only where that does not fit either: then with recompute
+// full, and with as many layers as fit left on the device. What could be recomputed or copied is
+// kept only in the first kComfortableShare of the device's memory: estimates are not exact, and
+// products are not worth a failure. FAILED_PRECONDITION, with the arithmetic and what to change,
+// where none fits. What NCCL, the attention index and the driver take is not part of it: leave them
+// their share.
+inline constexpr double kComfortableShare = 0.87;
+// Layers on the device with Offload::kHost: one in work, one on its way, one ahead of need.
+inline constexpr int64_t kStagedLayers = 3;
+absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const ShardedShape& shape,
+                                          const MemoryWishes& wishes, const MemoryLimits& limits);
+
+// "attention_only, 5 of 36 layers kept whole"
+std::string DescribeRecompute(const ModelConfig& config, const RecomputePlan& plan);
+// "layer input, attention output, log-sum-exp: of 3 layers on the GPU, of 33 in host memory"
+std::string DescribeKept(const ModelConfig& config, const RecomputePlan& plan);
+// "81.2 GiB (parameters 5.7, optimizer 11.5, …)"
+std::string DescribeMemory(const ShardedMemory& memory);
+
+}  // namespace ringleader::model

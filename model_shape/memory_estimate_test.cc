@@ -1,0 +1,220 @@
+#include "model_shape/memory_estimate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model_shape/parameter_layout.h"
+
+namespace ringleader::model {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+constexpr auto kWhole = ParameterSharding::kWhole;
+
+// Qwen2.5-3B.
+ModelConfig Config() {
+  ModelConfig config;
+  config.vocab_size = 151936;
+  config.hidden_size = 2048;
+  config.intermediate_size = 11008;
+  config.layers = 36;
+  config.heads = 16;
+  config.kv_heads = 2;
+  config.head_dim = 128;
+  config.tied_embeddings = true;
+  config.qkv_bias = true;
+  return config;
+}
+
+ShardedShape Shape(int64_t tokens) {
+  return {.ranks = 4, .tokens = tokens};
+}
+
+TEST(ShardedMemoryTest, CountsWhatARankHolds) {
+  const int64_t n = 131072;
+  const ShardedMemory memory =
+      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kFull}, kWhole);
+  const ParameterLayout layout = MakeParameterLayout(Config());
+  EXPECT_EQ(memory.parameters, 2 * layout.PaddedElements(4));
+  EXPECT_EQ(memory.optimizer, 16 * layout.ShardElements(4));
+  // Input and attention output in bf16, a log-sum-exp a head in fp32.
+  EXPECT_EQ(memory.saved, 36 * n * (2 * (2048 + 2048) + 4 * 16));
+  EXPECT_EQ(memory.total(),
+            memory.parameters + memory.optimizer + memory.buckets + memory.saved + memory.working);
+
+  const int64_t packed = 36 * n * 2 * (16 + 2 * 2) * 128;
+  EXPECT_EQ(
+      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole)
+          .saved,
+      memory.saved + packed);
+  const RecomputePlan two_kept{.recompute = Recompute::kAttentionOnly, .kept_layers = 2};
+  EXPECT_EQ(EstimateShardedMemory(Config(), Shape(n), two_kept, kWhole).saved,
+            memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
+}
+
+TEST(ShardedMemoryTest, OneRankNeedsNoBuckets) {
+  ShardedShape shape = Shape(4096);
+  shape.ranks = 1;
+  EXPECT_EQ(EstimateShardedMemory(Config(), shape, {}, kWhole).buckets, 0);
+}
+
+TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
+  const auto limit = static_cast<int64_t>(kComfortableShare * 136 * kGiB);
+  int64_t kept_before = 36;
+  for (const int64_t tokens : {16384, 65536, 131072, 262144}) {
+    const auto plan = PlanTraining(Config(), Shape(tokens), {}, {.device = 136 * kGiB});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_LE(plan->memory.total(), 136 * kGiB);
+    EXPECT_EQ(plan->sharding, kWhole);
+    if (plan->recompute.recompute != Recompute::kFull) {
+      EXPECT_LE(plan->memory.total(), limit);
+      RecomputePlan more = plan->recompute;
+      ++more.kept_layers;
+      EXPECT_TRUE(more.kept_layers > 36 ||
+                  EstimateShardedMemory(Config(), Shape(tokens), more, kWhole).total() > limit);
+    }
+    EXPECT_LE(plan->recompute.kept_layers, kept_before);
+    kept_before = plan->recompute.kept_layers;
+  }
+  EXPECT_EQ(kept_before, 0);
+}
+
+TEST(ShardedMemoryTest, FollowsTheJobsWish) {
+  const auto plan =
+      PlanTraining(Config(), Shape(16384), {.recompute = Recompute::kFull}, {.device = 132 * kGiB});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->recompute.recompute, Recompute::kFull);
+  EXPECT_EQ(plan->recompute.kept_layers, 0);
+}
+
+TEST(ShardedMemoryTest, ShardsParametersWhereNothingElseFits) {
+  ModelConfig config = Config();
+  config.hidden_size = 5120;
+  config.intermediate_size = 27648;
+  config.layers = 64;
+  config.heads = 40;
+  config.kv_heads = 8;  // 32 billion parameters
+  ShardedShape shape = Shape(4096);
+  shape.ranks = 8;
+  const auto plan = PlanTraining(config, shape, {}, {.device = 100 * kGiB, .host = 100 * kGiB});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->sharding, ParameterSharding::kShard);
+  EXPECT_LT(plan->memory.parameters,
+            EstimateShardedMemory(config, shape, plan->recompute, kWhole).parameters / 4);
+}
+
+TEST(ShardedMemoryTest, RefusesWithTheArithmetic) {
+  const auto plan = PlanTraining(Config(), Shape(131072), {.recompute = Recompute::kNone},
+                                 {.device = 132 * kGiB});
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(plan.status().message()),
+              AllOf(HasSubstr("131072 tokens a rank"), HasSubstr("132.0 GiB are there"),
+                    HasSubstr("kept for backward"), HasSubstr("recompute: auto")));
+  EXPECT_FALSE(PlanTraining(Config(), Shape(1 << 20), {}, {.device = 132 * kGiB}).ok());
+}
+
+// One rank of four on a node, with what 132 GiB hold no policy of.
+ShardedShape LongShape() {
+  ShardedShape shape = Shape(524288);
+  shape.ranks_per_node = 4;
+  return shape;
+}
+
+TEST(ShardedMemoryTest, CountsWhatWaitsOnTheHost) {
+  const int64_t n = 131072, layer = n * (2 * (2048 + 2048) + 4 * 16);
+  const ShardedMemory device = EstimateShardedMemory(Config(), Shape(n), {}, kWhole);
+  EXPECT_EQ(device.host_total(), 0);
+  ShardedShape shape = Shape(n);
+  shape.ranks_per_node = 2;
+  const ShardedMemory memory = EstimateShardedMemory(Config(), shape, {.host_layers = 33}, kWhole);
+  EXPECT_EQ(memory.saved, 3 * layer);
+  EXPECT_EQ(memory.host_saved, 33 * layer);
+  EXPECT_EQ(memory.total(), device.total() - 33 * layer);
+  const ParameterLayout layout = MakeParameterLayout(Config());
+  EXPECT_EQ(memory.host_copies, 12 * layout.ShardElements(4) + 4 * layout.elements / 2);
+}
+
+TEST(ShardedMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
+  const MemoryLimits limits{.device = 120 * kGiB, .host = 400 * kGiB};
+  const auto fits = PlanTraining(Config(), Shape(262144), {}, limits);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  EXPECT_EQ(fits->recompute.host_layers, 0);
+  EXPECT_EQ(fits->memory.host_total(), 0);
+
+  const auto plan = PlanTraining(Config(), LongShape(), {}, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->recompute.recompute, Recompute::kFull);
+  EXPECT_EQ(plan->sharding, kWhole);
+  // As little as must: one layer more on the device is too much for it.
+  EXPECT_GT(plan->recompute.host_layers, 0);
+  EXPECT_LT(plan->recompute.host_layers, 33);
+  const auto comfortable = static_cast<int64_t>(kComfortableShare * limits.device);
+  EXPECT_LE(plan->memory.total(), comfortable);
+  RecomputePlan less = plan->recompute;
+  --less.host_layers;
+  EXPECT_GT(EstimateShardedMemory(Config(), LongShape(), less, kWhole).total(), comfortable);
+
+  EXPECT_FALSE(PlanTraining(Config(), LongShape(), {.offload = Offload::kNone}, limits).ok());
+}
+
+TEST(ShardedMemoryTest, FillsTheDeviceWhereTheHostIsSmall) {
+  const MemoryLimits wide{.device = 120 * kGiB, .host = 400 * kGiB};
+  const auto plan = PlanTraining(Config(), LongShape(), {}, wide);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const MemoryLimits narrow{.device = wide.device, .host = plan->memory.host_total() - 1};
+  const auto fuller = PlanTraining(Config(), LongShape(), {}, narrow);
+  ASSERT_TRUE(fuller.ok()) << fuller.status();
+  EXPECT_LT(fuller->recompute.host_layers, plan->recompute.host_layers);
+  EXPECT_LE(fuller->memory.host_total(), narrow.host);
+  EXPECT_LE(fuller->memory.total(), narrow.device);
+}
+
+TEST(ShardedMemoryTest, KeepsAllButAFewLayersOnTheHostWhereAsked) {
+  const MemoryLimits limits{.device = 120 * kGiB, .host = 400 * kGiB};
+  for (const auto recompute : {Recompute::kFull, Recompute::kAttentionOnly}) {
+    const auto plan = PlanTraining(Config(), Shape(16384),
+                                   {.recompute = recompute, .offload = Offload::kHost}, limits);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->recompute.recompute, recompute);
+    EXPECT_EQ(plan->recompute.host_layers, 36 - kStagedLayers);
+  }
+  ModelConfig small = Config();
+  small.layers = 2;
+  const auto plan = PlanTraining(small, Shape(4096), {.offload = Offload::kHost}, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->recompute.host_layers, 1);
+  small.layers = 1;
+  EXPECT_THAT(
+      std::string(
+          PlanTraining(small, Shape(4096), {.offload = Offload::kHost}, limits).status().message()),
+      HasSubstr("one layer has nothing to keep in host memory"));
+}
+
+TEST(ShardedMemoryTest, RefusesWhatTheHostDoesNotHold) {
+  const auto plan =
+      PlanTraining(Config(), LongShape(), {}, {.device = 120 * kGiB, .host = 20 * kGiB});
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(plan.status().message()),
+              AllOf(HasSubstr("with recompute full and 524288 tokens a rank"),
+                    HasSubstr("in host memory"), HasSubstr("checkpoint and export"),
+                    HasSubstr("host's memory (4 trainers a node) 20.0 GiB"),
+                    HasSubstr("120.0 GiB are there")));
+}
+
+TEST(ShardedMemoryTest, Describes) {
+  EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kFull}), "full");
+  EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 5}),
+            "attention_only, 5 of 36 layers kept whole");
+  EXPECT_EQ(
+      DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 36}),
+      "none");
+}
+
+}  // namespace
+}  // namespace ringleader::model

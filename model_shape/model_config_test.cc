@@ -1,0 +1,201 @@
+#include "model_shape/model_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "model_shape/parameter_layout.h"
+#include "model_shape/rope_frequencies.h"
+
+namespace ringleader::model {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json Qwen2() {
+  return {{"model_type", "qwen2"},
+          {"vocab_size", 61},
+          {"hidden_size", 32},
+          {"intermediate_size", 40},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"tie_word_embeddings", true},
+          {"max_position_embeddings", 64}};
+}
+
+absl::StatusOr<ModelConfig> Parse(const Json& json) {
+  return ParseModelConfig(json.dump(), "config.json");
+}
+
+TEST(ModelConfigTest, ReadsShapeAndDefaults) {
+  const auto config = Parse(Qwen2());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, Family::kQwen2);
+  EXPECT_EQ(config->head_dim, 8);
+  EXPECT_TRUE(config->qkv_bias);
+  EXPECT_FALSE(config->attention_output_bias);
+  EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_DOUBLE_EQ(config->rope.theta, 10000.0);
+
+  Json llama = Qwen2();
+  llama["model_type"] = "llama";
+  llama.erase("num_key_value_heads");
+  llama["head_dim"] = 16;
+  llama["attention_bias"] = true;
+  const auto other = Parse(llama);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->kv_heads, 4);
+  EXPECT_EQ(other->head_dim, 16);
+  EXPECT_TRUE(other->attention_output_bias);
+}
+
+TEST(ModelConfigTest, ReadsBothSpellingsOfRopeScaling) {
+  Json old = Qwen2();
+  old["rope_theta"] = 5000.0;
+  old["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
+  Json fresh = Qwen2();
+  fresh["rope_parameters"] = {{"rope_type", "yarn"},
+                              {"factor", 4.0},
+                              {"original_max_position_embeddings", 16},
+                              {"rope_theta", 5000.0}};
+  const auto a = Parse(old), b = Parse(fresh);
+  ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+  EXPECT_EQ(ComputeRopeFrequencies(*a, 64).inverse, ComputeRopeFrequencies(*b, 64).inverse);
+  EXPECT_NEAR(a->rope.attention_factor, 1.1386294361, 1e-9);  // 0.1 ln 4 + 1
+}
+
+struct BadConfig {
+  std::string key;
+  Json value;  // null: the key is taken out
+  std::string message;
+};
+
+TEST(ModelConfigTest, ErrorsNameTheFileAndTheKey) {
+  const std::vector<BadConfig> cases = {
+      {"model_type", "mamba", "supported: qwen2, llama"},
+      {"model_type", nullptr, "is missing"},
+      {"vocab_size", nullptr, "is missing"},
+      {"hidden_size", nullptr, "is missing"},
+      {"intermediate_size", nullptr, "is missing"},
+      {"num_hidden_layers", nullptr, "is missing"},
+      {"num_attention_heads", nullptr, "is missing"},
+      {"num_key_value_heads", nullptr, "is missing"},
+      {"vocab_size", -1, "at least 1; it is -1"},
+      {"vocab_size", 1.5, "it is 1.5"},
+      {"vocab_size", "61", "it is \"61\""},
+      {"hidden_size", 30, "multiple of \"num_attention_heads\""},
+      {"hidden_size", 1099511627776, "at most 1e13"},
+      {"num_attention_heads", 3, "multiple of \"num_key_value_heads\""},
+      {"head_dim", 7, "even"},
+      {"hidden_act", "gelu", "supported: silu"},
+      {"use_sliding_window", true, "must be false"},
+      {"tie_word_embeddings", 1, "true or false"},
+      {"rms_norm_eps", 0, "above 0"},
+      {"attention_dropout", 0.1, "must be 0"},
+      {"quantization_config", {{"bits", 4}}, "not supported"},
+      {"partial_rotary_factor", 0.5, "not supported"},
+      {"rope_theta", "many", "above 0"},
+      {"rope_scaling", 3, "must be an object"},
+      {"rope_scaling", {{"rope_type", "longrope"}}, "supported: default, linear"},
+      {"rope_scaling", {{"rope_type", "linear"}}, "\"factor\" is missing"},
+      {"rope_scaling", {{"rope_type", "linear"}, {"factor", 0.5}}, "at least 1"},
+      {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 2}}, "\"low_freq_factor\" is missing"},
+  };
+  for (const BadConfig& bad : cases) {
+    Json json = Qwen2();
+    json[bad.key] = bad.value;
+    if (bad.value.is_null()) json.erase(bad.key);
+    const auto config = Parse(json);
+    ASSERT_FALSE(config.ok()) << bad.key << " " << bad.value;
+    EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(config.status().message()),
+                AllOf(HasSubstr("config.json: "), HasSubstr(bad.key), HasSubstr(bad.message)));
+  }
+}
+
+TEST(ModelConfigTest, GarbageIsAnErrorNeverACrash) {
+  EXPECT_FALSE(ParseModelConfig("", "f").ok());
+  EXPECT_FALSE(ParseModelConfig("[1]", "f").ok());
+  EXPECT_FALSE(LoadModelConfig("/nowhere/config.json").ok());
+  EXPECT_FALSE(ParseModelConfig(std::string(100000, '['), "f").ok());
+  const std::string valid = Qwen2().dump();
+  std::mt19937 random(1);
+  for (int i = 0; i < 5000; ++i) {
+    std::string text = valid;
+    for (int edits = 1 + random() % 4; edits > 0; --edits) {
+      text[random() % text.size()] = static_cast<char>(random());
+    }
+    const auto config = ParseModelConfig(text, "f");
+    if (config.ok()) {
+      EXPECT_GT(config->head_dim, 0);
+    } else {
+      EXPECT_THAT(std::string(config.status().message()), HasSubstr("f: "));
+    }
+  }
+}
+
+TEST(ParameterLayoutTest, ShardsCoverTheBufferAndGroupsTouch) {
+  const auto config = Parse(Qwen2());
+  const ParameterLayout layout = MakeParameterLayout(*config);
+  int64_t end = 0;
+  for (const ParameterSlot& slot : layout.slots) {
+    EXPECT_GE(slot.offset, end);
+    end = slot.offset + slot.elements;
+  }
+  EXPECT_LE(end, layout.elements);
+  // 61 * 32 embeddings, 2 layers of (32 + 64 * 32 + 64 + 32 * 32 + 32 + 3 * 32 * 40), a norm of 32.
+  EXPECT_EQ(layout.ParameterCount(), 61 * 32 + 2 * (32 + 64 * 32 + 64 + 1024 + 32 + 3840) + 32);
+  const ParameterSlot* q = layout.Find("model.layers.1.self_attn.q_proj.weight");
+  const ParameterSlot* k = layout.Find("model.layers.1.self_attn.k_proj.weight");
+  ASSERT_TRUE(q != nullptr && k != nullptr);
+  EXPECT_EQ(q->offset % ParameterLayout::kAlignment, 0);
+  EXPECT_EQ(k->offset, q->offset + q->elements);
+  for (const int ranks : {1, 2, 3, 7, 64}) {
+    EXPECT_GE(layout.PaddedElements(ranks), layout.elements);
+    EXPECT_EQ(layout.ShardElements(ranks) % ParameterLayout::kAlignment, 0);
+  }
+}
+
+TEST(ParameterLayoutTest, InitialisationIsHuggingFacesAndDependsOnTheSeed) {
+  const auto config = Parse(Qwen2());
+  const ParameterLayout layout = MakeParameterLayout(*config);
+  const auto draw = [&](uint64_t seed) {
+    std::vector<float> values(layout.elements);
+    InitializeParameters(*config, layout, seed, 0, layout.elements, values.data());
+    return values;
+  };
+  const std::vector<float> values = draw(1);
+  EXPECT_EQ(values, draw(1));
+  EXPECT_NE(values, draw(2));
+  std::vector<float> in_ranges(layout.elements);
+  for (int64_t first = 0; first < layout.elements; first += 1000) {
+    InitializeParameters(*config, layout, 1, first,
+                         std::min<int64_t>(1000, layout.elements - first),
+                         in_ranges.data() + first);
+  }
+  EXPECT_EQ(values, in_ranges);
+  const ParameterSlot& embedding = layout.slots[0];
+  double squares = 0.0;
+  for (int64_t i = 0; i < embedding.elements; ++i) squares += values[i] * values[i];
+  EXPECT_NEAR(std::sqrt(squares / embedding.elements), 0.02, 0.001);
+  // As many within one deviation as a normal distribution has.
+  const auto within = std::count_if(values.begin(), values.begin() + embedding.elements,
+                                    [](float value) { return std::abs(value) < 0.02f; });
+  EXPECT_NEAR(static_cast<double>(within) / embedding.elements, 0.683, 0.02);
+  EXPECT_EQ(values[layout.Find("model.norm.weight")->offset], 1.0f);
+  EXPECT_EQ(values[layout.Find("model.layers.0.self_attn.v_proj.bias")->offset], 0.0f);
+  // Another name, another draw.
+  EXPECT_NE(values[layout.Find("model.layers.0.self_attn.o_proj.weight")->offset],
+            values[layout.Find("model.layers.1.self_attn.o_proj.weight")->offset]);
+}
+
+}  // namespace
+}  // namespace ringleader::model

@@ -1,0 +1,64 @@
+// What a job asks of attention: plain data that the trainer fills in from the job file and the
+// plan.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ring/ring_schedule.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::attention {
+
+enum class Pattern {
+  kDense,          // causal
+  kSlidingWindow,  // the last `window` tokens
+  kVerticalSlash,  // selected columns and block diagonals, estimated online per layer and head
+  kBlockTopK,      // MoBA: every query block picks the key blocks it scores highest
+};
+
+enum class Select {
+  kTopP,  // until the mass of LayerBudget is covered, at most the counts of LayerBudget
+  kTopK,  // the counts of LayerBudget
+};
+
+// How much of the sequence a layer attends to. A plan may replace it between steps.
+struct LayerBudget {
+  bool dense = false;
+  double vertical_mass = 0.9;  // in (0, 1]
+  double slash_mass = 0.9;
+  uint32_t max_verticals = 4096;  // columns (tokens)
+  uint32_t max_slashes = 256;     // block diagonals
+};
+
+struct AttentionOptions {
+  Pattern pattern = Pattern::kDense;
+  Select select = Select::kTopP;
+  LayerBudget budget = {};  // of every layer that is not in `dense_layers`
+  std::vector<int> dense_layers = {};
+  int estimate_queries = 64;  // at the end of the sequence; at most 256
+  int sink_tokens = 64;       // columns at the start that are always kept
+  int local_blocks = 1;       // block diagonals that are always kept besides the main one
+  int64_t window = 0;         // kSlidingWindow: tokens a query sees, itself included
+  int block_size = 512;       // kBlockTopK: keys of a block, a multiple of `tile`
+  int topk_blocks = 8;        // kBlockTopK: blocks kept besides a query's own
+  int tile = 128;             // 64 or 128 tokens
+  kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
+  int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
+  RingShape ring = {};
+  bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
+  bool deterministic = false;   // the same bits every time; the CPU engine's always are
+  int threads = 1;              // of this rank's engine; CPU only
+};
+
+// Whose tokens are where, seen from `rank`. `options.stripe` is resolved.
+inline kernels::ShardLayout LayoutOf(const AttentionOptions& options, int ranks, int rank,
+                                     int64_t local_tokens) {
+  return {.kind = options.layout,
+          .ranks = ranks,
+          .rank = rank,
+          .stripe = options.stripe,
+          .tokens = local_tokens * ranks};
+}
+
+}  // namespace ringleader::attention

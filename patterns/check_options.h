@@ -1,0 +1,17 @@
+// Whether attention options fit each other, the ring and the sequence. INVALID_ARGUMENT names the
+// option and what to change.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "patterns/attention_options.h"
+
+namespace ringleader::attention {
+
+absl::Status CheckBudget(const LayerBudget& budget);
+// `options.stripe` is resolved.
+absl::Status CheckOptions(const AttentionOptions& options, int ranks);
+absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens);
+
+}  // namespace ringleader::attention

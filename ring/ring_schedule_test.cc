@@ -1,0 +1,180 @@
+#include "ring/ring_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace ringleader::attention {
+namespace {
+
+// Runs a shape's schedules of all ranks together on symbols instead of tensors: keys are their
+// owner's number, gradients the list of (owner, rank) contributions.
+class Simulation {
+ public:
+  using Gradient = std::multiset<std::pair<int, int>>;
+
+  Simulation(const RingShape& shape, bool backward) : ranks_(shape.inner * shape.outer) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      schedules_.push_back(*(backward ? BackwardSchedule : ForwardSchedule)(shape, rank));
+      kv_.emplace_back(schedules_.back().kv_slots, -1);
+      grads_.emplace_back(schedules_.back().grad_slots);
+      kv_.back()[0] = rank;
+      if (shape.kind == RingKind::kAllGather) {
+        for (int owner = 0; owner < ranks_; ++owner) kv_.back()[owner] = owner;
+      }
+    }
+  }
+
+  void Run() {
+    MoveKeys([](const RingSchedule& schedule) { return &schedule.first_hops; });
+    for (size_t step = 0; step < schedules_[0].steps.size(); ++step) {
+      MoveKeys([&](const RingSchedule& schedule) { return &schedule.steps[step].kv_hops; });
+      for (int rank = 0; rank < ranks_; ++rank) {
+        const RingStep& mine = schedules_[rank].steps[step];
+        ASSERT_EQ(kv_[rank][mine.kv_slot], mine.owner) << "rank " << rank << " step " << step;
+        if (mine.grad_slot < schedules_[rank].grad_slots) {
+          grads_[rank][mine.grad_slot] = {{mine.owner, rank}};
+        }
+      }
+      const size_t actions = schedules_[0].steps[step].grad_actions.size();
+      for (size_t i = 0; i < actions; ++i) {
+        const auto sent = grads_;
+        for (int rank = 0; rank < ranks_; ++rank) {
+          const GradAction& action = schedules_[rank].steps[step].grad_actions.at(i);
+          if (action.kind == GradAction::Kind::kAdd) {
+            const Gradient& from = grads_[rank][action.from_slot];
+            grads_[rank][action.to_slot].insert(from.begin(), from.end());
+            continue;
+          }
+          const GradAction& sender = schedules_[action.hop.from].steps[step].grad_actions.at(i);
+          ASSERT_EQ(sender.hop.to, rank);
+          grads_[rank][action.hop.receive_slot] = sent[action.hop.from][sender.hop.send_slot];
+        }
+      }
+    }
+  }
+
+  const RingSchedule& schedule(int rank) const { return schedules_[rank]; }
+  int ranks() const { return ranks_; }
+  const Gradient& HomeGradient(int rank) const {
+    return grads_[rank][schedules_[rank].home_grad_slot];
+  }
+
+ private:
+  // hops_of(schedule): what all ranks do one after the other, each hop together.
+  template <typename HopsOf>
+  void MoveKeys(const HopsOf& hops_of) {
+    const size_t hops = hops_of(schedules_[0])->size();
+    for (size_t i = 0; i < hops; ++i) {
+      const auto before = kv_;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        const RingHop& hop = hops_of(schedules_[rank])->at(i);
+        const RingHop& sender = hops_of(schedules_[hop.from])->at(i);
+        ASSERT_EQ(sender.to, rank);
+        ASSERT_EQ(sender.link, hop.link);
+        ASSERT_NE(hop.receive_slot, 0) << "a rank's own keys are overwritten";
+        ASSERT_NE(before[hop.from][sender.send_slot], -1) << "nothing was there to send";
+        kv_[rank][hop.receive_slot] = before[hop.from][sender.send_slot];
+      }
+    }
+  }
+
+  int ranks_;
+  std::vector<RingSchedule> schedules_;
+  std::vector<std::vector<int>> kv_;
+  std::vector<std::vector<Gradient>> grads_;
+};
+
+class RingScheduleTest : public ::testing::TestWithParam<RingShape> {};
+
+TEST_P(RingScheduleTest, EveryRankSeesEveryOwnerOnce) {
+  for (const bool backward : {false, true}) {
+    Simulation simulation(GetParam(), backward);
+    ASSERT_NO_FATAL_FAILURE(simulation.Run());
+    for (int rank = 0; rank < simulation.ranks(); ++rank) {
+      const std::vector<RingStep>& steps = simulation.schedule(rank).steps;
+      std::set<int> owners;
+      for (const RingStep& step : steps) owners.insert(step.owner);
+      EXPECT_EQ(owners.size(), simulation.ranks());
+      EXPECT_EQ(steps.size(), simulation.ranks());
+      const bool own_last = backward && GetParam().kind != RingKind::kAllGather;
+      EXPECT_EQ((own_last ? steps.back() : steps.front()).owner, rank);
+    }
+  }
+}
+
+TEST_P(RingScheduleTest, GradientsComeHome) {
+  if (GetParam().kind == RingKind::kAllGather) return;  // summed behind the schedule
+  Simulation simulation(GetParam(), /*backward=*/true);
+  ASSERT_NO_FATAL_FAILURE(simulation.Run());
+  for (int rank = 0; rank < simulation.ranks(); ++rank) {
+    Simulation::Gradient expected;
+    for (int other = 0; other < simulation.ranks(); ++other) expected.insert({rank, other});
+    EXPECT_EQ(simulation.HomeGradient(rank), expected) << "rank " << rank;
+  }
+}
+
+std::map<RingLink, int> KeyHops(const RingSchedule& schedule) {
+  std::map<RingLink, int> hops;
+  for (const RingHop& hop : schedule.first_hops) ++hops[hop.link];
+  for (const RingStep& step : schedule.steps) {
+    for (const RingHop& hop : step.kv_hops) ++hops[hop.link];
+  }
+  return hops;
+}
+
+TEST_P(RingScheduleTest, KeysAndGradientsMakeTheSameHops) {
+  const RingShape shape = GetParam();
+  const RingSchedule forward = *ForwardSchedule(shape, 0), backward = *BackwardSchedule(shape, 0);
+  std::map<RingLink, int> expected, gradients;
+  if (shape.kind != RingKind::kAllGather) {
+    if (shape.outer > 1) expected[RingLink::kOuter] = shape.outer - 1;
+    if (shape.inner > 1) expected[RingLink::kInner] = shape.outer * (shape.inner - 1);
+  }
+  EXPECT_EQ(KeyHops(forward), expected);
+  EXPECT_EQ(KeyHops(backward), expected);
+  for (const RingStep& step : backward.steps) {
+    for (const GradAction& action : step.grad_actions) {
+      if (action.kind == GradAction::Kind::kHop) ++gradients[action.hop.link];
+    }
+  }
+  EXPECT_EQ(gradients, expected);
+  for (const RingStep& step : forward.steps) EXPECT_TRUE(step.grad_actions.empty());
+}
+
+// What comes home does so behind a computation that does not need it.
+TEST_P(RingScheduleTest, NoGradientTravelsBehindTheLastStep) {
+  const RingSchedule schedule = *BackwardSchedule(GetParam(), 0);
+  for (const GradAction& action : schedule.steps.back().grad_actions) {
+    EXPECT_EQ(action.kind, GradAction::Kind::kAdd);
+  }
+}
+
+std::string NameOf(const RingShape& shape) {
+  const char* const kinds[] = {"Flat", "Hierarchical", "AllGather"};
+  return kinds[static_cast<int>(shape.kind)] + std::to_string(shape.outer) + "x" +
+         std::to_string(shape.inner);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RingScheduleTest,
+                         ::testing::Values(RingShape{RingKind::kFlat, 1, 1},
+                                           RingShape{RingKind::kFlat, 2, 1},
+                                           RingShape{RingKind::kFlat, 5, 1},
+                                           RingShape{RingKind::kHierarchical, 2, 2},
+                                           RingShape{RingKind::kHierarchical, 4, 3},
+                                           RingShape{RingKind::kHierarchical, 1, 4},
+                                           RingShape{RingKind::kHierarchical, 3, 1},
+                                           RingShape{RingKind::kAllGather, 4, 1}),
+                         [](const auto& info) { return NameOf(info.param); });
+
+TEST(RingScheduleErrorTest, NamesTheShape) {
+  EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 2, 2}, 0).ok());
+  EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 4, 1}, 4).ok());
+  EXPECT_FALSE(BackwardSchedule({RingKind::kHierarchical, 0, 4}, 0).ok());
+}
+
+}  // namespace
+}  // namespace ringleader::attention

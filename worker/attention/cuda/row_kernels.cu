@@ -1,0 +1,185 @@
+// All of it is bound by memory: a thread moves 16 or 32 bytes, neighbours touch neighbouring ones.
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "worker/attention/cuda/row_kernels.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::TokenMajor;
+
+constexpr int kThreads = 256;
+constexpr int kVector = 8;  // elements of a thread: 16 bytes of bf16
+
+unsigned Blocks(int64_t threads) {
+  return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+}
+
+__device__ __forceinline__ int64_t ThreadIndex() {
+  return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+}
+
+__device__ __forceinline__ uint32_t PackPair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint4 PackEight(const float4& a, const float4& b) {
+  return make_uint4(PackPair(a.x, a.y), PackPair(a.z, a.w), PackPair(b.x, b.y), PackPair(b.z, b.w));
+}
+__device__ __forceinline__ float DotPair(uint32_t a, uint32_t b) {
+  const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&a));
+  const float2 y = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b));
+  return fmaf(x.x, y.x, x.y * y.y);
+}
+
+// Which part of a [tokens, heads, d] tensor a thread has.
+struct Part {
+  int64_t token;
+  int32_t head, chunk;
+
+  template <typename T>
+  __device__ T* Of(const TokenMajor<T>& x) const {
+    return x.data + token * x.token_stride + head * x.head_stride + chunk * kVector;
+  }
+};
+template <typename T>
+__device__ __forceinline__ Part PartOf(int64_t index, const TokenMajor<T>& x) {
+  const int32_t chunks = x.head_dim / kVector;
+  const int64_t row = index / chunks;
+  return {row / x.heads, static_cast<int32_t>(row % x.heads), static_cast<int32_t>(index % chunks)};
+}
+template <typename T>
+__host__ __device__ int64_t Parts(const TokenMajor<T>& x) {
+  return x.tokens * x.heads * (x.head_dim / kVector);
+}
+
+__global__ void FinishOutputKernel(TokenMajor<const float> sums, const float* lse, uint4* out) {
+  const int64_t index = ThreadIndex();
+  if (index >= Parts(sums)) return;
+  const Part part = PartOf(index, sums);
+  uint4 rounded = make_uint4(0, 0, 0, 0);
+  if (lse[part.head * sums.tokens + part.token] != -INFINITY) {
+    const auto* const source = reinterpret_cast<const float4*>(part.Of(sums));
+    rounded = PackEight(source[0], source[1]);
+  }
+  out[index] = rounded;
+}
+
+// head_dim / 8 neighbouring lanes a row: 8 or 16.
+__global__ void RowDeltaKernel(TokenMajor<const __nv_bfloat16> d_out,
+                               TokenMajor<const __nv_bfloat16> out, float* delta) {
+  const int64_t index = ThreadIndex();
+  float sum = 0.0f;
+  Part part = {};
+  const bool inside = index < Parts(out);
+  if (inside) {
+    part = PartOf(index, out);
+    const uint4 a = *reinterpret_cast<const uint4*>(part.Of(d_out));
+    const uint4 b = *reinterpret_cast<const uint4*>(part.Of(out));
+    sum = DotPair(a.x, b.x) + DotPair(a.y, b.y) + DotPair(a.z, b.z) + DotPair(a.w, b.w);
+  }
+  for (int lanes = out.head_dim / kVector / 2; lanes > 0; lanes /= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+  }
+  if (inside && part.chunk == 0) delta[part.head * out.tokens + part.token] = sum;
+}
+
+__global__ void PackKvKernel(TokenMajor<const __nv_bfloat16> k, TokenMajor<const __nv_bfloat16> v,
+                             uint4* slot) {
+  const int64_t index = ThreadIndex(), parts = Parts(k);
+  if (index >= 2 * parts) return;
+  const TokenMajor<const __nv_bfloat16>& x = index < parts ? k : v;
+  slot[index] = *reinterpret_cast<const uint4*>(PartOf(index % parts, x).Of(x));
+}
+
+__global__ void AddFloatsKernel(float4* to, const float4* from, int64_t count) {
+  const int64_t i = ThreadIndex();
+  if (i >= count) return;
+  const float4 a = to[i], b = from[i];
+  to[i] = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__global__ void RoundToBf16Kernel(const float4* from, uint4* to, int64_t count) {
+  const int64_t i = ThreadIndex();
+  if (i < count) to[i] = PackEight(from[2 * i], from[2 * i + 1]);
+}
+
+__global__ void WidenToFloatKernel(const uint4* from, float4* to, int64_t count) {
+  const int64_t i = ThreadIndex();
+  if (i >= count) return;
+  const uint4 x = from[i];
+  const auto pair = [](uint32_t bits) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bits));
+  };
+  const float2 a = pair(x.x), b = pair(x.y), c = pair(x.z), d = pair(x.w);
+  to[2 * i] = make_float4(a.x, a.y, b.x, b.y);
+  to[2 * i + 1] = make_float4(c.x, c.y, d.x, d.y);
+}
+
+template <typename T>
+absl::Status CheckRows(const char* name, const TokenMajor<T>& x) {
+  constexpr int64_t kAligned = 16 / sizeof(T);
+  if (x.data == nullptr || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 ||
+      x.token_stride % kAligned != 0 || x.head_stride % kAligned != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: its memory must be aligned to 16 bytes, and its strides (%d, %d) be "
+                        "multiples of %d elements; make it contiguous",
+                        name, x.token_stride, x.head_stride, kAligned));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launched(const char* what) {
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), what);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FinishOutput(const TokenMajor<const float>& sums, const float* lse, __nv_bfloat16* out,
+                          cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckRows("sums", sums));
+  FinishOutputKernel<<<Blocks(Parts(sums)), kThreads, 0, stream>>>(sums, lse,
+                                                                   reinterpret_cast<uint4*>(out));
+  return Launched("FinishOutput");
+}
+
+absl::Status RowDelta(const TokenMajor<const __nv_bfloat16>& d_out,
+                      const TokenMajor<const __nv_bfloat16>& out, float* delta,
+                      cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckRows("d_out", d_out));
+  RETURN_IF_ERROR(CheckRows("out", out));
+  RowDeltaKernel<<<Blocks(Parts(out)), kThreads, 0, stream>>>(d_out, out, delta);
+  return Launched("RowDelta");
+}
+
+absl::Status PackKv(const TokenMajor<const __nv_bfloat16>& k,
+                    const TokenMajor<const __nv_bfloat16>& v, __nv_bfloat16* slot,
+                    cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckRows("k", k));
+  RETURN_IF_ERROR(CheckRows("v", v));
+  PackKvKernel<<<Blocks(2 * Parts(k)), kThreads, 0, stream>>>(k, v, reinterpret_cast<uint4*>(slot));
+  return Launched("PackKv");
+}
+
+absl::Status AddFloats(float* to, const float* from, int64_t count, cudaStream_t stream) {
+  AddFloatsKernel<<<Blocks(count / 4), kThreads, 0, stream>>>(
+      reinterpret_cast<float4*>(to), reinterpret_cast<const float4*>(from), count / 4);
+  return Launched("AddFloats");
+}
+
+absl::Status RoundToBf16(const float* from, __nv_bfloat16* to, int64_t count, cudaStream_t stream) {
+  RoundToBf16Kernel<<<Blocks(count / 8), kThreads, 0, stream>>>(
+      reinterpret_cast<const float4*>(from), reinterpret_cast<uint4*>(to), count / 8);
+  return Launched("RoundToBf16");
+}
+
+absl::Status WidenToFloat(const __nv_bfloat16* from, float* to, int64_t count,
+                          cudaStream_t stream) {
+  WidenToFloatKernel<<<Blocks(count / 8), kThreads, 0, stream>>>(
+      reinterpret_cast<const uint4*>(from), reinterpret_cast<float4*>(to), count / 8);
+  return Launched("WidenToFloat");
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,352 @@
+#include "worker/attention/runner/attention_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/tiles/tile_lists.h"
+#include "patterns/check_options.h"
+#include "ring/ring_load.h"
+#include "worker/attention/stats/tile_counts.h"
+#include "worker/comm/testing/local_communicator.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::LayoutKind;
+using kernels::ShardLayout;
+using kernels::reference::testing::RandomTensor;
+using kernels::reference::testing::Shard;
+using kernels::reference::testing::Tensor;
+
+constexpr int64_t kTokens = 2048;
+constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
+
+// What one rank was left with by one Forward of layer 1.
+struct RankResult {
+  LayerIndex index;
+  AttentionStats stats;
+};
+
+class AttentionEngineTest : public ::testing::Test {
+ protected:
+  std::vector<RankResult> Run(const AttentionOptions& options, int ranks,
+                              const std::vector<LayerBudget>& budgets = {},
+                              const std::vector<int64_t>& documents = {}) {
+    std::vector<RankResult> results(ranks);
+    comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+      const ShardLayout layout{.kind = options.layout,
+                               .ranks = ranks,
+                               .rank = communicator.rank(),
+                               .stripe = options.stripe == 0 ? kTile : options.stripe,
+                               .tokens = kTokens};
+      const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
+      Tensor out(layout.local_tokens(), kHeads, kHeadDim);
+      std::vector<float> lse(kHeads * layout.local_tokens(),
+                             -std::numeric_limits<float>::infinity());
+      const auto engine = AttentionEngine::Create(options, &communicator);
+      ASSERT_TRUE(engine.ok()) << engine.status();
+      ASSERT_TRUE((*engine)->SetBudgets(budgets).ok());
+      ASSERT_TRUE((*engine)->SetDocuments(kTokens, documents).ok());
+      const auto index =
+          (*engine)->Forward(1, q.view(), k.view(), v.view(), out.view(), lse.data());
+      ASSERT_TRUE(index.ok()) << index.status();
+      results[communicator.rank()] = {**index, (*engine)->TakeStats()};
+    });
+    return results;
+  }
+
+  static AttentionOptions VerticalSlash() {
+    return {.pattern = Pattern::kVerticalSlash,
+            .budget = {.vertical_mass = 0.6, .slash_mass = 0.5},
+            .estimate_queries = 100,
+            .sink_tokens = 4,
+            .tile = kTile};
+  }
+
+  std::mt19937 random_{3};
+  const Tensor q_ = RandomTensor(kTokens, kHeads, kHeadDim, random_);
+  const Tensor k_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
+  const Tensor v_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
+};
+
+TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
+  AttentionOptions options = VerticalSlash();
+  const LayerIndex expected = Run(options, 1)[0].index;
+  EXPECT_GT(expected.column_counts[0], 4);
+  for (const int ranks : {2, 4}) {
+    for (const LayoutKind layout :
+         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      options.layout = layout;
+      options.ring.inner = ranks;
+      for (const RankResult& result : Run(options, ranks)) {
+        EXPECT_EQ(result.index.diagonals, expected.diagonals);
+        EXPECT_EQ(result.index.column_positions, expected.column_positions);
+        EXPECT_EQ(result.index.column_counts, expected.column_counts);
+        EXPECT_EQ(result.index.column_keys, expected.column_keys);
+      }
+    }
+  }
+}
+
+TEST_F(AttentionEngineTest, StatisticsAddUpOverRanks) {
+  AttentionOptions options = VerticalSlash();
+  const LayerStats one = Run(options, 1)[0].stats.layers.at(1);
+  EXPECT_EQ(one.calls, 1);
+  EXPECT_GT(one.recall, 0.5);
+  EXPECT_LE(one.recall, 1.0 + 1e-6);
+  EXPECT_EQ(one.causal_tiles, kHeads * 32 * 33 / 2);
+  options.ring.inner = 4;
+  uint64_t tiles = 0;
+  for (const RankResult& result : Run(options, 4)) {
+    const LayerStats& layer = result.stats.layers.at(1);
+    tiles += layer.TotalTiles();
+    EXPECT_EQ(layer.tiles_per_ring_step.size(), 4u);
+    EXPECT_NEAR(layer.recall, one.recall, 1e-6);
+    EXPECT_EQ(layer.verticals, one.verticals);
+    EXPECT_EQ(layer.slashes, one.slashes);
+  }
+  EXPECT_EQ(tiles, one.TotalTiles());
+}
+
+TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
+  AttentionOptions options = VerticalSlash();
+  const std::vector<int64_t> documents = {0, 70, 71, 640, 1500, 2047};
+  const RankResult expected = Run(options, 1, {}, documents)[0];
+  const LayerStats& one = expected.stats.layers.at(1);
+  EXPECT_GT(one.recall, 0.5);
+  EXPECT_LE(one.recall, 1.0 + 1e-6);
+  EXPECT_LT(one.TotalTiles(), Run(options, 1)[0].stats.layers.at(1).TotalTiles());
+  for (const int ranks : {2, 4}) {
+    for (const LayoutKind layout :
+         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      options.layout = layout;
+      options.ring.inner = ranks;
+      uint64_t tiles = 0;
+      for (const RankResult& result : Run(options, ranks, {}, documents)) {
+        EXPECT_EQ(result.index.diagonals, expected.index.diagonals);
+        EXPECT_EQ(result.index.column_positions, expected.index.column_positions);
+        EXPECT_EQ(result.index.column_counts, expected.index.column_counts);
+        EXPECT_NEAR(result.stats.layers.at(1).recall, one.recall, 1e-6);
+        tiles += result.stats.layers.at(1).TotalTiles();
+      }
+      EXPECT_EQ(tiles, one.TotalTiles());
+    }
+  }
+}
+
+// Estimated at the end of the sequence alone, the long first document would get no column.
+TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
+  AttentionOptions options = VerticalSlash();
+  options.sink_tokens = 0;
+  const LayerIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
+  for (int head = 0; head < kHeads; ++head) {
+    const int64_t* positions = index.column_positions.data() + int64_t{head} * index.max_columns;
+    const int64_t* end = positions + index.column_counts[head];
+    EXPECT_LT(positions[0], 1024);
+    EXPECT_NE(std::find_if(positions, end, [](int64_t p) { return p >= 1024 && p < 1984; }), end);
+  }
+}
+
+TEST_F(AttentionEngineTest, OneDocumentIsNoMask) {
+  const AttentionOptions options = VerticalSlash();
+  const RankResult none = Run(options, 1)[0], one = Run(options, 1, {}, {0})[0];
+  EXPECT_EQ(one.index.documents, nullptr);
+  EXPECT_EQ(one.index.column_positions, none.index.column_positions);
+  EXPECT_EQ(one.index.diagonals, none.index.diagonals);
+}
+
+TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
+  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    const auto engine = AttentionEngine::Create({.tile = kTile}, &communicator);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    const auto message = [&](const std::vector<int64_t>& firsts) {
+      return std::string((*engine)->SetDocuments(kTokens, firsts).message());
+    };
+    EXPECT_NE(message({1}).find("number 0 starts at 1"), std::string::npos);
+    EXPECT_NE(message({0, 7, 7}).find("number 2 starts at 7"), std::string::npos);
+    EXPECT_NE(message({0, kTokens}).find("starts at 2048 of a sequence of 2048"),
+              std::string::npos);
+    ASSERT_TRUE((*engine)->SetDocuments(100, std::vector<int64_t>{0, 7}).ok());
+    Tensor out(kTokens, kHeads, kHeadDim);
+    std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
+    const absl::Status status =
+        (*engine)->Forward(0, q_.view(), k_.view(), v_.view(), out.view(), lse.data()).status();
+    EXPECT_NE(std::string(status.message()).find("a sequence of 100 tokens, q is of one of 2048"),
+              std::string::npos)
+        << status;
+  });
+}
+
+TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
+  const auto choose = [](int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
+    const auto documents = MakeDocuments({.tokens = tokens}, firsts);
+    return ChooseEstimateQueries(tokens, count, documents->get());
+  };
+  using Positions = std::vector<int64_t>;
+  EXPECT_EQ(choose(100, 3, {0}).positions, (Positions{97, 98, 99}));
+  EXPECT_TRUE(choose(100, 3, {0}).starts.empty());
+  EXPECT_EQ(choose(5, 9, {0}).positions, (Positions{0, 1, 2, 3, 4}));
+  // A separator is passed over, but for the last document's, which the sequence cuts off.
+  const EstimateQueries two = choose(100, 4, {0, 50});
+  EXPECT_EQ(two.positions, (Positions{47, 48, 98, 99}));
+  EXPECT_EQ(two.starts, (Positions{0, 0, 50, 50}));
+  // The document of two tokens has no share.
+  EXPECT_EQ(choose(100, 4, {0, 50, 52}).positions, (Positions{47, 48, 98, 99}));
+  // As many queries as tokens: all of them.
+  EXPECT_EQ(choose(6, 6, {0, 1, 4}).positions, (Positions{0, 1, 2, 3, 4, 5}));
+  for (int64_t count = 1; count <= 64; ++count) {
+    const EstimateQueries many = choose(64, count, {0, 1, 2, 3, 30, 31, 63});
+    EXPECT_EQ(static_cast<int64_t>(many.positions.size()), count);
+    for (int64_t e = 0; e < count; ++e) {
+      EXPECT_LE(many.starts[e], many.positions[e]);
+      if (e > 0) {
+        EXPECT_LT(many.positions[e - 1], many.positions[e]);
+      }
+    }
+  }
+}
+
+TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
+  AttentionOptions options = VerticalSlash();
+  for (const LayoutKind layout :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const RingShape shape :
+         {RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2}}) {
+      options.layout = layout;
+      options.stripe = 2 * kTile;
+      options.ring = shape;
+      const std::vector<RankResult> results = Run(options, 4);
+      const LayerIndex& index = results[0].index;
+      const RingLoad load = DiagonalLoad(
+          index.diagonals.data(), index.diagonal_words, kHeads,
+          {.kind = layout, .ranks = 4, .stripe = options.stripe, .tokens = kTokens}, kTile, shape);
+      for (int rank = 0; rank < 4; ++rank) {
+        const std::vector<uint64_t>& visited = results[rank].stats.layers.at(1).tiles_per_ring_step;
+        EXPECT_EQ(std::vector<int64_t>(visited.begin(), visited.end()), load.tiles[rank]);
+      }
+    }
+  }
+}
+
+TEST_F(AttentionEngineTest, DenseLayersAndBudgetsReplaceThePattern) {
+  AttentionOptions options = VerticalSlash();
+  options.dense_layers = {0, 1};
+  EXPECT_EQ(Run(options, 1)[0].stats.layers.at(1).density, 1.0);
+  options.dense_layers = {};
+  const LayerBudget narrow{.vertical_mass = 1e-6, .slash_mass = 1e-6};
+  const LayerStats stats = Run(options, 1, {LayerBudget{}, narrow})[0].stats.layers.at(1);
+  EXPECT_EQ(stats.verticals, 4.0);  // the sinks
+  EXPECT_EQ(stats.slashes, 2.0);    // the diagonal and its neighbour
+  EXPECT_EQ(Run(options, 1, {LayerBudget{}, {.dense = true}})[0].stats.layers.at(1).density, 1.0);
+}
+
+TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
+  AttentionOptions options{.tile = kTile};
+  options.ring.inner = 2;
+  absl::Status status;
+  comm::testing::RunRanks(2, [&](comm::Communicator& communicator) {
+    if (communicator.rank() == 1) return communicator.Abort("rank 1 ran out of memory");
+    const ShardLayout layout{
+        .kind = LayoutKind::kStriped, .ranks = 2, .rank = 0, .stripe = kTile, .tokens = kTokens};
+    const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
+    Tensor out(layout.local_tokens(), kHeads, kHeadDim);
+    std::vector<float> lse(kHeads * layout.local_tokens(), -std::numeric_limits<float>::infinity());
+    const auto engine = AttentionEngine::Create(options, &communicator);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    status = (*engine)->Forward(0, q.view(), k.view(), v.view(), out.view(), lse.data()).status();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_NE(std::string(status.message()).find("rank 1 ran out of memory"), std::string::npos);
+}
+
+TEST(BandTilesTest, OfDocumentsTooCountsWhatTheListsHold) {
+  const std::vector<int64_t> firsts = {0, 63, 64, 65, 700, 1280, 2000};
+  for (const LayoutKind layout :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const int64_t window : {0, 65, 300}) {
+      for (int pair = 0; pair < 16; ++pair) {
+        const ShardLayout query{
+            .kind = layout, .ranks = 4, .rank = pair / 4, .stripe = 128, .tokens = kTokens};
+        ShardLayout key = query;
+        key.rank = pair % 4;
+        const auto documents = MakeDocuments(query, firsts);
+        ASSERT_TRUE(documents.ok()) << documents.status();
+        const int32_t* const starts = (*documents)->local_starts.data();
+        const auto lists = kernels::reference::TileLists::Build(
+            {.pattern = window == 0 ? kernels::TilePattern::kCausal : kernels::TilePattern::kWindow,
+             .tile = kTile,
+             .window = window,
+             .document_starts = starts},
+            query, key, query.local_tokens(), key.local_tokens(), 1);
+        ASSERT_TRUE(lists.ok()) << lists.status();
+        EXPECT_EQ(BandTiles(query, key, kTile, window, starts), lists->TotalTiles());
+      }
+    }
+  }
+}
+
+TEST(BandTilesTest, CountsWhatTheListsHold) {
+  for (const LayoutKind layout :
+       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const int64_t window : {0, 1, 64, 65, 300, 5000}) {
+      for (int pair = 0; pair < 16; ++pair) {
+        const ShardLayout query{
+            .kind = layout, .ranks = 4, .rank = pair / 4, .stripe = 128, .tokens = kTokens};
+        ShardLayout key = query;
+        key.rank = pair % 4;
+        const auto lists = kernels::reference::TileLists::Build(
+            {.pattern = window == 0 ? kernels::TilePattern::kCausal : kernels::TilePattern::kWindow,
+             .tile = kTile,
+             .window = window},
+            query, key, query.local_tokens(), key.local_tokens(), 1);
+        ASSERT_TRUE(lists.ok()) << lists.status();
+        EXPECT_EQ(BandTiles(query, key, kTile, window, nullptr), lists->TotalTiles());
+      }
+    }
+  }
+  EXPECT_EQ(BandTiles({.tokens = 777}, {.tokens = 777}, kTile, 0, nullptr), 13 * 14 / 2);
+}
+
+TEST(CheckOptionsTest, ErrorsNameTheOption) {
+  const auto message = [](const AttentionOptions& options, int ranks) {
+    return std::string(CheckOptions(options, ranks).message());
+  };
+  EXPECT_EQ(message({.stripe = 128}, 1), "");
+  EXPECT_NE(message({.tile = 96}, 1).find("attention.tile"), std::string::npos);
+  EXPECT_NE(message({.stripe = 100}, 1).find("parallelism.stripe"), std::string::npos);
+  EXPECT_NE(message({.stripe = 128}, 4).find("ring of 1 x 1"), std::string::npos);
+  EXPECT_NE(
+      message({.pattern = Pattern::kSlidingWindow, .stripe = 128}, 1).find("attention.window"),
+      std::string::npos);
+  EXPECT_NE(message({.pattern = Pattern::kBlockTopK, .block_size = 200, .stripe = 128}, 1)
+                .find("attention.block_size"),
+            std::string::npos);
+  EXPECT_NE(message({.pattern = Pattern::kVerticalSlash, .estimate_queries = 999, .stripe = 128}, 1)
+                .find("attention.estimate_queries"),
+            std::string::npos);
+  EXPECT_NE(message({.budget = {.slash_mass = 0.0}, .stripe = 128}, 1).find("slash_mass"),
+            std::string::npos);
+}
+
+TEST(CheckLengthTest, SequencesMustDivideIntoWholeTiles) {
+  AttentionOptions options{.tile = 64, .stripe = 128};
+  EXPECT_TRUE(CheckLength(options, 1, 777).ok());
+  EXPECT_TRUE(CheckLength(options, 4, 256).ok());
+  EXPECT_FALSE(CheckLength(options, 4, 64).ok());
+  options.layout = LayoutKind::kZigzag;
+  EXPECT_TRUE(CheckLength(options, 4, 128).ok());
+  EXPECT_FALSE(CheckLength(options, 4, 192).ok());
+  options.layout = LayoutKind::kContiguous;
+  EXPECT_TRUE(CheckLength(options, 4, 100).ok());
+  options.pattern = Pattern::kVerticalSlash;
+  EXPECT_FALSE(CheckLength(options, 4, 100).ok());
+}
+
+}  // namespace
+}  // namespace ringleader::attention

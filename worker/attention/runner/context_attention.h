@@ -1,0 +1,76 @@
+// Attention over the ranks that share a sequence, whichever engine computes it: RingAttention on
+// the CPU, CreateCudaRingAttention on GPUs. What the trainer holds, and what a model that
+// recomputes its layers calls.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "patterns/attention_options.h"
+#include "worker/attention/runner/layer_attention.h"
+#include "worker/attention/stats/attention_stats.h"
+
+namespace ringleader::attention {
+
+struct AttentionGradients {
+  torch::Tensor dq, dk, dv;  // dense, of the shape and type of q, k and v
+};
+
+// What one forward call attended to. Small against its tensors; serves its backward, also after the
+// attention object is gone.
+class AttentionRecord {
+ public:
+  virtual ~AttentionRecord() = default;
+  // Backward with these k and v will be the next call: what it begins with, keys and values on
+  // their way to other ranks, may start now and travel behind what the caller computes until then.
+  // Need not be called; all ranks do alike. c10::Error as from ForwardRaw.
+  virtual void StartBackward(const torch::Tensor& /*k*/, const torch::Tensor& /*v*/) const {}
+  // q, k and v hold the values that forward took, kept or computed again; out and lse are what it
+  // returned. c10::Error as from ForwardRaw.
+  virtual AttentionGradients Backward(const torch::Tensor& q, const torch::Tensor& k,
+                                      const torch::Tensor& v, const torch::Tensor& out,
+                                      const torch::Tensor& lse,
+                                      const torch::Tensor& d_out) const = 0;
+};
+
+struct AttentionOutput {
+  torch::Tensor out;  // [n, heads, d], of q's type
+  torch::Tensor lse;  // [heads, n] float32
+  std::shared_ptr<const AttentionRecord> record;
+};
+
+// Not thread-safe. All ranks make the same calls in the same order.
+class ContextAttention : public LayerAttention {
+ public:
+  // ForwardRaw and its record's Backward as one differentiable function, which keeps q, k, v, out
+  // and lse.
+  torch::Tensor Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                        const torch::Tensor& v) final;
+
+  // The same without autograd, for callers that rebuild q, k and v for backward: keeping out, lse
+  // and the record is then enough, and attention is not computed twice. The sequence has n *
+  // ranks tokens; any strides with a dense last dimension. c10::Error names what does not fit or
+  // went wrong in the ring.
+  virtual AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                                     const torch::Tensor& v) = 0;
+
+  // Replaces the budgets by layer from the next forward on; layers behind the end keep the
+  // options'. Must be called alike on all ranks, between steps.
+  virtual absl::Status SetBudgets(std::span<const LayerBudget> budgets) = 0;
+
+  // The documents packed into the sequences of the next forwards: a query attends to keys of its
+  // own document alone, also in the forwards' backward. `firsts`: positions in the sequence of
+  // `tokens` tokens with which a document starts, ascending from 0; one or none: no mask, as at the
+  // start. Must be called alike on all ranks, and again for every sequence. INVALID_ARGUMENT names
+  // what does not fit.
+  virtual absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) = 0;
+
+  // What happened since the last call; resets it. On a GPU the one wait for the device in a step;
+  // c10::Error if the device has failed.
+  virtual AttentionStats TakeStats() = 0;
+};
+
+}  // namespace ringleader::attention

@@ -1,0 +1,519 @@
+// Ring attention on a GPU, all ranks of a ring as threads that share it: against the CPU engine,
+// against the mask that an index stands for, and on several ranks against one.
+#include <c10/cuda/CUDAGuard.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/cuda_call.h"
+#include "worker/attention/runner/cuda_attention_engine.h"
+#include "worker/attention/runner/cuda_ring_attention.h"
+#include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/testing/ring_settings.h"
+#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/comm/testing/hosts.h"
+#include "worker/comm/testing/local_device_communicator.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::ShardLayout;
+using kernels::ops::Check;
+using torch::Tensor;
+
+// bf16 in, out, and in what the backward kernels multiply.
+constexpr double kTolerance = 1e-2;
+
+int GpuCount() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+enum class Gpus { kShared, kOneEach };
+
+// Runs `body` on a thread a rank: all on one GPU, or each on its own with NCCL between them. Under
+// tests/gpu/hosts.sh the latter are dealt out to processes, which may share GPUs.
+void RunRanks(Gpus gpus, int ranks, const std::function<void(comm::DeviceCommunicator&)>& body) {
+  if (gpus == Gpus::kShared) return comm::testing::RunDeviceRanks(ranks, body);
+  comm::testing::RunRanks(comm::testing::HostCommunicators(ranks), [&](comm::Communicator& host) {
+    const int gpus = GpuCount();
+    TORCH_CHECK(gpus > 0, "there is no GPU");
+    const int gpu = host.rank() % gpus;
+    cudaSetDevice(gpu);
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(gpu));
+    auto device = comm::CreateNcclCommunicator({.device = gpu}, &host);
+    TORCH_CHECK(device.ok(), std::string(device.status().message()));
+    body(**device);
+    host.Barrier().IgnoreError();  // nobody leaves while others' transfers run
+  });
+}
+
+// One sequence in bf16, on the CPU, and the gradient of its output.
+struct Sequence {
+  Tensor q, k, v, d_out;
+
+  Sequence(int64_t tokens, int heads, int kv_heads, int head_dim) {
+    torch::manual_seed(7);
+    const auto random = [&](int of) {
+      return torch::randn({tokens, of, head_dim}).to(torch::kBFloat16);
+    };
+    q = random(heads) * 1.5;
+    k = random(kv_heads);
+    v = random(kv_heads);
+    d_out = random(heads);
+  }
+};
+
+struct Result {
+  Tensor out, dq, dk, dv;             // of the whole sequence, float32 on the CPU
+  std::vector<AttentionStats> stats;  // by rank
+  std::vector<CudaLayerIndex> index;
+  std::vector<Tensor> rows;  // of this process's ranks; empty: all are here
+};
+
+Result EmptyResult(const Sequence& s, int ranks) {
+  const auto zeros = [](const Tensor& x) { return torch::zeros(x.sizes(), torch::kFloat); };
+  return {.out = zeros(s.q),
+          .dq = zeros(s.q),
+          .dk = zeros(s.k),
+          .dv = zeros(s.v),
+          .stats = std::vector<AttentionStats>(ranks),
+          .index = std::vector<CudaLayerIndex>(ranks),
+          .rows = {}};
+}
+
+Tensor PositionsOf(const AttentionOptions& options, int ranks, int rank, int64_t tokens) {
+  AttentionOptions resolved = options;
+  if (resolved.stripe == 0) resolved.stripe = resolved.tile;
+  const ShardLayout layout = LayoutOf(resolved, ranks, rank, tokens / ranks);
+  Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
+  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+    positions.data_ptr<int64_t>()[i] = layout.Position(i);
+  }
+  return positions;
+}
+
+constexpr int kLayers = 3;
+
+// Three layers forward, then backward, as a step does: their buffers are the same. The result is
+// the first layer's.
+Result RunOnGpu(const Sequence& sequence, const AttentionOptions& options,
+                Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {}) {
+  const int ranks = options.ring.inner * options.ring.outer;
+  Result result = EmptyResult(sequence, ranks);
+  std::mutex mutex;
+  RunRanks(gpus, ranks, [&](comm::DeviceCommunicator& communicator) {
+    const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
+    const int rank = communicator.rank();
+    auto engine = CudaAttentionEngine::Create(options, &communicator);
+    TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
+    const Tensor positions = PositionsOf(options, ranks, rank, sequence.q.size(0));
+    const auto shard = [&](const Tensor& x) {
+      return x.index_select(0, positions).to(torch::kCUDA);
+    };
+    const Tensor q = shard(sequence.q), k = shard(sequence.k), v = shard(sequence.v),
+                 d_out = shard(sequence.d_out);
+    std::vector<CudaAttentionEngine::Output> outputs;
+    outputs.reserve(kLayers);
+    Check((*engine)->SetDocuments(sequence.q.size(0), documents));
+    for (int layer = 0; layer < kLayers; ++layer) {
+      outputs.push_back((*engine)->Forward(layer, q, k, v));
+    }
+    // Backward is of what forward saw, whatever comes next.
+    Check((*engine)->SetDocuments(sequence.q.size(0), {}));
+    AttentionGradients gradients;
+    for (int layer = kLayers - 1; layer >= 0; --layer) {
+      const CudaAttentionEngine::Output& o = outputs[layer];
+      gradients = (*engine)->Backward(
+          *o.index, {.q = q, .k = k, .v = v, .out = o.out, .lse = o.lse, .d_out = d_out});
+    }
+    result.stats[rank] = (*engine)->TakeStats();
+    result.index[rank] = *outputs[0].index;
+    const std::lock_guard lock(mutex);
+    const auto put = [&](Tensor& whole, const Tensor& part) {
+      whole.index_copy_(0, positions, part.cpu().to(torch::kFloat));
+    };
+    put(result.out, outputs[0].out);
+    put(result.dq, gradients.dq);
+    put(result.dk, gradients.dk);
+    put(result.dv, gradients.dv);
+    result.rows.push_back(positions);
+  });
+  return result;
+}
+
+Result RunOnCpu(const Sequence& sequence, AttentionOptions options,
+                const std::vector<int64_t>& documents = {}) {
+  options.ring = {};
+  Result result = EmptyResult(sequence, 1);
+  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    auto attention = RingAttention::Create(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
+    const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
+    Check((*attention)->SetDocuments(sequence.q.size(0), documents));
+    const Tensor out = (*attention)->Forward(0, q, k, v);
+    out.backward(sequence.d_out.to(torch::kFloat));
+    result.stats[0] = (*attention)->TakeStats();
+    result.out = out.detach();
+    result.dq = q.grad();
+    result.dk = k.grad();
+    result.dv = v.grad();
+  });
+  return result;
+}
+
+double RelativeError(const Tensor& actual, const Tensor& expected) {
+  return ((actual - expected).norm() / expected.norm()).item<double>();
+}
+
+void ExpectNear(const Result& actual, const Result& expected, double tolerance = kTolerance) {
+  const auto here = [&](const Tensor& x) {
+    return actual.rows.empty() ? x : x.index_select(0, torch::cat(actual.rows));
+  };
+  EXPECT_LT(RelativeError(here(actual.out), here(expected.out)), tolerance);
+  EXPECT_LT(RelativeError(here(actual.dq), here(expected.dq)), tolerance);
+  EXPECT_LT(RelativeError(here(actual.dk), here(expected.dk)), tolerance);
+  EXPECT_LT(RelativeError(here(actual.dv), here(expected.dv)), tolerance);
+}
+
+// Softmax attention in double precision over what the index's lists and the documents say, and its
+// gradients.
+Result MaskedAttention(const Sequence& s, const CudaLayerIndex& index) {
+  const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
+  const int64_t tile = index.tile;
+  Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
+  const Tensor bits = index.diagonals.cpu(), positions = index.column_positions.cpu(),
+               counts = index.column_counts.cpu();
+  const int64_t blocks = (n + tile - 1) / tile;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t delta = 0; delta < blocks; ++delta) {
+      if ((bits[h][delta / 64].item<int64_t>() >> (delta % 64) & 1) == 0) continue;
+      for (int64_t a = delta; a < blocks; ++a) {
+        mask[h]
+            .slice(0, a * tile, (a + 1) * tile)
+            .slice(1, (a - delta) * tile, (a - delta + 1) * tile)
+            .fill_(true);
+      }
+    }
+    for (int64_t c = 0; c < counts[h].item<int32_t>(); ++c) {
+      mask[h].select(1, positions[h][c].item<int64_t>()).fill_(true);
+    }
+  }
+  mask = mask.logical_and(torch::ones({n, n}).tril().to(torch::kBool));
+  if (index.documents != nullptr) {
+    const std::vector<int64_t>& firsts = index.documents->host->firsts;
+    for (size_t i = 1; i < firsts.size(); ++i) {
+      mask.slice(1, firsts[i], n).slice(2, 0, firsts[i]).fill_(false);
+    }
+  }
+  mask = mask.to(torch::kCUDA);
+  const auto leaf = [](const Tensor& x) {
+    return x.to(torch::kCUDA).to(torch::kDouble).requires_grad_();
+  };
+  const Tensor q = leaf(s.q), k = leaf(s.k), v = leaf(s.v);
+  const auto by_head = [&](const Tensor& x) {
+    return x.transpose(0, 1).repeat_interleave(heads / x.size(1), 0);
+  };
+  EXPECT_EQ(group * s.k.size(1), heads);
+  const Tensor logits = by_head(q)
+                            .matmul(by_head(k).transpose(1, 2))
+                            .div(std::sqrt(static_cast<double>(s.q.size(2))))
+                            .masked_fill(mask.logical_not(), -INFINITY);
+  const Tensor out = logits.softmax(-1).matmul(by_head(v)).transpose(0, 1);
+  out.backward(s.d_out.to(torch::kCUDA).to(torch::kDouble));
+  const auto back = [](const Tensor& x) { return x.detach().cpu().to(torch::kFloat); };
+  Result result = EmptyResult(s, 0);
+  result.out = back(out);
+  result.dq = back(q.grad());
+  result.dk = back(k.grad());
+  result.dv = back(v.grad());
+  return result;
+}
+
+uint64_t TotalTiles(const Result& result) {
+  uint64_t tiles = 0;
+  for (const AttentionStats& of_rank : result.stats) tiles += of_rank.TotalTiles();
+  return tiles;
+}
+
+class CudaAttentionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (GpuCount() == 0) GTEST_SKIP() << "no GPU on this machine";
+    ASSERT_EQ(kernels::ops::LoadTorchCuda(), absl::OkStatus());
+  }
+};
+
+class CudaRanksTest : public CudaAttentionTest,
+                      public ::testing::WithParamInterface<testing::RingSetting> {
+ protected:
+  static AttentionOptions With(AttentionOptions options) {
+    options.layout = GetParam().layout;
+    options.ring = GetParam().ring;
+    return options;
+  }
+  static const Sequence& Small() {
+    static const Sequence sequence(1024, 4, 2, 64);
+    return sequence;
+  }
+
+  // The same result on this setting's ranks as on the CPU; `name` names the expectation.
+  void ExpectSameAsCpu(const char* name, const AttentionOptions& options,
+                       double tolerance = kTolerance, const std::vector<int64_t>& documents = {}) {
+    static auto* const known = new std::map<std::string, Result>;
+    if (!known->contains(name)) known->emplace(name, RunOnCpu(Small(), options, documents));
+    const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+    const Result& expected = known->at(name);
+    ExpectNear(actual, expected, tolerance);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      uint64_t tiles = 0;
+      for (const AttentionStats& rank : actual.stats) tiles += rank.layers.at(layer).TotalTiles();
+      EXPECT_EQ(tiles, expected.stats[0].layers.at(0).TotalTiles());
+    }
+  }
+
+  // The same index and result as on one rank, and the result of the index.
+  void ExpectSameAsOneRank(const char* name, const AttentionOptions& options,
+                           const std::vector<int64_t>& documents = {}) {
+    struct Expected {
+      Result one, masked;
+    };
+    static auto* const known = new std::map<std::string, Expected>;
+    if (!known->contains(name)) {
+      Expected expected;
+      expected.one = RunOnGpu(Small(), options, Gpus::kShared, documents);
+      expected.masked = MaskedAttention(Small(), expected.one.index[0]);
+      known->emplace(name, std::move(expected));
+    }
+    const Expected& expected = known->at(name);
+    const CudaLayerIndex& index = expected.one.index[0];
+    const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+    ExpectNear(actual, expected.masked);
+    for (const CudaLayerIndex& of_rank : actual.index) {
+      EXPECT_TRUE(torch::equal(of_rank.diagonals, index.diagonals));
+      EXPECT_TRUE(torch::equal(of_rank.column_positions, index.column_positions));
+      EXPECT_TRUE(torch::equal(of_rank.column_counts, index.column_counts));
+      EXPECT_TRUE(torch::equal(of_rank.column_keys, index.column_keys));
+    }
+    EXPECT_EQ(TotalTiles(actual), TotalTiles(expected.one));
+    const LayerStats& one = expected.one.stats[0].layers.at(0);
+    for (const AttentionStats& of_rank : actual.stats) {
+      EXPECT_NEAR(of_rank.layers.at(0).recall, one.recall, 1e-9);
+      EXPECT_NEAR(of_rank.layers.at(0).verticals, one.verticals, 1e-9);
+      EXPECT_NEAR(of_rank.layers.at(0).slashes, one.slashes, 1e-9);
+    }
+  }
+};
+
+AttentionOptions TopP() {
+  return {.pattern = Pattern::kVerticalSlash,
+          .budget = {.vertical_mass = 0.5, .slash_mass = 0.4, .max_verticals = 256},
+          .sink_tokens = 8,
+          .tile = 64};
+}
+
+TEST_P(CudaRanksTest, Dense) {
+  ExpectSameAsCpu("dense", {.tile = 64});
+}
+
+TEST_P(CudaRanksTest, DenseWithRoundedGradients) {
+  ExpectSameAsCpu("dense", {.tile = 64, .bf16_gradients = true}, 1.5 * kTolerance);
+}
+
+TEST_P(CudaRanksTest, SlidingWindow) {
+  ExpectSameAsCpu("window", {.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64});
+}
+
+TEST_P(CudaRanksTest, BlockTopK) {
+  ExpectSameAsCpu(
+      "blocks", {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+}
+
+TEST_P(CudaRanksTest, VerticalSlash) {
+  ExpectSameAsOneRank("top-p", TopP());
+}
+
+TEST_P(CudaRanksTest, VerticalSlashTopK) {
+  ExpectSameAsOneRank("top-k", {.pattern = Pattern::kVerticalSlash,
+                                .select = Select::kTopK,
+                                .budget = {.max_verticals = 100, .max_slashes = 4},
+                                .estimate_queries = 100,
+                                .tile = 64});
+}
+
+// Of one token, within a tile, at its border, of many tiles.
+const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
+
+TEST_P(CudaRanksTest, Documents) {
+  ExpectSameAsCpu("dense documents", {.tile = 64}, kTolerance, kDocuments);
+  ExpectSameAsCpu("window documents",
+                  {.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64}, kTolerance,
+                  kDocuments);
+  ExpectSameAsCpu("block documents",
+                  {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
+                  kTolerance, kDocuments);
+}
+
+TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
+  ExpectSameAsOneRank("top-p documents", TopP(), kDocuments);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, CudaRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
+                         [](const auto& info) { return testing::NameOf(info.param); });
+
+class CudaStatisticsTest : public CudaAttentionTest,
+                           public ::testing::WithParamInterface<std::vector<int64_t>> {};
+
+TEST_P(CudaStatisticsTest, AreThoseOfTheCpu) {
+  const Sequence sequence(2048, 4, 2, 64);
+  const LayerStats cpu = RunOnCpu(sequence, TopP(), GetParam()).stats[0].layers.at(0);
+  const Result gpu = RunOnGpu(sequence, TopP(), Gpus::kShared, GetParam());
+  const LayerStats& layer = gpu.stats[0].layers.at(0);
+  EXPECT_EQ(layer.calls, 1);
+  EXPECT_EQ(layer.causal_tiles, cpu.causal_tiles);
+  // Selections differ where masses are within rounding of the threshold.
+  EXPECT_NEAR(layer.verticals, cpu.verticals, 0.02 * cpu.verticals);
+  EXPECT_NEAR(layer.slashes, cpu.slashes, 0.5);
+  EXPECT_NEAR(layer.density, cpu.density, 0.05 * cpu.density);
+  // Of all estimate queries, not of every eighth: a short document may have one of the eight.
+  EXPECT_NEAR(layer.recall, cpu.recall, GetParam().empty() ? 0.05 : 0.1);
+  EXPECT_GT(gpu.stats[0].seconds.index, 0.0);
+  EXPECT_GT(gpu.stats[0].seconds.forward, 0.0);
+  EXPECT_GT(gpu.stats[0].seconds.backward, 0.0);
+}
+
+// One document, and several.
+INSTANTIATE_TEST_SUITE_P(Documents, CudaStatisticsTest,
+                         ::testing::Values(std::vector<int64_t>{},
+                                           std::vector<int64_t>{0, 70, 1000, 1001, 1500}));
+
+TEST_F(CudaAttentionTest, DocumentsWithTilesOf128) {
+  const Sequence sequence(2048, 4, 2, 128);
+  for (const std::vector<int64_t>& documents :
+       {std::vector<int64_t>{0, 128, 1280}, {}, std::vector<int64_t>{0, 5, 1000, 1100, 2047}}) {
+    ExpectNear(RunOnGpu(sequence, {.tile = 128}, Gpus::kShared, documents),
+               RunOnCpu(sequence, {.tile = 128}, documents));
+  }
+}
+
+TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
+  AttentionOptions options = TopP();
+  options.dense_layers = {1};
+  const Result result = RunOnGpu(Sequence(1024, 4, 2, 64), options);
+  EXPECT_LT(result.stats[0].layers.at(0).density, 1.0);
+  EXPECT_EQ(result.stats[0].layers.at(1).density, 1.0);
+  EXPECT_EQ(result.stats[0].layers.at(1).recall, -1.0);
+}
+
+// Transfers, computation and the buffers of several layers overlap: shapes large enough that a
+// missing order would show.
+void ExpectFourRanksEqualOne(Gpus gpus) {
+  const Sequence sequence(16384, 8, 2, 128);
+  AttentionOptions options{
+      .budget = {.vertical_mass = 0.3, .slash_mass = 0.3, .max_verticals = 512, .max_slashes = 24}};
+  for (const Pattern pattern : {Pattern::kVerticalSlash, Pattern::kDense}) {
+    options.pattern = pattern;
+    options.ring = {};
+    const Result one = RunOnGpu(sequence, options);
+    for (const RingShape ring :
+         {RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
+          RingShape{RingKind::kAllGather, 4, 1}}) {
+      options.ring = ring;
+      for (int repeat = gpus == Gpus::kShared ? 3 : 1; repeat > 0; --repeat) {
+        // Tighter: both sides round the same inputs and sum the same products.
+        ExpectNear(RunOnGpu(sequence, options, gpus), one, 4e-3);
+      }
+      options.bf16_gradients = true;
+      ExpectNear(RunOnGpu(sequence, options, gpus), one, 1e-2);
+      options.bf16_gradients = false;
+    }
+  }
+}
+
+TEST_F(CudaAttentionTest, LargerShapesOnFourRanksEqualOne) {
+  ExpectFourRanksEqualOne(Gpus::kShared);
+}
+
+TEST_F(CudaAttentionTest, FourGpusEqualOne) {
+  const int hosts = comm::testing::TestHosts().count;
+  if (GpuCount() * hosts < 4) {
+    GTEST_SKIP() << GpuCount() << " GPUs for each of " << hosts << " hosts; 4 are needed";
+  }
+  ExpectFourRanksEqualOne(Gpus::kOneEach);
+}
+
+TEST_F(CudaAttentionTest, GradientsFlowThroughAutograd) {
+  const Sequence sequence(777, 4, 2, 128);
+  const Result expected = RunOnCpu(sequence, {});
+  const auto communicators = comm::testing::LocalDeviceCommunicators(1);
+  auto attention = CreateCudaRingAttention({}, communicators[0].get());
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  // Views of one projection, as a model makes them.
+  const Tensor qkv =
+      torch::cat({sequence.q, sequence.k, sequence.v}, 1).to(torch::kCUDA).requires_grad_();
+  const auto parts = qkv.split_with_sizes({4, 2, 2}, 1);
+  const Tensor out = (*attention)->Forward(0, parts[0], parts[1], parts[2]);
+  attention->reset();  // the graph keeps what it needs
+  out.backward(sequence.d_out.to(torch::kCUDA));
+  const auto gradients = qkv.grad().cpu().to(torch::kFloat).split_with_sizes({4, 2, 2}, 1);
+  EXPECT_LT(RelativeError(out.detach().cpu().to(torch::kFloat), expected.out), kTolerance);
+  EXPECT_LT(RelativeError(gradients[0], expected.dq), kTolerance);
+  EXPECT_LT(RelativeError(gradients[1], expected.dk), kTolerance);
+  EXPECT_LT(RelativeError(gradients[2], expected.dv), kTolerance);
+}
+
+TEST_F(CudaAttentionTest, WhatIsNotSupportedIsNamed) {
+  const auto communicators = comm::testing::LocalDeviceCommunicators(1);
+  auto attention = CreateCudaRingAttention({}, communicators[0].get());
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  const auto message = [&](const Tensor& q, const Tensor& k) -> std::string {
+    try {
+      (*attention)->Forward(0, q, k, k);
+    } catch (const c10::Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto tensor = [](int64_t heads, int64_t dim, torch::ScalarType type) {
+    return torch::randn({128, heads, dim}, torch::device(torch::kCUDA)).to(type);
+  };
+  const auto bf16 = torch::kBFloat16;
+  EXPECT_NE(message(tensor(4, 64, torch::kFloat), tensor(2, 64, bf16)).find("q must be"),
+            std::string::npos);
+  EXPECT_NE(message(tensor(4, 96, bf16), tensor(2, 96, bf16)).find("head_dim is 96"),
+            std::string::npos);
+  EXPECT_NE(message(tensor(4, 64, bf16), tensor(3, 64, bf16)).find("heads"), std::string::npos);
+  EXPECT_EQ(message(tensor(4, 64, bf16), tensor(2, 64, bf16)), "");
+  const absl::Status status =
+      CreateCudaRingAttention({.tile = 96}, communicators[0].get()).status();
+  EXPECT_NE(std::string(status.message()).find("attention.tile"), std::string::npos) << status;
+}
+
+TEST_F(CudaAttentionTest, AnAbortedRingReturnsItsReason) {
+  const Sequence sequence(1024, 4, 2, 64);
+  AttentionOptions options{.tile = 64};
+  options.ring.inner = 2;
+  std::string message;
+  comm::testing::RunDeviceRanks(2, [&](comm::DeviceCommunicator& communicator) {
+    if (communicator.rank() == 1) return communicator.Abort("rank 1 ran out of memory");
+    auto engine = CudaAttentionEngine::Create(options, &communicator);
+    TORCH_CHECK(engine.ok());
+    const auto half = [](const Tensor& x) { return x.slice(0, 0, 512).to(torch::kCUDA); };
+    try {
+      (*engine)->Forward(0, half(sequence.q), half(sequence.k), half(sequence.v));
+    } catch (const c10::Error& error) {
+      message = error.what();
+    }
+  });
+  EXPECT_NE(message.find("rank 1 ran out of memory"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace ringleader::attention

@@ -1,0 +1,34 @@
+// Ring attention on GPUs: the Hopper kernels over a DeviceCommunicator. What RingAttention does on
+// the CPU, with the same options, schedules and index.
+//
+// A step enqueues work and never waits for the device. Transfers run behind computation, ordered by
+// events; the buffers that travel are allocated once and serve all layers. Selected columns are
+// gathered once a call and attended to outside the ring. Output and gradients accumulate in float32
+// over the hops.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "patterns/attention_options.h"
+#include "worker/attention/runner/context_attention.h"
+
+namespace ringleader::comm {
+class DeviceCommunicator;
+}
+
+namespace ringleader::attention {
+
+// For the current device: a Hopper GPU, whose LibTorch half this loads (no program links it).
+// `communicator` spans the ranks that share one sequence, is theirs alone for its KV, dKV and
+// control channels, and must outlive the result and all records; its size is ring.inner *
+// ring.outer.
+//
+// Tensors are bfloat16 on that device, head_dim 64 or 128, and work is enqueued on the stream that
+// LibTorch has current. With `options.threads` unused. INVALID_ARGUMENT names an option that does
+// not fit; UNAVAILABLE says that LibTorch's CUDA half does not load; FAILED_PRECONDITION that the
+// GPU is no Hopper.
+absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
+    const AttentionOptions& options, comm::DeviceCommunicator* communicator);
+
+}  // namespace ringleader::attention

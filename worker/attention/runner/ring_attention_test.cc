@@ -1,0 +1,224 @@
+#include "worker/attention/runner/ring_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "worker/attention/testing/ring_settings.h"
+#include "worker/comm/testing/local_communicator.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::ShardLayout;
+using torch::Tensor;
+
+constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64;
+
+// One sequence, and what its attention and gradients are.
+struct Sequence {
+  Tensor q, k, v, d_out;
+
+  explicit Sequence(int64_t tokens) {
+    torch::manual_seed(7);
+    q = torch::randn({tokens, kHeads, kHeadDim});
+    k = torch::randn({tokens, kKvHeads, kHeadDim});
+    v = torch::randn({tokens, kKvHeads, kHeadDim});
+    d_out = torch::randn({tokens, kHeads, kHeadDim});
+  }
+};
+
+struct Result {
+  Tensor out, dq, dk, dv;
+};
+
+Tensor PositionsOf(const ShardLayout& layout) {
+  Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
+  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+    positions.data_ptr<int64_t>()[i] = layout.Position(i);
+  }
+  return positions;
+}
+
+// Runs the sequence over `ranks` threads and puts the shards together again.
+Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int ranks,
+                  const std::vector<int64_t>& documents = {}) {
+  Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
+                torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
+  comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+    auto attention = RingAttention::Create(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), documents).ok());
+    const Tensor positions =
+        PositionsOf({.kind = options.layout,
+                     .ranks = ranks,
+                     .rank = communicator.rank(),
+                     .stripe = options.stripe == 0 ? options.tile : options.stripe,
+                     .tokens = sequence.q.size(0)});
+    const Tensor q = sequence.q.index_select(0, positions).requires_grad_();
+    const Tensor k = sequence.k.index_select(0, positions).requires_grad_();
+    const Tensor v = sequence.v.index_select(0, positions).requires_grad_();
+    const Tensor out = (*attention)->Forward(0, q, k, v);
+    // Backward is of what forward saw, whatever comes next.
+    TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), {}).ok());
+    out.backward(sequence.d_out.index_select(0, positions));
+    result.out.index_copy_(0, positions, out.detach());
+    result.dq.index_copy_(0, positions, q.grad());
+    result.dk.index_copy_(0, positions, k.grad());
+    result.dv.index_copy_(0, positions, v.grad());
+  });
+  return result;
+}
+
+double RelativeError(const Tensor& actual, const Tensor& expected) {
+  return ((actual - expected).abs().max() / expected.abs().max()).item<double>();
+}
+
+void ExpectNear(const Result& actual, const Result& expected) {
+  EXPECT_LT(RelativeError(actual.out, expected.out), 1e-5);
+  EXPECT_LT(RelativeError(actual.dq, expected.dq), 1e-5);
+  EXPECT_LT(RelativeError(actual.dk, expected.dk), 1e-5);
+  EXPECT_LT(RelativeError(actual.dv, expected.dv), 1e-5);
+}
+
+// LibTorch's own attention, dense causal, in fp64.
+Result Dense(const Sequence& sequence) {
+  const auto heads_first = [](const Tensor& x) {
+    return x.to(torch::kFloat64).transpose(0, 1).unsqueeze(0).detach();
+  };
+  const Tensor q = heads_first(sequence.q).requires_grad_();
+  const Tensor k = heads_first(sequence.k).requires_grad_();
+  const Tensor v = heads_first(sequence.v).requires_grad_();
+  const Tensor out =
+      at::scaled_dot_product_attention(q, k.repeat_interleave(kHeads / kKvHeads, 1),
+                                       v.repeat_interleave(kHeads / kKvHeads, 1), {}, 0.0, true);
+  out.backward(heads_first(sequence.d_out));
+  const auto back = [](const Tensor& x) {
+    return x.detach().squeeze(0).transpose(0, 1).to(torch::kFloat32);
+  };
+  return {back(out), back(q.grad()), back(k.grad()), back(v.grad())};
+}
+
+TEST(RingAttentionTest, DenseOnOneRankEqualsLibTorch) {
+  const Sequence sequence(777);
+  ExpectNear(RunOnRanks(sequence, {}, 1), Dense(sequence));
+}
+
+TEST(RingAttentionTest, PackedDocumentsEqualTheDocumentsAlone) {
+  const Sequence packed(777);
+  const std::vector<int64_t> firsts = {0, 100, 101, 128, 500};
+  for (const AttentionOptions& options :
+       {AttentionOptions{.tile = 64},
+        AttentionOptions{.pattern = Pattern::kSlidingWindow, .window = 90, .tile = 64}}) {
+    const Result together = RunOnRanks(packed, options, 1, firsts);
+    for (size_t i = 0; i < firsts.size(); ++i) {
+      const int64_t first = firsts[i], end = i + 1 < firsts.size() ? firsts[i + 1] : 777;
+      const auto rows = [&](const Tensor& x) { return x.slice(0, first, end); };
+      Sequence alone(1);
+      alone.q = rows(packed.q);
+      alone.k = rows(packed.k);
+      alone.v = rows(packed.v);
+      alone.d_out = rows(packed.d_out);
+      ExpectNear({rows(together.out), rows(together.dq), rows(together.dk), rows(together.dv)},
+                 RunOnRanks(alone, options, 1));
+    }
+  }
+}
+
+class ManyRanksTest : public ::testing::TestWithParam<testing::RingSetting> {
+ protected:
+  // The same result on this setting's ranks as on one.
+  void ExpectSameAsOneRank(AttentionOptions options, const std::vector<int64_t>& documents = {}) {
+    const Sequence sequence(1024);
+    const Result expected = RunOnRanks(sequence, options, 1, documents);
+    options.layout = GetParam().layout;
+    options.ring = GetParam().ring;
+    ExpectNear(RunOnRanks(sequence, options, options.ring.inner * options.ring.outer, documents),
+               expected);
+  }
+};
+
+TEST_P(ManyRanksTest, Dense) {
+  ExpectSameAsOneRank({.tile = 64});
+}
+
+TEST_P(ManyRanksTest, SlidingWindow) {
+  ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64});
+}
+
+TEST_P(ManyRanksTest, VerticalSlash) {
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .budget = {.vertical_mass = 0.5, .slash_mass = 0.4},
+                       .sink_tokens = 8,
+                       .tile = 64});
+}
+
+TEST_P(ManyRanksTest, VerticalSlashTopK) {
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .select = Select::kTopK,
+                       .budget = {.max_verticals = 100, .max_slashes = 4},
+                       .estimate_queries = 100,
+                       .tile = 64});
+}
+
+TEST_P(ManyRanksTest, BlockTopK) {
+  ExpectSameAsOneRank(
+      {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+}
+
+// With StartBackward first; and of two layers in turn, as a model calls.
+TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
+  const Sequence sequence(1024);
+  AttentionOptions options{.tile = 64};
+  options.layout = GetParam().layout;
+  options.ring = GetParam().ring;
+  const int ranks = options.ring.inner * options.ring.outer;
+  comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+    auto attention = RingAttention::Create(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    const Tensor positions = PositionsOf({.kind = options.layout,
+                                          .ranks = ranks,
+                                          .rank = communicator.rank(),
+                                          .stripe = options.tile,
+                                          .tokens = sequence.q.size(0)});
+    const Tensor q = sequence.q.index_select(0, positions);
+    const Tensor k = sequence.k.index_select(0, positions);
+    const Tensor v = sequence.v.index_select(0, positions);
+    const Tensor d_out = sequence.d_out.index_select(0, positions);
+    for (int layer = 0; layer < 2; ++layer) {
+      const AttentionOutput forward = (*attention)->ForwardRaw(layer, q, k, v);
+      const auto backward = [&] {
+        return forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
+      };
+      const AttentionGradients expected = backward();
+      forward.record->StartBackward(k, v);
+      EXPECT_THROW((*attention)->ForwardRaw(layer, q, k, v), c10::Error);
+      EXPECT_THROW(forward.record->StartBackward(k, v), c10::Error);
+      const AttentionGradients started = backward();
+      EXPECT_TRUE(torch::equal(started.dq, expected.dq));
+      EXPECT_TRUE(torch::equal(started.dk, expected.dk));
+      EXPECT_TRUE(torch::equal(started.dv, expected.dv));
+    }
+  });
+}
+
+TEST_P(ManyRanksTest, Documents) {
+  const std::vector<int64_t> documents = {0, 1, 64, 200, 201, 230, 900};
+  ExpectSameAsOneRank({.tile = 64}, documents);
+  ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64}, documents);
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .budget = {.vertical_mass = 0.5, .slash_mass = 0.4},
+                       .sink_tokens = 8,
+                       .tile = 64},
+                      documents);
+  ExpectSameAsOneRank(
+      {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64}, documents);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
+                         [](const auto& info) { return testing::NameOf(info.param); });
+
+}  // namespace
+}  // namespace ringleader::attention

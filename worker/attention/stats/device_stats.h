@@ -1,0 +1,49 @@
+// A step's statistics of attention on the device: counters that kernels add to, counts that the
+// host knows, and timers. Read once a step.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "ring/ring_schedule.h"
+#include "worker/attention/cuda/device_timers.h"
+#include "worker/attention/index/index_kernels.h"
+#include "worker/attention/stats/attention_stats.h"
+
+namespace ringleader::attention {
+
+// Where a layer is counted on the device.
+struct CounterSlots {
+  LayerCounters* counters = nullptr;
+  int64_t* owner_tiles = nullptr;  // [ranks]
+};
+
+// Not thread-safe. Throws c10::Error.
+class DeviceStats {
+ public:
+  explicit DeviceStats(int ranks) : ranks_(ranks) {}
+
+  // Valid until a layer with a higher number is asked for.
+  CounterSlots SlotsOf(int layer);
+  // What the host counts of a layer's step: calls, causal_tiles, and tiles_per_ring_step of
+  // patterns that do not depend on the data.
+  LayerStats& HostOf(int layer);
+  // The layer estimates its recall.
+  void SetEstimated(int layer) { HostOf(layer).recall = 0.0; }
+  DeviceTimers& timers() { return timers_; }
+
+  // What `schedule` did since the last call; waits for the device.
+  AttentionStats Take(const RingSchedule& schedule);
+
+ private:
+  int64_t slots_per_layer() const { return kLayerCounters + ranks_; }
+
+  const int ranks_;
+  torch::Tensor counters_;  // [layers, slots_per_layer] int64: LayerCounters, owner_tiles
+  std::vector<LayerStats> host_;
+  DeviceTimers timers_;
+};
+
+}  // namespace ringleader::attention

@@ -1,0 +1,57 @@
+#include "worker/attention/stats/tile_counts.h"
+
+#include <algorithm>
+
+namespace ringleader::attention {
+
+using kernels::ShardLayout;
+
+namespace {
+
+// The first of [0, count) for which `holds`, which stays true once it is.
+template <typename Predicate>
+int64_t FirstWhere(int64_t count, Predicate holds) {
+  int64_t low = 0, high = count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (holds(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+}  // namespace
+
+int64_t CausalTiles(const ShardLayout& mine, int tile) {
+  int64_t tiles = 0;
+  for (int64_t i = 0; i < mine.local_tokens(); i += tile) tiles += mine.Position(i) / tile + 1;
+  return tiles;
+}
+
+int64_t BandTiles(const ShardLayout& query, const ShardLayout& key, int tile, int64_t window,
+                  const int32_t* document_starts) {
+  const int64_t keys = key.local_tokens(), key_tiles = (keys + tile - 1) / tile;
+  const auto first_key = [&](int64_t b) { return key.Position(b * tile); };
+  const auto last_key = [&](int64_t b) { return key.Position(std::min(keys, (b + 1) * tile) - 1); };
+  int64_t tiles = 0;
+  for (int64_t begin = 0; begin < query.local_tokens(); begin += tile) {
+    const int64_t first = query.Position(begin);
+    const int64_t last = query.Position(std::min(query.local_tokens(), begin + tile) - 1);
+    // Positions grow with the local index, so what a tile sees is a run of tiles.
+    const int64_t end = FirstWhere(key_tiles, [&](int64_t b) { return first_key(b) > last; });
+    // The first key that the tile's first query, and so any, sees.
+    int64_t first_seen = window == 0 ? 0 : first - window + 1;
+    if (document_starts != nullptr) {
+      first_seen = std::max<int64_t>(first_seen, document_starts[begin]);
+    }
+    const int64_t start =
+        FirstWhere(key_tiles, [&](int64_t b) { return last_key(b) >= first_seen; });
+    tiles += std::max<int64_t>(0, end - start);
+  }
+  return tiles;
+}
+
+}  // namespace ringleader::attention

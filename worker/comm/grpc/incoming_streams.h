@@ -1,0 +1,111 @@
+// The receiving half of all streams: matches frames that arrive with the receives that wait for
+// them.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/comm/grpc/frame.h"
+#include "worker/comm/transport.h"
+
+namespace ringleader::comm {
+
+class IncomingStreams;
+
+// One stream from one peer. Deletes itself when gRPC is done with it. At any time exactly one party
+// may act on it: the read that is under way, whoever delivers the frame that it brought, or, when
+// no receive waits for that frame, the receive that takes it up (or the cancellation).
+class IncomingStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  IncomingStream(IncomingStreams* owner, grpc::ByteBuffer* response);
+
+ private:
+  friend class IncomingStreams;
+  void OnReadDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  void ReadOn();
+  bool Greet(const v1::Frame& hello);
+
+  IncomingStreams* const owner_;
+  grpc::ByteBuffer buffer_;
+  std::unique_ptr<FrameReader> frame_;  // in buffer_
+  bool greeted_ = false;
+  bool left_ = false;  // said goodbye
+  int sender_ = -1;
+  StreamId stream_ = 0;
+  bool cancelled_ = false;  // guarded by owner_->mutex_
+};
+
+// Thread-safe.
+class IncomingStreams {
+ public:
+  // What streams tell of their peers, from gRPC's threads.
+  struct Events {
+    std::function<void(int peer)> arrived;  // on its life line, as the three below
+    std::function<void(int peer)> left;
+    std::function<void(int peer, const std::string& reason)> aborted;
+    std::function<void(int peer, const std::string& what)> broken;  // on any stream
+  };
+
+  // The stream that carries no data: opened first, closed last.
+  static constexpr StreamId kLifeLine = 0xffffffff;
+
+  IncomingStreams(int ranks, uint64_t fencing_token, Events events)
+      : ranks_(ranks), fencing_token_(fencing_token), events_(std::move(events)) {}
+  // Waits until gRPC has let go of all streams: shut the server down first.
+  ~IncomingStreams();
+
+  // For the server to start on a call.
+  IncomingStream* Open(grpc::ByteBuffer* response);
+
+  void Receive(StreamId stream, int from, PendingTransferPtr transfer);
+
+  // Finishes receives from `peer` (-1: from all), now and from now on, with `status`. The first
+  // call decides.
+  void Fail(int peer, const absl::Status& status);
+
+ private:
+  friend class IncomingStream;
+  struct Inbox {
+    std::deque<PendingTransferPtr> receives;     // in the order of the messages
+    PendingTransferPtr current;                  // the message that is arriving
+    size_t total_bytes = 0, received_bytes = 0;  // of current
+    uint64_t sequence = 0;                       // of the last message
+    IncomingStream* parked = nullptr;            // holds a frame that no receive waits for
+  };
+
+  // Delivers the frame that `stream` holds, or parks the stream: false.
+  bool Offer(IncomingStream* stream);
+  // The receive that the frame belongs to; nullptr if none waits yet. An error breaks the stream.
+  absl::StatusOr<PendingTransferPtr> Match(Inbox* inbox, const FrameReader& frame, int from)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Copies the frame's payload; the message is finished with its last frame.
+  void Deliver(IncomingStream* stream, const PendingTransferPtr& transfer);
+  // Marks the stream, and takes it from its inbox if it is parked there: true.
+  bool Cancel(IncomingStream* stream);
+  void Done(IncomingStream* stream);
+
+  const int ranks_;
+  const uint64_t fencing_token_;
+  const Events events_;
+
+  absl::Mutex mutex_;
+  std::map<std::pair<int, StreamId>, Inbox> inboxes_ ABSL_GUARDED_BY(mutex_);  // by sender, stream
+  std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mutex_);                 // by sender
+  std::set<IncomingStream*> open_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ringleader::comm

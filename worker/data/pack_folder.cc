@@ -1,0 +1,242 @@
+#include "worker/data/pack_folder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/checksum.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+
+namespace ringleader::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A document: what is read, and the name that decides on its order and its share.
+struct Source {
+  std::string name;  // relative to the path that the user gave
+  fs::path file;
+  bool operator<(const Source& other) const { return name < other.name; }
+};
+
+absl::StatusOr<std::vector<Source>> FindSources(const PackOptions& options) {
+  const auto wanted = [&](const std::string& name) {
+    return options.suffixes.empty() ||
+           std::any_of(options.suffixes.begin(), options.suffixes.end(),
+                       [&](const std::string& suffix) { return absl::EndsWith(name, suffix); });
+  };
+  std::vector<Source> sources;
+  for (const std::string& path : options.paths) {
+    std::error_code error;
+    if (fs::is_regular_file(path, error)) {
+      sources.push_back({fs::path(path).filename().string(), path});
+      continue;
+    }
+    fs::recursive_directory_iterator walk(path, fs::directory_options::skip_permission_denied,
+                                          error);
+    if (error) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("cannot read %s: %s", path, error.message()));
+    }
+    for (; walk != fs::recursive_directory_iterator(); walk.increment(error)) {
+      // Links are left out: they lead in circles, or to text that is there already.
+      std::error_code entry_error;
+      if (walk->is_symlink(entry_error) || !walk->is_regular_file(entry_error)) continue;
+      const std::string name = fs::relative(walk->path(), path, entry_error).string();
+      if (entry_error) {
+        return absl::UnavailableError(absl::StrFormat("cannot tell where %s is within %s: %s",
+                                                      walk->path().string(), path,
+                                                      entry_error.message()));
+      }
+      if (wanted(name)) sources.push_back({name, walk->path()});
+    }
+    // A step that fails ends the walk: what was found so far is not all that is there.
+    if (error) {
+      return absl::UnavailableError(absl::StrFormat(
+          "reading %s broke off: %s; pack again once it can be read", path, error.message()));
+    }
+  }
+  std::sort(sources.begin(), sources.end());
+  return sources;
+}
+
+// One of the two outputs: collects documents, cuts them into shards.
+class FolderWriter {
+ public:
+  FolderWriter(const PackOptions& options, std::string folder)
+      : options_(options),
+        folder_(std::move(folder)),
+        token_bytes_(options.vocabulary <= UINT16_MAX + 1u ? 2 : 4) {}
+
+  absl::Status Add(std::span<const uint32_t> document) {
+    starts_.push_back(tokens_.size());
+    tokens_.insert(tokens_.end(), document.begin(), document.end());
+    tokens_.push_back(options_.separator);
+    ++manifest_.documents;
+    return tokens_.size() >= options_.shard_tokens ? Flush() : absl::OkStatus();
+  }
+
+  absl::StatusOr<Manifest> Finish() {
+    RETURN_IF_ERROR(Flush());
+    manifest_.vocabulary = options_.vocabulary;
+    manifest_.separator = options_.separator;
+    manifest_.tokenizer = options_.tokenizer;
+    RETURN_IF_ERROR(WriteManifest(folder_, manifest_));
+    return manifest_;
+  }
+
+ private:
+  absl::Status Flush() {
+    if (tokens_.empty()) return absl::OkStatus();
+    const std::string name = absl::StrFormat("shard-%05d.tokens", manifest_.shards.size());
+    RETURN_IF_ERROR(WriteShard(absl::StrCat(folder_, "/", name), tokens_, starts_, token_bytes_));
+    manifest_.shards.push_back(name);
+    manifest_.tokens += tokens_.size();
+    tokens_.clear();
+    starts_.clear();
+    return absl::OkStatus();
+  }
+
+  const PackOptions& options_;
+  const std::string folder_;
+  const uint32_t token_bytes_;
+  Manifest manifest_;
+  std::vector<uint32_t> tokens_;
+  std::vector<uint64_t> starts_;
+};
+
+template <typename Token>
+absl::Status Decode(const std::string& bytes, const Source& source, uint32_t vocabulary,
+                    std::vector<uint32_t>* tokens) {
+  if (bytes.size() % sizeof(Token) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: %d bytes do not divide by %d", source.file.string(), bytes.size(), sizeof(Token)));
+  }
+  tokens->clear();
+  for (size_t i = 0; i < bytes.size(); i += sizeof(Token)) {
+    Token token;
+    std::memcpy(&token, bytes.data() + i, sizeof(Token));
+    if (token >= vocabulary) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: token %d at %d is outside the vocabulary of %d",
+                          source.file.string(), token, i / sizeof(Token), vocabulary));
+    }
+    tokens->push_back(token);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeDocument(const PackOptions& options, const std::string& bytes,
+                            const Source& source, std::vector<uint32_t>* tokens) {
+  switch (options.input) {
+    case PackOptions::Input::kText:
+      return Decode<uint8_t>(bytes, source, options.vocabulary, tokens);
+    case PackOptions::Input::kUint16:
+      return Decode<uint16_t>(bytes, source, options.vocabulary, tokens);
+    case PackOptions::Input::kUint32:
+      return Decode<uint32_t>(bytes, source, options.vocabulary, tokens);
+  }
+  return absl::InternalError("unknown input kind");
+}
+
+bool IsHeldOut(const Source& source, double share) {
+  const uint64_t hash = Checksum(source.name.data(), source.name.size());
+  return static_cast<double>(hash >> 11) * 0x1p-53 < share;
+}
+
+absl::Status CheckOptions(PackOptions* options) {
+  if (options->paths.empty()) return absl::InvalidArgumentError("no input files or folders");
+  if (!(options->eval_share >= 0 && options->eval_share < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("eval share is %g; it must be in [0, 1)", options->eval_share));
+  }
+  if (options->input == PackOptions::Input::kText) {
+    if (options->vocabulary != 0 || options->separator != 0 || !options->tokenizer.empty()) {
+      return absl::InvalidArgumentError(
+          "vocabulary, separator and tokenizer are for token ids (--format uint16 or uint32); text "
+          "is packed a token a byte");
+    }
+    options->vocabulary = kByteVocabulary;
+    options->separator = kByteSeparator;
+    options->tokenizer = "bytes";
+  } else if (options->separator >= options->vocabulary) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("token-id input needs the vocabulary's size and a separator below it; got "
+                        "vocabulary %d, separator %d",
+                        options->vocabulary, options->separator));
+  }
+  for (const char* part : {"train", "eval"}) {
+    const fs::path folder = fs::path(options->output) / part;
+    if (fs::exists(folder)) {
+      return absl::AlreadyExistsError(
+          absl::StrFormat("%s exists; choose another output folder or remove it", folder.string()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
+  PackOptions options = user_options;
+  RETURN_IF_ERROR(CheckOptions(&options));
+  ASSIGN_OR_RETURN(const std::vector<Source> sources, FindSources(options));
+
+  // Built beside the output and renamed into place, so that a broken-off call leaves nothing that
+  // looks whole.
+  const fs::path output = options.output;
+  const fs::path building = output / ".packing";
+  std::error_code error;
+  fs::remove_all(building, error);
+  for (const char* part : {"train", "eval"}) {
+    fs::create_directories(building / part, error);
+    if (error) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("cannot create %s: %s", (building / part).string(), error.message()));
+    }
+  }
+  const absl::Cleanup clean_up = [&] { fs::remove_all(building, error); };
+
+  PackResult result;
+  FolderWriter train(options, building / "train");
+  FolderWriter eval(options, building / "eval");
+  std::vector<uint32_t> tokens;
+  for (const Source& source : sources) {
+    const uint64_t bytes = fs::file_size(source.file, error);
+    absl::StatusOr<std::string> content =
+        error || bytes == 0 || bytes > options.max_document_bytes
+            ? absl::StatusOr<std::string>(absl::OutOfRangeError("left out"))
+            : ReadFile(source.file.string());
+    // A NUL byte marks what is no text: objects and archives that lie among headers.
+    const bool is_text = options.input == PackOptions::Input::kText;
+    if (!content.ok() || (is_text && content->find('\0') != std::string::npos)) {
+      ++result.skipped_files;
+      continue;
+    }
+    RETURN_IF_ERROR(DecodeDocument(options, *content, source, &tokens));
+    RETURN_IF_ERROR((IsHeldOut(source, options.eval_share) ? eval : train).Add(tokens));
+  }
+  ASSIGN_OR_RETURN(result.train, train.Finish());
+  ASSIGN_OR_RETURN(result.eval, eval.Finish());
+  if (result.train.documents == 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "found no document to train on among %d files; check the paths and suffixes",
+        sources.size()));
+  }
+  for (const char* part : {"train", "eval"}) {
+    fs::rename(building / part, output / part, error);
+    if (error) {
+      fs::remove_all(output / "train", error);
+      return absl::UnknownError(absl::StrCat("cannot move the shards to ", output.string()));
+    }
+  }
+  return result;
+}
+
+}  // namespace ringleader::data

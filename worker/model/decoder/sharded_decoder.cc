@@ -1,0 +1,154 @@
+#include "worker/model/decoder/sharded_decoder.h"
+
+#include <utility>
+
+#include "model_shape/rope_frequencies.h"
+#include "worker/model/decoder/layer_passes.h"
+
+namespace ringleader::model {
+
+using torch::Tensor;
+
+// One micro-batch on its way through the model.
+class ShardedDecoder::Pass {
+ public:
+  Pass(ShardedDecoder& decoder, const TokenBatch& batch, attention::ContextAttention& attention)
+      : decoder_(decoder),
+        config_(decoder.config_),
+        ops_(decoder.ops_),
+        store_(decoder.store_),
+        batch_(batch),
+        attention_(attention),
+        saved_(static_cast<int>(config_.layers),
+               static_cast<int>(config_.layers - decoder.options_.recompute.host_layers),
+               decoder.options_.host_copies) {
+    const RopeFrequencies frequencies = ComputeRopeFrequencies(config_, batch.sequence_length);
+    rotary_ = {.positions = batch.positions,
+               .inverse_frequencies = torch::tensor(frequencies.inverse).to(batch.tokens.device()),
+               .scale = frequencies.attention_factor};
+  }
+
+  // Returns the normalised hidden states.
+  TokenOps::Norm Forward(bool keep) {
+    const int layers = static_cast<int>(config_.layers);
+    ResidualStream stream{
+        .base = torch::embedding(View(Slot("model.embed_tokens.weight"), 0, 1), batch_.tokens),
+        .pending = {}};
+    for (int layer = 0; layer < layers; ++layer) {
+      SavedLayer saved;
+      if (keep) saved_.MakeRoom(layer);
+      ForwardLayer(Context(layer), layer, Layer(store_.Parameters(layer + 1, layer + 2)),
+                   attention_, stream, keep ? &saved : nullptr);
+      if (keep) saved_.Keep(layer, std::move(saved));
+    }
+    return ops_.NormForward(stream.base, stream.pending, View(FinalNorm(), Final(), -1),
+                            config_.rms_norm_epsilon);
+  }
+
+  // The losses' sum; with `gradient`, the hidden states' gradient takes their place.
+  Tensor Loss(const Tensor& hidden, bool gradient) {
+    const Tensor head = View(Head(), HeadBlock(), -1);
+    const Tensor d_head =
+        gradient ? ViewGroup(Head(), store_.OpenGradient(HeadBlock()), Begin(HeadBlock()))
+                 : Tensor();
+    return LossPass(ops_, hidden, head, batch_.labels, d_head, decoder_.options_.loss_chunk_tokens);
+  }
+
+  // final: Forward's result, with the gradient of y in y.
+  void Backward(const TokenOps::Norm& final) {
+    const Tensor d_final = store_.OpenGradient(Final());
+    Tensor dx = ops_.NormBackward(final.y, final.sum, final.rstd, View(FinalNorm(), Final(), -1),
+                                  {}, ViewGroup(FinalNorm(), d_final, Begin(Final())));
+    store_.CloseGradient(Final());
+    for (int layer = static_cast<int>(config_.layers) - 1; layer >= 0; --layer) {
+      const int block = layer + 1;
+      const LayerParameters parameters =
+          Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
+      const LayerParameters gradients = Layer(store_.OpenGradient(block));
+      dx = BackwardLayer(Context(layer), parameters, gradients, saved_.Take(layer), dx);
+      saved_.Return(layer);
+      store_.CloseGradient(block);
+    }
+    const SlotGroup embedding = Slot("model.embed_tokens.weight");
+    ops_.AddEmbeddingGradient(dx, batch_.tokens,
+                              ViewGroup(embedding, store_.OpenGradient(0), Begin(0)));
+    store_.CloseGradient(0);
+  }
+
+  Tensor Logits(const Tensor& hidden) { return hidden.mm(View(Head(), HeadBlock(), -1).t()); }
+
+ private:
+  LayerContext Context(int layer) const {
+    const RecomputePlan& plan = decoder_.options_.recompute;
+    return {
+        .config = config_,
+        .ops = ops_,
+        .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
+        .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
+        .rotary = rotary_};
+  }
+  int Final() const { return static_cast<int>(config_.layers) + 1; }
+  int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }
+  int64_t Begin(int block) const { return decoder_.layout_.blocks[block].begin; }
+  SlotGroup Slot(const char* name) const { return FindGroup(decoder_.layout_, "", {name}); }
+  SlotGroup FinalNorm() const { return Slot("model.norm.weight"); }
+  SlotGroup Head() const {
+    return Slot(config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+  }
+  Tensor View(const SlotGroup& group, int block, int next) {
+    return ViewGroup(group, store_.Parameters(block, next), Begin(block));
+  }
+  // All layers' blocks are laid out alike.
+  LayerParameters Layer(const Tensor& block) const {
+    return MakeLayerParameters(decoder_.layout_, 0, [&](const SlotGroup& group) {
+      return ViewGroup(group, block, Begin(1));
+    });
+  }
+
+  ShardedDecoder& decoder_;
+  const ModelConfig& config_;
+  const TokenOps& ops_;
+  ParameterStore& store_;
+  const TokenBatch& batch_;
+  attention::ContextAttention& attention_;
+  Rotary rotary_;
+  SavedLayers saved_;
+};
+
+ShardedDecoder::ShardedDecoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
+                               const ShardedDecoderOptions& options)
+    : config_(std::move(config)),
+      layout_(MakeParameterLayout(config_)),
+      ops_(ops),
+      store_(store),
+      options_(options) {
+  const RecomputePlan& plan = options_.recompute;
+  TORCH_CHECK(plan.host_layers == 0 || plan.kept_layers == 0,
+              "layers that keep more than others cannot wait in the host's slots");
+  TORCH_CHECK(plan.host_layers >= 0 && plan.host_layers < config_.layers,
+              "the last layer's activations stay on the device");
+}
+
+Tensor ShardedDecoder::ForwardBackward(const TokenBatch& batch,
+                                       attention::ContextAttention& attention) {
+  const torch::NoGradGuard no_grad;
+  Pass pass(*this, batch, attention);
+  const TokenOps::Norm final = pass.Forward(/*keep=*/true);
+  Tensor loss = pass.Loss(final.y, /*gradient=*/true);
+  pass.Backward(final);
+  return loss;
+}
+
+Tensor ShardedDecoder::Loss(const TokenBatch& batch, attention::ContextAttention& attention) {
+  const torch::NoGradGuard no_grad;
+  Pass pass(*this, batch, attention);
+  return pass.Loss(pass.Forward(/*keep=*/false).y, /*gradient=*/false);
+}
+
+Tensor ShardedDecoder::Logits(const TokenBatch& batch, attention::ContextAttention& attention) {
+  const torch::NoGradGuard no_grad;
+  Pass pass(*this, batch, attention);
+  return pass.Logits(pass.Forward(/*keep=*/false).y);
+}
+
+}  // namespace ringleader::model

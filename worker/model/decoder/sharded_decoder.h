@@ -1,0 +1,68 @@
+// Qwen2 and Llama decoders trained layer by layer, without autograd: parameters come from a store
+// and gradients go back to it while backward runs, so that a rank need hold neither whole; backward
+// recomputes what the policy says. The GPU's engine; it computes on the CPU too, for tests.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+
+#include "model_shape/memory_estimate.h"
+#include "model_shape/model_config.h"
+#include "model_shape/parameter_layout.h"
+#include "worker/attention/runner/context_attention.h"
+#include "worker/model/decoder/parameter_store.h"
+#include "worker/model/decoder/token_ops.h"
+#include "worker/model/memory/saved_layers.h"
+
+namespace ringleader::model {
+
+struct ShardedDecoderOptions {
+  RecomputePlan recompute;
+  // Where recompute.host_layers > 0; must outlive the decoder.
+  HostCopies* host_copies = nullptr;
+  // The MLP runs over this many tokens at a time; bounds what a layer in work takes.
+  int64_t mlp_chunk_tokens = 32768;
+  // Logits exist for this many tokens at a time.
+  int64_t loss_chunk_tokens = 8192;
+};
+
+// This rank's part of one sequence of `sequence_length` tokens in all: [n] int64 each, on the
+// model's device. labels: the next token, kIgnoreLabel where there is none.
+struct TokenBatch {
+  torch::Tensor tokens, positions, labels;
+  int64_t sequence_length = 0;
+};
+
+// Not thread-safe. Enqueues on LibTorch's current stream and never waits for the device; c10::Error
+// from LibTorch, attention or the store ends the step.
+class ShardedDecoder {
+ public:
+  // ops and store must outlive this.
+  ShardedDecoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
+                 const ShardedDecoderOptions& options);
+
+  const ModelConfig& config() const { return config_; }
+  const ParameterLayout& layout() const { return layout_; }
+
+  // The summed cross entropy of the labelled tokens, an fp32 scalar on the device. Adds its
+  // gradient to the store's buffers, so micro-batches add up.
+  torch::Tensor ForwardBackward(const TokenBatch& batch, attention::ContextAttention& attention);
+
+  // The sum alone.
+  torch::Tensor Loss(const TokenBatch& batch, attention::ContextAttention& attention);
+
+  // [n, vocab], for tests and small n.
+  torch::Tensor Logits(const TokenBatch& batch, attention::ContextAttention& attention);
+
+ private:
+  class Pass;
+
+  ModelConfig config_;
+  ParameterLayout layout_;
+  const TokenOps& ops_;
+  ParameterStore& store_;
+  ShardedDecoderOptions options_;
+};
+
+}  // namespace ringleader::model

@@ -1,0 +1,32 @@
+// A model folder as Hugging Face lays it out: config.json and model.safetensors, or shards with an
+// index.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "model_shape/model_config.h"
+#include "model_shape/parameter_layout.h"
+
+namespace ringleader::model {
+
+// Reads the weights of `folder` into `values` [layout.elements]; gaps become 0. Errors name the
+// file and the tensor: a missing or unexpected one, another shape, a file that is not whole.
+absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
+                         const ParameterLayout& layout, float* values);
+
+// Elements [first, first + count) of the flat buffer alone, into `values` [count]; what lies past
+// its end becomes 0. The same errors, but for values of tensors that are not read.
+absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
+                         const ParameterLayout& layout, int64_t first, int64_t count,
+                         float* values);
+
+// Writes config.json and the weights in fp32, in shards of at most `max_shard_bytes` (a larger
+// tensor gets its own). `folder` appears whole or not at all, replacing an earlier one: everything
+// is written and synced beside it first.
+absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
+                         const ParameterLayout& layout, const float* values,
+                         int64_t max_shard_bytes = int64_t{5} << 30);
+
+}  // namespace ringleader::model

@@ -1,0 +1,163 @@
+#include "worker/model/files/huggingface.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "base/temp_dir.h"
+#include "worker/model/files/safetensors.h"
+
+namespace ringleader::model {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class HuggingFaceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto config = LoadModelConfig("tests/golden/llama/config.json");
+    ASSERT_TRUE(config.ok()) << config.status();
+    config_ = *std::move(config);
+    layout_ = MakeParameterLayout(config_);
+    values_.resize(layout_.elements);
+    InitializeParameters(config_, layout_, 3, 0, layout_.elements, values_.data());
+  }
+
+  absl::Status Export(int64_t max_shard_bytes = int64_t{5} << 30) {
+    return ExportModel(folder_, config_, layout_, values_.data(), max_shard_bytes);
+  }
+  absl::Status Load(const ModelConfig& config) {
+    const ParameterLayout layout = MakeParameterLayout(config);
+    loaded_.assign(layout.elements, -1.0f);
+    return LoadWeights(folder_, config, layout, loaded_.data());
+  }
+
+  // Writes one file with all tensors that `keep` lets through.
+  template <typename Keep>
+  void WriteSingle(Keep keep) {
+    std::vector<TensorSource> tensors;
+    for (const ParameterSlot& slot : layout_.slots) {
+      TensorSource tensor{
+          .name = slot.name,
+          .shape = slot.shape,
+          .values = std::span<const float>(values_).subspan(slot.offset, slot.elements)};
+      if (keep(tensor)) tensors.push_back(tensor);
+    }
+    fs::create_directories(folder_);
+    ASSERT_TRUE(WriteSafetensors(folder_ + "/model.safetensors", tensors).ok());
+  }
+
+  TempDir temp_;
+  const std::string folder_ = temp_.File("export");
+  ModelConfig config_;
+  ParameterLayout layout_;
+  std::vector<float> values_, loaded_;
+};
+
+TEST_F(HuggingFaceTest, AnyRangeLoadsAsThatPartOfTheWhole) {
+  ASSERT_TRUE(Export(/*max_shard_bytes=*/4096).ok());
+  for (const int ranks : {1, 2, 5}) {
+    const int64_t shard = layout_.ShardElements(ranks);
+    std::vector<float> joined;
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<float> part(shard, -1.0f);
+      const absl::Status status =
+          LoadWeights(folder_, config_, layout_, rank * shard, shard, part.data());
+      ASSERT_TRUE(status.ok()) << status;
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    for (int64_t i = 0; i < layout_.elements; ++i) ASSERT_EQ(joined[i], values_[i]) << i;
+    EXPECT_THAT(std::vector<float>(joined.begin() + layout_.elements, joined.end()),
+                testing::Each(0.0f));
+  }
+}
+
+TEST_F(HuggingFaceTest, ShardedExportComesBack) {
+  ASSERT_TRUE(Export(/*max_shard_bytes=*/16 << 10).ok());
+  EXPECT_FALSE(fs::exists(folder_ + "/model.safetensors"));
+  const auto index = nlohmann::json::parse(*ReadFile(folder_ + "/model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], layout_.ParameterCount() * 4);
+  EXPECT_EQ(index["weight_map"].size(), layout_.slots.size());
+  EXPECT_EQ(index["weight_map"]["lm_head.weight"], "model-00005-of-00005.safetensors");
+  const absl::Status status = Load(config_);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(loaded_, values_);
+}
+
+TEST_F(HuggingFaceTest, AnExportReplacesTheOneBeforeAndLeavesNothingBehind) {
+  ASSERT_TRUE(Export(16 << 10).ok());
+  values_[0] += 1.0f;
+  ASSERT_TRUE(Export().ok());
+  EXPECT_FALSE(fs::exists(folder_ + "/model.safetensors.index.json"));
+  ASSERT_TRUE(Load(config_).ok());
+  EXPECT_EQ(loaded_, values_);
+  EXPECT_EQ(std::distance(fs::directory_iterator(temp_.path()), fs::directory_iterator()), 1);
+}
+
+TEST_F(HuggingFaceTest, AFullDiskKeepsTheExportBefore) {
+  ASSERT_TRUE(Export().ok());
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit limit{.rlim_cur = 10000, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const absl::Status status = Export();
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("model.safetensors"));
+  EXPECT_TRUE(Load(config_).ok());
+  EXPECT_EQ(std::distance(fs::directory_iterator(temp_.path()), fs::directory_iterator()), 1);
+}
+
+TEST_F(HuggingFaceTest, ErrorsNameTheTensor) {
+  EXPECT_EQ(Load(config_).code(), absl::StatusCode::kNotFound);
+
+  WriteSingle([](TensorSource& tensor) { return tensor.name != "model.norm.weight"; });
+  absl::Status status = Load(config_);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tensor model.norm.weight is in none"));
+
+  WriteSingle([](TensorSource& tensor) {
+    if (tensor.name == "model.norm.weight") tensor.name = "model.norm.bias";
+    return true;
+  });
+  EXPECT_THAT(std::string(Load(config_).message()),
+              HasSubstr("tensor model.norm.bias is not part of the model"));
+
+  WriteSingle([](TensorSource& tensor) {
+    if (tensor.name == "lm_head.weight") std::swap(tensor.shape[0], tensor.shape[1]);
+    return true;
+  });
+  EXPECT_THAT(std::string(Load(config_).message()),
+              AllOf(HasSubstr("lm_head.weight is [32, 61]"), HasSubstr("makes it [61, 32]")));
+}
+
+TEST_F(HuggingFaceTest, TheHeadOfATiedModelMayBeThereAndIsIgnored) {
+  WriteSingle([](TensorSource&) { return true; });
+  ModelConfig tied = config_;
+  tied.tied_embeddings = true;
+  const absl::Status status = Load(tied);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(HuggingFaceTest, AnIndexMayNotLeadOutOfTheFolder) {
+  ASSERT_TRUE(Export(16 << 10).ok());
+  std::ofstream(folder_ + "/model.safetensors.index.json")
+      << R"({"weight_map": {"model.norm.weight": "../../etc/passwd"}})";
+  const absl::Status status = Load(config_);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("model.norm.weight"));
+  std::ofstream(folder_ + "/model.safetensors.index.json") << "{]";
+  EXPECT_EQ(Load(config_).code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace ringleader::model

@@ -1,0 +1,180 @@
+// A whole model on 1, 2 and 4 ranks, under every layout and ring: the same loss, and the same
+// gradient of every parameter, for dense attention, for the same sparse index, and for packed
+// documents.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/testing/ring_settings.h"
+#include "worker/comm/testing/local_communicator.h"
+#include "worker/model/decoder/decoder.h"
+#include "worker/model/testing/golden.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using attention::AttentionOptions;
+using attention::Pattern;
+using attention::testing::AllRingSettings;
+using attention::testing::RingSetting;
+using torch::Tensor;
+
+constexpr int64_t kTokens = 1024;
+
+struct Result {
+  double loss = 0;                          // summed over the sequence
+  std::map<std::string, Tensor> gradients;  // of that sum, by parameter
+};
+
+// What a model is trained on in these tests.
+struct Sequence {
+  Tensor tokens, labels;
+  std::vector<int64_t> document_firsts = {};
+
+  int64_t length() const { return tokens.size(0); }
+};
+
+Sequence WholeSequence() {
+  torch::manual_seed(5);
+  const Tensor tokens =
+      torch::randint(model::LoadGolden("qwen2").config.vocab_size, {kTokens}, torch::kLong);
+  Tensor labels = tokens.roll(-1);
+  labels[kTokens - 1] = model::kIgnoreLabel;
+  return {tokens, labels};
+}
+
+// The same tokens as documents, none of whose first tokens is predicted.
+const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
+Sequence PackedSequence() {
+  Sequence sequence = WholeSequence();
+  sequence.document_firsts = kDocuments;
+  for (const int64_t first : kDocuments) {
+    if (first > 0) sequence.labels[first - 1] = model::kIgnoreLabel;
+  }
+  return sequence;
+}
+
+// One sequence through two layers, forward and backward, a thread a rank.
+Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int ranks) {
+  const model::Golden golden = model::LoadGolden("qwen2");
+  std::vector<Result> parts(ranks);
+  comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+    const kernels::ShardLayout layout{.kind = options.layout,
+                                      .ranks = ranks,
+                                      .rank = communicator.rank(),
+                                      .stripe = options.tile,
+                                      .tokens = sequence.length()};
+    Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
+    for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+      positions.data_ptr<int64_t>()[i] = layout.Position(i);
+    }
+    model::Decoder decoder(golden.config, 1, model::Recompute::kNone);
+    std::copy_n(golden.values.data_ptr<float>(), golden.layout.elements, decoder.parameters());
+    auto attention = attention::RingAttention::Create(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    TORCH_CHECK((*attention)->SetDocuments(sequence.length(), sequence.document_firsts).ok());
+    const Tensor hidden = decoder.Forward(sequence.tokens.index_select(0, positions), positions,
+                                          sequence.length(), **attention);
+    const Tensor sum = decoder.Loss(hidden, sequence.labels.index_select(0, positions)).sum;
+    sum.backward();
+    Result& part = parts[communicator.rank()];
+    part.loss = sum.item<double>();
+    for (const model::ParameterSlot& slot : decoder.layout().slots) {
+      part.gradients[slot.name] =
+          torch::from_blob(decoder.gradients() + slot.offset, slot.shape).clone();
+    }
+  });
+  Result result = parts[0];
+  for (int rank = 1; rank < ranks; ++rank) {
+    result.loss += parts[rank].loss;
+    for (auto& [name, gradient] : result.gradients) gradient += parts[rank].gradients.at(name);
+  }
+  return result;
+}
+
+void ExpectNear(const Result& actual, const Result& expected) {
+  EXPECT_NEAR(actual.loss, expected.loss, 1e-5 * expected.loss);
+  for (const auto& [name, gradient] : expected.gradients) {
+    // Softmax hardly feels a bias of all keys: what is left of its gradient is a cancellation,
+    // and is measured by the gradient of the matrix beside it.
+    std::string scale = name;
+    if (name.ends_with("k_proj.bias")) scale.replace(name.size() - 4, 4, "weight");
+    EXPECT_LE((actual.gradients.at(name) - gradient).norm().item<double>(),
+              1e-5 * expected.gradients.at(scale).norm().item<double>())
+        << name;
+  }
+}
+
+class ContextParallelTest : public ::testing::TestWithParam<RingSetting> {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+
+  void ExpectSameAsOneRank(AttentionOptions options, const Sequence& sequence = WholeSequence()) {
+    options.tile = 64;
+    const Result expected = RunOnRanks(sequence, options, 1);
+    options.layout = GetParam().layout;
+    options.ring = GetParam().ring;
+    ExpectNear(RunOnRanks(sequence, options, options.ring.inner * options.ring.outer), expected);
+  }
+};
+
+TEST_P(ContextParallelTest, Dense) {
+  ExpectSameAsOneRank({});
+}
+
+TEST_P(ContextParallelTest, SlidingWindow) {
+  ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200});
+}
+
+TEST_P(ContextParallelTest, VerticalSlash) {
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .budget = {.max_verticals = 100, .max_slashes = 4},
+                       .dense_layers = {0}});
+}
+
+TEST_P(ContextParallelTest, BlockTopK) {
+  ExpectSameAsOneRank({.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2});
+}
+
+TEST_P(ContextParallelTest, Documents) {
+  ExpectSameAsOneRank({}, PackedSequence());
+}
+
+TEST_P(ContextParallelTest, DocumentsUnderVerticalSlash) {
+  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+                       .budget = {.max_verticals = 100, .max_slashes = 4},
+                       .dense_layers = {0}},
+                      PackedSequence());
+}
+
+// Every document as a sequence of its own, its positions counted from 0. Rotary embeddings make
+// scores depend on distances alone, so that the packed sequence gives the sum of the documents'
+// losses and gradients, but for the rounding of other angles.
+TEST(PackedDocumentsTest, TrainAsTheDocumentsAlone) {
+  at::set_num_threads(1);
+  const AttentionOptions options{.tile = 64};
+  const Sequence packed = PackedSequence();
+  Result sum;
+  for (size_t i = 0; i < kDocuments.size(); ++i) {
+    const int64_t end = i + 1 < kDocuments.size() ? kDocuments[i + 1] : kTokens;
+    const Result alone = RunOnRanks(
+        {packed.tokens.slice(0, kDocuments[i], end), packed.labels.slice(0, kDocuments[i], end)},
+        options, 1);
+    sum.loss += alone.loss;
+    for (const auto& [name, gradient] : alone.gradients) {
+      Tensor& whole = sum.gradients.try_emplace(name, torch::zeros_like(gradient)).first->second;
+      whole += gradient;
+    }
+  }
+  ExpectNear(RunOnRanks(packed, options, 1), sum);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, ContextParallelTest, ::testing::ValuesIn(AllRingSettings()),
+                         [](const auto& info) { return NameOf(info.param); });
+
+}  // namespace
+}  // namespace ringleader::trainer

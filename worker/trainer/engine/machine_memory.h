@@ -1,0 +1,34 @@
+// What a rank needs and what its machine has.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "model_shape/model_config.h"
+#include "worker/model/memory/autograd_memory.h"
+
+namespace ringleader::trainer {
+
+// The least recomputation with which a rank's part of the model and of a sequence fits `available`
+// bytes. FAILED_PRECONDITION, with the arithmetic, if none does.
+absl::StatusOr<model::Recompute> ChooseRecompute(const model::ModelConfig& config, int world_size,
+                                                 int64_t local_tokens, uint64_t available);
+
+// Memory that this machine has left, or the process's control group (version 2) or one above it,
+// whichever has least. `own_cgroup` says which group that is, in the form of /proc/self/cgroup;
+// groups are folders below `cgroup_root`.
+absl::StatusOr<uint64_t> AvailableMemoryBytes(const std::string& own_cgroup = "/proc/self/cgroup",
+                                              const std::string& cgroup_root = "/sys/fs/cgroup");
+
+// Of that, what each of a node's `ranks` may plan to take: all but a share for everything else that
+// goes on there. All ranks have to ask before any of them takes it.
+absl::StatusOr<int64_t> HostMemoryShare(int ranks);
+
+// The most that this process ever held; 0 where the system does not tell.
+uint64_t PeakMemoryBytes();
+
+// "3.2 GiB"
+std::string FormatBytes(uint64_t bytes);
+
+}  // namespace ringleader::trainer

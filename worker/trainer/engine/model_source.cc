@@ -1,0 +1,47 @@
+#include "worker/trainer/engine/model_source.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace ringleader::trainer {
+
+bool HasRandomInit(const TrainingJob& job) {
+  return job.model_init == "random";
+}
+
+absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job) {
+  return model::LoadModelConfig(HasRandomInit(job) ? job.model_config
+                                                   : job.model_init + "/config.json");
+}
+
+// Not at::parallel_for, which is a template over OpenMP: in programs built without it, one thread.
+void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
+                 const model::ParameterLayout& layout, int64_t first, int64_t count,
+                 float* values) {
+  const int64_t piece = (count + job.threads - 1) / job.threads;
+  std::vector<std::thread> threads;
+  for (int64_t begin = 0; begin < count; begin += piece) {
+    threads.emplace_back([&, begin] {
+      model::InitializeParameters(config, layout, job.seed, first + begin,
+                                  std::min(piece, count - begin), values + begin);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<int> ContextRanks(const TrainingJob& job) {
+  std::vector<int> ranks(job.context);
+  for (int i = 0; i < job.context; ++i) ranks[i] = job.rank / job.context * job.context + i;
+  return ranks;
+}
+
+attention::AttentionOptions AttentionOptionsOf(const TrainingJob& job) {
+  attention::AttentionOptions options = job.attention;
+  options.layout = job.plan.layout;
+  options.stripe = job.plan.stripe;
+  options.ring = job.plan.ring;
+  options.threads = job.threads;
+  return options;
+}
+
+}  // namespace ringleader::trainer

@@ -1,0 +1,25 @@
+// What engines read from a job alike.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "model_shape/model_config.h"
+#include "model_shape/parameter_layout.h"
+#include "patterns/attention_options.h"
+#include "worker/trainer/training_job.h"
+
+namespace ringleader::trainer {
+
+bool HasRandomInit(const TrainingJob& job);
+absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job);
+// Elements [first, first + count) of a new model with random weights, the same whatever the range,
+// drawn by the job's threads: a billion take one thread half a minute.
+void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
+                 const model::ParameterLayout& layout, int64_t first, int64_t count, float* values);
+// The ranks that share this rank's sequences.
+std::vector<int> ContextRanks(const TrainingJob& job);
+// The job's, with the plan's layout and ring.
+attention::AttentionOptions AttentionOptionsOf(const TrainingJob& job);
+
+}  // namespace ringleader::trainer

@@ -1,0 +1,277 @@
+// The protobuf side: what a trainer makes of its worker's messages, and the worker of its own.
+#include <string>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/link/agent_link.h"
+#include "worker/trainer/link/assignment.h"
+#include "worker/trainer/link/telemetry.h"
+#include "worker/trainer/testing/fake_agent.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeAgent;
+using ::testing::HasSubstr;
+using testing::RankLog;
+
+v1::JobSpec Spec() {
+  v1::JobSpec spec;
+  spec.set_name("tiny");
+  spec.mutable_model()->set_config("/models/config.json");
+  spec.mutable_data()->set_train("/data/train");
+  spec.mutable_data()->set_eval("/data/eval");
+  spec.mutable_data()->set_sequence_length(1024);
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
+  spec.mutable_attention()->set_vertical_mass(0.75);
+  spec.mutable_attention()->add_dense_layers(1);
+  spec.mutable_parallelism()->set_context(2);
+  spec.mutable_parallelism()->set_kv_gradients(v1::ParallelismSpec::BFLOAT16);
+  spec.mutable_training()->set_steps(10);
+  spec.mutable_training()->set_learning_rate(3e-4);
+  spec.mutable_training()->set_warmup_steps(4);
+  spec.mutable_training()->set_deterministic(true);
+  spec.mutable_checkpoint()->set_directory("/checkpoints");
+  spec.mutable_resources()->set_trainers(2);
+  return spec;
+}
+
+v1::TrainerAssignment AssignmentOf(const v1::JobSpec& spec) {
+  v1::TrainerAssignment assignment;
+  assignment.set_job("tiny");
+  *assignment.mutable_spec() = spec;
+  assignment.set_rank(1);
+  assignment.set_world_size(2);
+  assignment.set_threads(3);
+  return assignment;
+}
+
+TEST(AssignmentTest, TakesTheJobFieldForField) {
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  v1::StepPlan* plan = assignment.mutable_plan();
+  plan->mutable_ring()->set_kind(v1::ParallelismSpec::HIERARCHICAL);
+  plan->mutable_ring()->set_inner(1);
+  plan->mutable_ring()->set_outer(2);
+  plan->set_layout(v1::ParallelismSpec::ZIGZAG);
+  const TrainingJob job = ToTrainingJob(assignment).value();
+  EXPECT_EQ(job.rank, 1);
+  EXPECT_EQ(job.context, 2);
+  EXPECT_EQ(job.data, 1);
+  EXPECT_EQ(job.sequence_length, 1024u);
+  EXPECT_EQ(job.attention.pattern, attention::Pattern::kVerticalSlash);
+  EXPECT_EQ(job.attention.budget.vertical_mass, 0.75);
+  EXPECT_THAT(job.attention.dense_layers, ElementsAre(1));
+  EXPECT_EQ(job.attention.threads, 3);
+  EXPECT_TRUE(job.attention.bf16_gradients);
+  EXPECT_TRUE(job.deterministic);
+  EXPECT_TRUE(job.attention.deterministic);
+  EXPECT_EQ(job.plan.ring.kind, attention::RingKind::kHierarchical);
+  EXPECT_EQ(job.plan.ring.outer, 2);
+  EXPECT_EQ(job.plan.layout, kernels::LayoutKind::kZigzag);
+  EXPECT_EQ(job.plan.effective_step, 1u);
+  EXPECT_EQ(job.schedule.peak, 3e-4);
+  EXPECT_EQ(job.schedule.total_steps, 10);
+  EXPECT_GT(job.adamw.clip_norm, 0.0);  // a default of the job file
+}
+
+TEST(AssignmentTest, TakesWhatAGpusMemoryIsToHold) {
+  v1::JobSpec spec = Spec();
+  spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+  TrainingJob job = ToTrainingJob(AssignmentOf(spec)).value();
+  EXPECT_EQ(job.memory.recompute, std::nullopt);
+  EXPECT_EQ(job.memory.offload, model::Offload::kAuto);
+  spec.mutable_resources()->set_recompute(v1::ResourcesSpec::ATTENTION_ONLY);
+  spec.mutable_resources()->set_offload(v1::ResourcesSpec::OFFLOAD_HOST);
+  job = ToTrainingJob(AssignmentOf(spec)).value();
+  EXPECT_EQ(job.memory.recompute, model::Recompute::kAttentionOnly);
+  EXPECT_EQ(job.memory.offload, model::Offload::kHost);
+  spec.mutable_resources()->set_offload(v1::ResourcesSpec::OFFLOAD_NONE);
+  EXPECT_EQ(ToTrainingJob(AssignmentOf(spec)).value().memory.offload, model::Offload::kNone);
+}
+
+TEST(AssignmentTest, JobsFromBeforeTheDocumentMaskGoOnWithoutIt) {
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  EXPECT_FALSE(ToTrainingJob(assignment)->document_mask);
+  assignment.mutable_spec()->mutable_data()->set_document_mask(true);
+  EXPECT_TRUE(ToTrainingJob(assignment)->document_mask);
+}
+
+TEST(AssignmentTest, RefusesRanksAndRingsThatDoNotFit) {
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  assignment.set_world_size(3);
+  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
+              HasSubstr("parallelism.context 2"));
+  assignment.set_world_size(2);
+  assignment.mutable_plan()->mutable_ring()->set_inner(4);
+  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
+              HasSubstr("a ring of 4 x 1 ranks"));
+}
+
+TEST(AssignmentTest, RefusesTokensThatWouldBeInNobodysShard) {
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  assignment.mutable_spec()->mutable_data()->set_sequence_length(1025);
+  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
+              HasSubstr("data.sequence_length: 1025 tokens"));
+  assignment.mutable_spec()->mutable_data()->set_sequence_length(1024);
+  assignment.mutable_spec()->mutable_training()->set_global_batch(2);
+  for (const uint32_t length : {1024u, 511u}) {
+    assignment.mutable_spec()->mutable_data()->add_sequence_lengths(length);
+  }
+  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()), HasSubstr("511 tokens"));
+}
+
+TEST(MicroBatchesTest, OnGpusGroupsGetAsManyEach) {
+  Plan plan;
+  EXPECT_EQ(CheckMicroBatches(Engine::kCuda, plan), absl::OkStatus());
+  plan.micro_batches = {{0, 3}, {1, 2}};
+  EXPECT_EQ(CheckMicroBatches(Engine::kCuda, plan), absl::OkStatus());
+  plan.micro_batches = {{0}, {1, 2, 3}};
+  EXPECT_EQ(CheckMicroBatches(Engine::kCpu, plan), absl::OkStatus());
+  EXPECT_THAT(std::string(CheckMicroBatches(Engine::kCuda, plan).message()),
+              HasSubstr("1 sequences to group 0 and 3 to group 1"));
+}
+
+TEST(AssignmentTest, MicroBatchesAreKeptByGroup) {
+  v1::StepPlan proto;
+  v1::MicroBatchAssignment* assignment = proto.add_micro_batches();
+  assignment->set_group(1);
+  assignment->add_sequences(2);
+  assignment->add_sequences(0);
+  const Plan plan = ToPlan(proto, 1).value();
+  ASSERT_EQ(plan.micro_batches.size(), 2u);
+  EXPECT_TRUE(plan.micro_batches[0].empty());
+  EXPECT_THAT(plan.micro_batches[1], ElementsAre(2, 0));
+  assignment->set_group(1u << 31);
+  EXPECT_FALSE(ToPlan(proto, 1).ok());
+}
+
+TEST(TelemetryTest, StepImbalanceIsMaxOverMeanOfTheRingSteps) {
+  StepRecord record;
+  record.step = 4;
+  record.layers.resize(2);
+  record.layers[0].tiles_per_ring_step = {10, 4};
+  record.layers[1].tiles_per_ring_step = {5, 1};
+  const v1::StepReport report = ToProto(record, 3);
+  EXPECT_EQ(report.rank(), 3);
+  EXPECT_DOUBLE_EQ(report.step_imbalance(), 15.0 / 10.0);
+  EXPECT_EQ(report.layers(1).tiles_per_ring_step(0), 5u);
+}
+
+class AgentLinkTest : public ::testing::Test {
+ protected:
+  TempDir directory_;
+  std::string socket_ = directory_.File("agent.sock");
+  absl::Mutex mutex_;
+  std::string left_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<AgentLink> Attach(uint64_t token = FakeAgent::kToken) {
+    return AgentLink::Attach({.socket = socket_, .rank = 0, .fencing_token = token},
+                             [this](const std::string& reason) {
+                               absl::MutexLock lock(&mutex_);
+                               left_ = reason;
+                             });
+  }
+  std::string WaitUntilLeft() {
+    absl::MutexLock lock(&mutex_);
+    const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !left_.empty(); };
+    mutex_.AwaitWithTimeout(absl::Condition(&left), absl::Seconds(20));
+    return left_;
+  }
+  v1::JobSpec SingleRankSpec() {
+    v1::JobSpec spec = Spec();
+    spec.mutable_parallelism()->set_context(1);
+    spec.mutable_resources()->set_trainers(1);
+    return spec;
+  }
+};
+
+TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+  auto link = Attach();
+  const Assignment assignment = link->WaitForAssignment().value();
+  EXPECT_EQ(assignment.job.name, "tiny");
+  EXPECT_EQ(assignment.listen_host, "127.0.0.1");
+  EXPECT_THAT(link->ReportReady("127.0.0.1:5").value(), ElementsAre("127.0.0.1:5"));
+
+  link->SetPlace(3, "backward");
+  StepRecord step;
+  step.step = 1;
+  step.loss = 2.5;
+  link->ReportStep(step);
+  link->ReportEval({.step = 1, .loss = 2.0});
+  link->ReportCheckpoint(1, "/checkpoints/step-1", 10, 0.5);
+  link->ReportModel("/checkpoints/model");
+  EXPECT_TRUE(agent.WaitFor([](const std::vector<RankLog>& logs) {
+    return !logs[0].pulses.empty() && logs[0].pulses.back().phase() == "backward";
+  }));
+  link->ReportResult({.kind = Result::Kind::kCompleted});
+  link->Close();
+
+  const RankLog log = agent.Finish()[0];
+  ASSERT_EQ(log.steps.size(), 1u);
+  EXPECT_EQ(log.steps[0].loss(), 2.5);
+  EXPECT_EQ(log.evals.size(), 1u);
+  EXPECT_EQ(log.checkpoints[0].path(), "/checkpoints/step-1");
+  EXPECT_EQ(log.model_path, "/checkpoints/model");
+  EXPECT_EQ(log.result->outcome(), v1::TrainerExited::COMPLETED);
+  absl::MutexLock lock(&mutex_);
+  EXPECT_EQ(left_, "");
+}
+
+TEST_F(AgentLinkTest, PlansWaitUntilTaken) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  EXPECT_EQ(link->TakePlan(), "");
+  v1::AgentMessage message;
+  message.mutable_plan()->set_version(5);
+  message.mutable_plan()->set_effective_step(9);
+  agent.Send(0, message);
+  message.Clear();
+  message.mutable_stop()->set_mode(v1::StopTrainers::CHECKPOINT);
+  agent.Send(0, message);
+  // Messages arrive in order, so the plan is there once the stop is.
+  while (!link->stop_requested()) absl::SleepFor(absl::Milliseconds(1));
+  const std::string bytes = link->TakePlan();
+  EXPECT_EQ(link->ParsePlan(bytes).value().version, 5u);
+  EXPECT_EQ(link->ParsePlan(bytes).value().effective_step, 9u);
+  EXPECT_EQ(link->TakePlan(), "");
+  EXPECT_FALSE(link->ParsePlan("\xff\xff").ok());
+}
+
+TEST_F(AgentLinkTest, LeavesAtOnceWhenToldToAbort) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  v1::AgentMessage message;
+  message.mutable_stop()->set_mode(v1::StopTrainers::ABORT);
+  message.mutable_stop()->set_reason("rank 3 failed");
+  agent.Send(0, message);
+  EXPECT_EQ(WaitUntilLeft(), "rank 3 failed");
+}
+
+TEST_F(AgentLinkTest, LeavesWhenTheWorkerIsGoneOrRefusesIt) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+  auto link = Attach(/*token=*/1);
+  EXPECT_THAT(WaitUntilLeft(), HasSubstr("link to the worker is gone"));
+  EXPECT_FALSE(link->WaitForAssignment().ok());
+}
+
+TEST_F(AgentLinkTest, AStopBeforeTheFirstStepEndsTheWait) {
+  FakeAgent agent(socket_, Spec(), {}, 2);  // the second rank never comes
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  std::thread stop([&] {
+    agent.WaitFor([](const std::vector<RankLog>& logs) { return !logs[0].address.empty(); });
+    link->RequestStop("SIGTERM");
+  });
+  EXPECT_TRUE(absl::IsCancelled(link->ReportReady("127.0.0.1:5").status()));
+  stop.join();
+}
+
+}  // namespace
+}  // namespace ringleader::trainer

@@ -1,0 +1,379 @@
+#include "worker/trainer/steps/run.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/checksum.h"
+#include "base/status_macros.h"
+#include "worker/attention/stats/stopwatch.h"
+#include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/checkpointer.h"
+#include "worker/checkpoint/directory.h"
+#include "worker/data/loader.h"
+#include "worker/trainer/engine/cpu_engine.h"
+#include "worker/trainer/engine/cuda_engine.h"
+#include "worker/trainer/engine/machine_memory.h"
+#include "worker/trainer/steps/step_agreement.h"
+#include "worker/trainer/steps/step_loop.h"
+#include "worker/trainer/steps/step_profiler.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using attention::Stopwatch;
+
+// The parts of one attempt and its course: Prepare, then Train, then Finish.
+class Attempt {
+ public:
+  Attempt(const TrainingJob& job, comm::Communicator& world, Host& host)
+      : job_(job), world_(world), host_(host) {}
+
+  absl::StatusOr<Outcome> Run() {
+    RETURN_IF_ERROR(Prepare());
+    ASSIGN_OR_RETURN(const Outcome outcome, Train());
+    if (outcome == Outcome::kCompleted) RETURN_IF_ERROR(ExportModel());
+    return outcome;
+  }
+
+ private:
+  bool is_first() const { return world_.rank() == 0; }
+
+  absl::Status Prepare();
+  absl::Status OpenData();
+  absl::Status Resume();
+  absl::Status StartCheckpointer();
+  absl::StatusOr<Outcome> Train();
+  absl::Status EvaluateIfDue(uint64_t step);
+  absl::Status Save(uint64_t step);
+  absl::Status ExportModel();
+  std::string JobDigest() const;
+  void WarnOfPlan(std::string_view problem) const;
+  void PrintSettings() const;
+  void PrintStep(const StepRecord& record) const;
+
+  const TrainingJob& job_;
+  comm::Communicator& world_;
+  Host& host_;
+
+  std::unique_ptr<StepEngine> engine_;
+  std::unique_ptr<data::Loader> train_, eval_;
+  std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
+  std::unique_ptr<StepLoop> loop_;
+  std::string resumed_from_;  // a checkpoint's folder; empty: none
+  uint64_t done_ = 0;         // steps
+  uint64_t tokens_ = 0;       // trained on
+  absl::Time save_start_;     // written only while no save is under way
+  double checkpoint_seconds_ = 0, evaluation_seconds_ = 0;  // since the last step
+};
+
+absl::Status Attempt::Prepare() {
+  // What could never be saved is not begun: the first checkpoint may be hours away.
+  RETURN_IF_ERROR(checkpoint::CheckDirectory(job_.checkpoint_directory, world_));
+  ASSIGN_OR_RETURN(engine_, job_.engine == Engine::kCuda ? CreateCudaEngine(job_, world_, host_)
+                                                         : CreateCpuEngine(job_, world_, host_));
+  if (is_first()) PrintSettings();
+  RETURN_IF_ERROR(OpenData());
+  loop_ = std::make_unique<StepLoop>(job_, StepParts{.engine = engine_.get(),
+                                                     .train = train_.get(),
+                                                     .eval = eval_.get(),
+                                                     .world = &world_,
+                                                     .host = &host_});
+  RETURN_IF_ERROR(loop_->Apply(job_.plan));
+  RETURN_IF_ERROR(Resume());
+  return StartCheckpointer();
+}
+
+absl::Status Attempt::OpenData() {
+  host_.SetPlace(0, "opening the data");
+  const auto vocabulary = static_cast<uint64_t>(engine_->config().vocab_size);
+  ASSIGN_OR_RETURN(data::Loader train, data::Loader::Open(job_.train_data, job_.sequence_length,
+                                                          job_.seed, vocabulary));
+  train_ = std::make_unique<data::Loader>(std::move(train));
+  if (job_.eval_data.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(data::Loader eval,
+                   data::Loader::Open(job_.eval_data, job_.sequence_length, job_.seed, vocabulary));
+  eval_ = std::make_unique<data::Loader>(std::move(eval));
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::Resume() {
+  host_.SetPlace(0, "looking for a checkpoint");
+  std::vector<std::string> problems;
+  ASSIGN_OR_RETURN(const std::optional<checkpoint::CheckpointInfo> newest,
+                   checkpoint::FindNewestCheckpoint(job_.checkpoint_directory, engine_->layout(),
+                                                    world_, &problems));
+  if (is_first()) {
+    for (const std::string& problem : problems) std::printf("passed over: %s\n", problem.c_str());
+  }
+  if (!newest.has_value()) {
+    if (problems.empty() && job_.checkpoint_step > 0) {
+      return absl::UnavailableError(absl::StrFormat(
+          "checkpoint.directory %s has no checkpoint, but the job saved one at step %d; mount the "
+          "folder on this node (to begin anew, delete the job and submit it again)",
+          job_.checkpoint_directory, job_.checkpoint_step));
+    }
+    if (problems.empty()) return absl::OkStatus();
+    // Starting over would throw away what may be mended, and nobody would notice.
+    return absl::DataLossError(
+        absl::StrFormat("no checkpoint in %s is whole (%s); mend one, or remove them to start over",
+                        job_.checkpoint_directory, problems.front()));
+  }
+
+  const checkpoint::TrainingState& state = newest->state;
+  if (state.step > job_.steps) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s is of step %d, training.steps is %d; give more steps, or another checkpoint.directory",
+        newest->path, state.step, job_.steps));
+  }
+  if (state.job_digest != JobDigest()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s is of another job (name, model, data, sequence length, batch or seed differ); set "
+        "checkpoint.directory to another folder, or remove this one",
+        newest->path));
+  }
+  ASSIGN_OR_RETURN(
+      optim::OptimizerShard shard,
+      checkpoint::ReadShard(*newest, engine_->shard_begin(), engine_->shard_elements()));
+  RETURN_IF_ERROR(engine_->Restore(std::move(shard), static_cast<int64_t>(state.updates)));
+  loop_->set_skipped_in_a_row(state.skipped_steps);
+  done_ = state.step;
+  tokens_ = state.tokens;
+  resumed_from_ = newest->path;
+  if (is_first()) std::printf("resuming from %s\n", newest->path.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::StartCheckpointer() {
+  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> checkpoint_ranks, world_.Split([&] {
+    std::vector<int> all(world_.size());
+    for (int rank = 0; rank < world_.size(); ++rank) all[rank] = rank;
+    return all;
+  }()));
+  checkpointer_ = std::make_unique<checkpoint::Checkpointer>(
+      checkpoint::CheckpointerOptions{.directory = job_.checkpoint_directory,
+                                      .keep_last = job_.keep_last,
+                                      .resumed_from = resumed_from_},
+      engine_->layout(), std::move(checkpoint_ranks),
+      [this](uint64_t step, const absl::StatusOr<std::string>& path) {
+        if (!path.ok()) {
+          std::printf("step %" PRIu64 ": no checkpoint: %s\n", step,
+                      std::string(path.status().message()).c_str());
+          return;
+        }
+        uint64_t bytes = 0;
+        std::error_code error;
+        for (const auto& file : std::filesystem::directory_iterator(*path, error)) {
+          bytes += file.is_regular_file(error) ? file.file_size(error) : 0;
+        }
+        host_.ReportCheckpoint(step, *path, bytes,
+                               absl::ToDoubleSeconds(absl::Now() - save_start_));
+      });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Outcome> Attempt::Train() {
+  if (done_ == 0) RETURN_IF_ERROR(EvaluateIfDue(0));
+  uint64_t saved = done_;
+  std::optional<Plan> next_plan;
+  StepProfiler profiler(job_.checkpoint_directory + "/profiles", world_.rank(),
+                        job_.engine == Engine::kCuda);
+  while (done_ < job_.steps) {
+    ASSIGN_OR_RETURN(Agreement agreement, Agree(world_, host_));
+    if (agreement.stop) break;
+    if (agreement.plan.has_value()) next_plan = std::move(agreement.plan);
+    if (!agreement.refused_plan.empty()) WarnOfPlan(agreement.refused_plan);
+    if (agreement.profile_steps > 0) profiler.Start(done_, agreement.profile_steps);
+    if (next_plan.has_value() && next_plan->effective_step <= done_ + 1) {
+      // Every rank refuses it alike, and the attempt goes on under the last one.
+      const absl::Status applied = loop_->Apply(*std::exchange(next_plan, std::nullopt));
+      if (!applied.ok()) WarnOfPlan(std::string(applied.message()));
+    }
+
+    ASSIGN_OR_RETURN(StepRecord record, loop_->Train(done_ + 1));
+    record.phases.checkpoint += std::exchange(checkpoint_seconds_, 0.0);
+    record.phases.evaluation = std::exchange(evaluation_seconds_, 0.0);
+    ++done_;
+    profiler.StepDone(done_);
+    tokens_ += record.tokens;
+    host_.ReportStep(record);
+    if (is_first()) PrintStep(record);
+
+    const bool last = done_ == job_.steps;
+    if (last || (job_.checkpoint_every_steps > 0 && done_ % job_.checkpoint_every_steps == 0)) {
+      RETURN_IF_ERROR(Save(done_));
+      saved = done_;
+    }
+    if (last || (job_.eval_every_steps > 0 && done_ % job_.eval_every_steps == 0)) {
+      RETURN_IF_ERROR(EvaluateIfDue(done_));
+    }
+  }
+  if (saved != done_) RETURN_IF_ERROR(Save(done_));
+  host_.SetPlace(done_, "finishing the checkpoint");
+  RETURN_IF_ERROR(checkpointer_->Wait());
+  return done_ == job_.steps ? Outcome::kCompleted : Outcome::kStopped;
+}
+
+absl::Status Attempt::EvaluateIfDue(uint64_t step) {
+  if (eval_ == nullptr || job_.eval_sequences == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const EvalRecord record, loop_->Evaluate(step));
+  evaluation_seconds_ += record.seconds;
+  if (is_first()) {
+    host_.ReportEval(record);
+    std::printf("step %5" PRIu64 "/%" PRIu64 "  held-out loss %.4f\n", step, job_.steps,
+                record.loss);
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::Save(uint64_t step) {
+  host_.SetPlace(step, "checkpoint");
+  const Stopwatch timer(&checkpoint_seconds_);
+  // One save at a time: the one before has reported, so the time is this one's.
+  checkpointer_->Wait().IgnoreError();
+  save_start_ = absl::Now();
+  ASSIGN_OR_RETURN(optim::ShardSource shard, engine_->Snapshot());
+  checkpointer_->Save(std::move(shard), engine_->shard_elements(),
+                      {.step = step,
+                       .updates = static_cast<uint64_t>(engine_->updates()),
+                       .skipped_steps = loop_->skipped_in_a_row(),
+                       .tokens = tokens_,
+                       .data_position = step * job_.global_batch,
+                       .seed = job_.seed,
+                       .job_digest = JobDigest()});
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::ExportModel() {
+  host_.SetPlace(done_, "exporting the model");
+  const std::string folder = job_.checkpoint_directory + "/model";
+  RETURN_IF_ERROR(engine_->ExportModel(folder));
+  if (is_first()) host_.ReportModel(folder);
+  // No rank ends as completed before the model is there.
+  return world_.Barrier();
+}
+
+void Attempt::WarnOfPlan(std::string_view problem) const {
+  if (!is_first()) return;
+  std::printf("refused a plan: %.*s\n", static_cast<int>(problem.size()), problem.data());
+  std::fflush(stdout);
+}
+
+// What must not change under a checkpoint. Steps, rates and the number of ranks may.
+std::string Attempt::JobDigest() const {
+  std::string identity = absl::StrCat(job_.name, "\n", model::ModelConfigJson(engine_->config()),
+                                      "\n", job_.train_data, "\n", job_.sequence_length, "\n",
+                                      job_.global_batch, "\n", job_.seed);
+  for (const uint64_t length : job_.sequence_lengths) {
+    if (length != job_.sequence_length) {
+      absl::StrAppend(&identity, "\n", absl::StrJoin(job_.sequence_lengths, ","));
+      break;
+    }
+  }
+  return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
+}
+
+void Attempt::PrintSettings() const {
+  const model::ModelConfig& config = engine_->config();
+  const auto row = [](const std::string& key, const std::string& value) {
+    std::printf("| %-20s | %-56s |\n", key.c_str(), value.c_str());
+  };
+  row("job", absl::StrFormat("%s, attempt %d", job_.name, job_.attempt));
+  row("model", absl::StrFormat("%d layers, hidden %d, %d heads over %d, %d parameters",
+                               config.layers, config.hidden_size, config.heads, config.kv_heads,
+                               engine_->layout().ParameterCount()));
+  const auto [shortest, longest] =
+      std::minmax_element(job_.sequence_lengths.begin(), job_.sequence_lengths.end());
+  row("sequence",
+      absl::StrFormat("%s tokens, %d a step",
+                      *shortest == *longest ? absl::StrCat(*longest)
+                                            : absl::StrFormat("%d to %d", *shortest, *longest),
+                      std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(),
+                                      uint64_t{0})));
+  row("packed documents",
+      job_.document_mask ? "kept apart" : "not kept apart (data.document_mask: false)");
+  row("ranks",
+      absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
+  row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
+                              job_.plan.ring.outer, job_.plan.stripe));
+  row("steps", absl::StrFormat("%d, learning rate %g, warm-up %d", job_.steps, job_.schedule.peak,
+                               job_.schedule.warmup_steps));
+  for (const auto& [key, value] : engine_->Settings()) row(key, value);
+  std::fflush(stdout);
+}
+
+void Attempt::PrintStep(const StepRecord& record) const {
+  const PhaseSeconds& phases = record.phases;
+  const std::string copies = phases.exposed_offload > 0
+                                 ? absl::StrFormat(", host copies %.3f", phases.exposed_offload)
+                                 : "";
+  std::printf(
+      "step %5" PRIu64 "/%" PRIu64
+      "  loss %.4f  norm %.3f  lr %.2e  %.2f s  %.0f tok/s  (index %.2f, attention %.2f + %.2f, "
+      "linear %.2f, waiting %.2f, optimizer %.2f%s)%s\n",
+      record.step, job_.steps, record.loss, record.gradient_norm, record.learning_rate,
+      record.step_seconds, static_cast<double>(record.tokens) / record.step_seconds, phases.index,
+      phases.attention_forward, phases.attention_backward, phases.linear,
+      phases.exposed_communication, phases.optimizer, copies.c_str(),
+      record.skipped ? "  SKIPPED: not finite" : "");
+  std::fflush(stdout);
+}
+
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, Host& host) {
+  absl::StatusOr<Outcome> outcome;
+  auto attempt = std::make_unique<Attempt>(job, world, host);
+  try {
+    outcome = attempt->Run();
+  } catch (const c10::OutOfMemoryError& error) {
+    // LibTorch's sentence has the numbers: asked for, free, held.
+    outcome = absl::ResourceExhaustedError(absl::StrFormat(
+        "rank %d: %s; set resources.recompute: full and resources.offload: host, use more "
+        "GPUs (resources.trainers) or a shorter data.sequence_length",
+        job.rank, FirstLine(error.what_without_backtrace())));
+  } catch (const c10::Error& error) {
+    outcome = absl::InternalError(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    outcome = absl::ResourceExhaustedError(absl::StrFormat(
+        "out of memory with %s in use; use more trainers on more nodes or a shorter sequence",
+        FormatBytes(PeakMemoryBytes())));
+  } catch (const std::exception& error) {
+    outcome = absl::InternalError(error.what());
+  }
+  if (outcome.ok()) return outcome;
+  // The process ends now: to take a broken device down may hang, or crash before the reason is
+  // told.
+  static_cast<void>(attempt.release());
+  // An error inside LibTorch's autograd loses its code: the communicator knows whether it was a
+  // peer's failure. What this rank found wrong by itself stays its own, whoever was first.
+  const bool may_be_a_peers = absl::IsAborted(outcome.status()) ||
+                              absl::IsInternal(outcome.status()) ||
+                              absl::IsUnavailable(outcome.status());
+  if (may_be_a_peers && world.aborted_by_peer()) return world.status();
+  // Releases the peers, and this rank's checkpoint writer.
+  world.Abort(std::string(outcome.status().message()));
+  return outcome;
+}
+
+}  // namespace ringleader::trainer

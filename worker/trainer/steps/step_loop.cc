@@ -1,0 +1,170 @@
+#include "worker/trainer/steps/step_loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "worker/attention/stats/stopwatch.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using attention::Stopwatch;
+using comm::Channel;
+
+// What a plan leaves open (0) stays as the job has it.
+attention::LayerBudget Merge(attention::LayerBudget budget, const attention::LayerBudget& job) {
+  if (budget.vertical_mass == 0) budget.vertical_mass = job.vertical_mass;
+  if (budget.slash_mass == 0) budget.slash_mass = job.slash_mass;
+  if (budget.max_verticals == 0) budget.max_verticals = job.max_verticals;
+  if (budget.max_slashes == 0) budget.max_slashes = job.max_slashes;
+  return budget;
+}
+
+}  // namespace
+
+StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
+    : job_(job),
+      parts_(parts),
+      group_(static_cast<uint32_t>(job.rank / job.context)),
+      plan_(job.plan) {}
+
+kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
+  return {.kind = job_.plan.layout,
+          .ranks = job_.context,
+          .rank = job_.rank % job_.context,
+          .stripe = job_.plan.stripe,
+          .tokens = static_cast<int64_t>(tokens)};
+}
+
+absl::Status StepLoop::Apply(const Plan& plan) {
+  if (plan.layout != plan_.layout || plan.stripe != plan_.stripe ||
+      plan.ring.kind != plan_.ring.kind || plan.ring.inner != plan_.ring.inner ||
+      plan.ring.outer != plan_.ring.outer) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only budgets "
+                        "and micro-batches may change",
+                        plan.version));
+  }
+  RETURN_IF_ERROR(
+      data::SequencesOfGroup(job_.global_batch, group_, job_.data, plan.micro_batches).status());
+  RETURN_IF_ERROR(CheckMicroBatches(job_.engine, plan));
+  int layers = 0;
+  for (const Plan::Budget& budget : plan.layer_budgets) {
+    layers = std::max(layers, static_cast<int>(budget.layer) + 1);
+  }
+  if (layers > parts_.engine->config().layers) {
+    return absl::InvalidArgumentError(absl::StrFormat("plan %d has a budget for layer %d of %d",
+                                                      plan.version, layers - 1,
+                                                      parts_.engine->config().layers));
+  }
+  std::vector<attention::LayerBudget> budgets(layers, job_.attention.budget);
+  for (const int layer : job_.attention.dense_layers) {
+    if (layer < layers) budgets[layer].dense = true;
+  }
+  for (const Plan::Budget& budget : plan.layer_budgets) {
+    budgets[budget.layer] = Merge(budget.budget, job_.attention.budget);
+  }
+  RETURN_IF_ERROR(parts_.engine->SetBudgets(budgets));
+  plan_ = plan;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
+  StepEngine& engine = *parts_.engine;
+  StepRecord record;
+  record.step = step;
+  record.plan_version = plan_.version;
+  record.learning_rate = job_.schedule.At(static_cast<int64_t>(step) - 1);
+  double data_seconds = 0;
+  {
+    const Stopwatch whole(&record.step_seconds);
+    ASSIGN_OR_RETURN(
+        const std::vector<uint32_t> sequences,
+        data::SequencesOfGroup(job_.global_batch, group_, job_.data, plan_.micro_batches));
+    engine.BeginStep();
+    for (const uint32_t sequence : sequences) {
+      parts_.host->SetPlace(step, "data");
+      data::LocalSequence local;
+      {
+        const Stopwatch timer(&data_seconds);
+        local = parts_.train->Shuffled((step - 1) * job_.global_batch + sequence,
+                                       LayoutOf(job_.sequence_lengths[sequence]));
+      }
+      parts_.host->SetPlace(step, "forward and backward");
+      RETURN_IF_ERROR(engine.ForwardBackward(local));
+    }
+
+    parts_.host->SetPlace(step, "optimizer");
+    ASSIGN_OR_RETURN(const StepUpdate update, engine.Update(record.learning_rate));
+    if (update.sum.tokens == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("step %d has no token to predict; look at %s", step, job_.train_data));
+    }
+    record.loss = update.sum.loss / update.sum.tokens;
+    record.gradient_norm = update.gradient_norm;
+    record.skipped = update.skipped;
+    record.phases.checkpoint = update.snapshot_seconds;
+  }
+  EngineStats stats = engine.TakeStats();
+  stats.phases.checkpoint = record.phases.checkpoint;
+  record.phases = stats.phases;
+  record.phases.data = data_seconds;
+  record.layers = std::move(stats.layers);
+  record.tokens =
+      std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(), uint64_t{0});
+  record.peak_memory_bytes = stats.peak_memory_bytes;
+
+  skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
+  if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
+  return record;
+}
+
+absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
+  parts_.host->SetPlace(step, "evaluation");
+  EvalRecord record{.step = step};
+  {
+    const Stopwatch whole(&record.seconds);
+    const auto sequences =
+        static_cast<uint32_t>(std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences()));
+    const kernels::ShardLayout layout = LayoutOf(job_.sequence_length);
+    double sum[2] = {};  // loss, tokens
+    // A forward of sharded parameters takes all ranks: where sequences run out, a group goes along
+    // over one that counts elsewhere.
+    for (uint32_t first = 0; first < sequences; first += job_.data) {
+      const uint32_t s = std::min(first + group_, sequences - 1);
+      ASSIGN_OR_RETURN(const LossSum part, parts_.engine->Loss(parts_.eval->InOrder(s, layout)));
+      if (first + group_ >= sequences) continue;
+      sum[0] += part.loss;
+      sum[1] += part.tokens;
+    }
+    RETURN_IF_ERROR(parts_.world->AllReduceSum(Channel::kControl, sum, 2));
+    record.loss = sum[1] == 0 ? std::nan("") : sum[0] / sum[1];
+    record.tokens = static_cast<uint64_t>(sum[1]);
+  }
+  parts_.engine->TakeStats();  // what evaluation visited is not the next step's load
+  return record;
+}
+
+absl::Status StepLoop::NonFiniteGradient(uint64_t step) {
+  // Each rank's first parameter with a bad gradient, so that all ranks report the same culprit.
+  const int64_t bad = parts_.engine->NonFiniteParameter();
+  std::vector<int64_t> by_rank(parts_.world->size());
+  RETURN_IF_ERROR(parts_.world->AllGather(Channel::kControl, &bad, sizeof(bad), by_rank.data()));
+  const auto rank = std::find_if(by_rank.begin(), by_rank.end(), [](int64_t b) { return b >= 0; });
+  const std::string where = rank == by_rank.end()
+                                ? "its norm overflows"
+                                : absl::StrFormat("rank %d, %s", rank - by_rank.begin(),
+                                                  parts_.engine->layout().slots[*rank].name);
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "step %d: the gradient is NaN or infinite (%s), as in the %d steps before it; lower "
+      "training.learning_rate, raise training.warmup_steps or look at the data",
+      step, where, skipped_in_a_row_ - 1));
+}
+
+}  // namespace ringleader::trainer

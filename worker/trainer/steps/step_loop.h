@@ -1,0 +1,58 @@
+// One training step, top to bottom, and one evaluation.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/loader.h"
+#include "worker/trainer/engine/step_engine.h"
+#include "worker/trainer/host.h"
+#include "worker/trainer/training_job.h"
+
+namespace ringleader::trainer {
+
+// What a step works on; all of it outlives the loop. `eval` is null without held-out data.
+struct StepParts {
+  StepEngine* engine = nullptr;
+  const data::Loader* train = nullptr;
+  const data::Loader* eval = nullptr;
+  comm::Communicator* world = nullptr;
+  Host* host = nullptr;
+};
+
+// All ranks make the same calls in the same order. LibTorch's exceptions pass through.
+class StepLoop {
+ public:
+  StepLoop(const TrainingJob& job, const StepParts& parts);
+
+  // Takes over what a plan may change between steps. FAILED_PRECONDITION if it asks for another
+  // layout or ring.
+  absl::Status Apply(const Plan& plan);
+
+  // Forward and backward over this rank's part of the step's sequences, then the update. The
+  // record's checkpoint and evaluation times are left for the caller. `step` counts from 1.
+  absl::StatusOr<StepRecord> Train(uint64_t step);
+
+  // Mean loss over the held-out sequences after `step` steps.
+  absl::StatusOr<EvalRecord> Evaluate(uint64_t step);
+
+  // Steps in a row, up to now, that were skipped for a NaN or infinite gradient.
+  uint64_t skipped_in_a_row() const { return skipped_in_a_row_; }
+  void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
+
+ private:
+  // Of this rank's part of a sequence of so many tokens.
+  kernels::ShardLayout LayoutOf(uint64_t tokens) const;
+  // The error of too many skipped steps: which rank's which gradient.
+  absl::Status NonFiniteGradient(uint64_t step);
+
+  const TrainingJob& job_;
+  const StepParts parts_;
+  const uint32_t group_;
+  Plan plan_;
+  uint64_t skipped_in_a_row_ = 0;
+};
+
+}  // namespace ringleader::trainer
