@@ -12,10 +12,10 @@
 namespace ringleader::bench {
 namespace {
 
-using attention::RingKind;
-using attention::RingLoad;
-using attention::RingShape;
 using kernels::LayoutKind;
+using ring::RingKind;
+using ring::RingLoad;
+using ring::RingShape;
 
 // A head as they are seen: a local band, a few clusters of far diagonals.
 std::vector<uint64_t> RandomDiagonals(int64_t blocks, std::mt19937& random) {
@@ -68,7 +68,7 @@ void BenchBalance() {
                           Case{LayoutKind::kZigzag, "zigzag", flat, "flat"},
                           Case{LayoutKind::kStriped, "striped", flat, "flat"},
                           Case{LayoutKind::kStriped, "striped", hierarchical, "hierarchical"}}) {
-      const RingLoad load = attention::DiagonalLoad(
+      const RingLoad load = ring::DiagonalLoad(
           diagonals.data(), static_cast<int32_t>((blocks + 63) / 64), kHeads,
           {.kind = c.layout, .ranks = size.ranks, .stripe = size.tile, .tokens = size.tokens},
           size.tile, c.ring);

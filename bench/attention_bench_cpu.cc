@@ -257,7 +257,7 @@ void BenchIndex(const Options& options) {
     // Means over the runs after the first, dense and sparse by turns.
     attention::AttentionStats sparse, dense;
     comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
-      const auto make = [&](attention::Pattern pattern) {
+      const auto make = [&](patterns::Pattern pattern) {
         auto attention = attention::RingAttention::Create(
             {.pattern = pattern,
              .budget = {.vertical_mass = 0.5,
@@ -270,8 +270,8 @@ void BenchIndex(const Options& options) {
         Problem::Check(attention.status());
         return *std::move(attention);
       };
-      const auto vertical_slash = make(attention::Pattern::kVerticalSlash);
-      const auto full = make(attention::Pattern::kDense);
+      const auto vertical_slash = make(patterns::Pattern::kVerticalSlash);
+      const auto full = make(patterns::Pattern::kDense);
       for (int i = 0; i <= options.repeats; ++i) {
         if (i == 1) vertical_slash->TakeStats(), full->TakeStats();
         for (attention::RingAttention* each : {vertical_slash.get(), full.get()}) {

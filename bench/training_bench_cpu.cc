@@ -56,7 +56,7 @@ torch::Tensor Sequence(const Options& options, int64_t vocabulary) {
 // A model with its optimizer and attention.
 class Trainer {
  public:
-  Trainer(const model::ModelConfig& config, const Options& options, attention::Pattern pattern,
+  Trainer(const model::ModelConfig& config, const Options& options, patterns::Pattern pattern,
           comm::Communicator& communicator)
       : decoder_(config, 1, model::Recompute::kNone) {
     model::InitializeParameters(config, decoder_.layout(), 1, 0, decoder_.layout().elements,
@@ -65,7 +65,7 @@ class Trainer {
                        decoder_.parameters());
     auto attention = attention::RingAttention::Create(
         {.pattern = pattern,
-         .select = options.mass > 0.0 ? attention::Select::kTopP : attention::Select::kTopK,
+         .select = options.mass > 0.0 ? patterns::Select::kTopP : patterns::Select::kTopK,
          .budget = {.vertical_mass = options.mass > 0.0 ? options.mass : 1.0,
                     .slash_mass = options.mass > 0.0 ? options.mass : 1.0,
                     .max_verticals = options.verticals,
@@ -104,8 +104,8 @@ class Trainer {
 void Run(const Options& options, comm::Communicator& communicator) {
   const auto config = model::LoadModelConfig(options.config);
   Check(config.status());
-  Trainer dense(*config, options, attention::Pattern::kDense, communicator);
-  Trainer sparse(*config, options, attention::Pattern::kVerticalSlash, communicator);
+  Trainer dense(*config, options, patterns::Pattern::kDense, communicator);
+  Trainer sparse(*config, options, patterns::Pattern::kVerticalSlash, communicator);
   const torch::Tensor sequence = Sequence(options, config->vocab_size);
   std::printf("# training_bench_cpu: %lld tokens, %d threads, %u verticals, %u slashes (%s)\n\n",
               static_cast<long long>(options.tokens), options.threads, options.verticals,

@@ -8,7 +8,7 @@
 #include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 enum class Pattern {
   kDense,          // causal
@@ -45,7 +45,7 @@ struct AttentionOptions {
   int tile = 128;             // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
-  RingShape ring = {};
+  ring::RingShape ring = {};
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
   bool deterministic = false;   // the same bits every time; the CPU engine's always are
   int threads = 1;              // of this rank's engine; CPU only
@@ -61,4 +61,4 @@ inline kernels::ShardLayout LayoutOf(const AttentionOptions& options, int ranks,
           .tokens = local_tokens * ranks};
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

@@ -4,7 +4,7 @@
 #include "base/status_macros.h"
 #include "ringleader/kernels/index.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 using kernels::LayoutKind;
 
@@ -102,4 +102,4 @@ absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t loc
                       tokens, ranks, multiple));
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

@@ -7,11 +7,11 @@
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 absl::Status CheckBudget(const LayerBudget& budget);
 // `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens);
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

@@ -5,7 +5,7 @@
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 absl::Status LayerBudgets::Set(std::span<const LayerBudget> budgets) {
   for (const LayerBudget& budget : budgets) RETURN_IF_ERROR(CheckBudget(budget));
@@ -20,4 +20,4 @@ LayerBudget LayerBudgets::Of(int layer) const {
   return budget;
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 class LayerBudgets {
  public:
@@ -23,4 +23,4 @@ class LayerBudgets {
   std::vector<LayerBudget> budgets_;
 };
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

@@ -5,7 +5,7 @@
 
 #include "ringleader/kernels/index.h"
 
-namespace ringleader::attention {
+namespace ringleader::ring {
 
 namespace {
 
@@ -82,4 +82,4 @@ RingLoad CausalLoad(const kernels::ShardLayout& layout, int32_t tile, const Ring
   return DiagonalLoad(all.data(), static_cast<int32_t>(all.size()), 1, layout, tile, shape);
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::ring

@@ -12,7 +12,7 @@
 #include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
 
-namespace ringleader::attention {
+namespace ringleader::ring {
 
 struct RingLoad {
   std::vector<std::vector<int64_t>> tiles;  // [rank][step], all heads
@@ -35,4 +35,4 @@ RingLoad DiagonalLoad(const uint64_t* diagonals, int32_t diagonal_words, int hea
 // The same for dense causal attention, one head.
 RingLoad CausalLoad(const kernels::ShardLayout& layout, int32_t tile, const RingShape& shape);
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::ring

@@ -3,7 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 
-namespace ringleader::attention {
+namespace ringleader::ring {
 
 namespace {
 
@@ -170,4 +170,4 @@ absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank) 
   return schedule;
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::ring

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ringleader::attention {
+namespace ringleader::ring {
 
 enum class RingKind {
   kFlat,          // one ring over all ranks
@@ -88,4 +88,4 @@ absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
 // own rank on an inner ring, that of their own node on the outer.
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::ring

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace ringleader::attention {
+namespace ringleader::ring {
 namespace {
 
 // Runs a shape's schedules of all ranks together on symbols instead of tensors: keys are their
@@ -177,4 +177,4 @@ TEST(RingScheduleErrorTest, NamesTheShape) {
 }
 
 }  // namespace
-}  // namespace ringleader::attention
+}  // namespace ringleader::ring

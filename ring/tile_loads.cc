@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace ringleader::planner {
+namespace ringleader::ring {
 namespace {
 
 using kernels::LayoutKind;
@@ -136,4 +136,4 @@ void AddHead(const HeadPattern& head, const Dealing& dealing, int tile, double w
   }
 }
 
-}  // namespace ringleader::planner
+}  // namespace ringleader::ring

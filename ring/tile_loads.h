@@ -8,7 +8,7 @@
 
 #include "ringleader/kernels/shard_layout.h"
 
-namespace ringleader::planner {
+namespace ringleader::ring {
 
 // What one head visits, in blocks of one tile's edge. Causal: key block <= query block.
 struct HeadPattern {
@@ -57,4 +57,4 @@ struct TileLoads {
 void AddHead(const HeadPattern& head, const Dealing& dealing, int tile, double weight,
              TileLoads* loads);
 
-}  // namespace ringleader::planner
+}  // namespace ringleader::ring

@@ -20,12 +20,12 @@ namespace ringleader::trainer {
 struct Plan {
   uint64_t version = 0;
   uint64_t effective_step = 0;  // the first step under it; 1 is the first of all
-  attention::RingShape ring;
+  ring::RingShape ring;
   kernels::LayoutKind layout = kernels::LayoutKind::kContiguous;
   int stripe = 0;  // tokens; striped only
   struct Budget {
     uint32_t layer = 0;
-    attention::LayerBudget budget;
+    patterns::LayerBudget budget;
   };
   std::vector<Budget> layer_budgets;
   std::vector<std::vector<uint32_t>> micro_batches;  // [group][…]; empty: round robin
@@ -57,8 +57,8 @@ struct TrainingJob {
   std::vector<uint64_t> sequence_lengths;  // of a step's sequences, [global_batch]
   bool document_mask = false;              // packed documents do not attend to each other
 
-  attention::AttentionOptions attention;  // layout, stripe and ring come from the plan
-  Plan plan;                              // of the first step
+  patterns::AttentionOptions attention;  // layout, stripe and ring come from the plan
+  Plan plan;                             // of the first step
 
   uint64_t steps = 0;
   uint32_t global_batch = 1;  // sequences a step, all groups together

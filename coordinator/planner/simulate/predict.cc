@@ -79,11 +79,12 @@ class Predictor {
  private:
   // `count` layers that look like this one.
   void AddLayers(bool dense, double count, uint64_t seed, const PatternHints& hints) {
-    const std::vector<HeadPattern> heads =
+    const std::vector<ring::HeadPattern> heads =
         SampleLayer(spec_.attention(), dense, dealing_.blocks, kSampledHeads, hints, seed);
-    TileLoads loads(ranks_);
+    ring::TileLoads loads(ranks_);
     const double weight = static_cast<double>(model_.heads) / heads.size();
-    for (const HeadPattern& head : heads) AddHead(head, dealing_, tile_, weight, &loads);
+    for (const ring::HeadPattern& head : heads)
+      ring::AddHead(head, dealing_, tile_, weight, &loads);
     if (hints.density > 0 && loads.total() > 0) {
       loads.Scale(hints.density * CausalTiles() / loads.total());
     }
@@ -126,7 +127,7 @@ class Predictor {
 
   // `lead`: what a rank computes between the start of the first hops and attention. On GPUs all of
   // backward's travel behind the MLP, of forward's those between nodes behind the index.
-  void Play(const TileLoads& loads, bool backward, double lead, double count) {
+  void Play(const ring::TileLoads& loads, bool backward, double lead, double count) {
     const bool behind_index = plan_.ring().kind() != v1::ParallelismSpec::FLAT;
     if (cluster_.engine != v1::ResourcesSpec::CUDA || !(backward || behind_index)) lead = 0;
     const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
@@ -174,7 +175,7 @@ class Predictor {
   int ranks_ = 1;
   int tile_ = 64;
   double local_tokens_ = 0;
-  Dealing dealing_;
+  ring::Dealing dealing_;
 
   LayerTimes times_;  // summed over layers
   double tiles_ = 0;

@@ -64,8 +64,8 @@ TEST(RingScheduleTest, EveryRankMeetsEveryOwnerOnceAndNoTwoAtOnce) {
   }
 }
 
-RingLevel LevelOf(attention::RingLink link) {
-  return link == attention::RingLink::kInner ? RingLevel::kInner : RingLevel::kOuter;
+RingLevel LevelOf(ring::RingLink link) {
+  return link == ring::RingLink::kInner ? RingLevel::kInner : RingLevel::kOuter;
 }
 
 // What lies in a trainer's slots, as the simulator numbers keys.
@@ -74,12 +74,12 @@ class TrainersKeys {
   TrainersKeys(int slots, int inner) : keys_(slots, -1), inner_(inner) { keys_[0] = 0; }
 
   int in(int slot) const { return keys_[slot]; }
-  std::vector<KeyHop> Move(const std::vector<attention::RingHop>& hops) {
+  std::vector<KeyHop> Move(const std::vector<ring::RingHop>& hops) {
     std::vector<KeyHop> moved;
-    for (const attention::RingHop& hop : hops) {
+    for (const ring::RingHop& hop : hops) {
       const int sent = keys_[hop.send_slot];
       moved.push_back({LevelOf(hop.link), sent});
-      keys_[hop.receive_slot] = sent + (hop.link == attention::RingLink::kInner ? 1 : inner_);
+      keys_[hop.receive_slot] = sent + (hop.link == ring::RingLink::kInner ? 1 : inner_);
     }
     return moved;
   }
@@ -89,8 +89,7 @@ class TrainersKeys {
   const int inner_;
 };
 
-void ExpectTheTrainersOwn(const RingSetup& setup, int rank,
-                          const attention::RingSchedule& schedule) {
+void ExpectTheTrainersOwn(const RingSetup& setup, int rank, const ring::RingSchedule& schedule) {
   const RingOrder order = OrderOf(setup);
   TrainersKeys keys(schedule.kv_slots, schedule.shape.inner);
   EXPECT_EQ(keys.Move(schedule.first_hops), order.first_hops);
@@ -98,14 +97,14 @@ void ExpectTheTrainersOwn(const RingSetup& setup, int rank,
   ASSERT_EQ(schedule.steps.size(), setup.ranks);
   for (int t = 0; t < setup.ranks; ++t) {
     SCOPED_TRACE(testing::Message() << "step " << t);
-    const attention::RingStep& theirs = schedule.steps[t];
+    const ring::RingStep& theirs = schedule.steps[t];
     EXPECT_EQ(keys.Move(theirs.kv_hops), order.steps[t].key_hops);
     EXPECT_EQ(keys.in(theirs.kv_slot), order.steps[t].keys);
     EXPECT_EQ(theirs.owner, OwnerAt(setup, rank, t));
     std::vector<RingLevel> returns;
     size_t adds = 0;
-    for (const attention::GradAction& action : theirs.grad_actions) {
-      if (action.kind == attention::GradAction::Kind::kHop) {
+    for (const ring::GradAction& action : theirs.grad_actions) {
+      if (action.kind == ring::GradAction::Kind::kHop) {
         returns.push_back(LevelOf(action.hop.link));
       } else {
         EXPECT_TRUE(returns.empty()) << "a sum is sent before it is complete";
@@ -126,14 +125,14 @@ TEST(RingScheduleTest, IsTheTrainersOwn) {
     const bool nested = outer > 1;
     const RingSetup forward =
         Ring(nested ? ParallelismSpec::HIERARCHICAL : ParallelismSpec::FLAT, inner, outer);
-    const attention::RingShape shape = {
-        .kind = nested ? attention::RingKind::kHierarchical : attention::RingKind::kFlat,
+    const ring::RingShape shape = {
+        .kind = nested ? ring::RingKind::kHierarchical : ring::RingKind::kFlat,
         .inner = inner,
         .outer = outer};
     for (int r = 0; r < forward.ranks; ++r) {
       SCOPED_TRACE(testing::Message() << outer << " x " << inner << " rank " << r);
-      ExpectTheTrainersOwn(forward, r, *attention::ForwardSchedule(shape, r));
-      ExpectTheTrainersOwn(Backward(forward), r, *attention::BackwardSchedule(shape, r));
+      ExpectTheTrainersOwn(forward, r, *ring::ForwardSchedule(shape, r));
+      ExpectTheTrainersOwn(Backward(forward), r, *ring::BackwardSchedule(shape, r));
     }
   }
 }

@@ -19,8 +19,8 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-HeadPattern Band(int64_t blocks, int64_t width) {
-  HeadPattern head;
+ring::HeadPattern Band(int64_t blocks, int64_t width) {
+  ring::HeadPattern head;
   head.diagonals.assign(blocks, 0);
   std::fill_n(head.diagonals.begin(), std::min(blocks, width), 1);
   return head;
@@ -32,8 +32,8 @@ double Strength(double mass) {
   return std::log(1 - std::min(mass, 0.999)) / std::log(0.1);
 }
 
-HeadPattern VerticalSlash(const v1::AttentionSpec& attention, int64_t blocks,
-                          const PatternHints& hints, Random* random) {
+ring::HeadPattern VerticalSlash(const v1::AttentionSpec& attention, int64_t blocks,
+                                const PatternHints& hints, Random* random) {
   const bool top_k = attention.select() == v1::AttentionSpec::TOP_K;
   const auto tile = static_cast<int64_t>(attention.tile());
   const int64_t tokens = blocks * tile;
@@ -53,7 +53,7 @@ HeadPattern VerticalSlash(const v1::AttentionSpec& attention, int64_t blocks,
                           std::min<int64_t>(blocks, local + attention.max_slashes()));
 
   // A third of them next to the diagonal, the rest in clusters that thin out with distance.
-  HeadPattern head = Band(blocks, std::max(local, wanted / 3));
+  ring::HeadPattern head = Band(blocks, std::max(local, wanted / 3));
   int64_t set = std::count(head.diagonals.begin(), head.diagonals.end(), 1);
   constexpr int64_t kWidths[] = {1, 1, 1, 2, 4, 8};
   while (set < wanted) {
@@ -78,13 +78,13 @@ HeadPattern VerticalSlash(const v1::AttentionSpec& attention, int64_t blocks,
   return head;
 }
 
-HeadPattern BlockTopK(const v1::AttentionSpec& attention, int64_t blocks, Random* random) {
+ring::HeadPattern BlockTopK(const v1::AttentionSpec& attention, int64_t blocks, Random* random) {
   const auto span = std::max<int64_t>(1, attention.block_size() / std::max(1u, attention.tile()));
   const int64_t groups = (blocks + span - 1) / span;
   std::vector<int64_t> favourites(std::min(groups, int64_t{4} * attention.topk_blocks()));
   for (int64_t& favourite : favourites) favourite = random->Below(groups);
 
-  HeadPattern head;
+  ring::HeadPattern head;
   head.row_offsets.reserve(blocks + 1);
   head.row_offsets.push_back(0);
   for (int64_t q = 0; q < blocks; ++q) {
@@ -112,8 +112,9 @@ HeadPattern BlockTopK(const v1::AttentionSpec& attention, int64_t blocks, Random
 
 }  // namespace
 
-std::vector<HeadPattern> SampleLayer(const v1::AttentionSpec& attention, bool dense, int64_t blocks,
-                                     int heads, const PatternHints& hints, uint64_t seed) {
+std::vector<ring::HeadPattern> SampleLayer(const v1::AttentionSpec& attention, bool dense,
+                                           int64_t blocks, int heads, const PatternHints& hints,
+                                           uint64_t seed) {
   if (dense || attention.pattern() == v1::AttentionSpec::DENSE) return {Band(blocks, blocks)};
   if (attention.pattern() == v1::AttentionSpec::SLIDING_WINDOW) {
     // The nearest tokens of two blocks d apart lie (d - 1) tiles and one token apart.
@@ -121,7 +122,7 @@ std::vector<HeadPattern> SampleLayer(const v1::AttentionSpec& attention, bool de
     return {Band(blocks, width)};
   }
   Random random(seed);
-  std::vector<HeadPattern> sample;
+  std::vector<ring::HeadPattern> sample;
   sample.reserve(heads);
   for (int h = 0; h < heads; ++h) {
     sample.push_back(attention.pattern() == v1::AttentionSpec::BLOCK_TOPK

@@ -22,7 +22,8 @@ struct PatternHints {
 // `heads` heads of one layer at `blocks` blocks. Deterministic in `seed`. Static patterns give one
 // exact head. vertical_slash: a local band, clusters of far diagonals, sink and scattered columns.
 // block_topk: half of each row's choices are blocks that the whole head favours.
-std::vector<HeadPattern> SampleLayer(const v1::AttentionSpec& attention, bool dense, int64_t blocks,
-                                     int heads, const PatternHints& hints, uint64_t seed);
+std::vector<ring::HeadPattern> SampleLayer(const v1::AttentionSpec& attention, bool dense,
+                                           int64_t blocks, int heads, const PatternHints& hints,
+                                           uint64_t seed);
 
 }  // namespace ringleader::planner

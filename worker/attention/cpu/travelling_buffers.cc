@@ -34,20 +34,20 @@ absl::Status TravellingBuffers::AwaitIf(Predicate touches) {
 }
 
 absl::Status TravellingBuffers::AwaitContent(int slot) {
-  return AwaitIf([&](const RingHop& hop) { return hop.receive_slot == slot; });
+  return AwaitIf([&](const ring::RingHop& hop) { return hop.receive_slot == slot; });
 }
 
 absl::Status TravellingBuffers::AwaitIdle(int slot) {
   return AwaitIf(
-      [&](const RingHop& hop) { return hop.receive_slot == slot || hop.send_slot == slot; });
+      [&](const ring::RingHop& hop) { return hop.receive_slot == slot || hop.send_slot == slot; });
 }
 
-absl::Status TravellingBuffers::Start(const RingHop& hop) {
+absl::Status TravellingBuffers::Start(const ring::RingHop& hop) {
   RETURN_IF_ERROR(AwaitContent(hop.send_slot));
   RETURN_IF_ERROR(AwaitIdle(hop.receive_slot));
   const size_t bytes = floats_per_slot_ * sizeof(float);
   in_flight_.push_back(
-      {hop, communicator_->SendReceive(hop.link == RingLink::kInner ? inner_ : outer_,
+      {hop, communicator_->SendReceive(hop.link == ring::RingLink::kInner ? inner_ : outer_,
                                        data(hop.send_slot), bytes, hop.to, data(hop.receive_slot),
                                        bytes, hop.from)});
   return absl::OkStatus();

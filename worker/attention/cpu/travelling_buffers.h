@@ -33,14 +33,14 @@ class TravellingBuffers {
   // Waits for all transfers from and into the slot.
   absl::Status AwaitIdle(int slot);
   // Awaits what it sends and where it receives, then starts the transfer.
-  absl::Status Start(const RingHop& hop);
+  absl::Status Start(const ring::RingHop& hop);
   // Slot `to` += slot `from`.
   absl::Status Add(int to, int from);
   absl::Status AwaitAll();
 
  private:
   struct InFlight {
-    RingHop hop;
+    ring::RingHop hop;
     std::unique_ptr<comm::Transfer> transfer;
   };
 

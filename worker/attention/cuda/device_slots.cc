@@ -64,7 +64,7 @@ absl::Status DeviceSlots::AwaitAll(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status DeviceSlots::Start(const RingHop& hop, cudaStream_t stream) {
+absl::Status DeviceSlots::Start(const ring::RingHop& hop, cudaStream_t stream) {
   // What is on the wire was written for an earlier hop.
   RETURN_IF_ERROR(wire_ == nullptr ? AwaitContent(hop.send_slot, stream)
                                    : AwaitIdle(hop.send_slot, stream));
@@ -80,9 +80,10 @@ absl::Status DeviceSlots::Start(const RingHop& hop, cudaStream_t stream) {
     receive = wire(hop.receive_slot);
     bytes /= 2;
   }
-  ASSIGN_OR_RETURN(comm::DeviceTransfer transfer,
-                   communicator_->SendReceive(hop.link == RingLink::kInner ? inner_ : outer_, send,
-                                              bytes, hop.to, receive, bytes, hop.from, stream));
+  ASSIGN_OR_RETURN(
+      comm::DeviceTransfer transfer,
+      communicator_->SendReceive(hop.link == ring::RingLink::kInner ? inner_ : outer_, send, bytes,
+                                 hop.to, receive, bytes, hop.from, stream));
   in_flight_.push_back({hop.send_slot, hop.receive_slot, std::move(transfer)});
   return absl::OkStatus();
 }

@@ -42,7 +42,7 @@ class DeviceSlots {
   absl::Status AwaitAll(cudaStream_t stream);
   // Enqueues the hop behind the stream's work, the arrival of what it sends, and the transfers of
   // the slot that it receives into.
-  absl::Status Start(const RingHop& hop, cudaStream_t stream);
+  absl::Status Start(const ring::RingHop& hop, cudaStream_t stream);
   // Enqueues a gather: slot r of every rank receives rank r's slot r.
   absl::Status StartAllGather(cudaStream_t stream);
 

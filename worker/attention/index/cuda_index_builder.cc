@@ -99,11 +99,11 @@ OwnerTiles TilesOf(const CudaLayerIndex& layer, int32_t heads, const ShardLayout
   return out;
 }
 
-CudaIndexBuilder::CudaIndexBuilder(const AttentionOptions& options,
+CudaIndexBuilder::CudaIndexBuilder(const patterns::AttentionOptions& options,
                                    comm::DeviceCommunicator* communicator, DeviceTimers* timers)
     : options_(options), communicator_(communicator), timers_(*timers) {}
 
-std::shared_ptr<CudaLayerIndex> CudaIndexBuilder::Build(const LayerBudget& budget,
+std::shared_ptr<CudaLayerIndex> CudaIndexBuilder::Build(const patterns::LayerBudget& budget,
                                                         const CudaIndexInputs& inputs,
                                                         const CounterSlots& counters) {
   auto layer = std::make_shared<CudaLayerIndex>();
@@ -111,17 +111,17 @@ std::shared_ptr<CudaLayerIndex> CudaIndexBuilder::Build(const LayerBudget& budge
   layer->documents = inputs.documents;
   if (budget.dense) return layer;
   switch (options_.pattern) {
-    case Pattern::kDense:
+    case patterns::Pattern::kDense:
       break;
-    case Pattern::kSlidingWindow:
+    case patterns::Pattern::kSlidingWindow:
       layer->pattern = kernels::TilePattern::kWindow;
       layer->window = options_.window;
       break;
-    case Pattern::kVerticalSlash:
+    case patterns::Pattern::kVerticalSlash:
       layer->pattern = kernels::TilePattern::kToeplitz;
       BuildVerticalSlash(budget, inputs, counters, *layer);
       break;
-    case Pattern::kBlockTopK:
+    case patterns::Pattern::kBlockTopK:
       layer->pattern = kernels::TilePattern::kCsr;
       BuildBlockTopK(inputs, *layer);
       break;
@@ -133,7 +133,8 @@ void CudaIndexBuilder::Await(const absl::StatusOr<comm::DeviceTransfer>& transfe
   Check(AwaitTransfer(transfer, timers_, Stream()));
 }
 
-void CudaIndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const CudaIndexInputs& inputs,
+void CudaIndexBuilder::BuildVerticalSlash(const patterns::LayerBudget& budget,
+                                          const CudaIndexInputs& inputs,
                                           const CounterSlots& counters, CudaLayerIndex& layer) {
   const cudaStream_t stream = Stream();
   const int ranks = communicator_->size();
@@ -146,7 +147,7 @@ void CudaIndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const CudaI
                                              : documents->estimate_positions.size(0);
   const int64_t* const query_starts =
       documents == nullptr ? nullptr : documents->estimate_starts.const_data_ptr<int64_t>();
-  const bool top_k = options_.select == Select::kTopK;
+  const bool top_k = options_.select == patterns::Select::kTopK;
   // A slot at least, so that no list is empty memory.
   const auto max_columns = static_cast<int32_t>(
       std::min(tokens, std::max<int64_t>({budget.max_verticals, options_.sink_tokens, 1})));

@@ -73,21 +73,22 @@ struct CudaIndexInputs {
 class CudaIndexBuilder {
  public:
   // `options`, `communicator` and `timers` outlive it.
-  CudaIndexBuilder(const AttentionOptions& options, comm::DeviceCommunicator* communicator,
-                   DeviceTimers* timers);
+  CudaIndexBuilder(const patterns::AttentionOptions& options,
+                   comm::DeviceCommunicator* communicator, DeviceTimers* timers);
 
   // The index under `budget`. Adds verticals, slashes, recall and the tiles of diagonals to
   // `counters`.
-  std::shared_ptr<CudaLayerIndex> Build(const LayerBudget& budget, const CudaIndexInputs& inputs,
+  std::shared_ptr<CudaLayerIndex> Build(const patterns::LayerBudget& budget,
+                                        const CudaIndexInputs& inputs,
                                         const CounterSlots& counters);
 
  private:
-  void BuildVerticalSlash(const LayerBudget& budget, const CudaIndexInputs& inputs,
+  void BuildVerticalSlash(const patterns::LayerBudget& budget, const CudaIndexInputs& inputs,
                           const CounterSlots& counters, CudaLayerIndex& index);
   void BuildBlockTopK(const CudaIndexInputs& inputs, CudaLayerIndex& index);
   void Await(const absl::StatusOr<comm::DeviceTransfer>& transfer);
 
-  const AttentionOptions& options_;
+  const patterns::AttentionOptions& options_;
   comm::DeviceCommunicator* const communicator_;
   DeviceTimers& timers_;
 };

@@ -25,14 +25,15 @@ constexpr int kRecallStride = 8;
 
 }  // namespace
 
-IndexBuilder::IndexBuilder(const AttentionOptions& options, comm::Communicator* communicator,
-                           reference::Engine* engine, double* exposed_seconds)
+IndexBuilder::IndexBuilder(const patterns::AttentionOptions& options,
+                           comm::Communicator* communicator, reference::Engine* engine,
+                           double* exposed_seconds)
     : options_(options),
       communicator_(communicator),
       engine_(*engine),
       exposed_seconds_(exposed_seconds) {}
 
-absl::StatusOr<std::shared_ptr<LayerIndex>> IndexBuilder::Build(const LayerBudget& budget,
+absl::StatusOr<std::shared_ptr<LayerIndex>> IndexBuilder::Build(const patterns::LayerBudget& budget,
                                                                 const IndexInputs& inputs,
                                                                 LayerStats& stats) {
   auto index = std::make_shared<LayerIndex>();
@@ -40,17 +41,17 @@ absl::StatusOr<std::shared_ptr<LayerIndex>> IndexBuilder::Build(const LayerBudge
   index->documents = inputs.documents;
   if (budget.dense) return index;
   switch (options_.pattern) {
-    case Pattern::kDense:
+    case patterns::Pattern::kDense:
       break;
-    case Pattern::kSlidingWindow:
+    case patterns::Pattern::kSlidingWindow:
       index->pattern = kernels::TilePattern::kWindow;
       index->window = options_.window;
       break;
-    case Pattern::kVerticalSlash:
+    case patterns::Pattern::kVerticalSlash:
       index->pattern = kernels::TilePattern::kToeplitz;
       RETURN_IF_ERROR(BuildVerticalSlash(budget, inputs, *index, stats));
       break;
-    case Pattern::kBlockTopK:
+    case patterns::Pattern::kBlockTopK:
       index->pattern = kernels::TilePattern::kCsr;
       RETURN_IF_ERROR(BuildBlockTopK(inputs, *index));
       break;
@@ -98,8 +99,9 @@ absl::StatusOr<std::vector<float>> IndexBuilder::GatherQueries(
   return queries;
 }
 
-absl::Status IndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const IndexInputs& inputs,
-                                              LayerIndex& index, LayerStats& stats) {
+absl::Status IndexBuilder::BuildVerticalSlash(const patterns::LayerBudget& budget,
+                                              const IndexInputs& inputs, LayerIndex& index,
+                                              LayerStats& stats) {
   const int ranks = communicator_->size(), heads = inputs.q.heads;
   const ShardLayout layout = inputs.layout_of(communicator_->rank());
   const int64_t n = inputs.k.tokens, tokens = layout.tokens;
@@ -139,7 +141,7 @@ absl::Status IndexBuilder::BuildVerticalSlash(const LayerBudget& budget, const I
   estimate.Mass();
 
   // One exchange for what is left: masses of diagonals, of all columns, and the best columns.
-  const bool top_k = options_.select == Select::kTopK;
+  const bool top_k = options_.select == patterns::Select::kTopK;
   const int32_t max_columns = static_cast<int32_t>(
       std::min<int64_t>(tokens, std::max<int64_t>(budget.max_verticals, options_.sink_tokens)));
   const int32_t candidates = static_cast<int32_t>(std::min<int64_t>(max_columns, n));

@@ -26,15 +26,15 @@ struct IndexInputs {
 class IndexBuilder {
  public:
   // `exposed_seconds` grows by the time spent in collectives.
-  IndexBuilder(const AttentionOptions& options, comm::Communicator* communicator,
+  IndexBuilder(const patterns::AttentionOptions& options, comm::Communicator* communicator,
                kernels::reference::Engine* engine, double* exposed_seconds);
 
   // The index under `budget`. Adds verticals, slashes and recall to `stats`.
-  absl::StatusOr<std::shared_ptr<LayerIndex>> Build(const LayerBudget& budget,
+  absl::StatusOr<std::shared_ptr<LayerIndex>> Build(const patterns::LayerBudget& budget,
                                                     const IndexInputs& inputs, LayerStats& stats);
 
  private:
-  absl::Status BuildVerticalSlash(const LayerBudget& budget, const IndexInputs& inputs,
+  absl::Status BuildVerticalSlash(const patterns::LayerBudget& budget, const IndexInputs& inputs,
                                   LayerIndex& index, LayerStats& stats);
   absl::Status BuildBlockTopK(const IndexInputs& inputs, LayerIndex& index);
 
@@ -45,7 +45,7 @@ class IndexBuilder {
   // Exact, whatever the size of the sums.
   absl::Status ReduceSum(std::vector<int64_t>& values);
 
-  const AttentionOptions& options_;
+  const patterns::AttentionOptions& options_;
   comm::Communicator* const communicator_;
   kernels::reference::Engine& engine_;
   double* const exposed_seconds_;

@@ -71,17 +71,18 @@ float ScaleOf(const TokenMajor<const float>& q) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<AttentionEngine>> AttentionEngine::Create(
-    const AttentionOptions& options, comm::Communicator* communicator) {
-  AttentionOptions checked = options;
+    const patterns::AttentionOptions& options, comm::Communicator* communicator) {
+  patterns::AttentionOptions checked = options;
   if (checked.stripe == 0) checked.stripe = checked.tile;
-  RETURN_IF_ERROR(CheckOptions(checked, communicator->size()));
+  RETURN_IF_ERROR(patterns::CheckOptions(checked, communicator->size()));
   std::shared_ptr<AttentionEngine> engine(new AttentionEngine(checked, communicator));
-  ASSIGN_OR_RETURN(engine->forward_, ForwardSchedule(options.ring, communicator->rank()));
-  ASSIGN_OR_RETURN(engine->backward_, BackwardSchedule(options.ring, communicator->rank()));
+  ASSIGN_OR_RETURN(engine->forward_, ring::ForwardSchedule(options.ring, communicator->rank()));
+  ASSIGN_OR_RETURN(engine->backward_, ring::BackwardSchedule(options.ring, communicator->rank()));
   return engine;
 }
 
-AttentionEngine::AttentionEngine(const AttentionOptions& options, comm::Communicator* communicator)
+AttentionEngine::AttentionEngine(const patterns::AttentionOptions& options,
+                                 comm::Communicator* communicator)
     : options_(options),
       communicator_(communicator),
       engine_(options.threads),
@@ -89,7 +90,7 @@ AttentionEngine::AttentionEngine(const AttentionOptions& options, comm::Communic
       index_builder_(options_, communicator, &engine_, &stats_.seconds.exposed_communication) {}
 
 ShardLayout AttentionEngine::LayoutOf(int rank, int64_t local_tokens) const {
-  return attention::LayoutOf(options_, communicator_->size(), rank, local_tokens);
+  return patterns::LayoutOf(options_, communicator_->size(), rank, local_tokens);
 }
 
 LayerStats& AttentionEngine::StatsOf(int layer) {
@@ -97,7 +98,7 @@ LayerStats& AttentionEngine::StatsOf(int layer) {
   return stats_.layers[layer];
 }
 
-absl::Status AttentionEngine::SetBudgets(std::span<const LayerBudget> budgets) {
+absl::Status AttentionEngine::SetBudgets(std::span<const patterns::LayerBudget> budgets) {
   return budgets_.Set(budgets);
 }
 
@@ -122,13 +123,13 @@ AttentionStats AttentionEngine::TakeStats() {
 }
 
 absl::StatusOr<std::unique_ptr<TravellingBuffers>> AttentionEngine::LoadKv(
-    const RingSchedule& schedule, const TokenMajor<const float>& k,
+    const ring::RingSchedule& schedule, const TokenMajor<const float>& k,
     const TokenMajor<const float>& v) {
   const size_t floats = 2 * k.tokens * k.heads * k.head_dim;
   auto buffers = std::make_unique<TravellingBuffers>(
       communicator_, schedule.kv_slots, floats, comm::Channel::kKvInner, comm::Channel::kKvOuter,
       &stats_.seconds.exposed_communication);
-  const bool gather = schedule.shape.kind == RingKind::kAllGather;
+  const bool gather = schedule.shape.kind == ring::RingKind::kAllGather;
   float* own = buffers->data(gather ? schedule.rank : 0);
   CopyDense(k, SlotTensor(own, 0, k));
   CopyDense(v, SlotTensor(own, 1, v));
@@ -138,7 +139,7 @@ absl::StatusOr<std::unique_ptr<TravellingBuffers>> AttentionEngine::LoadKv(
     RETURN_IF_ERROR(communicator_->AllGather(comm::Channel::kKvInner, mine.data(),
                                              floats * sizeof(float), buffers->data(0)));
   }
-  for (const RingHop& hop : schedule.first_hops) RETURN_IF_ERROR(buffers->Start(hop));
+  for (const ring::RingHop& hop : schedule.first_hops) RETURN_IF_ERROR(buffers->Start(hop));
   return buffers;
 }
 
@@ -148,7 +149,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
   if (started_ != nullptr) {
     return absl::FailedPreconditionError("forward between a backward's start and its call");
   }
-  RETURN_IF_ERROR(CheckLength(options_, communicator_->size(), q.tokens));
+  RETURN_IF_ERROR(patterns::CheckLength(options_, communicator_->size(), q.tokens));
   RETURN_IF_ERROR(CheckDocuments(documents_.get(), q.tokens * communicator_->size()));
   // The first hop travels while the index is built.
   ASSIGN_OR_RETURN(const std::unique_ptr<TravellingBuffers> kv, LoadKv(forward_, k, v));
@@ -171,8 +172,8 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> AttentionEngine::Forward(
   stats.tiles_per_ring_step.resize(forward_.steps.size());
   const ShardLayout mine = LayoutOf(forward_.rank, q.tokens);
   for (size_t t = 0; t < forward_.steps.size(); ++t) {
-    const RingStep& step = forward_.steps[t];
-    for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
+    const ring::RingStep& step = forward_.steps[t];
+    for (const ring::RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
     RETURN_IF_ERROR(kv->AwaitContent(step.kv_slot));
     const Stopwatch watch(&stats_.seconds.forward);
     int64_t tiles = 0;
@@ -257,8 +258,8 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
                                                      .scale = ScaleOf(q)}));
   }
   for (size_t t = 0; t < backward_.steps.size(); ++t) {
-    const RingStep& step = backward_.steps[t];
-    for (const RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
+    const ring::RingStep& step = backward_.steps[t];
+    for (const ring::RingHop& hop : step.kv_hops) RETURN_IF_ERROR(kv->Start(hop));
     RETURN_IF_ERROR(kv->AwaitContent(step.kv_slot));
     RETURN_IF_ERROR(grads.AwaitIdle(step.grad_slot));
     float* const slot = grads.data(step.grad_slot);
@@ -285,8 +286,8 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
                                            SlotTensor(slot, 0, k), SlotTensor(slot, 1, v));
       }
     }
-    for (const GradAction& action : step.grad_actions) {
-      if (action.kind == GradAction::Kind::kAdd) {
+    for (const ring::GradAction& action : step.grad_actions) {
+      if (action.kind == ring::GradAction::Kind::kAdd) {
         RETURN_IF_ERROR(grads.Add(action.to_slot, action.from_slot));
       } else {
         RETURN_IF_ERROR(grads.Start(action.hop));
@@ -297,12 +298,12 @@ absl::Status AttentionEngine::Backward(const LayerIndex& index, const BackwardCa
   return ReturnGradients(backward_, grads, call);
 }
 
-absl::Status AttentionEngine::ReturnGradients(const RingSchedule& schedule,
+absl::Status AttentionEngine::ReturnGradients(const ring::RingSchedule& schedule,
                                               TravellingBuffers& grads, const BackwardCall& call) {
   RETURN_IF_ERROR(grads.AwaitAll());
   const float* home = grads.data(schedule.home_grad_slot);
   std::vector<float> reduced;
-  if (schedule.shape.kind == RingKind::kAllGather && schedule.ranks > 1) {
+  if (schedule.shape.kind == ring::RingKind::kAllGather && schedule.ranks > 1) {
     const Stopwatch watch(&stats_.seconds.exposed_communication);
     reduced.resize(grads.floats_per_slot());
     RETURN_IF_ERROR(communicator_->ReduceScatterSum(comm::Channel::kGradKv, grads.data(0),

@@ -23,8 +23,8 @@ namespace ringleader::attention {
 // One call at a time, the same calls in the same order on all ranks.
 class AttentionEngine {
  public:
-  static absl::StatusOr<std::shared_ptr<AttentionEngine>> Create(const AttentionOptions& options,
-                                                                 comm::Communicator* communicator);
+  static absl::StatusOr<std::shared_ptr<AttentionEngine>> Create(
+      const patterns::AttentionOptions& options, comm::Communicator* communicator);
 
   // q: [n, heads, d]; k and v: [n, kv_heads, d]. out: [n, heads, d] zero, lse: [heads, n] -infinity
   // on entry. The index serves the layer's Backward.
@@ -44,28 +44,28 @@ class AttentionEngine {
   absl::Status StartBackward(const kernels::TokenMajor<const float>& k,
                              const kernels::TokenMajor<const float>& v);
 
-  absl::Status SetBudgets(std::span<const LayerBudget> budgets);
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
   // ContextAttention::SetDocuments.
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts);
   AttentionStats TakeStats();
 
  private:
-  AttentionEngine(const AttentionOptions& options, comm::Communicator* communicator);
+  AttentionEngine(const patterns::AttentionOptions& options, comm::Communicator* communicator);
 
   kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
   LayerStats& StatsOf(int layer);
   // The ring's slots with this rank's keys and values in place, and with kAllGather everyone's.
   absl::StatusOr<std::unique_ptr<TravellingBuffers>> LoadKv(
-      const RingSchedule& schedule, const kernels::TokenMajor<const float>& k,
+      const ring::RingSchedule& schedule, const kernels::TokenMajor<const float>& k,
       const kernels::TokenMajor<const float>& v);
-  absl::Status ReturnGradients(const RingSchedule& schedule, TravellingBuffers& grads,
+  absl::Status ReturnGradients(const ring::RingSchedule& schedule, TravellingBuffers& grads,
                                const BackwardCall& call);
 
-  const AttentionOptions options_;
+  const patterns::AttentionOptions options_;
   comm::Communicator* const communicator_;
   kernels::reference::Engine engine_;
-  RingSchedule forward_, backward_;
-  LayerBudgets budgets_;
+  ring::RingSchedule forward_, backward_;
+  patterns::LayerBudgets budgets_;
   std::shared_ptr<const SequenceDocuments> documents_;  // of the next forwards; null: one
   AttentionStats stats_;
   std::unique_ptr<TravellingBuffers> started_;  // keys and values of a backward that was started

@@ -35,8 +35,8 @@ struct RankResult {
 
 class AttentionEngineTest : public ::testing::Test {
  protected:
-  std::vector<RankResult> Run(const AttentionOptions& options, int ranks,
-                              const std::vector<LayerBudget>& budgets = {},
+  std::vector<RankResult> Run(const patterns::AttentionOptions& options, int ranks,
+                              const std::vector<patterns::LayerBudget>& budgets = {},
                               const std::vector<int64_t>& documents = {}) {
     std::vector<RankResult> results(ranks);
     comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
@@ -61,8 +61,8 @@ class AttentionEngineTest : public ::testing::Test {
     return results;
   }
 
-  static AttentionOptions VerticalSlash() {
-    return {.pattern = Pattern::kVerticalSlash,
+  static patterns::AttentionOptions VerticalSlash() {
+    return {.pattern = patterns::Pattern::kVerticalSlash,
             .budget = {.vertical_mass = 0.6, .slash_mass = 0.5},
             .estimate_queries = 100,
             .sink_tokens = 4,
@@ -76,7 +76,7 @@ class AttentionEngineTest : public ::testing::Test {
 };
 
 TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
-  AttentionOptions options = VerticalSlash();
+  patterns::AttentionOptions options = VerticalSlash();
   const LayerIndex expected = Run(options, 1)[0].index;
   EXPECT_GT(expected.column_counts[0], 4);
   for (const int ranks : {2, 4}) {
@@ -95,7 +95,7 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
 }
 
 TEST_F(AttentionEngineTest, StatisticsAddUpOverRanks) {
-  AttentionOptions options = VerticalSlash();
+  patterns::AttentionOptions options = VerticalSlash();
   const LayerStats one = Run(options, 1)[0].stats.layers.at(1);
   EXPECT_EQ(one.calls, 1);
   EXPECT_GT(one.recall, 0.5);
@@ -115,7 +115,7 @@ TEST_F(AttentionEngineTest, StatisticsAddUpOverRanks) {
 }
 
 TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
-  AttentionOptions options = VerticalSlash();
+  patterns::AttentionOptions options = VerticalSlash();
   const std::vector<int64_t> documents = {0, 70, 71, 640, 1500, 2047};
   const RankResult expected = Run(options, 1, {}, documents)[0];
   const LayerStats& one = expected.stats.layers.at(1);
@@ -142,7 +142,7 @@ TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
 
 // Estimated at the end of the sequence alone, the long first document would get no column.
 TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
-  AttentionOptions options = VerticalSlash();
+  patterns::AttentionOptions options = VerticalSlash();
   options.sink_tokens = 0;
   const LayerIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
   for (int head = 0; head < kHeads; ++head) {
@@ -154,7 +154,7 @@ TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
 }
 
 TEST_F(AttentionEngineTest, OneDocumentIsNoMask) {
-  const AttentionOptions options = VerticalSlash();
+  const patterns::AttentionOptions options = VerticalSlash();
   const RankResult none = Run(options, 1)[0], one = Run(options, 1, {}, {0})[0];
   EXPECT_EQ(one.index.documents, nullptr);
   EXPECT_EQ(one.index.column_positions, none.index.column_positions);
@@ -213,17 +213,17 @@ TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
 }
 
 TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
-  AttentionOptions options = VerticalSlash();
+  patterns::AttentionOptions options = VerticalSlash();
   for (const LayoutKind layout :
        {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (const RingShape shape :
-         {RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2}}) {
+    for (const ring::RingShape shape : {ring::RingShape{ring::RingKind::kFlat, 4, 1},
+                                        ring::RingShape{ring::RingKind::kHierarchical, 2, 2}}) {
       options.layout = layout;
       options.stripe = 2 * kTile;
       options.ring = shape;
       const std::vector<RankResult> results = Run(options, 4);
       const LayerIndex& index = results[0].index;
-      const RingLoad load = DiagonalLoad(
+      const ring::RingLoad load = ring::DiagonalLoad(
           index.diagonals.data(), index.diagonal_words, kHeads,
           {.kind = layout, .ranks = 4, .stripe = options.stripe, .tokens = kTokens}, kTile, shape);
       for (int rank = 0; rank < 4; ++rank) {
@@ -235,19 +235,21 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
 }
 
 TEST_F(AttentionEngineTest, DenseLayersAndBudgetsReplaceThePattern) {
-  AttentionOptions options = VerticalSlash();
+  patterns::AttentionOptions options = VerticalSlash();
   options.dense_layers = {0, 1};
   EXPECT_EQ(Run(options, 1)[0].stats.layers.at(1).density, 1.0);
   options.dense_layers = {};
-  const LayerBudget narrow{.vertical_mass = 1e-6, .slash_mass = 1e-6};
-  const LayerStats stats = Run(options, 1, {LayerBudget{}, narrow})[0].stats.layers.at(1);
+  const patterns::LayerBudget narrow{.vertical_mass = 1e-6, .slash_mass = 1e-6};
+  const LayerStats stats = Run(options, 1, {patterns::LayerBudget{}, narrow})[0].stats.layers.at(1);
   EXPECT_EQ(stats.verticals, 4.0);  // the sinks
   EXPECT_EQ(stats.slashes, 2.0);    // the diagonal and its neighbour
-  EXPECT_EQ(Run(options, 1, {LayerBudget{}, {.dense = true}})[0].stats.layers.at(1).density, 1.0);
+  EXPECT_EQ(
+      Run(options, 1, {patterns::LayerBudget{}, {.dense = true}})[0].stats.layers.at(1).density,
+      1.0);
 }
 
 TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
-  AttentionOptions options{.tile = kTile};
+  patterns::AttentionOptions options{.tile = kTile};
   options.ring.inner = 2;
   absl::Status status;
   comm::testing::RunRanks(2, [&](comm::Communicator& communicator) {
@@ -314,38 +316,40 @@ TEST(BandTilesTest, CountsWhatTheListsHold) {
 }
 
 TEST(CheckOptionsTest, ErrorsNameTheOption) {
-  const auto message = [](const AttentionOptions& options, int ranks) {
-    return std::string(CheckOptions(options, ranks).message());
+  const auto message = [](const patterns::AttentionOptions& options, int ranks) {
+    return std::string(patterns::CheckOptions(options, ranks).message());
   };
   EXPECT_EQ(message({.stripe = 128}, 1), "");
   EXPECT_NE(message({.tile = 96}, 1).find("attention.tile"), std::string::npos);
   EXPECT_NE(message({.stripe = 100}, 1).find("parallelism.stripe"), std::string::npos);
   EXPECT_NE(message({.stripe = 128}, 4).find("ring of 1 x 1"), std::string::npos);
-  EXPECT_NE(
-      message({.pattern = Pattern::kSlidingWindow, .stripe = 128}, 1).find("attention.window"),
-      std::string::npos);
-  EXPECT_NE(message({.pattern = Pattern::kBlockTopK, .block_size = 200, .stripe = 128}, 1)
+  EXPECT_NE(message({.pattern = patterns::Pattern::kSlidingWindow, .stripe = 128}, 1)
+                .find("attention.window"),
+            std::string::npos);
+  EXPECT_NE(message({.pattern = patterns::Pattern::kBlockTopK, .block_size = 200, .stripe = 128}, 1)
                 .find("attention.block_size"),
             std::string::npos);
-  EXPECT_NE(message({.pattern = Pattern::kVerticalSlash, .estimate_queries = 999, .stripe = 128}, 1)
-                .find("attention.estimate_queries"),
-            std::string::npos);
+  EXPECT_NE(
+      message(
+          {.pattern = patterns::Pattern::kVerticalSlash, .estimate_queries = 999, .stripe = 128}, 1)
+          .find("attention.estimate_queries"),
+      std::string::npos);
   EXPECT_NE(message({.budget = {.slash_mass = 0.0}, .stripe = 128}, 1).find("slash_mass"),
             std::string::npos);
 }
 
 TEST(CheckLengthTest, SequencesMustDivideIntoWholeTiles) {
-  AttentionOptions options{.tile = 64, .stripe = 128};
-  EXPECT_TRUE(CheckLength(options, 1, 777).ok());
-  EXPECT_TRUE(CheckLength(options, 4, 256).ok());
-  EXPECT_FALSE(CheckLength(options, 4, 64).ok());
+  patterns::AttentionOptions options{.tile = 64, .stripe = 128};
+  EXPECT_TRUE(patterns::CheckLength(options, 1, 777).ok());
+  EXPECT_TRUE(patterns::CheckLength(options, 4, 256).ok());
+  EXPECT_FALSE(patterns::CheckLength(options, 4, 64).ok());
   options.layout = LayoutKind::kZigzag;
-  EXPECT_TRUE(CheckLength(options, 4, 128).ok());
-  EXPECT_FALSE(CheckLength(options, 4, 192).ok());
+  EXPECT_TRUE(patterns::CheckLength(options, 4, 128).ok());
+  EXPECT_FALSE(patterns::CheckLength(options, 4, 192).ok());
   options.layout = LayoutKind::kContiguous;
-  EXPECT_TRUE(CheckLength(options, 4, 100).ok());
-  options.pattern = Pattern::kVerticalSlash;
-  EXPECT_FALSE(CheckLength(options, 4, 100).ok());
+  EXPECT_TRUE(patterns::CheckLength(options, 4, 100).ok());
+  options.pattern = patterns::Pattern::kVerticalSlash;
+  EXPECT_FALSE(patterns::CheckLength(options, 4, 100).ok());
 }
 
 }  // namespace

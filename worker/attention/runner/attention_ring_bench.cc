@@ -35,7 +35,7 @@ constexpr int kWarmUps = 2, kLayers = 6;
 
 struct Case {
   std::string schedule, pattern;
-  AttentionOptions options;
+  patterns::AttentionOptions options;
 };
 
 // Milliseconds a layer: of the slowest rank all in, and the mean over ranks by phase.
@@ -159,18 +159,18 @@ std::vector<Figures> RunCases(const std::vector<Case>& cases, int64_t local_toke
 // Of one schedule; empty: of all.
 std::vector<Case> Cases(const std::string& schedule) {
   // Random keys make random diagonals, of which this many are a twentieth of the causal area.
-  const AttentionOptions diagonals{.pattern = Pattern::kVerticalSlash,
-                                   .select = Select::kTopK,
-                                   .budget = {.max_verticals = 0, .max_slashes = 200},
-                                   .sink_tokens = 0};
-  AttentionOptions columns = diagonals;
+  const patterns::AttentionOptions diagonals{.pattern = patterns::Pattern::kVerticalSlash,
+                                             .select = patterns::Select::kTopK,
+                                             .budget = {.max_verticals = 0, .max_slashes = 200},
+                                             .sink_tokens = 0};
+  patterns::AttentionOptions columns = diagonals;
   columns.budget.max_verticals = 2621;
   columns.budget.max_slashes = 160;
   std::vector<Case> cases;
   for (const auto& [name, ring] :
-       {std::pair{"flat", RingShape{RingKind::kFlat, kRanks, 1}},
-        std::pair{"hierarchical", RingShape{RingKind::kHierarchical, 2, 2}},
-        std::pair{"all-gather", RingShape{RingKind::kAllGather, kRanks, 1}}}) {
+       {std::pair{"flat", ring::RingShape{ring::RingKind::kFlat, kRanks, 1}},
+        std::pair{"hierarchical", ring::RingShape{ring::RingKind::kHierarchical, 2, 2}},
+        std::pair{"all-gather", ring::RingShape{ring::RingKind::kAllGather, kRanks, 1}}}) {
     if (!schedule.empty() && schedule != name) continue;
     cases.push_back({name, "diagonals", diagonals});
     cases.back().options.ring = ring;

@@ -59,7 +59,7 @@ class ContextAttention : public LayerAttention {
 
   // Replaces the budgets by layer from the next forward on; layers behind the end keep the
   // options'. Must be called alike on all ranks, between steps.
-  virtual absl::Status SetBudgets(std::span<const LayerBudget> budgets) = 0;
+  virtual absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) = 0;
 
   // The documents packed into the sequences of the next forwards: a query attends to keys of its
   // own document alone, also in the forwards' backward. `firsts`: positions in the sequence of

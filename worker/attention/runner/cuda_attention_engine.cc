@@ -60,17 +60,17 @@ void CallWithWorkspace(const Args& args, const Tensor& like, Bytes bytes, Run ru
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<CudaAttentionEngine>> CudaAttentionEngine::Create(
-    const AttentionOptions& options, comm::DeviceCommunicator* communicator) {
-  AttentionOptions checked = options;
+    const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator) {
+  patterns::AttentionOptions checked = options;
   if (checked.stripe == 0) checked.stripe = checked.tile;
-  RETURN_IF_ERROR(CheckOptions(checked, communicator->size()));
+  RETURN_IF_ERROR(patterns::CheckOptions(checked, communicator->size()));
   std::shared_ptr<CudaAttentionEngine> engine(new CudaAttentionEngine(checked, communicator));
-  ASSIGN_OR_RETURN(engine->forward_, ForwardSchedule(options.ring, communicator->rank()));
-  ASSIGN_OR_RETURN(engine->backward_, BackwardSchedule(options.ring, communicator->rank()));
+  ASSIGN_OR_RETURN(engine->forward_, ring::ForwardSchedule(options.ring, communicator->rank()));
+  ASSIGN_OR_RETURN(engine->backward_, ring::BackwardSchedule(options.ring, communicator->rank()));
   return engine;
 }
 
-CudaAttentionEngine::CudaAttentionEngine(const AttentionOptions& options,
+CudaAttentionEngine::CudaAttentionEngine(const patterns::AttentionOptions& options,
                                          comm::DeviceCommunicator* communicator)
     : options_(options),
       communicator_(communicator),
@@ -86,8 +86,8 @@ CudaAttentionEngine::Shape CudaAttentionEngine::ShapeOf(const Tensor& q, const T
           .kv_heads = static_cast<int32_t>(k.size(1)),
           .head_dim = static_cast<int32_t>(q.size(2)),
           .scale = 1.0f / std::sqrt(static_cast<float>(q.size(2))),
-          .layout = attention::LayoutOf(options_, communicator_->size(), communicator_->rank(),
-                                        q.size(0))};
+          .layout = patterns::LayoutOf(options_, communicator_->size(), communicator_->rank(),
+                                       q.size(0))};
 }
 
 ShardLayout CudaAttentionEngine::LayoutOf(int rank, const Shape& shape) const {
@@ -112,7 +112,8 @@ void* CudaAttentionEngine::Reserve(RingMemory& memory, size_t bytes,
   return memory.data.get();
 }
 
-void CudaAttentionEngine::PlaceKv(const RingSchedule& schedule, const Tensor& k, const Tensor& v) {
+void CudaAttentionEngine::PlaceKv(const ring::RingSchedule& schedule, const Tensor& k,
+                                  const Tensor& v) {
   if (schedule.ranks == 1) return;
   const size_t bytes = 2 * k.numel() * sizeof(__nv_bfloat16);
   kv_.Use(Reserve(kv_memory_, schedule.kv_slots * bytes, kKvChannels), bytes, /*wire=*/nullptr);
@@ -121,17 +122,17 @@ void CudaAttentionEngine::PlaceKv(const RingSchedule& schedule, const Tensor& k,
   if (gathers()) Check(kv_.StartAllGather(Stream()));
 }
 
-void CudaAttentionEngine::StartFirstHops(const RingSchedule& schedule, RingLink link) {
-  for (const RingHop& hop : schedule.first_hops) {
+void CudaAttentionEngine::StartFirstHops(const ring::RingSchedule& schedule, ring::RingLink link) {
+  for (const ring::RingHop& hop : schedule.first_hops) {
     if (hop.link == link) Check(kv_.Start(hop, Stream()));
   }
 }
 
-CudaAttentionEngine::KeyValues CudaAttentionEngine::ArriveKv(const RingSchedule& schedule,
+CudaAttentionEngine::KeyValues CudaAttentionEngine::ArriveKv(const ring::RingSchedule& schedule,
                                                              size_t step, const Shape& shape,
                                                              const Tensor& k, const Tensor& v) {
-  const RingStep& now = schedule.steps[step];
-  for (const RingHop& hop : now.kv_hops) Check(kv_.Start(hop, Stream()));
+  const ring::RingStep& now = schedule.steps[step];
+  for (const ring::RingHop& hop : now.kv_hops) Check(kv_.Start(hop, Stream()));
   // Its own keys a rank reads where the model left them, while the slot is being sent.
   if (now.owner == schedule.rank) return {View(k), View(v)};
   Check(kv_.AwaitContent(now.kv_slot, Stream()));
@@ -168,7 +169,7 @@ void CudaAttentionEngine::CountTiles(int layer, const CudaLayerIndex& index, siz
 }
 
 absl::Status CudaAttentionEngine::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
-  const ShardLayout layout = attention::LayoutOf(
+  const ShardLayout layout = patterns::LayoutOf(
       options_, communicator_->size(), communicator_->rank(), tokens / communicator_->size());
   ASSIGN_OR_RETURN(std::shared_ptr<const SequenceDocuments> documents,
                    MakeDocuments(layout, firsts));
@@ -184,7 +185,7 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
                                                          const Tensor& k, const Tensor& v) {
   TORCH_CHECK(!backward_started_, "attention: forward between a backward's start and its call");
   const Shape shape = ShapeOf(q, k);
-  Check(CheckLength(options_, communicator_->size(), shape.tokens));
+  Check(patterns::CheckLength(options_, communicator_->size(), shape.tokens));
   Check(CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
                        shape.layout.tokens));
   DeviceTimers& timers = stats_.timers();
@@ -199,7 +200,7 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
   // kernels.
   Check(timers.Begin(&AttentionSeconds::forward, stream));
   PlaceKv(forward_, k, v);
-  StartFirstHops(forward_, RingLink::kOuter);
+  StartFirstHops(forward_, ring::RingLink::kOuter);
   Check(timers.End(stream));
   Check(timers.Begin(&AttentionSeconds::index, stream));
   const std::shared_ptr<CudaLayerIndex> index =
@@ -214,7 +215,7 @@ CudaAttentionEngine::Output CudaAttentionEngine::Forward(int layer, const Tensor
   Check(timers.End(stream));
 
   Check(timers.Begin(&AttentionSeconds::forward, stream));
-  StartFirstHops(forward_, RingLink::kInner);
+  StartFirstHops(forward_, ring::RingLink::kInner);
   const auto floats = q.options().dtype(torch::kFloat);
   const Tensor sums = torch::empty(q.sizes(), floats);  // read only where lse says it was written
   const Tensor lse =
@@ -270,8 +271,8 @@ void CudaAttentionEngine::StartBackward(const Tensor& k, const Tensor& v) {
   const cudaStream_t stream = Stream();
   Check(stats_.timers().Begin(&AttentionSeconds::backward, stream));
   PlaceKv(backward_, k, v);
-  StartFirstHops(backward_, RingLink::kOuter);
-  StartFirstHops(backward_, RingLink::kInner);
+  StartFirstHops(backward_, ring::RingLink::kOuter);
+  StartFirstHops(backward_, ring::RingLink::kInner);
   Check(stats_.timers().End(stream));
   backward_started_ = true;
 }
@@ -330,7 +331,7 @@ void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const Ba
         dq, sm90::ColumnBackwardWorkspaceBytes, sm90::ColumnBackward);
   }
   for (size_t t = 0; t < backward_.steps.size(); ++t) {
-    const RingStep& step = backward_.steps[t];
+    const ring::RingStep& step = backward_.steps[t];
     const ShardLayout owner = LayoutOf(step.owner, shape);
     const KeyValues kv = ArriveKv(backward_, t, shape, call.k, call.v);
     Check(grads_.AwaitIdle(step.grad_slot, stream));
@@ -361,8 +362,8 @@ void CudaAttentionEngine::ComputeGradients(const CudaLayerIndex& index, const Ba
                                  d_columns[1].const_data_ptr<float>(), owner, index.Columns(),
                                  shape.heads, dk, dv, stream));
     }
-    for (const GradAction& action : step.grad_actions) {
-      if (action.kind == GradAction::Kind::kHop) {
+    for (const ring::GradAction& action : step.grad_actions) {
+      if (action.kind == ring::GradAction::Kind::kHop) {
         Check(grads_.Start(action.hop, stream));
         continue;
       }

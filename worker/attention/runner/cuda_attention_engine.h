@@ -25,7 +25,7 @@ namespace ringleader::attention {
 class CudaAttentionEngine {
  public:
   static absl::StatusOr<std::shared_ptr<CudaAttentionEngine>> Create(
-      const AttentionOptions& options, comm::DeviceCommunicator* communicator);
+      const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator);
 
   struct Output {
     torch::Tensor out;  // [n, heads, d] bf16
@@ -43,13 +43,16 @@ class CudaAttentionEngine {
   // AttentionRecord::StartBackward.
   void StartBackward(const torch::Tensor& k, const torch::Tensor& v);
 
-  absl::Status SetBudgets(std::span<const LayerBudget> budgets) { return budgets_.Set(budgets); }
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
+    return budgets_.Set(budgets);
+  }
   // ContextAttention::SetDocuments.
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts);
   AttentionStats TakeStats() { return stats_.Take(forward_); }
 
  private:
-  CudaAttentionEngine(const AttentionOptions& options, comm::DeviceCommunicator* communicator);
+  CudaAttentionEngine(const patterns::AttentionOptions& options,
+                      comm::DeviceCommunicator* communicator);
 
   // A call's tensors as the kernels take them.
   struct Shape {
@@ -66,13 +69,13 @@ class CudaAttentionEngine {
 
   Shape ShapeOf(const torch::Tensor& q, const torch::Tensor& k) const;
   kernels::ShardLayout LayoutOf(int rank, const Shape& shape) const;
-  bool gathers() const { return forward_.shape.kind == RingKind::kAllGather; }
+  bool gathers() const { return forward_.shape.kind == ring::RingKind::kAllGather; }
   // Puts this rank's keys and values where the ring takes them from, or starts their gather.
-  void PlaceKv(const RingSchedule& schedule, const torch::Tensor& k, const torch::Tensor& v);
+  void PlaceKv(const ring::RingSchedule& schedule, const torch::Tensor& k, const torch::Tensor& v);
   // Behind PlaceKv.
-  void StartFirstHops(const RingSchedule& schedule, RingLink link);
+  void StartFirstHops(const ring::RingSchedule& schedule, ring::RingLink link);
   // Starts what the schedule starts with the step, then waits for the step's keys.
-  KeyValues ArriveKv(const RingSchedule& schedule, size_t step, const Shape& shape,
+  KeyValues ArriveKv(const ring::RingSchedule& schedule, size_t step, const Shape& shape,
                      const torch::Tensor& k, const torch::Tensor& v);
   void CountTiles(int layer, const CudaLayerIndex& index, size_t step, const Shape& shape,
                   const kernels::TileSelection& tiles);
@@ -88,11 +91,11 @@ class CudaAttentionEngine {
   // At least `bytes` of it, for transfers of `channels`; allocated when a call needs more.
   void* Reserve(RingMemory& memory, size_t bytes, std::span<const comm::Channel> channels);
 
-  const AttentionOptions options_;
+  const patterns::AttentionOptions options_;
   comm::DeviceCommunicator* const communicator_;
-  RingSchedule forward_, backward_;
+  ring::RingSchedule forward_, backward_;
   bool backward_started_ = false;  // its keys and values are on the ring
-  LayerBudgets budgets_;
+  patterns::LayerBudgets budgets_;
   std::shared_ptr<const CudaDocuments> documents_;  // of the next forwards; null: one
   DeviceStats stats_;
   CudaIndexBuilder index_builder_;

@@ -88,10 +88,10 @@ Result EmptyResult(const Sequence& s, int ranks) {
           .rows = {}};
 }
 
-Tensor PositionsOf(const AttentionOptions& options, int ranks, int rank, int64_t tokens) {
-  AttentionOptions resolved = options;
+Tensor PositionsOf(const patterns::AttentionOptions& options, int ranks, int rank, int64_t tokens) {
+  patterns::AttentionOptions resolved = options;
   if (resolved.stripe == 0) resolved.stripe = resolved.tile;
-  const ShardLayout layout = LayoutOf(resolved, ranks, rank, tokens / ranks);
+  const ShardLayout layout = patterns::LayoutOf(resolved, ranks, rank, tokens / ranks);
   Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
   for (int64_t i = 0; i < layout.local_tokens(); ++i) {
     positions.data_ptr<int64_t>()[i] = layout.Position(i);
@@ -103,7 +103,7 @@ constexpr int kLayers = 3;
 
 // Three layers forward, then backward, as a step does: their buffers are the same. The result is
 // the first layer's.
-Result RunOnGpu(const Sequence& sequence, const AttentionOptions& options,
+Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options,
                 Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {}) {
   const int ranks = options.ring.inner * options.ring.outer;
   Result result = EmptyResult(sequence, ranks);
@@ -148,7 +148,7 @@ Result RunOnGpu(const Sequence& sequence, const AttentionOptions& options,
   return result;
 }
 
-Result RunOnCpu(const Sequence& sequence, AttentionOptions options,
+Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
                 const std::vector<int64_t>& documents = {}) {
   options.ring = {};
   Result result = EmptyResult(sequence, 1);
@@ -254,7 +254,7 @@ class CudaAttentionTest : public ::testing::Test {
 class CudaRanksTest : public CudaAttentionTest,
                       public ::testing::WithParamInterface<testing::RingSetting> {
  protected:
-  static AttentionOptions With(AttentionOptions options) {
+  static patterns::AttentionOptions With(patterns::AttentionOptions options) {
     options.layout = GetParam().layout;
     options.ring = GetParam().ring;
     return options;
@@ -265,7 +265,7 @@ class CudaRanksTest : public CudaAttentionTest,
   }
 
   // The same result on this setting's ranks as on the CPU; `name` names the expectation.
-  void ExpectSameAsCpu(const char* name, const AttentionOptions& options,
+  void ExpectSameAsCpu(const char* name, const patterns::AttentionOptions& options,
                        double tolerance = kTolerance, const std::vector<int64_t>& documents = {}) {
     static auto* const known = new std::map<std::string, Result>;
     if (!known->contains(name)) known->emplace(name, RunOnCpu(Small(), options, documents));
@@ -280,7 +280,7 @@ class CudaRanksTest : public CudaAttentionTest,
   }
 
   // The same index and result as on one rank, and the result of the index.
-  void ExpectSameAsOneRank(const char* name, const AttentionOptions& options,
+  void ExpectSameAsOneRank(const char* name, const patterns::AttentionOptions& options,
                            const std::vector<int64_t>& documents = {}) {
     struct Expected {
       Result one, masked;
@@ -312,8 +312,8 @@ class CudaRanksTest : public CudaAttentionTest,
   }
 };
 
-AttentionOptions TopP() {
-  return {.pattern = Pattern::kVerticalSlash,
+patterns::AttentionOptions TopP() {
+  return {.pattern = patterns::Pattern::kVerticalSlash,
           .budget = {.vertical_mass = 0.5, .slash_mass = 0.4, .max_verticals = 256},
           .sink_tokens = 8,
           .tile = 64};
@@ -328,12 +328,14 @@ TEST_P(CudaRanksTest, DenseWithRoundedGradients) {
 }
 
 TEST_P(CudaRanksTest, SlidingWindow) {
-  ExpectSameAsCpu("window", {.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64});
+  ExpectSameAsCpu("window",
+                  {.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64});
 }
 
 TEST_P(CudaRanksTest, BlockTopK) {
   ExpectSameAsCpu(
-      "blocks", {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+      "blocks",
+      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
 TEST_P(CudaRanksTest, VerticalSlash) {
@@ -341,8 +343,8 @@ TEST_P(CudaRanksTest, VerticalSlash) {
 }
 
 TEST_P(CudaRanksTest, VerticalSlashTopK) {
-  ExpectSameAsOneRank("top-k", {.pattern = Pattern::kVerticalSlash,
-                                .select = Select::kTopK,
+  ExpectSameAsOneRank("top-k", {.pattern = patterns::Pattern::kVerticalSlash,
+                                .select = patterns::Select::kTopK,
                                 .budget = {.max_verticals = 100, .max_slashes = 4},
                                 .estimate_queries = 100,
                                 .tile = 64});
@@ -354,11 +356,12 @@ const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
 TEST_P(CudaRanksTest, Documents) {
   ExpectSameAsCpu("dense documents", {.tile = 64}, kTolerance, kDocuments);
   ExpectSameAsCpu("window documents",
-                  {.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64}, kTolerance,
-                  kDocuments);
-  ExpectSameAsCpu("block documents",
-                  {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
+                  {.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64},
                   kTolerance, kDocuments);
+  ExpectSameAsCpu(
+      "block documents",
+      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
+      kTolerance, kDocuments);
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
@@ -404,7 +407,7 @@ TEST_F(CudaAttentionTest, DocumentsWithTilesOf128) {
 }
 
 TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
-  AttentionOptions options = TopP();
+  patterns::AttentionOptions options = TopP();
   options.dense_layers = {1};
   const Result result = RunOnGpu(Sequence(1024, 4, 2, 64), options);
   EXPECT_LT(result.stats[0].layers.at(0).density, 1.0);
@@ -416,15 +419,16 @@ TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
 // missing order would show.
 void ExpectFourRanksEqualOne(Gpus gpus) {
   const Sequence sequence(16384, 8, 2, 128);
-  AttentionOptions options{
+  patterns::AttentionOptions options{
       .budget = {.vertical_mass = 0.3, .slash_mass = 0.3, .max_verticals = 512, .max_slashes = 24}};
-  for (const Pattern pattern : {Pattern::kVerticalSlash, Pattern::kDense}) {
+  for (const patterns::Pattern pattern :
+       {patterns::Pattern::kVerticalSlash, patterns::Pattern::kDense}) {
     options.pattern = pattern;
     options.ring = {};
     const Result one = RunOnGpu(sequence, options);
-    for (const RingShape ring :
-         {RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
-          RingShape{RingKind::kAllGather, 4, 1}}) {
+    for (const ring::RingShape ring : {ring::RingShape{ring::RingKind::kFlat, 4, 1},
+                                       ring::RingShape{ring::RingKind::kHierarchical, 2, 2},
+                                       ring::RingShape{ring::RingKind::kAllGather, 4, 1}}) {
       options.ring = ring;
       for (int repeat = gpus == Gpus::kShared ? 3 : 1; repeat > 0; --repeat) {
         // Tighter: both sides round the same inputs and sum the same products.
@@ -498,7 +502,7 @@ TEST_F(CudaAttentionTest, WhatIsNotSupportedIsNamed) {
 
 TEST_F(CudaAttentionTest, AnAbortedRingReturnsItsReason) {
   const Sequence sequence(1024, 4, 2, 64);
-  AttentionOptions options{.tile = 64};
+  patterns::AttentionOptions options{.tile = 64};
   options.ring.inner = 2;
   std::string message;
   comm::testing::RunDeviceRanks(2, [&](comm::DeviceCommunicator& communicator) {

@@ -76,7 +76,7 @@ class CudaRingAttention : public ContextAttention {
             .record = std::make_shared<CudaRecord>(engine_, std::move(output.index))};
   }
 
-  absl::Status SetBudgets(std::span<const LayerBudget> budgets) override {
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override {
     return engine_->SetBudgets(budgets);
   }
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override {
@@ -92,7 +92,7 @@ class CudaRingAttention : public ContextAttention {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
-    const AttentionOptions& options, comm::DeviceCommunicator* communicator) {
+    const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator) {
   RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
   RETURN_IF_ERROR(kernels::sm90::MultiprocessorCount().status());  // of a Hopper
   ASSIGN_OR_RETURN(std::shared_ptr<CudaAttentionEngine> engine,

@@ -29,6 +29,6 @@ namespace ringleader::attention {
 // not fit; UNAVAILABLE says that LibTorch's CUDA half does not load; FAILED_PRECONDITION that the
 // GPU is no Hopper.
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
-    const AttentionOptions& options, comm::DeviceCommunicator* communicator);
+    const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator);
 
 }  // namespace ringleader::attention

@@ -73,7 +73,7 @@ class Record : public AttentionRecord {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RingAttention>> RingAttention::Create(
-    const AttentionOptions& options, comm::Communicator* communicator) {
+    const patterns::AttentionOptions& options, comm::Communicator* communicator) {
   ASSIGN_OR_RETURN(std::shared_ptr<AttentionEngine> engine,
                    AttentionEngine::Create(options, communicator));
   return std::unique_ptr<RingAttention>(new RingAttention(std::move(engine)));
@@ -105,7 +105,7 @@ AttentionOutput RingAttention::ForwardRaw(int layer, const Tensor& q_in, const T
   return output;
 }
 
-absl::Status RingAttention::SetBudgets(std::span<const LayerBudget> budgets) {
+absl::Status RingAttention::SetBudgets(std::span<const patterns::LayerBudget> budgets) {
   return engine_->SetBudgets(budgets);
 }
 

@@ -28,14 +28,14 @@ class RingAttention : public ContextAttention {
   // `communicator` spans the ranks that share one sequence and must outlive this object; its size
   // is ring.inner * ring.outer. INVALID_ARGUMENT, naming the option, where options do not fit each
   // other; a sequence length that does not fit surfaces from Forward.
-  static absl::StatusOr<std::unique_ptr<RingAttention>> Create(const AttentionOptions& options,
-                                                               comm::Communicator* communicator);
+  static absl::StatusOr<std::unique_ptr<RingAttention>> Create(
+      const patterns::AttentionOptions& options, comm::Communicator* communicator);
   ~RingAttention() override;
 
   // ContextAttention, of float32 tensors on the CPU.
   AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
                              const torch::Tensor& v) override;
-  absl::Status SetBudgets(std::span<const LayerBudget> budgets) override;
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override;
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override;
   AttentionStats TakeStats() override;
 

@@ -43,7 +43,7 @@ Tensor PositionsOf(const ShardLayout& layout) {
 }
 
 // Runs the sequence over `ranks` threads and puts the shards together again.
-Result RunOnRanks(const Sequence& sequence, AttentionOptions options, int ranks,
+Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, int ranks,
                   const std::vector<int64_t>& documents = {}) {
   Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
                 torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
@@ -109,9 +109,10 @@ TEST(RingAttentionTest, DenseOnOneRankEqualsLibTorch) {
 TEST(RingAttentionTest, PackedDocumentsEqualTheDocumentsAlone) {
   const Sequence packed(777);
   const std::vector<int64_t> firsts = {0, 100, 101, 128, 500};
-  for (const AttentionOptions& options :
-       {AttentionOptions{.tile = 64},
-        AttentionOptions{.pattern = Pattern::kSlidingWindow, .window = 90, .tile = 64}}) {
+  for (const patterns::AttentionOptions& options :
+       {patterns::AttentionOptions{.tile = 64},
+        patterns::AttentionOptions{
+            .pattern = patterns::Pattern::kSlidingWindow, .window = 90, .tile = 64}}) {
     const Result together = RunOnRanks(packed, options, 1, firsts);
     for (size_t i = 0; i < firsts.size(); ++i) {
       const int64_t first = firsts[i], end = i + 1 < firsts.size() ? firsts[i + 1] : 777;
@@ -130,7 +131,8 @@ TEST(RingAttentionTest, PackedDocumentsEqualTheDocumentsAlone) {
 class ManyRanksTest : public ::testing::TestWithParam<testing::RingSetting> {
  protected:
   // The same result on this setting's ranks as on one.
-  void ExpectSameAsOneRank(AttentionOptions options, const std::vector<int64_t>& documents = {}) {
+  void ExpectSameAsOneRank(patterns::AttentionOptions options,
+                           const std::vector<int64_t>& documents = {}) {
     const Sequence sequence(1024);
     const Result expected = RunOnRanks(sequence, options, 1, documents);
     options.layout = GetParam().layout;
@@ -145,19 +147,19 @@ TEST_P(ManyRanksTest, Dense) {
 }
 
 TEST_P(ManyRanksTest, SlidingWindow) {
-  ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64});
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64});
 }
 
 TEST_P(ManyRanksTest, VerticalSlash) {
-  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kVerticalSlash,
                        .budget = {.vertical_mass = 0.5, .slash_mass = 0.4},
                        .sink_tokens = 8,
                        .tile = 64});
 }
 
 TEST_P(ManyRanksTest, VerticalSlashTopK) {
-  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
-                       .select = Select::kTopK,
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kVerticalSlash,
+                       .select = patterns::Select::kTopK,
                        .budget = {.max_verticals = 100, .max_slashes = 4},
                        .estimate_queries = 100,
                        .tile = 64});
@@ -165,13 +167,13 @@ TEST_P(ManyRanksTest, VerticalSlashTopK) {
 
 TEST_P(ManyRanksTest, BlockTopK) {
   ExpectSameAsOneRank(
-      {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
 // With StartBackward first; and of two layers in turn, as a model calls.
 TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
   const Sequence sequence(1024);
-  AttentionOptions options{.tile = 64};
+  patterns::AttentionOptions options{.tile = 64};
   options.layout = GetParam().layout;
   options.ring = GetParam().ring;
   const int ranks = options.ring.inner * options.ring.outer;
@@ -207,14 +209,16 @@ TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
 TEST_P(ManyRanksTest, Documents) {
   const std::vector<int64_t> documents = {0, 1, 64, 200, 201, 230, 900};
   ExpectSameAsOneRank({.tile = 64}, documents);
-  ExpectSameAsOneRank({.pattern = Pattern::kSlidingWindow, .window = 200, .tile = 64}, documents);
-  ExpectSameAsOneRank({.pattern = Pattern::kVerticalSlash,
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64},
+                      documents);
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kVerticalSlash,
                        .budget = {.vertical_mass = 0.5, .slash_mass = 0.4},
                        .sink_tokens = 8,
                        .tile = 64},
                       documents);
   ExpectSameAsOneRank(
-      {.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64}, documents);
+      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
+      documents);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

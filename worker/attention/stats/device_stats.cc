@@ -27,7 +27,7 @@ LayerStats& DeviceStats::HostOf(int layer) {
   return host_[layer];
 }
 
-AttentionStats DeviceStats::Take(const RingSchedule& schedule) {
+AttentionStats DeviceStats::Take(const ring::RingSchedule& schedule) {
   AttentionStats stats;
   auto seconds = timers_.Take();
   kernels::ops::Check(seconds.status());

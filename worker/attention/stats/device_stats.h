@@ -35,7 +35,7 @@ class DeviceStats {
   DeviceTimers& timers() { return timers_; }
 
   // What `schedule` did since the last call; waits for the device.
-  AttentionStats Take(const RingSchedule& schedule);
+  AttentionStats Take(const ring::RingSchedule& schedule);
 
  private:
   int64_t slots_per_layer() const { return kLayerCounters + ranks_; }

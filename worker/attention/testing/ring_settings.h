@@ -12,7 +12,7 @@ namespace ringleader::attention::testing {
 
 struct RingSetting {
   kernels::LayoutKind layout;
-  RingShape ring;
+  ring::RingShape ring;
 };
 
 // As a parameterised test's name: "StripedHierarchical2x2".
@@ -29,11 +29,13 @@ inline std::vector<RingSetting> AllRingSettings() {
   std::vector<RingSetting> settings;
   for (const LayoutKind layout :
        {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (const RingShape ring :
-         {RingShape{RingKind::kFlat, 1, 1}, RingShape{RingKind::kFlat, 2, 1},
-          RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
-          RingShape{RingKind::kHierarchical, 1, 4}, RingShape{RingKind::kAllGather, 2, 1},
-          RingShape{RingKind::kAllGather, 4, 1}}) {
+    for (const ring::RingShape ring : {ring::RingShape{ring::RingKind::kFlat, 1, 1},
+                                       ring::RingShape{ring::RingKind::kFlat, 2, 1},
+                                       ring::RingShape{ring::RingKind::kFlat, 4, 1},
+                                       ring::RingShape{ring::RingKind::kHierarchical, 2, 2},
+                                       ring::RingShape{ring::RingKind::kHierarchical, 1, 4},
+                                       ring::RingShape{ring::RingKind::kAllGather, 2, 1},
+                                       ring::RingShape{ring::RingKind::kAllGather, 4, 1}}) {
       settings.push_back({layout, ring});
     }
   }

@@ -64,7 +64,7 @@ class StubAttention : public attention::ContextAttention {
             .lse = torch::empty_like(lse_),
             .record = std::make_shared<Record>(*this)};
   }
-  absl::Status SetBudgets(std::span<const attention::LayerBudget> /*budgets*/) override {
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> /*budgets*/) override {
     return absl::OkStatus();
   }
   absl::Status SetDocuments(int64_t /*tokens*/, std::span<const int64_t> /*firsts*/) override {

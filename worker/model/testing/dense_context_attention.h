@@ -24,7 +24,7 @@ class DenseContextAttention : public attention::ContextAttention {
             .lse = logits.logsumexp(-1),
             .record = std::make_shared<Record>()};
   }
-  absl::Status SetBudgets(std::span<const attention::LayerBudget> /*budgets*/) override {
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> /*budgets*/) override {
     return absl::OkStatus();
   }
   absl::Status SetDocuments(int64_t /*tokens*/, std::span<const int64_t> firsts) override {

@@ -17,10 +17,10 @@
 namespace ringleader::trainer {
 namespace {
 
-using attention::AttentionOptions;
-using attention::Pattern;
 using attention::testing::AllRingSettings;
 using attention::testing::RingSetting;
+using patterns::AttentionOptions;
+using patterns::Pattern;
 using torch::Tensor;
 
 constexpr int64_t kTokens = 1024;

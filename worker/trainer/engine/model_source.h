@@ -20,6 +20,6 @@ void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
 // The ranks that share this rank's sequences.
 std::vector<int> ContextRanks(const TrainingJob& job);
 // The job's, with the plan's layout and ring.
-attention::AttentionOptions AttentionOptionsOf(const TrainingJob& job);
+patterns::AttentionOptions AttentionOptionsOf(const TrainingJob& job);
 
 }  // namespace ringleader::trainer

@@ -53,7 +53,7 @@ class StepEngine {
   virtual std::vector<std::pair<std::string, std::string>> Settings() const = 0;
 
   // From the next step on; layers behind the end keep the job's.
-  virtual absl::Status SetBudgets(std::span<const attention::LayerBudget> budgets) = 0;
+  virtual absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) = 0;
 
   // A step: begin, this rank's micro-batches, update. Update is where the step's one wait for the
   // device is; with no labelled token on any rank it changes nothing and returns a sum of 0.

@@ -9,25 +9,25 @@
 namespace ringleader::trainer {
 namespace {
 
-attention::Pattern ToPattern(v1::AttentionSpec::Pattern pattern) {
+patterns::Pattern ToPattern(v1::AttentionSpec::Pattern pattern) {
   switch (pattern) {
     case v1::AttentionSpec::SLIDING_WINDOW:
-      return attention::Pattern::kSlidingWindow;
+      return patterns::Pattern::kSlidingWindow;
     case v1::AttentionSpec::VERTICAL_SLASH:
-      return attention::Pattern::kVerticalSlash;
+      return patterns::Pattern::kVerticalSlash;
     case v1::AttentionSpec::BLOCK_TOPK:
-      return attention::Pattern::kBlockTopK;
+      return patterns::Pattern::kBlockTopK;
     default:
-      return attention::Pattern::kDense;
+      return patterns::Pattern::kDense;
   }
 }
 
 // Fields that do not fit the pattern are unset; the options keep their own defaults there.
-attention::AttentionOptions ToAttentionOptions(const v1::AttentionSpec& spec) {
-  attention::AttentionOptions options;
+patterns::AttentionOptions ToAttentionOptions(const v1::AttentionSpec& spec) {
+  patterns::AttentionOptions options;
   options.pattern = ToPattern(spec.pattern());
-  options.select = spec.select() == v1::AttentionSpec::TOP_K ? attention::Select::kTopK
-                                                             : attention::Select::kTopP;
+  options.select =
+      spec.select() == v1::AttentionSpec::TOP_K ? patterns::Select::kTopK : patterns::Select::kTopP;
   if (spec.has_vertical_mass()) options.budget.vertical_mass = spec.vertical_mass();
   if (spec.has_slash_mass()) options.budget.slash_mass = spec.slash_mass();
   if (spec.has_max_verticals()) options.budget.max_verticals = spec.max_verticals();
@@ -92,9 +92,9 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
     plan.ring.outer = static_cast<int>(std::max(1u, proto.ring().outer()));
   }
   plan.ring.kind =
-      proto.ring().kind() == v1::ParallelismSpec::HIERARCHICAL ? attention::RingKind::kHierarchical
-      : proto.ring().kind() == v1::ParallelismSpec::ALL_GATHER ? attention::RingKind::kAllGather
-                                                               : attention::RingKind::kFlat;
+      proto.ring().kind() == v1::ParallelismSpec::HIERARCHICAL ? ring::RingKind::kHierarchical
+      : proto.ring().kind() == v1::ParallelismSpec::ALL_GATHER ? ring::RingKind::kAllGather
+                                                               : ring::RingKind::kFlat;
   if (plan.ring.inner * plan.ring.outer != context) {
     return absl::InvalidArgumentError(
         absl::StrFormat("plan %d: a ring of %d x %d ranks for parallelism.context %d", plan.version,

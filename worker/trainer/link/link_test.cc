@@ -62,14 +62,14 @@ TEST(AssignmentTest, TakesTheJobFieldForField) {
   EXPECT_EQ(job.context, 2);
   EXPECT_EQ(job.data, 1);
   EXPECT_EQ(job.sequence_length, 1024u);
-  EXPECT_EQ(job.attention.pattern, attention::Pattern::kVerticalSlash);
+  EXPECT_EQ(job.attention.pattern, patterns::Pattern::kVerticalSlash);
   EXPECT_EQ(job.attention.budget.vertical_mass, 0.75);
   EXPECT_THAT(job.attention.dense_layers, ElementsAre(1));
   EXPECT_EQ(job.attention.threads, 3);
   EXPECT_TRUE(job.attention.bf16_gradients);
   EXPECT_TRUE(job.deterministic);
   EXPECT_TRUE(job.attention.deterministic);
-  EXPECT_EQ(job.plan.ring.kind, attention::RingKind::kHierarchical);
+  EXPECT_EQ(job.plan.ring.kind, ring::RingKind::kHierarchical);
   EXPECT_EQ(job.plan.ring.outer, 2);
   EXPECT_EQ(job.plan.layout, kernels::LayoutKind::kZigzag);
   EXPECT_EQ(job.plan.effective_step, 1u);
