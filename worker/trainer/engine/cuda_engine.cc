@@ -70,7 +70,7 @@ class CudaEngine : public StepEngine {
   const model::ModelConfig& config() const override { return decoder_->config(); }
   const model::ParameterLayout& layout() const override { return decoder_->layout(); }
   std::vector<std::pair<std::string, std::string>> Settings() const override;
-  absl::Status SetBudgets(std::span<const attention::LayerBudget> budgets) override {
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override {
     return attention_->SetBudgets(budgets);
   }
   void BeginStep() override;

@@ -35,8 +35,8 @@ std::vector<int> ContextRanks(const TrainingJob& job) {
   return ranks;
 }
 
-attention::AttentionOptions AttentionOptionsOf(const TrainingJob& job) {
-  attention::AttentionOptions options = job.attention;
+patterns::AttentionOptions AttentionOptionsOf(const TrainingJob& job) {
+  patterns::AttentionOptions options = job.attention;
   options.layout = job.plan.layout;
   options.stripe = job.plan.stripe;
   options.ring = job.plan.ring;

@@ -18,7 +18,7 @@ using attention::Stopwatch;
 using comm::Channel;
 
 // What a plan leaves open (0) stays as the job has it.
-attention::LayerBudget Merge(attention::LayerBudget budget, const attention::LayerBudget& job) {
+patterns::LayerBudget Merge(patterns::LayerBudget budget, const patterns::LayerBudget& job) {
   if (budget.vertical_mass == 0) budget.vertical_mass = job.vertical_mass;
   if (budget.slash_mass == 0) budget.slash_mass = job.slash_mass;
   if (budget.max_verticals == 0) budget.max_verticals = job.max_verticals;
@@ -63,7 +63,7 @@ absl::Status StepLoop::Apply(const Plan& plan) {
                                                       plan.version, layers - 1,
                                                       parts_.engine->config().layers));
   }
-  std::vector<attention::LayerBudget> budgets(layers, job_.attention.budget);
+  std::vector<patterns::LayerBudget> budgets(layers, job_.attention.budget);
   for (const int layer : job_.attention.dense_layers) {
     if (layer < layers) budgets[layer].dense = true;
   }
