@@ -48,7 +48,8 @@ class AttemptTest : public ::testing::Test {
   // with a checkpoint, before the job's last step. Empty after a failed expectation.
   std::vector<RankLog> StopEarly(const v1::JobSpec& spec);
 
-  // The message with which a job that cannot run ends, on rank 0.
+  // How a job that cannot run ends on the lowest rank that failed by itself. All may find the same
+  // fault, and whoever is second may be told of the first before it has finished looking.
   v1::TrainerResult Failure(const v1::JobSpec& spec);
 
  private:
