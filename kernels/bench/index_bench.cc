@@ -8,16 +8,13 @@
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
-#include "kernels/fused/device_buffer.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
+#include "kernels/testing/device_buffer.h"
 
 namespace ringleader::kernels::bench {
 namespace {
-
-using fused::CheckCuda;
-using fused::DeviceBuffer;
 
 struct Shape {
   int64_t local_tokens;
@@ -219,7 +216,7 @@ void BenchBlocks(const Shape& shape, Report& report) {
 
 int main(int argc, char** argv) {
   const auto flags = ringleader::kernels::bench::ParseFlags(argc, argv);
-  if (!ringleader::kernels::fused::HaveGpu()) {
+  if (!ringleader::kernels::HaveGpu()) {
     std::printf("index_bench: SKIPPED, no GPU on this machine\n");
     return 0;
   }

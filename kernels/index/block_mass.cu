@@ -4,8 +4,8 @@
 #include "kernels/fused/cuda_status.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/estimate_kernel.cuh"
-#include "kernels/sm90/common/launch.h"
-#include "kernels/sm90/common/tensor_map.h"
+#include "kernels/sm90/device.h"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::index {
 namespace {

@@ -8,18 +8,16 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/fused/device_buffer.h"
-#include "kernels/fused/gpu_test.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
 #include "kernels/reference/index/index_select.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/gpu_test.h"
 
 namespace ringleader::kernels::index {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-using fused::DeviceBuffer;
-using fused::SmallShapes;
 using ::testing::HasSubstr;
 
 struct Case {
@@ -63,7 +61,7 @@ struct Estimate {
   std::vector<int32_t> diagonal_mass;  // [heads, blocks]
 };
 
-class IndexTest : public fused::GpuTest {
+class IndexTest : public GpuTest {
  protected:
   // Steps 1 to 3 on `ranks` simulated ranks, reduced on the host as the ranks would.
   Estimate RunEstimate(const Case& c, const std::vector<Bf16>& q, const std::vector<Bf16>& k,

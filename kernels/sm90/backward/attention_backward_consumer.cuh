@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "kernels/sm90/backward/attention_backward_producer.cuh"
-#include "kernels/sm90/common/fragment.cuh"
-#include "kernels/sm90/common/ring_cursor.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
 
 namespace ringleader::kernels::sm90 {
 

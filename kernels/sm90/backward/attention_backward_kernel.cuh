@@ -25,7 +25,7 @@
 
 #include "kernels/sm90/backward/attention_backward_apart.cuh"
 #include "kernels/sm90/backward/attention_backward_together.cuh"
-#include "kernels/sm90/common/warpgroup_roles.cuh"
+#include "kernels/sm90/warpgroup/roles.cuh"
 
 namespace ringleader::kernels::sm90 {
 

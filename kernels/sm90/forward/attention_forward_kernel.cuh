@@ -11,14 +11,14 @@
 
 #include <cstdint>
 
-#include "kernels/sm90/common/fragment.cuh"
-#include "kernels/sm90/common/ring_cursor.cuh"
-#include "kernels/sm90/common/warpgroup_roles.cuh"
 #include "kernels/sm90/forward/attention_forward_producer.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
+#include "kernels/sm90/warpgroup/roles.cuh"
 
 namespace ringleader::kernels::sm90 {
 

@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kernels/sm90/common/launch.h"
-#include "kernels/sm90/common/tensor_map.h"
 #include "kernels/sm90/forward/attention_forward_producer.cuh"
+#include "kernels/sm90/launch/launch.h"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
 

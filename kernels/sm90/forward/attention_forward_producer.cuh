@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-#include "kernels/sm90/common/ring_cursor.cuh"
 #include "kernels/sm90/forward/attention_forward_tiles.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
 
 namespace ringleader::kernels::sm90 {
 

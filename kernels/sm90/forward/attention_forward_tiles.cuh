@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
-#include "kernels/sm90/common/fragment.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/walk/diagonal_walk.cuh"
 #include "kernels/sm90/walk/tile_step.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
 
 namespace ringleader::kernels::sm90 {
 

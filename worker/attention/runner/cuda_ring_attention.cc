@@ -4,7 +4,7 @@
 
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
-#include "kernels/sm90/common/launch.h"
+#include "kernels/sm90/device.h"
 #include "worker/attention/runner/cuda_attention_engine.h"
 
 namespace ringleader::attention {
