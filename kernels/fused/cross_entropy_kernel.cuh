@@ -40,8 +40,6 @@ struct alignas(8) Softmax {
 };
 // The shift moves when the maximum has passed it by this much: rarely after the first chunk.
 inline constexpr float kSlack = 32.0f;
-inline constexpr float kLog2e = 1.44269504088896340736f;
-inline constexpr float kLn2 = 0.69314718055994530942f;
 
 template <typename Plan>
 struct EntropyShared {
@@ -130,7 +128,7 @@ __device__ __forceinline__ void AddVectors(const Bf16x8 (&x)[kVectors], Softmax&
     for (int pair = 0; pair < 4; ++pair) top = __hmax2_nan(top, x[v].pair[pair]);
   }
   const float2 two = __bfloat1622float2(top);
-  const float max = fmaxf(two.x, two.y) * kLog2e;
+  const float max = fmaxf(two.x, two.y) * ptx::kLog2E;
   if (max > mine.shift + kSlack) {
     mine.sum = mine.sum == 0.0f ? 0.0f : mine.sum * Exp2(mine.shift - max);
     mine.shift = max;
@@ -141,7 +139,7 @@ __device__ __forceinline__ void AddVectors(const Bf16x8 (&x)[kVectors], Softmax&
     float f[kVec];
     Unpack(x[v], f);
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], kLog2e, -shift));
+    for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], ptx::kLog2E, -shift));
     mine.sum += ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7]));
   }
 }
@@ -244,7 +242,8 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
     total = WarpMerge(total);
     const float lse2 = total.shift + log2f(total.sum);
     const bool nobody_has_label = !has_label && ptx::ClusterRank() == 0 && threadIdx.x == 0;
-    if (own_label || nobody_has_label) args.loss[row] = ignored ? 0.0f : lse2 * kLn2 - label_logit;
+    if (own_label || nobody_has_label)
+      args.loss[row] = ignored ? 0.0f : lse2 * ptx::kLn2 - label_logit;
 
     if constexpr (kGradient) {
       __nv_bfloat16* out = args.logits + row * args.stride + share.begin * kVec;
@@ -259,7 +258,7 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
           float f[kVec];
           Unpack(x[v], f);
 #pragma unroll
-          for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], kLog2e, -lse2)) * scale;
+          for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], ptx::kLog2E, -lse2)) * scale;
           x[v] = ignored ? ZeroVec() : Pack(f);
           if (place + v * 32 < left) StoreStream(out + (place + v * 32) * kVec, x[v]);
         }
@@ -268,7 +267,7 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
         // Single columns over it: the label, and those past the vocabulary. (Chosen by index in
         // registers, they would put every vector through local memory.)
         if (chunk == label_chunk) {
-          const float p = Exp2(fmaf(label_logit, kLog2e, -lse2));
+          const float p = Exp2(fmaf(label_logit, ptx::kLog2E, -lse2));
           out[label_place] = __float2bfloat16_rn(p * scale - scale);
         }
         const int columns = vocabulary - (share.begin + chunk * kChunk) * kVec;

@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "kernels/sm90/ptx/exp2.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
@@ -17,6 +18,7 @@
 namespace ringleader::kernels::index {
 
 namespace ptx = sm90::ptx;
+using ptx::Exp2;
 
 inline constexpr int kKeyTile = 128;
 inline constexpr int kRun = kMassRun;  // queries in a run
@@ -152,7 +154,8 @@ __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const Block
   }
 }
 
-// Where half `half` of a tile begins, read by the lane that will release the tile.
+// In what position in the sequence half `half` of a tile begins, read by the lane that will release
+// the tile.
 template <int kHeadDim>
 __device__ __forceinline__ int KeyPosition(const EstimateShared<kHeadDim>& shared, int stage,
                                            int half) {
@@ -210,10 +213,22 @@ class ProductTurn {
   int warpgroup_;
 };
 
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+// One tile's logits of the 64 queries at `q`, once it is there; then gives the tile back. Leaves in
+// key_position where the tile's halves begin.
+template <int kHeadDim>
+__device__ __forceinline__ void RowLogits(float (&s)[64], EstimateShared<kHeadDim>& shared,
+                                          const BlockWork& work, int tile, const char* q,
+                                          const ProductTurn& turn, int (&key_position)[2]) {
+  const int stage = tile % kStages;
+  ptx::MbarrierWait(&shared.full[stage], tile / kStages & 1);
+  key_position[0] = KeyPosition(shared, stage, 0);
+  key_position[1] = KeyPosition(shared, stage, 1);
+  turn.Begin();
+  StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
+                        kKeyTile);
+  turn.End(tile + 1 == work.tile_count);
+  FinishLogits(s);
+  ReleaseStage(shared, stage);
 }
 
 // v[row half][s] of the four lanes of a quad are summed; lane l returns the sum of v[l / 2][l % 2].

@@ -1,5 +1,7 @@
 #include "kernels/ops/attention_ops.h"
 
+#include <torch/autograd.h>
+
 #include <algorithm>
 #include <memory>
 #include <utility>

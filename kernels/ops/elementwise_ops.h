@@ -4,7 +4,7 @@
 // dense.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <tuple>
 

@@ -1,5 +1,7 @@
 #include <cstdint>
 
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/backward/rounded_sum.h"
 #include "kernels/sm90/launch/launch.h"
 

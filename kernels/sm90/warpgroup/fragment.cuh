@@ -6,10 +6,13 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/ptx/exp2.cuh"
+
 namespace ringleader::kernels::sm90 {
 
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLog2E = 1.4426950408889634f;
+using ptx::Exp2;
+using ptx::kLn2;
+using ptx::kLog2E;
 
 __device__ __forceinline__ float QuadMax(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
@@ -40,13 +43,6 @@ __device__ __forceinline__ void HideColumns(float* scores, int half, uint32_t vi
   for (int i = 0; i < 16; ++i) {
     if (!(visible >> i & 1)) scores[i / 2 * 4 + 2 * half + i % 2] = -INFINITY;
   }
-}
-
-// 2^x on the special-function unit; -infinity gives 0.
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 __device__ __forceinline__ uint32_t PackBf16(float low, float high) {

@@ -3,7 +3,7 @@
 // depend on the number of threads.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 namespace ringleader::model {
 
