@@ -1,7 +1,7 @@
 // Causal softmax attention on one rank, spelled out: the oracle of this folder's tests.
 #pragma once
 
-#include <torch/types.h>
+#include <torch/torch.h>
 
 #include <cmath>
 #include <limits>

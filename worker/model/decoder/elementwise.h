@@ -3,7 +3,7 @@
 // depend on the number of threads.
 #pragma once
 
-#include <torch/types.h>
+#include <torch/torch.h>
 
 namespace ringleader::model {
 

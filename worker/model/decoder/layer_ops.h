@@ -5,7 +5,7 @@
 // products over packed weights (q, k, v; gate, up) stay one GEMM each.
 #pragma once
 
-#include <torch/types.h>
+#include <torch/torch.h>
 
 #include <tuple>
 

@@ -1,7 +1,7 @@
 // Cross entropy over a large vocabulary without holding all logits.
 #pragma once
 
-#include <torch/types.h>
+#include <torch/torch.h>
 
 #include <cstdint>
 

@@ -3,7 +3,7 @@
 // recomputes what the policy says. The GPU's engine; it computes on the CPU too, for tests.
 #pragma once
 
-#include <torch/types.h>
+#include <torch/torch.h>
 
 #include <cstdint>
 
