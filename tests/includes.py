@@ -8,6 +8,7 @@ bench/ may include anything):
   the row's last column names: folders (with all below them), single headers, the libraries of LIBRARIES.
 * Of kernels/ the rest of the tree includes only the headers of the second table.
 * No source sees both LibTorch and protobuf, through however many headers.
+* Paths that README.md, kernels/README.md, docs/design.md and docs/glossary.md name exist.
 * Folders do not include each other in a circle, no two headers share a base name, no folder holds more than FILES files.
 
 What the lists of exceptions below name has to be true: an exception that is no longer needed is an error, too.
@@ -22,6 +23,7 @@ import re
 import subprocess
 import sys
 
+PAGES = ("README.md", "kernels/README.md", "docs/design.md", "docs/glossary.md")  # maps whose paths have to exist
 FILES = 20  # sources that a reader can hold in the head
 
 # Folders with more than FILES sources, and why.
@@ -249,6 +251,18 @@ def check_sizes(tree):
             yield f"tests/includes.py: {folder}/ has only {sizes[folder]} sources; strike it from the exceptions"
 
 
+def check_paths(root):
+    for page in PAGES:
+        text = (root / page).read_text()
+        folder = (root / page).parent
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+            if not (folder / link).exists():
+                yield f"{page}: links to {link}, which does not exist"
+        for path in re.findall(r"`((?:[\w.]+/)+[\w.]+/?)`", text):
+            if not any((base / path).exists() for base in (root, folder, root / "kernels/include")):
+                yield f"{page}: names {path}, which does not exist"
+
+
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
     tree = Tree(root)
@@ -256,7 +270,7 @@ def main():
     named = {*rows, *public, *(use for uses in rows.values() for use in uses)} - set(LIBRARIES)
     errors = [f"docs/design.md: the map names {n}, which does not exist" for n in named if not any(root.glob(n))]
     for check in (check_map(tree, rows, public), check_worlds(tree), check_circles(tree), check_names(tree),
-                  check_sizes(tree)):
+                  check_sizes(tree), check_paths(root)):
         errors += check
     for error in errors:
         print(error)
