@@ -148,7 +148,8 @@ class FusedBench {
   }
 
   void Entropy(int64_t rows, int64_t vocabulary) {
-    // The gradient replaces the logits; small numbers by the second run, as costly to read as any.
+    // The gradient replaces the logits. From the second run on they are small numbers, which cost
+    // as much to read as any.
     auto logits = RandomTensor(rows * vocabulary);
     std::vector<int64_t> labels(rows);
     for (int64_t r = 0; r < rows; ++r) labels[r] = r * 7919 % vocabulary;

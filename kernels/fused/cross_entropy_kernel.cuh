@@ -65,7 +65,7 @@ struct EntropyShare {
   }
 };
 
-// Of all lanes.
+// Merges the sums of all lanes.
 __device__ __forceinline__ Softmax WarpMerge(Softmax mine) {
   float shift = mine.shift;
 #pragma unroll
@@ -90,14 +90,14 @@ __device__ __forceinline__ void NextSlot(int& slot, uint32_t& parity) {
   parity ^= 1;
 }
 
-// This warp has used what it read from a slot. That it issued the reads would not do: an arrival
-// does not wait for them, nor does the copy engine that it lets in.
+// To be called when this warp has used what it read from a slot, not when it has issued the reads:
+// an arrival does not wait for them, nor does the copy engine, which may then overwrite the slot.
 __device__ __forceinline__ void ReleaseSlot(ptx::Mbarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(&empty);
 }
 
-// One thread: the block's chunks of all its rows in turn.
+// One thread calls. Loads the block's chunks of all its rows in turn.
 template <typename Plan>
 __device__ __forceinline__ void LoadRows(const CrossEntropyArgs& args,
                                          const EntropyShare<Plan>& share, int64_t first_row,

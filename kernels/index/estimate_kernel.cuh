@@ -65,7 +65,7 @@ struct EstimateShared {
   int key_position[kStages][2];  // of each half of a tile
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];
-  // Of kernels that know packed documents: the first key that a query sees.
+  // Only in kernels that know packed documents: the first key that a query sees.
   int query_start[kBlockQueries];
   int run_max_start[kBlockRuns];
 };
@@ -87,7 +87,7 @@ struct BlockWork {
     tile_count =
         static_cast<int>(static_cast<int64_t>(chunk + 1) * p.key_tiles / p.chunks) - first_tile;
   }
-  // Of run `run` of this block.
+  // The query head of run `run` of this block.
   __device__ int Head(const EstimateParams& p, int run) const {
     return kv_head * p.group + (first_run + run) / p.runs;
   }
@@ -154,8 +154,7 @@ __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const Block
   }
 }
 
-// In what position in the sequence half `half` of a tile begins, read by the lane that will release
-// the tile.
+// The position at which half `half` of a tile begins, read by the lane that will release the tile.
 template <int kHeadDim>
 __device__ __forceinline__ int KeyPosition(const EstimateShared<kHeadDim>& shared, int stage,
                                            int half) {
@@ -163,7 +162,7 @@ __device__ __forceinline__ int KeyPosition(const EstimateShared<kHeadDim>& share
   return __shfl_sync(0xffffffffu, position, 0);
 }
 
-// This warp is done with a tile.
+// Called when this warp is done with a tile.
 template <int kHeadDim>
 __device__ __forceinline__ void ReleaseStage(EstimateShared<kHeadDim>& shared, int stage) {
   __syncwarp();
@@ -189,8 +188,9 @@ __device__ __forceinline__ void FinishLogits(float (&d)[64]) {
   ptx::PinRegisters(d);
 }
 
-// Warpgroups that share every tile take turns at the tensor cores; left alone they would all
-// multiply at once and then all compute exponentials at once, each unit idle half of the time.
+// Warpgroups that share every tile take turns at the tensor cores; left alone they
+// would all multiply at the same time and then all compute exponentials, each unit idle half of the
+// time.
 class ProductTurn {
  public:
   // `ordered` false: no turns, as when warpgroups work on different tiles. All of a warpgroup call.

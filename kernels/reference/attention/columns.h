@@ -13,9 +13,8 @@
 
 namespace ringleader::kernels::reference {
 
-// Rows of `columns` of each query head: [heads, max_columns, d].
-
-// Copies the columns that `owner` has: k, v are its [n, kv_heads, d].
+// Copies the columns that `owner` has from its k, v: [n, kv_heads, d] to the rows of `columns` of
+// each query head: keys, values: [heads, max_columns, d].
 void GatherColumns(const TokenMajor<const float>& k, const TokenMajor<const float>& v,
                    const ShardLayout& owner, const ColumnSelection& columns, int heads, float* keys,
                    float* values);

@@ -62,8 +62,9 @@ __device__ __forceinline__ void Add(__nv_bfloat16* target, const float4& terms) 
   pairs[1] = __floats2bfloat162_rn(high.x + terms.z, high.y + terms.w);
 }
 
-// A warp a (head, column), a lane four elements of its row. Of the heads of a KV group that chose a
-// position the first one's warp adds the terms of all, so that no two warps add to one element.
+// A warp takes one (head, column), a lane four elements of its row. Of the heads of a KV group that
+// chose a position the first one's warp adds the terms of all, so that no two warps add to one
+// element.
 template <typename T>
 __global__ void ScatterKernel(ColumnSelection columns, ShardLayout owner, int32_t heads,
                               const float4* d_keys, const float4* d_values, TokenMajor<T> dk,

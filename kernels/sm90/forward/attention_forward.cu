@@ -84,8 +84,9 @@ absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_
   const AttentionShape shape = TileShape(args);
   RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
   const auto run = [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); };
-  // Rows by themselves, whatever the density: the diagonals are on the device. Two rows together
-  // would take fewer cycles where most are set (kernels/EXPERIMENTS.md).
+  // Each row walks by itself, whatever the density, because the diagonals are known on the device
+  // alone. Two rows together would take fewer cycles where most diagonals are set
+  // (kernels/EXPERIMENTS.md).
   if (args.tiles.tile == 64 && args.tiles.pattern == TilePattern::kToeplitz) {
     return run.template operator()<WalkKind::kDiagonals64>();
   }

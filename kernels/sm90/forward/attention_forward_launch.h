@@ -1,4 +1,4 @@
-// What launching needs that kernels share which hold queries and walk keys.
+// What the launches of forward and of the deterministic dQ share: both hold queries and walk keys.
 #pragma once
 
 #include <cuda.h>

@@ -30,14 +30,15 @@ __device__ __forceinline__ int FragmentRow() {
   return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// Of the columns 8 * j + 2 * (lane % 4) + low of 64 that a thread holds of a row: those below
-// `bound`, as bits 2 * j + low.
+// A thread holds the columns 8 * j + 2 * (lane % 4) + low of a row of 64. Returns those below
+// `bound` as bits 2 * j + low.
 __device__ __forceinline__ uint32_t ColumnsBelow(int bound) {
   const int own = min(max(bound - static_cast<int>(2 * (threadIdx.x % 4)), 0), 64);
   return (1u << (own / 8 * 2 + min(own % 8, 2))) - 1;
 }
 
-// -infinity in columns that are not in `visible` of row half `half` of a tile of 64 columns.
+// Sets scores to -infinity in the columns that are not in `visible`, in row half `half` of a tile
+// of 64 columns.
 __device__ __forceinline__ void HideColumns(float* scores, int half, uint32_t visible) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
