@@ -4,7 +4,7 @@
 #include "kernels/index/blocks.h"
 #include "kernels/index/estimate_kernel.cuh"
 #include "kernels/index/estimate_launch.cuh"
-#include "kernels/sm90/device.h"
+#include "kernels/sm90/hopper.h"
 #include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::index {
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 
 template <int kHeadDim>
 absl::Status Launch(const BlockMassArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(sm90::MultiprocessorCount().status());
+  RETURN_IF_ERROR(sm90::CheckHopper());
   ASSIGN_OR_RETURN(const CUtensorMap key_map, sm90::LoadMap(args.k, kKeyTile, "BlockMass: k"));
   const EstimateParams params =
       MakeEstimateParams(args.q, args.k, args.key_layout, args.tile, args.scale);

@@ -6,7 +6,7 @@
 #include "kernels/index/estimate.h"
 #include "kernels/index/estimate_kernel.cuh"
 #include "kernels/index/estimate_launch.cuh"
-#include "kernels/sm90/device.h"
+#include "kernels/sm90/hopper.h"
 #include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::index {

@@ -7,7 +7,7 @@
 #include "kernels/sm90/backward/attention_query_gradient.h"
 #include "kernels/sm90/backward/rounded_sum.h"
 #include "kernels/sm90/columns.h"
-#include "kernels/sm90/device.h"
+#include "kernels/sm90/hopper.h"
 #include "kernels/sm90/launch/launch.h"
 #include "kernels/sm90/launch/launch_kernel.cuh"
 #include "kernels/sm90/launch/tensor_map.h"

@@ -4,7 +4,7 @@
 #include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
-#include "kernels/sm90/device.h"
+#include "kernels/sm90/hopper.h"
 #include "kernels/sm90/forward/attention_forward_kernel.cuh"
 #include "kernels/sm90/forward/attention_forward_launch.h"
 #include "kernels/sm90/launch/launch.h"

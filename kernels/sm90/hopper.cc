@@ -1,4 +1,4 @@
-#include "kernels/sm90/device.h"
+#include "kernels/sm90/hopper.h"
 
 #include <cuda_runtime_api.h>
 
@@ -7,6 +7,10 @@
 #include "kernels/fused/cuda_status.h"
 
 namespace ringleader::kernels::sm90 {
+
+absl::Status CheckHopper() {
+  return MultiprocessorCount().status();
+}
 
 absl::StatusOr<int> MultiprocessorCount() {
   int device = 0, major = 0, count = 0;
