@@ -325,7 +325,7 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
     std::vector<uint64_t> want_bits(words);
     const int32_t chosen = reference::SelectDiagonals(block_mass, blocks, local_blocks, mass[h],
                                                       max_count[h], want_bits.data());
-    EXPECT_EQ(diagonal_counts.Read()[h], chosen);
+    EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);
     ASSERT_TRUE(std::equal(want_bits.begin(), want_bits.end(), got_bits.begin() + h * words));
     const auto has = [&](int64_t delta) {
       return delta >= 0 && (want_bits[delta / 64] >> (delta % 64) & 1) != 0;
