@@ -4,7 +4,9 @@
 //
 //   attention_bench_cpu [--tokens N] [--repeats N] [--threads N] [--section
 //   dense|density|index|balance]
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>

@@ -7,7 +7,8 @@
 // Selection is top-k with the counts given, so that the density is what was asked for; --mass makes
 // it top-p with these counts as caps. --text takes the sequence from a file's bytes, otherwise it
 // is random.
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>

@@ -3,6 +3,8 @@
 # Idempotent: a second call finds everything in place and returns in a second.
 #
 #   --dev             also what the tests and linters need
+#   --packages        only the packages from Debian
+#   --libtorch        only LibTorch and, where there is a CUDA compiler, NCCL's headers
 #   RINGLEADER_DEPS   where LibTorch goes (default: ~/.cache/ringleader/deps); shared by all checkouts
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,9 +19,12 @@ packages=(
   nlohmann-json3-dev libspdlog-dev libssl-dev libxxhash-dev openssl
   libgtest-dev libgmock-dev libbenchmark-dev
 )
-if [[ ${1:-} == --dev ]]; then
-  packages+=(prometheus clang-format clang-tidy)
-fi
+case ${1:-} in
+  --dev) packages+=(prometheus clang-format clang-tidy) ;;
+  --libtorch) packages=() ;;
+  --packages | '') ;;
+  *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;
+esac
 # RUNLEVEL: of the prometheus package only promtool is wanted, not a daemon that takes a port.
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 
@@ -35,6 +40,8 @@ if ((${#missing[@]})); then
     { cat "$log" >&2; exit 1; }
   rm -f "$log"
 fi
+
+[[ ${1:-} != --packages ]] || exit 0
 
 venv=$deps/torch-$TORCH_VERSION
 if [[ ! -e $venv/.complete ]]; then

@@ -35,18 +35,38 @@ build=${RINGLEADER_BUILD:-$root/build}
 bin=$build/bin
 [[ -f $root/CMakeLists.txt ]] || bin=$root/bin
 
-build_binaries() {
-  "$root/deploy/install_deps.sh"
-  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release >"$run/logs/configure.log" ||
+configure() {  # CMAKE-OPTION...
+  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@" >"$run/logs/configure.log" ||
     { tail -n 30 "$run/logs/configure.log" >&2; exit 1; }
+}
+
+installing=
+build_binaries() {
+  if [[ -e $build/build.ninja ]] && ! grep -q '^RINGLEADER_TORCH:BOOL=OFF' "$build/CMakeCache.txt"; then
+    "$root/deploy/install_deps.sh"
+    configure
+  else
+    # The first time, LibTorch (most of a gigabyte) is fetched while all that does not need it compiles.
+    "$root/deploy/install_deps.sh" --packages
+    setsid "$root/deploy/install_deps.sh" --libtorch &
+    installing=$!
+    configure -DRINGLEADER_TORCH=OFF -DRINGLEADER_CUDA=OFF
+    cmake --build "$build" --target ringleader-coordinator ringleader-worker ringctl
+    wait "$installing"
+    installing=
+    configure -DRINGLEADER_TORCH=ON -DRINGLEADER_CUDA=AUTO
+  fi
   cmake --build "$build" --target ringleader-coordinator ringleader-worker ringleader-trainer ringctl
+}
+stop_installing() {
+  [[ -z $installing ]] || kill -TERM -- "-$installing" 2>/dev/null || true
 }
 
 # shellcheck source=deploy/loopback_services.sh
 source "$root/deploy/loopback_services.sh"
 
 mkdir -p "$run/logs"
-trap 'stop_services' EXIT
+trap 'stop_installing; stop_services' EXIT
 trap 'echo; echo "quickstart: stopping"; exit 130' INT
 trap 'exit 143' TERM
 

@@ -10,7 +10,10 @@
 // steps over striped owners, vertical-slash diagonals of 128. --deterministic adds rows for
 // backward in its deterministic mode.
 #include <dlfcn.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/cuda.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <cstdio>

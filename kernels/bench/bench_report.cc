@@ -10,11 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/fused/device_buffer.h"
+#include "kernels/testing/device_buffer.h"
 
 namespace ringleader::kernels::bench {
-
-using fused::CheckCuda;
 
 double MedianMs(const std::function<void()>& run, int repeats) {
   for (int i = 0; i < 3; ++i) run();

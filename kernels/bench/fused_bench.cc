@@ -12,17 +12,15 @@
 #include "kernels/bench/random_tensor.h"
 #include "kernels/fused/adamw_update.h"
 #include "kernels/fused/cross_entropy.h"
-#include "kernels/fused/device_buffer.h"
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/rotate.h"
 #include "kernels/fused/swiglu.h"
+#include "kernels/testing/device_buffer.h"
 
 namespace ringleader::kernels::bench {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-using fused::CheckCuda;
-using fused::DeviceBuffer;
 
 DeviceBuffer<float> RandomFloat(int64_t count) {
   // Two bf16 in a float: an arbitrary, finite, normal value.
@@ -150,7 +148,8 @@ class FusedBench {
   }
 
   void Entropy(int64_t rows, int64_t vocabulary) {
-    // The gradient replaces the logits; small numbers by the second run, as costly to read as any.
+    // The gradient replaces the logits. From the second run on they are small numbers, which cost
+    // as much to read as any.
     auto logits = RandomTensor(rows * vocabulary);
     std::vector<int64_t> labels(rows);
     for (int64_t r = 0; r < rows; ++r) labels[r] = r * 7919 % vocabulary;
@@ -203,7 +202,7 @@ class FusedBench {
 
 int main(int argc, char** argv) {
   const auto flags = ringleader::kernels::bench::ParseFlags(argc, argv);
-  if (!ringleader::kernels::fused::HaveGpu()) {
+  if (!ringleader::kernels::HaveGpu()) {
     std::printf("fused_bench: SKIPPED, no GPU on this machine\n");
     return 0;
   }

@@ -3,30 +3,41 @@
 // from block scores: gate of means (MoBA), exact block mass (AdaSpa), CSR both ways.
 #include <cmath>
 #include <cstdio>
-#include <string>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
-#include "kernels/fused/device_buffer.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/selection_buffers.h"
 
 namespace ringleader::kernels::bench {
 namespace {
-
-using fused::CheckCuda;
-using fused::DeviceBuffer;
 
 struct Shape {
   int64_t local_tokens;
   int ranks, heads, kv_heads, head_dim, queries;
 };
 
+// A line of the report: a step's time, and the memory that attention keeps of it and that only
+// building takes.
+void AddStep(const Shape& shape, const char* step, int64_t queries, double ms, size_t kept_bytes,
+             size_t scratch_bytes, Report& report) {
+  report.Add({step, absl::StrFormat("%d", shape.local_tokens), absl::StrFormat("%d", shape.ranks),
+              absl::StrFormat("%d", shape.heads), absl::StrFormat("%d", shape.kv_heads),
+              absl::StrFormat("%d", shape.head_dim), absl::StrFormat("%d", queries),
+              absl::StrFormat("%.4f", ms), absl::StrFormat("%d", kept_bytes),
+              absl::StrFormat("%d", scratch_bytes)});
+}
+
 void BenchIndex(const Shape& shape, Report& report) {
   constexpr int kTile = 128, kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
-  const int64_t n = shape.local_tokens, tokens = n * shape.ranks, blocks = tokens / kTile;
+  const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
   const int heads = shape.heads, dim = shape.head_dim;
   const ShardLayout layout = {.kind = LayoutKind::kStriped,
                               .ranks = shape.ranks,
@@ -37,20 +48,18 @@ void BenchIndex(const Shape& shape, Report& report) {
   auto k = RandomTensor(n * shape.kv_heads * dim);
   std::vector<int64_t> positions(shape.queries);
   for (int e = 0; e < shape.queries; ++e) positions[e] = tokens - shape.queries + e;
-  DeviceBuffer<int64_t> gpu_positions(positions), row_sum(int64_t{heads} * shape.queries),
-      column_positions(int64_t{heads} * kMaxColumns), load(shape.ranks);
-  DeviceBuffer<index::IndexMass> masses(heads);
-  DeviceBuffer<float> row_max(int64_t{heads} * shape.queries),
-      mass(std::vector<float>(heads, 0.9f));
-  DeviceBuffer<int32_t> column_mass(heads * n), diagonal_mass(heads * blocks),
-      caps(std::vector<int32_t>(heads, kMaxColumns)), counts(heads), diagonal_counts(heads),
-      residue_offsets(int64_t{heads} * (shape.ranks + 1)), residues(heads * blocks);
-  const int64_t candidates = int64_t{heads} * kMaxColumns;
-  DeviceBuffer<int32_t> candidate_mass(shape.ranks * candidates),
-      candidate_positions(shape.ranks * candidates);
-  candidate_mass.Zero();
-  DeviceBuffer<char> workspace(static_cast<int64_t>(index::SelectWorkspaceBytes(heads, tokens)));
-  DeviceBuffer<uint64_t> diagonals(heads * ((blocks + 63) / 64));
+  const DeviceBuffer<int64_t> gpu_positions(positions), row_sum(int64_t{heads} * shape.queries);
+  const DeviceBuffer<float> row_max(int64_t{heads} * shape.queries);
+  const DeviceBuffer<int32_t> column_mass(heads * n);
+  SelectionBuffers selected({.layout = layout,
+                             .heads = heads,
+                             .tile = kTile,
+                             .max_columns = kMaxColumns,
+                             .sink_tokens = kSink,
+                             .local_blocks = kLocalBlocks},
+                            std::vector<float>(heads, 0.9f),
+                            std::vector<int32_t>(heads, kMaxColumns));
+  selected.candidate_mass.Zero();
   const index::EstimateArgs estimate = {
       .q = {q.data(), shape.queries, heads, dim, int64_t{heads} * dim, dim},
       .query_positions = gpu_positions.data(),
@@ -61,70 +70,62 @@ void BenchIndex(const Shape& shape, Report& report) {
       .row_max = row_max.data(),
       .row_sum = row_sum.data(),
       .column_mass = column_mass.data(),
-      .diagonal_mass = diagonal_mass.data()};
-  const HeadBudgets budgets = {.mass = mass.data(), .max_count = caps.data()};
-  const auto run_max = [&] { Check(index::EstimateRowMax(estimate, nullptr)); };
-  const auto run_sum = [&] { Check(index::EstimateRowSum(estimate, nullptr)); };
-  const auto run_mass = [&] { Check(index::EstimateMass(estimate, nullptr)); };
-  const auto run_candidates = [&] {
-    Check(index::SelectColumnCandidates({.column_mass = column_mass.data(),
-                                         .layout = layout,
-                                         .heads = heads,
-                                         .max_columns = kMaxColumns,
-                                         .sink_tokens = kSink,
-                                         .mass = candidate_mass.data(),
-                                         .positions = candidate_positions.data()},
-                                        nullptr));
+      .diagonal_mass = selected.diagonal_mass.data()};
+  const index::ColumnCandidatesArgs candidates = {.column_mass = column_mass.data(),
+                                                  .layout = layout,
+                                                  .heads = heads,
+                                                  .max_columns = kMaxColumns,
+                                                  .sink_tokens = kSink,
+                                                  .mass = selected.candidate_mass.data(),
+                                                  .positions = selected.candidate_positions.data()};
+  const std::vector<std::pair<const char*, std::function<void()>>> steps = {
+      {"row_max", [&] { Check(index::EstimateRowMax(estimate, nullptr)); }},
+      {"row_sum", [&] { Check(index::EstimateRowSum(estimate, nullptr)); }},
+      {"mass", [&] { Check(index::EstimateMass(estimate, nullptr)); }},
+      {"candidates", [&] { Check(index::SelectColumnCandidates(candidates, nullptr)); }},
+      {"select", [&] { Check(index::Select(selected.Args(), nullptr)); }},
   };
-  const auto run_select = [&] {
-    Check(index::Select({.candidate_mass = candidate_mass.data(),
-                         .candidate_positions = candidate_positions.data(),
-                         .diagonal_mass = diagonal_mass.data(),
-                         .column_budgets = budgets,
-                         .diagonal_budgets = budgets,
-                         .layout = layout,
-                         .heads = heads,
-                         .tile = kTile,
-                         .max_columns = kMaxColumns,
-                         .sink_tokens = kSink,
-                         .local_blocks = kLocalBlocks,
-                         .workspace = workspace.data(),
-                         .column_positions = column_positions.data(),
-                         .column_counts = counts.data(),
-                         .diagonals = diagonals.data(),
-                         .diagonal_counts = diagonal_counts.data(),
-                         .residue_offsets = residue_offsets.data(),
-                         .residues = residues.data(),
-                         .load = load.data(),
-                         .masses = masses.data()},
-                        nullptr));
+  const size_t scratch_bytes = column_mass.Bytes() + selected.diagonal_mass.Bytes() +
+                               row_max.Bytes() + row_sum.Bytes() + selected.candidate_mass.Bytes() +
+                               selected.candidate_positions.Bytes() + selected.workspace.Bytes();
+  const auto add = [&](const char* name, const std::function<void()>& run) {
+    AddStep(shape, name, shape.queries, MedianMs(run), selected.KeptBytes(), scratch_bytes, report);
   };
-  // What later kernels keep of it, and what only building it takes.
-  const size_t kept_bytes = column_positions.Bytes() + counts.Bytes() + diagonals.Bytes() +
-                            residue_offsets.Bytes() + residues.Bytes() + load.Bytes();
-  const size_t scratch_bytes = column_mass.Bytes() + diagonal_mass.Bytes() + row_max.Bytes() +
-                               row_sum.Bytes() + candidate_mass.Bytes() +
-                               candidate_positions.Bytes() + workspace.Bytes();
-  const auto add = [&](const char* step, const std::function<void()>& run) {
-    report.Add({step, absl::StrFormat("%d", n), absl::StrFormat("%d", shape.ranks),
-                absl::StrFormat("%d", heads), absl::StrFormat("%d", shape.kv_heads),
-                absl::StrFormat("%d", dim), absl::StrFormat("%d", shape.queries),
-                absl::StrFormat("%.4f", MedianMs(run)), absl::StrFormat("%d", kept_bytes),
-                absl::StrFormat("%d", scratch_bytes)});
-  };
-  add("row_max", run_max);
-  add("row_sum", run_sum);
-  add("mass", run_mass);
-  add("candidates", run_candidates);
-  add("select", run_select);
+  for (const auto& [name, run] : steps) add(name, run);
   add("all", [&] {
-    run_max();
-    run_sum();
-    run_mass();
-    run_candidates();
-    run_select();
+    for (const auto& [name, run] : steps) run();
   });
 }
+
+// Lists of tiles by row and by column, at most `capacity` of them.
+struct TileListBuffers {
+  TileListBuffers(int heads, int tiles, int64_t capacity)
+      : row_offsets(int64_t{heads} * (tiles + 1)),
+        columns(capacity),
+        column_offsets(int64_t{heads} * (tiles + 1)),
+        rows(capacity) {}
+
+  size_t Bytes() const {
+    return row_offsets.Bytes() + columns.Bytes() + column_offsets.Bytes() + rows.Bytes();
+  }
+  void Build(const DeviceBuffer<uint32_t>& chosen, const ShardLayout& layout, int heads, int tile,
+             int block_size) const {
+    Check(index::BuildTileLists({.chosen = chosen.data(),
+                                 .query_layout = layout,
+                                 .key_layout = layout,
+                                 .heads = heads,
+                                 .tile = tile,
+                                 .block_size = block_size,
+                                 .capacity = columns.size(),
+                                 .row_offsets = row_offsets.data(),
+                                 .columns = columns.data(),
+                                 .column_offsets = column_offsets.data(),
+                                 .rows = rows.data()},
+                                nullptr));
+  }
+
+  DeviceBuffer<int32_t> row_offsets, columns, column_offsets, rows;
+};
 
 // One rank with the whole sequence, all its queries.
 void BenchBlocks(const Shape& shape, Report& report) {
@@ -146,30 +147,13 @@ void BenchBlocks(const Shape& shape, Report& report) {
       chosen_by_mass(int64_t{heads} * tiles * index::BlockWords(tiles));
   DeviceBuffer<int32_t> mass(int64_t{heads} * tiles * tiles);
   DeviceBuffer<int64_t> kept(heads), total(heads);
-  const int64_t capacity = int64_t{heads} * tiles * (kTopk + 1) * (kBlock / kTile);
-  DeviceBuffer<int32_t> row_offsets(int64_t{heads} * (tiles + 1)), columns(capacity),
-      column_offsets(int64_t{heads} * (tiles + 1)), rows(capacity);
-  const size_t kept_bytes =
-      row_offsets.Bytes() + columns.Bytes() + column_offsets.Bytes() + rows.Bytes();
+  const TileListBuffers lists(heads, tiles,
+                              int64_t{heads} * tiles * (kTopk + 1) * (kBlock / kTile));
   const auto add = [&](const char* step, size_t scratch_bytes, const std::function<void()>& run) {
-    report.Add({step, absl::StrFormat("%d", n), "1", absl::StrFormat("%d", heads),
-                absl::StrFormat("%d", kv_heads), absl::StrFormat("%d", dim),
-                absl::StrFormat("%d", n), absl::StrFormat("%.4f", MedianMs(run, 5)),
-                absl::StrFormat("%d", kept_bytes), absl::StrFormat("%d", scratch_bytes)});
+    AddStep(shape, step, n, MedianMs(run, 5), lists.Bytes(), scratch_bytes, report);
   };
-  const auto lists = [&](const DeviceBuffer<uint32_t>& chosen, int block_size) {
-    Check(index::BuildTileLists({.chosen = chosen.data(),
-                                 .query_layout = layout,
-                                 .key_layout = layout,
-                                 .heads = heads,
-                                 .tile = kTile,
-                                 .block_size = block_size,
-                                 .capacity = capacity,
-                                 .row_offsets = row_offsets.data(),
-                                 .columns = columns.data(),
-                                 .column_offsets = column_offsets.data(),
-                                 .rows = rows.data()},
-                                nullptr));
+  const auto build_lists = [&](const DeviceBuffer<uint32_t>& chosen, int block_size) {
+    lists.Build(chosen, layout, heads, kTile, block_size);
   };
   add("gate", query_sums.Bytes() + key_sums.Bytes() + means.Bytes() + chosen_by_mean.Bytes(), [&] {
     Check(index::TileSums(queries, kTile, query_sums.data(), nullptr));
@@ -187,7 +171,7 @@ void BenchBlocks(const Shape& shape, Report& report) {
                                      .chosen = chosen_by_mean.data()},
                                     nullptr));
   });
-  add("gate_lists", 0, [&] { lists(chosen_by_mean, kBlock); });
+  add("gate_lists", 0, [&] { build_lists(chosen_by_mean, kBlock); });
   add("block_mass", mass.Bytes(), [&] {
     CheckCuda(cudaMemsetAsync(mass.data(), 0, mass.Bytes()), "zero");
     Check(index::BlockMass({.q = queries,
@@ -211,7 +195,7 @@ void BenchBlocks(const Shape& shape, Report& report) {
                                      .total = total.data()},
                                     nullptr));
   });
-  add("mass_lists", 0, [&] { lists(chosen_by_mass, kTile); });
+  add("mass_lists", 0, [&] { build_lists(chosen_by_mass, kTile); });
 }
 
 }  // namespace
@@ -219,7 +203,7 @@ void BenchBlocks(const Shape& shape, Report& report) {
 
 int main(int argc, char** argv) {
   const auto flags = ringleader::kernels::bench::ParseFlags(argc, argv);
-  if (!ringleader::kernels::fused::HaveGpu()) {
+  if (!ringleader::kernels::HaveGpu()) {
     std::printf("index_bench: SKIPPED, no GPU on this machine\n");
     return 0;
   }

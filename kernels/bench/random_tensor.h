@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/fused/device_buffer.h"
+#include "kernels/testing/device_buffer.h"
 
 namespace ringleader::kernels::bench {
 
 // Repeats one long random period; its length divides no tensor's rows.
-inline fused::DeviceBuffer<__nv_bfloat16> RandomTensor(int64_t count) {
+inline DeviceBuffer<__nv_bfloat16> RandomTensor(int64_t count) {
   static const std::vector<__nv_bfloat16> period = [] {
     std::vector<__nv_bfloat16> values(10'000'019);
     uint64_t state = 88172645463325252u;
@@ -22,10 +22,10 @@ inline fused::DeviceBuffer<__nv_bfloat16> RandomTensor(int64_t count) {
     }
     return values;
   }();
-  fused::DeviceBuffer<__nv_bfloat16> out(count);
+  DeviceBuffer<__nv_bfloat16> out(count);
   const int64_t length = static_cast<int64_t>(period.size());
   for (int64_t at = 0; at < count; at += length) {
-    fused::CheckCuda(
+    CheckCuda(
         cudaMemcpy(out.data() + at, period.data(),
                    sizeof(__nv_bfloat16) * std::min(count - at, length), cudaMemcpyHostToDevice),
         "fill");

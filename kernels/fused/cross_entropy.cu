@@ -46,7 +46,7 @@ absl::Status Launch(const CrossEntropyArgs& args, cudaStream_t stream) {
                                             static_cast<int>(kSharedBytes)),
                        "CrossEntropy: shared memory");
   ClusterLaunch launch(Plan::kCluster, Plan::kThreads + 32, kSharedBytes, stream);
-  // How many fit is asked once a device.
+  // Each device is asked once how many fit.
   static std::array<std::atomic<int>, 64> fitting;
   int device = 0;
   RETURN_IF_CUDA_ERROR(cudaGetDevice(&device), "CrossEntropy");

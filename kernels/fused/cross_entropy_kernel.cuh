@@ -40,8 +40,6 @@ struct alignas(8) Softmax {
 };
 // The shift moves when the maximum has passed it by this much: rarely after the first chunk.
 inline constexpr float kSlack = 32.0f;
-inline constexpr float kLog2e = 1.44269504088896340736f;
-inline constexpr float kLn2 = 0.69314718055994530942f;
 
 template <typename Plan>
 struct EntropyShared {
@@ -67,7 +65,7 @@ struct EntropyShare {
   }
 };
 
-// Of all lanes.
+// Merges the sums of all lanes.
 __device__ __forceinline__ Softmax WarpMerge(Softmax mine) {
   float shift = mine.shift;
 #pragma unroll
@@ -92,14 +90,14 @@ __device__ __forceinline__ void NextSlot(int& slot, uint32_t& parity) {
   parity ^= 1;
 }
 
-// This warp has used what it read from a slot. That it issued the reads would not do: an arrival
-// does not wait for them, nor does the copy engine that it lets in.
+// To be called when this warp has used what it read from a slot, not when it has issued the reads:
+// an arrival does not wait for them, nor does the copy engine, which may then overwrite the slot.
 __device__ __forceinline__ void ReleaseSlot(ptx::Mbarrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(&empty);
 }
 
-// One thread: the block's chunks of all its rows in turn.
+// One thread calls. Loads the block's chunks of all its rows in turn.
 template <typename Plan>
 __device__ __forceinline__ void LoadRows(const CrossEntropyArgs& args,
                                          const EntropyShare<Plan>& share, int64_t first_row,
@@ -130,7 +128,7 @@ __device__ __forceinline__ void AddVectors(const Bf16x8 (&x)[kVectors], Softmax&
     for (int pair = 0; pair < 4; ++pair) top = __hmax2_nan(top, x[v].pair[pair]);
   }
   const float2 two = __bfloat1622float2(top);
-  const float max = fmaxf(two.x, two.y) * kLog2e;
+  const float max = fmaxf(two.x, two.y) * ptx::kLog2E;
   if (max > mine.shift + kSlack) {
     mine.sum = mine.sum == 0.0f ? 0.0f : mine.sum * Exp2(mine.shift - max);
     mine.shift = max;
@@ -141,7 +139,7 @@ __device__ __forceinline__ void AddVectors(const Bf16x8 (&x)[kVectors], Softmax&
     float f[kVec];
     Unpack(x[v], f);
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], kLog2e, -shift));
+    for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], ptx::kLog2E, -shift));
     mine.sum += ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7]));
   }
 }
@@ -244,7 +242,8 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
     total = WarpMerge(total);
     const float lse2 = total.shift + log2f(total.sum);
     const bool nobody_has_label = !has_label && ptx::ClusterRank() == 0 && threadIdx.x == 0;
-    if (own_label || nobody_has_label) args.loss[row] = ignored ? 0.0f : lse2 * kLn2 - label_logit;
+    if (own_label || nobody_has_label)
+      args.loss[row] = ignored ? 0.0f : lse2 * ptx::kLn2 - label_logit;
 
     if constexpr (kGradient) {
       __nv_bfloat16* out = args.logits + row * args.stride + share.begin * kVec;
@@ -259,7 +258,7 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
           float f[kVec];
           Unpack(x[v], f);
 #pragma unroll
-          for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], kLog2e, -lse2)) * scale;
+          for (int e = 0; e < kVec; ++e) f[e] = Exp2(fmaf(f[e], ptx::kLog2E, -lse2)) * scale;
           x[v] = ignored ? ZeroVec() : Pack(f);
           if (place + v * 32 < left) StoreStream(out + (place + v * 32) * kVec, x[v]);
         }
@@ -268,7 +267,7 @@ __global__ void __launch_bounds__(Plan::kThreads + 32, Plan::kMinBlocks)
         // Single columns over it: the label, and those past the vocabulary. (Chosen by index in
         // registers, they would put every vector through local memory.)
         if (chunk == label_chunk) {
-          const float p = Exp2(fmaf(label_logit, kLog2e, -lse2));
+          const float p = Exp2(fmaf(label_logit, ptx::kLog2E, -lse2));
           out[label_place] = __float2bfloat16_rn(p * scale - scale);
         }
         const int columns = vocabulary - (share.begin + chunk * kChunk) * kVec;

@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kUnroll = 4;  // rows in flight: frequent tokens are long chains of loads
 
-// A block a sorted row and 1,024 columns; only those where a token begins have work.
+// A block takes one sorted row and 1,024 columns; only blocks where a token begins have work.
 __global__ void __launch_bounds__(kThreads)
     EmbeddingBackwardKernel(const EmbeddingBackwardArgs args) {
   const int64_t first = blockIdx.x;

@@ -6,11 +6,11 @@
 
 #include "kernels/fused/adamw_update.h"
 #include "kernels/fused/cross_entropy.h"
-#include "kernels/fused/device_buffer.h"
-#include "kernels/fused/gpu_test.h"
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/rotate.h"
 #include "kernels/fused/swiglu.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/gpu_test.h"
 
 namespace ringleader::kernels::fused {
 namespace {

@@ -5,7 +5,11 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/ptx/exp2.cuh"
+
 namespace ringleader::kernels::fused {
+
+using sm90::ptx::Exp2;
 
 inline constexpr int kVec = 8;  // bf16 values in a 16-byte vector
 
@@ -47,13 +51,6 @@ __device__ __forceinline__ Bf16x8 Pack(const float (&f)[kVec]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) v.pair[i] = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
   return v;
-}
-
-// 2^x on the special-function unit alone: no scaling of denormals, which exp2f does around it.
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 __device__ __forceinline__ float WarpSum(float x) {

@@ -1,19 +1,17 @@
 // The exact mass of every pair of a query tile and a key block: AdaSpa's second pass.
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/estimate_kernel.cuh"
-#include "kernels/sm90/common/launch.h"
-#include "kernels/sm90/common/tensor_map.h"
+#include "kernels/index/estimate_launch.cuh"
+#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::index {
 namespace {
 
 using fused::CheckPointer;
 using fused::CheckSize;
-
-constexpr float kLog2e = 1.44269504088896340736f;
 
 struct MassParams {
   ShardLayout query_layout;
@@ -72,7 +70,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     start[half] = kDocuments ? shared.query_start[run * kRun + row] : 0;
     const float lse =
         query < p.queries ? m.lse[static_cast<int64_t>(head) * p.queries + query] : -INFINITY;
-    bias[half] = lse == -INFINITY ? -INFINITY : -lse * kLog2e;
+    bias[half] = lse == -INFINITY ? -INFINITY : -lse * ptx::kLog2E;
   }
   int32_t* mass =
       m.mass + (static_cast<int64_t>(head) * m.query_tiles + first_query / p.tile) * p.blocks;
@@ -80,17 +78,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const ProductTurn turn(work.run_count == kBlockRuns && work.tile_count > 0, warpgroup);
   const char* q = reinterpret_cast<const char*>(shared.q) + run * (kRun * 128);
   for (int i = warpgroup / (kConsumers / turns); i < work.tile_count; i += turns) {
-    const int stage = i % kStages;
     float s[64];
-    ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
-    const int key_position[2] = {KeyPosition(shared, stage, 0), KeyPosition(shared, stage, 1)};
-    turn.Begin();
-    StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
-                          kKeyTile);
-    turn.End(i + 1 == work.tile_count);
-    FinishLogits(s);
-    ReleaseStage(shared, stage);
-
+    int key_position[2];
+    RowLogits(s, shared, work, i, q, turn, key_position);
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =
         key + kKeyTile <= p.keys &&
@@ -123,75 +113,29 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 
 template <int kHeadDim>
 absl::Status Launch(const BlockMassArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(sm90::MultiprocessorCount().status());
+  RETURN_IF_ERROR(sm90::CheckHopper());
   ASSIGN_OR_RETURN(const CUtensorMap key_map, sm90::LoadMap(args.k, kKeyTile, "BlockMass: k"));
-  const int runs = static_cast<int>((args.q.tokens + kRun - 1) / kRun);
-  const int group = args.q.heads / args.k.heads;
-  const EstimateParams params = {
-      .q = args.q.data,
-      .q_token_stride = args.q.token_stride,
-      .q_head_stride = args.q.head_stride,
-      .query_positions = nullptr,
-      .query_starts = nullptr,
-      .row_max = nullptr,
-      .row_sum = nullptr,
-      .column_mass = nullptr,
-      .diagonal_mass = nullptr,
-      .key_layout = args.key_layout,
-      .keys = static_cast<int>(args.k.tokens),
-      .key_tiles = static_cast<int>((args.k.tokens + kKeyTile - 1) / kKeyTile),
-      .queries = static_cast<int>(args.q.tokens),
-      .runs = runs,
-      .group = group,
-      .block_groups = (group * runs + kBlockRuns - 1) / kBlockRuns,
-      .chunks = 1,
-      .tile = args.tile,
-      .blocks = (args.key_layout.tokens + args.tile - 1) / args.tile,
-      .scale = args.scale,
-      .scale_log2 = args.scale * kLog2e,
-  };
+  const EstimateParams params =
+      MakeEstimateParams(args.q, args.k, args.key_layout, args.tile, args.scale);
   const MassParams mass = {
       .query_layout = args.query_layout,
       .document_starts = args.document_starts,
       .lse = args.lse,
       .mass = args.mass,
       .query_tiles = static_cast<int>((args.q.tokens + args.tile - 1) / args.tile)};
-  constexpr size_t kSharedBytes = sizeof(EstimateShared<kHeadDim>);
   const auto kernel = args.document_starts == nullptr ? BlockMassKernel<kHeadDim, false>
                                                       : BlockMassKernel<kHeadDim, true>;
-  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(kSharedBytes)),
-                       "BlockMass");
-  kernel<<<args.k.heads * params.block_groups, kBlockThreads, kSharedBytes, stream>>>(params, mass,
-                                                                                      key_map);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BlockMass");
-  return absl::OkStatus();
+  return LaunchEstimate<kHeadDim>("BlockMass", kernel, args.k.heads * params.block_groups, stream,
+                                  params, mass, key_map);
 }
 
 }  // namespace
 
 absl::Status BlockMass(const BlockMassArgs& args, cudaStream_t stream) {
-  if (args.q.head_dim != 64 && args.q.head_dim != 128) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("BlockMass: head_dim is %d; 64 and 128 are supported", args.q.head_dim));
-  }
-  if (args.k.head_dim != args.q.head_dim || args.k.heads < 1 || args.q.heads % args.k.heads != 0 ||
-      args.q.heads < args.k.heads) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "BlockMass: q has %d heads of %d, k has %d of %d; head_dim must be one, and the heads of "
-        "q a multiple of k's",
-        args.q.heads, args.q.head_dim, args.k.heads, args.k.head_dim));
-  }
-  if (args.tile != 64) RETURN_IF_ERROR(CheckSize(args.tile, "BlockMass: tile", 128, 128));
-  RETURN_IF_ERROR(CheckSize(args.query_layout.tokens, "BlockMass: tokens of the sequence", 1,
-                            INT32_MAX - kKeyTile));
+  RETURN_IF_ERROR(
+      CheckQueriesAndKeys("BlockMass", args.q, args.k, args.key_layout, args.tile, args.scale));
   RETURN_IF_ERROR(CheckSize(args.q.tokens, "BlockMass: tokens of q (of the layout's rank)",
                             args.query_layout.local_tokens(), args.query_layout.local_tokens()));
-  RETURN_IF_ERROR(CheckSize(args.k.tokens, "BlockMass: tokens of k (of the layout's rank)",
-                            args.key_layout.local_tokens(), args.key_layout.local_tokens()));
-  RETURN_IF_ERROR(CheckSize(args.q.token_stride, "BlockMass: q.token_stride", 0, INT64_MAX, 8));
-  RETURN_IF_ERROR(CheckSize(args.q.head_stride, "BlockMass: q.head_stride", 0, INT64_MAX, 8));
-  RETURN_IF_ERROR(CheckPointer(args.q.data, "BlockMass: q"));
   RETURN_IF_ERROR(CheckPointer(args.lse, "BlockMass: lse"));
   RETURN_IF_ERROR(CheckPointer(args.mass, "BlockMass: mass"));
   return args.q.head_dim == 64 ? Launch<64>(args, stream) : Launch<128>(args, stream);

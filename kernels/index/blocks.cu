@@ -27,7 +27,7 @@ __global__ void TileSumsKernel(const TokenMajor<const __nv_bfloat16> x, int tile
   sums[(static_cast<int64_t>(blockIdx.x) * x.heads + head) * x.head_dim + threadIdx.x] = sum;
 }
 
-// means[kv head, block, :]; a thread a dimension, tiles in order.
+// Fills means[kv head, block, :]. A thread takes one dimension and adds tiles in order.
 __global__ void BlockMeansKernel(const BlockGateArgs args, int tiles, int blocks) {
   const int block = blockIdx.x, head = blockIdx.y, per_block = args.block_size / args.tile;
   float mean = 0.0f;
@@ -223,7 +223,7 @@ struct Listing {
     const int64_t query = args.query_layout.Position(a * args.tile);
     const int64_t key = args.key_layout.Position(b * args.tile);
     if (key > query) return false;
-    // Seen by no query, if not by the first.
+    // If the tile's first query does not see the keys, no query does.
     if (args.document_starts != nullptr && key + args.tile <= args.document_starts[a * args.tile]) {
       return false;
     }
@@ -235,7 +235,7 @@ struct Listing {
   __device__ int32_t* list() const { return kByRow ? args.columns : args.rows; }
 };
 
-// A warp a line: counts into offsets (kFill false), or writes the entries, ascending.
+// A warp takes one line: it counts into offsets (kFill false), or writes the entries, ascending.
 template <bool kByRow, bool kFill>
 __global__ void ListKernel(const Listing<kByRow> listing) {
   const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);

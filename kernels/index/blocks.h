@@ -77,9 +77,10 @@ struct MassGateArgs {
 };
 absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream);
 
-// Of the heads whose recall kept / total exceeds `threshold`, at most half: that many of highest
-// recall get half of `density`, as many of lowest get half more, and the others `density`. The mean
-// stays. Ties go to the lower head. Recall sums of all ranks go in.
+// Moves density from heads that lose little to heads that lose much. Let c be the number of heads
+// whose recall, kept / total, exceeds `threshold`, but at most half of all. The c heads of highest
+// recall get half of `density`, the c of lowest recall 1.5 times as much, the others `density`, so
+// that the mean stays. Ties go to the lower head. Recall sums of all ranks go in.
 absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t heads, float density,
                           float threshold, float* head_density, cudaStream_t stream);
 

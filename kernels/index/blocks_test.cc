@@ -9,17 +9,15 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/fused/device_buffer.h"
-#include "kernels/fused/gpu_test.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/reference/tiles/block_topk.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/gpu_test.h"
 
 namespace ringleader::kernels::index {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-using fused::DeviceBuffer;
-using fused::SmallShapes;
 using ::testing::HasSubstr;
 
 struct Shape {
@@ -30,7 +28,7 @@ struct Shape {
   bool documents = false;  // several in the sequence
 };
 
-using BlocksTest = fused::GpuTest;
+using BlocksTest = GpuTest;
 
 std::vector<float> Floats(const std::vector<Bf16>& in) {
   std::vector<float> out;

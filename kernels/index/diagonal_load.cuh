@@ -24,7 +24,7 @@ __device__ __forceinline__ OwnerTiles DiagonalEntry(const ShardLayout& layout, i
   const int rest = delta - back * length, apart = back + entry % 2;
   const int pairs = entry % 2 == 0 ? length - rest : rest;
   if (ranks > 1 && layout.kind == LayoutKind::kStriped) {
-    // Of this rank's stripes all but the first `turns` have one so far back.
+    // All of this rank's stripes but the first `turns` have one so far before them.
     const int owner = rank - apart >= 0 ? rank - apart : ranks - 1 - (apart - rank - 1) % ranks;
     const int turns = (apart - rank + owner) / ranks, left = blocks / (length * ranks) - turns;
     return {owner, left > 0 ? static_cast<uint32_t>(pairs) * left : 0u};

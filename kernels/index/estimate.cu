@@ -1,21 +1,19 @@
 #include <algorithm>
-#include <type_traits>
+#include <string>
 
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/estimate_kernel.cuh"
-#include "kernels/sm90/common/launch.h"
-#include "kernels/sm90/common/tensor_map.h"
+#include "kernels/index/estimate_launch.cuh"
+#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::index {
 namespace {
 
 using fused::CheckPointer;
 using fused::CheckSize;
-
-constexpr float kLog2e = 1.44269504088896340736f;
 
 // The maximum of floats through integer atomics: their order is that of the bits, reversed below 0.
 __device__ __forceinline__ void AtomicMax(float* address, float value) {
@@ -67,7 +65,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     start[half] = kDocuments ? shared.query_start[run * kRun + row] : 0;
     const bool valid = query[half] < p.queries;
     const float max = kSum && valid ? p.row_max[head * p.queries + query[half]] : -INFINITY;
-    shift[half] = max == -INFINITY ? 0.0f : max * kLog2e;
+    shift[half] = max == -INFINITY ? 0.0f : max * ptx::kLog2E;
   }
   // The row and half tile that this lane sums up: see QuadSum.
   uint64_t sum = 0;
@@ -76,17 +74,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const ProductTurn turn(kSum && work.run_count == kBlockRuns && work.tile_count > 0, warpgroup);
   const char* q = reinterpret_cast<const char*>(shared.q) + run * (kRun * 128);
   for (int i = warpgroup / (kConsumers / turns); i < work.tile_count; i += turns) {
-    const int stage = i % kStages;
     float s[64];
-    ptx::MbarrierWait(&shared.full[stage], i / kStages & 1);
-    const int key_position[2] = {KeyPosition(shared, stage, 0), KeyPosition(shared, stage, 1)};
-    turn.Begin();
-    StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
-                          kKeyTile);
-    turn.End(i + 1 == work.tile_count);
-    FinishLogits(s);
-    ReleaseStage(shared, stage);
-
+    int key_position[2];
+    RowLogits(s, shared, work, i, q, turn, key_position);
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =
         key + kKeyTile <= p.keys &&
@@ -161,7 +151,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
           work.Head(p, row / kRun) * p.queries + work.FirstQuery(p, row / kRun) + row % kRun;
       const int64_t sum = p.row_sum[at];
       if (sum > 0)
-        bias = static_cast<float>(kRowSumBits) - p.row_max[at] * kLog2e -
+        bias = static_cast<float>(kRowSumBits) - p.row_max[at] * ptx::kLog2E -
                log2f(static_cast<float>(sum));
     }
     shared.bias[row] = bias;
@@ -274,38 +264,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
 }
 
-absl::Status Check(const EstimateArgs& args, const char* step) {
-  const auto name = [step](const char* what) { return absl::StrFormat("%s: %s", step, what); };
-  if (args.q.head_dim != 64 && args.q.head_dim != 128) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: head_dim is %d; 64 and 128 are supported", step, args.q.head_dim));
-  }
-  if (args.k.head_dim != args.q.head_dim || args.k.heads < 1 || args.q.heads < args.k.heads ||
-      args.q.heads % args.k.heads != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: q has %d heads of %d, k has %d of %d; head_dim must be one, and the heads of q a "
-        "multiple of k's",
-        step, args.q.heads, args.q.head_dim, args.k.heads, args.k.head_dim));
-  }
-  if (args.tile != 64 && args.tile != 128) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: tile is %d; 64 and 128 are supported", step, args.tile));
-  }
+absl::Status Check(const EstimateArgs& args, const std::string& step) {
   RETURN_IF_ERROR(
-      CheckSize(args.q.tokens, name("estimate queries").c_str(), 1, kMaxEstimateQueries));
-  RETURN_IF_ERROR(CheckSize(args.key_layout.tokens, name("tokens of the sequence").c_str(), 1,
-                            INT32_MAX - kKeyTile));
-  RETURN_IF_ERROR(CheckSize(args.k.tokens, name("tokens of k (of the layout's rank)").c_str(),
-                            args.key_layout.local_tokens(), args.key_layout.local_tokens()));
-  RETURN_IF_ERROR(CheckSize(args.q.token_stride, name("q.token_stride").c_str(), 0, INT64_MAX, 8));
-  RETURN_IF_ERROR(CheckSize(args.q.head_stride, name("q.head_stride").c_str(), 0, INT64_MAX, 8));
-  if (!(args.scale > 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: scale is %g; it must be positive", step, args.scale));
-  }
-  RETURN_IF_ERROR(CheckPointer(args.q.data, name("q").c_str()));
-  RETURN_IF_ERROR(CheckPointer(args.query_positions, name("query_positions").c_str()));
-  return CheckPointer(args.row_max, name("row_max").c_str());
+      CheckQueriesAndKeys(step, args.q, args.k, args.key_layout, args.tile, args.scale));
+  RETURN_IF_ERROR(
+      CheckSize(args.q.tokens, (step + ": estimate queries").c_str(), 1, kMaxEstimateQueries));
+  RETURN_IF_ERROR(CheckPointer(args.query_positions, (step + ": query_positions").c_str()));
+  return CheckPointer(args.row_max, (step + ": row_max").c_str());
 }
 
 enum class Step { kMax, kSum, kMass };
@@ -321,44 +286,20 @@ template <int kHeadDim>
 absl::Status Launch(const EstimateArgs& args, Step step, const char* name, cudaStream_t stream) {
   ASSIGN_OR_RETURN(const int processors, sm90::MultiprocessorCount());
   ASSIGN_OR_RETURN(const CUtensorMap key_map, sm90::LoadMap(args.k, kKeyTile, "k"));
-  const int runs = static_cast<int>((args.q.tokens + kRun - 1) / kRun);
-  const int group = args.q.heads / args.k.heads;
-  const int key_tiles = static_cast<int>((args.k.tokens + kKeyTile - 1) / kKeyTile);
-  const int block_groups = (group * runs + kBlockRuns - 1) / kBlockRuns;
-  const int combinations = args.k.heads * block_groups;
-  const int chunks = std::clamp(processors / combinations, 1, key_tiles);
-  const EstimateParams params = {
-      .q = args.q.data,
-      .q_token_stride = args.q.token_stride,
-      .q_head_stride = args.q.head_stride,
-      .query_positions = args.query_positions,
-      .query_starts = args.query_starts,
-      .row_max = args.row_max,
-      .row_sum = args.row_sum,
-      .column_mass = args.column_mass,
-      .diagonal_mass = args.diagonal_mass,
-      .key_layout = args.key_layout,
-      .keys = static_cast<int>(args.k.tokens),
-      .key_tiles = key_tiles,
-      .queries = static_cast<int>(args.q.tokens),
-      .runs = runs,
-      .group = group,
-      .block_groups = block_groups,
-      .chunks = chunks,
-      .tile = args.tile,
-      .blocks = (args.key_layout.tokens + args.tile - 1) / args.tile,
-      .scale = args.scale,
-      .scale_log2 = args.scale * kLog2e,
-  };
+  EstimateParams params =
+      MakeEstimateParams(args.q, args.k, args.key_layout, args.tile, args.scale);
+  params.query_positions = args.query_positions;
+  params.query_starts = args.query_starts;
+  params.row_max = args.row_max;
+  params.row_sum = args.row_sum;
+  params.column_mass = args.column_mass;
+  params.diagonal_mass = args.diagonal_mass;
+  const int combinations = args.k.heads * params.block_groups;
+  params.chunks = std::clamp(processors / combinations, 1, params.key_tiles);
   const auto kernel = args.query_starts == nullptr ? KernelOf<kHeadDim, false>(step)
                                                    : KernelOf<kHeadDim, true>(step);
-  constexpr size_t kSharedBytes = sizeof(EstimateShared<kHeadDim>);
-  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(kSharedBytes)),
-                       name);
-  kernel<<<combinations * chunks, kBlockThreads, kSharedBytes, stream>>>(params, key_map);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), name);
-  return absl::OkStatus();
+  return LaunchEstimate<kHeadDim>(name, kernel, combinations * params.chunks, stream, params,
+                                  key_map);
 }
 
 absl::Status Dispatch(const EstimateArgs& args, Step step, const char* name, cudaStream_t stream) {

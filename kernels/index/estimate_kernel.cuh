@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "kernels/sm90/ptx/exp2.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
@@ -17,6 +18,7 @@
 namespace ringleader::kernels::index {
 
 namespace ptx = sm90::ptx;
+using ptx::Exp2;
 
 inline constexpr int kKeyTile = 128;
 inline constexpr int kRun = kMassRun;  // queries in a run
@@ -63,7 +65,7 @@ struct EstimateShared {
   int key_position[kStages][2];  // of each half of a tile
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];
-  // Of kernels that know packed documents: the first key that a query sees.
+  // Only in kernels that know packed documents: the first key that a query sees.
   int query_start[kBlockQueries];
   int run_max_start[kBlockRuns];
 };
@@ -85,7 +87,7 @@ struct BlockWork {
     tile_count =
         static_cast<int>(static_cast<int64_t>(chunk + 1) * p.key_tiles / p.chunks) - first_tile;
   }
-  // Of run `run` of this block.
+  // The query head of run `run` of this block.
   __device__ int Head(const EstimateParams& p, int run) const {
     return kv_head * p.group + (first_run + run) / p.runs;
   }
@@ -152,7 +154,7 @@ __device__ __forceinline__ void ProduceKeys(const EstimateParams& p, const Block
   }
 }
 
-// Where half `half` of a tile begins, read by the lane that will release the tile.
+// The position at which half `half` of a tile begins, read by the lane that will release the tile.
 template <int kHeadDim>
 __device__ __forceinline__ int KeyPosition(const EstimateShared<kHeadDim>& shared, int stage,
                                            int half) {
@@ -160,7 +162,7 @@ __device__ __forceinline__ int KeyPosition(const EstimateShared<kHeadDim>& share
   return __shfl_sync(0xffffffffu, position, 0);
 }
 
-// This warp is done with a tile.
+// Called when this warp is done with a tile.
 template <int kHeadDim>
 __device__ __forceinline__ void ReleaseStage(EstimateShared<kHeadDim>& shared, int stage) {
   __syncwarp();
@@ -186,8 +188,9 @@ __device__ __forceinline__ void FinishLogits(float (&d)[64]) {
   ptx::PinRegisters(d);
 }
 
-// Warpgroups that share every tile take turns at the tensor cores; left alone they would all
-// multiply at once and then all compute exponentials at once, each unit idle half of the time.
+// Warpgroups that share every tile take turns at the tensor cores; left alone they
+// would all multiply at the same time and then all compute exponentials, each unit idle half of the
+// time.
 class ProductTurn {
  public:
   // `ordered` false: no turns, as when warpgroups work on different tiles. All of a warpgroup call.
@@ -210,10 +213,22 @@ class ProductTurn {
   int warpgroup_;
 };
 
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+// One tile's logits of the 64 queries at `q`, once it is there; then gives the tile back. Leaves in
+// key_position where the tile's halves begin.
+template <int kHeadDim>
+__device__ __forceinline__ void RowLogits(float (&s)[64], EstimateShared<kHeadDim>& shared,
+                                          const BlockWork& work, int tile, const char* q,
+                                          const ProductTurn& turn, int (&key_position)[2]) {
+  const int stage = tile % kStages;
+  ptx::MbarrierWait(&shared.full[stage], tile / kStages & 1);
+  key_position[0] = KeyPosition(shared, stage, 0);
+  key_position[1] = KeyPosition(shared, stage, 1);
+  turn.Begin();
+  StartLogits<kHeadDim>(s, q, kBlockQueries, reinterpret_cast<const char*>(shared.k[stage]),
+                        kKeyTile);
+  turn.End(tile + 1 == work.tile_count);
+  FinishLogits(s);
+  ReleaseStage(shared, stage);
 }
 
 // v[row half][s] of the four lanes of a quad are summed; lane l returns the sum of v[l / 2][l % 2].

@@ -8,18 +8,17 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/fused/device_buffer.h"
-#include "kernels/fused/gpu_test.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
 #include "kernels/reference/index/index_select.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/gpu_test.h"
+#include "kernels/testing/selection_buffers.h"
 
 namespace ringleader::kernels::index {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-using fused::DeviceBuffer;
-using fused::SmallShapes;
 using ::testing::HasSubstr;
 
 struct Case {
@@ -63,7 +62,7 @@ struct Estimate {
   std::vector<int32_t> diagonal_mass;  // [heads, blocks]
 };
 
-class IndexTest : public fused::GpuTest {
+class IndexTest : public GpuTest {
  protected:
   // Steps 1 to 3 on `ranks` simulated ranks, reduced on the host as the ranks would.
   Estimate RunEstimate(const Case& c, const std::vector<Bf16>& q, const std::vector<Bf16>& k,
@@ -284,43 +283,26 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
               cudaSuccess);
   }
   layout.rank = ranks / 2;
-  DeviceBuffer<int32_t> diagonal_mass(estimate.diagonal_mass), caps(max_count), counts(heads),
-      diagonal_counts(heads), residue_offsets(int64_t{heads} * (ranks + 1)),
-      residues(int64_t{heads} * blocks);
-  DeviceBuffer<float> shares(mass);
-  DeviceBuffer<char> workspace(static_cast<int64_t>(SelectWorkspaceBytes(heads, tokens)));
-  DeviceBuffer<int64_t> positions(int64_t{heads} * max_columns), load(ranks);
-  DeviceBuffer<IndexMass> masses(heads);
-  DeviceBuffer<uint64_t> diagonals(heads * words);
-  const HeadBudgets budgets = {.mass = shares.data(), .max_count = caps.data()};
-  ASSERT_EQ(Select({.candidate_mass = all_mass.data(),
-                    .candidate_positions = all_positions.data(),
-                    .diagonal_mass = diagonal_mass.data(),
-                    .column_budgets = budgets,
-                    .diagonal_budgets = budgets,
-                    .layout = layout,
-                    .heads = heads,
-                    .tile = tile,
-                    .max_columns = max_columns,
-                    .sink_tokens = sink,
-                    .local_blocks = local_blocks,
-                    .workspace = workspace.data(),
-                    .column_positions = positions.data(),
-                    .column_counts = counts.data(),
-                    .diagonals = diagonals.data(),
-                    .diagonal_counts = diagonal_counts.data(),
-                    .residue_offsets = residue_offsets.data(),
-                    .residues = residues.data(),
-                    .load = load.data(),
-                    .masses = masses.data()},
-                   nullptr),
-            absl::OkStatus());
+  SelectionBuffers selected({.layout = layout,
+                             .heads = heads,
+                             .tile = tile,
+                             .max_columns = max_columns,
+                             .sink_tokens = sink,
+                             .local_blocks = local_blocks},
+                            mass, max_count);
+  selected.diagonal_mass.Write(estimate.diagonal_mass);
+  const auto copy = [](const DeviceBuffer<int32_t>& to, const DeviceBuffer<int32_t>& from) {
+    return cudaMemcpy(to.data(), from.data(), from.Bytes(), cudaMemcpyDeviceToDevice);
+  };
+  ASSERT_EQ(copy(selected.candidate_mass, all_mass), cudaSuccess);
+  ASSERT_EQ(copy(selected.candidate_positions, all_positions), cudaSuccess);
+  ASSERT_EQ(Select(selected.Args(), nullptr), absl::OkStatus());
 
-  const auto got_positions = positions.Read();
-  const auto got_bits = diagonals.Read();
-  const auto got_offsets = residue_offsets.Read();
-  const auto got_residues = residues.Read();
-  const auto got_masses = masses.Read();
+  const auto got_positions = selected.positions.Read();
+  const auto got_bits = selected.diagonals.Read();
+  const auto got_offsets = selected.residue_offsets.Read();
+  const auto got_residues = selected.residues.Read();
+  const auto got_masses = selected.masses.Read();
   std::vector<int64_t> expected_load(ranks);
   for (int h = 0; h < heads; ++h) {
     SCOPED_TRACE(::testing::Message() << "head " << h << " mass " << mass[h] << " cap "
@@ -332,7 +314,7 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
     const int32_t count =
         reference::SelectColumns(candidates[h].data(), static_cast<int64_t>(candidates[h].size()),
                                  total, sink, mass[h], max_count[h], max_columns, want.data());
-    ASSERT_EQ(counts.Read()[h], count);
+    ASSERT_EQ(selected.counts.Read()[h], count);
     ASSERT_TRUE(
         std::equal(want.begin(), want.end(), got_positions.begin() + int64_t{h} * max_columns));
     int64_t columns_mass = 0;
@@ -343,7 +325,7 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
     std::vector<uint64_t> want_bits(words);
     const int32_t chosen = reference::SelectDiagonals(block_mass, blocks, local_blocks, mass[h],
                                                       max_count[h], want_bits.data());
-    EXPECT_EQ(diagonal_counts.Read()[h], chosen);
+    EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);
     ASSERT_TRUE(std::equal(want_bits.begin(), want_bits.end(), got_bits.begin() + h * words));
     const auto has = [&](int64_t delta) {
       return delta >= 0 && (want_bits[delta / 64] >> (delta % 64) & 1) != 0;
@@ -373,7 +355,7 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
       }
     }
   }
-  EXPECT_EQ(load.Read(), expected_load);
+  EXPECT_EQ(selected.load.Read(), expected_load);
 }
 
 ShardLayout Striped(int64_t tokens, int ranks) {

@@ -15,7 +15,7 @@ using fused::CheckPointer;
 using fused::CheckSize;
 
 constexpr int kCandidateCluster = 8;
-// Two blocks a multiprocessor: 16 clusters of one each do not all fit.
+// Two blocks share a multiprocessor: with one on each, 16 clusters would not all fit.
 constexpr int kCandidateThreads = 512;
 
 // Beside SelectShared. Masses that fit are kept in it, as they are looked at several times; before
@@ -137,7 +137,7 @@ class Bitmap {
     const int word = position / 32, k = word & ((1 << shift_) - 1);
     atomicOr(words_ + k * kSelectThreads + (word >> shift_), 1u << position % 32);
   }
-  // Calls emit(rank, position) for each bit in ascending order. All threads call, behind a barrier.
+  // Calls emit(rank, position) for each bit in ascending order. All threads call, after a barrier.
   template <typename Emit>
   __device__ void Scan(uint64_t* slots, Emit emit) const {
     uint32_t own = 0;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void ForCandidates(const SelectArgs& args, int head, 
   }
 }
 
-// Columns of one head.
+// Chooses the columns of one head.
 __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool cache,
                               SelectShared& shared, int* last_tie) {
   const int candidates = args.layout.ranks * args.max_columns;
@@ -226,7 +226,7 @@ __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool
       shared, 0, candidates, mass_of, cap - forced_count,
       MassTarget(static_cast<int64_t>(total), args.column_budgets.mass[head]) - forced_mass);
 
-  // First of the ties, if not all are taken, then of the choice.
+  // Marks positions: first those of ties, if not all of them are taken, then the choice.
   const auto mark = [&](auto chosen) {
     bitmap.Clear();
     __syncthreads();
@@ -262,7 +262,8 @@ __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool
   }
 }
 
-// Block diagonals of one head, as bits and by residue, and the tiles that they cost.
+// Chooses the block diagonals of one head, writes them as bits and by residue, and adds the tiles
+// that they cost to the load.
 __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
                                 SelectShared& shared) {
   const int32_t* mass = args.diagonal_mass + static_cast<int64_t>(head) * blocks;

@@ -86,13 +86,96 @@ struct Window {
   }
 };
 
+// A count and a mass below 2^32 in one number, so that they are added and scanned together.
+__device__ __forceinline__ uint64_t CountAndMass(uint32_t count, uint32_t mass) {
+  return static_cast<uint64_t>(count) << 32 | mass;
+}
+
+// Counts the masses of this block's share [begin, end) that lie in `window` by bins: logarithmic
+// ones in the first histogram, even ones in those that follow.
+template <bool kMass, int kThreads, typename MassOf>
+__device__ __forceinline__ void FillHistogram(SelectShared& shared, int begin, int end,
+                                              MassOf mass_of, const Window& window,
+                                              bool logarithmic) {
+  for (int b = threadIdx.x; b < kBins; b += kThreads) {
+    shared.count[b] = 0;
+    if (kMass) shared.sum[b] = 0;
+  }
+  if (threadIdx.x == 0) shared.crossing = -1;
+  __syncthreads();
+#pragma unroll 4
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
+    const int mass = mass_of(i);
+    const uint32_t offset = static_cast<uint32_t>(mass - window.low);
+    if (offset >= window.width) continue;
+    const int bin = logarithmic ? LogarithmicBin(mass) : static_cast<int>(offset >> window.shift);
+    atomicAdd(&shared.count[bin], 1u);
+    if (kMass) atomicAdd(&shared.sum[bin], static_cast<uint32_t>(mass));
+  }
+}
+
+// Each block of the cluster adds up its share of the bins over all blocks and writes the counts to
+// the `sum` of all.
+template <int kCluster, int kThreads>
+__device__ __forceinline__ void SumOverCluster(SelectShared& shared) {
+  const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  constexpr int kShare = kBins / kCluster;
+  for (int b = threadIdx.x; b < kShare; b += kThreads) {
+    const int bin = static_cast<int>(cluster.block_rank()) * kShare + b;
+    uint32_t sum = 0;
+#pragma unroll
+    for (int rank = 0; rank < kCluster; ++rank)
+      sum += *cluster.map_shared_rank(&shared.count[bin], rank);
+#pragma unroll
+    for (int rank = 0; rank < kCluster; ++rank)
+      *cluster.map_shared_rank(&shared.sum[bin], rank) = sum;
+  }
+  cluster.sync();
+}
+
+// Adds up bins from the top, after `above`, and leaves in `shared` the one in which `reached` comes
+// true, if there is one. Returns the sum of all. `counts`: [kBins] of shared memory.
+template <bool kMass, int kThreads, typename Reached>
+__device__ __forceinline__ uint64_t FindCrossing(SelectShared& shared, const uint32_t* counts,
+                                                 uint64_t above, Reached reached) {
+  constexpr int kPerThread = kBins / kThreads;  // neighbours
+  static_assert(kPerThread % 4 == 0);
+  const int bottom = kBins - kPerThread * (1 + static_cast<int>(threadIdx.x));
+  uint64_t of_bin[kPerThread], sum = 0;
+#pragma unroll
+  for (int four = 0; four < kPerThread; four += 4) {
+    const uint4 c = *reinterpret_cast<const uint4*>(counts + bottom + four);
+    const uint32_t count_of[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      of_bin[kPerThread - 1 - four - k] =
+          CountAndMass(count_of[k], kMass ? shared.sum[bottom + four + k] : 0);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) sum += of_bin[k];
+  const Scan scan = BlockScan(sum, shared.scan);
+  uint64_t before = above + scan.inclusive - sum;
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) {
+    if (of_bin[k] != 0 && !reached(before) && reached(before + of_bin[k])) {
+      shared.crossing = bottom + kPerThread - 1 - k;
+      shared.above = before;
+      shared.at_crossing = of_bin[k];
+    }
+    before += of_bin[k];
+  }
+  __syncthreads();
+  return above + scan.total;
+}
+
 // Finds where the elements of falling mass reach `mass_left` or `count_left`. `mass_of(i)`, for i
 // of this block's share [begin, end), is 0 or less for what cannot be taken. kCluster blocks of
 // kThreads share the work and all get the result; a cluster counts only, mass_left is ignored.
 template <int kCluster, int kThreads, typename MassOf>
 __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, MassOf mass_of,
                                    int64_t count_left, int64_t mass_left) {
-  namespace cg = cooperative_groups;
   constexpr bool kMass = kCluster == 1;
   if (count_left <= 0 || (kMass && mass_left <= 0)) return {INT_MAX, 0, 0, 0, 0};
   const auto reached = [&](uint64_t taken) {
@@ -100,74 +183,16 @@ __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, Mas
            (kMass && static_cast<int64_t>(taken & 0xffffffffu) >= mass_left);
   };
   Window window;
-  uint64_t above = 0;  // (count, mass) taken with certainty
+  uint64_t above = 0;  // CountAndMass of what is taken with certainty
   for (int level = 0;; ++level) {
-    for (int b = threadIdx.x; b < kBins; b += kThreads) {
-      shared.count[b] = 0;
-      if (kMass) shared.sum[b] = 0;
-    }
-    if (threadIdx.x == 0) shared.crossing = -1;
-    __syncthreads();
-#pragma unroll 4
-    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) {
-      const int mass = mass_of(i);
-      const uint32_t offset = static_cast<uint32_t>(mass - window.low);
-      if (offset >= window.width) continue;
-      const int bin = level == 0 ? LogarithmicBin(mass) : static_cast<int>(offset >> window.shift);
-      atomicAdd(&shared.count[bin], 1u);
-      if (kMass) atomicAdd(&shared.sum[bin], static_cast<uint32_t>(mass));
-    }
-    const uint32_t* counts = shared.count;
+    FillHistogram<kMass, kThreads>(shared, begin, end, mass_of, window, level == 0);
     if constexpr (kCluster > 1) {
-      // Each block adds up its share of the bins and tells all.
-      const cg::cluster_group cluster = cg::this_cluster();
-      cluster.sync();
-      constexpr int kShare = kBins / kCluster;
-      for (int b = threadIdx.x; b < kShare; b += kThreads) {
-        const int bin = static_cast<int>(cluster.block_rank()) * kShare + b;
-        uint32_t sum = 0;
-#pragma unroll
-        for (int rank = 0; rank < kCluster; ++rank)
-          sum += *cluster.map_shared_rank(&shared.count[bin], rank);
-#pragma unroll
-        for (int rank = 0; rank < kCluster; ++rank)
-          *cluster.map_shared_rank(&shared.sum[bin], rank) = sum;
-      }
-      cluster.sync();
-      counts = shared.sum;
+      SumOverCluster<kCluster, kThreads>(shared);
     } else {
       __syncthreads();
     }
-    // From the top; a thread has a few neighbours.
-    constexpr int kPerThread = kBins / kThreads;
-    static_assert(kPerThread % 4 == 0);
-    const int bottom = kBins - kPerThread * (1 + static_cast<int>(threadIdx.x));
-    uint64_t of_bin[kPerThread], sum = 0;
-#pragma unroll
-    for (int four = 0; four < kPerThread; four += 4) {
-      const uint4 c = *reinterpret_cast<const uint4*>(counts + bottom + four);
-      const uint32_t count_of[4] = {c.x, c.y, c.z, c.w};
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        of_bin[kPerThread - 1 - four - k] =
-            static_cast<uint64_t>(count_of[k]) << 32 | (kMass ? shared.sum[bottom + four + k] : 0);
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kPerThread; ++k) sum += of_bin[k];
-    const Scan scan = BlockScan(sum, shared.scan);
-    uint64_t before = above + scan.inclusive - sum;
-    const uint64_t all = above + scan.total;
-#pragma unroll
-    for (int k = 0; k < kPerThread; ++k) {
-      if (of_bin[k] != 0 && !reached(before) && reached(before + of_bin[k])) {
-        shared.crossing = bottom + kPerThread - 1 - k;
-        shared.above = before;
-        shared.at_crossing = of_bin[k];
-      }
-      before += of_bin[k];
-    }
-    __syncthreads();
+    const uint64_t all = FindCrossing<kMass, kThreads>(
+        shared, kCluster > 1 ? shared.sum : shared.count, above, reached);
     const int crossing = shared.crossing;
     if (crossing < 0) {  // all of them together do not reach it
       return {0, 0, 0, static_cast<int64_t>(all >> 32), static_cast<int64_t>(all & 0xffffffffu)};

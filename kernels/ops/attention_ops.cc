@@ -1,5 +1,7 @@
 #include "kernels/ops/attention_ops.h"
 
+#include <torch/autograd.h>
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -16,7 +18,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What an attention visits; kept alive between forward and backward.
+// What an attention visits, kept alive between forward and backward.
 struct Visit : torch::CustomClassHolder {
   TileSelection tiles;
   ColumnSelection columns;  // none: positions null
@@ -115,8 +117,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                                            .deterministic = deterministic},
                       q, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
     if (visit->columns.positions != nullptr) {
-      // Gathered again rather than kept: a copy of thousands of rows, against their memory in all
-      // layers.
+      // Columns are gathered again rather than kept: that copies thousands of rows, where keeping
+      // them would take their memory in all layers.
       const Gathered columns = Gather(q, k, v, *visit);
       const torch::Tensor d_keys = torch::zeros(columns.keys.sizes(), floats),
                           d_values = torch::zeros(columns.keys.sizes(), floats);

@@ -4,7 +4,7 @@
 // (torch.use_deterministic_algorithms).
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "kernels/index/select.h"
 #include "ringleader/kernels/attention.h"

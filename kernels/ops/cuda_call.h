@@ -4,7 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "absl/status/status.h"
 #include "ringleader/kernels/attention.h"

@@ -1,5 +1,7 @@
 #include "kernels/ops/elementwise_ops.h"
 
+#include <torch/autograd.h>
+
 #include <algorithm>
 
 #include "kernels/fused/cross_entropy.h"

@@ -1,10 +1,9 @@
-// The element-wise and row-wise steps of a decoder layer on the GPU: the steps outside autograd
-// have the signatures of worker/model/decoder/elementwise.h, so that the model picks an engine by
-// device alone; below them the same as differentiable operators. bf16 CUDA tensors, last dimension
-// dense.
+// The element-wise and row-wise steps of a decoder layer on the GPU: first as plain
+// functions, which the decoder calls, then as differentiable operators. bf16 CUDA tensors, last
+// dimension dense.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <tuple>
 
@@ -38,7 +37,7 @@ SwiGluGradient SwiGluBackward(const torch::Tensor& dactivation, const torch::Ten
 void RotateInPlace(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& positions,
                    const torch::Tensor& inv_freq, double scale, bool inverse);
 
-// Differentiable:
+// What follows is differentiable.
 
 // y = x / rms(x) * weight; x: [n, hidden].
 torch::Tensor RmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double epsilon);
@@ -52,9 +51,9 @@ std::tuple<torch::Tensor, torch::Tensor> Rope(const torch::Tensor& q, const torc
                                               const torch::Tensor& positions,
                                               const torch::Tensor& inv_freq, double scale);
 
-// The summed cross entropy of softmax(hidden head^T), as worker/model/decoder/loss.h: an fp64
-// scalar whose gradient is computed in the same pass, a chunk of logits at a time. hidden: [n,
-// hidden_size], head: [vocab, hidden_size], labels: [n] int64. Backward may only scale it.
+// The summed cross entropy of softmax(hidden head^T): an fp64 scalar whose gradient is computed in
+// the same pass, a chunk of logits at a time. hidden: [n, hidden_size], head: [vocab, hidden_size],
+// labels: [n] int64. Backward may only scale it.
 torch::Tensor LinearCrossEntropySum(const torch::Tensor& hidden, const torch::Tensor& head,
                                     const torch::Tensor& labels, int64_t ignore_label);
 

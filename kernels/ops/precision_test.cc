@@ -2,6 +2,7 @@
 // PyTorch's own dense attention in bf16 with the same mask: at most twice as large, for the output,
 // its log-sum-exp and all gradients.
 #include <gtest/gtest.h>
+#include <torch/autograd.h>
 
 #include <algorithm>
 #include <cmath>

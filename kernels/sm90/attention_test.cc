@@ -180,7 +180,7 @@ std::vector<Case> Cases() {
           cases.push_back(std::move(c));
         }
       };
-      if (fused::SmallShapes()) {
+      if (SmallShapes()) {
         add(SmallCases(head_dim, tile));
       } else {
         add(ListCases(head_dim, tile));
@@ -189,7 +189,7 @@ std::vector<Case> Cases() {
       }
     }
   }
-  if (!fused::SmallShapes()) {
+  if (!SmallShapes()) {
     for (Case& c : LongCases()) cases.push_back(std::move(c));
   }
   return cases;

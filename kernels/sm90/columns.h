@@ -37,36 +37,14 @@ absl::Status ScatterColumns(const float* d_keys, const float* d_values, const Sh
                             const TokenMajor<__nv_bfloat16>& dk,
                             const TokenMajor<__nv_bfloat16>& dv, cudaStream_t stream);
 
-struct ColumnForwardArgs {
-  TokenMajor<const __nv_bfloat16> q;      // [n, heads, d]
-  const __nv_bfloat16* keys = nullptr;    // [heads, max_columns, d]
-  const __nv_bfloat16* values = nullptr;  // finite in every row, as GatherColumns leaves them
-  ColumnSelection columns;
-  TileSelection tiles;  // what the diagonals cover
-  ShardLayout query_layout;
-  TokenMajor<float> out;  // as in AttentionForwardArgs
-  float* lse = nullptr;
-  float scale = 0.0f;
-};
+using ColumnForwardArgs = kernels::ColumnForwardArgs<__nv_bfloat16>;
+using ColumnBackwardArgs = kernels::ColumnBackwardArgs<__nv_bfloat16>;
+
 // Needs ColumnForwardWorkspaceBytes().
 absl::Status ColumnForward(const ColumnForwardArgs& args, Workspace workspace, cudaStream_t stream);
 int64_t ColumnForwardWorkspaceBytes(const ColumnForwardArgs& args);
 
-struct ColumnBackwardArgs {
-  TokenMajor<const __nv_bfloat16> q, d_out;
-  const __nv_bfloat16* keys = nullptr;
-  const __nv_bfloat16* values = nullptr;
-  ColumnSelection columns;
-  TileSelection tiles;
-  ShardLayout query_layout;
-  const float* lse = nullptr;    // [heads, n]
-  const float* delta = nullptr;  // [heads, n]
-  TokenMajor<float> dq;          // added to
-  float* d_keys = nullptr;       // [heads, max_columns, d], added to
-  float* d_values = nullptr;
-  float scale = 0.0f;
-  bool deterministic = false;  // as in AttentionBackwardArgs
-};
+// Needs ColumnBackwardWorkspaceBytes().
 absl::Status ColumnBackward(const ColumnBackwardArgs& args, Workspace workspace,
                             cudaStream_t stream);
 int64_t ColumnBackwardWorkspaceBytes(const ColumnBackwardArgs& args);

@@ -214,7 +214,7 @@ TEST_P(ColumnTest, TilesAndColumnsTogetherEqualCpuEngine) {
 TEST_P(ColumnTest, DeterministicHasSameBitsIn20Runs) {
   ASSERT_NO_FATAL_FAILURE(Forward());
   std::vector<std::vector<float>> first;
-  for (int run = 0; run < (fused::SmallShapes() ? 2 : 20); ++run) {
+  for (int run = 0; run < (SmallShapes() ? 2 : 20); ++run) {
     ASSERT_NO_FATAL_FAILURE(Backward(/*deterministic=*/true));
     ASSERT_NO_FATAL_FAILURE(Scatter());
     std::vector<std::vector<float>> gradients = problem_->Gradients();
@@ -256,11 +256,11 @@ std::vector<Case> ColumnCases() {
   for (const int head_dim : {64, 128}) {
     for (const int tile : {64, 128}) {
       for (const int ranks : {1, 2}) {
-        if (fused::SmallShapes() && ranks > 1) continue;
+        if (SmallShapes() && ranks > 1) continue;
         for (const bool documents : {false, true}) {
           cases.push_back({.name = absl::StrFormat("D%dTile%dRanks%d%s", head_dim, tile, ranks,
                                                    documents ? "Documents" : ""),
-                           .tokens = fused::SmallShapes() ? 512 : 2048,
+                           .tokens = SmallShapes() ? 512 : 2048,
                            .head_dim = head_dim,
                            .tile = tile,
                            .pattern = TilePattern::kToeplitz,

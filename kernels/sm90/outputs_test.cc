@@ -69,7 +69,7 @@ std::vector<Case> RoundedCases() {
   for (const int head_dim : {64, 128}) {
     for (const int tile : {64, 128}) {
       cases.push_back({.name = absl::StrFormat("D%dTile%d", head_dim, tile),
-                       .tokens = fused::SmallShapes() ? 300 : 1900,
+                       .tokens = SmallShapes() ? 300 : 1900,
                        .heads = 8,
                        .head_dim = head_dim,
                        .tile = tile,
@@ -88,10 +88,9 @@ class Gapped {
   Gapped(int64_t tokens, int heads, int head_dim)
       : buffer_(tokens * (heads * head_dim + kGap)),
         view_{buffer_.data(), tokens, heads, head_dim, heads * head_dim + kGap, head_dim} {
-    fused::CheckCuda(
-        cudaMemset2D(buffer_.data(), view_.token_stride * sizeof(T), 0,
-                     (view_.token_stride - kGap) * sizeof(T), static_cast<size_t>(tokens)),
-        "cudaMemset2D");
+    CheckCuda(cudaMemset2D(buffer_.data(), view_.token_stride * sizeof(T), 0,
+                           (view_.token_stride - kGap) * sizeof(T), static_cast<size_t>(tokens)),
+              "cudaMemset2D");
   }
   const TokenMajor<T>& view() const { return view_; }
   // Whether tokens were written, and gaps were not.
@@ -117,7 +116,7 @@ class Gapped {
 };
 
 TEST(OutputTest, GapsBetweenTokensStay) {
-  if (!fused::HaveGpu()) GTEST_SKIP() << "no GPU";
+  if (!HaveGpu()) GTEST_SKIP() << "no GPU";
   for (const int tile : {64, 128}) {
     const Case c = {.name = "Gaps", .tokens = 300, .heads = 3, .kv_heads = 1, .tile = tile};
     const Problem p(c);
@@ -137,7 +136,7 @@ TEST(OutputTest, GapsBetweenTokensStay) {
         .scale = p.scale};
     ASSERT_EQ(AttentionForward(forward, p.scratch(), nullptr), absl::OkStatus());
     out.Check("out");
-    fused::CheckCuda(cudaMemset(rank.delta.data(), 0, rank.delta.Bytes()), "cudaMemset");
+    CheckCuda(cudaMemset(rank.delta.data(), 0, rank.delta.Bytes()), "cudaMemset");
     for (const bool deterministic : {false, true}) {
       for (const bool rounded : {false, true}) {
         SCOPED_TRACE(

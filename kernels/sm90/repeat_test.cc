@@ -22,12 +22,11 @@ TEST_P(RepeatTest, NoOutlierIn1000Runs) {
   const KeyShard& owner = p.keys[0];
   const std::vector<float> no_lse(rank.lse.size(), kMinusInfinity);
   std::vector<float> first_out, first_lse, first_dq, first_dk, first_dv;
-  for (int run = 0; run < (fused::SmallShapes() ? 3 : 1000); ++run) {
-    fused::CheckCuda(cudaMemset(rank.out.data(), 0xff, rank.out.Bytes()), "cudaMemset");
+  for (int run = 0; run < (SmallShapes() ? 3 : 1000); ++run) {
+    CheckCuda(cudaMemset(rank.out.data(), 0xff, rank.out.Bytes()), "cudaMemset");
     p.ZeroGradients();
-    fused::CheckCuda(
-        cudaMemcpy(rank.lse.data(), no_lse.data(), rank.lse.Bytes(), cudaMemcpyHostToDevice),
-        "cudaMemcpy");
+    CheckCuda(cudaMemcpy(rank.lse.data(), no_lse.data(), rank.lse.Bytes(), cudaMemcpyHostToDevice),
+              "cudaMemcpy");
     ASSERT_NO_FATAL_FAILURE(p.Forward(rank, owner, lists.gpu));
     if (run == 0) p.ComputeDelta(rank);
     ASSERT_NO_FATAL_FAILURE(p.Backward(rank, owner, lists.gpu));
@@ -71,11 +70,10 @@ TEST_P(ForwardRepeatTest, SameBitsIn2000Runs) {
   const QueryShard& rank = p.queries[0];
   const DeviceBuffer<float> no_lse(std::vector<float>(rank.lse.size(), kMinusInfinity));
   std::vector<float> first_out, first_lse;
-  for (int run = 0; run < (fused::SmallShapes() ? 3 : 2000); ++run) {
-    fused::CheckCuda(cudaMemset(rank.out.data(), 0xff, rank.out.Bytes()), "cudaMemset");
-    fused::CheckCuda(
-        cudaMemcpy(rank.lse.data(), no_lse.data(), no_lse.Bytes(), cudaMemcpyDeviceToDevice),
-        "cudaMemcpy");
+  for (int run = 0; run < (SmallShapes() ? 3 : 2000); ++run) {
+    CheckCuda(cudaMemset(rank.out.data(), 0xff, rank.out.Bytes()), "cudaMemset");
+    CheckCuda(cudaMemcpy(rank.lse.data(), no_lse.data(), no_lse.Bytes(), cudaMemcpyDeviceToDevice),
+              "cudaMemcpy");
     ASSERT_NO_FATAL_FAILURE(p.Forward(rank, p.keys[0], lists.gpu));
     const std::vector<float> lse = rank.lse.Read();
     if (run == 0) first_lse = lse;
@@ -121,7 +119,7 @@ TEST_P(DeterministicTest, SameBitsIn20Runs) {
   const Problem p(c);
   ASSERT_NO_FATAL_FAILURE(p.ForwardRing(lists));
   std::vector<std::vector<float>> first;
-  for (int run = 0; run < (fused::SmallShapes() ? 2 : 20); ++run) {
+  for (int run = 0; run < (SmallShapes() ? 2 : 20); ++run) {
     ASSERT_NO_FATAL_FAILURE(p.BackwardRing(lists, /*deterministic=*/true));
     ASSERT_NO_FATAL_FAILURE(AssertSameBits(p.Gradients(), run, first));
   }
@@ -133,14 +131,14 @@ std::vector<Case> DeterministicCases() {
     for (const int tile : {64, 128}) {
       const auto add = [&](Case c) {
         c.name += absl::StrFormat("D%dTile%d", head_dim, tile);
-        c.tokens = fused::SmallShapes() ? 512 : 2048;
+        c.tokens = SmallShapes() ? 512 : 2048;
         c.heads = 8;
         c.head_dim = head_dim;
         c.tile = tile;
         cases.push_back(std::move(c));
       };
       add({.name = "Toeplitz", .pattern = TilePattern::kToeplitz});
-      if (fused::SmallShapes()) continue;
+      if (SmallShapes()) continue;
       add({.name = "Full", .pattern = TilePattern::kFull});
       add({.name = "Causal"});
       add({.name = "Window", .pattern = TilePattern::kWindow, .window = 700});

@@ -8,7 +8,7 @@
 // behind the backward of the next layer.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <memory>

@@ -13,9 +13,8 @@
 
 namespace ringleader::kernels::reference {
 
-// Rows of `columns` of each query head: [heads, max_columns, d].
-
-// Copies the columns that `owner` has: k, v are its [n, kv_heads, d].
+// Copies the columns that `owner` has from its k, v: [n, kv_heads, d] to the rows of `columns` of
+// each query head: keys, values: [heads, max_columns, d].
 void GatherColumns(const TokenMajor<const float>& k, const TokenMajor<const float>& v,
                    const ShardLayout& owner, const ColumnSelection& columns, int heads, float* keys,
                    float* values);
@@ -25,36 +24,14 @@ void ScatterColumns(const float* d_keys, const float* d_values, const ShardLayou
                     const ColumnSelection& columns, int heads, const TokenMajor<float>& dk,
                     const TokenMajor<float>& dv);
 
-struct ColumnForwardArgs {
-  TokenMajor<const float> q;    // [n, heads, d]
-  const float* keys = nullptr;  // [heads, max_columns, d]
-  const float* values = nullptr;
-  ColumnSelection columns;
-  TileSelection tiles;  // kToeplitz: what the diagonals cover; document_starts
-  ShardLayout query_layout;
-  TokenMajor<float> out;  // as in AttentionForwardArgs
-  float* lse = nullptr;
-  float scale = 0.0f;
-};
+using ColumnForwardArgs = kernels::ColumnForwardArgs<float>;
+using ColumnBackwardArgs = kernels::ColumnBackwardArgs<float>;
+
 // `visited_tiles`, where not null: tiles of `tile` queries by `tile` columns, over all heads.
 absl::Status ColumnForward(Engine& engine, const ColumnForwardArgs& args,
                            int64_t* visited_tiles = nullptr);
 
-struct ColumnBackwardArgs {
-  TokenMajor<const float> q, d_out;
-  const float* keys = nullptr;
-  const float* values = nullptr;
-  ColumnSelection columns;
-  TileSelection tiles;
-  ShardLayout query_layout;
-  const float* lse = nullptr;    // [heads, n]
-  const float* delta = nullptr;  // [heads, n]
-  TokenMajor<float> dq;          // added to
-  float* d_keys = nullptr;       // [heads, max_columns, d], added to
-  float* d_values = nullptr;
-  float scale = 0.0f;
-  bool deterministic = false;  // always is, here
-};
+// The same bits every time, whatever `deterministic` says.
 absl::Status ColumnBackward(Engine& engine, const ColumnBackwardArgs& args);
 
 }  // namespace ringleader::kernels::reference

@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-// Keys of the tile that any of rows [begin, end) attends to lie before this one.
+// The end of the tile's keys that any of rows [begin, end) attends to.
 int VisibleKeys(const PairMask& mask, int keys, int begin, int end) {
   if (mask.kind == PairMask::Kind::kKeys) return begin < mask.rows ? keys : 0;
   if (mask.kind == PairMask::Kind::kNone) return keys;
@@ -22,7 +22,7 @@ int VisibleKeys(const PairMask& mask, int keys, int begin, int end) {
   return static_cast<int>(std::clamp<int64_t>(last + 1, 0, keys));
 }
 
-// scores[rows, columns], row 0 being query `begin` of the tile: -infinity where masked, and behind
+// scores[rows, columns], row 0 being query `begin` of the tile: -infinity where masked, and after
 // the tile's last key.
 void Mask(const PairMask& mask, int begin, int rows, int keys, int columns, float* scores) {
   for (int i = 0; i < rows; ++i, scores += kMaxTile) {

@@ -36,7 +36,7 @@ struct PairMask {
   // null: no bound.
   const int32_t* starts = nullptr;
   const float* bias = nullptr;  // kKeys: [padded keys], 0 or -infinity
-  int rows = kMaxTile;          // kKeys: rows behind these see no key
+  int rows = kMaxTile;          // kKeys: rows from here on see no key
 };
 
 // A tile of queries on its way through its keys. Rows are tokens.

@@ -8,7 +8,7 @@ namespace ringleader::kernels::reference {
 
 namespace {
 
-// Forced first, then by falling mass; ties to the lower position.
+// Orders candidates: forced ones first, then by falling mass; ties go to the lower position.
 bool Precedes(const ColumnCandidate& x, const ColumnCandidate& y, int64_t sink_tokens) {
   const bool x_forced = x.position < sink_tokens, y_forced = y.position < sink_tokens;
   if (x_forced != y_forced) return x_forced;

@@ -21,8 +21,8 @@ struct ColumnCandidate {
 void CandidateColumns(const int32_t* column_mass, const ShardLayout& layout, int64_t sink_tokens,
                       int32_t count, ColumnCandidate* out);
 
-// Of candidates[candidate_count] of all ranks, in any order. Writes ascending positions, unused
-// slots at the end, and returns how many were selected: at most max(max_count, forced) of them.
+// Selects from candidates[candidate_count] of all ranks, in any order. Writes ascending positions,
+// unused slots at the end, and returns how many it selected: at most max(max_count, forced).
 // `total` is the mass of all columns of the head. positions: [capacity]
 int32_t SelectColumns(const ColumnCandidate* candidates, int64_t candidate_count, int64_t total,
                       int64_t sink_tokens, float mass, int32_t max_count, int32_t capacity,

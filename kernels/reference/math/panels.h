@@ -10,7 +10,7 @@ inline int64_t RoundUp(int64_t value, int64_t multiple) {
 }
 
 // rows[count, d], row i at rows + i * stride, to [count / panel][d][panel]: the transpose, so that
-// tokens are columns. Tokens behind `count` up to a whole panel are zero.
+// tokens are columns. Tokens from `count` up to a whole panel are zero.
 void PackTransposed(const float* rows, int64_t stride, int count, int d, int panel, float* out);
 
 // rows[count, d] to [d / panel][count][panel]: features are columns, zero up to a whole panel.

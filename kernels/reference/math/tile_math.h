@@ -8,9 +8,6 @@
 
 namespace ringleader::kernels::reference {
 
-// Largest panel of any instruction set.
-inline constexpr int kMaxPanel = 32;
-
 struct TileMath {
   const char* name;
   int panel;

@@ -1,14 +1,16 @@
 // Host side of backward attention: checks, tensor maps, launch.
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/backward/attention_backward_kernel.cuh"
 #include "kernels/sm90/backward/attention_query_gradient.h"
 #include "kernels/sm90/backward/rounded_sum.h"
 #include "kernels/sm90/columns.h"
-#include "kernels/sm90/common/launch.h"
-#include "kernels/sm90/common/launch_kernel.cuh"
-#include "kernels/sm90/common/tensor_map.h"
+#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/launch/launch.h"
+#include "kernels/sm90/launch/launch_kernel.cuh"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -148,16 +150,16 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   params.scale = args.scale;
   params.scale_log2 = args.scale * kLog2E;
   params.next_item = static_cast<int32_t*>(workspace.data);
-  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(params.next_item, 0, 2 * sizeof(int32_t), stream),
-                             "backward: memset"));
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.next_item, 0, 2 * sizeof(int32_t), stream),
+                       "backward: memset");
   PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
       stats, args.lse, args.delta, params.walk.query_tokens, args.scale);
-  RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "backward: row statistics"));
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "backward: row statistics");
   if (!Rounds(args)) return LaunchKernels<kKind>(args, shape, params, stream);
 
   const auto sums = reinterpret_cast<float*>(after_counters + RowStatsBytes(args));
-  RETURN_IF_ERROR(
-      CudaStatus(cudaMemsetAsync(sums, 0, 2 * SumBytes(args), stream), "backward: memset of sums"));
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(sums, 0, 2 * SumBytes(args), stream),
+                       "backward: memset of sums");
   Args summed = args;
   summed.dk = {.data = sums,
                .tokens = shape.key_tokens,

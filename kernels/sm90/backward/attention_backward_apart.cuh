@@ -7,8 +7,8 @@
 
 namespace ringleader::kernels::sm90 {
 
-// All steps of an item that are this consumer's; whether there was one. Not pipelined: what keeps
-// the tensor cores busy is the other consumer, which is at another step.
+// Takes all steps of an item that are this consumer's and returns whether there was one. Steps are
+// not pipelined: the other consumer, which is at another step, keeps the tensor cores busy.
 template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient, bool kDocuments>
 __device__ __forceinline__ bool
 BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>::StepsApart() {
@@ -22,7 +22,8 @@ BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>::StepsApart() {
     query_.Advance();
     if (step.keys == 0) {  // the other consumer's alone
       Release(&shared_.query_released[query]);
-      // A phase nobody here waited for would make the wait one lap later return at once.
+      // Without this wait, the wait one lap later would find this phase's parity and not wait at
+      // all.
       ptx::MbarrierWait(&shared_.d_out_arrived[d_out], d_out_.lap);
       Release(&shared_.d_out_released[d_out]);
       d_out_.Advance();

@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "kernels/sm90/backward/attention_backward_producer.cuh"
-#include "kernels/sm90/common/fragment.cuh"
-#include "kernels/sm90/common/ring_cursor.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
 
 namespace ringleader::kernels::sm90 {
 
@@ -65,7 +65,7 @@ class BackwardConsumer {
   }
 
  private:
-  // A step tells of each consumer's keys, not of all.
+  // Whether a step describes each consumer's keys by themselves.
   static constexpr bool kTiles64 = kKind == WalkKind::kTiles64 || kKind == WalkKind::kLists64;
 
   // All steps of an item: attention_backward_together.cuh.
@@ -75,12 +75,12 @@ class BackwardConsumer {
   __device__ bool StepsApart();
 
   __device__ __forceinline__ bool Leads() const { return threadIdx.x % 128 == 0; }
-  // Every thread arrives after its own reads. One arrival a warp is no faster, and leaves racecheck
-  // blind to the order.
+  // Every thread arrives after its own reads. One arrival for each warp would be no faster, and
+  // would hide the order from racecheck.
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
     ptx::MbarrierArrive(barrier);
   }
-  // product^T[64 keys, 64 queries] = keys (rows of this consumer) * queries^T, issued.
+  // product^T[64 keys, 64 queries] = keys (rows of this consumer) * queries^T; issues it only.
   __device__ __forceinline__ void IssueTransposedScores(float (&product)[32], const uint8_t* keys,
                                                         const uint8_t* queries) {
     const uint64_t a = ptx::OperandDescriptor(keys + consumer_ * 64 * ptx::kSwizzleRowBytes);
@@ -96,7 +96,7 @@ class BackwardConsumer {
     ptx::WgmmaCommit();
   }
 
-  // gradient[64 keys, d] += weights^T[64 keys, 64 queries] * rows[64 queries, d], issued.
+  // gradient[64 keys, d] += weights^T[64 keys, 64 queries] * rows[64 queries, d]; issues it only.
   __device__ __forceinline__ void IssueKeyGradient(float (&gradient)[kHeadDim / 2],
                                                    uint32_t (&weights)[16], const uint8_t* rows,
                                                    bool accumulate) {
@@ -131,7 +131,7 @@ class BackwardConsumer {
   }
 
   // dq[64 queries, half of d] = dS[64 queries, 64 keys] * K[64 keys, half of d] of this consumer's
-  // keys, issued.
+  // keys; issues it only.
   __device__ __forceinline__ void IssueOwnQueryGradient(float (&dq)[Tile::kDqColumns / 2],
                                                         int part) {
     const int own_keys = consumer_ * 64 * ptx::kSwizzleRowBytes;
@@ -150,7 +150,7 @@ class BackwardConsumer {
     ptx::WgmmaCommit();
   }
 
-  // dq[64 queries, half of d] = dS[64 queries, 128 keys] * K[128 keys, half of d], issued.
+  // dq[64 queries, half of d] = dS[64 queries, 128 keys] * K[128 keys, half of d]; issues it only.
   __device__ __forceinline__ void IssueQueryGradient(float (&dq)[Tile::kDqColumns / 2],
                                                      const uint8_t* d_scores) {
     const int columns_byte = consumer_ * Tile::kDqColumns * 2;
@@ -177,7 +177,7 @@ class BackwardConsumer {
     }
   }
 
-  // -infinity where nothing is visible.
+  // Sets scores to -infinity where nothing is visible.
   __device__ __forceinline__ void Mask(float (&scores)[32], const TileStep& step, int stage) {
     const BackwardStep& described = shared_.step[stage];
     if constexpr (kKind == WalkKind::kColumns) {
@@ -208,7 +208,7 @@ class BackwardConsumer {
     }
   }
 
-  // Keys that are not of a query's document.
+  // Hides keys that are not in a query's document.
   __device__ __forceinline__ void MaskDocuments(float (&scores)[32], int32_t first_query) {
     const int32_t first_key = shared_.item.key_block * kBackwardKeys + consumer_ * 64;
     const int32_t key = params_.walk.key_map.Position(first_key) + FragmentRow();
@@ -234,7 +234,7 @@ class BackwardConsumer {
     }
   }
 
-  // Queries from `count` on.
+  // Hides queries from `count` on.
   __device__ __forceinline__ void MaskQueries(float (&scores)[32], int count) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -255,7 +255,7 @@ class BackwardConsumer {
     for (int i = 0; i < 16; ++i) weights[i] = PackBf16(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // dS of P and dP.
+  // Computes dS from P and dP.
   __device__ __forceinline__ void PackScoreGradient(uint32_t (&d_scores)[16],
                                                     const float (&scores)[32],
                                                     const float (&d_weights)[32],
@@ -271,7 +271,7 @@ class BackwardConsumer {
     }
   }
 
-  // As [128 keys][64 queries], which the dQ product reads transposed.
+  // Stores dS as [128 keys][64 queries], which the dQ product reads transposed.
   __device__ __forceinline__ void StoreScores(const uint32_t (&d_scores)[16]) {
     const int lane = threadIdx.x % 32;
     const int key = consumer_ * 64 + (threadIdx.x % 128) / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
@@ -310,8 +310,8 @@ class BackwardConsumer {
     }
   }
 
-  // What was staged last, and fenced and synchronised since, is added to global memory: rows from
-  // `token`, columns from column_part * kDqColumns.
+  // Adds to global memory what was staged last, and has been fenced and synchronised since: rows
+  // from `token`, columns from column_part * kDqColumns.
   __device__ __forceinline__ void Send(const CUtensorMap* map, int32_t token, int column_part,
                                        int32_t head) {
     if (Leads()) {

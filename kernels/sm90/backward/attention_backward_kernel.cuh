@@ -8,8 +8,8 @@
 //   dV += P^T dO;  dK += dS^T Q;  dQ = dS K (through shared memory: it sums over both warpgroups).
 //
 // Lists of 64-token tiles differ between the consumers' keys. Where rows that both list are few,
-// QueryGradient::kApart lets each consumer walk its own rows at its own pace: it gives back at once
-// the stages that are for the other alone, and adds its own part of dQ.
+// QueryGradient::kApart lets each consumer walk its own rows at its own pace: it gives stages that
+// are for the other alone back without a product, and adds its own part of dQ.
 //
 // Deterministic mode: fp32 terms that several CTAs add to one element make its bits depend on which
 // comes first. So here no element has two: dQ comes from attention_query_gradient_kernel.cuh, where
@@ -25,7 +25,7 @@
 
 #include "kernels/sm90/backward/attention_backward_apart.cuh"
 #include "kernels/sm90/backward/attention_backward_together.cuh"
-#include "kernels/sm90/common/warpgroup_roles.cuh"
+#include "kernels/sm90/warpgroup/roles.cuh"
 
 namespace ringleader::kernels::sm90 {
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) Attention
       });
 }
 
-// RowStats of one block of queries a warp pair: fills `stats` [heads, query_blocks].
+// Fills `stats`: [heads, query_blocks]. A pair of warps computes one block of queries.
 __global__ void PrepareRowStats(RowStats* stats, const float* lse, const float* delta,
                                 int32_t query_tokens, float scale) {
   const int32_t query = blockIdx.x * kBackwardQueries + threadIdx.x;

@@ -6,11 +6,11 @@
 #include <cstdint>
 
 #include "kernels/sm90/backward/attention_backward_tiles.cuh"
-#include "kernels/sm90/common/ring_cursor.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
 
 namespace ringleader::kernels::sm90 {
 

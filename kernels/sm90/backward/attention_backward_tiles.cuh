@@ -69,7 +69,7 @@ __device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& par
           min(first_head + params.heads_per_item, (kv_head + 1) * group), false};
 }
 
-// What the consumers learn of a stage of queries.
+// What the producer tells the consumers about a stage of queries.
 struct alignas(8) BackwardStep {
   TileStep part[2];                // of all keys; tiles of 64: of each consumer's 64
   uint32_t visible[kColumnWords];  // WalkKind::kColumns: a bit a key
@@ -91,7 +91,7 @@ class BackwardTiles<WalkKind::kTiles128, kDocuments> {
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
   __device__ TileRef Next() { return {walker_.Next(), 0}; }
-  // Of the 64 queries that start `offset` into the tile.
+  // Describes the 64 queries that start `offset` into the tile.
   __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
                            int32_t offset, bool last) const {
     if (threadIdx.x % 32 != 0) return;
@@ -104,7 +104,7 @@ class BackwardTiles<WalkKind::kTiles128, kDocuments> {
   TileWalker<WalkDirection::kAlongColumn, kDocuments> walker_;
 };
 
-// Tiles of 64 of two lines, as `Walker` finds them.
+// Tiles of 64 tokens of two lines, as `Walker` finds them.
 template <typename Walker, bool kDocuments>
 class BackwardTilePairs {
  public:

@@ -10,7 +10,7 @@ namespace ringleader::kernels::sm90 {
 // All steps of an item, software-pipelined so that the tensor cores always have work queued:
 // while the exponentials of a step are computed, its dP and the last step's dK are in flight;
 // while dS is computed, dV is; and the next step's scores go before this step's dQ and dK. dQ
-// leaves one step late, behind the barrier that the next dS needs anyway.
+// leaves one step late, after the barrier that the next dS needs anyway.
 template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient, bool kDocuments>
 __device__ __forceinline__ void
 BackwardConsumer<kHeadDim, kKind, kQueryGradient, kDocuments>::StepsTogether() {

@@ -2,9 +2,9 @@
 #include "base/status_macros.h"
 #include "kernels/sm90/backward/attention_query_gradient.h"
 #include "kernels/sm90/backward/attention_query_gradient_kernel.cuh"
-#include "kernels/sm90/common/launch_kernel.cuh"
-#include "kernels/sm90/common/tensor_map.h"
 #include "kernels/sm90/forward/attention_forward_launch.h"
+#include "kernels/sm90/launch/launch_kernel.cuh"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {

@@ -12,14 +12,14 @@
 #include <cstdint>
 
 #include "kernels/sm90/backward/attention_backward_tiles.cuh"
-#include "kernels/sm90/common/fragment.cuh"
-#include "kernels/sm90/common/ring_cursor.cuh"
-#include "kernels/sm90/common/warpgroup_roles.cuh"
 #include "kernels/sm90/forward/attention_forward_producer.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
+#include "kernels/sm90/warpgroup/roles.cuh"
 
 namespace ringleader::kernels::sm90 {
 
@@ -86,7 +86,7 @@ class QueryGradientConsumer {
     }
   }
 
-  // product[64 queries, keys] = rows of this consumer * columns^T, issued.
+  // product[64 queries, keys] = rows of this consumer * columns^T; issues it only.
   __device__ __forceinline__ void IssueProduct(float (&product)[Tile::kKeys / 2],
                                                const uint8_t* rows, const uint8_t* columns) {
     const uint64_t a = ptx::OperandDescriptor(rows + consumer_ * 64 * ptx::kSwizzleRowBytes);
@@ -102,7 +102,7 @@ class QueryGradientConsumer {
     ptx::WgmmaCommit();
   }
 
-  // dq += dS K, issued.
+  // Issues dq += dS K.
   __device__ __forceinline__ void IssueQueryGradient(int stage) {
     const uint64_t b = ptx::OperandDescriptor(shared_.key[stage], Tile::kKeyBlock);
     ptx::PinRegisters(dq_);
@@ -174,7 +174,7 @@ class QueryGradientConsumer {
     }
   }
 
-  // dq_ to global memory. Every element has one thread in the whole grid.
+  // Writes dq_ to global memory. Every element has one thread in the whole grid.
   __device__ __forceinline__ void Add(const ForwardItem& item) {
     const int32_t first = item.block * Tile::kQueries + consumer_ * 64 + FragmentRow();
 #pragma unroll

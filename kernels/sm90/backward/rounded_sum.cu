@@ -1,7 +1,9 @@
 #include <cstdint>
 
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/backward/rounded_sum.h"
-#include "kernels/sm90/common/launch.h"
+#include "kernels/sm90/launch/launch.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -45,7 +47,8 @@ absl::Status AddRounded(const KeyValuePair<const float*>& sums,
   const int64_t threads = target.k.tokens * target.k.heads * (target.k.head_dim / 8);
   const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
   AddRoundedKernel<<<dim3(blocks, 2), kThreads, 0, stream>>>(sums, target, threads);
-  return CudaStatus(cudaGetLastError(), "backward: rounding");
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "backward: rounding");
+  return absl::OkStatus();
 }
 
 }  // namespace ringleader::kernels::sm90

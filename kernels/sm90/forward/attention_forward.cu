@@ -1,13 +1,15 @@
 // Host side of forward attention: checks, tensor maps, launch.
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
-#include "kernels/sm90/common/launch.h"
-#include "kernels/sm90/common/launch_kernel.cuh"
-#include "kernels/sm90/common/tensor_map.h"
+#include "kernels/sm90/hopper.h"
 #include "kernels/sm90/forward/attention_forward_kernel.cuh"
 #include "kernels/sm90/forward/attention_forward_launch.h"
+#include "kernels/sm90/launch/launch.h"
+#include "kernels/sm90/launch/launch_kernel.cuh"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -44,8 +46,8 @@ absl::Status Launch(const Args& args, const ForwardParams& params, cudaStream_t 
   ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, Tile::kQueries, "q"));
   ASSIGN_OR_RETURN(const CUtensorMap key_map, (StageMap<kHeadDim, kKind>(args.k, "k")));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, (StageMap<kHeadDim, kKind>(args.v, "v")));
-  RETURN_IF_ERROR(
-      CudaStatus(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream), "forward: memset"));
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream),
+                       "forward: memset");
   const auto kernel = params.walk.document_starts == nullptr
                           ? AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/false>
                           : AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/true>;
@@ -82,8 +84,9 @@ absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_
   const AttentionShape shape = TileShape(args);
   RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
   const auto run = [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); };
-  // Rows by themselves, whatever the density: the diagonals are on the device. Two rows together
-  // would take fewer cycles where most are set (kernels/README.md).
+  // Each row walks by itself, whatever the density, because the diagonals are known on the device
+  // alone. Two rows together would take fewer cycles where most diagonals are set
+  // (kernels/EXPERIMENTS.md).
   if (args.tiles.tile == 64 && args.tiles.pattern == TilePattern::kToeplitz) {
     return run.template operator()<WalkKind::kDiagonals64>();
   }

@@ -1,24 +1,23 @@
 // Forward attention for Hopper: one persistent CTA a multiprocessor, a producer warp that walks
 // tile lists and starts copies, and two consumer warpgroups of 64 query rows each. The queries stay
 // in registers, as operands of every product with keys.
-//
-// Lists and block diagonals of 64-token tiles give the two consumers nothing to share, or not the
-// same at the same time: each has a producer warp and stages of its own, and the CTA is two half as
-// large.
+// With lists and block diagonals of 64-token tiles the two consumers have no tiles in common, or
+// not at the same time. There each has a producer warp and stages of its own, so that the CTA is
+// two of half the size.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-#include "kernels/sm90/common/fragment.cuh"
-#include "kernels/sm90/common/ring_cursor.cuh"
-#include "kernels/sm90/common/warpgroup_roles.cuh"
 #include "kernels/sm90/forward/attention_forward_producer.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
+#include "kernels/sm90/warpgroup/roles.cuh"
 
 namespace ringleader::kernels::sm90 {
 
@@ -75,8 +74,8 @@ class ForwardConsumer {
   __device__ __forceinline__ void PassTurn() {
     if (kTurns) ptx::NamedBarrierArrive(kTurnOfFirstConsumer + 1 - consumer_, kTurnThreads);
   }
-  // Every thread arrives after its own reads. One arrival a warp is no faster, and leaves racecheck
-  // blind to the order.
+  // Every thread arrives after its own reads. One arrival for each warp would be no faster, and
+  // would hide the order from racecheck.
   static __device__ __forceinline__ void Release(ptx::Mbarrier* barrier) {
     ptx::MbarrierArrive(barrier);
   }
@@ -92,7 +91,7 @@ class ForwardConsumer {
     }
   }
 
-  // scores = Q K^T, issued.
+  // Issues scores = Q K^T.
   __device__ __forceinline__ void IssueScores(int stage) {
     const uint64_t b = ptx::OperandDescriptor(shared_.key[stage]);
     ptx::PinRegisters(scores_);
@@ -107,7 +106,7 @@ class ForwardConsumer {
     ptx::WgmmaCommit();
   }
 
-  // out += P V, issued.
+  // Issues out += P V.
   __device__ __forceinline__ void IssueOutput(int stage, bool accumulate) {
     const uint64_t b = ptx::OperandDescriptor(shared_.value[stage], Tile::kKeyBlock);
     ptx::PinRegisters(out_);
@@ -138,8 +137,8 @@ class ForwardConsumer {
     PassTurn();
     ptx::WgmmaWait<0>();
     ptx::PinRegisters(scores_);
-    // Not right after the loads: an arrival does not wait for loads on their way, nor does the copy
-    // engine that it lets in.
+    // This must not come right after the loads: an arrival does not wait for loads on their way,
+    // nor does the copy engine, which may then overwrite what they read.
     Release(&shared_.item_released);
     Exponentials(step);
     PackWeights();

@@ -1,4 +1,4 @@
-// What launching needs that kernels share which hold queries and walk keys.
+// What the launches of forward and of the deterministic dQ share: both hold queries and walk keys.
 #pragma once
 
 #include <cuda.h>
@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kernels/sm90/common/launch.h"
-#include "kernels/sm90/common/tensor_map.h"
 #include "kernels/sm90/forward/attention_forward_producer.cuh"
+#include "kernels/sm90/launch/launch.h"
+#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
 

@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-#include "kernels/sm90/common/ring_cursor.cuh"
 #include "kernels/sm90/forward/attention_forward_tiles.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
 
 namespace ringleader::kernels::sm90 {
 
@@ -35,7 +35,7 @@ struct KeyStages {
   ForwardStep step[kStages];
   ForwardItem item;
 
-  // By one thread.
+  // One thread calls.
   __device__ __forceinline__ void InitBarriers() {
     constexpr int kConsumerThreads = Tile::kConsumers * ptx::kWarpgroupThreads;
     // Documents do not change who describes a step.
@@ -51,7 +51,7 @@ struct KeyStages {
   }
 };
 
-// By all threads of a CTA, before they part.
+// All threads of a CTA call, before they take their roles.
 template <typename Pipeline, typename... Maps>
 __device__ __forceinline__ Pipeline* InitPipelines(void* raw_shared, const Maps*... maps) {
   const auto pipelines = static_cast<Pipeline*>(raw_shared);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void LoadStage(uint8_t (&stage)[kBytes], const CUtens
                                           int32_t head) {
   ptx::TmaLoadTile(stage, map, arrived, tile.index * (kBytes / (2 * kHeadDim)), head);
 }
-// By blocks of columns, so that the two tiles lie in the stage as one of 128 keys.
+// Loads block of columns by block, so that the two tiles lie in the stage like one of 128 keys.
 template <int kHeadDim, int kBytes>
 __device__ __forceinline__ void LoadStage(uint8_t (&stage)[kBytes], const CUtensorMap* map,
                                           ptx::Mbarrier* arrived, const TilePair& tiles,

@@ -1,15 +1,15 @@
-// What kernels visit that hold queries and walk the keys these attend to (forward, and dQ of the
-// deterministic backward): work items, tiles, and what is visible in a tile of scores.
+// What forward and the deterministic dQ visit, which hold queries and walk the keys that these
+// attend to: work items, tiles, and which scores of a tile are visible.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/sm90/common/fragment.cuh"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/walk/diagonal_walk.cuh"
 #include "kernels/sm90/walk/tile_step.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
 
 namespace ringleader::kernels::sm90 {
 
@@ -47,10 +47,10 @@ struct ForwardTile {
   static constexpr int kKeyBlock = kKeys * ptx::kSwizzleRowBytes;
 };
 
-// What the consumers learn of a stage.
+// What the producer tells the consumers about a stage.
 struct ForwardStep {
-  // Of all queries and keys. One address for both consumers keeps the compiler's view of the main
-  // loop uniform, which is worth 5 to 7 % of the time.
+  // Describes all queries and keys. One address for both consumers keeps the compiler's view of the
+  // main loop uniform, which is worth 5 to 7 % of the time.
   TileStep all;
   TileStep quarter[2][2];             // WalkKind::kTiles64: by consumer and tile
   uint32_t visible[2][kColumnWords];  // WalkKind::kColumns: a bit a key

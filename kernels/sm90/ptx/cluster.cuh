@@ -13,7 +13,7 @@ __device__ __forceinline__ int ClusterRank() {
   return static_cast<int>(rank);
 }
 
-// All threads of all blocks; whole warps call.
+// Waits for all threads of all blocks of the cluster; whole warps call.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile(
       "barrier.cluster.arrive.aligned;\n"
@@ -22,7 +22,7 @@ __device__ __forceinline__ void ClusterSync() {
 }
 
 // Writes two floats into block `rank`, at the place that `to` (8-byte aligned) has here, and counts
-// 8 bytes towards that block's `barrier`. No fence: who waits for the barrier sees them.
+// 8 bytes towards that block's `barrier`. Needs no fence: whoever waits for the barrier sees them.
 __device__ __forceinline__ void SendFloats(float* to, Mbarrier* barrier, int rank, float x,
                                            float y) {
   asm volatile(

@@ -11,12 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/fused/device_buffer.h"
+#include "kernels/testing/device_buffer.h"
 #include "ringleader/kernels/attention.h"
 
 namespace ringleader::kernels::sm90 {
-
-using fused::DeviceBuffer;
 
 inline std::mt19937& Random() {
   static std::mt19937 random = [] {

@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/fused/device_buffer.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/testing/attention_lists.h"
+#include "kernels/testing/device_buffer.h"
 
 namespace ringleader::kernels::sm90 {
 
@@ -87,7 +87,7 @@ struct Result {
 class AttentionTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (!fused::HaveGpu()) GTEST_SKIP() << "no GPU";
+    if (!HaveGpu()) GTEST_SKIP() << "no GPU";
   }
 };
 
@@ -164,7 +164,7 @@ class Problem {
       const int64_t token = i / d / rank.q.heads, head = i / d % rank.q.heads;
       delta[head * rank.q.tokens + token] += out[i] * d_out_shard.data[i];
     }
-    fused::CheckCuda(
+    CheckCuda(
         cudaMemcpy(rank.delta.data(), delta.data(), rank.delta.Bytes(), cudaMemcpyHostToDevice),
         "copy delta");
   }
@@ -214,7 +214,7 @@ class Problem {
   }
   void ZeroGradients() const {
     const auto zero = [](const DeviceBuffer<float>& buffer) {
-      fused::CheckCuda(cudaMemset(buffer.data(), 0, buffer.Bytes()), "cudaMemset");
+      CheckCuda(cudaMemset(buffer.data(), 0, buffer.Bytes()), "cudaMemset");
     };
     for (const QueryShard& rank : queries) zero(rank.dq);
     for (const KeyShard& owner : keys) zero(owner.dk), zero(owner.dv);

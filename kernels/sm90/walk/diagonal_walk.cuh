@@ -1,4 +1,4 @@
-// Which tiles of 64 tokens a row visits that has block diagonals and a pipeline to itself.
+// The tiles of 64 tokens that a row visits when it has block diagonals and a pipeline to itself.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace ringleader::kernels::sm90 {
 
 #if defined(__CUDACC__)
 
-// As TileWalker along row `row`, for kToeplitz. Half as many queries share a walk, so it must cost
-// less: 128 candidates are looked at in one go, with as many reads on their way, and what follows
-// in the sequence is told by addition in every layout.
+// Finds what TileWalker would find along row `row`, for kToeplitz. Half as many queries share a
+// walk, so it must cost less: it reads the bits of 128 candidates before it looks at the first, and
+// in every layout it finds the next candidate's block by addition.
 template <bool kDocuments>
 class DiagonalWalker {
  public:
@@ -94,13 +94,13 @@ class DiagonalWalker {
   int32_t lane_;
   int32_t next_ = 0;  // candidate of lane 0
   int32_t end_;
-  // Of this lane's next candidate: blocks between it and the queries, and how many blocks of its
-  // run are left, itself included. Between runs lie `skipped_` blocks of other ranks.
+  // For this lane's next candidate: the blocks between it and the queries, and how many blocks of
+  // its run are left, itself included. Between runs lie `skipped_` blocks of other ranks.
   int32_t delta_;
   int32_t left_;
   int32_t run_;
   int32_t skipped_ = 0;
-  // From a candidate to that 32 later, where no run ends between 32 % run_ blocks.
+  // How far the candidate 32 later is, where no run ends between 32 % run_ blocks.
   int32_t step_;
   int32_t step_in_run_;
   uint32_t active_[kWords] = {};  // a bit a candidate

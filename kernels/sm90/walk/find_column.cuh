@@ -5,7 +5,7 @@
 
 namespace ringleader::kernels::sm90 {
 
-// Where `position` is in `positions`: [count], ascending; -1: nowhere.
+// The index of `position` in `positions` ([count], ascending), or -1 where it is missing.
 __device__ __forceinline__ int32_t FindColumn(const int64_t* positions, int32_t count,
                                               int64_t position) {
   int32_t low = 0, high = count;

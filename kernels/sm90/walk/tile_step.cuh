@@ -1,4 +1,4 @@
-// What a kernel's consumers learn of a tile.
+// What the producer of a kernel tells its consumers about a tile.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace ringleader::kernels::sm90 {
 
-// What a consumer needs to know of a part of a tile. Pair (query i, key j) of it is visible when
+// Describes a part of a tile to a consumer. Pair (query i, key j) of it is visible when
 //   j < keys, j - i <= diagonal (causal), and j - i > diagonal - window,
 // and where there are documents, position of j >= DocumentStart(i).
 struct TileStep {
@@ -22,15 +22,15 @@ __device__ __forceinline__ TileStep HiddenTileStep(bool last) {
   return {.diagonal = 0, .window = 0, .keys = 0, .masked = true, .last = last};
 }
 
-// Of a tile of columns: which pairs are visible is told by a bit a column.
+// The step for a tile of columns. Which pairs are visible stands in bits beside it, one a column.
 __device__ __forceinline__ TileStep ColumnTileStep(bool masked, bool last) {
   return {.diagonal = 0, .window = 0, .keys = kColumnTile, .masked = masked, .last = last};
 }
 
 constexpr int32_t kUnbounded = kMaxSequenceTokens;
 
-// The part of tile (row, column) that starts at (query_offset, key_offset) and has `queries` x
-// `keys`.
+// Describes the part of tile (row, column) that starts at (query_offset, key_offset) and has
+// `queries` x `keys`.
 template <bool kDocuments>
 __device__ __forceinline__ TileStep MakeTileStep(const TileWalk& walk, int32_t row, int32_t column,
                                                  int32_t query_offset, int32_t key_offset,

@@ -9,7 +9,7 @@
 
 namespace ringleader::kernels::sm90 {
 
-// So that differences of positions, and a bound beyond all of them, are 32-bit integers.
+// Below it, differences of positions and a bound beyond all of them are 32-bit integers.
 constexpr int32_t kMaxSequenceTokens = 1 << 30;
 
 // ShardLayout in 32-bit arithmetic.
@@ -92,19 +92,20 @@ struct TileWalk {
     return DocumentStart(row << tile_log2);
   }
 
-  // All keys of the tile lie before what its queries may see: outside the window or the document.
+  // Whether all keys of the tile lie before what its queries may see: outside the window or the
+  // document.
   template <bool kDocuments>
   __device__ __forceinline__ bool LiesBefore(int32_t column, int32_t row) const {
     if (kDocuments && LastKey(column) < TileDocumentStart(row)) return true;
     return pattern == TilePattern::kWindow && FirstQuery(row) - LastKey(column) >= window;
   }
-  // Queries may see less than all keys up to their own.
+  // Whether queries may see less than all keys up to their own.
   template <bool kDocuments>
   __device__ __forceinline__ bool ForgetsKeys() const {
     return kDocuments || pattern == TilePattern::kWindow;
   }
 
-  // Some pair of the tile is visible.
+  // Whether some pair of the tile is visible.
   template <bool kDocuments>
   __device__ __forceinline__ bool Reaches(int32_t row, int32_t column) const {
     if (pattern == TilePattern::kFull) return true;
@@ -279,8 +280,8 @@ struct TileRef {
 };
 
 // Walks two adjacent lines of 64-token tiles, 2 * pair and 2 * pair + 1, together: tiles that are
-// active in either, bit i of `bits` telling of line i. Both lines' candidates are looked at at
-// once: every pattern but kCsr.
+// active in either; bit i of `bits` says whether line i is. It examines the candidates of both
+// lines together, and serves every pattern but kCsr.
 template <WalkDirection kDirection, bool kDocuments>
 class PairWalker {
  public:
@@ -339,7 +340,7 @@ class PairWalker {
   uint32_t active_[2] = {0, 0};
 };
 
-// The same along columns in kCsr, of which it merges two lists.
+// The same along columns in kCsr: it merges the lists of the two lines.
 template <bool kDocuments>
 class ListPairWalker {
  public:
@@ -384,7 +385,7 @@ class ListPairWalker {
     active_[line] &= active_[line] - 1;
     return __shfl_sync(0xFFFFFFFFu, row_[line], bit);
   }
-  // As TileWalk::Reaches, for a whole tile of keys, in fewer registers.
+  // TileWalk::Reaches for a whole tile of keys, in fewer registers.
   __device__ bool Reaches(int32_t row, int32_t column) const {
     const int32_t first_key = walk_->FirstKey(column);
     if (kDocuments && first_key + 63 < walk_->TileDocumentStart(row)) return false;

@@ -3,7 +3,7 @@
 // that the index is the same on any number of ranks. Nothing waits for the device.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <memory>

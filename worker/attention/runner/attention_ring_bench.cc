@@ -8,7 +8,8 @@
 // the figures are a quarter of the time that all of them take: what a rank computes, without the
 // cost of transfers between GPUs; index and waits then mean little, ranks run between each other.
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cstdio>

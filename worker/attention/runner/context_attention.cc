@@ -1,5 +1,7 @@
 #include "worker/attention/runner/context_attention.h"
 
+#include <torch/autograd.h>
+
 #include <utility>
 
 namespace ringleader::attention {

@@ -3,7 +3,7 @@
 // recomputes its layers calls.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <memory>
 #include <span>

@@ -2,7 +2,7 @@
 // LibTorch's current stream and never waits for the device but in TakeStats. Throws c10::Error.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <map>
 #include <memory>

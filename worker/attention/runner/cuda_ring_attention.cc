@@ -4,7 +4,7 @@
 
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
-#include "kernels/sm90/common/launch.h"
+#include "kernels/sm90/hopper.h"
 #include "worker/attention/runner/cuda_attention_engine.h"
 
 namespace ringleader::attention {
@@ -94,7 +94,7 @@ class CudaRingAttention : public ContextAttention {
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
     const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator) {
   RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
-  RETURN_IF_ERROR(kernels::sm90::MultiprocessorCount().status());  // of a Hopper
+  RETURN_IF_ERROR(kernels::sm90::CheckHopper());
   ASSIGN_OR_RETURN(std::shared_ptr<CudaAttentionEngine> engine,
                    CudaAttentionEngine::Create(options, communicator));
   return std::make_unique<CudaRingAttention>(std::move(engine));

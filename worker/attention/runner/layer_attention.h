@@ -1,7 +1,7 @@
 // What a decoder layer calls for attention: the seam between worker/model and worker/attention.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 namespace ringleader::attention {
 

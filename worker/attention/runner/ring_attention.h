@@ -7,7 +7,7 @@
 // home.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <memory>
 #include <span>

@@ -2,7 +2,7 @@
 // host knows, and timers. Read once a step.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <vector>

@@ -1,7 +1,7 @@
 // Qwen2 and Llama decoders over a flat parameter buffer.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <memory>
 #include <vector>

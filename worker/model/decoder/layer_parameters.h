@@ -1,7 +1,7 @@
 // One layer's parameters, or their gradients, as views of a block of the flat buffer.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <string>
 #include <vector>

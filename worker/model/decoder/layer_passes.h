@@ -2,7 +2,7 @@
 // runs one after another. n local tokens; activations [n, hidden] in the model's type.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <memory>
 

@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
-#include "kernels/fused/device_buffer.h"
 #include "kernels/ops/cuda_call.h"
+#include "kernels/testing/device_buffer.h"
 #include "model_shape/rope_frequencies.h"
 #include "worker/model/decoder/cuda_token_ops.h"
 #include "worker/model/decoder/layer_passes.h"
@@ -304,7 +304,7 @@ class ModelBench {
 int main(int argc, char** argv) {
   using ringleader::model::ModelBench;
   const auto flags = ringleader::kernels::bench::ParseFlags(argc, argv);
-  if (!ringleader::kernels::fused::HaveGpu()) {
+  if (!ringleader::kernels::HaveGpu()) {
     std::printf("model_bench: no GPU on this machine\n");
     return 0;
   }

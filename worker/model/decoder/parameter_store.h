@@ -2,7 +2,7 @@
 // seam between worker/model and the sharded optimizer (worker/optim), which knows who owns what.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 namespace ringleader::model {
 

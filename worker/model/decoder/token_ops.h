@@ -3,7 +3,7 @@
 // (cuda_token_ops.h).
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 

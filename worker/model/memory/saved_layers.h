@@ -2,7 +2,7 @@
 // memory, as OffloadSchedule says.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <span>

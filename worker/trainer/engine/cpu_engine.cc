@@ -1,7 +1,8 @@
 #include "worker/trainer/engine/cpu_engine.h"
 
 #include <ATen/Parallel.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>

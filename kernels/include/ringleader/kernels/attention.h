@@ -108,4 +108,39 @@ struct ColumnSelection {
   int32_t max_columns = 0;
 };
 
+// Attention of every query head to its columns, which GatherColumns laid into dense rows. `tiles`
+// is kToeplitz: what the diagonals cover is skipped. out and lse accumulate as in
+// AttentionForwardArgs.
+template <typename T>
+struct ColumnForwardArgs {
+  TokenMajor<const T> q;      // [n, heads, d]
+  const T* keys = nullptr;    // [heads, max_columns, d]
+  const T* values = nullptr;  // [heads, max_columns, d]; on Hopper finite in every row
+  ColumnSelection columns;
+  TileSelection tiles;
+  ShardLayout query_layout;
+  TokenMajor<float> out;  // [n, heads, d]
+  float* lse = nullptr;   // [heads, n]
+  float scale = 0.0f;
+};
+
+// Gradients add into dq, d_keys and d_values. lse, delta and deterministic: as in
+// AttentionBackwardArgs.
+template <typename T>
+struct ColumnBackwardArgs {
+  TokenMajor<const T> q, d_out;  // [n, heads, d]
+  const T* keys = nullptr;       // [heads, max_columns, d]
+  const T* values = nullptr;
+  ColumnSelection columns;
+  TileSelection tiles;
+  ShardLayout query_layout;
+  const float* lse = nullptr;    // [heads, n]
+  const float* delta = nullptr;  // [heads, n]
+  TokenMajor<float> dq;          // [n, heads, d]
+  float* d_keys = nullptr;       // [heads, max_columns, d]
+  float* d_values = nullptr;
+  float scale = 0.0f;
+  bool deterministic = false;
+};
+
 }  // namespace ringleader::kernels

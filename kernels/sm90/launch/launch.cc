@@ -1,4 +1,4 @@
-#include "kernels/sm90/common/launch.h"
+#include "kernels/sm90/launch/launch.h"
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -200,30 +200,6 @@ TileWalk MakeTileWalk(const AttentionShape& shape, const ShardLayout& query_layo
   walk.list = by_column ? tiles.rows : tiles.columns;
   walk.document_starts = tiles.document_starts;
   return walk;
-}
-
-absl::StatusOr<int> MultiprocessorCount() {
-  int device = 0, major = 0, count = 0;
-  if (absl::Status status = CudaStatus(cudaGetDevice(&device), "cudaGetDevice"); !status.ok())
-    return status;
-  RETURN_IF_ERROR(
-      CudaStatus(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-                 "compute capability"));
-  if (major != 9) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("device %d has compute capability %d.x; these kernels need a Hopper (9.0). "
-                        "Use the CPU engine",
-                        device, major));
-  }
-  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-                             "multiprocessor count"));
-  return count;
-}
-
-absl::Status CudaStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrFormat("%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
 }  // namespace ringleader::kernels::sm90

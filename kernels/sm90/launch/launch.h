@@ -1,8 +1,6 @@
-// What every attention call does before a kernel starts: checks of arguments, and their form for
-// the device.
+// What every attention call does before a kernel starts: it checks its arguments and puts them into
+// the form that the kernels read.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
@@ -15,7 +13,7 @@
 
 namespace ringleader::kernels::sm90 {
 
-// Where a workspace starts: the counter that hands out work items.
+// A workspace starts with the counter that hands out work items.
 constexpr int64_t kCounterBytes = 256;
 
 // Shapes, layouts and tiles that forward and backward share.
@@ -28,7 +26,7 @@ struct AttentionShape {
   float scale = 0;
 };
 
-// Of forward's and backward's arguments.
+// The shape that the arguments of forward or backward have.
 template <typename Args>
 AttentionShape TileShape(const Args& args) {
   return {.query_tokens = args.q.tokens,
@@ -39,16 +37,16 @@ AttentionShape TileShape(const Args& args) {
           .scale = args.scale};
 }
 
-// OK when the kernels can do it; otherwise what to change.
+// INVALID_ARGUMENT, saying what to change, unless the kernels support the shape, layouts and tiles.
 absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_layout,
                         const ShardLayout& key_layout, const TileSelection& tiles);
 
-// `tensor` has the dimensions given and data.
+// INVALID_ARGUMENT naming the tensor unless it has data and the expected dimensions.
 absl::Status CheckTensor(const char* name, const void* data, int64_t tokens, int32_t heads,
                          int32_t head_dim, int64_t expected_tokens, int32_t expected_heads,
                          int32_t expected_head_dim);
 
-// `tensor` can be read and written 16 bytes at a time.
+// INVALID_ARGUMENT unless kernels can read and write `tensor` 16 bytes at a time.
 template <typename T>
 absl::Status CheckVectors(const char* name, const TokenMajor<T>& tensor) {
   constexpr int64_t kVector = 16 / sizeof(T);
@@ -60,7 +58,8 @@ absl::Status CheckVectors(const char* name, const TokenMajor<T>& tensor) {
   return absl::OkStatus();
 }
 
-// Positions and counts are there, and heads fit.
+// INVALID_ARGUMENT unless positions and counts are set and every KV head has the same number of
+// query heads.
 absl::Status CheckColumns(const ColumnSelection& columns, int32_t heads, int32_t kv_heads);
 
 // Attention to selected columns is attention of every head to max_columns keys of its own.
@@ -81,18 +80,14 @@ inline ColumnWalk ColumnWalkOf(const ColumnSelection& columns) {
   return {columns.positions, columns.counts, columns.max_columns};
 }
 
-// Dense memory, aligned to 16 bytes.
+// INVALID_ARGUMENT unless `data` is set and aligned to 16 bytes.
 absl::Status CheckDense(const char* name, const void* data);
 
+// INVALID_ARGUMENT unless the workspace is aligned and holds `needed_bytes`.
 absl::Status CheckWorkspace(const Workspace& workspace, int64_t needed_bytes);
 
+// What the producers of a kernel need to find a row's tiles (or, with by_column, a column's).
 TileWalk MakeTileWalk(const AttentionShape& shape, const ShardLayout& query_layout,
                       const ShardLayout& key_layout, const TileSelection& tiles, bool by_column);
-
-// Multiprocessors of the current device; an error unless it is a Hopper.
-absl::StatusOr<int> MultiprocessorCount();
-
-// `what` failed with `error`.
-absl::Status CudaStatus(cudaError_t error, const char* what);
 
 }  // namespace ringleader::kernels::sm90

@@ -1,8 +1,9 @@
 // Moving selected columns between their owners' shards and dense rows.
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/columns.h"
-#include "kernels/sm90/common/launch.h"
+#include "kernels/sm90/launch/launch.h"
 #include "kernels/sm90/walk/find_column.cuh"
 
 namespace ringleader::kernels::sm90 {
@@ -61,8 +62,9 @@ __device__ __forceinline__ void Add(__nv_bfloat16* target, const float4& terms) 
   pairs[1] = __floats2bfloat162_rn(high.x + terms.z, high.y + terms.w);
 }
 
-// A warp a (head, column), a lane four elements of its row. Of the heads of a KV group that chose a
-// position the first one's warp adds the terms of all, so that no two warps add to one element.
+// A warp takes one (head, column), a lane four elements of its row. Of the heads of a KV group that
+// chose a position the first one's warp adds the terms of all, so that no two warps add to one
+// element.
 template <typename T>
 __global__ void ScatterKernel(ColumnSelection columns, ShardLayout owner, int32_t heads,
                               const float4* d_keys, const float4* d_values, TokenMajor<T> dk,
@@ -135,7 +137,8 @@ absl::Status Scatter(const float* d_keys, const float* d_values, const ShardLayo
   ScatterKernel<T><<<Blocks(threads), kThreads, 0, stream>>>(
       columns, owner, heads, reinterpret_cast<const float4*>(d_keys),
       reinterpret_cast<const float4*>(d_values), dk, dv);
-  return CudaStatus(cudaGetLastError(), "scatter columns: launch");
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "scatter columns: launch");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -152,7 +155,8 @@ absl::Status GatherColumns(const TokenMajor<const __nv_bfloat16>& k,
   GatherKernel<<<Blocks(grid.threads()), kThreads, 0, stream>>>(grid, owner, k, v, heads / k.heads,
                                                                 reinterpret_cast<uint4*>(keys),
                                                                 reinterpret_cast<uint4*>(values));
-  return CudaStatus(cudaGetLastError(), "gather columns: launch");
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "gather columns: launch");
+  return absl::OkStatus();
 }
 
 absl::Status ScatterColumns(const float* d_keys, const float* d_values, const ShardLayout& owner,

@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
-#include "kernels/fused/device_buffer.h"
+#include "kernels/testing/device_buffer.h"
 
-namespace ringleader::kernels::fused {
+namespace ringleader::kernels {
 
 class GpuTest : public ::testing::Test {
  protected:
@@ -38,4 +38,4 @@ class GpuTest : public ::testing::Test {
   std::mt19937_64 random_;
 };
 
-}  // namespace ringleader::kernels::fused
+}  // namespace ringleader::kernels

@@ -1,27 +1,30 @@
+// Starting the attention kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "kernels/sm90/common/launch.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/sm90/walk/tile_walk.cuh"
 
 namespace ringleader::kernels::sm90 {
 
-// A CTA a multiprocessor, of `threads` and `shared_bytes` of dynamic shared memory. `name` is used
-// in errors.
+// Starts one CTA of `threads` on each multiprocessor, with `shared_bytes` of dynamic shared memory.
+// `name` stands in errors.
 template <typename... Params, typename... Args>
 absl::Status LaunchPersistent(const char* name, void (*kernel)(Params...), int multiprocessors,
                               int threads, int shared_bytes, cudaStream_t stream,
                               const Args&... args) {
-  RETURN_IF_ERROR(CudaStatus(
+  RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-      name));
+      name);
   kernel<<<multiprocessors, threads, shared_bytes, stream>>>(args...);
-  return CudaStatus(cudaGetLastError(), name);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), name);
+  return absl::OkStatus();
 }
 
-// run.operator()<kKind>() for what `tiles` ask for.
+// Calls run.operator()<kKind>() with the kind of walk that fits `tiles`.
 template <typename Run>
 absl::Status RunForTiles(const TileSelection& tiles, const Run& run) {
   if (tiles.tile == 128) return run.template operator()<WalkKind::kTiles128>();

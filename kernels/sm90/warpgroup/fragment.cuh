@@ -6,10 +6,13 @@
 
 #include <cstdint>
 
+#include "kernels/sm90/ptx/exp2.cuh"
+
 namespace ringleader::kernels::sm90 {
 
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLog2E = 1.4426950408889634f;
+using ptx::Exp2;
+using ptx::kLn2;
+using ptx::kLog2E;
 
 __device__ __forceinline__ float QuadMax(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
@@ -27,26 +30,20 @@ __device__ __forceinline__ int FragmentRow() {
   return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// Of the columns 8 * j + 2 * (lane % 4) + low of 64 that a thread holds of a row: those below
-// `bound`, as bits 2 * j + low.
+// A thread holds the columns 8 * j + 2 * (lane % 4) + low of a row of 64. Returns those below
+// `bound` as bits 2 * j + low.
 __device__ __forceinline__ uint32_t ColumnsBelow(int bound) {
   const int own = min(max(bound - static_cast<int>(2 * (threadIdx.x % 4)), 0), 64);
   return (1u << (own / 8 * 2 + min(own % 8, 2))) - 1;
 }
 
-// -infinity in columns that are not in `visible` of row half `half` of a tile of 64 columns.
+// Sets scores to -infinity in the columns that are not in `visible`, in row half `half` of a tile
+// of 64 columns.
 __device__ __forceinline__ void HideColumns(float* scores, int half, uint32_t visible) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     if (!(visible >> i & 1)) scores[i / 2 * 4 + 2 * half + i % 2] = -INFINITY;
   }
-}
-
-// 2^x on the special-function unit; -infinity gives 0.
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 __device__ __forceinline__ uint32_t PackBf16(float low, float high) {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace ringleader::kernels::fused {
+namespace ringleader::kernels {
 
 inline void CheckCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -74,4 +74,4 @@ class DeviceBuffer {
   int64_t count_ = 0;
 };
 
-}  // namespace ringleader::kernels::fused
+}  // namespace ringleader::kernels

@@ -1,4 +1,4 @@
-#include "kernels/sm90/common/tensor_map.h"
+#include "kernels/sm90/launch/tensor_map.h"
 
 #include <cuda_runtime_api.h>
 
