@@ -1,5 +1,3 @@
-#include "worker/attention/runner/attention_engine.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +10,10 @@
 #include "kernels/reference/tiles/tile_lists.h"
 #include "patterns/check_options.h"
 #include "ring/ring_load.h"
+#include "worker/attention/cpu/cpu_attention.h"
+#include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/stats/tile_counts.h"
+#include "worker/attention/testing/index_oracle.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::attention {
@@ -29,7 +30,7 @@ constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 
 // What one rank was left with by one Forward of layer 1.
 struct RankResult {
-  LayerIndex index;
+  testing::HostIndex index;
   AttentionStats stats;
 };
 
@@ -49,14 +50,15 @@ class AttentionEngineTest : public ::testing::Test {
       Tensor out(layout.local_tokens(), kHeads, kHeadDim);
       std::vector<float> lse(kHeads * layout.local_tokens(),
                              -std::numeric_limits<float>::infinity());
-      const auto engine = AttentionEngine::Create(options, &communicator);
+      CpuAttentionDevice device(&communicator, options.threads);
+      const auto engine = RingRunner::Create(options, &device);
       ASSERT_TRUE(engine.ok()) << engine.status();
       ASSERT_TRUE((*engine)->SetBudgets(budgets).ok());
       ASSERT_TRUE((*engine)->SetDocuments(kTokens, documents).ok());
-      const auto index =
-          (*engine)->Forward(1, q.view(), k.view(), v.view(), out.view(), lse.data());
+      CpuForward call(&device, {q.view(), k.view(), v.view(), out.view(), lse.data()});
+      const auto index = (*engine)->Forward(1, call);
       ASSERT_TRUE(index.ok()) << index.status();
-      results[communicator.rank()] = {**index, (*engine)->TakeStats()};
+      results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats()};
     });
     return results;
   }
@@ -77,7 +79,7 @@ class AttentionEngineTest : public ::testing::Test {
 
 TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
   patterns::AttentionOptions options = VerticalSlash();
-  const LayerIndex expected = Run(options, 1)[0].index;
+  const testing::HostIndex expected = Run(options, 1)[0].index;
   EXPECT_GT(expected.column_counts[0], 4);
   for (const int ranks : {2, 4}) {
     for (const LayoutKind layout :
@@ -144,7 +146,7 @@ TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
 TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
   patterns::AttentionOptions options = VerticalSlash();
   options.sink_tokens = 0;
-  const LayerIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
+  const testing::HostIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
   for (int head = 0; head < kHeads; ++head) {
     const int64_t* positions = index.column_positions.data() + int64_t{head} * index.max_columns;
     const int64_t* end = positions + index.column_counts[head];
@@ -163,7 +165,8 @@ TEST_F(AttentionEngineTest, OneDocumentIsNoMask) {
 
 TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
-    const auto engine = AttentionEngine::Create({.tile = kTile}, &communicator);
+    CpuAttentionDevice device(&communicator, /*threads=*/1);
+    const auto engine = RingRunner::Create({.tile = kTile}, &device);
     ASSERT_TRUE(engine.ok()) << engine.status();
     const auto message = [&](const std::vector<int64_t>& firsts) {
       return std::string((*engine)->SetDocuments(kTokens, firsts).message());
@@ -175,8 +178,8 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
     ASSERT_TRUE((*engine)->SetDocuments(100, std::vector<int64_t>{0, 7}).ok());
     Tensor out(kTokens, kHeads, kHeadDim);
     std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
-    const absl::Status status =
-        (*engine)->Forward(0, q_.view(), k_.view(), v_.view(), out.view(), lse.data()).status();
+    CpuForward call(&device, {q_.view(), k_.view(), v_.view(), out.view(), lse.data()});
+    const absl::Status status = (*engine)->Forward(0, call).status();
     EXPECT_NE(std::string(status.message()).find("a sequence of 100 tokens, q is of one of 2048"),
               std::string::npos)
         << status;
@@ -222,7 +225,7 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
       options.stripe = 2 * kTile;
       options.ring = shape;
       const std::vector<RankResult> results = Run(options, 4);
-      const LayerIndex& index = results[0].index;
+      const testing::HostIndex& index = results[0].index;
       const ring::RingLoad load = ring::DiagonalLoad(
           index.diagonals.data(), index.diagonal_words, kHeads,
           {.kind = layout, .ranks = 4, .stripe = options.stripe, .tokens = kTokens}, kTile, shape);
@@ -259,9 +262,11 @@ TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
     const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
     Tensor out(layout.local_tokens(), kHeads, kHeadDim);
     std::vector<float> lse(kHeads * layout.local_tokens(), -std::numeric_limits<float>::infinity());
-    const auto engine = AttentionEngine::Create(options, &communicator);
+    CpuAttentionDevice device(&communicator, /*threads=*/1);
+    const auto engine = RingRunner::Create(options, &device);
     ASSERT_TRUE(engine.ok()) << engine.status();
-    status = (*engine)->Forward(0, q.view(), k.view(), v.view(), out.view(), lse.data()).status();
+    CpuForward call(&device, {q.view(), k.view(), v.view(), out.view(), lse.data()});
+    status = (*engine)->Forward(0, call).status();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_NE(std::string(status.message()).find("rank 1 ran out of memory"), std::string::npos);
