@@ -42,13 +42,8 @@ DeviceMemory CpuIndex::Allocate(int64_t bytes) {
 
 absl::Status CpuIndex::Sum(SumType type, void* values, int64_t count) {
   const Stopwatch watch(exposed_seconds_);
-  switch (type) {
-    case SumType::kQueries:
-      return communicator_.AllReduceSum(Channel::kControl, static_cast<float*>(values), count);
-    case SumType::kFloat64:
-      return communicator_.AllReduceSum(Channel::kControl, static_cast<double*>(values), count);
-    case SumType::kInt64:
-      break;
+  if (type == SumType::kQueries) {
+    return communicator_.AllReduceSum(Channel::kControl, static_cast<float*>(values), count);
   }
   // Exact, whatever the size of the sums.
   auto* const sums = static_cast<int64_t*>(values);
@@ -209,7 +204,10 @@ absl::Status CpuIndex::CountSelection(const VerticalSlash& work, const LayerInde
   std::vector<double> kept(work.heads);
   estimate_->KeptMass(kRecallStride, index.diagonals.data(), index.diagonal_words, selected.data(),
                       kept.data());
-  if (work.layout.ranks > 1) RETURN_IF_ERROR(Sum(SumType::kFloat64, kept.data(), work.heads));
+  if (work.layout.ranks > 1) {
+    const Stopwatch watch(exposed_seconds_);
+    RETURN_IF_ERROR(communicator_.AllReduceSum(Channel::kControl, kept.data(), kept.size()));
+  }
   const int64_t sampled = (work.queries + kRecallStride - 1) / kRecallStride;
   stats_.recall = std::max(stats_.recall, 0.0) + std::accumulate(kept.begin(), kept.end(), 0.0) /
                                                      static_cast<double>(work.heads * sampled);

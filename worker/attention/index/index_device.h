@@ -14,7 +14,7 @@ struct VerticalSlash;
 struct BlockTopK;
 
 // Of the types that ranks sum.
-enum class SumType { kQueries, kInt64, kFloat64 };  // kQueries: the type of q
+enum class SumType { kQueries, kInt64 };  // kQueries: the type of q
 
 // For one layer's call, whose q and k it knows. On GPUs a verb enqueues its work and returns, and
 // allocation may throw LibTorch's c10::Error.

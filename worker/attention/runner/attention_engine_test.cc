@@ -22,6 +22,7 @@ namespace {
 using kernels::LayoutKind;
 using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
+using kernels::reference::testing::RelativeError;
 using kernels::reference::testing::Shard;
 using kernels::reference::testing::Tensor;
 
@@ -93,6 +94,79 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
         EXPECT_EQ(result.index.column_keys, expected.column_keys);
       }
     }
+  }
+}
+
+// Output and gradients are those of fp64 attention over the tiles and columns of the index.
+TEST_F(AttentionEngineTest, VerticalSlashAttendsToWhatItsIndexHolds) {
+  constexpr int64_t kShort = 512;
+  const auto random = [&](int heads) { return RandomTensor(kShort, heads, kHeadDim, random_); };
+  const Tensor q = random(kHeads), k = random(kKvHeads), v = random(kKvHeads),
+               d_out = random(kHeads);
+  patterns::AttentionOptions options = VerticalSlash();
+  const std::vector<int64_t> documents = {0, 70, 300};
+  for (const int ranks : {1, 2, 4}) {
+    options.ring.inner = ranks;
+    std::vector<testing::HostIndex> indices(ranks);
+    std::vector<float> out(q.data.size()), dq(q.data.size()), dk(k.data.size()), dv(k.data.size());
+    comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+      const ShardLayout layout{.kind = options.layout,
+                               .ranks = ranks,
+                               .rank = communicator.rank(),
+                               .stripe = kTile,
+                               .tokens = kShort};
+      const Tensor my_q = Shard(q, layout), my_k = Shard(k, layout), my_v = Shard(v, layout),
+                   my_d_out = Shard(d_out, layout);
+      Tensor my_out(layout.local_tokens(), kHeads, kHeadDim),
+          my_dq = my_out, my_dk(layout.local_tokens(), kKvHeads, kHeadDim), my_dv = my_dk;
+      std::vector<float> lse(kHeads * layout.local_tokens(),
+                             -std::numeric_limits<float>::infinity());
+      CpuAttentionDevice device(&communicator, /*threads=*/1);
+      const auto engine = RingRunner::Create(options, &device);
+      ASSERT_TRUE(engine.ok()) << engine.status();
+      ASSERT_TRUE((*engine)->SetDocuments(kShort, documents).ok());
+      CpuForward forward(&device,
+                         {my_q.view(), my_k.view(), my_v.view(), my_out.view(), lse.data()});
+      const auto index = (*engine)->Forward(0, forward);
+      ASSERT_TRUE(index.ok()) << index.status();
+      const Tensor& attended = my_out;
+      CpuBackward backward(&device, {.q = my_q.view(),
+                                     .k = my_k.view(),
+                                     .v = my_v.view(),
+                                     .out = attended.view(),
+                                     .d_out = my_d_out.view(),
+                                     .lse = lse.data(),
+                                     .dq = my_dq.view(),
+                                     .dk = my_dk.view(),
+                                     .dv = my_dv.view()});
+      ASSERT_TRUE((*engine)->Backward(**index, backward).ok());
+      indices[layout.rank] = testing::ToHost(**index);
+      const auto put = [&](std::vector<float>& whole, const Tensor& part) {
+        const int64_t row = int64_t{part.heads} * part.head_dim;
+        for (int64_t i = 0; i < part.tokens; ++i) {
+          std::copy_n(part.data.begin() + i * row, row, whole.begin() + layout.Position(i) * row);
+        }
+      };
+      put(out, my_out);
+      put(dq, my_dq);
+      put(dk, my_dk);
+      put(dv, my_dv);
+    });
+    const testing::HostIndex& index = indices[0];
+    EXPECT_GT(index.column_counts[0], 4);
+    const auto visible = [&](int head, int64_t query, int64_t key) {
+      const auto after = std::upper_bound(documents.begin(), documents.end(), query);
+      if (key > query || key < *(after - 1)) return false;
+      const auto columns = index.Columns(head);
+      return index.Covers(head, query / kTile - key / kTile) ||
+             std::binary_search(columns.begin(), columns.end(), key);
+    };
+    const auto expected =
+        kernels::reference::testing::ComputeMaskedAttention(q, k, v, d_out, 1.0f / 8.0f, visible);
+    EXPECT_LT(RelativeError(out, expected.out), 1e-5);
+    EXPECT_LT(RelativeError(dq, expected.dq), 1e-5);
+    EXPECT_LT(RelativeError(dk, expected.dk), 1e-5);
+    EXPECT_LT(RelativeError(dv, expected.dv), 1e-5);
   }
 }
 

@@ -74,7 +74,8 @@ absl::Status Check(const Choice& choice, double tolerance) {
 
 HostIndex ToHost(const LayerIndex& index,
                  const std::function<void(void*, const void*, size_t)>& copy) {
-  return {.diagonals = HostCopy(index.diagonals, copy),
+  return {.tile = index.tile,
+          .diagonals = HostCopy(index.diagonals, copy),
           .diagonal_words = index.diagonal_words,
           .column_positions = HostCopy(index.column_positions, copy),
           .column_counts = HostCopy(index.column_counts, copy),

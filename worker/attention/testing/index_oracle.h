@@ -16,6 +16,7 @@ namespace ringleader::attention::testing {
 
 // A LayerIndex in the host's memory.
 struct HostIndex {
+  int32_t tile = 128;
   std::vector<uint64_t> diagonals;
   int32_t diagonal_words = 0;
   std::vector<int64_t> column_positions;
