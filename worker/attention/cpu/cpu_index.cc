@@ -1,5 +1,3 @@
-#include "worker/attention/cpu/cpu_index.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +6,7 @@
 #include "base/status_macros.h"
 #include "kernels/reference/index/index_select.h"
 #include "kernels/reference/tiles/block_topk.h"
+#include "worker/attention/cpu/cpu_call.h"
 #include "worker/attention/index/block_topk.h"
 #include "worker/attention/index/vertical_slash.h"
 #include "worker/attention/stats/stopwatch.h"
@@ -26,48 +25,39 @@ constexpr int kRecallStride = 8;
 
 }  // namespace
 
-CpuIndex::CpuIndex(reference::Engine* engine, comm::Communicator* communicator,
-                   const TokenMajor<const float>& q, const TokenMajor<const float>& k,
-                   double* exposed_seconds, LayerStats* stats)
-    : engine_(*engine),
-      communicator_(*communicator),
-      q_(q),
-      k_(k),
-      exposed_seconds_(exposed_seconds),
-      stats_(*stats) {}
-
-DeviceMemory CpuIndex::Allocate(int64_t bytes) {
+DeviceMemory CpuCall::Allocate(int64_t bytes) {
   return {new char[bytes](), std::default_delete<char[]>()};
 }
 
-absl::Status CpuIndex::Sum(SumType type, void* values, int64_t count) {
-  const Stopwatch watch(exposed_seconds_);
+absl::Status CpuCall::Sum(SumType type, void* values, int64_t count) {
+  const Stopwatch watch(device_.exposed_seconds());
   if (type == SumType::kQueries) {
-    return communicator_.AllReduceSum(Channel::kControl, static_cast<float*>(values), count);
+    return device_.communicator().AllReduceSum(Channel::kControl, static_cast<float*>(values),
+                                               count);
   }
   // Exact, whatever the size of the sums.
   auto* const sums = static_cast<int64_t*>(values);
-  std::vector<int64_t> all(count * communicator_.size());
-  RETURN_IF_ERROR(
-      communicator_.AllGather(Channel::kControl, sums, count * sizeof(int64_t), all.data()));
+  std::vector<int64_t> all(count * device_.communicator().size());
+  RETURN_IF_ERROR(device_.communicator().AllGather(Channel::kControl, sums, count * sizeof(int64_t),
+                                                   all.data()));
   std::fill_n(sums, count, 0);
   for (size_t i = 0; i < all.size(); ++i) sums[i % count] += all[i];
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::Max(float* values, int64_t count) {
-  const Stopwatch watch(exposed_seconds_);
-  return communicator_.AllReduceMax(Channel::kControl, values, count);
+absl::Status CpuCall::Max(float* values, int64_t count) {
+  const Stopwatch watch(device_.exposed_seconds());
+  return device_.communicator().AllReduceMax(Channel::kControl, values, count);
 }
 
-absl::Status CpuIndex::Gather(void* values, int64_t bytes) {
-  const Stopwatch watch(exposed_seconds_);
-  const char* const own = static_cast<char*>(values) + communicator_.rank() * bytes;
+absl::Status CpuCall::Gather(void* values, int64_t bytes) {
+  const Stopwatch watch(device_.exposed_seconds());
+  const char* const own = static_cast<char*>(values) + device_.communicator().rank() * bytes;
   const std::vector<char> mine(own, own + bytes);
-  return communicator_.AllGather(Channel::kControl, mine.data(), bytes, values);
+  return device_.communicator().AllGather(Channel::kControl, mine.data(), bytes, values);
 }
 
-absl::Status CpuIndex::PrepareEstimate(const VerticalSlash& work) {
+absl::Status CpuCall::PrepareEstimate(const VerticalSlash& work) {
   int64_t* const positions = work.query_positions.data();
   if (work.documents == nullptr) {
     std::iota(positions, positions + work.queries, work.layout.tokens - work.queries);
@@ -79,58 +69,59 @@ absl::Status CpuIndex::PrepareEstimate(const VerticalSlash& work) {
   for (int64_t e = 0; e < work.queries; ++e) {
     if (work.layout.Owner(positions[e]) != work.layout.rank) continue;
     const int64_t i = work.layout.LocalIndex(positions[e]);
-    for (int head = 0; head < q_.heads; ++head) {
-      std::copy_n(q_.data + i * q_.token_stride + head * q_.head_stride, q_.head_dim,
-                  rows + (e * q_.heads + head) * q_.head_dim);
+    for (int head = 0; head < tensors_.q.heads; ++head) {
+      std::copy_n(tensors_.q.data + i * tensors_.q.token_stride + head * tensors_.q.head_stride,
+                  tensors_.q.head_dim, rows + (e * tensors_.q.heads + head) * tensors_.q.head_dim);
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::RowMax(const VerticalSlash& work) {
-  TokenMajor<const float> queries = q_;
+absl::Status CpuCall::RowMax(const VerticalSlash& work) {
+  TokenMajor<const float> queries = tensors_.q;
   queries.tokens = work.queries;
   if (work.query_rows.data() != nullptr) {
     queries.data = reinterpret_cast<const float*>(work.query_rows.data());
-    queries.token_stride = int64_t{q_.heads} * q_.head_dim;
-    queries.head_stride = q_.head_dim;
+    queries.token_stride = int64_t{tensors_.q.heads} * tensors_.q.head_dim;
+    queries.head_stride = tensors_.q.head_dim;
   } else {
-    queries.data += (q_.tokens - work.queries) * q_.token_stride;
+    queries.data += (tensors_.q.tokens - work.queries) * tensors_.q.token_stride;
   }
-  ASSIGN_OR_RETURN(reference::IndexEstimate estimate,
-                   reference::IndexEstimate::Create(
-                       engine_, {.q = queries,
-                                 .query_positions = work.query_positions.data(),
-                                 .query_starts = work.documents == nullptr
-                                                     ? nullptr
-                                                     : work.documents->estimate_starts.data(),
-                                 .k = k_,
-                                 .key_layout = work.layout,
-                                 .tile = work.tile,
-                                 .scale = work.scale,
-                                 .row_max = work.row_max.data(),
-                                 .row_sum = work.row_sum.data(),
-                                 .column_mass = work.column_mass_of.data(),
-                                 .diagonal_mass = work.mine()}));
+  ASSIGN_OR_RETURN(
+      reference::IndexEstimate estimate,
+      reference::IndexEstimate::Create(
+          device_.engine(),
+          {.q = queries,
+           .query_positions = work.query_positions.data(),
+           .query_starts =
+               work.documents == nullptr ? nullptr : work.documents->estimate_starts.data(),
+           .k = tensors_.k,
+           .key_layout = work.layout,
+           .tile = work.tile,
+           .scale = work.scale,
+           .row_max = work.row_max.data(),
+           .row_sum = work.row_sum.data(),
+           .column_mass = work.column_mass_of.data(),
+           .diagonal_mass = work.mine()}));
   estimate_.emplace(std::move(estimate));
   estimate_->RowMax();
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::RowSum(const VerticalSlash& /*work*/) {
+absl::Status CpuCall::RowSum(const VerticalSlash& /*work*/) {
   estimate_->RowSum();
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::Mass(const VerticalSlash& /*work*/) {
+absl::Status CpuCall::Mass(const VerticalSlash& /*work*/) {
   estimate_->Mass();
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::Candidates(const VerticalSlash& work) {
+absl::Status CpuCall::Candidates(const VerticalSlash& work) {
   const int32_t columns = work.parts.max_columns;
   const int64_t n = work.layout.local_tokens();
-  engine_.pool().For(work.heads, [&](int64_t head, int) {
+  device_.engine().pool().For(work.heads, [&](int64_t head, int) {
     const int32_t* const mass = work.column_mass_of.data() + head * n;
     std::vector<reference::ColumnCandidate> best(columns);
     reference::CandidateColumns(mass, work.layout, work.sink_tokens, columns, best.data());
@@ -145,7 +136,7 @@ absl::Status CpuIndex::Candidates(const VerticalSlash& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::MergeParts(const VerticalSlash& work) {
+absl::Status CpuCall::MergeParts(const VerticalSlash& work) {
   const kernels::IndexParts all = work.merged_parts();
   const int64_t diagonals = work.heads * work.parts.blocks;
   const int64_t candidates = int64_t{work.heads} * work.parts.max_columns;
@@ -161,10 +152,10 @@ absl::Status CpuIndex::MergeParts(const VerticalSlash& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::Select(const VerticalSlash& work, const LayerIndex& index) {
+absl::Status CpuCall::Select(const VerticalSlash& work, const LayerIndex& index) {
   const int64_t blocks = work.parts.blocks, columns = index.max_columns;
   slashes_.resize(work.heads);
-  engine_.pool().For(work.heads, [&](int64_t head, int) {
+  device_.engine().pool().For(work.heads, [&](int64_t head, int) {
     const int32_t* const diagonals = work.merged_diagonal_mass() + head * blocks;
     slashes_[head] = reference::SelectDiagonals(
         diagonals, blocks, work.local_blocks, work.diagonal_mass, work.max_slashes,
@@ -186,11 +177,12 @@ absl::Status CpuIndex::Select(const VerticalSlash& work, const LayerIndex& index
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::CountSelection(const VerticalSlash& work, const LayerIndex& index) {
+absl::Status CpuCall::CountSelection(const VerticalSlash& work, const LayerIndex& index) {
+  LayerStats& stats = device_.StatsOf(layer_);
   const int64_t n = work.layout.local_tokens();
   const int32_t* const counts = index.column_counts.data();
-  stats_.verticals += std::accumulate(counts, counts + work.heads, 0.0) / work.heads;
-  stats_.slashes += std::accumulate(slashes_.begin(), slashes_.end(), 0.0) / work.heads;
+  stats.verticals += std::accumulate(counts, counts + work.heads, 0.0) / work.heads;
+  stats.slashes += std::accumulate(slashes_.begin(), slashes_.end(), 0.0) / work.heads;
   // This rank's part of the recall; the sum over ranks is the layer's.
   std::vector<char> selected(work.heads * n, 0);
   for (int head = 0; head < work.heads; ++head) {
@@ -205,21 +197,22 @@ absl::Status CpuIndex::CountSelection(const VerticalSlash& work, const LayerInde
   estimate_->KeptMass(kRecallStride, index.diagonals.data(), index.diagonal_words, selected.data(),
                       kept.data());
   if (work.layout.ranks > 1) {
-    const Stopwatch watch(exposed_seconds_);
-    RETURN_IF_ERROR(communicator_.AllReduceSum(Channel::kControl, kept.data(), kept.size()));
+    const Stopwatch watch(device_.exposed_seconds());
+    RETURN_IF_ERROR(
+        device_.communicator().AllReduceSum(Channel::kControl, kept.data(), kept.size()));
   }
   const int64_t sampled = (work.queries + kRecallStride - 1) / kRecallStride;
-  stats_.recall = std::max(stats_.recall, 0.0) + std::accumulate(kept.begin(), kept.end(), 0.0) /
-                                                     static_cast<double>(work.heads * sampled);
+  stats.recall = std::max(stats.recall, 0.0) + std::accumulate(kept.begin(), kept.end(), 0.0) /
+                                                   static_cast<double>(work.heads * sampled);
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::TileSums(const BlockTopK& work) {
-  reference::TileKeySums(engine_, k_, work.tile, work.mine());
+absl::Status CpuCall::TileSums(const BlockTopK& work) {
+  reference::TileKeySums(device_.engine(), tensors_.k, work.tile, work.mine());
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::OrderTileSums(const BlockTopK& work) {
+absl::Status CpuCall::OrderTileSums(const BlockTopK& work) {
   ShardLayout owner = work.layout;
   for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
     for (int64_t b = 0; b < work.local_tiles; ++b) {
@@ -231,16 +224,16 @@ absl::Status CpuIndex::OrderTileSums(const BlockTopK& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuIndex::Gate(const BlockTopK& work, const LayerIndex& index) {
+absl::Status CpuCall::Gate(const BlockTopK& work, const LayerIndex& index) {
   const std::vector<char> selected =
-      reference::SelectBlocks(engine_, {.q = q_,
-                                        .query_layout = work.layout,
-                                        .document_starts = work.document_starts,
-                                        .key_sums = work.key_sums.data(),
-                                        .kv_heads = work.kv_heads,
-                                        .tile = work.tile,
-                                        .block_size = work.block_size,
-                                        .topk_blocks = work.topk_blocks});
+      reference::SelectBlocks(device_.engine(), {.q = tensors_.q,
+                                                 .query_layout = work.layout,
+                                                 .document_starts = work.document_starts,
+                                                 .key_sums = work.key_sums.data(),
+                                                 .kv_heads = work.kv_heads,
+                                                 .tile = work.tile,
+                                                 .block_size = work.block_size,
+                                                 .topk_blocks = work.topk_blocks});
   const int64_t rows = work.heads * work.local_tiles;
   const int64_t blocks = static_cast<int64_t>(selected.size()) / rows, words = (blocks + 31) / 32;
   for (int64_t i = 0; i < rows * blocks; ++i) {

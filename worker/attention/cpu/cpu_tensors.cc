@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "worker/attention/cpu/cpu_attention.h"
+#include "worker/attention/cpu/cpu_call.h"
 
 namespace ringleader::attention {
 
@@ -10,8 +10,10 @@ namespace {
 
 using torch::Tensor;
 
+// Empty of a tensor that the call does not have.
 template <typename T>
 kernels::TokenMajor<T> View(const Tensor& x) {
+  if (!x.defined()) return {};
   return {.data = x.data_ptr<std::remove_const_t<T>>(),
           .tokens = x.size(0),
           .heads = static_cast<int32_t>(x.size(1)),
@@ -20,17 +22,19 @@ kernels::TokenMajor<T> View(const Tensor& x) {
           .head_stride = x.stride(1)};
 }
 
-// A call that keeps the tensors that it is made of.
-template <typename Call>
-class Keeping : public Call {
- public:
-  template <typename... Args>
-  explicit Keeping(std::vector<Tensor> tensors, Args&&... args)
-      : Call(std::forward<Args>(args)...), tensors_(std::move(tensors)) {}
-
- private:
-  const std::vector<Tensor> tensors_;
-};
+// What the engine adds to.
+void AllocateResults(CallTensors& tensors) {
+  auto& [q, k, v, out, lse, d_out, gradients] = tensors;
+  if (!q.defined()) return;  // k and v alone
+  if (!d_out.defined()) {
+    out = torch::zeros(q.sizes(), q.options());
+    lse = torch::full({q.size(1), q.size(0)}, -std::numeric_limits<float>::infinity(), q.options());
+    return;
+  }
+  gradients = {.dq = torch::zeros(q.sizes(), q.options()),
+               .dk = torch::empty(k.sizes(), k.options()),
+               .dv = torch::empty(v.sizes(), v.options())};
+}
 
 class CpuTensorDevice : public TensorDevice {
  public:
@@ -46,42 +50,20 @@ class CpuTensorDevice : public TensorDevice {
     return x.stride(2) == 1 ? x : x.contiguous();
   }
 
-  std::unique_ptr<CallKeys> Keys(const Tensor& k, const Tensor& v) override {
-    return std::make_unique<Keeping<CpuKeys>>(std::vector{k, v}, &device_, View<const float>(k),
-                                              View<const float>(v));
-  }
-
-  std::unique_ptr<ForwardCall> Forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                       AttentionOutput* output) override {
-    output->out = torch::zeros(q.sizes(), q.options());
-    output->lse =
-        torch::full({q.size(1), q.size(0)}, -std::numeric_limits<float>::infinity(), q.options());
-    return std::make_unique<Keeping<CpuForward>>(
-        std::vector{q, k, v}, &device_,
-        CpuForward::Tensors{.q = View<const float>(q),
-                            .k = View<const float>(k),
-                            .v = View<const float>(v),
-                            .out = View<float>(output->out),
-                            .lse = output->lse.data_ptr<float>()});
-  }
-
-  std::unique_ptr<BackwardCall> Backward(const AttentionTensors& tensors,
-                                         AttentionGradients* gradients) override {
-    const auto& [q, k, v, out, lse, d_out] = tensors;
-    *gradients = {.dq = torch::zeros(q.sizes(), q.options()),
-                  .dk = torch::empty(k.sizes(), k.options()),
-                  .dv = torch::empty(v.sizes(), v.options())};
-    return std::make_unique<Keeping<CpuBackward>>(
-        std::vector{q, k, v, out, lse, d_out}, &device_,
-        CpuBackward::Tensors{.q = View<const float>(q),
-                             .k = View<const float>(k),
-                             .v = View<const float>(v),
-                             .out = View<const float>(out),
-                             .d_out = View<const float>(d_out),
-                             .lse = lse.data_ptr<float>(),
-                             .dq = View<float>(gradients->dq),
-                             .dk = View<float>(gradients->dk),
-                             .dv = View<float>(gradients->dv)});
+  std::unique_ptr<AttentionCall> Call(int layer, CallTensors* tensors) override {
+    AllocateResults(*tensors);
+    const auto& [q, k, v, out, lse, d_out, gradients] = *tensors;
+    return std::make_unique<CpuCall>(
+        &device_, layer,
+        CpuCall::Tensors{.q = View<const float>(q),
+                         .k = View<const float>(k),
+                         .v = View<const float>(v),
+                         .out = View<float>(out),
+                         .lse = lse.defined() ? lse.data_ptr<float>() : nullptr,
+                         .d_out = View<const float>(d_out),
+                         .dq = View<float>(gradients.dq),
+                         .dk = View<float>(gradients.dk),
+                         .dv = View<float>(gradients.dv)});
   }
 
  private:

@@ -1,5 +1,3 @@
-#include "worker/attention/cuda/cuda_index.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -7,6 +5,7 @@
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
 #include "kernels/ops/cuda_call.h"
+#include "worker/attention/cuda/cuda_call.h"
 #include "worker/attention/cuda/device_slots.h"
 #include "worker/attention/index/block_topk.h"
 #include "worker/attention/index/vertical_slash.h"
@@ -28,45 +27,39 @@ const int64_t* QueryStarts(const VerticalSlash& work) {
 
 }  // namespace
 
-CudaIndex::CudaIndex(comm::DeviceCommunicator* communicator, DeviceStats* stats, int layer,
-                     Tensor q, Tensor k)
-    : communicator_(*communicator),
-      stats_(*stats),
-      layer_(layer),
-      q_(std::move(q)),
-      k_(std::move(k)) {}
-
-DeviceMemory CudaIndex::Allocate(int64_t bytes) {
-  auto tensor = std::make_shared<Tensor>(torch::empty({bytes}, q_.options().dtype(torch::kByte)));
+DeviceMemory CudaCall::Allocate(int64_t bytes) {
+  auto tensor =
+      std::make_shared<Tensor>(torch::empty({bytes}, tensors_.q.options().dtype(torch::kByte)));
   void* const data = tensor->mutable_data_ptr();
   return {std::move(tensor), data};
 }
 
-absl::Status CudaIndex::Sum(SumType type, void* values, int64_t count) {
+absl::Status CudaCall::Sum(SumType type, void* values, int64_t count) {
   const ElementType element =
       type == SumType::kQueries ? ElementType::kBfloat16 : ElementType::kInt64;
   return AwaitTransfer(
-      communicator_.AllReduceSum(Channel::kControl, values, count, element, Stream()),
-      stats_.timers(), Stream());
+      device_.communicator().AllReduceSum(Channel::kControl, values, count, element, Stream()),
+      device_.stats().timers(), Stream());
 }
 
-absl::Status CudaIndex::Max(float* values, int64_t count) {
+absl::Status CudaCall::Max(float* values, int64_t count) {
+  return AwaitTransfer(device_.communicator().AllReduceMax(Channel::kControl, values, count,
+                                                           ElementType::kFloat32, Stream()),
+                       device_.stats().timers(), Stream());
+}
+
+absl::Status CudaCall::Gather(void* values, int64_t bytes) {
+  const void* const own = static_cast<char*>(values) + device_.communicator().rank() * bytes;
   return AwaitTransfer(
-      communicator_.AllReduceMax(Channel::kControl, values, count, ElementType::kFloat32, Stream()),
-      stats_.timers(), Stream());
+      device_.communicator().AllGather(Channel::kControl, own, bytes, values, Stream()),
+      device_.stats().timers(), Stream());
 }
 
-absl::Status CudaIndex::Gather(void* values, int64_t bytes) {
-  const void* const own = static_cast<char*>(values) + communicator_.rank() * bytes;
-  return AwaitTransfer(communicator_.AllGather(Channel::kControl, own, bytes, values, Stream()),
-                       stats_.timers(), Stream());
-}
-
-absl::Status CudaIndex::PrepareEstimate(const VerticalSlash& work) {
-  masses_ = torch::empty({2, work.heads}, q_.options().dtype(torch::kFloat));
-  max_counts_ = torch::empty({2, work.heads}, q_.options().dtype(torch::kInt));
+absl::Status CudaCall::PrepareEstimate(const VerticalSlash& work) {
+  masses_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kFloat));
+  max_counts_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kInt));
   return index::PrepareEstimate(
-      {.q = View(q_),
+      {.q = View(tensors_.q),
        .layout = work.layout,
        .count = work.queries,
        .chosen = work.documents == nullptr ? nullptr : work.documents->estimate_positions.data(),
@@ -81,8 +74,8 @@ absl::Status CudaIndex::PrepareEstimate(const VerticalSlash& work) {
       Stream());
 }
 
-index::EstimateArgs CudaIndex::EstimateArgsOf(const VerticalSlash& work) const {
-  kernels::TokenMajor<const __nv_bfloat16> queries = View(q_);
+index::EstimateArgs CudaCall::EstimateArgsOf(const VerticalSlash& work) const {
+  kernels::TokenMajor<const __nv_bfloat16> queries = View(tensors_.q);
   if (work.query_rows.data() == nullptr) {
     queries.data += (queries.tokens - work.queries) * queries.token_stride;
   } else {
@@ -94,7 +87,7 @@ index::EstimateArgs CudaIndex::EstimateArgsOf(const VerticalSlash& work) const {
   return {.q = queries,
           .query_positions = work.query_positions.data(),
           .query_starts = QueryStarts(work),
-          .k = View(k_),
+          .k = View(tensors_.k),
           .key_layout = work.layout,
           .tile = work.tile,
           .scale = work.scale,
@@ -104,19 +97,19 @@ index::EstimateArgs CudaIndex::EstimateArgsOf(const VerticalSlash& work) const {
           .diagonal_mass = work.mine()};
 }
 
-absl::Status CudaIndex::RowMax(const VerticalSlash& work) {
+absl::Status CudaCall::RowMax(const VerticalSlash& work) {
   return index::EstimateRowMax(EstimateArgsOf(work), Stream());
 }
 
-absl::Status CudaIndex::RowSum(const VerticalSlash& work) {
+absl::Status CudaCall::RowSum(const VerticalSlash& work) {
   return index::EstimateRowSum(EstimateArgsOf(work), Stream());
 }
 
-absl::Status CudaIndex::Mass(const VerticalSlash& work) {
+absl::Status CudaCall::Mass(const VerticalSlash& work) {
   return index::EstimateMass(EstimateArgsOf(work), Stream());
 }
 
-absl::Status CudaIndex::Candidates(const VerticalSlash& work) {
+absl::Status CudaCall::Candidates(const VerticalSlash& work) {
   return index::SelectColumnCandidates(
       {.column_mass = work.column_mass_of.data(),
        .layout = work.layout,
@@ -128,7 +121,7 @@ absl::Status CudaIndex::Candidates(const VerticalSlash& work) {
       Stream());
 }
 
-absl::Status CudaIndex::MergeParts(const VerticalSlash& work) {
+absl::Status CudaCall::MergeParts(const VerticalSlash& work) {
   const kernels::IndexParts all = work.merged_parts();
   int32_t* const merged = work.merged.data();
   return index::MergeIndexParts(work.parts, work.gathered.data(), work.layout.ranks, merged,
@@ -136,15 +129,17 @@ absl::Status CudaIndex::MergeParts(const VerticalSlash& work) {
                                 Stream());
 }
 
-absl::Status CudaIndex::Select(const VerticalSlash& work, const LayerIndex& layer) {
+absl::Status CudaCall::Select(const VerticalSlash& work, const LayerIndex& layer) {
   const int64_t heads = work.heads, blocks = work.parts.blocks, ranks = work.layout.ranks;
-  const auto ints = q_.options().dtype(torch::kInt), longs = q_.options().dtype(torch::kLong);
+  const auto ints = tensors_.q.options().dtype(torch::kInt),
+             longs = tensors_.q.options().dtype(torch::kLong);
   const Tensor diagonal_counts = torch::empty({heads}, ints),
                residue_offsets = torch::empty({heads, ranks + 1}, ints),
                residues = torch::empty({heads, blocks}, ints), load = torch::empty({ranks}, longs),
                head_masses = torch::empty({heads, 3}, longs);
   const Tensor scratch = kernels::ops::Scratch(
-      static_cast<int64_t>(index::SelectWorkspaceBytes(work.heads, work.layout.tokens)), q_);
+      static_cast<int64_t>(index::SelectWorkspaceBytes(work.heads, work.layout.tokens)),
+      tensors_.q);
   selected_memory_ = {diagonal_counts, residue_offsets, residues, load, head_masses, scratch};
   selected_ = {
       .candidate_mass = work.merged_candidate_mass(),
@@ -172,9 +167,9 @@ absl::Status CudaIndex::Select(const VerticalSlash& work, const LayerIndex& laye
   return index::Select(selected_, Stream());
 }
 
-absl::Status CudaIndex::CountSelection(const VerticalSlash& work, const LayerIndex& layer) {
-  stats_.SetEstimated(layer_);
-  const CounterSlots slots = stats_.SlotsOf(layer_);
+absl::Status CudaCall::CountSelection(const VerticalSlash& work, const LayerIndex& layer) {
+  device_.stats().SetEstimated(layer_);
+  const CounterSlots slots = device_.stats().SlotsOf(layer_);
   const std::vector<Tensor> memory = std::exchange(selected_memory_, {});  // freed in stream order
   return index::CountSelection({.selected = selected_,
                                 .estimate_queries = work.queries,
@@ -186,20 +181,20 @@ absl::Status CudaIndex::CountSelection(const VerticalSlash& work, const LayerInd
                                Stream());
 }
 
-absl::Status CudaIndex::TileSums(const BlockTopK& work) {
+absl::Status CudaCall::TileSums(const BlockTopK& work) {
   query_sums_ = torch::empty({work.local_tiles, work.heads, work.head_dim},
-                             q_.options().dtype(torch::kFloat));
-  RETURN_IF_ERROR(
-      index::TileSums(View(q_), work.tile, query_sums_.mutable_data_ptr<float>(), Stream()));
-  return index::TileSums(View(k_), work.tile, work.mine(), Stream());
+                             tensors_.q.options().dtype(torch::kFloat));
+  RETURN_IF_ERROR(index::TileSums(View(tensors_.q), work.tile,
+                                  query_sums_.mutable_data_ptr<float>(), Stream()));
+  return index::TileSums(View(tensors_.k), work.tile, work.mine(), Stream());
 }
 
-absl::Status CudaIndex::OrderTileSums(const BlockTopK& work) {
+absl::Status CudaCall::OrderTileSums(const BlockTopK& work) {
   return index::OrderTileSums(work.gathered.data(), work.layout, work.tile, work.row(),
                               work.key_sums.data(), Stream());
 }
 
-absl::Status CudaIndex::Gate(const BlockTopK& work, const LayerIndex& layer) {
+absl::Status CudaCall::Gate(const BlockTopK& work, const LayerIndex& layer) {
   const int64_t blocks = (work.layout.tokens + work.block_size - 1) / work.block_size;
   const Tensor query_sums = std::exchange(query_sums_, {});
   const Tensor means = torch::empty({work.kv_heads, blocks, work.head_dim}, query_sums.options());

@@ -5,14 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <mutex>
-#include <optional>
 #include <random>
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
 #include "ringleader/kernels/index.h"
-#include "worker/attention/cpu/cpu_attention.h"
+#include "worker/attention/cpu/cpu_call.h"
 #include "worker/attention/index/vertical_slash.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/comm/testing/local_communicator.h"
@@ -42,9 +40,9 @@ double InQueries(int32_t mass) {
   return mass / static_cast<double>(1 << kernels::kMassBits);
 }
 
-class RecordingIndex : public CpuIndex {
+class RecordingCall : public CpuCall {
  public:
-  using CpuIndex::CpuIndex;
+  using CpuCall::CpuCall;
   absl::Status Select(const VerticalSlash& work, const LayerIndex& index) override {
     for (int64_t i = 0; i < work.heads * work.parts.blocks; ++i) {
       masses.diagonals.push_back(InQueries(work.merged_diagonal_mass()[i]));
@@ -57,26 +55,9 @@ class RecordingIndex : public CpuIndex {
                                     InQueries(work.merged_candidate_mass()[at]));
       }
     }
-    return CpuIndex::Select(work, index);
+    return CpuCall::Select(work, index);
   }
   Masses masses;
-};
-
-class RecordingForward : public CpuForward {
- public:
-  RecordingForward(CpuAttentionDevice* device, const Tensors& tensors)
-      : CpuForward(device, tensors), device_(*device), tensors_(tensors) {}
-  IndexDevice& ForIndex(int layer) override {
-    CpuForward::ForIndex(layer);
-    return recording_.emplace(&device_.engine(), &device_.communicator(), tensors_.q, tensors_.k,
-                              device_.exposed_seconds(), &device_.StatsOf(layer));
-  }
-  const Masses& masses() const { return recording_->masses; }
-
- private:
-  CpuAttentionDevice& device_;
-  const Tensors tensors_;
-  std::optional<RecordingIndex> recording_;
 };
 
 struct RankResult {
@@ -104,12 +85,12 @@ class IndexOracleTest : public ::testing::TestWithParam<std::vector<int64_t>> {
       const auto runner = RingRunner::Create(options, &device);
       ASSERT_TRUE(runner.ok()) << runner.status();
       ASSERT_TRUE((*runner)->SetDocuments(kTokens, GetParam()).ok());
-      RecordingForward call(
-          &device,
+      RecordingCall call(
+          &device, /*layer=*/0,
           {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.data()});
-      const auto index = (*runner)->Forward(0, call);
+      const auto index = (*runner)->Forward(call);
       ASSERT_TRUE(index.ok()) << index.status();
-      results[layout.rank] = {testing::ToHost(**index), call.masses(),
+      results[layout.rank] = {testing::ToHost(**index), call.masses,
                               (*runner)->TakeStats().layers.at(0).recall};
     });
     return results;

@@ -1,5 +1,5 @@
-// What RingRunner asks of a device: the CPU engine (cpu/cpu_attention.h) or a GPU
-// (cuda/cuda_attention.h). The runner owns the order of hops and steps; a device owns tensors,
+// What RingRunner asks of a device: the CPU engine (cpu/cpu_call.h) or a GPU
+// (cuda/cuda_call.h). The runner owns the order of hops and steps; a device owns tensors,
 // memory, transfers and arithmetic.
 //
 // On GPUs every verb enqueues work on LibTorch's current stream and returns; allocation may throw
@@ -32,10 +32,12 @@ struct CallShape {
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 };
 
-// The keys and values of a step of the ring.
-struct StepKeys {
-  size_t step = 0;
-  kernels::ShardLayout owner;  // whose they are
+// What a call attends to at a step of the ring: the keys and values of one owner.
+struct Step {
+  const LayerIndex& index;
+  kernels::ShardLayout mine;   // of the queries
+  kernels::ShardLayout owner;  // of the keys
+  size_t number = 0;           // in the schedule
   // [2, n, kv_heads, d]: keys, then values. Null for a rank's own, which are read where the model
   // left them while the slot is being sent.
   const void* slot = nullptr;
@@ -47,58 +49,41 @@ inline bool Gathers(const ring::RingSchedule& schedule) {
   return schedule.shape.kind == ring::RingKind::kAllGather && schedule.ranks > 1;
 }
 
-// The keys and values of one call.
-class CallKeys {
+// One layer's forward or backward: its tensors, and the arithmetic on them. Verbs of forward and of
+// backward stand in the order in which the runner calls them.
+class AttentionCall : public IndexDevice {
  public:
-  virtual ~CallKeys() = default;
+  virtual int layer() const = 0;
+  virtual CallShape shape() const = 0;
   // The schedule's slots with this rank's keys and values in their place, from where hops take
   // them. Where the schedule gathers, all slots are on their way. Without memory where there is one
-  // rank.
-  virtual absl::StatusOr<std::unique_ptr<RingSlots>> Place(const ring::RingSchedule& schedule) = 0;
-};
+  // rank. Needs no tensors but k and v.
+  virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(
+      const ring::RingSchedule& schedule) = 0;
 
-// One layer's forward, in the order in which the runner calls.
-class ForwardCall {
- public:
-  virtual ~ForwardCall() = default;
-  virtual CallShape shape() const = 0;
-  virtual CallKeys& keys() = 0;
-  // For the layer's statistics, which the call adds to.
-  virtual IndexDevice& ForIndex(int layer) = 0;
-  // Output without a sum yet. `index` is kept until Finish; `mine`: this rank's layout.
-  virtual absl::Status StartOutput(const LayerIndex& index, const kernels::ShardLayout& mine) = 0;
-  // Picks up the selected columns that the keys' owner has.
-  virtual absl::Status GatherColumns(const StepKeys& keys) = 0;
-  // Merges attention to the keys' selected tiles into the output, and counts the tiles.
-  virtual absl::Status Attend(const StepKeys& keys) = 0;
-  // The same of the selected columns.
-  virtual absl::Status AttendColumns() = 0;
-  virtual absl::Status Finish() = 0;
-};
+  // Forward: output without a sum yet; then, with each owner's keys, their selected columns are
+  // picked up and attention to their selected tiles is merged into the output, and counted.
+  virtual absl::Status StartOutput() = 0;
+  virtual absl::Status GatherColumns(const Step& step) = 0;
+  virtual absl::Status Attend(const Step& step) = 0;
+  virtual absl::Status AttendColumns(const Step& own) = 0;
+  virtual absl::Status FinishOutput() = 0;
 
-// One layer's backward, likewise.
-class BackwardCall {
- public:
-  virtual ~BackwardCall() = default;
-  virtual CallShape shape() const = 0;
-  virtual CallKeys& keys() = 0;
-  // Slots for gradients: [2, n, kv_heads, d] float32 each, of keys, then of values.
+  // Backward. Slots for gradients hold float32, [2, n, kv_heads, d]: of keys, then of values.
   virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
       const ring::RingSchedule& schedule) = 0;
-  virtual absl::Status StartGradients(const LayerIndex& index,
-                                      const kernels::ShardLayout& mine) = 0;
+  virtual absl::Status StartGradients() = 0;
   // The gradients of the selected columns' keys and values.
-  virtual absl::Status ColumnsBackward() = 0;
-  // Adds to the gradient of q and to the keys' gradients in `slot`.
-  virtual absl::Status AttendBackward(const StepKeys& keys, void* slot) = 0;
-  // Adds the gradients of the columns that the keys' owner has to `slot`.
-  virtual absl::Status ScatterColumns(const StepKeys& keys, void* slot) = 0;
+  virtual absl::Status ColumnsBackward(const Step& own) = 0;
+  // Adds to the gradient of q and to the gradients of the step's keys in `slot`.
+  virtual absl::Status AttendBackward(const Step& step, void* slot) = 0;
+  // Adds the gradients of the columns that the step's owner has to `slot`.
+  virtual absl::Status ScatterColumns(const Step& step, void* slot) = 0;
   // The gradient of q is complete.
   virtual absl::Status FinishQueries() = 0;
-  // The gradients of this rank's keys and values are complete: the schedule's home slot or, where
-  // it gathers, this rank's part of the sum over ranks. No transfer is in flight.
-  virtual absl::Status ReturnGradients(const ring::RingSchedule& schedule,
-                                       RingSlots& gradients) = 0;
+  // The gradients of this rank's keys and values are complete: in the schedule's home slot or,
+  // where it gathers, as this rank's part of the sum over ranks. No transfer is in flight.
+  virtual absl::Status ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) = 0;
 };
 
 // What outlives a call. Not thread-safe.

@@ -10,7 +10,7 @@
 #include "kernels/reference/tiles/tile_lists.h"
 #include "patterns/check_options.h"
 #include "ring/ring_load.h"
-#include "worker/attention/cpu/cpu_attention.h"
+#include "worker/attention/cpu/cpu_call.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/stats/tile_counts.h"
 #include "worker/attention/testing/index_oracle.h"
@@ -56,8 +56,8 @@ class AttentionEngineTest : public ::testing::Test {
       ASSERT_TRUE(engine.ok()) << engine.status();
       ASSERT_TRUE((*engine)->SetBudgets(budgets).ok());
       ASSERT_TRUE((*engine)->SetDocuments(kTokens, documents).ok());
-      CpuForward call(&device, {q.view(), k.view(), v.view(), out.view(), lse.data()});
-      const auto index = (*engine)->Forward(1, call);
+      CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
+      const auto index = (*engine)->Forward(call);
       ASSERT_TRUE(index.ok()) << index.status();
       results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats()};
     });
@@ -125,20 +125,20 @@ TEST_F(AttentionEngineTest, VerticalSlashAttendsToWhatItsIndexHolds) {
       const auto engine = RingRunner::Create(options, &device);
       ASSERT_TRUE(engine.ok()) << engine.status();
       ASSERT_TRUE((*engine)->SetDocuments(kShort, documents).ok());
-      CpuForward forward(&device,
-                         {my_q.view(), my_k.view(), my_v.view(), my_out.view(), lse.data()});
-      const auto index = (*engine)->Forward(0, forward);
+      CpuCall forward(&device, /*layer=*/0,
+                      {my_q.view(), my_k.view(), my_v.view(), my_out.view(), lse.data()});
+      const auto index = (*engine)->Forward(forward);
       ASSERT_TRUE(index.ok()) << index.status();
-      const Tensor& attended = my_out;
-      CpuBackward backward(&device, {.q = my_q.view(),
-                                     .k = my_k.view(),
-                                     .v = my_v.view(),
-                                     .out = attended.view(),
-                                     .d_out = my_d_out.view(),
-                                     .lse = lse.data(),
-                                     .dq = my_dq.view(),
-                                     .dk = my_dk.view(),
-                                     .dv = my_dv.view()});
+      CpuCall backward(&device, /*layer=*/0,
+                       {.q = my_q.view(),
+                        .k = my_k.view(),
+                        .v = my_v.view(),
+                        .out = my_out.view(),
+                        .lse = lse.data(),
+                        .d_out = my_d_out.view(),
+                        .dq = my_dq.view(),
+                        .dk = my_dk.view(),
+                        .dv = my_dv.view()});
       ASSERT_TRUE((*engine)->Backward(**index, backward).ok());
       indices[layout.rank] = testing::ToHost(**index);
       const auto put = [&](std::vector<float>& whole, const Tensor& part) {
@@ -252,8 +252,8 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
     ASSERT_TRUE((*engine)->SetDocuments(100, std::vector<int64_t>{0, 7}).ok());
     Tensor out(kTokens, kHeads, kHeadDim);
     std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
-    CpuForward call(&device, {q_.view(), k_.view(), v_.view(), out.view(), lse.data()});
-    const absl::Status status = (*engine)->Forward(0, call).status();
+    CpuCall call(&device, /*layer=*/1, {q_.view(), k_.view(), v_.view(), out.view(), lse.data()});
+    const absl::Status status = (*engine)->Forward(call).status();
     EXPECT_NE(std::string(status.message()).find("a sequence of 100 tokens, q is of one of 2048"),
               std::string::npos)
         << status;
@@ -339,8 +339,8 @@ TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
     CpuAttentionDevice device(&communicator, /*threads=*/1);
     const auto engine = RingRunner::Create(options, &device);
     ASSERT_TRUE(engine.ok()) << engine.status();
-    CpuForward call(&device, {q.view(), k.view(), v.view(), out.view(), lse.data()});
-    status = (*engine)->Forward(0, call).status();
+    CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
+    status = (*engine)->Forward(call).status();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_NE(std::string(status.message()).find("rank 1 ran out of memory"), std::string::npos);

@@ -1,7 +1,5 @@
 // Ring attention on a GPU, all ranks of a ring as threads that share it: against the CPU engine,
 // against the mask that an index stands for, and on several ranks against one.
-#include "worker/attention/cuda/cuda_attention.h"
-
 #include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "kernels/ops/cuda_call.h"
+#include "worker/attention/cuda/cuda_call.h"
 #include "worker/attention/runner/cuda_ring_attention.h"
 #include "worker/attention/runner/ring_attention.h"
 #include "worker/attention/runner/ring_runner.h"
@@ -131,23 +130,20 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
     };
     const Tensor q = shard(sequence.q), k = shard(sequence.k), v = shard(sequence.v),
                  d_out = shard(sequence.d_out);
-    std::vector<AttentionOutput> outputs(kLayers);
+    std::vector<CallTensors> calls(kLayers, {.q = q, .k = k, .v = v});
     std::vector<std::shared_ptr<const LayerIndex>> indices;
     Check((*engine)->SetDocuments(sequence.q.size(0), documents));
     for (int layer = 0; layer < kLayers; ++layer) {
-      CudaForward call(&device, q, k, v, &outputs[layer]);
-      auto index = (*engine)->Forward(layer, call);
+      CudaCall call(&device, layer, &calls[layer]);
+      auto index = (*engine)->Forward(call);
       Check(index.status());
       indices.push_back(*std::move(index));
     }
     // Backward is of what forward saw, whatever comes next.
     Check((*engine)->SetDocuments(sequence.q.size(0), {}));
-    AttentionGradients gradients;
     for (int layer = kLayers - 1; layer >= 0; --layer) {
-      const AttentionOutput& o = outputs[layer];
-      CudaBackward call(&device,
-                        {.q = q, .k = k, .v = v, .out = o.out, .lse = o.lse, .d_out = d_out},
-                        &gradients);
+      calls[layer].d_out = d_out;
+      CudaCall call(&device, layer, &calls[layer]);
       Check((*engine)->Backward(*indices[layer], call));
     }
     result.stats[rank] = (*engine)->TakeStats();
@@ -158,10 +154,10 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
     const auto put = [&](Tensor& whole, const Tensor& part) {
       whole.index_copy_(0, positions, part.cpu().to(torch::kFloat));
     };
-    put(result.out, outputs[0].out);
-    put(result.dq, gradients.dq);
-    put(result.dk, gradients.dk);
-    put(result.dv, gradients.dv);
+    put(result.out, calls[0].out);
+    put(result.dq, calls[0].gradients.dq);
+    put(result.dk, calls[0].gradients.dk);
+    put(result.dv, calls[0].gradients.dv);
     result.rows.push_back(positions);
   });
   return result;

@@ -5,7 +5,7 @@
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/sm90/hopper.h"
-#include "worker/attention/cuda/cuda_attention.h"
+#include "worker/attention/cuda/cuda_call.h"
 
 namespace ringleader::attention {
 
@@ -32,16 +32,8 @@ class CudaTensorDevice : public TensorDevice {
     return aligned ? x : x.contiguous();
   }
 
-  std::unique_ptr<CallKeys> Keys(const Tensor& k, const Tensor& v) override {
-    return std::make_unique<CudaKeys>(&device_, k, v);
-  }
-  std::unique_ptr<ForwardCall> Forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                       AttentionOutput* output) override {
-    return std::make_unique<CudaForward>(&device_, q, k, v, output);
-  }
-  std::unique_ptr<BackwardCall> Backward(const AttentionTensors& tensors,
-                                         AttentionGradients* gradients) override {
-    return std::make_unique<CudaBackward>(&device_, tensors, gradients);
+  std::unique_ptr<AttentionCall> Call(int layer, CallTensors* tensors) override {
+    return std::make_unique<CudaCall>(&device_, layer, tensors);
   }
 
  private:

@@ -19,35 +19,33 @@ void Check(const absl::Status& status) {
 
 class RingAttention::Record : public AttentionRecord {
  public:
-  Record(std::shared_ptr<Engine> engine, std::shared_ptr<const LayerIndex> index)
-      : engine_(std::move(engine)), index_(std::move(index)) {}
+  Record(std::shared_ptr<Engine> engine, int layer, std::shared_ptr<const LayerIndex> index)
+      : engine_(std::move(engine)), layer_(layer), index_(std::move(index)) {}
 
   void StartBackward(const Tensor& k, const Tensor& v) const override {
     const torch::NoGradGuard no_grad;
-    const TensorDevice& device = *engine_->device;
-    Check(engine_->runner->StartBackward(
-        *engine_->device->Keys(device.Take("k", k), device.Take("v", v))));
+    TensorDevice& device = *engine_->device;
+    CallTensors tensors{.k = device.Take("k", k), .v = device.Take("v", v)};
+    Check(engine_->runner->StartBackward(*device.Call(layer_, &tensors)));
   }
 
   AttentionGradients Backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                               const Tensor& lse, const Tensor& d_out) const override {
     const torch::NoGradGuard no_grad;
-    const TensorDevice& device = *engine_->device;
-    AttentionGradients gradients;
-    const std::unique_ptr<BackwardCall> call =
-        engine_->device->Backward({.q = device.Take("q", q),
-                                   .k = device.Take("k", k),
-                                   .v = device.Take("v", v),
-                                   .out = device.Take("out", out),
-                                   .lse = lse,
-                                   .d_out = device.Take("the gradient of out", d_out)},
-                                  &gradients);
-    Check(engine_->runner->Backward(*index_, *call));
-    return gradients;
+    TensorDevice& device = *engine_->device;
+    CallTensors tensors{.q = device.Take("q", q),
+                        .k = device.Take("k", k),
+                        .v = device.Take("v", v),
+                        .out = device.Take("out", out),
+                        .lse = lse,
+                        .d_out = device.Take("the gradient of out", d_out)};
+    Check(engine_->runner->Backward(*index_, *device.Call(layer_, &tensors)));
+    return tensors.gradients;
   }
 
  private:
   const std::shared_ptr<Engine> engine_;
+  const int layer_;
   const std::shared_ptr<const LayerIndex> index_;
 };
 
@@ -68,16 +66,15 @@ AttentionOutput RingAttention::ForwardRaw(int layer, const Tensor& q, const Tens
                                           const Tensor& v) {
   const torch::NoGradGuard no_grad;
   TensorDevice& device = *engine_->device;
-  const Tensor queries = device.Take("q", q), keys = device.Take("k", k),
-               values = device.Take("v", v);
+  CallTensors tensors{.q = device.Take("q", q), .k = device.Take("k", k), .v = device.Take("v", v)};
   TORCH_CHECK(k.sizes() == v.sizes() && k.size(0) == q.size(0) && k.size(2) == q.size(2),
               "attention: q ", q.sizes(), ", k ", k.sizes(), " and v ", v.sizes(),
               " do not belong together");
-  AttentionOutput output;
-  auto index = engine_->runner->Forward(layer, *device.Forward(queries, keys, values, &output));
+  auto index = engine_->runner->Forward(*device.Call(layer, &tensors));
   Check(index.status());
-  output.record = std::make_shared<Record>(engine_, *std::move(index));
-  return output;
+  return {.out = tensors.out,
+          .lse = tensors.lse,
+          .record = std::make_shared<Record>(engine_, layer, *std::move(index))};
 }
 
 absl::Status RingAttention::SetBudgets(std::span<const patterns::LayerBudget> budgets) {

@@ -17,12 +17,16 @@
 
 namespace ringleader::attention {
 
-// What forward took and returned, as backward takes it.
-struct AttentionTensors {
-  torch::Tensor q, k, v, out, lse, d_out;
+// A call's tensors: k and v for StartBackward; q, k and v for forward, which sets out and lse; all
+// but the gradients for backward, which sets them.
+struct CallTensors {
+  torch::Tensor q = {}, k = {}, v = {};
+  torch::Tensor out = {}, lse = {};
+  torch::Tensor d_out = {};
+  AttentionGradients gradients = {};
 };
 
-// A device's border to LibTorch: makes calls of tensors, which the calls keep. Throws c10::Error.
+// A device's border to LibTorch. Throws c10::Error.
 class TensorDevice {
  public:
   virtual ~TensorDevice() = default;
@@ -31,12 +35,8 @@ class TensorDevice {
   // `x`, [tokens, heads, head_dim], as the kernels take it; copied where its strides do not fit.
   // c10::Error, with `name`, for a tensor of another type or device.
   virtual torch::Tensor Take(const char* name, const torch::Tensor& x) const = 0;
-  // Of tensors that Take returned; lse, out and gradients are set when the call is done.
-  virtual std::unique_ptr<CallKeys> Keys(const torch::Tensor& k, const torch::Tensor& v) = 0;
-  virtual std::unique_ptr<ForwardCall> Forward(const torch::Tensor& q, const torch::Tensor& k,
-                                               const torch::Tensor& v, AttentionOutput* output) = 0;
-  virtual std::unique_ptr<BackwardCall> Backward(const AttentionTensors& tensors,
-                                                 AttentionGradients* gradients) = 0;
+  // `tensors`, as Take returned them, outlive the call.
+  virtual std::unique_ptr<AttentionCall> Call(int layer, CallTensors* tensors) = 0;
 };
 
 class RingAttention : public ContextAttention {

@@ -58,19 +58,25 @@ AttentionStats RingRunner::TakeStats() {
   return device_.TakeStats(forward_);
 }
 
-absl::StatusOr<StepKeys> RingRunner::Arrive(const ring::RingSchedule& schedule, size_t step,
-                                            int64_t tokens, RingSlots& kv) {
-  const ring::RingStep& now = schedule.steps[step];
-  for (const ring::RingHop& hop : now.kv_hops) RETURN_IF_ERROR(kv.Start(hop));
-  StepKeys keys{.step = step, .owner = LayoutOf(now.owner, tokens)};
-  if (now.owner == schedule.rank) return keys;
-  RETURN_IF_ERROR(kv.AwaitContent(now.kv_slot));
-  keys.slot = kv.memory(now.kv_slot);
-  return keys;
+Step RingRunner::OwnStep(const LayerIndex& index, const AttentionCall& call) const {
+  const ShardLayout mine = LayoutOf(device_.rank(), call.shape().tokens);
+  return {.index = index, .mine = mine, .owner = mine};
 }
 
-absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(int layer,
-                                                                      ForwardCall& call) {
+absl::StatusOr<Step> RingRunner::Arrive(const ring::RingSchedule& schedule, size_t number,
+                                        const Step& own, RingSlots& kv) {
+  const ring::RingStep& now = schedule.steps[number];
+  for (const ring::RingHop& hop : now.kv_hops) RETURN_IF_ERROR(kv.Start(hop));
+  Step step = own;
+  step.number = number;
+  if (now.owner == schedule.rank) return step;
+  RETURN_IF_ERROR(kv.AwaitContent(now.kv_slot));
+  step.owner.rank = now.owner;
+  step.slot = kv.memory(now.kv_slot);
+  return step;
+}
+
+absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionCall& call) {
   if (started_ != nullptr) {
     return absl::FailedPreconditionError("forward between a backward's start and its call");
   }
@@ -79,63 +85,62 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(int layer,
   RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), shape.tokens));
   RETURN_IF_ERROR(
       CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(), mine.tokens));
-  LayerStats& stats = device_.StatsOf(layer);
+  LayerStats& stats = device_.StatsOf(call.layer());
   stats.tiles_per_ring_step.resize(forward_.steps.size());
   stats.causal_tiles += CausalTiles(mine, options_.tile) * shape.heads;
   ++stats.calls;
 
-  // A hop between nodes travels while the index is built. One inside a node hides behind the first
-  // step, and beside the index would slow its collectives and take multiprocessors from its
+  // A hop between nodes travels while the index is built. One inside a node travels during the
+  // first step, and beside the index would slow its collectives and take multiprocessors from its
   // kernels.
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-  ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> kv, call.keys().Place(forward_));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> kv, call.PlaceKv(forward_));
   RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
   RETURN_IF_ERROR(device_.End());
-  ASSIGN_OR_RETURN(const std::shared_ptr<const LayerIndex> index, ChooseTiles(layer, shape, call));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const LayerIndex> index, ChooseTiles(call));
+  const Step own = OwnStep(*index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
   RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kInner, *kv));
-  RETURN_IF_ERROR(call.StartOutput(*index, mine));
-  RETURN_IF_ERROR(AttendSteps(*index, shape, *kv, call));
-  if (index->has_columns()) RETURN_IF_ERROR(call.AttendColumns());
-  RETURN_IF_ERROR(call.Finish());
+  RETURN_IF_ERROR(call.StartOutput());
+  RETURN_IF_ERROR(AttendSteps(own, *kv, call));
+  if (index->has_columns()) RETURN_IF_ERROR(call.AttendColumns(own));
+  RETURN_IF_ERROR(call.FinishOutput());
   RETURN_IF_ERROR(kv->AwaitAll());
   RETURN_IF_ERROR(device_.End());
   return index;
 }
 
-absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(int layer,
-                                                                    const CallShape& shape,
-                                                                    ForwardCall& call) {
+absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCall& call) {
+  const CallShape shape = call.shape();
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
   ASSIGN_OR_RETURN(std::shared_ptr<LayerIndex> index,
-                   BuildIndex(options_, budgets_.Of(layer),
+                   BuildIndex(options_, budgets_.Of(call.layer()),
                               {.layout = LayoutOf(device_.rank(), shape.tokens),
                                .heads = shape.heads,
                                .kv_heads = shape.kv_heads,
                                .head_dim = shape.head_dim,
                                .scale = shape.scale(),
                                .documents = documents_},
-                              call.ForIndex(layer)));
+                              call));
   RETURN_IF_ERROR(device_.End());
   return index;
 }
 
-absl::Status RingRunner::AttendSteps(const LayerIndex& index, const CallShape& shape, RingSlots& kv,
-                                     ForwardCall& call) {
+absl::Status RingRunner::AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call) {
   for (size_t t = 0; t < forward_.steps.size(); ++t) {
-    ASSIGN_OR_RETURN(const StepKeys keys, Arrive(forward_, t, shape.tokens, kv));
-    if (index.has_columns()) RETURN_IF_ERROR(call.GatherColumns(keys));
-    RETURN_IF_ERROR(call.Attend(keys));
+    ASSIGN_OR_RETURN(const Step step, Arrive(forward_, t, own, kv));
+    if (step.index.has_columns()) RETURN_IF_ERROR(call.GatherColumns(step));
+    RETURN_IF_ERROR(call.Attend(step));
   }
   return absl::OkStatus();
 }
 
-absl::Status RingRunner::StartBackward(CallKeys& keys) {
+absl::Status RingRunner::StartBackward(AttentionCall& call) {
   if (started_ != nullptr) {
     return absl::FailedPreconditionError("a backward has been started and not been called");
   }
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
-  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, keys.Place(backward_));
+  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, call.PlaceKv(backward_));
   RETURN_IF_ERROR(StartFirstHops(backward_, ring::RingLink::kOuter, *kv));
   RETURN_IF_ERROR(StartFirstHops(backward_, ring::RingLink::kInner, *kv));
   RETURN_IF_ERROR(device_.End());
@@ -143,16 +148,16 @@ absl::Status RingRunner::StartBackward(CallKeys& keys) {
   return absl::OkStatus();
 }
 
-absl::Status RingRunner::Backward(const LayerIndex& index, BackwardCall& call) {
-  if (started_ == nullptr) RETURN_IF_ERROR(StartBackward(call.keys()));
+absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call) {
+  if (started_ == nullptr) RETURN_IF_ERROR(StartBackward(call));
   const std::unique_ptr<RingSlots> kv = std::move(started_);
-  const CallShape shape = call.shape();
+  const Step own = OwnStep(index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
   ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> gradients, call.PlaceGradients(backward_));
-  RETURN_IF_ERROR(call.StartGradients(index, LayoutOf(device_.rank(), shape.tokens)));
+  RETURN_IF_ERROR(call.StartGradients());
   // Gradients of the columns are ready before their owners' keys pass by.
-  if (index.has_columns()) RETURN_IF_ERROR(call.ColumnsBackward());
-  RETURN_IF_ERROR(BackwardSteps(index, shape, *kv, *gradients, call));
+  if (index.has_columns()) RETURN_IF_ERROR(call.ColumnsBackward(own));
+  RETURN_IF_ERROR(BackwardSteps(own, *kv, *gradients, call));
   RETURN_IF_ERROR(call.FinishQueries());
   RETURN_IF_ERROR(gradients->AwaitAll());
   RETURN_IF_ERROR(call.ReturnGradients(backward_, *gradients));
@@ -160,17 +165,16 @@ absl::Status RingRunner::Backward(const LayerIndex& index, BackwardCall& call) {
   return device_.End();
 }
 
-absl::Status RingRunner::BackwardSteps(const LayerIndex& index, const CallShape& shape,
-                                       RingSlots& kv, RingSlots& gradients, BackwardCall& call) {
+absl::Status RingRunner::BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
+                                       AttentionCall& call) {
   for (size_t t = 0; t < backward_.steps.size(); ++t) {
-    const ring::RingStep& step = backward_.steps[t];
-    ASSIGN_OR_RETURN(const StepKeys keys, Arrive(backward_, t, shape.tokens, kv));
-    RETURN_IF_ERROR(gradients.Zero(step.grad_slot));
-    RETURN_IF_ERROR(call.AttendBackward(keys, gradients.memory(step.grad_slot)));
-    if (index.has_columns()) {
-      RETURN_IF_ERROR(call.ScatterColumns(keys, gradients.memory(step.grad_slot)));
-    }
-    for (const ring::GradAction& action : step.grad_actions) {
+    const ring::RingStep& now = backward_.steps[t];
+    ASSIGN_OR_RETURN(const Step step, Arrive(backward_, t, own, kv));
+    RETURN_IF_ERROR(gradients.Zero(now.grad_slot));
+    void* const slot = gradients.memory(now.grad_slot);
+    RETURN_IF_ERROR(call.AttendBackward(step, slot));
+    if (step.index.has_columns()) RETURN_IF_ERROR(call.ScatterColumns(step, slot));
+    for (const ring::GradAction& action : now.grad_actions) {
       switch (action.kind) {
         case ring::GradAction::Kind::kAdd:
           RETURN_IF_ERROR(gradients.Add(action.to_slot, action.from_slot));

@@ -26,10 +26,10 @@ class RingRunner {
       const patterns::AttentionOptions& options, AttentionDevice* device);
 
   // The index serves the layer's Backward. FAILED_PRECONDITION between StartBackward and Backward.
-  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(int layer, ForwardCall& call);
+  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call);
   // AttentionRecord::StartBackward. FAILED_PRECONDITION if one has been started already.
-  absl::Status StartBackward(CallKeys& keys);
-  absl::Status Backward(const LayerIndex& index, BackwardCall& call);
+  absl::Status StartBackward(AttentionCall& call);
+  absl::Status Backward(const LayerIndex& index, AttentionCall& call);
 
   // ContextAttention's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
@@ -40,15 +40,15 @@ class RingRunner {
   RingRunner(const patterns::AttentionOptions& options, AttentionDevice* device);
 
   kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
+  absl::StatusOr<std::shared_ptr<LayerIndex>> ChooseTiles(AttentionCall& call);
+  // A rank's own keys, at no step.
+  Step OwnStep(const LayerIndex& index, const AttentionCall& call) const;
   // Starts what the schedule starts with the step, then awaits the step's keys.
-  absl::StatusOr<StepKeys> Arrive(const ring::RingSchedule& schedule, size_t step, int64_t tokens,
-                                  RingSlots& kv);
-  absl::StatusOr<std::shared_ptr<LayerIndex>> ChooseTiles(int layer, const CallShape& shape,
-                                                          ForwardCall& call);
-  absl::Status AttendSteps(const LayerIndex& index, const CallShape& shape, RingSlots& kv,
-                           ForwardCall& call);
-  absl::Status BackwardSteps(const LayerIndex& index, const CallShape& shape, RingSlots& kv,
-                             RingSlots& gradients, BackwardCall& call);
+  absl::StatusOr<Step> Arrive(const ring::RingSchedule& schedule, size_t number, const Step& own,
+                              RingSlots& kv);
+  absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
+  absl::Status BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
+                             AttentionCall& call);
 
   const patterns::AttentionOptions options_;
   AttentionDevice& device_;

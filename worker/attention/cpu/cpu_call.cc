@@ -1,4 +1,4 @@
-#include "worker/attention/cpu/cpu_attention.h"
+#include "worker/attention/cpu/cpu_call.h"
 
 #include <algorithm>
 #include <cstring>
@@ -43,10 +43,6 @@ void CopyRows(const TokenMajor<const float>& from, const TokenMajor<float>& to) 
                   from.head_dim * sizeof(float));
     }
   }
-}
-
-CallShape ShapeOf(const TokenMajor<const float>& q, const TokenMajor<const float>& k) {
-  return {.tokens = q.tokens, .heads = q.heads, .kv_heads = k.heads, .head_dim = q.head_dim};
 }
 
 const float* Floats(const DeviceArray<std::byte>& array) {
@@ -127,118 +123,102 @@ std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
                       .estimate_starts = Copy(estimate.starts)});
 }
 
-absl::StatusOr<std::unique_ptr<RingSlots>> CpuKeys::Place(const ring::RingSchedule& schedule) {
+CallShape CpuCall::shape() const {
+  return {.tokens = tensors_.q.tokens,
+          .heads = tensors_.q.heads,
+          .kv_heads = tensors_.k.heads,
+          .head_dim = tensors_.q.head_dim};
+}
+
+absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSchedule& schedule) {
+  const TokenMajor<const float>& k = tensors_.k;
   const bool alone = schedule.ranks == 1;
   auto slots = std::make_unique<TravellingBuffers>(
-      &device_.communicator(), alone ? 0 : schedule.kv_slots, SlotFloats(k_),
+      &device_.communicator(), alone ? 0 : schedule.kv_slots, SlotFloats(k),
       comm::Channel::kKvInner, comm::Channel::kKvOuter, device_.exposed_seconds());
   if (!alone) {
     float* const own = slots->data(Gathers(schedule) ? schedule.rank : 0);
-    CopyRows(k_, SlotPart(own, 0, k_));
-    CopyRows(v_, SlotPart(own, 1, k_));
+    CopyRows(k, SlotPart(own, 0, k));
+    CopyRows(tensors_.v, SlotPart(own, 1, k));
   }
   if (Gathers(schedule)) slots->StartAllGather();
   return slots;
 }
 
-TokenMajor<const float> CpuKeys::At(const StepKeys& keys, int part) const {
-  if (keys.slot == nullptr) return part == 0 ? k_ : v_;
-  return SlotPart(static_cast<const float*>(keys.slot), part, k_);
+TokenMajor<const float> CpuCall::KeysOf(const Step& step, int part) const {
+  if (step.slot == nullptr) return part == 0 ? tensors_.k : tensors_.v;
+  return SlotPart(static_cast<const float*>(step.slot), part, tensors_.k);
 }
 
-CpuForward::CpuForward(CpuAttentionDevice* device, const Tensors& tensors)
-    : device_(*device), tensors_(tensors), keys_(device, tensors.k, tensors.v) {}
-
-CallShape CpuForward::shape() const {
-  return ShapeOf(tensors_.q, tensors_.k);
-}
-
-IndexDevice& CpuForward::ForIndex(int layer) {
-  stats_ = &device_.StatsOf(layer);
-  return index_device_.emplace(&device_.engine(), &device_.communicator(), tensors_.q, tensors_.k,
-                               device_.exposed_seconds(), stats_);
-}
-
-absl::Status CpuForward::StartOutput(const LayerIndex& index, const ShardLayout& mine) {
-  index_ = &index;
-  mine_ = mine;
+absl::Status CpuCall::GatherColumns(const Step& step) {
+  reference::GatherColumns(KeysOf(step, 0), KeysOf(step, 1), step.owner, step.index.Columns(),
+                           tensors_.q.heads, MutableFloats(step.index.column_keys),
+                           MutableFloats(step.index.column_values));
   return absl::OkStatus();
 }
 
-absl::Status CpuForward::GatherColumns(const StepKeys& keys) {
-  reference::GatherColumns(keys_.At(keys, 0), keys_.At(keys, 1), keys.owner, index_->Columns(),
-                           tensors_.q.heads, MutableFloats(index_->column_keys),
-                           MutableFloats(index_->column_values));
-  return absl::OkStatus();
-}
-
-absl::Status CpuForward::Attend(const StepKeys& keys) {
-  const HopTiles hop = TilesOf(*index_, tensors_.q.heads, mine_, keys.owner);
+absl::Status CpuCall::Attend(const Step& step) {
+  const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
   int64_t tiles = 0;
   RETURN_IF_ERROR(reference::AttentionForward(device_.engine(),
                                               {.q = tensors_.q,
-                                               .k = keys_.At(keys, 0),
-                                               .v = keys_.At(keys, 1),
+                                               .k = KeysOf(step, 0),
+                                               .v = KeysOf(step, 1),
                                                .out = tensors_.out,
                                                .lse = tensors_.lse,
-                                               .query_layout = mine_,
-                                               .key_layout = keys.owner,
+                                               .query_layout = step.mine,
+                                               .key_layout = step.owner,
                                                .tiles = hop.tiles,
                                                .scale = shape().scale()},
                                               &tiles));
-  stats_->tiles_per_ring_step[keys.step] += tiles;
+  device_.StatsOf(layer_).tiles_per_ring_step[step.number] += tiles;
   return absl::OkStatus();
 }
 
-absl::Status CpuForward::AttendColumns() {
+absl::Status CpuCall::AttendColumns(const Step& own) {
   int64_t tiles = 0;
   RETURN_IF_ERROR(reference::ColumnForward(device_.engine(),
                                            {.q = tensors_.q,
-                                            .keys = Floats(index_->column_keys),
-                                            .values = Floats(index_->column_values),
-                                            .columns = index_->Columns(),
-                                            .tiles = index_->Tiles(),
-                                            .query_layout = mine_,
+                                            .keys = Floats(own.index.column_keys),
+                                            .values = Floats(own.index.column_values),
+                                            .columns = own.index.Columns(),
+                                            .tiles = own.index.Tiles(),
+                                            .query_layout = own.mine,
                                             .out = tensors_.out,
                                             .lse = tensors_.lse,
                                             .scale = shape().scale()},
                                            &tiles));
-  stats_->column_tiles += tiles;
+  device_.StatsOf(layer_).column_tiles += tiles;
   return absl::OkStatus();
 }
 
-CpuBackward::CpuBackward(CpuAttentionDevice* device, const Tensors& tensors)
-    : device_(*device), tensors_(tensors), keys_(device, tensors.k, tensors.v) {}
-
-CallShape CpuBackward::shape() const {
-  return ShapeOf(tensors_.q, tensors_.k);
-}
-
-absl::StatusOr<std::unique_ptr<RingSlots>> CpuBackward::PlaceGradients(
+absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceGradients(
     const ring::RingSchedule& schedule) {
   return std::make_unique<TravellingBuffers>(&device_.communicator(), schedule.grad_slots,
                                              SlotFloats(tensors_.k), comm::Channel::kGradKv,
                                              comm::Channel::kGradKv, device_.exposed_seconds());
 }
 
-absl::Status CpuBackward::StartGradients(const LayerIndex& index, const ShardLayout& mine) {
-  index_ = &index;
-  mine_ = mine;
+absl::Status CpuCall::StartGradients() {
   delta_.resize(tensors_.q.heads * tensors_.q.tokens);
-  reference::AttentionDelta(device_.engine(), tensors_.d_out, tensors_.out, delta_.data());
+  const TokenMajor<float>& out = tensors_.out;
+  reference::AttentionDelta(
+      device_.engine(), tensors_.d_out,
+      {out.data, out.tokens, out.heads, out.head_dim, out.token_stride, out.head_stride},
+      delta_.data());
   return absl::OkStatus();
 }
 
-absl::Status CpuBackward::ColumnsBackward() {
-  d_column_keys_.assign(index_->column_positions.size * tensors_.q.head_dim, 0.0f);
+absl::Status CpuCall::ColumnsBackward(const Step& own) {
+  d_column_keys_.assign(own.index.column_positions.size * tensors_.q.head_dim, 0.0f);
   d_column_values_ = d_column_keys_;
   return reference::ColumnBackward(device_.engine(), {.q = tensors_.q,
                                                       .d_out = tensors_.d_out,
-                                                      .keys = Floats(index_->column_keys),
-                                                      .values = Floats(index_->column_values),
-                                                      .columns = index_->Columns(),
-                                                      .tiles = index_->Tiles(),
-                                                      .query_layout = mine_,
+                                                      .keys = Floats(own.index.column_keys),
+                                                      .values = Floats(own.index.column_values),
+                                                      .columns = own.index.Columns(),
+                                                      .tiles = own.index.Tiles(),
+                                                      .query_layout = own.mine,
                                                       .lse = tensors_.lse,
                                                       .delta = delta_.data(),
                                                       .dq = tensors_.dq,
@@ -247,42 +227,41 @@ absl::Status CpuBackward::ColumnsBackward() {
                                                       .scale = shape().scale()});
 }
 
-absl::Status CpuBackward::AttendBackward(const StepKeys& keys, void* slot) {
-  const HopTiles hop = TilesOf(*index_, tensors_.q.heads, mine_, keys.owner);
+absl::Status CpuCall::AttendBackward(const Step& step, void* slot) {
+  const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
   return reference::AttentionBackward(device_.engine(),
                                       {.q = tensors_.q,
-                                       .k = keys_.At(keys, 0),
-                                       .v = keys_.At(keys, 1),
+                                       .k = KeysOf(step, 0),
+                                       .v = KeysOf(step, 1),
                                        .d_out = tensors_.d_out,
                                        .lse = tensors_.lse,
                                        .delta = delta_.data(),
                                        .dq = tensors_.dq,
                                        .dk = SlotPart(static_cast<float*>(slot), 0, tensors_.k),
                                        .dv = SlotPart(static_cast<float*>(slot), 1, tensors_.k),
-                                       .query_layout = mine_,
-                                       .key_layout = keys.owner,
+                                       .query_layout = step.mine,
+                                       .key_layout = step.owner,
                                        .tiles = hop.tiles,
                                        .scale = shape().scale()});
 }
 
-absl::Status CpuBackward::ScatterColumns(const StepKeys& keys, void* slot) {
-  reference::ScatterColumns(d_column_keys_.data(), d_column_values_.data(), keys.owner,
-                            index_->Columns(), tensors_.q.heads,
+absl::Status CpuCall::ScatterColumns(const Step& step, void* slot) {
+  reference::ScatterColumns(d_column_keys_.data(), d_column_values_.data(), step.owner,
+                            step.index.Columns(), tensors_.q.heads,
                             SlotPart(static_cast<float*>(slot), 0, tensors_.k),
                             SlotPart(static_cast<float*>(slot), 1, tensors_.k));
   return absl::OkStatus();
 }
 
-absl::Status CpuBackward::ReturnGradients(const ring::RingSchedule& schedule,
-                                          RingSlots& gradients) {
-  const auto* home = static_cast<const float*>(gradients.memory(schedule.home_grad_slot));
+absl::Status CpuCall::ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) {
+  const auto* home = static_cast<const float*>(slots.memory(schedule.home_grad_slot));
   const size_t floats = SlotFloats(tensors_.k);
   std::vector<float> reduced;
   if (Gathers(schedule)) {
     const Stopwatch watch(device_.exposed_seconds());
     reduced.resize(floats);
     RETURN_IF_ERROR(device_.communicator().ReduceScatterSum(
-        comm::Channel::kGradKv, static_cast<const float*>(gradients.memory(0)), floats,
+        comm::Channel::kGradKv, static_cast<const float*>(slots.memory(0)), floats,
         reduced.data()));
     home = reduced.data();
   }
