@@ -1,6 +1,8 @@
 #include "worker/attention/cpu/travelling_buffers.h"
 
-#include "base/status_macros.h"
+#include <algorithm>
+#include <utility>
+
 #include "worker/attention/stats/stopwatch.h"
 
 namespace ringleader::attention {
@@ -16,58 +18,43 @@ TravellingBuffers::TravellingBuffers(comm::Communicator* communicator, int slots
       storage_(new float[slots * floats_per_slot]) {}
 
 TravellingBuffers::~TravellingBuffers() {
-  if (in_flight_.empty()) return;
+  if (!in_flight()) return;
   communicator_->Abort("attention stopped with transfers in flight");
   AwaitAll().IgnoreError();
 }
 
-template <typename Predicate>
-absl::Status TravellingBuffers::AwaitIf(Predicate touches) {
-  const Stopwatch watch(exposed_seconds_);
-  absl::Status first_error;
-  std::erase_if(in_flight_, [&](InFlight& flight) {
-    if (!touches(flight.hop)) return false;
-    first_error.Update(flight.transfer->Wait());
-    return true;
-  });
-  return first_error;
-}
-
-absl::Status TravellingBuffers::AwaitContent(int slot) {
-  return AwaitIf([&](const ring::RingHop& hop) { return hop.receive_slot == slot; });
-}
-
-absl::Status TravellingBuffers::AwaitIdle(int slot) {
-  return AwaitIf(
-      [&](const ring::RingHop& hop) { return hop.receive_slot == slot || hop.send_slot == slot; });
-}
-
-absl::Status TravellingBuffers::Start(const ring::RingHop& hop) {
-  RETURN_IF_ERROR(AwaitContent(hop.send_slot));
-  RETURN_IF_ERROR(AwaitIdle(hop.receive_slot));
+absl::StatusOr<RingSlots::Arrival> TravellingBuffers::Send(const ring::RingHop& hop) {
   const size_t bytes = floats_per_slot_ * sizeof(float);
-  in_flight_.push_back(
-      {hop, communicator_->SendReceive(hop.link == ring::RingLink::kInner ? inner_ : outer_,
-                                       data(hop.send_slot), bytes, hop.to, data(hop.receive_slot),
-                                       bytes, hop.from)});
+  return [transfer = communicator_->SendReceive(
+              hop.link == ring::RingLink::kInner ? inner_ : outer_, data(hop.send_slot), bytes,
+              hop.to, data(hop.receive_slot), bytes, hop.from),
+          seconds = exposed_seconds_] {
+    const Stopwatch watch(seconds);
+    return transfer->Wait();
+  };
+}
+
+void TravellingBuffers::StartAllGather() {
+  const int rank = communicator_->rank(), ranks = communicator_->size();
+  for (int distance = 1; distance < ranks; ++distance) {
+    const ring::RingHop hop{.to = (rank + distance) % ranks,
+                            .from = (rank - distance + ranks) % ranks,
+                            .send_slot = rank,
+                            .receive_slot = (rank - distance + ranks) % ranks};
+    Track(hop.send_slot, hop.receive_slot, *Send(hop));
+  }
+}
+
+absl::Status TravellingBuffers::ZeroSlot(int slot) {
+  std::fill_n(data(slot), floats_per_slot_, 0.0f);
   return absl::OkStatus();
 }
 
-absl::Status TravellingBuffers::Add(int to, int from) {
-  RETURN_IF_ERROR(AwaitIdle(to));
-  RETURN_IF_ERROR(AwaitContent(from));
+absl::Status TravellingBuffers::AddSlot(int to, int from) {
   float* const sum = data(to);
   const float* const added = data(from);
   for (size_t i = 0; i < floats_per_slot_; ++i) sum[i] += added[i];
   return absl::OkStatus();
-}
-
-absl::Status TravellingBuffers::AwaitAll() {
-  const Stopwatch watch(exposed_seconds_);
-  absl::Status first_error;
-  for (InFlight& flight : in_flight_) first_error.Update(flight.transfer->Wait());
-  in_flight_.clear();
-  return first_error;
 }
 
 }  // namespace ringleader::attention

@@ -3,9 +3,14 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "worker/attention/cuda/row_kernels.h"
+#include "kernels/fused/attention_rows.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/ops/cuda_call.h"
 
 namespace ringleader::attention {
+
+namespace fused = kernels::fused;
+using kernels::ops::Stream;
 
 absl::Status AwaitTransfer(const absl::StatusOr<comm::DeviceTransfer>& transfer,
                            DeviceTimers& timers, cudaStream_t stream) {
@@ -16,84 +21,54 @@ absl::Status AwaitTransfer(const absl::StatusOr<comm::DeviceTransfer>& transfer,
   return timers.EndWait(stream);
 }
 
-DeviceSlots::DeviceSlots(comm::DeviceCommunicator* communicator, comm::Channel inner,
-                         comm::Channel outer, DeviceTimers* timers)
-    : communicator_(communicator), inner_(inner), outer_(outer), timers_(timers) {}
-
-void DeviceSlots::Use(void* memory, size_t bytes_per_slot, void* wire) {
-  in_flight_.clear();
-  memory_ = memory;
-  wire_ = wire;
-  bytes_per_slot_ = bytes_per_slot;
+RingSlots::Arrival DeviceSlots::ArrivalOf(comm::DeviceTransfer transfer, int receive_slot) {
+  return [this, receive_slot, transfer = std::move(transfer)]() -> absl::Status {
+    RETURN_IF_ERROR(AwaitTransfer(transfer, timers_, Stream()));
+    if (memory_.wire == nullptr || receive_slot == kEverySlot) return absl::OkStatus();
+    return fused::WidenToFloat(static_cast<const __nv_bfloat16*>(wire(receive_slot)),
+                               static_cast<float*>(memory(receive_slot)),
+                               static_cast<int64_t>(memory_.bytes_per_slot / sizeof(float)),
+                               Stream());
+  };
 }
 
-absl::Status DeviceSlots::Arrive(const InFlight& flight, cudaStream_t stream) {
-  RETURN_IF_ERROR(AwaitTransfer(flight.transfer, *timers_, stream));
-  if (wire_ == nullptr || flight.receive_slot < 0) return absl::OkStatus();
-  return WidenToFloat(reinterpret_cast<const __nv_bfloat16*>(wire(flight.receive_slot)),
-                      static_cast<float*>(data(flight.receive_slot)),
-                      static_cast<int64_t>(bytes_per_slot_ / sizeof(float)), stream);
-}
-
-template <typename Predicate>
-absl::Status DeviceSlots::AwaitIf(Predicate holds, cudaStream_t stream) {
-  for (size_t i = 0; i < in_flight_.size();) {
-    if (!holds(in_flight_[i])) {
-      ++i;
-      continue;
-    }
-    const InFlight flight = std::move(in_flight_[i]);
-    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-    RETURN_IF_ERROR(Arrive(flight, stream));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status DeviceSlots::AwaitContent(int slot, cudaStream_t stream) {
-  return AwaitIf([&](const InFlight& flight) { return flight.Brings(slot); }, stream);
-}
-
-absl::Status DeviceSlots::AwaitIdle(int slot, cudaStream_t stream) {
-  return AwaitIf([&](const InFlight& flight) { return flight.Touches(slot); }, stream);
-}
-
-absl::Status DeviceSlots::AwaitAll(cudaStream_t stream) {
-  for (const InFlight& flight : std::exchange(in_flight_, {})) {
-    RETURN_IF_ERROR(Arrive(flight, stream));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status DeviceSlots::Start(const ring::RingHop& hop, cudaStream_t stream) {
-  // What is on the wire was written for an earlier hop.
-  RETURN_IF_ERROR(wire_ == nullptr ? AwaitContent(hop.send_slot, stream)
-                                   : AwaitIdle(hop.send_slot, stream));
-  RETURN_IF_ERROR(AwaitIdle(hop.receive_slot, stream));
-  const void* send = data(hop.send_slot);
-  void* receive = data(hop.receive_slot);
-  size_t bytes = bytes_per_slot_;
-  if (wire_ != nullptr) {
-    RETURN_IF_ERROR(RoundToBf16(static_cast<const float*>(send),
-                                reinterpret_cast<__nv_bfloat16*>(wire(hop.send_slot)),
-                                static_cast<int64_t>(bytes / sizeof(float)), stream));
+absl::StatusOr<RingSlots::Arrival> DeviceSlots::Send(const ring::RingHop& hop) {
+  const void* send = memory(hop.send_slot);
+  void* receive = memory(hop.receive_slot);
+  size_t bytes = memory_.bytes_per_slot;
+  if (memory_.wire != nullptr) {
+    RETURN_IF_ERROR(fused::RoundToBf16(static_cast<const float*>(send),
+                                       static_cast<__nv_bfloat16*>(wire(hop.send_slot)),
+                                       static_cast<int64_t>(bytes / sizeof(float)), Stream()));
     send = wire(hop.send_slot);
     receive = wire(hop.receive_slot);
     bytes /= 2;
   }
   ASSIGN_OR_RETURN(
       comm::DeviceTransfer transfer,
-      communicator_->SendReceive(hop.link == ring::RingLink::kInner ? inner_ : outer_, send, bytes,
-                                 hop.to, receive, bytes, hop.from, stream));
-  in_flight_.push_back({hop.send_slot, hop.receive_slot, std::move(transfer)});
+      communicator_.SendReceive(hop.link == ring::RingLink::kInner ? inner_ : outer_, send, bytes,
+                                hop.to, receive, bytes, hop.from, Stream()));
+  return ArrivalOf(std::move(transfer), hop.receive_slot);
+}
+
+absl::Status DeviceSlots::StartAllGather() {
+  const int rank = communicator_.rank();
+  ASSIGN_OR_RETURN(comm::DeviceTransfer transfer,
+                   communicator_.AllGather(inner_, memory(rank), memory_.bytes_per_slot,
+                                           memory_.slots, Stream()));
+  Track(rank, kEverySlot, ArrivalOf(std::move(transfer), kEverySlot));
   return absl::OkStatus();
 }
 
-absl::Status DeviceSlots::StartAllGather(cudaStream_t stream) {
-  ASSIGN_OR_RETURN(comm::DeviceTransfer transfer,
-                   communicator_->AllGather(inner_, data(communicator_->rank()), bytes_per_slot_,
-                                            memory_, stream));
-  in_flight_.push_back({-1, -1, std::move(transfer)});
+absl::Status DeviceSlots::ZeroSlot(int slot) {
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(memory(slot), 0, memory_.bytes_per_slot, Stream()),
+                       "attention: memset");
   return absl::OkStatus();
+}
+
+absl::Status DeviceSlots::AddSlot(int to, int from) {
+  return fused::AddFloats(static_cast<float*>(memory(to)), static_cast<const float*>(memory(from)),
+                          static_cast<int64_t>(memory_.bytes_per_slot / sizeof(float)), Stream());
 }
 
 }  // namespace ringleader::attention

@@ -1,12 +1,13 @@
-// What one layer attends to in one step: chosen in forward, used again by backward.
+// What one layer attends to in one step: chosen in forward, used again by backward. The same record
+// for every device; its arrays lie in the device's memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
-#include "kernels/reference/tiles/block_topk.h"
 #include "ringleader/kernels/attention.h"
+#include "worker/attention/index/device_array.h"
 #include "worker/attention/index/sequence_documents.h"
 
 namespace ringleader::attention {
@@ -16,28 +17,36 @@ struct LayerIndex {
   int32_t tile = 128;
   int64_t window = 0;
 
-  // Vertical-slash: block diagonals, and columns with the keys and values picked up on the ring.
-  std::vector<uint64_t> diagonals;  // [heads, diagonal_words]
+  // Vertical-slash: block diagonals, and columns with the keys and values that are picked up as
+  // their owners' keys go by.
+  DeviceArray<uint64_t> diagonals;  // [heads, diagonal_words]
   int32_t diagonal_words = 0;
-  std::vector<int64_t> column_positions;  // [heads, max_columns]
-  std::vector<int32_t> column_counts;     // [heads]
-  int32_t max_columns = 0;
-  std::vector<float> column_keys, column_values;  // [heads, max_columns, d]
+  DeviceArray<int64_t> column_positions;              // [heads, max_columns]
+  DeviceArray<int32_t> column_counts;                 // [heads]
+  int32_t max_columns = 0;                            // 0: the pattern has no columns
+  DeviceArray<std::byte> column_keys, column_values;  // [heads, max_columns, d], of q's type
 
-  std::vector<kernels::reference::TileCsr> owners;  // block top-k, by owner
+  // Block top-k: the blocks of block_size tokens that each tile of queries keeps, from which the
+  // lists of a hop's tiles are built. Bit B of row [head, query tile] is
+  // chosen[row * words + B / 32] >> B % 32 & 1.
+  DeviceArray<uint32_t> chosen;  // [heads, query tiles, words]
+  int32_t block_size = 0;
+  int32_t kept_blocks = 0;  // of a query tile, at most
 
-  std::shared_ptr<const SequenceDocuments> documents;  // null: one
+  std::shared_ptr<const DeviceDocuments> documents;  // null: one
 
-  kernels::TileSelection TilesOf(int owner) const {
-    kernels::TileSelection tiles{.pattern = pattern, .tile = tile, .window = window};
-    if (!diagonals.empty()) tiles.diagonals = diagonals.data();
-    tiles.diagonal_words = diagonal_words;
-    if (documents != nullptr) tiles.document_starts = documents->local_starts.data();
-    if (!owners.empty()) {
-      tiles.row_offsets = owners[owner].row_offsets.data();
-      tiles.columns = owners[owner].columns.data();
-    }
-    return tiles;
+  bool has_columns() const { return max_columns > 0; }
+  const int32_t* document_starts() const {
+    return documents == nullptr ? nullptr : documents->local_starts.data();
+  }
+  // Without the lists of kCsr, which are one owner's.
+  kernels::TileSelection Tiles() const {
+    return {.pattern = pattern,
+            .tile = tile,
+            .window = window,
+            .diagonals = diagonals.data(),
+            .diagonal_words = diagonal_words,
+            .document_starts = document_starts()};
   }
   kernels::ColumnSelection Columns() const {
     return {.positions = column_positions.data(),

@@ -59,8 +59,8 @@ EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count,
       ++dealt;
       ++share;
     }
-    const int64_t behind = !is_last && end - first > share ? end - 1 : end;
-    for (int64_t position = behind - share; position < behind; ++position) {
+    const int64_t stop = !is_last && end - first > share ? end - 1 : end;
+    for (int64_t position = stop - share; position < stop; ++position) {
       queries.positions.push_back(position);
       queries.starts.push_back(first);
     }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ringleader/kernels/shard_layout.h"
+#include "worker/attention/index/device_array.h"
 
 namespace ringleader::attention {
 
@@ -18,6 +19,14 @@ struct SequenceDocuments {
   int64_t tokens = 0;                 // of the sequence
   std::vector<int64_t> firsts;        // positions of the documents' first tokens
   std::vector<int32_t> local_starts;  // [n]: TileSelection::document_starts of this rank
+};
+
+// The same in a device's memory, shared by the layers of a sequence.
+struct DeviceDocuments {
+  std::shared_ptr<const SequenceDocuments> host;
+  DeviceArray<int32_t> local_starts;
+  // Of EstimateQueries: [E].
+  DeviceArray<int64_t> estimate_positions, estimate_starts;
 };
 
 // `layout` is of this rank. Null for a single document, which needs no mask. INVALID_ARGUMENT

@@ -1,5 +1,3 @@
-#include "worker/attention/runner/attention_engine.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +10,10 @@
 #include "kernels/reference/tiles/tile_lists.h"
 #include "patterns/check_options.h"
 #include "ring/ring_load.h"
+#include "worker/attention/cpu/cpu_call.h"
+#include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/stats/tile_counts.h"
+#include "worker/attention/testing/index_oracle.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::attention {
@@ -21,6 +22,7 @@ namespace {
 using kernels::LayoutKind;
 using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
+using kernels::reference::testing::RelativeError;
 using kernels::reference::testing::Shard;
 using kernels::reference::testing::Tensor;
 
@@ -29,7 +31,7 @@ constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 
 // What one rank was left with by one Forward of layer 1.
 struct RankResult {
-  LayerIndex index;
+  testing::HostIndex index;
   AttentionStats stats;
 };
 
@@ -49,14 +51,15 @@ class AttentionEngineTest : public ::testing::Test {
       Tensor out(layout.local_tokens(), kHeads, kHeadDim);
       std::vector<float> lse(kHeads * layout.local_tokens(),
                              -std::numeric_limits<float>::infinity());
-      const auto engine = AttentionEngine::Create(options, &communicator);
+      CpuAttentionDevice device(&communicator, options.threads);
+      const auto engine = RingRunner::Create(options, &device);
       ASSERT_TRUE(engine.ok()) << engine.status();
       ASSERT_TRUE((*engine)->SetBudgets(budgets).ok());
       ASSERT_TRUE((*engine)->SetDocuments(kTokens, documents).ok());
-      const auto index =
-          (*engine)->Forward(1, q.view(), k.view(), v.view(), out.view(), lse.data());
+      CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
+      const auto index = (*engine)->Forward(call);
       ASSERT_TRUE(index.ok()) << index.status();
-      results[communicator.rank()] = {**index, (*engine)->TakeStats()};
+      results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats()};
     });
     return results;
   }
@@ -77,7 +80,7 @@ class AttentionEngineTest : public ::testing::Test {
 
 TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
   patterns::AttentionOptions options = VerticalSlash();
-  const LayerIndex expected = Run(options, 1)[0].index;
+  const testing::HostIndex expected = Run(options, 1)[0].index;
   EXPECT_GT(expected.column_counts[0], 4);
   for (const int ranks : {2, 4}) {
     for (const LayoutKind layout :
@@ -91,6 +94,79 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
         EXPECT_EQ(result.index.column_keys, expected.column_keys);
       }
     }
+  }
+}
+
+// Output and gradients are those of fp64 attention over the tiles and columns of the index.
+TEST_F(AttentionEngineTest, VerticalSlashAttendsToWhatItsIndexHolds) {
+  constexpr int64_t kShort = 512;
+  const auto random = [&](int heads) { return RandomTensor(kShort, heads, kHeadDim, random_); };
+  const Tensor q = random(kHeads), k = random(kKvHeads), v = random(kKvHeads),
+               d_out = random(kHeads);
+  patterns::AttentionOptions options = VerticalSlash();
+  const std::vector<int64_t> documents = {0, 70, 300};
+  for (const int ranks : {1, 2, 4}) {
+    options.ring.inner = ranks;
+    std::vector<testing::HostIndex> indices(ranks);
+    std::vector<float> out(q.data.size()), dq(q.data.size()), dk(k.data.size()), dv(k.data.size());
+    comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
+      const ShardLayout layout{.kind = options.layout,
+                               .ranks = ranks,
+                               .rank = communicator.rank(),
+                               .stripe = kTile,
+                               .tokens = kShort};
+      const Tensor my_q = Shard(q, layout), my_k = Shard(k, layout), my_v = Shard(v, layout),
+                   my_d_out = Shard(d_out, layout);
+      Tensor my_out(layout.local_tokens(), kHeads, kHeadDim),
+          my_dq = my_out, my_dk(layout.local_tokens(), kKvHeads, kHeadDim), my_dv = my_dk;
+      std::vector<float> lse(kHeads * layout.local_tokens(),
+                             -std::numeric_limits<float>::infinity());
+      CpuAttentionDevice device(&communicator, /*threads=*/1);
+      const auto engine = RingRunner::Create(options, &device);
+      ASSERT_TRUE(engine.ok()) << engine.status();
+      ASSERT_TRUE((*engine)->SetDocuments(kShort, documents).ok());
+      CpuCall forward(&device, /*layer=*/0,
+                      {my_q.view(), my_k.view(), my_v.view(), my_out.view(), lse.data()});
+      const auto index = (*engine)->Forward(forward);
+      ASSERT_TRUE(index.ok()) << index.status();
+      CpuCall backward(&device, /*layer=*/0,
+                       {.q = my_q.view(),
+                        .k = my_k.view(),
+                        .v = my_v.view(),
+                        .out = my_out.view(),
+                        .lse = lse.data(),
+                        .d_out = my_d_out.view(),
+                        .dq = my_dq.view(),
+                        .dk = my_dk.view(),
+                        .dv = my_dv.view()});
+      ASSERT_TRUE((*engine)->Backward(**index, backward).ok());
+      indices[layout.rank] = testing::ToHost(**index);
+      const auto put = [&](std::vector<float>& whole, const Tensor& part) {
+        const int64_t row = int64_t{part.heads} * part.head_dim;
+        for (int64_t i = 0; i < part.tokens; ++i) {
+          std::copy_n(part.data.begin() + i * row, row, whole.begin() + layout.Position(i) * row);
+        }
+      };
+      put(out, my_out);
+      put(dq, my_dq);
+      put(dk, my_dk);
+      put(dv, my_dv);
+    });
+    const testing::HostIndex& index = indices[0];
+    EXPECT_GT(index.column_counts[0], 4);
+    const auto visible = [&](int head, int64_t query, int64_t key) {
+      const auto after = std::upper_bound(documents.begin(), documents.end(), query);
+      if (key > query || key < *(after - 1)) return false;
+      const auto columns = index.Columns(head);
+      return index.Covers(head, query / kTile - key / kTile) ||
+             std::binary_search(columns.begin(), columns.end(), key);
+    };
+    const auto expected =
+        kernels::reference::testing::ComputeMaskedAttention(q, k, v, d_out, 1.0f / 8.0f, visible);
+    EXPECT_LT(RelativeError(out, expected.out), 1e-5);
+    EXPECT_LT(RelativeError(dq, expected.dq), 1e-5);
+    EXPECT_LT(RelativeError(dk, expected.dk), 1e-5);
+    EXPECT_LT(RelativeError(dv, expected.dv), 1e-5);
   }
 }
 
@@ -144,7 +220,7 @@ TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
 TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
   patterns::AttentionOptions options = VerticalSlash();
   options.sink_tokens = 0;
-  const LayerIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
+  const testing::HostIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
   for (int head = 0; head < kHeads; ++head) {
     const int64_t* positions = index.column_positions.data() + int64_t{head} * index.max_columns;
     const int64_t* end = positions + index.column_counts[head];
@@ -163,7 +239,8 @@ TEST_F(AttentionEngineTest, OneDocumentIsNoMask) {
 
 TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
-    const auto engine = AttentionEngine::Create({.tile = kTile}, &communicator);
+    CpuAttentionDevice device(&communicator, /*threads=*/1);
+    const auto engine = RingRunner::Create({.tile = kTile}, &device);
     ASSERT_TRUE(engine.ok()) << engine.status();
     const auto message = [&](const std::vector<int64_t>& firsts) {
       return std::string((*engine)->SetDocuments(kTokens, firsts).message());
@@ -175,8 +252,8 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
     ASSERT_TRUE((*engine)->SetDocuments(100, std::vector<int64_t>{0, 7}).ok());
     Tensor out(kTokens, kHeads, kHeadDim);
     std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
-    const absl::Status status =
-        (*engine)->Forward(0, q_.view(), k_.view(), v_.view(), out.view(), lse.data()).status();
+    CpuCall call(&device, /*layer=*/1, {q_.view(), k_.view(), v_.view(), out.view(), lse.data()});
+    const absl::Status status = (*engine)->Forward(call).status();
     EXPECT_NE(std::string(status.message()).find("a sequence of 100 tokens, q is of one of 2048"),
               std::string::npos)
         << status;
@@ -222,7 +299,7 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
       options.stripe = 2 * kTile;
       options.ring = shape;
       const std::vector<RankResult> results = Run(options, 4);
-      const LayerIndex& index = results[0].index;
+      const testing::HostIndex& index = results[0].index;
       const ring::RingLoad load = ring::DiagonalLoad(
           index.diagonals.data(), index.diagonal_words, kHeads,
           {.kind = layout, .ranks = 4, .stripe = options.stripe, .tokens = kTokens}, kTile, shape);
@@ -259,9 +336,11 @@ TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
     const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
     Tensor out(layout.local_tokens(), kHeads, kHeadDim);
     std::vector<float> lse(kHeads * layout.local_tokens(), -std::numeric_limits<float>::infinity());
-    const auto engine = AttentionEngine::Create(options, &communicator);
+    CpuAttentionDevice device(&communicator, /*threads=*/1);
+    const auto engine = RingRunner::Create(options, &device);
     ASSERT_TRUE(engine.ok()) << engine.status();
-    status = (*engine)->Forward(0, q.view(), k.view(), v.view(), out.view(), lse.data()).status();
+    CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
+    status = (*engine)->Forward(call).status();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_NE(std::string(status.message()).find("rank 1 ran out of memory"), std::string::npos);

@@ -25,7 +25,7 @@ class AttentionRecord {
  public:
   virtual ~AttentionRecord() = default;
   // Backward with these k and v will be the next call: what it begins with, keys and values on
-  // their way to other ranks, may start now and travel behind what the caller computes until then.
+  // their way to other ranks, may start now and travel while the caller computes something else.
   // Need not be called; all ranks do alike. c10::Error as from ForwardRaw.
   virtual void StartBackward(const torch::Tensor& /*k*/, const torch::Tensor& /*v*/) const {}
   // q, k and v hold the values that forward took, kept or computed again; out and lse are what it
@@ -57,7 +57,7 @@ class ContextAttention : public LayerAttention {
   virtual AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
                                      const torch::Tensor& v) = 0;
 
-  // Replaces the budgets by layer from the next forward on; layers behind the end keep the
+  // Replaces the budgets by layer from the next forward on; layers past the end keep the
   // options'. Must be called alike on all ranks, between steps.
   virtual absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) = 0;
 

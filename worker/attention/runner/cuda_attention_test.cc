@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "kernels/ops/cuda_call.h"
-#include "worker/attention/runner/cuda_attention_engine.h"
+#include "worker/attention/cuda/cuda_call.h"
 #include "worker/attention/runner/cuda_ring_attention.h"
 #include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/runner/ring_runner.h"
+#include "worker/attention/testing/index_oracle.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/comm/testing/hosts.h"
@@ -29,6 +31,13 @@ using torch::Tensor;
 
 // bf16 in, out, and in what the backward kernels multiply.
 constexpr double kTolerance = 1e-2;
+
+// Of the index's masses, as a share of a head's. The oracle reads the same bf16 values, whose
+// products fp32 holds exactly; what differs is fp32 sums of 64 of them. A term is below 32, the
+// tensor cores keep 2^-22 of the largest one in each of 64 additions, and the logit is an eighth of
+// the sum: 64 * 32 * 2^-22 / 8 = 6e-5 at worst, and exp makes that a relative error of the masses.
+// Maximum and sum of a row add as much each, exp2 and fixed point 1e-6.
+constexpr double kMassTolerance = 2e-4;
 
 int GpuCount() {
   int devices = 0;
@@ -73,7 +82,7 @@ struct Sequence {
 struct Result {
   Tensor out, dq, dk, dv;             // of the whole sequence, float32 on the CPU
   std::vector<AttentionStats> stats;  // by rank
-  std::vector<CudaLayerIndex> index;
+  std::vector<testing::HostIndex> index;
   std::vector<Tensor> rows;  // of this process's ranks; empty: all are here
 };
 
@@ -84,7 +93,7 @@ Result EmptyResult(const Sequence& s, int ranks) {
           .dk = zeros(s.k),
           .dv = zeros(s.v),
           .stats = std::vector<AttentionStats>(ranks),
-          .index = std::vector<CudaLayerIndex>(ranks),
+          .index = std::vector<testing::HostIndex>(ranks),
           .rows = {}};
 }
 
@@ -111,7 +120,9 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
   RunRanks(gpus, ranks, [&](comm::DeviceCommunicator& communicator) {
     const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
     const int rank = communicator.rank();
-    auto engine = CudaAttentionEngine::Create(options, &communicator);
+    CudaAttentionDevice device(&communicator, {.bf16_gradients = options.bf16_gradients,
+                                               .deterministic = options.deterministic});
+    auto engine = RingRunner::Create(options, &device);
     TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
     const Tensor positions = PositionsOf(options, ranks, rank, sequence.q.size(0));
     const auto shard = [&](const Tensor& x) {
@@ -119,30 +130,34 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
     };
     const Tensor q = shard(sequence.q), k = shard(sequence.k), v = shard(sequence.v),
                  d_out = shard(sequence.d_out);
-    std::vector<CudaAttentionEngine::Output> outputs;
-    outputs.reserve(kLayers);
+    std::vector<CallTensors> calls(kLayers, {.q = q, .k = k, .v = v});
+    std::vector<std::shared_ptr<const LayerIndex>> indices;
     Check((*engine)->SetDocuments(sequence.q.size(0), documents));
     for (int layer = 0; layer < kLayers; ++layer) {
-      outputs.push_back((*engine)->Forward(layer, q, k, v));
+      CudaCall call(&device, layer, &calls[layer]);
+      auto index = (*engine)->Forward(call);
+      Check(index.status());
+      indices.push_back(*std::move(index));
     }
     // Backward is of what forward saw, whatever comes next.
     Check((*engine)->SetDocuments(sequence.q.size(0), {}));
-    AttentionGradients gradients;
     for (int layer = kLayers - 1; layer >= 0; --layer) {
-      const CudaAttentionEngine::Output& o = outputs[layer];
-      gradients = (*engine)->Backward(
-          *o.index, {.q = q, .k = k, .v = v, .out = o.out, .lse = o.lse, .d_out = d_out});
+      calls[layer].d_out = d_out;
+      CudaCall call(&device, layer, &calls[layer]);
+      Check((*engine)->Backward(*indices[layer], call));
     }
     result.stats[rank] = (*engine)->TakeStats();
-    result.index[rank] = *outputs[0].index;
+    result.index[rank] = testing::ToHost(*indices[0], [](void* to, const void* from, size_t bytes) {
+      ASSERT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+    });
     const std::lock_guard lock(mutex);
     const auto put = [&](Tensor& whole, const Tensor& part) {
       whole.index_copy_(0, positions, part.cpu().to(torch::kFloat));
     };
-    put(result.out, outputs[0].out);
-    put(result.dq, gradients.dq);
-    put(result.dk, gradients.dk);
-    put(result.dv, gradients.dv);
+    put(result.out, calls[0].out);
+    put(result.dq, calls[0].gradients.dq);
+    put(result.dk, calls[0].gradients.dk);
+    put(result.dv, calls[0].gradients.dv);
     result.rows.push_back(positions);
   });
   return result;
@@ -185,16 +200,14 @@ void ExpectNear(const Result& actual, const Result& expected, double tolerance =
 
 // Softmax attention in double precision over what the index's lists and the documents say, and its
 // gradients.
-Result MaskedAttention(const Sequence& s, const CudaLayerIndex& index) {
+Result MaskedAttention(const Sequence& s, const testing::HostIndex& index) {
   const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
   const int64_t tile = index.tile;
   Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
-  const Tensor bits = index.diagonals.cpu(), positions = index.column_positions.cpu(),
-               counts = index.column_counts.cpu();
   const int64_t blocks = (n + tile - 1) / tile;
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t delta = 0; delta < blocks; ++delta) {
-      if ((bits[h][delta / 64].item<int64_t>() >> (delta % 64) & 1) == 0) continue;
+      if (!index.Covers(static_cast<int>(h), delta)) continue;
       for (int64_t a = delta; a < blocks; ++a) {
         mask[h]
             .slice(0, a * tile, (a + 1) * tile)
@@ -202,8 +215,8 @@ Result MaskedAttention(const Sequence& s, const CudaLayerIndex& index) {
             .fill_(true);
       }
     }
-    for (int64_t c = 0; c < counts[h].item<int32_t>(); ++c) {
-      mask[h].select(1, positions[h][c].item<int64_t>()).fill_(true);
+    for (const int64_t position : index.Columns(static_cast<int>(h))) {
+      mask[h].select(1, position).fill_(true);
     }
   }
   mask = mask.logical_and(torch::ones({n, n}).tril().to(torch::kBool));
@@ -279,6 +292,27 @@ class CudaRanksTest : public CudaAttentionTest,
     }
   }
 
+  // The index is what the fp64 oracle would choose; without documents all estimate queries lie in
+  // one block, and recall is exact.
+  void ExpectTheOracles(const patterns::AttentionOptions& options,
+                        const std::vector<int64_t>& documents = {}) {
+    const Tensor q = Small().q.to(torch::kFloat), k = Small().k.to(torch::kFloat);
+    const auto view = [](const Tensor& x) {
+      return kernels::TokenMajor<const float>{
+          x.const_data_ptr<float>(),       x.size(0),   static_cast<int32_t>(x.size(1)),
+          static_cast<int32_t>(x.size(2)), x.stride(0), x.stride(1)};
+    };
+    const testing::IndexOracle oracle(view(q), view(k), options, documents);
+    const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+    for (size_t rank = 0; rank < actual.index.size(); ++rank) {
+      const testing::HostIndex& index = actual.index[rank];
+      EXPECT_EQ(oracle.CheckSelection(index, options, kMassTolerance), absl::OkStatus());
+      if (!documents.empty()) continue;
+      EXPECT_NEAR(actual.stats[rank].layers.at(0).recall, oracle.Recall(index, /*stride=*/1),
+                  kMassTolerance);
+    }
+  }
+
   // The same index and result as on one rank, and the result of the index.
   void ExpectSameAsOneRank(const char* name, const patterns::AttentionOptions& options,
                            const std::vector<int64_t>& documents = {}) {
@@ -293,14 +327,14 @@ class CudaRanksTest : public CudaAttentionTest,
       known->emplace(name, std::move(expected));
     }
     const Expected& expected = known->at(name);
-    const CudaLayerIndex& index = expected.one.index[0];
+    const testing::HostIndex& index = expected.one.index[0];
     const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
     ExpectNear(actual, expected.masked);
-    for (const CudaLayerIndex& of_rank : actual.index) {
-      EXPECT_TRUE(torch::equal(of_rank.diagonals, index.diagonals));
-      EXPECT_TRUE(torch::equal(of_rank.column_positions, index.column_positions));
-      EXPECT_TRUE(torch::equal(of_rank.column_counts, index.column_counts));
-      EXPECT_TRUE(torch::equal(of_rank.column_keys, index.column_keys));
+    for (const testing::HostIndex& of_rank : actual.index) {
+      EXPECT_EQ(of_rank.diagonals, index.diagonals);
+      EXPECT_EQ(of_rank.column_positions, index.column_positions);
+      EXPECT_EQ(of_rank.column_counts, index.column_counts);
+      EXPECT_EQ(of_rank.column_keys, index.column_keys);
     }
     EXPECT_EQ(TotalTiles(actual), TotalTiles(expected.one));
     const LayerStats& one = expected.one.stats[0].layers.at(0);
@@ -350,6 +384,14 @@ TEST_P(CudaRanksTest, VerticalSlashTopK) {
                                 .tile = 64});
 }
 
+TEST_P(CudaRanksTest, VerticalSlashIndexIsTheOracles) {
+  ExpectTheOracles(TopP());
+  ExpectTheOracles({.pattern = patterns::Pattern::kVerticalSlash,
+                    .select = patterns::Select::kTopK,
+                    .budget = {.max_verticals = 100, .max_slashes = 4},
+                    .tile = 64});
+}
+
 // Of one token, within a tile, at its border, of many tiles.
 const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
 
@@ -366,6 +408,10 @@ TEST_P(CudaRanksTest, Documents) {
 
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
   ExpectSameAsOneRank("top-p documents", TopP(), kDocuments);
+}
+
+TEST_P(CudaRanksTest, IndexOfDocumentsIsTheOracles) {
+  ExpectTheOracles(TopP(), kDocuments);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, CudaRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
@@ -507,11 +553,11 @@ TEST_F(CudaAttentionTest, AnAbortedRingReturnsItsReason) {
   std::string message;
   comm::testing::RunDeviceRanks(2, [&](comm::DeviceCommunicator& communicator) {
     if (communicator.rank() == 1) return communicator.Abort("rank 1 ran out of memory");
-    auto engine = CudaAttentionEngine::Create(options, &communicator);
-    TORCH_CHECK(engine.ok());
+    auto attention = CreateCudaRingAttention(options, &communicator);
+    TORCH_CHECK(attention.ok());
     const auto half = [](const Tensor& x) { return x.slice(0, 0, 512).to(torch::kCUDA); };
     try {
-      (*engine)->Forward(0, half(sequence.q), half(sequence.k), half(sequence.v));
+      (*attention)->ForwardRaw(0, half(sequence.q), half(sequence.k), half(sequence.v));
     } catch (const c10::Error& error) {
       message = error.what();
     }

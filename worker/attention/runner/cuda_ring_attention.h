@@ -1,7 +1,7 @@
-// Ring attention on GPUs: the Hopper kernels over a DeviceCommunicator. What RingAttention does on
-// the CPU, with the same options, schedules and index.
+// Ring attention on GPUs: RingAttention over the Hopper kernels and a DeviceCommunicator, with the
+// CPU's options, schedules and index.
 //
-// A step enqueues work and never waits for the device. Transfers run behind computation, ordered by
+// A step enqueues work and never waits for the device. Transfers run beside computation, ordered by
 // events; the buffers that travel are allocated once and serve all layers. Selected columns are
 // gathered once a call and attended to outside the ring. Output and gradients accumulate in float32
 // over the hops.

@@ -1,10 +1,5 @@
-// Attention of one rank's queries to the whole sequence, over a ring of ranks, on the CPU.
-//
-// A layer's call: build the index (estimates merged over ranks; the index is the same, bit for bit,
-// on any number of ranks), run the ring schedule with transfers behind computation, then the pass
-// over the selected columns, which were picked up as the keys went by. Output, log-sum-exp and
-// index are kept for backward, where the gradients of keys and values travel with them and come
-// home.
+// ContextAttention over the ranks that share a sequence, on any device: RingRunner between
+// LibTorch's tensors.
 #pragma once
 
 #include <torch/types.h>
@@ -15,24 +10,47 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "patterns/attention_options.h"
+#include "worker/attention/runner/attention_device.h"
 #include "worker/attention/runner/context_attention.h"
-#include "worker/attention/stats/attention_stats.h"
+#include "worker/attention/runner/ring_runner.h"
 #include "worker/comm/communicator.h"
 
 namespace ringleader::attention {
 
-class AttentionEngine;
+// A call's tensors: k and v for StartBackward; q, k and v for forward, which sets out and lse; all
+// but the gradients for backward, which sets them.
+struct CallTensors {
+  torch::Tensor q = {}, k = {}, v = {};
+  torch::Tensor out = {}, lse = {};
+  torch::Tensor d_out = {};
+  AttentionGradients gradients = {};
+};
+
+// A device's border to LibTorch. Throws c10::Error.
+class TensorDevice {
+ public:
+  virtual ~TensorDevice() = default;
+  virtual AttentionDevice& device() = 0;
+
+  // `x`, [tokens, heads, head_dim], as the kernels take it; copied where its strides do not fit.
+  // c10::Error, with `name`, for a tensor of another type or device.
+  virtual torch::Tensor Take(const char* name, const torch::Tensor& x) const = 0;
+  // `tensors`, as Take returned them, outlive the call.
+  virtual std::unique_ptr<AttentionCall> Call(int layer, CallTensors* tensors) = 0;
+};
 
 class RingAttention : public ContextAttention {
  public:
-  // `communicator` spans the ranks that share one sequence and must outlive this object; its size
-  // is ring.inner * ring.outer. INVALID_ARGUMENT, naming the option, where options do not fit each
-  // other; a sequence length that does not fit surfaces from Forward.
+  // On the CPU, of float32 tensors. `communicator` spans the ranks that share one sequence and must
+  // outlive this object and all records; its size is ring.inner * ring.outer. INVALID_ARGUMENT,
+  // naming the option, where options do not fit each other; a sequence length that does not fit
+  // surfaces from Forward.
   static absl::StatusOr<std::unique_ptr<RingAttention>> Create(
       const patterns::AttentionOptions& options, comm::Communicator* communicator);
-  ~RingAttention() override;
+  // On any device.
+  static absl::StatusOr<std::unique_ptr<RingAttention>> Create(
+      const patterns::AttentionOptions& options, std::unique_ptr<TensorDevice> device);
 
-  // ContextAttention, of float32 tensors on the CPU.
   AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
                              const torch::Tensor& v) override;
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override;
@@ -40,10 +58,16 @@ class RingAttention : public ContextAttention {
   AttentionStats TakeStats() override;
 
  private:
-  explicit RingAttention(std::shared_ptr<AttentionEngine> engine);
+  struct Engine {
+    std::unique_ptr<TensorDevice> device;
+    std::unique_ptr<RingRunner> runner;
+  };
+  class Record;
+
+  explicit RingAttention(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
   // Shared with the records, which may outlive this object.
-  std::shared_ptr<AttentionEngine> engine_;
+  const std::shared_ptr<Engine> engine_;
 };
 
 }  // namespace ringleader::attention

@@ -1,4 +1,4 @@
-// What one step of attention did: counted by RingAttention, read by the trainer after the step.
+// What one step of attention did: counted by the device, read by the trainer after the step.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,14 @@ struct LayerStats {
     uint64_t tiles = column_tiles;
     for (const uint64_t step : tiles_per_ring_step) tiles += step;
     return tiles;
+  }
+  // Sums over calls become means over them.
+  void TakeMeans() {
+    if (calls == 0) return;
+    verticals /= calls;
+    slashes /= calls;
+    if (recall >= 0.0) recall /= calls;
+    density = static_cast<double>(TotalTiles()) / static_cast<double>(causal_tiles);
   }
 };
 

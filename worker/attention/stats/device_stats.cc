@@ -27,33 +27,39 @@ LayerStats& DeviceStats::HostOf(int layer) {
   return host_[layer];
 }
 
+void DeviceStats::AddCounters(const int64_t* slots, const ring::RingSchedule& schedule,
+                              LayerStats& layer) {
+  LayerCounters counters;
+  std::memcpy(&counters, slots, sizeof(counters));
+  layer.verticals = counters.verticals;
+  layer.slashes = counters.slashes;
+  if (layer.recall >= 0.0) layer.recall = counters.recall;
+  layer.column_tiles = static_cast<uint64_t>(counters.column_tiles);
+  layer.tiles_per_ring_step.resize(schedule.steps.size());
+  for (size_t t = 0; t < schedule.steps.size(); ++t) {
+    layer.tiles_per_ring_step[t] +=
+        static_cast<uint64_t>(slots[kLayerCounters + schedule.steps[t].owner]);
+  }
+}
+
 AttentionStats DeviceStats::Take(const ring::RingSchedule& schedule) {
   AttentionStats stats;
   auto seconds = timers_.Take();
   kernels::ops::Check(seconds.status());
   stats.seconds = *seconds;
   stats.layers = std::exchange(host_, {});
-  if (!counters_.defined()) return stats;
-  const torch::Tensor read = counters_.cpu();
-  counters_.zero_();
+  torch::Tensor read;
+  if (counters_.defined()) {
+    read = counters_.cpu();
+    counters_.zero_();
+  }
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
-    LayerStats& of_layer = stats.layers[layer];
-    if (of_layer.calls == 0 || static_cast<int64_t>(layer) >= read.size(0)) continue;
-    const int64_t* const slots =
-        read.const_data_ptr<int64_t>() + static_cast<int64_t>(layer) * slots_per_layer();
-    LayerCounters counters;
-    std::memcpy(&counters, slots, sizeof(counters));
-    of_layer.verticals = counters.verticals / of_layer.calls;
-    of_layer.slashes = counters.slashes / of_layer.calls;
-    if (of_layer.recall >= 0.0) of_layer.recall = counters.recall / of_layer.calls;
-    of_layer.column_tiles = static_cast<uint64_t>(counters.column_tiles);
-    of_layer.tiles_per_ring_step.resize(schedule.steps.size());
-    for (size_t t = 0; t < schedule.steps.size(); ++t) {
-      of_layer.tiles_per_ring_step[t] +=
-          static_cast<uint64_t>(slots[kLayerCounters + schedule.steps[t].owner]);
+    const auto i = static_cast<int64_t>(layer);
+    if (stats.layers[layer].calls > 0 && read.defined() && i < read.size(0)) {
+      AddCounters(read.const_data_ptr<int64_t>() + i * slots_per_layer(), schedule,
+                  stats.layers[layer]);
     }
-    of_layer.density =
-        static_cast<double>(of_layer.TotalTiles()) / static_cast<double>(of_layer.causal_tiles);
+    stats.layers[layer].TakeMeans();
   }
   return stats;
 }

@@ -7,12 +7,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/index/between_ranks.h"
 #include "ring/ring_schedule.h"
 #include "worker/attention/cuda/device_timers.h"
-#include "worker/attention/index/index_kernels.h"
 #include "worker/attention/stats/attention_stats.h"
 
 namespace ringleader::attention {
+
+using kernels::index::kLayerCounters;
+using kernels::index::LayerCounters;
 
 // Where a layer is counted on the device.
 struct CounterSlots {
@@ -38,6 +41,9 @@ class DeviceStats {
   AttentionStats Take(const ring::RingSchedule& schedule);
 
  private:
+  // What a layer's device counters hold: [slots_per_layer], read by the host.
+  static void AddCounters(const int64_t* slots, const ring::RingSchedule& schedule,
+                          LayerStats& layer);
   int64_t slots_per_layer() const { return kLayerCounters + ranks_; }
 
   const int ranks_;

@@ -1,13 +1,11 @@
 // All of it is bound by memory: a thread moves 16 or 32 bytes, neighbours touch neighbouring ones.
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/fused/attention_rows.h"
 #include "kernels/fused/cuda_status.h"
-#include "worker/attention/cuda/row_kernels.h"
 
-namespace ringleader::attention {
+namespace ringleader::kernels::fused {
 namespace {
-
-using kernels::TokenMajor;
 
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements of a thread: 16 bytes of bf16
@@ -182,4 +180,4 @@ absl::Status WidenToFloat(const __nv_bfloat16* from, float* to, int64_t count,
   return Launched("WidenToFloat");
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::kernels::fused

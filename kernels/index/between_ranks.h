@@ -9,15 +9,17 @@
 
 #include "absl/status/status.h"
 #include "kernels/index/select.h"
-#include "ringleader/kernels/index.h"
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/index_parts.h"
+#include "ringleader/kernels/shard_layout.h"
 
-namespace ringleader::attention {
+namespace ringleader::kernels::index {
 
 // The estimate queries that this rank owns, zeros for the others', their positions, and a layer's
 // budgets for every head.
 struct EstimateInputsArgs {
-  kernels::TokenMajor<const __nv_bfloat16> q;  // [n, heads, d], this rank's
-  kernels::ShardLayout layout;
+  TokenMajor<const __nv_bfloat16> q;  // [n, heads, d], this rank's
+  ShardLayout layout;
   int32_t count = 0;
   const int64_t* chosen = nullptr;   // [count]: their positions; null: the last of the sequence
   __nv_bfloat16* queries = nullptr;  // [count, heads, d]; null: positions and budgets only
@@ -29,27 +31,8 @@ struct EstimateInputsArgs {
 };
 absl::Status PrepareEstimate(const EstimateInputsArgs& args, cudaStream_t stream);
 
-// One exchange carries what all ranks need for the selection: a rank's masses of diagonals and its
-// candidate columns.
-struct IndexParts {
-  int32_t heads = 0;
-  int64_t blocks = 0;
-  int32_t max_columns = 0;
-
-  // Of one rank, in elements; each of the three parts begins at a multiple of 16 bytes.
-  RINGLEADER_HOST_DEVICE int64_t candidate_mass() const { return RoundUp(heads * blocks); }
-  RINGLEADER_HOST_DEVICE int64_t candidate_positions() const {
-    return candidate_mass() + RoundUp(int64_t{heads} * max_columns);
-  }
-  RINGLEADER_HOST_DEVICE int64_t elements() const {
-    return candidate_positions() + RoundUp(int64_t{heads} * max_columns);
-  }
-
- private:
-  RINGLEADER_HOST_DEVICE static int64_t RoundUp(int64_t elements) { return (elements + 3) / 4 * 4; }
-};
 // parts: [ranks, elements()]. Sums the masses of diagonals and puts the candidates of all ranks
-// behind each other, as kernels::index::Select takes them.
+// in rank order, as Select takes them.
 absl::Status MergeIndexParts(const IndexParts& shape, const int32_t* parts, int32_t ranks,
                              int32_t* diagonal_mass, int32_t* candidate_mass,
                              int32_t* candidate_positions, cudaStream_t stream);
@@ -68,7 +51,7 @@ inline constexpr int kLayerCounters = sizeof(LayerCounters) / 8;
 // estimate queries lie in one block of the sequence; else a column's mass counts by the share of
 // queries that see it whose diagonals do not cover it.
 struct CountSelectionArgs {
-  kernels::index::SelectArgs selected;  // after Select
+  SelectArgs selected;  // after Select
   int32_t estimate_queries = 0;
   const int64_t* query_positions = nullptr;  // [estimate_queries]
   // Both or none, as in IndexEstimateArgs and TileSelection: tiles that documents hide are not
@@ -85,7 +68,7 @@ absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* t
                          cudaStream_t stream);
 
 // Sums of local tiles of all ranks, [ranks, local_tiles, row], to the order of the sequence.
-absl::Status OrderTileSums(const float* gathered, const kernels::ShardLayout& layout, int32_t tile,
+absl::Status OrderTileSums(const float* gathered, const ShardLayout& layout, int32_t tile,
                            int64_t row, float* ordered, cudaStream_t stream);
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::kernels::index

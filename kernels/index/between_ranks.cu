@@ -1,12 +1,10 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/between_ranks.h"
 #include "kernels/sm90/walk/find_column.cuh"
-#include "worker/attention/index/index_kernels.h"
 
-namespace ringleader::attention {
+namespace ringleader::kernels::index {
 namespace {
-
-using kernels::ShardLayout;
 
 constexpr int kThreads = 256;
 constexpr int32_t kPartCandidates = 1024;  // of columns, whose masses a block counts
@@ -77,8 +75,8 @@ __device__ __forceinline__ bool Covered(const uint64_t* diagonals, int64_t delta
   return (diagonals[delta / 64] >> (delta % 64) & 1) != 0;
 }
 
-// Share of the estimate queries behind `position` whose diagonals do not cover it.
-__device__ double UncoveredShare(const kernels::index::SelectArgs& args, int32_t estimate_queries,
+// Share of the estimate queries after `position` whose diagonals do not cover it.
+__device__ double UncoveredShare(const SelectArgs& args, int32_t estimate_queries,
                                  const uint64_t* diagonals, int64_t position) {
   const int64_t end = args.layout.tokens, begin = end - estimate_queries;
   int64_t all = 0, uncovered = 0;
@@ -110,7 +108,7 @@ __device__ double UncoveredShareOfDocuments(const CountSelectionArgs& args,
 // [first, end).
 __device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_t first,
                              int32_t end, const uint64_t* diagonals) {
-  const kernels::index::SelectArgs& args = counted.selected;
+  const SelectArgs& args = counted.selected;
   const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
   const int32_t count = args.column_counts[head];
   double sum = 0.0;
@@ -119,7 +117,7 @@ __device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_
                          i % args.max_columns;
     const int32_t position = args.candidate_positions[slot];
     if (position < 0) continue;
-    if (kernels::sm90::FindColumn(positions, count, position) < 0) continue;
+    if (sm90::FindColumn(positions, count, position) < 0) continue;
     sum += args.candidate_mass[slot] *
            (counted.query_starts == nullptr
                 ? UncoveredShare(args, counted.estimate_queries, diagonals, position)
@@ -131,7 +129,7 @@ __device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_
 // Query tiles that see any column of a tile of columns: those that the pass over columns visits.
 __device__ int64_t ColumnTiles(const CountSelectionArgs& counted, int head, int32_t first,
                                const uint64_t* diagonals) {
-  const kernels::index::SelectArgs& args = counted.selected;
+  const SelectArgs& args = counted.selected;
   const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
   const int32_t end = min(first + args.tile, args.column_counts[head]);
   const int64_t query_tiles = (args.layout.local_tokens() + args.tile - 1) / args.tile;
@@ -158,7 +156,7 @@ __device__ int64_t ColumnTiles(const CountSelectionArgs& counted, int head, int3
 __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t mass_parts) {
   __shared__ double masses[kThreads / 32];
   __shared__ int64_t tiles[kThreads / 32];
-  const kernels::index::SelectArgs& selected = args.selected;
+  const SelectArgs& selected = args.selected;
   const auto head = static_cast<int32_t>(blockIdx.y), part = static_cast<int32_t>(blockIdx.x);
   const int64_t words = ((selected.layout.tokens + selected.tile - 1) / selected.tile + 63) / 64;
   const uint64_t* const diagonals = selected.diagonals + head * words;
@@ -181,7 +179,7 @@ __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t mass
   const double columns = BlockSum(
       ColumnMass(args, head, first, min(first + kPartCandidates, candidates), diagonals), masses);
   if (threadIdx.x == 0) {
-    const kernels::index::IndexMass& mass = selected.masses[head];
+    const IndexMass& mass = selected.masses[head];
     const double heads = selected.heads;
     const double kept = columns + (part == 0 ? static_cast<double>(mass.diagonals) : 0.0);
     if (mass.total > 0) {
@@ -196,7 +194,7 @@ __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t mass
 // Tiles of a head's diagonals that documents do not hide, by owner; a thread a query tile.
 __global__ void CountDiagonalsKernel(const CountSelectionArgs args) {
   extern __shared__ uint32_t owner_tiles[];
-  const kernels::index::SelectArgs& selected = args.selected;
+  const SelectArgs& selected = args.selected;
   const ShardLayout layout = selected.layout;
   const int64_t tile = selected.tile;
   for (int owner = threadIdx.x; owner < layout.ranks; owner += kThreads) owner_tiles[owner] = 0;
@@ -258,7 +256,7 @@ absl::Status MergeIndexParts(const IndexParts& shape, const int32_t* parts, int3
 }
 
 absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream) {
-  const kernels::index::SelectArgs& selected = args.selected;
+  const SelectArgs& selected = args.selected;
   const int32_t mass_parts =
       (selected.layout.ranks * selected.max_columns + kPartCandidates - 1) / kPartCandidates;
   const int32_t column_tiles = (selected.max_columns + selected.tile - 1) / selected.tile;
@@ -287,4 +285,4 @@ absl::Status OrderTileSums(const float* gathered, const ShardLayout& layout, int
   return Launched("OrderTileSums");
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::kernels::index

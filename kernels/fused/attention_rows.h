@@ -11,21 +11,21 @@
 #include "absl/status/status.h"
 #include "ringleader/kernels/attention.h"
 
-namespace ringleader::attention {
+namespace ringleader::kernels::fused {
 
 // Rounds the sums of all hops to the dense out: [n, heads, d]. Rows that attended to nothing (lse
 // of -infinity; lse: [heads, n]) become zero.
-absl::Status FinishOutput(const kernels::TokenMajor<const float>& sums, const float* lse,
-                          __nv_bfloat16* out, cudaStream_t stream);
+absl::Status FinishOutput(const TokenMajor<const float>& sums, const float* lse, __nv_bfloat16* out,
+                          cudaStream_t stream);
 
 // delta[head, i] = sum over the row of d_out * out. delta: [heads, n]
-absl::Status RowDelta(const kernels::TokenMajor<const __nv_bfloat16>& d_out,
-                      const kernels::TokenMajor<const __nv_bfloat16>& out, float* delta,
+absl::Status RowDelta(const TokenMajor<const __nv_bfloat16>& d_out,
+                      const TokenMajor<const __nv_bfloat16>& out, float* delta,
                       cudaStream_t stream);
 
-// Keys, then values, dense behind each other: what a hop sends. slot: [2, n, kv_heads, d]
-absl::Status PackKv(const kernels::TokenMajor<const __nv_bfloat16>& k,
-                    const kernels::TokenMajor<const __nv_bfloat16>& v, __nv_bfloat16* slot,
+// Keys, then values, each dense: what a hop sends. slot: [2, n, kv_heads, d]
+absl::Status PackKv(const TokenMajor<const __nv_bfloat16>& k,
+                    const TokenMajor<const __nv_bfloat16>& v, __nv_bfloat16* slot,
                     cudaStream_t stream);
 
 // to[i] += from[i]; count a multiple of 4.
@@ -34,4 +34,4 @@ absl::Status AddFloats(float* to, const float* from, int64_t count, cudaStream_t
 absl::Status RoundToBf16(const float* from, __nv_bfloat16* to, int64_t count, cudaStream_t stream);
 absl::Status WidenToFloat(const __nv_bfloat16* from, float* to, int64_t count, cudaStream_t stream);
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::kernels::fused

@@ -1,0 +1,273 @@
+#include "worker/attention/cpu/cpu_call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/reference/attention/attention.h"
+#include "kernels/reference/attention/columns.h"
+#include "kernels/reference/tiles/block_topk.h"
+#include "worker/attention/cpu/travelling_buffers.h"
+#include "worker/attention/stats/stopwatch.h"
+
+namespace ringleader::attention {
+
+using kernels::ShardLayout;
+using kernels::TokenMajor;
+namespace reference = kernels::reference;
+
+namespace {
+
+// Part 0 of a slot: the keys, part 1: the values; or their gradients.
+template <typename T>
+TokenMajor<T> SlotPart(T* slot, int part, const TokenMajor<const float>& like) {
+  const int64_t row = int64_t{like.heads} * like.head_dim;
+  return {.data = slot + part * like.tokens * row,
+          .tokens = like.tokens,
+          .heads = like.heads,
+          .head_dim = like.head_dim,
+          .token_stride = row,
+          .head_stride = like.head_dim};
+}
+
+size_t SlotFloats(const TokenMajor<const float>& k) {
+  return 2 * k.tokens * k.heads * k.head_dim;
+}
+
+void CopyRows(const TokenMajor<const float>& from, const TokenMajor<float>& to) {
+  for (int64_t i = 0; i < from.tokens; ++i) {
+    for (int head = 0; head < from.heads; ++head) {
+      std::memcpy(to.data + i * to.token_stride + head * to.head_stride,
+                  from.data + i * from.token_stride + head * from.head_stride,
+                  from.head_dim * sizeof(float));
+    }
+  }
+}
+
+const float* Floats(const DeviceArray<std::byte>& array) {
+  return reinterpret_cast<const float*>(array.data());
+}
+float* MutableFloats(const DeviceArray<std::byte>& array) {
+  return reinterpret_cast<float*>(array.data());
+}
+
+// The tiles of one hop and, of kCsr, the lists that they point into.
+struct HopTiles {
+  kernels::TileSelection tiles;
+  reference::TileCsr lists;
+};
+
+HopTiles TilesOf(const LayerIndex& index, int heads, const ShardLayout& mine,
+                 const ShardLayout& owner) {
+  HopTiles hop{.tiles = index.Tiles(), .lists = {}};
+  if (index.pattern != kernels::TilePattern::kCsr) return hop;
+  const int64_t blocks = (mine.tokens + index.block_size - 1) / index.block_size;
+  const int64_t words = (blocks + 31) / 32, rows = index.chosen.size / words;
+  std::vector<char> selected(rows * blocks);
+  for (int64_t i = 0; i < rows * blocks; ++i) {
+    const int64_t row = i / blocks, block = i % blocks;
+    selected[i] =
+        static_cast<char>(index.chosen.data()[row * words + block / 32] >> block % 32 & 1);
+  }
+  hop.lists = reference::CsrOfBlocks(selected, heads, index.tile, index.block_size, mine, owner,
+                                     index.document_starts());
+  hop.tiles.row_offsets = hop.lists.row_offsets.data();
+  hop.tiles.columns = hop.lists.columns.data();
+  return hop;
+}
+
+template <typename T>
+DeviceArray<T> Copy(const std::vector<T>& values) {
+  auto copy = std::make_shared<std::vector<T>>(values);
+  T* const data = copy->data();
+  return {.memory = DeviceMemory(std::move(copy), data),
+          .size = static_cast<int64_t>(values.size())};
+}
+
+}  // namespace
+
+absl::Status CpuAttentionDevice::Begin(double AttentionSeconds::*phase) {
+  phase_ = phase;
+  phase_start_ = std::chrono::steady_clock::now();
+  exposed_before_ = stats_.seconds.exposed_communication;
+  return absl::OkStatus();
+}
+
+absl::Status CpuAttentionDevice::End() {
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - phase_start_;
+  stats_.seconds.*phase_ +=
+      spent.count() - (stats_.seconds.exposed_communication - exposed_before_);
+  return absl::OkStatus();
+}
+
+LayerStats& CpuAttentionDevice::StatsOf(int layer) {
+  if (layer >= static_cast<int>(stats_.layers.size())) stats_.layers.resize(layer + 1);
+  return stats_.layers[layer];
+}
+
+AttentionStats CpuAttentionDevice::TakeStats(const ring::RingSchedule& /*forward*/) {
+  AttentionStats stats = std::exchange(stats_, {});
+  for (LayerStats& layer : stats.layers) layer.TakeMeans();
+  return stats;
+}
+
+std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
+    std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) {
+  const EstimateQueries estimate =
+      ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
+  return std::make_shared<DeviceDocuments>(
+      DeviceDocuments{.host = documents,
+                      .local_starts = Copy(documents->local_starts),
+                      .estimate_positions = Copy(estimate.positions),
+                      .estimate_starts = Copy(estimate.starts)});
+}
+
+CallShape CpuCall::shape() const {
+  return {.tokens = tensors_.q.tokens,
+          .heads = tensors_.q.heads,
+          .kv_heads = tensors_.k.heads,
+          .head_dim = tensors_.q.head_dim};
+}
+
+absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSchedule& schedule) {
+  const TokenMajor<const float>& k = tensors_.k;
+  const bool alone = schedule.ranks == 1;
+  auto slots = std::make_unique<TravellingBuffers>(
+      &device_.communicator(), alone ? 0 : schedule.kv_slots, SlotFloats(k),
+      comm::Channel::kKvInner, comm::Channel::kKvOuter, device_.exposed_seconds());
+  if (!alone) {
+    float* const own = slots->data(Gathers(schedule) ? schedule.rank : 0);
+    CopyRows(k, SlotPart(own, 0, k));
+    CopyRows(tensors_.v, SlotPart(own, 1, k));
+  }
+  if (Gathers(schedule)) slots->StartAllGather();
+  return slots;
+}
+
+TokenMajor<const float> CpuCall::KeysOf(const Step& step, int part) const {
+  if (step.slot == nullptr) return part == 0 ? tensors_.k : tensors_.v;
+  return SlotPart(static_cast<const float*>(step.slot), part, tensors_.k);
+}
+
+absl::Status CpuCall::GatherColumns(const Step& step) {
+  reference::GatherColumns(KeysOf(step, 0), KeysOf(step, 1), step.owner, step.index.Columns(),
+                           tensors_.q.heads, MutableFloats(step.index.column_keys),
+                           MutableFloats(step.index.column_values));
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::Attend(const Step& step) {
+  const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
+  int64_t tiles = 0;
+  RETURN_IF_ERROR(reference::AttentionForward(device_.engine(),
+                                              {.q = tensors_.q,
+                                               .k = KeysOf(step, 0),
+                                               .v = KeysOf(step, 1),
+                                               .out = tensors_.out,
+                                               .lse = tensors_.lse,
+                                               .query_layout = step.mine,
+                                               .key_layout = step.owner,
+                                               .tiles = hop.tiles,
+                                               .scale = shape().scale()},
+                                              &tiles));
+  device_.StatsOf(layer_).tiles_per_ring_step[step.number] += tiles;
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::AttendColumns(const Step& own) {
+  int64_t tiles = 0;
+  RETURN_IF_ERROR(reference::ColumnForward(device_.engine(),
+                                           {.q = tensors_.q,
+                                            .keys = Floats(own.index.column_keys),
+                                            .values = Floats(own.index.column_values),
+                                            .columns = own.index.Columns(),
+                                            .tiles = own.index.Tiles(),
+                                            .query_layout = own.mine,
+                                            .out = tensors_.out,
+                                            .lse = tensors_.lse,
+                                            .scale = shape().scale()},
+                                           &tiles));
+  device_.StatsOf(layer_).column_tiles += tiles;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceGradients(
+    const ring::RingSchedule& schedule) {
+  return std::make_unique<TravellingBuffers>(&device_.communicator(), schedule.grad_slots,
+                                             SlotFloats(tensors_.k), comm::Channel::kGradKv,
+                                             comm::Channel::kGradKv, device_.exposed_seconds());
+}
+
+absl::Status CpuCall::StartGradients() {
+  delta_.resize(tensors_.q.heads * tensors_.q.tokens);
+  const TokenMajor<float>& out = tensors_.out;
+  reference::AttentionDelta(
+      device_.engine(), tensors_.d_out,
+      {out.data, out.tokens, out.heads, out.head_dim, out.token_stride, out.head_stride},
+      delta_.data());
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::ColumnsBackward(const Step& own) {
+  d_column_keys_.assign(own.index.column_positions.size * tensors_.q.head_dim, 0.0f);
+  d_column_values_ = d_column_keys_;
+  return reference::ColumnBackward(device_.engine(), {.q = tensors_.q,
+                                                      .d_out = tensors_.d_out,
+                                                      .keys = Floats(own.index.column_keys),
+                                                      .values = Floats(own.index.column_values),
+                                                      .columns = own.index.Columns(),
+                                                      .tiles = own.index.Tiles(),
+                                                      .query_layout = own.mine,
+                                                      .lse = tensors_.lse,
+                                                      .delta = delta_.data(),
+                                                      .dq = tensors_.dq,
+                                                      .d_keys = d_column_keys_.data(),
+                                                      .d_values = d_column_values_.data(),
+                                                      .scale = shape().scale()});
+}
+
+absl::Status CpuCall::AttendBackward(const Step& step, void* slot) {
+  const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
+  return reference::AttentionBackward(device_.engine(),
+                                      {.q = tensors_.q,
+                                       .k = KeysOf(step, 0),
+                                       .v = KeysOf(step, 1),
+                                       .d_out = tensors_.d_out,
+                                       .lse = tensors_.lse,
+                                       .delta = delta_.data(),
+                                       .dq = tensors_.dq,
+                                       .dk = SlotPart(static_cast<float*>(slot), 0, tensors_.k),
+                                       .dv = SlotPart(static_cast<float*>(slot), 1, tensors_.k),
+                                       .query_layout = step.mine,
+                                       .key_layout = step.owner,
+                                       .tiles = hop.tiles,
+                                       .scale = shape().scale()});
+}
+
+absl::Status CpuCall::ScatterColumns(const Step& step, void* slot) {
+  reference::ScatterColumns(d_column_keys_.data(), d_column_values_.data(), step.owner,
+                            step.index.Columns(), tensors_.q.heads,
+                            SlotPart(static_cast<float*>(slot), 0, tensors_.k),
+                            SlotPart(static_cast<float*>(slot), 1, tensors_.k));
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) {
+  const auto* home = static_cast<const float*>(slots.memory(schedule.home_grad_slot));
+  const size_t floats = SlotFloats(tensors_.k);
+  std::vector<float> reduced;
+  if (Gathers(schedule)) {
+    const Stopwatch watch(device_.exposed_seconds());
+    reduced.resize(floats);
+    RETURN_IF_ERROR(device_.communicator().ReduceScatterSum(
+        comm::Channel::kGradKv, static_cast<const float*>(slots.memory(0)), floats,
+        reduced.data()));
+    home = reduced.data();
+  }
+  std::copy_n(home, floats / 2, tensors_.dk.data);
+  std::copy_n(home + floats / 2, floats / 2, tensors_.dv.data);
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,107 @@
+// The CPU engine (kernels/reference) as a device of the ring: one rank, float32, host memory. No
+// LibTorch. Transfers run beside the computation; awaiting one blocks.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/reference/index/index_estimate.h"
+#include "kernels/reference/math/engine.h"
+#include "worker/attention/runner/attention_device.h"
+#include "worker/comm/communicator.h"
+
+namespace ringleader::attention {
+
+class CpuAttentionDevice : public AttentionDevice {
+ public:
+  // `communicator` spans the ranks that share one sequence and outlives it.
+  CpuAttentionDevice(comm::Communicator* communicator, int threads)
+      : communicator_(*communicator), engine_(threads) {}
+
+  int rank() const override { return communicator_.rank(); }
+  int ranks() const override { return communicator_.size(); }
+  absl::Status Begin(double AttentionSeconds::*phase) override;
+  absl::Status End() override;
+  LayerStats& StatsOf(int layer) override;
+  AttentionStats TakeStats(const ring::RingSchedule& forward) override;
+  std::shared_ptr<const DeviceDocuments> Upload(std::shared_ptr<const SequenceDocuments> documents,
+                                                int estimate_queries) override;
+
+  comm::Communicator& communicator() { return communicator_; }
+  kernels::reference::Engine& engine() { return engine_; }
+  double* exposed_seconds() { return &stats_.seconds.exposed_communication; }
+
+ private:
+  comm::Communicator& communicator_;
+  kernels::reference::Engine engine_;
+  AttentionStats stats_;
+  double AttentionSeconds::*phase_ = nullptr;
+  std::chrono::steady_clock::time_point phase_start_;
+  double exposed_before_ = 0.0;
+};
+
+// One layer's call. Attention stands in cpu_call.cc, the index in cpu_index.cc.
+class CpuCall : public AttentionCall {
+ public:
+  struct Tensors {
+    kernels::TokenMajor<const float> q = {}, k = {}, v = {};  // [n, heads, d]; [n, kv_heads, d]
+    kernels::TokenMajor<float> out = {};                      // [n, heads, d], zero before forward
+    float* lse = nullptr;  // [heads, n], -infinity before forward
+    // Backward's; the gradients are dense, dq is zero.
+    kernels::TokenMajor<const float> d_out = {};
+    kernels::TokenMajor<float> dq = {}, dk = {}, dv = {};
+  };
+  CpuCall(CpuAttentionDevice* device, int layer, const Tensors& tensors)
+      : device_(*device), layer_(layer), tensors_(tensors) {}
+
+  int layer() const override { return layer_; }
+  CallShape shape() const override;
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule) override;
+  absl::Status StartOutput() override { return absl::OkStatus(); }
+  absl::Status GatherColumns(const Step& step) override;
+  absl::Status Attend(const Step& step) override;
+  absl::Status AttendColumns(const Step& own) override;
+  absl::Status FinishOutput() override { return absl::OkStatus(); }
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
+      const ring::RingSchedule& schedule) override;
+  absl::Status StartGradients() override;
+  absl::Status ColumnsBackward(const Step& own) override;
+  absl::Status AttendBackward(const Step& step, void* slot) override;
+  absl::Status ScatterColumns(const Step& step, void* slot) override;
+  absl::Status FinishQueries() override { return absl::OkStatus(); }
+  absl::Status ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) override;
+
+  DeviceMemory Allocate(int64_t bytes) override;
+  int64_t element_bytes() const override { return sizeof(float); }
+  absl::Status Sum(SumType type, void* values, int64_t count) override;
+  absl::Status Max(float* values, int64_t count) override;
+  absl::Status Gather(void* values, int64_t bytes) override;
+  absl::Status PrepareEstimate(const VerticalSlash& work) override;
+  absl::Status RowMax(const VerticalSlash& work) override;
+  absl::Status RowSum(const VerticalSlash& work) override;
+  absl::Status Mass(const VerticalSlash& work) override;
+  absl::Status Candidates(const VerticalSlash& work) override;
+  absl::Status MergeParts(const VerticalSlash& work) override;
+  absl::Status Select(const VerticalSlash& work, const LayerIndex& index) override;
+  // Recall is that of every eighth estimate query.
+  absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) override;
+  absl::Status TileSums(const BlockTopK& work) override;
+  absl::Status OrderTileSums(const BlockTopK& work) override;
+  absl::Status Gate(const BlockTopK& work, const LayerIndex& index) override;
+
+ private:
+  // Part 0: the keys, part 1: the values that a step attends to.
+  kernels::TokenMajor<const float> KeysOf(const Step& step, int part) const;
+
+  CpuAttentionDevice& device_;
+  const int layer_;
+  const Tensors tensors_;
+  std::optional<kernels::reference::IndexEstimate> estimate_;  // from RowMax on
+  std::vector<int32_t> slashes_;                               // [heads], from Select on
+  std::vector<float> delta_;                                   // [heads, n]
+  std::vector<float> d_column_keys_, d_column_values_;         // [heads, max_columns, d]
+};
+
+}  // namespace ringleader::attention

@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "base/status_macros.h"
+#include "kernels/reference/index/index_select.h"
+#include "kernels/reference/tiles/block_topk.h"
+#include "worker/attention/cpu/cpu_call.h"
+#include "worker/attention/index/block_topk.h"
+#include "worker/attention/index/vertical_slash.h"
+#include "worker/attention/stats/stopwatch.h"
+
+namespace ringleader::attention {
+
+using comm::Channel;
+using kernels::ShardLayout;
+using kernels::TokenMajor;
+namespace reference = kernels::reference;
+
+namespace {
+
+// Estimate queries on which recall is measured: every so many.
+constexpr int kRecallStride = 8;
+
+}  // namespace
+
+DeviceMemory CpuCall::Allocate(int64_t bytes) {
+  return {new char[bytes](), std::default_delete<char[]>()};
+}
+
+absl::Status CpuCall::Sum(SumType type, void* values, int64_t count) {
+  const Stopwatch watch(device_.exposed_seconds());
+  if (type == SumType::kQueries) {
+    return device_.communicator().AllReduceSum(Channel::kControl, static_cast<float*>(values),
+                                               count);
+  }
+  // Exact, whatever the size of the sums.
+  auto* const sums = static_cast<int64_t*>(values);
+  std::vector<int64_t> all(count * device_.communicator().size());
+  RETURN_IF_ERROR(device_.communicator().AllGather(Channel::kControl, sums, count * sizeof(int64_t),
+                                                   all.data()));
+  std::fill_n(sums, count, 0);
+  for (size_t i = 0; i < all.size(); ++i) sums[i % count] += all[i];
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::Max(float* values, int64_t count) {
+  const Stopwatch watch(device_.exposed_seconds());
+  return device_.communicator().AllReduceMax(Channel::kControl, values, count);
+}
+
+absl::Status CpuCall::Gather(void* values, int64_t bytes) {
+  const Stopwatch watch(device_.exposed_seconds());
+  const char* const own = static_cast<char*>(values) + device_.communicator().rank() * bytes;
+  const std::vector<char> mine(own, own + bytes);
+  return device_.communicator().AllGather(Channel::kControl, mine.data(), bytes, values);
+}
+
+absl::Status CpuCall::PrepareEstimate(const VerticalSlash& work) {
+  int64_t* const positions = work.query_positions.data();
+  if (work.documents == nullptr) {
+    std::iota(positions, positions + work.queries, work.layout.tokens - work.queries);
+  } else {
+    std::copy_n(work.documents->estimate_positions.data(), work.queries, positions);
+  }
+  auto* const rows = reinterpret_cast<float*>(work.query_rows.data());
+  if (rows == nullptr) return absl::OkStatus();
+  for (int64_t e = 0; e < work.queries; ++e) {
+    if (work.layout.Owner(positions[e]) != work.layout.rank) continue;
+    const int64_t i = work.layout.LocalIndex(positions[e]);
+    for (int head = 0; head < tensors_.q.heads; ++head) {
+      std::copy_n(tensors_.q.data + i * tensors_.q.token_stride + head * tensors_.q.head_stride,
+                  tensors_.q.head_dim, rows + (e * tensors_.q.heads + head) * tensors_.q.head_dim);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::RowMax(const VerticalSlash& work) {
+  TokenMajor<const float> queries = tensors_.q;
+  queries.tokens = work.queries;
+  if (work.query_rows.data() != nullptr) {
+    queries.data = reinterpret_cast<const float*>(work.query_rows.data());
+    queries.token_stride = int64_t{tensors_.q.heads} * tensors_.q.head_dim;
+    queries.head_stride = tensors_.q.head_dim;
+  } else {
+    queries.data += (tensors_.q.tokens - work.queries) * tensors_.q.token_stride;
+  }
+  ASSIGN_OR_RETURN(
+      reference::IndexEstimate estimate,
+      reference::IndexEstimate::Create(
+          device_.engine(),
+          {.q = queries,
+           .query_positions = work.query_positions.data(),
+           .query_starts =
+               work.documents == nullptr ? nullptr : work.documents->estimate_starts.data(),
+           .k = tensors_.k,
+           .key_layout = work.layout,
+           .tile = work.tile,
+           .scale = work.scale,
+           .row_max = work.row_max.data(),
+           .row_sum = work.row_sum.data(),
+           .column_mass = work.column_mass_of.data(),
+           .diagonal_mass = work.mine()}));
+  estimate_.emplace(std::move(estimate));
+  estimate_->RowMax();
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::RowSum(const VerticalSlash& /*work*/) {
+  estimate_->RowSum();
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::Mass(const VerticalSlash& /*work*/) {
+  estimate_->Mass();
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::Candidates(const VerticalSlash& work) {
+  const int32_t columns = work.parts.max_columns;
+  const int64_t n = work.layout.local_tokens();
+  device_.engine().pool().For(work.heads, [&](int64_t head, int) {
+    const int32_t* const mass = work.column_mass_of.data() + head * n;
+    std::vector<reference::ColumnCandidate> best(columns);
+    reference::CandidateColumns(mass, work.layout, work.sink_tokens, columns, best.data());
+    int32_t* const masses = work.mine() + work.parts.candidate_mass() + head * columns;
+    int32_t* const positions = work.mine() + work.parts.candidate_positions() + head * columns;
+    for (int32_t c = 0; c < columns; ++c) {
+      const bool used = best[c].position < work.layout.tokens;
+      masses[c] = static_cast<int32_t>(best[c].mass);
+      positions[c] = used ? static_cast<int32_t>(best[c].position) : -1;
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::MergeParts(const VerticalSlash& work) {
+  const kernels::IndexParts all = work.merged_parts();
+  const int64_t diagonals = work.heads * work.parts.blocks;
+  const int64_t candidates = int64_t{work.heads} * work.parts.max_columns;
+  int32_t* const merged = work.merged.data();
+  for (int rank = 0; rank < work.layout.ranks; ++rank) {
+    const int32_t* const part = work.gathered.data() + rank * work.parts.elements();
+    for (int64_t i = 0; i < diagonals; ++i) merged[i] += part[i];
+    std::copy_n(part + work.parts.candidate_mass(), candidates,
+                merged + all.candidate_mass() + rank * candidates);
+    std::copy_n(part + work.parts.candidate_positions(), candidates,
+                merged + all.candidate_positions() + rank * candidates);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::Select(const VerticalSlash& work, const LayerIndex& index) {
+  const int64_t blocks = work.parts.blocks, columns = index.max_columns;
+  slashes_.resize(work.heads);
+  device_.engine().pool().For(work.heads, [&](int64_t head, int) {
+    const int32_t* const diagonals = work.merged_diagonal_mass() + head * blocks;
+    slashes_[head] = reference::SelectDiagonals(
+        diagonals, blocks, work.local_blocks, work.diagonal_mass, work.max_slashes,
+        index.diagonals.data() + head * index.diagonal_words);
+    std::vector<reference::ColumnCandidate> candidates;
+    for (int rank = 0; rank < work.layout.ranks; ++rank) {
+      const int64_t begin = (int64_t{rank} * work.heads + head) * columns;
+      for (int64_t c = begin; c < begin + columns; ++c) {
+        const int32_t position = work.merged_candidate_positions()[c];
+        if (position >= 0) candidates.push_back({position, work.merged_candidate_mass()[c]});
+      }
+    }
+    index.column_counts.data()[head] =
+        reference::SelectColumns(candidates.data(), static_cast<int64_t>(candidates.size()),
+                                 std::accumulate(diagonals, diagonals + blocks, int64_t{0}),
+                                 work.sink_tokens, work.column_mass, work.max_verticals,
+                                 index.max_columns, index.column_positions.data() + head * columns);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::CountSelection(const VerticalSlash& work, const LayerIndex& index) {
+  LayerStats& stats = device_.StatsOf(layer_);
+  const int64_t n = work.layout.local_tokens();
+  const int32_t* const counts = index.column_counts.data();
+  stats.verticals += std::accumulate(counts, counts + work.heads, 0.0) / work.heads;
+  stats.slashes += std::accumulate(slashes_.begin(), slashes_.end(), 0.0) / work.heads;
+  // This rank's part of the recall; the sum over ranks is the layer's.
+  std::vector<char> selected(work.heads * n, 0);
+  for (int head = 0; head < work.heads; ++head) {
+    for (int32_t c = 0; c < counts[head]; ++c) {
+      const int64_t position = index.column_positions.data()[head * int64_t{index.max_columns} + c];
+      if (work.layout.Owner(position) == work.layout.rank) {
+        selected[head * n + work.layout.LocalIndex(position)] = 1;
+      }
+    }
+  }
+  std::vector<double> kept(work.heads);
+  estimate_->KeptMass(kRecallStride, index.diagonals.data(), index.diagonal_words, selected.data(),
+                      kept.data());
+  if (work.layout.ranks > 1) {
+    const Stopwatch watch(device_.exposed_seconds());
+    RETURN_IF_ERROR(
+        device_.communicator().AllReduceSum(Channel::kControl, kept.data(), kept.size()));
+  }
+  const int64_t sampled = (work.queries + kRecallStride - 1) / kRecallStride;
+  stats.recall = std::max(stats.recall, 0.0) + std::accumulate(kept.begin(), kept.end(), 0.0) /
+                                                   static_cast<double>(work.heads * sampled);
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::TileSums(const BlockTopK& work) {
+  reference::TileKeySums(device_.engine(), tensors_.k, work.tile, work.mine());
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::OrderTileSums(const BlockTopK& work) {
+  ShardLayout owner = work.layout;
+  for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
+    for (int64_t b = 0; b < work.local_tiles; ++b) {
+      std::copy_n(work.gathered.data() + (owner.rank * work.local_tiles + b) * work.row(),
+                  work.row(),
+                  work.key_sums.data() + owner.Position(b * work.tile) / work.tile * work.row());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::Gate(const BlockTopK& work, const LayerIndex& index) {
+  const std::vector<char> selected =
+      reference::SelectBlocks(device_.engine(), {.q = tensors_.q,
+                                                 .query_layout = work.layout,
+                                                 .document_starts = work.document_starts,
+                                                 .key_sums = work.key_sums.data(),
+                                                 .kv_heads = work.kv_heads,
+                                                 .tile = work.tile,
+                                                 .block_size = work.block_size,
+                                                 .topk_blocks = work.topk_blocks});
+  const int64_t rows = work.heads * work.local_tiles;
+  const int64_t blocks = static_cast<int64_t>(selected.size()) / rows, words = (blocks + 31) / 32;
+  for (int64_t i = 0; i < rows * blocks; ++i) {
+    const int64_t row = i / blocks, block = i % blocks;
+    if (selected[i] != 0) index.chosen.data()[row * words + block / 32] |= 1u << block % 32;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,79 @@
+#include "worker/attention/cpu/cpu_tensors.h"
+
+#include <limits>
+
+#include "worker/attention/cpu/cpu_call.h"
+
+namespace ringleader::attention {
+
+namespace {
+
+using torch::Tensor;
+
+// Empty of a tensor that the call does not have.
+template <typename T>
+kernels::TokenMajor<T> View(const Tensor& x) {
+  if (!x.defined()) return {};
+  return {.data = x.data_ptr<std::remove_const_t<T>>(),
+          .tokens = x.size(0),
+          .heads = static_cast<int32_t>(x.size(1)),
+          .head_dim = static_cast<int32_t>(x.size(2)),
+          .token_stride = x.stride(0),
+          .head_stride = x.stride(1)};
+}
+
+// What the engine adds to.
+void AllocateResults(CallTensors& tensors) {
+  auto& [q, k, v, out, lse, d_out, gradients] = tensors;
+  if (!q.defined()) return;  // k and v alone
+  if (!d_out.defined()) {
+    out = torch::zeros(q.sizes(), q.options());
+    lse = torch::full({q.size(1), q.size(0)}, -std::numeric_limits<float>::infinity(), q.options());
+    return;
+  }
+  gradients = {.dq = torch::zeros(q.sizes(), q.options()),
+               .dk = torch::empty(k.sizes(), k.options()),
+               .dv = torch::empty(v.sizes(), v.options())};
+}
+
+class CpuTensorDevice : public TensorDevice {
+ public:
+  CpuTensorDevice(comm::Communicator* communicator, int threads) : device_(communicator, threads) {}
+
+  AttentionDevice& device() override { return device_; }
+
+  Tensor Take(const char* name, const Tensor& x) const override {
+    TORCH_CHECK(x.dim() == 3 && x.scalar_type() == torch::kFloat32 && x.is_cpu(),
+                "attention: ", name,
+                " must be a [tokens, heads, head_dim] float32 tensor on the CPU, got ",
+                x.toString(), " ", x.sizes());
+    return x.stride(2) == 1 ? x : x.contiguous();
+  }
+
+  std::unique_ptr<AttentionCall> Call(int layer, CallTensors* tensors) override {
+    AllocateResults(*tensors);
+    const auto& [q, k, v, out, lse, d_out, gradients] = *tensors;
+    return std::make_unique<CpuCall>(
+        &device_, layer,
+        CpuCall::Tensors{.q = View<const float>(q),
+                         .k = View<const float>(k),
+                         .v = View<const float>(v),
+                         .out = View<float>(out),
+                         .lse = lse.defined() ? lse.data_ptr<float>() : nullptr,
+                         .d_out = View<const float>(d_out),
+                         .dq = View<float>(gradients.dq),
+                         .dk = View<float>(gradients.dk),
+                         .dv = View<float>(gradients.dv)});
+  }
+
+ private:
+  CpuAttentionDevice device_;
+};
+
+}  // namespace
+
+std::unique_ptr<TensorDevice> MakeCpuTensorDevice(comm::Communicator* communicator, int threads) {
+  return std::make_unique<CpuTensorDevice>(communicator, threads);
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,287 @@
+#include "worker/attention/cuda/cuda_call.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/fused/attention_rows.h"
+#include "kernels/index/between_ranks.h"
+#include "kernels/index/blocks.h"
+#include "kernels/ops/cuda_call.h"
+#include "kernels/sm90/attention.h"
+#include "kernels/sm90/columns.h"
+
+namespace ringleader::attention {
+
+namespace fused = kernels::fused;
+namespace sm90 = kernels::sm90;
+using kernels::ShardLayout;
+using kernels::TokenMajor;
+using kernels::ops::FloatView;
+using kernels::ops::MutableBf16;
+using kernels::ops::Stream;
+using kernels::ops::View;
+using torch::Tensor;
+
+namespace {
+
+template <typename T>
+TokenMajor<T> DenseView(T* data, int64_t tokens, int32_t heads, int32_t head_dim) {
+  return {data, tokens, heads, head_dim, int64_t{heads} * head_dim, head_dim};
+}
+
+const __nv_bfloat16* Bf16(const DeviceArray<std::byte>& array) {
+  return reinterpret_cast<const __nv_bfloat16*>(array.data());
+}
+
+template <typename Args, typename Bytes, typename Run>
+absl::Status CallWithWorkspace(const Args& args, const Tensor& like, Bytes bytes, Run run) {
+  const int64_t needed = bytes(args);
+  const Tensor scratch = kernels::ops::Scratch(needed, like);
+  return run(args, sm90::Workspace{scratch.mutable_data_ptr(), needed}, Stream());
+}
+
+// The tiles of one hop and, of kCsr, the lists that they point into.
+struct HopTiles {
+  kernels::TileSelection tiles;
+  std::vector<Tensor> lists = {};
+};
+
+absl::StatusOr<HopTiles> TilesOf(const LayerIndex& index, int32_t heads, const ShardLayout& mine,
+                                 const ShardLayout& owner, const torch::TensorOptions& device) {
+  HopTiles hop{.tiles = index.Tiles()};
+  if (index.pattern != kernels::TilePattern::kCsr) return hop;
+  const int64_t query_tiles = (mine.local_tokens() + index.tile - 1) / index.tile;
+  const int64_t key_tiles = (owner.local_tokens() + index.tile - 1) / index.tile;
+  // No list can be longer.
+  const int64_t capacity =
+      heads * query_tiles *
+      std::min(key_tiles, int64_t{index.kept_blocks} * (index.block_size / index.tile));
+  const auto ints = device.dtype(torch::kInt);
+  const Tensor row_offsets = torch::empty({heads, query_tiles + 1}, ints),
+               columns = torch::empty({capacity}, ints),
+               column_offsets = torch::empty({heads, key_tiles + 1}, ints),
+               rows = torch::empty({capacity}, ints);
+  const kernels::index::TileListsArgs lists = {
+      .chosen = index.chosen.data(),
+      .query_layout = mine,
+      .key_layout = owner,
+      .document_starts = index.document_starts(),
+      .heads = heads,
+      .tile = index.tile,
+      .block_size = index.block_size,
+      .capacity = capacity,
+      .row_offsets = row_offsets.mutable_data_ptr<int32_t>(),
+      .columns = columns.mutable_data_ptr<int32_t>(),
+      .column_offsets = column_offsets.mutable_data_ptr<int32_t>(),
+      .rows = rows.mutable_data_ptr<int32_t>()};
+  RETURN_IF_ERROR(kernels::index::BuildTileLists(lists, Stream()));
+  hop.tiles.row_offsets = lists.row_offsets;
+  hop.tiles.columns = lists.columns;
+  hop.tiles.column_offsets = lists.column_offsets;
+  hop.tiles.rows = lists.rows;
+  hop.lists = {row_offsets, columns, column_offsets, rows};
+  return hop;
+}
+
+}  // namespace
+
+CallShape CudaCall::shape() const {
+  return {.tokens = tensors_.q.size(0),
+          .heads = static_cast<int32_t>(tensors_.q.size(1)),
+          .kv_heads = static_cast<int32_t>(tensors_.k.size(1)),
+          .head_dim = static_cast<int32_t>(tensors_.q.size(2))};
+}
+
+absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceKv(const ring::RingSchedule& schedule) {
+  std::unique_ptr<DeviceSlots> slots =
+      device_.KvSlots(schedule, 2 * tensors_.k.numel() * sizeof(__nv_bfloat16));
+  if (schedule.ranks == 1) return slots;
+  void* const own = slots->memory(Gathers(schedule) ? schedule.rank : 0);
+  RETURN_IF_ERROR(fused::PackKv(View(tensors_.k), View(tensors_.v),
+                                static_cast<__nv_bfloat16*>(own), Stream()));
+  if (Gathers(schedule)) RETURN_IF_ERROR(slots->StartAllGather());
+  return slots;
+}
+
+TokenMajor<const __nv_bfloat16> CudaCall::KeysOf(const Step& step, int part) const {
+  if (step.slot == nullptr) return View(part == 0 ? tensors_.k : tensors_.v);
+  const CallShape of = shape();
+  return DenseView(static_cast<const __nv_bfloat16*>(step.slot) + part * of.kv_elements(),
+                   of.tokens, of.kv_heads, of.head_dim);
+}
+
+absl::Status CudaCall::StartOutput() {
+  const auto floats = tensors_.q.options().dtype(torch::kFloat);
+  sums_ = torch::empty(tensors_.q.sizes(), floats);
+  tensors_.lse =
+      torch::full({shape().heads, shape().tokens}, -std::numeric_limits<float>::infinity(), floats);
+  return absl::OkStatus();
+}
+
+absl::Status CudaCall::GatherColumns(const Step& step) {
+  return sm90::GatherColumns(
+      KeysOf(step, 0), KeysOf(step, 1), step.owner, step.index.Columns(), shape().heads,
+      reinterpret_cast<__nv_bfloat16*>(step.index.column_keys.data()),
+      reinterpret_cast<__nv_bfloat16*>(step.index.column_values.data()), Stream());
+}
+
+absl::Status CudaCall::Attend(const Step& step) {
+  ASSIGN_OR_RETURN(const HopTiles hop,
+                   TilesOf(step.index, shape().heads, step.mine, step.owner, tensors_.q.options()));
+  RETURN_IF_ERROR(CallWithWorkspace(
+      kernels::AttentionForwardArgs<__nv_bfloat16>{.q = View(tensors_.q),
+                                                   .k = KeysOf(step, 0),
+                                                   .v = KeysOf(step, 1),
+                                                   .out = FloatView(sums_),
+                                                   .lse = tensors_.lse.mutable_data_ptr<float>(),
+                                                   .query_layout = step.mine,
+                                                   .key_layout = step.owner,
+                                                   .tiles = hop.tiles,
+                                                   .scale = shape().scale()},
+      tensors_.q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
+  return CountTiles(step, hop.tiles);
+}
+
+absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection& tiles) {
+  switch (tiles.pattern) {
+    case kernels::TilePattern::kToeplitz:
+      return absl::OkStatus();  // counted with the selection
+    case kernels::TilePattern::kCsr: {
+      const int64_t query_tiles = (shape().tokens + step.index.tile - 1) / step.index.tile;
+      return kernels::index::CountListed(
+          tiles.row_offsets, shape().heads * (query_tiles + 1),
+          device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
+    }
+    case kernels::TilePattern::kFull:
+    case kernels::TilePattern::kCausal:
+    case kernels::TilePattern::kWindow:
+      break;
+  }
+  device_.StatsOf(layer_).tiles_per_ring_step[step.number] +=
+      device_.BandTilesOf(step.index, step.mine, step.owner) * shape().heads;
+  return absl::OkStatus();
+}
+
+absl::Status CudaCall::AttendColumns(const Step& own) {
+  return CallWithWorkspace(sm90::ColumnForwardArgs{.q = View(tensors_.q),
+                                                   .keys = Bf16(own.index.column_keys),
+                                                   .values = Bf16(own.index.column_values),
+                                                   .columns = own.index.Columns(),
+                                                   .tiles = own.index.Tiles(),
+                                                   .query_layout = own.mine,
+                                                   .out = FloatView(sums_),
+                                                   .lse = tensors_.lse.mutable_data_ptr<float>(),
+                                                   .scale = shape().scale()},
+                           tensors_.q, sm90::ColumnForwardWorkspaceBytes, sm90::ColumnForward);
+}
+
+absl::Status CudaCall::FinishOutput() {
+  tensors_.out = torch::empty(tensors_.q.sizes(), tensors_.q.options());
+  return fused::FinishOutput(
+      DenseView(sums_.const_data_ptr<float>(), shape().tokens, shape().heads, shape().head_dim),
+      tensors_.lse.const_data_ptr<float>(), MutableBf16(tensors_.out), Stream());
+}
+
+TokenMajor<float> CudaCall::GradientsIn(void* slot, int part) const {
+  return DenseView(static_cast<float*>(slot) + part * shape().kv_elements(), shape().tokens,
+                   shape().kv_heads, shape().head_dim);
+}
+
+absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceGradients(
+    const ring::RingSchedule& schedule) {
+  return device_.GradientSlots(schedule, 2 * shape().kv_elements() * sizeof(float));
+}
+
+absl::Status CudaCall::StartGradients() {
+  dq_sums_ = torch::zeros({shape().tokens, shape().heads, shape().head_dim},
+                          tensors_.q.options().dtype(torch::kFloat));
+  delta_ = torch::empty_like(tensors_.lse);
+  return fused::RowDelta(View(tensors_.d_out), View(tensors_.out), delta_.mutable_data_ptr<float>(),
+                         Stream());
+}
+
+absl::Status CudaCall::ColumnsBackward(const Step& own) {
+  d_columns_ =
+      torch::zeros({2, shape().heads, own.index.max_columns, shape().head_dim}, dq_sums_.options());
+  return CallWithWorkspace(
+      sm90::ColumnBackwardArgs{.q = View(tensors_.q),
+                               .d_out = View(tensors_.d_out),
+                               .keys = Bf16(own.index.column_keys),
+                               .values = Bf16(own.index.column_values),
+                               .columns = own.index.Columns(),
+                               .tiles = own.index.Tiles(),
+                               .query_layout = own.mine,
+                               .lse = tensors_.lse.const_data_ptr<float>(),
+                               .delta = delta_.const_data_ptr<float>(),
+                               .dq = FloatView(dq_sums_),
+                               .d_keys = d_columns_[0].mutable_data_ptr<float>(),
+                               .d_values = d_columns_[1].mutable_data_ptr<float>(),
+                               .scale = shape().scale(),
+                               .deterministic = device_.options().deterministic},
+      dq_sums_, sm90::ColumnBackwardWorkspaceBytes, sm90::ColumnBackward);
+}
+
+absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
+  ASSIGN_OR_RETURN(const HopTiles hop,
+                   TilesOf(step.index, shape().heads, step.mine, step.owner, dq_sums_.options()));
+  return CallWithWorkspace(
+      kernels::AttentionBackwardArgs<__nv_bfloat16>{
+          .q = View(tensors_.q),
+          .k = KeysOf(step, 0),
+          .v = KeysOf(step, 1),
+          .d_out = View(tensors_.d_out),
+          .lse = tensors_.lse.const_data_ptr<float>(),
+          .delta = delta_.const_data_ptr<float>(),
+          .dq = FloatView(dq_sums_),
+          .dk = GradientsIn(slot, 0),
+          .dv = GradientsIn(slot, 1),
+          .query_layout = step.mine,
+          .key_layout = step.owner,
+          .tiles = hop.tiles,
+          .scale = shape().scale(),
+          .deterministic = device_.options().deterministic},
+      dq_sums_, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
+}
+
+absl::Status CudaCall::ScatterColumns(const Step& step, void* slot) {
+  return sm90::ScatterColumns(
+      d_columns_[0].const_data_ptr<float>(), d_columns_[1].const_data_ptr<float>(), step.owner,
+      step.index.Columns(), shape().heads, GradientsIn(slot, 0), GradientsIn(slot, 1), Stream());
+}
+
+absl::Status CudaCall::FinishQueries() {
+  delta_.reset();  // what follows may have their memory
+  d_columns_.reset();
+  tensors_.gradients.dq = torch::empty(dq_sums_.sizes(), tensors_.q.options());
+  return fused::RoundToBf16(dq_sums_.const_data_ptr<float>(), MutableBf16(tensors_.gradients.dq),
+                            tensors_.gradients.dq.numel(), Stream());
+}
+
+absl::Status CudaCall::ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) {
+  const Tensor dkv =
+      torch::empty({2, shape().tokens, shape().kv_heads, shape().head_dim}, tensors_.q.options());
+  tensors_.gradients.dk = dkv[0];
+  tensors_.gradients.dv = dkv[1];
+  auto* const sums = static_cast<float*>(slots.memory(schedule.home_grad_slot));
+  const int64_t elements = dkv.numel();
+  const auto sum_over_ranks = [&](const void* data, void* receive, comm::ElementType type) {
+    return AwaitTransfer(device_.communicator().ReduceScatterSum(comm::Channel::kGradKv, data,
+                                                                 elements, receive, type, Stream()),
+                         device_.stats().timers(), Stream());
+  };
+  if (Gathers(schedule) && device_.options().bf16_gradients) {
+    const Tensor rounded = torch::empty({schedule.ranks, elements}, dkv.options());
+    RETURN_IF_ERROR(fused::RoundToBf16(static_cast<const float*>(slots.memory(0)),
+                                       MutableBf16(rounded), rounded.numel(), Stream()));
+    return sum_over_ranks(rounded.const_data_ptr(), dkv.mutable_data_ptr(),
+                          comm::ElementType::kBfloat16);
+  }
+  if (Gathers(schedule)) {
+    RETURN_IF_ERROR(sum_over_ranks(slots.memory(0), sums, comm::ElementType::kFloat32));
+  }
+  return fused::RoundToBf16(sums, MutableBf16(dkv), elements, Stream());
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,85 @@
+// A layer's call on a Hopper GPU: kernels/sm90 and kernels/index over a DeviceCommunicator, bf16
+// with fp32 sums. Enqueues on LibTorch's current stream. May throw c10::Error.
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+#include <vector>
+
+#include "kernels/index/estimate.h"
+#include "kernels/index/select.h"
+#include "worker/attention/cuda/cuda_device.h"
+#include "worker/attention/runner/attention_device.h"
+#include "worker/attention/runner/ring_attention.h"
+
+namespace ringleader::attention {
+
+// Of tensors that are aligned to 16 bytes. Attention stands in cuda_call.cc, the index in
+// cuda_index.cc.
+class CudaCall : public AttentionCall {
+ public:
+  // `tensors` outlive it; it sets their results, bf16 but for lse.
+  CudaCall(CudaAttentionDevice* device, int layer, CallTensors* tensors)
+      : device_(*device), layer_(layer), tensors_(*tensors) {}
+
+  int layer() const override { return layer_; }
+  CallShape shape() const override;
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule) override;
+  absl::Status StartOutput() override;
+  absl::Status GatherColumns(const Step& step) override;
+  absl::Status Attend(const Step& step) override;
+  absl::Status AttendColumns(const Step& own) override;
+  absl::Status FinishOutput() override;
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
+      const ring::RingSchedule& schedule) override;
+  absl::Status StartGradients() override;
+  absl::Status ColumnsBackward(const Step& own) override;
+  absl::Status AttendBackward(const Step& step, void* slot) override;
+  absl::Status ScatterColumns(const Step& step, void* slot) override;
+  absl::Status FinishQueries() override;
+  absl::Status ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) override;
+
+  DeviceMemory Allocate(int64_t bytes) override;
+  int64_t element_bytes() const override { return sizeof(__nv_bfloat16); }
+  absl::Status Sum(SumType type, void* values, int64_t count) override;
+  absl::Status Max(float* values, int64_t count) override;
+  absl::Status Gather(void* values, int64_t bytes) override;
+  absl::Status PrepareEstimate(const VerticalSlash& work) override;
+  absl::Status RowMax(const VerticalSlash& work) override;
+  absl::Status RowSum(const VerticalSlash& work) override;
+  absl::Status Mass(const VerticalSlash& work) override;
+  absl::Status Candidates(const VerticalSlash& work) override;
+  absl::Status MergeParts(const VerticalSlash& work) override;
+  absl::Status Select(const VerticalSlash& work, const LayerIndex& index) override;
+  // On the device; recall is that of all estimate queries.
+  absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) override;
+  absl::Status TileSums(const BlockTopK& work) override;
+  absl::Status OrderTileSums(const BlockTopK& work) override;
+  absl::Status Gate(const BlockTopK& work, const LayerIndex& index) override;
+
+ private:
+  // Part 0: the keys, part 1: the values that a step attends to.
+  kernels::TokenMajor<const __nv_bfloat16> KeysOf(const Step& step, int part) const;
+  // Part 0 of a gradient slot: of keys, part 1: of values.
+  kernels::TokenMajor<float> GradientsIn(void* slot, int part) const;
+  absl::Status CountTiles(const Step& step, const kernels::TileSelection& tiles);
+  kernels::index::EstimateArgs EstimateArgsOf(const VerticalSlash& work) const;
+
+  CudaAttentionDevice& device_;
+  const int layer_;
+  CallTensors& tensors_;
+  // The index.
+  torch::Tensor masses_, max_counts_;    // [2, heads], of columns and of diagonals
+  kernels::index::SelectArgs selected_;  // after Select
+  std::vector<torch::Tensor> selected_memory_;
+  torch::Tensor query_sums_;  // block top-k
+  // Forward: [n, heads, d] fp32, read only where lse says it was written.
+  torch::Tensor sums_;
+  // Backward, fp32.
+  torch::Tensor dq_sums_;    // [n, heads, d]
+  torch::Tensor delta_;      // [heads, n]
+  torch::Tensor d_columns_;  // [2, heads, max_columns, d]: of keys, of values
+};
+
+}  // namespace ringleader::attention

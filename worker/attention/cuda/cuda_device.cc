@@ -1,0 +1,115 @@
+#include "worker/attention/cuda/cuda_device.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/cuda_call.h"
+#include "worker/attention/stats/tile_counts.h"
+
+namespace ringleader::attention {
+
+using kernels::ShardLayout;
+using kernels::ops::Stream;
+using torch::Tensor;
+
+namespace {
+
+// Inside a node, between nodes. Sums between nodes go where nothing that an inner ring waits for
+// queues before them.
+constexpr std::array kKvChannels = {comm::Channel::kKvInner, comm::Channel::kKvOuter};
+constexpr std::array kGradientChannels = {comm::Channel::kGradKv, comm::Channel::kKvOuter};
+
+template <typename T>
+DeviceArray<T> UploadArray(const std::vector<T>& values) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+  Tensor pinned =
+      torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
+  std::copy(values.begin(), values.end(), static_cast<T*>(pinned.mutable_data_ptr()));
+  auto copy = std::make_shared<Tensor>(pinned.to(torch::kCUDA, /*non_blocking=*/true));
+  void* const data = copy->mutable_data_ptr();
+  return {.memory = DeviceMemory(std::move(copy), data),
+          .size = static_cast<int64_t>(values.size())};
+}
+
+}  // namespace
+
+absl::Status CudaAttentionDevice::Begin(double AttentionSeconds::*phase) {
+  return stats_.timers().Begin(phase, Stream());
+}
+
+absl::Status CudaAttentionDevice::End() {
+  return stats_.timers().End(Stream());
+}
+
+std::shared_ptr<const DeviceDocuments> CudaAttentionDevice::Upload(
+    std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) {
+  const EstimateQueries estimate =
+      ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
+  return std::make_shared<DeviceDocuments>(
+      DeviceDocuments{.host = documents,
+                      .local_starts = UploadArray(documents->local_starts),
+                      .estimate_positions = UploadArray(estimate.positions),
+                      .estimate_starts = UploadArray(estimate.starts)});
+}
+
+void* CudaAttentionDevice::Reserve(RingMemory& memory, size_t bytes,
+                                   std::span<const comm::Channel> channels) {
+  if (memory.bytes >= bytes) return memory.data.get();
+  memory = {};  // before the larger one is allocated
+  absl::StatusOr<std::shared_ptr<void>> data = communicator_.Allocate(bytes, channels);
+  if (absl::IsResourceExhausted(data.status())) {
+    c10::cuda::CUDACachingAllocator::emptyCache();  // LibTorch may hold what it does not use
+    data = communicator_.Allocate(bytes, channels);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, !absl::IsResourceExhausted(data.status()),
+                   std::string(data.status().message()));
+  kernels::ops::Check(data.status());
+  memory = {*std::move(data), bytes};
+  return memory.data.get();
+}
+
+std::unique_ptr<DeviceSlots> CudaAttentionDevice::KvSlots(const ring::RingSchedule& schedule,
+                                                          size_t bytes_per_slot) {
+  SlotMemory memory{.bytes_per_slot = bytes_per_slot};
+  if (schedule.ranks > 1) {
+    memory.slots = Reserve(kv_memory_, schedule.kv_slots * bytes_per_slot, kKvChannels);
+  }
+  return std::make_unique<DeviceSlots>(&communicator_, kKvChannels[0], kKvChannels[1],
+                                       &stats_.timers(), memory);
+}
+
+std::unique_ptr<DeviceSlots> CudaAttentionDevice::GradientSlots(const ring::RingSchedule& schedule,
+                                                                size_t bytes_per_slot) {
+  const size_t bytes = schedule.grad_slots * bytes_per_slot;
+  SlotMemory memory{.slots = Reserve(gradient_memory_, bytes, kGradientChannels),
+                    .bytes_per_slot = bytes_per_slot};
+  if (options_.bf16_gradients && schedule.ranks > 1 && !Gathers(schedule)) {
+    memory.wire = Reserve(wire_memory_, bytes / 2, kGradientChannels);
+  }
+  return std::make_unique<DeviceSlots>(&communicator_, kGradientChannels[0], kGradientChannels[1],
+                                       &stats_.timers(), memory);
+}
+
+int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ShardLayout& mine,
+                                         const ShardLayout& owner) {
+  if (band_documents_ != index.documents) {
+    band_tiles_.clear();
+    band_documents_ = index.documents;
+  }
+  const auto [known, inserted] =
+      band_tiles_.try_emplace({owner.rank, mine.tokens, index.window}, int64_t{0});
+  if (inserted) {
+    known->second = BandTiles(
+        mine, owner, index.tile, index.window,
+        index.documents == nullptr ? nullptr : index.documents->host->local_starts.data());
+  }
+  return known->second;
+}
+
+}  // namespace ringleader::attention

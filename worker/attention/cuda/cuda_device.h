@@ -1,0 +1,67 @@
+// A Hopper GPU as a device of the ring: kernels/sm90 over a DeviceCommunicator, bf16 with fp32
+// sums. Enqueues on LibTorch's current stream and never waits for the device but in TakeStats. May
+// throw c10::Error.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+
+#include "worker/attention/cuda/device_slots.h"
+#include "worker/attention/runner/attention_device.h"
+#include "worker/attention/stats/device_stats.h"
+#include "worker/comm/device_communicator.h"
+
+namespace ringleader::attention {
+
+class CudaAttentionDevice : public AttentionDevice {
+ public:
+  struct Options {
+    bool bf16_gradients = false;  // AttentionOptions'
+    bool deterministic = false;
+  };
+  // `communicator` spans the ranks that share one sequence and outlives it.
+  CudaAttentionDevice(comm::DeviceCommunicator* communicator, const Options& options)
+      : options_(options), communicator_(*communicator), stats_(communicator->size()) {}
+
+  int rank() const override { return communicator_.rank(); }
+  int ranks() const override { return communicator_.size(); }
+  absl::Status Begin(double AttentionSeconds::*phase) override;
+  absl::Status End() override;
+  LayerStats& StatsOf(int layer) override { return stats_.HostOf(layer); }
+  AttentionStats TakeStats(const ring::RingSchedule& forward) override {
+    return stats_.Take(forward);
+  }
+  std::shared_ptr<const DeviceDocuments> Upload(std::shared_ptr<const SequenceDocuments> documents,
+                                                int estimate_queries) override;
+
+  const Options& options() const { return options_; }
+  comm::DeviceCommunicator& communicator() { return communicator_; }
+  DeviceStats& stats() { return stats_; }
+  // Slots of `schedule`, which serve all calls: their memory is allocated when a call needs more.
+  std::unique_ptr<DeviceSlots> KvSlots(const ring::RingSchedule& schedule, size_t bytes_per_slot);
+  std::unique_ptr<DeviceSlots> GradientSlots(const ring::RingSchedule& schedule,
+                                             size_t bytes_per_slot);
+  // Tiles of a pattern that does not depend on the data: of `mine`'s queries and `owner`'s keys.
+  int64_t BandTilesOf(const LayerIndex& index, const kernels::ShardLayout& mine,
+                      const kernels::ShardLayout& owner);
+
+ private:
+  struct RingMemory {
+    std::shared_ptr<void> data;
+    size_t bytes = 0;
+  };
+  // At least `bytes` of it, for transfers of `channels`.
+  void* Reserve(RingMemory& memory, size_t bytes, std::span<const comm::Channel> channels);
+
+  const Options options_;
+  comm::DeviceCommunicator& communicator_;
+  DeviceStats stats_;
+  RingMemory kv_memory_, gradient_memory_, wire_memory_;
+  // By (owner, tokens, window), of `band_documents_`.
+  std::map<std::tuple<int, int64_t, int64_t>, int64_t> band_tiles_;
+  std::shared_ptr<const DeviceDocuments> band_documents_;
+};
+
+}  // namespace ringleader::attention

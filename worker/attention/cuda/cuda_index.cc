@@ -1,0 +1,216 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/index/between_ranks.h"
+#include "kernels/index/blocks.h"
+#include "kernels/ops/cuda_call.h"
+#include "worker/attention/cuda/cuda_call.h"
+#include "worker/attention/cuda/device_slots.h"
+#include "worker/attention/index/block_topk.h"
+#include "worker/attention/index/vertical_slash.h"
+
+namespace ringleader::attention {
+
+namespace index = kernels::index;
+using comm::Channel;
+using comm::ElementType;
+using kernels::ops::Stream;
+using kernels::ops::View;
+using torch::Tensor;
+
+namespace {
+
+const int64_t* QueryStarts(const VerticalSlash& work) {
+  return work.documents == nullptr ? nullptr : work.documents->estimate_starts.data();
+}
+
+}  // namespace
+
+DeviceMemory CudaCall::Allocate(int64_t bytes) {
+  auto tensor =
+      std::make_shared<Tensor>(torch::empty({bytes}, tensors_.q.options().dtype(torch::kByte)));
+  void* const data = tensor->mutable_data_ptr();
+  return {std::move(tensor), data};
+}
+
+absl::Status CudaCall::Sum(SumType type, void* values, int64_t count) {
+  const ElementType element =
+      type == SumType::kQueries ? ElementType::kBfloat16 : ElementType::kInt64;
+  return AwaitTransfer(
+      device_.communicator().AllReduceSum(Channel::kControl, values, count, element, Stream()),
+      device_.stats().timers(), Stream());
+}
+
+absl::Status CudaCall::Max(float* values, int64_t count) {
+  return AwaitTransfer(device_.communicator().AllReduceMax(Channel::kControl, values, count,
+                                                           ElementType::kFloat32, Stream()),
+                       device_.stats().timers(), Stream());
+}
+
+absl::Status CudaCall::Gather(void* values, int64_t bytes) {
+  const void* const own = static_cast<char*>(values) + device_.communicator().rank() * bytes;
+  return AwaitTransfer(
+      device_.communicator().AllGather(Channel::kControl, own, bytes, values, Stream()),
+      device_.stats().timers(), Stream());
+}
+
+absl::Status CudaCall::PrepareEstimate(const VerticalSlash& work) {
+  masses_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kFloat));
+  max_counts_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kInt));
+  return index::PrepareEstimate(
+      {.q = View(tensors_.q),
+       .layout = work.layout,
+       .count = work.queries,
+       .chosen = work.documents == nullptr ? nullptr : work.documents->estimate_positions.data(),
+       .queries = reinterpret_cast<__nv_bfloat16*>(work.query_rows.data()),
+       .positions = work.query_positions.data(),
+       .column_mass = work.column_mass,
+       .diagonal_mass = work.diagonal_mass,
+       .max_columns = work.max_verticals,
+       .max_diagonals = work.max_slashes,
+       .masses = masses_.mutable_data_ptr<float>(),
+       .max_counts = max_counts_.mutable_data_ptr<int32_t>()},
+      Stream());
+}
+
+index::EstimateArgs CudaCall::EstimateArgsOf(const VerticalSlash& work) const {
+  kernels::TokenMajor<const __nv_bfloat16> queries = View(tensors_.q);
+  if (work.query_rows.data() == nullptr) {
+    queries.data += (queries.tokens - work.queries) * queries.token_stride;
+  } else {
+    queries.data = reinterpret_cast<const __nv_bfloat16*>(work.query_rows.data());
+    queries.token_stride = int64_t{queries.heads} * queries.head_dim;
+    queries.head_stride = queries.head_dim;
+  }
+  queries.tokens = work.queries;
+  return {.q = queries,
+          .query_positions = work.query_positions.data(),
+          .query_starts = QueryStarts(work),
+          .k = View(tensors_.k),
+          .key_layout = work.layout,
+          .tile = work.tile,
+          .scale = work.scale,
+          .row_max = work.row_max.data(),
+          .row_sum = work.row_sum.data(),
+          .column_mass = work.column_mass_of.data(),
+          .diagonal_mass = work.mine()};
+}
+
+absl::Status CudaCall::RowMax(const VerticalSlash& work) {
+  return index::EstimateRowMax(EstimateArgsOf(work), Stream());
+}
+
+absl::Status CudaCall::RowSum(const VerticalSlash& work) {
+  return index::EstimateRowSum(EstimateArgsOf(work), Stream());
+}
+
+absl::Status CudaCall::Mass(const VerticalSlash& work) {
+  return index::EstimateMass(EstimateArgsOf(work), Stream());
+}
+
+absl::Status CudaCall::Candidates(const VerticalSlash& work) {
+  return index::SelectColumnCandidates(
+      {.column_mass = work.column_mass_of.data(),
+       .layout = work.layout,
+       .heads = work.heads,
+       .max_columns = work.parts.max_columns,
+       .sink_tokens = work.sink_tokens,
+       .mass = work.mine() + work.parts.candidate_mass(),
+       .positions = work.mine() + work.parts.candidate_positions()},
+      Stream());
+}
+
+absl::Status CudaCall::MergeParts(const VerticalSlash& work) {
+  const kernels::IndexParts all = work.merged_parts();
+  int32_t* const merged = work.merged.data();
+  return index::MergeIndexParts(work.parts, work.gathered.data(), work.layout.ranks, merged,
+                                merged + all.candidate_mass(), merged + all.candidate_positions(),
+                                Stream());
+}
+
+absl::Status CudaCall::Select(const VerticalSlash& work, const LayerIndex& layer) {
+  const int64_t heads = work.heads, blocks = work.parts.blocks, ranks = work.layout.ranks;
+  const auto ints = tensors_.q.options().dtype(torch::kInt),
+             longs = tensors_.q.options().dtype(torch::kLong);
+  const Tensor diagonal_counts = torch::empty({heads}, ints),
+               residue_offsets = torch::empty({heads, ranks + 1}, ints),
+               residues = torch::empty({heads, blocks}, ints), load = torch::empty({ranks}, longs),
+               head_masses = torch::empty({heads, 3}, longs);
+  const Tensor scratch = kernels::ops::Scratch(
+      static_cast<int64_t>(index::SelectWorkspaceBytes(work.heads, work.layout.tokens)),
+      tensors_.q);
+  selected_memory_ = {diagonal_counts, residue_offsets, residues, load, head_masses, scratch};
+  selected_ = {
+      .candidate_mass = work.merged_candidate_mass(),
+      .candidate_positions = work.merged_candidate_positions(),
+      .diagonal_mass = work.merged_diagonal_mass(),
+      .column_budgets = {.mass = masses_.const_data_ptr<float>(),
+                         .max_count = max_counts_.const_data_ptr<int32_t>()},
+      .diagonal_budgets = {.mass = masses_.const_data_ptr<float>() + heads,
+                           .max_count = max_counts_.const_data_ptr<int32_t>() + heads},
+      .layout = work.layout,
+      .heads = work.heads,
+      .tile = work.tile,
+      .max_columns = work.parts.max_columns,
+      .sink_tokens = work.sink_tokens,
+      .local_blocks = work.local_blocks,
+      .workspace = scratch.mutable_data_ptr(),
+      .column_positions = layer.column_positions.data(),
+      .column_counts = layer.column_counts.data(),
+      .diagonals = layer.diagonals.data(),
+      .diagonal_counts = diagonal_counts.mutable_data_ptr<int32_t>(),
+      .residue_offsets = residue_offsets.mutable_data_ptr<int32_t>(),
+      .residues = residues.mutable_data_ptr<int32_t>(),
+      .load = load.mutable_data_ptr<int64_t>(),
+      .masses = reinterpret_cast<index::IndexMass*>(head_masses.mutable_data_ptr<int64_t>())};
+  return index::Select(selected_, Stream());
+}
+
+absl::Status CudaCall::CountSelection(const VerticalSlash& work, const LayerIndex& layer) {
+  device_.stats().SetEstimated(layer_);
+  const CounterSlots slots = device_.stats().SlotsOf(layer_);
+  const std::vector<Tensor> memory = std::exchange(selected_memory_, {});  // freed in stream order
+  return index::CountSelection({.selected = selected_,
+                                .estimate_queries = work.queries,
+                                .query_positions = work.query_positions.data(),
+                                .query_starts = QueryStarts(work),
+                                .document_starts = layer.document_starts(),
+                                .counters = slots.counters,
+                                .owner_tiles = slots.owner_tiles},
+                               Stream());
+}
+
+absl::Status CudaCall::TileSums(const BlockTopK& work) {
+  query_sums_ = torch::empty({work.local_tiles, work.heads, work.head_dim},
+                             tensors_.q.options().dtype(torch::kFloat));
+  RETURN_IF_ERROR(index::TileSums(View(tensors_.q), work.tile,
+                                  query_sums_.mutable_data_ptr<float>(), Stream()));
+  return index::TileSums(View(tensors_.k), work.tile, work.mine(), Stream());
+}
+
+absl::Status CudaCall::OrderTileSums(const BlockTopK& work) {
+  return index::OrderTileSums(work.gathered.data(), work.layout, work.tile, work.row(),
+                              work.key_sums.data(), Stream());
+}
+
+absl::Status CudaCall::Gate(const BlockTopK& work, const LayerIndex& layer) {
+  const int64_t blocks = (work.layout.tokens + work.block_size - 1) / work.block_size;
+  const Tensor query_sums = std::exchange(query_sums_, {});
+  const Tensor means = torch::empty({work.kv_heads, blocks, work.head_dim}, query_sums.options());
+  return index::SelectBlocksByMean({.query_sums = query_sums.const_data_ptr<float>(),
+                                    .key_sums = work.key_sums.data(),
+                                    .query_layout = work.layout,
+                                    .document_starts = work.document_starts,
+                                    .heads = work.heads,
+                                    .kv_heads = work.kv_heads,
+                                    .head_dim = work.head_dim,
+                                    .tile = work.tile,
+                                    .block_size = work.block_size,
+                                    .topk_blocks = work.topk_blocks,
+                                    .means = means.mutable_data_ptr<float>(),
+                                    .chosen = layer.chosen.data()},
+                                   Stream());
+}
+
+}  // namespace ringleader::attention

@@ -1,0 +1,61 @@
+// Walks a ring schedule, forward and backward, for any device. No LibTorch, no CUDA.
+//
+// A layer's forward: the layout of the call, the index, the steps of the ring, the pass over the
+// selected columns, which were picked up as the keys went by, and the finish. Backward: the
+// columns' gradients first, then the steps, in which gradients of keys and values travel with them
+// and come home.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "patterns/attention_options.h"
+#include "patterns/layer_budgets.h"
+#include "worker/attention/runner/attention_device.h"
+
+namespace ringleader::attention {
+
+// One call at a time, the same calls in the same order on all ranks.
+class RingRunner {
+ public:
+  // INVALID_ARGUMENT, naming the option, where options do not fit each other or the ranks.
+  // `device` outlives the result.
+  static absl::StatusOr<std::unique_ptr<RingRunner>> Create(
+      const patterns::AttentionOptions& options, AttentionDevice* device);
+
+  // The index serves the layer's Backward. FAILED_PRECONDITION between StartBackward and Backward.
+  absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call);
+  // AttentionRecord::StartBackward. FAILED_PRECONDITION if one has been started already.
+  absl::Status StartBackward(AttentionCall& call);
+  absl::Status Backward(const LayerIndex& index, AttentionCall& call);
+
+  // ContextAttention's.
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts);
+  AttentionStats TakeStats();
+
+ private:
+  RingRunner(const patterns::AttentionOptions& options, AttentionDevice* device);
+
+  kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
+  absl::StatusOr<std::shared_ptr<LayerIndex>> ChooseTiles(AttentionCall& call);
+  // A rank's own keys, at no step.
+  Step OwnStep(const LayerIndex& index, const AttentionCall& call) const;
+  // Starts what the schedule starts with the step, then awaits the step's keys.
+  absl::StatusOr<Step> Arrive(const ring::RingSchedule& schedule, size_t number, const Step& own,
+                              RingSlots& kv);
+  absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
+  absl::Status BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
+                             AttentionCall& call);
+
+  const patterns::AttentionOptions options_;
+  AttentionDevice& device_;
+  ring::RingSchedule forward_, backward_;
+  patterns::LayerBudgets budgets_;
+  std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
+  std::unique_ptr<RingSlots> started_;  // keys and values of a backward that was started
+};
+
+}  // namespace ringleader::attention

@@ -1,0 +1,186 @@
+// The order in which the runner asks a device for hops, waits and arithmetic: on GPUs the order in
+// which work is enqueued, and so what hides behind what.
+#include "worker/attention/runner/ring_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace ringleader::attention {
+namespace {
+
+using Log = std::vector<std::string>;
+
+class LoggingSlots : public RingSlots {
+ public:
+  LoggingSlots(std::string name, Log* log) : name_(std::move(name)), log_(*log) {}
+  void* memory(int slot) const override { return const_cast<char*>(&memory_[slot]); }
+  void Gather() {
+    log_.push_back(absl::StrCat("gather ", name_));
+    Track(0, kEverySlot, Wait("all"));
+  }
+
+ protected:
+  absl::StatusOr<Arrival> Send(const ring::RingHop& hop) override {
+    log_.push_back(absl::StrCat(hop.link == ring::RingLink::kOuter ? "outer " : "", "hop ", name_,
+                                " ", hop.send_slot, ">", hop.receive_slot));
+    return Wait(absl::StrCat(hop.receive_slot));
+  }
+  absl::Status ZeroSlot(int slot) override {
+    log_.push_back(absl::StrCat("zero ", slot));
+    return absl::OkStatus();
+  }
+  absl::Status AddSlot(int to, int from) override {
+    log_.push_back(absl::StrCat("add ", to, "+=", from));
+    return absl::OkStatus();
+  }
+
+ private:
+  Arrival Wait(const std::string& slot) {
+    return [this, slot] {
+      log_.push_back(absl::StrCat("wait ", name_, " ", slot));
+      return absl::OkStatus();
+    };
+  }
+  const std::string name_;
+  Log& log_;
+  char memory_[16] = {};
+};
+
+class LoggingDevice : public AttentionDevice {
+ public:
+  LoggingDevice(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
+  absl::Status Begin(double AttentionSeconds::*phase) override {
+    log.emplace_back(phase == &AttentionSeconds::index ? "index[" : "[");
+    return absl::OkStatus();
+  }
+  absl::Status End() override {
+    log.emplace_back("]");
+    return absl::OkStatus();
+  }
+  LayerStats& StatsOf(int /*layer*/) override { return stats_; }
+  AttentionStats TakeStats(const ring::RingSchedule& /*forward*/) override { return {}; }
+  std::shared_ptr<const DeviceDocuments> Upload(
+      std::shared_ptr<const SequenceDocuments> /*documents*/, int /*estimate_queries*/) override {
+    return nullptr;
+  }
+  Log log;
+
+ private:
+  const int rank_, ranks_;
+  LayerStats stats_;
+};
+
+// Of vertical-slash or dense layers, whose index it chooses without asking for arithmetic.
+class LoggingCall : public AttentionCall {
+ public:
+  explicit LoggingCall(LoggingDevice* device) : log_(device->log) {}
+  int layer() const override { return 0; }
+  CallShape shape() const override {
+    return {.tokens = 128, .heads = 1, .kv_heads = 1, .head_dim = 64};
+  }
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule) override {
+    log_.emplace_back("place");
+    auto slots = std::make_unique<LoggingSlots>("kv", &log_);
+    if (Gathers(schedule)) slots->Gather();
+    return slots;
+  }
+  absl::Status StartOutput() override { return Say("output"); }
+  absl::Status GatherColumns(const Step& step) override { return Say("pick up", &step); }
+  absl::Status Attend(const Step& step) override { return Say("attend", &step); }
+  absl::Status AttendColumns(const Step& /*own*/) override { return Say("columns"); }
+  absl::Status FinishOutput() override { return Say("finish"); }
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
+      const ring::RingSchedule& /*schedule*/) override {
+    return std::make_unique<LoggingSlots>("grad", &log_);
+  }
+  absl::Status StartGradients() override { return Say("delta"); }
+  absl::Status ColumnsBackward(const Step& /*own*/) override { return Say("columns"); }
+  absl::Status AttendBackward(const Step& step, void*) override { return Say("attend", &step); }
+  absl::Status ScatterColumns(const Step& step, void*) override { return Say("give back", &step); }
+  absl::Status FinishQueries() override { return Say("round dq"); }
+  absl::Status ReturnGradients(const ring::RingSchedule&, RingSlots&) override {
+    return Say("return");
+  }
+
+  DeviceMemory Allocate(int64_t bytes) override {
+    return std::make_shared<std::vector<char>>(bytes);
+  }
+  int64_t element_bytes() const override { return 2; }
+  absl::Status Sum(SumType, void*, int64_t) override { return Say("sum"); }
+  absl::Status Max(float*, int64_t) override { return Say("max"); }
+  absl::Status Gather(void*, int64_t) override { return Say("gather"); }
+  absl::Status PrepareEstimate(const VerticalSlash&) override { return Say("queries"); }
+  absl::Status RowMax(const VerticalSlash&) override { return Say("row max"); }
+  absl::Status RowSum(const VerticalSlash&) override { return Say("row sum"); }
+  absl::Status Mass(const VerticalSlash&) override { return Say("mass"); }
+  absl::Status Candidates(const VerticalSlash&) override { return Say("candidates"); }
+  absl::Status MergeParts(const VerticalSlash&) override { return Say("merge"); }
+  absl::Status Select(const VerticalSlash&, const LayerIndex&) override { return Say("select"); }
+  absl::Status CountSelection(const VerticalSlash&, const LayerIndex&) override {
+    return Say("count");
+  }
+  absl::Status TileSums(const BlockTopK&) override { return Say("tile sums"); }
+  absl::Status OrderTileSums(const BlockTopK&) override { return Say("order"); }
+  absl::Status Gate(const BlockTopK&, const LayerIndex&) override { return Say("gate"); }
+
+ private:
+  absl::Status Say(const char* what, const Step* step = nullptr) {
+    log_.push_back(step == nullptr ? what
+                                   : absl::StrCat(what, " ", step->slot == nullptr ? "own " : "",
+                                                  step->owner.rank));
+    return absl::OkStatus();
+  }
+  Log& log_;
+};
+
+struct Orders {
+  std::string forward, started, backward;
+};
+
+Orders Run(const ring::RingShape& ring, patterns::Pattern pattern) {
+  LoggingDevice device(/*rank=*/0, ring.inner * ring.outer);
+  LoggingCall call(&device);
+  const auto runner = RingRunner::Create({.pattern = pattern, .tile = 64, .ring = ring}, &device);
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  const auto take = [&] { return absl::StrJoin(std::exchange(device.log, {}), ", "); };
+  Orders orders;
+  const auto index = (*runner)->Forward(call);
+  EXPECT_TRUE(index.ok()) << index.status();
+  orders.forward = take();
+  EXPECT_TRUE((*runner)->StartBackward(call).ok());
+  orders.started = take();
+  EXPECT_TRUE((*runner)->Backward(**index, call).ok());
+  orders.backward = take();
+  return orders;
+}
+
+TEST(RingRunnerTest, AFlatRing) {
+  const Orders orders = Run({ring::RingKind::kFlat, 2, 1}, patterns::Pattern::kVerticalSlash);
+  EXPECT_EQ(orders.forward, "");
+  EXPECT_EQ(orders.started, "");
+  EXPECT_EQ(orders.backward, "");
+}
+
+TEST(RingRunnerTest, AHierarchicalRing) {
+  const Orders orders = Run({ring::RingKind::kHierarchical, 2, 2}, patterns::Pattern::kDense);
+  EXPECT_EQ(orders.forward, "");
+  EXPECT_EQ(orders.started, "");
+  EXPECT_EQ(orders.backward, "");
+}
+
+TEST(RingRunnerTest, AnAllGather) {
+  const Orders orders = Run({ring::RingKind::kAllGather, 2, 1}, patterns::Pattern::kBlockTopK);
+  EXPECT_EQ(orders.forward, "");
+  EXPECT_EQ(orders.started, "");
+  EXPECT_EQ(orders.backward, "");
+}
+
+}  // namespace
+}  // namespace ringleader::attention

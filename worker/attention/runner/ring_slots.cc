@@ -1,0 +1,55 @@
+#include "worker/attention/runner/ring_slots.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace ringleader::attention {
+
+template <typename Predicate>
+absl::Status RingSlots::AwaitIf(Predicate holds) {
+  absl::Status first_error;
+  std::erase_if(in_flight_, [&](InFlight& flight) {
+    if (!holds(flight)) return false;
+    first_error.Update(flight.arrive());
+    return true;
+  });
+  return first_error;
+}
+
+absl::Status RingSlots::AwaitContent(int slot) {
+  return AwaitIf([&](const InFlight& flight) { return flight.Brings(slot); });
+}
+
+absl::Status RingSlots::AwaitIdle(int slot) {
+  return AwaitIf([&](const InFlight& flight) { return flight.Touches(slot); });
+}
+
+absl::Status RingSlots::AwaitAll() {
+  return AwaitIf([](const InFlight&) { return true; });
+}
+
+void RingSlots::Track(int send_slot, int receive_slot, Arrival arrival) {
+  in_flight_.push_back({send_slot, receive_slot, std::move(arrival)});
+}
+
+absl::Status RingSlots::Start(const ring::RingHop& hop) {
+  RETURN_IF_ERROR(AwaitBeforeSend(hop.send_slot));
+  RETURN_IF_ERROR(AwaitIdle(hop.receive_slot));
+  ASSIGN_OR_RETURN(Arrival arrival, Send(hop));
+  Track(hop.send_slot, hop.receive_slot, std::move(arrival));
+  return absl::OkStatus();
+}
+
+absl::Status RingSlots::Zero(int slot) {
+  RETURN_IF_ERROR(AwaitIdle(slot));
+  return ZeroSlot(slot);
+}
+
+absl::Status RingSlots::Add(int to, int from) {
+  RETURN_IF_ERROR(AwaitIdle(to));
+  RETURN_IF_ERROR(AwaitContent(from));
+  return AddSlot(to, from);
+}
+
+}  // namespace ringleader::attention
