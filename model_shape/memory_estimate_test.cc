@@ -30,14 +30,14 @@ ModelConfig Config() {
   return config;
 }
 
-ShardedShape Shape(int64_t tokens) {
+TrainingShape Shape(int64_t tokens) {
   return {.ranks = 4, .tokens = tokens};
 }
 
-TEST(ShardedMemoryTest, CountsWhatARankHolds) {
+TEST(TrainingMemoryTest, CountsWhatARankHolds) {
   const int64_t n = 131072;
-  const ShardedMemory memory =
-      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kFull}, kWhole);
+  const TrainingMemory memory =
+      EstimateMemory(Config(), Shape(n), {.recompute = Recompute::kFull}, kWhole);
   const ParameterLayout layout = MakeParameterLayout(Config());
   EXPECT_EQ(memory.parameters, 2 * layout.PaddedElements(4));
   EXPECT_EQ(memory.optimizer, 16 * layout.ShardElements(4));
@@ -48,21 +48,21 @@ TEST(ShardedMemoryTest, CountsWhatARankHolds) {
 
   const int64_t packed = 36 * n * 2 * (16 + 2 * 2) * 128;
   EXPECT_EQ(
-      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole)
+      EstimateMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole)
           .saved,
       memory.saved + packed);
   const RecomputePlan two_kept{.recompute = Recompute::kAttentionOnly, .kept_layers = 2};
-  EXPECT_EQ(EstimateShardedMemory(Config(), Shape(n), two_kept, kWhole).saved,
+  EXPECT_EQ(EstimateMemory(Config(), Shape(n), two_kept, kWhole).saved,
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
-TEST(ShardedMemoryTest, OneRankNeedsNoBuckets) {
-  ShardedShape shape = Shape(4096);
+TEST(TrainingMemoryTest, OneRankNeedsNoBuckets) {
+  TrainingShape shape = Shape(4096);
   shape.ranks = 1;
-  EXPECT_EQ(EstimateShardedMemory(Config(), shape, {}, kWhole).buckets, 0);
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).buckets, 0);
 }
 
-TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
+TEST(TrainingMemoryTest, KeepsAsMuchAsIsComfortable) {
   const auto limit = static_cast<int64_t>(kComfortableShare * 136 * kGiB);
   int64_t kept_before = 36;
   for (const int64_t tokens : {16384, 65536, 131072, 262144}) {
@@ -75,7 +75,7 @@ TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
       RecomputePlan more = plan->recompute;
       ++more.kept_layers;
       EXPECT_TRUE(more.kept_layers > 36 ||
-                  EstimateShardedMemory(Config(), Shape(tokens), more, kWhole).total() > limit);
+                  EstimateMemory(Config(), Shape(tokens), more, kWhole).total() > limit);
     }
     EXPECT_LE(plan->recompute.kept_layers, kept_before);
     kept_before = plan->recompute.kept_layers;
@@ -83,7 +83,7 @@ TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
   EXPECT_EQ(kept_before, 0);
 }
 
-TEST(ShardedMemoryTest, FollowsTheJobsWish) {
+TEST(TrainingMemoryTest, FollowsTheJobsWish) {
   const auto plan =
       PlanTraining(Config(), Shape(16384), {.recompute = Recompute::kFull}, {.device = 132 * kGiB});
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -91,23 +91,23 @@ TEST(ShardedMemoryTest, FollowsTheJobsWish) {
   EXPECT_EQ(plan->recompute.kept_layers, 0);
 }
 
-TEST(ShardedMemoryTest, ShardsParametersWhereNothingElseFits) {
+TEST(TrainingMemoryTest, ShardsParametersWhereNothingElseFits) {
   ModelConfig config = Config();
   config.hidden_size = 5120;
   config.intermediate_size = 27648;
   config.layers = 64;
   config.heads = 40;
   config.kv_heads = 8;  // 32 billion parameters
-  ShardedShape shape = Shape(4096);
+  TrainingShape shape = Shape(4096);
   shape.ranks = 8;
   const auto plan = PlanTraining(config, shape, {}, {.device = 100 * kGiB, .host = 100 * kGiB});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->sharding, ParameterSharding::kShard);
   EXPECT_LT(plan->memory.parameters,
-            EstimateShardedMemory(config, shape, plan->recompute, kWhole).parameters / 4);
+            EstimateMemory(config, shape, plan->recompute, kWhole).parameters / 4);
 }
 
-TEST(ShardedMemoryTest, RefusesWithTheArithmetic) {
+TEST(TrainingMemoryTest, RefusesWithTheArithmetic) {
   const auto plan = PlanTraining(Config(), Shape(131072), {.recompute = Recompute::kNone},
                                  {.device = 132 * kGiB});
   ASSERT_FALSE(plan.ok());
@@ -119,19 +119,19 @@ TEST(ShardedMemoryTest, RefusesWithTheArithmetic) {
 }
 
 // One rank of four on a node, with what 132 GiB hold no policy of.
-ShardedShape LongShape() {
-  ShardedShape shape = Shape(524288);
+TrainingShape LongShape() {
+  TrainingShape shape = Shape(524288);
   shape.ranks_per_node = 4;
   return shape;
 }
 
-TEST(ShardedMemoryTest, CountsWhatWaitsOnTheHost) {
+TEST(TrainingMemoryTest, CountsWhatWaitsOnTheHost) {
   const int64_t n = 131072, layer = n * (2 * (2048 + 2048) + 4 * 16);
-  const ShardedMemory device = EstimateShardedMemory(Config(), Shape(n), {}, kWhole);
+  const TrainingMemory device = EstimateMemory(Config(), Shape(n), {}, kWhole);
   EXPECT_EQ(device.host_total(), 0);
-  ShardedShape shape = Shape(n);
+  TrainingShape shape = Shape(n);
   shape.ranks_per_node = 2;
-  const ShardedMemory memory = EstimateShardedMemory(Config(), shape, {.host_layers = 33}, kWhole);
+  const TrainingMemory memory = EstimateMemory(Config(), shape, {.host_layers = 33}, kWhole);
   EXPECT_EQ(memory.saved, 3 * layer);
   EXPECT_EQ(memory.host_saved, 33 * layer);
   EXPECT_EQ(memory.total(), device.total() - 33 * layer);
@@ -139,7 +139,7 @@ TEST(ShardedMemoryTest, CountsWhatWaitsOnTheHost) {
   EXPECT_EQ(memory.host_copies, 12 * layout.ShardElements(4) + 4 * layout.elements / 2);
 }
 
-TEST(ShardedMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
+TEST(TrainingMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
   const MemoryLimits limits{.device = 120 * kGiB, .host = 400 * kGiB};
   const auto fits = PlanTraining(Config(), Shape(262144), {}, limits);
   ASSERT_TRUE(fits.ok()) << fits.status();
@@ -157,12 +157,12 @@ TEST(ShardedMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
   EXPECT_LE(plan->memory.total(), comfortable);
   RecomputePlan less = plan->recompute;
   --less.host_layers;
-  EXPECT_GT(EstimateShardedMemory(Config(), LongShape(), less, kWhole).total(), comfortable);
+  EXPECT_GT(EstimateMemory(Config(), LongShape(), less, kWhole).total(), comfortable);
 
   EXPECT_FALSE(PlanTraining(Config(), LongShape(), {.offload = Offload::kNone}, limits).ok());
 }
 
-TEST(ShardedMemoryTest, FillsTheDeviceWhereTheHostIsSmall) {
+TEST(TrainingMemoryTest, FillsTheDeviceWhereTheHostIsSmall) {
   const MemoryLimits wide{.device = 120 * kGiB, .host = 400 * kGiB};
   const auto plan = PlanTraining(Config(), LongShape(), {}, wide);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -174,7 +174,7 @@ TEST(ShardedMemoryTest, FillsTheDeviceWhereTheHostIsSmall) {
   EXPECT_LE(fuller->memory.total(), narrow.device);
 }
 
-TEST(ShardedMemoryTest, KeepsAllButAFewLayersOnTheHostWhereAsked) {
+TEST(TrainingMemoryTest, KeepsAllButAFewLayersOnTheHostWhereAsked) {
   const MemoryLimits limits{.device = 120 * kGiB, .host = 400 * kGiB};
   for (const auto recompute : {Recompute::kFull, Recompute::kAttentionOnly}) {
     const auto plan = PlanTraining(Config(), Shape(16384),
@@ -195,7 +195,7 @@ TEST(ShardedMemoryTest, KeepsAllButAFewLayersOnTheHostWhereAsked) {
       HasSubstr("one layer has nothing to keep in host memory"));
 }
 
-TEST(ShardedMemoryTest, RefusesWhatTheHostDoesNotHold) {
+TEST(TrainingMemoryTest, RefusesWhatTheHostDoesNotHold) {
   const auto plan =
       PlanTraining(Config(), LongShape(), {}, {.device = 120 * kGiB, .host = 20 * kGiB});
   ASSERT_FALSE(plan.ok());
@@ -207,7 +207,7 @@ TEST(ShardedMemoryTest, RefusesWhatTheHostDoesNotHold) {
                     HasSubstr("120.0 GiB are there")));
 }
 
-TEST(ShardedMemoryTest, Describes) {
+TEST(TrainingMemoryTest, Describes) {
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kFull}), "full");
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 5}),
             "attention_only, 5 of 36 layers kept whole");

@@ -52,8 +52,8 @@ struct ModelConfig {
 // so attention itself is never computed twice; docs/memory.md has the bytes.
 enum class Recompute {
   kNone,           // keep every matrix product's result
-  kAttentionOnly,  // keep a layer's input, q, k, v and attention output; recompute the rest (GPU)
-  kFull,  // GPU: keep a layer's input and attention output. CPU: q, k and v too (autograd's)
+  kAttentionOnly,  // keep a layer's input, q, k, v and attention output; recompute the rest
+  kFull,           // keep a layer's input and attention output
 };
 
 // Parses the text of a config.json. INVALID_ARGUMENT names `source` and the key that is missing, of

@@ -12,7 +12,7 @@
 #include "kernels/ops/cuda_call.h"
 #include "worker/comm/testing/local_device_communicator.h"
 #include "worker/comm/testing/run_ranks.h"
-#include "worker/model/decoder/sharded_decoder.h"
+#include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/need_gpu.h"
 #include "worker/optim/shard_copier.h"
@@ -222,7 +222,7 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
                                ShardOf(layout_, ranks, comm.rank(), start), sharding);
       ASSERT_TRUE(adamw.ok()) << adamw.status();
       const model::PlainTokenOps ops;
-      model::ShardedDecoder decoder(Config(), ops, **adamw, {});
+      model::Decoder decoder(Config(), ops, **adamw, {});
       model::DenseContextAttention attention;
       for (int step = 0; step < kSteps; ++step) {
         (*adamw)->ZeroGradients();
