@@ -8,13 +8,13 @@ namespace ringleader::planner {
 
 // Qwen2.5-3B's shape.
 inline ModelShape ThreeBillion() {
-  return {.layers = 36,
-          .hidden = 2048,
-          .intermediate = 11008,
+  return {.vocab_size = 151936,
+          .hidden_size = 2048,
+          .intermediate_size = 11008,
+          .layers = 36,
           .heads = 16,
           .kv_heads = 2,
           .head_dim = 128,
-          .vocabulary = 151936,
           .tied_embeddings = true};
 }
 

@@ -1,6 +1,5 @@
-// The element-wise and row-wise steps of a decoder layer on the GPU: the steps outside autograd
-// have the signatures of worker/model/decoder/elementwise.h, so that the model picks an engine by
-// device alone; below them the same as differentiable operators. bf16 CUDA tensors, last dimension
+// The element-wise and row-wise steps of a decoder layer on the GPU, outside autograd; below them the
+// same as differentiable operators. bf16 CUDA tensors, last dimension
 // dense.
 #pragma once
 
@@ -52,7 +51,7 @@ std::tuple<torch::Tensor, torch::Tensor> Rope(const torch::Tensor& q, const torc
                                               const torch::Tensor& positions,
                                               const torch::Tensor& inv_freq, double scale);
 
-// The summed cross entropy of softmax(hidden head^T), as worker/model/decoder/loss.h: an fp64
+// The summed cross entropy of softmax(hidden head^T): an fp64
 // scalar whose gradient is computed in the same pass, a chunk of logits at a time. hidden: [n,
 // hidden_size], head: [vocab, hidden_size], labels: [n] int64. Backward may only scale it.
 torch::Tensor LinearCrossEntropySum(const torch::Tensor& hidden, const torch::Tensor& head,

@@ -20,6 +20,7 @@
 #include "worker/model/decoder/layer_passes.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/flat_store.h"
+#include "worker/optim/cuda_shard_device.h"
 #include "worker/optim/sharded_adamw.h"
 
 namespace ringleader::model {
@@ -250,7 +251,9 @@ class ModelBench {
   void Optimizer() {
     const ParameterLayout layout = MakeParameterLayout(Config(6));
     const std::vector<float> start(layout.ShardElements(1), 0.02f);
-    auto adamw = optim::ShardedAdamW::Create({}, layout, nullptr, torch::kBFloat16, start);
+    const auto device = optim::CudaShardDevice::Create(nullptr);
+    kernels::ops::Check(device.status());
+    auto adamw = optim::ShardedAdamW::Create({}, layout, **device, torch::kBFloat16, start);
     kernels::ops::Check(adamw.status());
     const Tensor loss = torch::ones({}, torch::dtype(torch::kFloat).device(torch::kCUDA));
     Add(absl::StrFormat("optimizer of %d elements", layout.elements), 0,
