@@ -207,6 +207,81 @@ TEST(TrainingMemoryTest, RefusesWhatTheHostDoesNotHold) {
                     HasSubstr("120.0 GiB are there")));
 }
 
+// A CPU rank, which has no second memory: whole parameters and gradients, and the copies for
+// checkpoints and the export, lie beside the rest.
+class CpuMemoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto config = LoadModelConfig("tests/golden/qwen2/config.json");
+    ASSERT_TRUE(config.ok()) << config.status();
+    config_ = *std::move(config);
+  }
+  static TrainingShape Shape(int ranks, int64_t tokens) {
+    return {.ranks = ranks, .tokens = tokens, .element_bytes = 4, .device_is_host = true};
+  }
+  TrainingMemory Estimate(int ranks, int64_t tokens, Recompute recompute) const {
+    return EstimateMemory(config_, Shape(ranks, tokens), {.recompute = recompute}, kWhole);
+  }
+  ModelConfig config_;
+};
+
+TEST_F(CpuMemoryTest, OptimizerIsSharedAndActivationsFollowTheTokens) {
+  const TrainingMemory one = Estimate(1, 1 << 20, Recompute::kNone);
+  const TrainingMemory four = Estimate(4, 1 << 18, Recompute::kNone);
+  const ParameterLayout layout = MakeParameterLayout(config_);
+  // A rank alone adds gradients up where the optimizer reads them.
+  EXPECT_EQ(one.parameters, 4 * layout.elements);
+  EXPECT_EQ(one.optimizer, 16 * layout.elements);
+  EXPECT_EQ(one.buckets, 0);
+  EXPECT_EQ(one.copies, 12 * layout.elements + 4 * layout.elements);
+  EXPECT_EQ(one.host_total(), 0);
+  EXPECT_NEAR(static_cast<double>(one.optimizer) / four.optimizer, 4.0, 0.1);
+  EXPECT_NEAR(static_cast<double>(one.saved + one.working) / (four.saved + four.working), 4.0, 0.1);
+  EXPECT_GE(four.parameters, one.parameters);
+  // The whole gradient, and as much that comes from other ranks.
+  EXPECT_EQ(four.buckets, 2 * 4 * layout.PaddedElements(4));
+  EXPECT_GT(four.total(), four.parameters + four.optimizer + four.buckets + four.saved);
+  // Sharded parameters go with blocks of the gradient, as on GPUs.
+  const TrainingMemory sharded =
+      EstimateMemory(config_, Shape(4, 1 << 18), {}, ParameterSharding::kShard);
+  TrainingShape gpu = Shape(4, 1 << 18);
+  gpu.device_is_host = false;
+  EXPECT_EQ(sharded.buckets, EstimateMemory(config_, gpu, {}, ParameterSharding::kShard).buckets);
+}
+
+TEST_F(CpuMemoryTest, RecomputingTakesLess) {
+  const int64_t none = Estimate(1, 1 << 20, Recompute::kNone).total();
+  const int64_t attention_only = Estimate(1, 1 << 20, Recompute::kAttentionOnly).total();
+  EXPECT_LT(Estimate(1, 1 << 20, Recompute::kFull).total(), attention_only);
+  EXPECT_LT(attention_only, none);
+}
+
+TEST_F(CpuMemoryTest, TooLargeAModelIsAnErrorWithNumbers) {
+  const int64_t needed = Estimate(4, 1 << 22, Recompute::kNone).total();
+  const MemoryWishes wishes{.recompute = Recompute::kNone};
+  EXPECT_TRUE(PlanTraining(config_, Shape(4, 1 << 22), wishes, {.device = needed}).ok());
+  const absl::Status status =
+      PlanTraining(config_, Shape(4, 1 << 22), {}, {.device = int64_t{1} << 30}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("does not fit"), HasSubstr("1.0 GiB are there"),
+                    HasSubstr("trainers"), HasSubstr("checkpoint and export"),
+                    testing::Not(HasSubstr("offload")), testing::Not(HasSubstr("host memory"))));
+}
+
+TEST_F(CpuMemoryTest, ShardsParametersButMovesNothing) {
+  ModelConfig config = Config();
+  const TrainingShape shape = Shape(8, 4096);
+  const int64_t whole = EstimateMemory(config, shape, {}, kWhole).total();
+  for (const Offload offload : {Offload::kNone, Offload::kAuto, Offload::kHost}) {
+    const auto plan = PlanTraining(config, shape, {.offload = offload},
+                                   {.device = whole - 1, .host = 1000 * kGiB});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->sharding, ParameterSharding::kShard);
+    EXPECT_EQ(plan->recompute.host_layers, 0);
+  }
+}
+
 TEST(TrainingMemoryTest, Describes) {
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kFull}), "full");
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 5}),
@@ -214,6 +289,11 @@ TEST(TrainingMemoryTest, Describes) {
   EXPECT_EQ(
       DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 36}),
       "none");
+  EXPECT_EQ(DescribeKept(Config(), {.recompute = Recompute::kFull}),
+            "layer input, attention output, log-sum-exp: of all layers");
+  EXPECT_EQ(DescribeKept(Config(), {.recompute = Recompute::kFull, .host_layers = 33}),
+            "layer input, attention output, log-sum-exp: of 3 layers on the device, of 33 in host "
+            "memory");
 }
 
 }  // namespace
