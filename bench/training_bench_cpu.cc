@@ -15,14 +15,18 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "worker/attention/runner/ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
+#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
-#include "worker/optim/adamw.h"
+#include "worker/optim/cpu_shard_device.h"
+#include "worker/optim/sharded_adamw.h"
 
 namespace ringleader::bench {
 namespace {
@@ -59,11 +63,15 @@ class Trainer {
  public:
   Trainer(const model::ModelConfig& config, const Options& options, patterns::Pattern pattern,
           comm::Communicator& communicator)
-      : decoder_(config, 1, model::Recompute::kNone) {
-    model::InitializeParameters(config, decoder_.layout(), 1, 0, decoder_.layout().elements,
-                                decoder_.parameters());
-    optimizer_.emplace(optim::AdamWOptions{}, decoder_.layout(), communicator,
-                       decoder_.parameters());
+      : token_ops_(options.threads), device_(communicator, options.threads) {
+    const model::ParameterLayout layout = model::MakeParameterLayout(config);
+    std::vector<float> start(layout.ShardElements(1));
+    model::InitializeParameters(config, layout, 1, 0, layout.elements, start.data());
+    auto optimizer = optim::ShardedAdamW::Create({}, layout, device_, torch::kFloat, start);
+    Check(optimizer.status());
+    optimizer_ = *std::move(optimizer);
+    decoder_.emplace(config, token_ops_, *optimizer_,
+                     model::DecoderOptions{.recompute = {.recompute = model::Recompute::kNone}});
     auto attention = attention::RingAttention::Create(
         {.pattern = pattern,
          .select = options.mass > 0.0 ? patterns::Select::kTopP : patterns::Select::kTopK,
@@ -81,14 +89,15 @@ class Trainer {
   double Step(const torch::Tensor& sequence) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t n = sequence.size(0) - 1;
-    decoder_.ZeroGradients();
-    const torch::Tensor hidden =
-        decoder_.Forward(sequence.slice(0, 0, n), torch::arange(n), n, *attention_);
-    const model::TokenLoss loss = decoder_.Loss(hidden, sequence.slice(0, 1));
-    const torch::Tensor mean = loss.sum / static_cast<double>(loss.tokens);
-    mean.backward();
-    Check(optimizer_->Step(1e-3, decoder_.gradients(), decoder_.parameters()).status());
-    loss_ = mean.item<double>();
+    optimizer_->ZeroGradients();
+    const torch::Tensor loss = decoder_->ForwardBackward({.tokens = sequence.slice(0, 0, n),
+                                                          .positions = torch::arange(n),
+                                                          .labels = sequence.slice(0, 1),
+                                                          .sequence_length = n},
+                                                         *attention_);
+    const auto step = optimizer_->Step(1e-3, loss, n);
+    Check(step.status());
+    loss_ = step->loss;
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
@@ -96,8 +105,10 @@ class Trainer {
   double loss() const { return loss_; }
 
  private:
-  model::Decoder decoder_;
-  std::optional<optim::AdamW> optimizer_;
+  const model::CpuTokenOps token_ops_;
+  optim::CpuShardDevice device_;
+  std::unique_ptr<optim::ShardedAdamW> optimizer_;
+  std::optional<model::Decoder> decoder_;
   std::unique_ptr<attention::RingAttention> attention_;
   double loss_ = 0.0;
 };

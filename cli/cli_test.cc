@@ -35,8 +35,8 @@ class CliTest : public ::testing::Test {
         clock_(absl::FromUnixSeconds(1'000'000)) {
     std::filesystem::create_directories(folder_ / "tokens");
     Write("tokens/manifest.json", "{}");
-    Write("config.json", R"({"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 688,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320})");
+    Write("config.json", R"({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256,
+        "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320})");
     Write("job.yaml", R"(
 name: tiny
 model: {config: config.json}

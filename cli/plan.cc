@@ -1,8 +1,6 @@
 #include <CLI/CLI.hpp>
-#include <fstream>
 #include <memory>
 #include <ostream>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -29,19 +27,6 @@ struct Flags {
 
 // What a GPU of the kind that the kernels are for has, less what the driver takes.
 constexpr double kGpuGiB = 139;
-
-absl::StatusOr<planner::ModelShape> ReadModel(const v1::ModelSpec& model) {
-  const std::string path =
-      model.init() == "random" ? model.config() : absl::StrCat(model.init(), "/config.json");
-  std::ifstream file(path);
-  std::stringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return absl::NotFoundError(absl::StrCat("model: cannot read ", path));
-  }
-  const auto shape = planner::ParseModelShape(text.str());
-  if (shape.ok()) return *shape;
-  return absl::InvalidArgumentError(absl::StrCat(path, ": ", shape.status().message()));
-}
 
 // The job as it would run with `trainers` of them: the context stays where it divides them, and the
 // groups multiply. Returns what was changed, for people; empty if nothing.
@@ -75,7 +60,10 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   std::string note;
   if (is_scaled) note = Scale(int64_t{flags.nodes} * flags.gpus, &spec);
   RETURN_IF_ERROR(jobspec::Validate(spec));
-  ASSIGN_OR_RETURN(const planner::ModelShape model, ReadModel(spec.model()));
+  const std::string& init = spec.model().init();
+  ASSIGN_OR_RETURN(const model::ModelConfig model,
+                   model::LoadModelConfig(init == "random" ? spec.model().config()
+                                                           : absl::StrCat(init, "/config.json")));
 
   const int trainers = static_cast<int>(spec.resources().trainers());
   const int per_node = is_scaled ? flags.gpus : (trainers + flags.nodes - 1) / flags.nodes;

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "base/files.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/planner.h"
 
@@ -47,11 +46,9 @@ planner::ClusterShape ShapeOf(const v1::JobSpec& spec, const std::vector<v1::Pla
 
 planner::ModelShape ModelOf(const v1::JobSpec& spec) {
   const v1::ModelSpec& model = spec.model();
-  const bool from_folder = model.config().empty();
-  const absl::StatusOr<std::string> text =
-      ReadFile(from_folder ? model.init() + "/config.json" : model.config());
-  if (!text.ok()) return {};
-  return planner::ParseModelShape(*text).value_or(planner::ModelShape());
+  return model::LoadModelConfig(model.config().empty() ? model.init() + "/config.json"
+                                                       : model.config())
+      .value_or(planner::ModelShape());
 }
 
 class PlannerSource : public lifecycle::PlanSource {

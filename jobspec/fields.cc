@@ -159,10 +159,10 @@ constexpr Field kFields[] = {
      "Compute threads of one CPU trainer; 0: the node's cores divided by its trainers."},
     {"resources.max_nodes", Need::kDefault, "0", {0, 65536}, When::kAlways,
      "At most this many nodes; 0: any number."},
-    {"resources.recompute", Need::kDefault, "auto", {}, When::kCuda,
+    {"resources.recompute", Need::kDefault, "auto", {}, When::kAlways,
      "What backward computes again instead of keeping it: nothing (`none`), all of a layer but q, "
      "k, v and attention's output (`attention_only`), or all but attention's output (`full`). "
-     "`auto`: the least that fits the GPU."},
+     "`auto`: the least that fits the GPU, or the CPU trainer's share of its node's memory."},
     {"resources.offload", Need::kDefault, "auto", {}, When::kCuda,
      "Whether what layers keep for backward waits in the host's memory meanwhile, copied behind other "
      "layers' work: never (`none`), all but three layers' at a time (`host`), or, with `auto`, as much "

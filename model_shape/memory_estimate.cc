@@ -40,7 +40,7 @@ struct Widths {
 };
 
 // The most that is alive besides what is kept, following layer_passes.cc.
-int64_t WorkingBytes(const ModelConfig& config, const ShardedShape& shape) {
+int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
   const Widths w(config);
   const int64_t n = shape.tokens, element = shape.element_bytes;
   const int64_t chunk = std::min(shape.mlp_chunk_tokens, n);
@@ -81,7 +81,7 @@ std::vector<RecomputePlan> DevicePlans(const ModelConfig& config, const MemoryWi
 // Searches, and remembers what came nearest for the error.
 class Planner {
  public:
-  Planner(const ModelConfig& config, const ShardedShape& shape, const MemoryWishes& wishes,
+  Planner(const ModelConfig& config, const TrainingShape& shape, const MemoryWishes& wishes,
           const MemoryLimits& limits)
       : config_(config),
         shape_(shape),
@@ -120,31 +120,33 @@ class Planner {
     return std::nullopt;
   }
 
+  bool MayUseHost() const { return !shape_.device_is_host; }
+
   absl::Status Refusal() const {
-    std::string text = "the job does not fit a GPU: ";
+    std::string text = "the job does not fit: ";
     if (device_.has_value()) {
-      absl::StrAppendFormat(&text, "with recompute %s and %d tokens a rank it needs %s, and %s",
-                            DescribeRecompute(config_, device_->recompute), shape_.tokens,
-                            DescribeMemory(device_->memory), There(limits_.device));
+      absl::StrAppendFormat(
+          &text, "a trainer needs %s with recompute %s and %d tokens a rank, and %s",
+          DescribeMemory(device_->memory), DescribeRecompute(config_, device_->recompute),
+          shape_.tokens, There(limits_.device));
     }
-    if (wishes_.offload != Offload::kNone && !host_.has_value()) {
+    if (MayUseHost() && wishes_.offload != Offload::kNone && !host_.has_value()) {
       absl::StrAppend(&text, device_.has_value() ? "; " : "",
                       "a model of one layer has nothing to keep in host memory");
     } else if (host_.has_value()) {
       absl::StrAppendFormat(&text,
-                            "%swith %s and %d tokens a rank it needs %s, and %s, and as its share "
-                            "of the host's memory (%d trainers a node) %.1f GiB",
-                            device_.has_value() ? "; " : "",
+                            "%sa trainer needs %s with %s and %d tokens a rank, and %s, and as its "
+                            "share of the host's memory (%d trainers a node) %.1f GiB",
+                            device_.has_value() ? "; " : "", DescribeMemory(host_->memory),
                             DescribeKept(config_, host_->recompute), shape_.tokens,
-                            DescribeMemory(host_->memory), There(limits_.device),
-                            shape_.ranks_per_node, GiB(limits_.host));
+                            There(limits_.device), shape_.ranks_per_node, GiB(limits_.host));
     }
     absl::StrAppend(&text,
                     "; use more resources.trainers, a smaller data.sequence_length or model");
     if (wishes_.recompute.value_or(Recompute::kFull) != Recompute::kFull) {
       absl::StrAppend(&text, ", or resources.recompute: auto");
     }
-    if (wishes_.offload != Offload::kAuto) absl::StrAppend(&text, ", or resources.offload: auto");
+    if (MayUseHost() && wishes_.offload != Offload::kAuto) absl::StrAppend(&text, ", or resources.offload: auto");
     return absl::FailedPreconditionError(text);
   }
 
@@ -155,11 +157,11 @@ class Planner {
   TrainingPlan Make(const RecomputePlan& plan, ParameterSharding sharding) const {
     return {.recompute = plan,
             .sharding = sharding,
-            .memory = EstimateShardedMemory(config_, shape_, plan, sharding)};
+            .memory = EstimateMemory(config_, shape_, plan, sharding)};
   }
 
   const ModelConfig& config_;
-  const ShardedShape& shape_;
+  const TrainingShape& shape_;
   const MemoryWishes& wishes_;
   const MemoryLimits& limits_;
   const int64_t comfortable_;
@@ -177,39 +179,43 @@ int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Reco
   return bytes;
 }
 
-ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShape& shape,
+TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& shape,
                                     const RecomputePlan& plan, ParameterSharding sharding) {
   const ParameterLayout layout = MakeParameterLayout(config);
   const std::vector<ParameterBlock>& blocks = layout.blocks;
   // What is not there once a rank: embedding, two layers, final block.
   const int64_t in_use = blocks.front().elements + 2 * blocks[1].elements + blocks.back().elements;
-  ShardedMemory memory;
+  TrainingMemory memory;
   memory.parameters = shape.element_bytes * (sharding == ParameterSharding::kWhole
                                                  ? layout.PaddedElements(shape.ranks)
                                                  : layout.ShardElements(shape.ranks) + in_use);
   memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
-  if (shape.ranks > 1) memory.buckets = in_use * kFloat;
+  if (shape.ranks > 1) {
+    // The whole gradient, and what arrives of it from other ranks.
+    const bool whole_gradient = shape.device_is_host && sharding == ParameterSharding::kWhole;
+    memory.buckets = kFloat * (whole_gradient ? 2 * layout.PaddedElements(shape.ranks) : in_use);
+  }
   const int64_t kept = std::min(plan.kept_layers, config.layers);
   const int64_t away = std::min(plan.host_layers, config.layers - kept);
   const int64_t whole = KeptBytesPerToken(config, shape.element_bytes, Recompute::kNone);
   const int64_t layer = KeptBytesPerToken(config, shape.element_bytes, plan.recompute);
   memory.saved = shape.tokens * (kept * whole + (config.layers - kept - away) * layer);
   memory.host_saved = shape.tokens * away * layer;
-  if (away > 0) {
-    memory.host_copies = 3 * layout.ShardElements(shape.ranks) * kFloat +
+  const int64_t copies = 3 * layout.ShardElements(shape.ranks) * kFloat +
                          layout.elements * kFloat / shape.ranks_per_node;
-  }
+  if (shape.device_is_host) memory.copies = copies;
+  if (away > 0) memory.host_copies = copies;
   memory.working = WorkingBytes(config, shape);
   return memory;
 }
 
-absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const ShardedShape& shape,
+absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const TrainingShape& shape,
                                           const MemoryWishes& wishes, const MemoryLimits& limits) {
   Planner planner(config, shape, wishes, limits);
-  if (wishes.offload != Offload::kHost) {
+  if (wishes.offload != Offload::kHost || !planner.MayUseHost()) {
     if (const auto plan = planner.OnDevice(); plan.has_value()) return *plan;
   }
-  if (wishes.offload != Offload::kNone) {
+  if (wishes.offload != Offload::kNone && planner.MayUseHost()) {
     if (const auto plan = planner.WithHost(); plan.has_value()) return *plan;
   }
   return planner.Refusal();
@@ -226,18 +232,19 @@ std::string DescribeKept(const ModelConfig& config, const RecomputePlan& plan) {
   std::string text = "layer input, attention output, log-sum-exp";
   if (plan.recompute != Recompute::kFull) text += ", q, k, v";
   if (plan.recompute == Recompute::kNone) text += ", the stream after attention, gate and up";
-  absl::StrAppendFormat(&text, ": of %d layers on the GPU", config.layers - plan.host_layers);
-  if (plan.host_layers > 0)
-    absl::StrAppendFormat(&text, ", of %d in host memory", plan.host_layers);
+  if (plan.host_layers == 0) return absl::StrCat(text, ": of all layers");
+  absl::StrAppendFormat(&text, ": of %d layers on the device, of %d in host memory",
+                        config.layers - plan.host_layers, plan.host_layers);
   return text;
 }
 
-std::string DescribeMemory(const ShardedMemory& memory) {
+std::string DescribeMemory(const TrainingMemory& memory) {
   std::string text = absl::StrFormat(
       "%.1f GiB (parameters %.1f, optimizer %.1f, gradient buckets %.1f, kept for backward %.1f, a "
-      "layer in work %.1f)",
+      "layer in work %.1f%s)",
       GiB(memory.total()), GiB(memory.parameters), GiB(memory.optimizer), GiB(memory.buckets),
-      GiB(memory.saved), GiB(memory.working));
+      GiB(memory.saved), GiB(memory.working),
+      memory.copies > 0 ? absl::StrFormat(", checkpoint and export %.1f", GiB(memory.copies)) : "");
   if (memory.host_saved > 0) {
     absl::StrAppendFormat(&text,
                           " and %.1f GiB of host memory (kept for backward %.1f, checkpoint and "

@@ -1,6 +1,6 @@
-// How much memory a rank of ShardedDecoder and ShardedAdamW takes on its GPU and on the host, and
-// which recompute policy that leaves room for; before anything is allocated. docs/memory.md has the
-// terms.
+// How much memory a rank of Decoder and ShardedAdamW takes on its device and on the host, and which
+// recompute policy that leaves room for; before anything is allocated. For trainers, the planner and
+// `ringctl plan` alike. docs/memory.md has the terms.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,16 @@
 
 namespace ringleader::model {
 
-struct ShardedShape {
+struct TrainingShape {
   int ranks = 1;              // that share the model
   int64_t tokens = 0;         // of a sequence, on this rank
   int64_t element_bytes = 2;  // of parameters and activations
   int64_t mlp_chunk_tokens = 32768;
   int64_t loss_chunk_tokens = 8192;
   int ranks_per_node = 1;  // that share a host's memory
+  // A CPU rank: there is no second memory, so nothing is moved there, and copies for checkpoints
+  // and the export lie on the device too. Where its parameters are whole, its gradient is.
+  bool device_is_host = false;
 };
 
 // Where parameters are held: whole on every rank (ZeRO stage 2), or only this rank's shard, with
@@ -39,26 +42,27 @@ struct RecomputePlan {
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute);
 
 // Bytes of one rank.
-struct ShardedMemory {
+struct TrainingMemory {
   int64_t parameters = 0;  // in the working type, what is gathered included
   int64_t optimizer = 0;   // this rank's shard: master weights, two moments, the reduced gradient
-  int64_t buckets = 0;     // gradients on their way to their owners
+  int64_t buckets = 0;     // gradients on their way to their owners, which one rank alone needs not
   int64_t saved = 0;       // what forward keeps for backward, on the device
   int64_t working = 0;  // the largest of a layer in backward, attention in work, a chunk of logits
-  int64_t total() const { return parameters + optimizer + buckets + saved + working; }
+  int64_t copies = 0;   // a checkpoint's copy of the shard, a part of the export: device_is_host
+  int64_t total() const { return parameters + optimizer + buckets + saved + working + copies; }
   // In host memory, counted only where something is kept there.
   int64_t host_saved = 0;   // pinned: what host_layers keep
   int64_t host_copies = 0;  // a checkpoint's copy of the shard; a rank's part of the export
   int64_t host_total() const { return host_saved + host_copies; }
 };
 
-ShardedMemory EstimateShardedMemory(const ModelConfig& config, const ShardedShape& shape,
+TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& shape,
                                     const RecomputePlan& plan, ParameterSharding sharding);
 
 struct TrainingPlan {
   RecomputePlan recompute;
   ParameterSharding sharding = ParameterSharding::kWhole;
-  ShardedMemory memory;
+  TrainingMemory memory;
 };
 
 // Whether what layers keep for backward may wait in host memory: never, where nothing else fits, or
@@ -81,18 +85,18 @@ struct MemoryLimits {
 // kept only in the first kComfortableShare of the device's memory: estimates are not exact, and
 // products are not worth a failure. FAILED_PRECONDITION, with the arithmetic and what to change,
 // where none fits. What NCCL, the attention index and the driver take is not part of it: leave them
-// their share.
+// their share. Where device_is_host, limits.host and the wish for offload say nothing.
 inline constexpr double kComfortableShare = 0.87;
 // Layers on the device with Offload::kHost: one in work, one on its way, one ahead of need.
 inline constexpr int64_t kStagedLayers = 3;
-absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const ShardedShape& shape,
+absl::StatusOr<TrainingPlan> PlanTraining(const ModelConfig& config, const TrainingShape& shape,
                                           const MemoryWishes& wishes, const MemoryLimits& limits);
 
 // "attention_only, 5 of 36 layers kept whole"
 std::string DescribeRecompute(const ModelConfig& config, const RecomputePlan& plan);
-// "layer input, attention output, log-sum-exp: of 3 layers on the GPU, of 33 in host memory"
+// "layer input, attention output, log-sum-exp: of 3 layers on the device, of 33 in host memory"
 std::string DescribeKept(const ModelConfig& config, const RecomputePlan& plan);
 // "81.2 GiB (parameters 5.7, optimizer 11.5, …)"
-std::string DescribeMemory(const ShardedMemory& memory);
+std::string DescribeMemory(const TrainingMemory& memory);
 
 }  // namespace ringleader::model

@@ -30,14 +30,14 @@ ModelConfig Config() {
   return config;
 }
 
-ShardedShape Shape(int64_t tokens) {
+TrainingShape Shape(int64_t tokens) {
   return {.ranks = 4, .tokens = tokens};
 }
 
-TEST(ShardedMemoryTest, CountsWhatARankHolds) {
+TEST(TrainingMemoryTest, CountsWhatARankHolds) {
   const int64_t n = 131072;
-  const ShardedMemory memory =
-      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kFull}, kWhole);
+  const TrainingMemory memory =
+      EstimateMemory(Config(), Shape(n), {.recompute = Recompute::kFull}, kWhole);
   const ParameterLayout layout = MakeParameterLayout(Config());
   EXPECT_EQ(memory.parameters, 2 * layout.PaddedElements(4));
   EXPECT_EQ(memory.optimizer, 16 * layout.ShardElements(4));
@@ -48,21 +48,21 @@ TEST(ShardedMemoryTest, CountsWhatARankHolds) {
 
   const int64_t packed = 36 * n * 2 * (16 + 2 * 2) * 128;
   EXPECT_EQ(
-      EstimateShardedMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole)
+      EstimateMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole)
           .saved,
       memory.saved + packed);
   const RecomputePlan two_kept{.recompute = Recompute::kAttentionOnly, .kept_layers = 2};
-  EXPECT_EQ(EstimateShardedMemory(Config(), Shape(n), two_kept, kWhole).saved,
+  EXPECT_EQ(EstimateMemory(Config(), Shape(n), two_kept, kWhole).saved,
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
-TEST(ShardedMemoryTest, OneRankNeedsNoBuckets) {
-  ShardedShape shape = Shape(4096);
+TEST(TrainingMemoryTest, OneRankNeedsNoBuckets) {
+  TrainingShape shape = Shape(4096);
   shape.ranks = 1;
-  EXPECT_EQ(EstimateShardedMemory(Config(), shape, {}, kWhole).buckets, 0);
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).buckets, 0);
 }
 
-TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
+TEST(TrainingMemoryTest, KeepsAsMuchAsIsComfortable) {
   const auto limit = static_cast<int64_t>(kComfortableShare * 136 * kGiB);
   int64_t kept_before = 36;
   for (const int64_t tokens : {16384, 65536, 131072, 262144}) {
@@ -75,7 +75,7 @@ TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
       RecomputePlan more = plan->recompute;
       ++more.kept_layers;
       EXPECT_TRUE(more.kept_layers > 36 ||
-                  EstimateShardedMemory(Config(), Shape(tokens), more, kWhole).total() > limit);
+                  EstimateMemory(Config(), Shape(tokens), more, kWhole).total() > limit);
     }
     EXPECT_LE(plan->recompute.kept_layers, kept_before);
     kept_before = plan->recompute.kept_layers;
@@ -83,7 +83,7 @@ TEST(ShardedMemoryTest, KeepsAsMuchAsIsComfortable) {
   EXPECT_EQ(kept_before, 0);
 }
 
-TEST(ShardedMemoryTest, FollowsTheJobsWish) {
+TEST(TrainingMemoryTest, FollowsTheJobsWish) {
   const auto plan =
       PlanTraining(Config(), Shape(16384), {.recompute = Recompute::kFull}, {.device = 132 * kGiB});
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -91,23 +91,23 @@ TEST(ShardedMemoryTest, FollowsTheJobsWish) {
   EXPECT_EQ(plan->recompute.kept_layers, 0);
 }
 
-TEST(ShardedMemoryTest, ShardsParametersWhereNothingElseFits) {
+TEST(TrainingMemoryTest, ShardsParametersWhereNothingElseFits) {
   ModelConfig config = Config();
   config.hidden_size = 5120;
   config.intermediate_size = 27648;
   config.layers = 64;
   config.heads = 40;
   config.kv_heads = 8;  // 32 billion parameters
-  ShardedShape shape = Shape(4096);
+  TrainingShape shape = Shape(4096);
   shape.ranks = 8;
   const auto plan = PlanTraining(config, shape, {}, {.device = 100 * kGiB, .host = 100 * kGiB});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->sharding, ParameterSharding::kShard);
   EXPECT_LT(plan->memory.parameters,
-            EstimateShardedMemory(config, shape, plan->recompute, kWhole).parameters / 4);
+            EstimateMemory(config, shape, plan->recompute, kWhole).parameters / 4);
 }
 
-TEST(ShardedMemoryTest, RefusesWithTheArithmetic) {
+TEST(TrainingMemoryTest, RefusesWithTheArithmetic) {
   const auto plan = PlanTraining(Config(), Shape(131072), {.recompute = Recompute::kNone},
                                  {.device = 132 * kGiB});
   ASSERT_FALSE(plan.ok());
@@ -119,19 +119,19 @@ TEST(ShardedMemoryTest, RefusesWithTheArithmetic) {
 }
 
 // One rank of four on a node, with what 132 GiB hold no policy of.
-ShardedShape LongShape() {
-  ShardedShape shape = Shape(524288);
+TrainingShape LongShape() {
+  TrainingShape shape = Shape(524288);
   shape.ranks_per_node = 4;
   return shape;
 }
 
-TEST(ShardedMemoryTest, CountsWhatWaitsOnTheHost) {
+TEST(TrainingMemoryTest, CountsWhatWaitsOnTheHost) {
   const int64_t n = 131072, layer = n * (2 * (2048 + 2048) + 4 * 16);
-  const ShardedMemory device = EstimateShardedMemory(Config(), Shape(n), {}, kWhole);
+  const TrainingMemory device = EstimateMemory(Config(), Shape(n), {}, kWhole);
   EXPECT_EQ(device.host_total(), 0);
-  ShardedShape shape = Shape(n);
+  TrainingShape shape = Shape(n);
   shape.ranks_per_node = 2;
-  const ShardedMemory memory = EstimateShardedMemory(Config(), shape, {.host_layers = 33}, kWhole);
+  const TrainingMemory memory = EstimateMemory(Config(), shape, {.host_layers = 33}, kWhole);
   EXPECT_EQ(memory.saved, 3 * layer);
   EXPECT_EQ(memory.host_saved, 33 * layer);
   EXPECT_EQ(memory.total(), device.total() - 33 * layer);
@@ -139,7 +139,7 @@ TEST(ShardedMemoryTest, CountsWhatWaitsOnTheHost) {
   EXPECT_EQ(memory.host_copies, 12 * layout.ShardElements(4) + 4 * layout.elements / 2);
 }
 
-TEST(ShardedMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
+TEST(TrainingMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
   const MemoryLimits limits{.device = 120 * kGiB, .host = 400 * kGiB};
   const auto fits = PlanTraining(Config(), Shape(262144), {}, limits);
   ASSERT_TRUE(fits.ok()) << fits.status();
@@ -157,12 +157,12 @@ TEST(ShardedMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
   EXPECT_LE(plan->memory.total(), comfortable);
   RecomputePlan less = plan->recompute;
   --less.host_layers;
-  EXPECT_GT(EstimateShardedMemory(Config(), LongShape(), less, kWhole).total(), comfortable);
+  EXPECT_GT(EstimateMemory(Config(), LongShape(), less, kWhole).total(), comfortable);
 
   EXPECT_FALSE(PlanTraining(Config(), LongShape(), {.offload = Offload::kNone}, limits).ok());
 }
 
-TEST(ShardedMemoryTest, FillsTheDeviceWhereTheHostIsSmall) {
+TEST(TrainingMemoryTest, FillsTheDeviceWhereTheHostIsSmall) {
   const MemoryLimits wide{.device = 120 * kGiB, .host = 400 * kGiB};
   const auto plan = PlanTraining(Config(), LongShape(), {}, wide);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -174,7 +174,7 @@ TEST(ShardedMemoryTest, FillsTheDeviceWhereTheHostIsSmall) {
   EXPECT_LE(fuller->memory.total(), narrow.device);
 }
 
-TEST(ShardedMemoryTest, KeepsAllButAFewLayersOnTheHostWhereAsked) {
+TEST(TrainingMemoryTest, KeepsAllButAFewLayersOnTheHostWhereAsked) {
   const MemoryLimits limits{.device = 120 * kGiB, .host = 400 * kGiB};
   for (const auto recompute : {Recompute::kFull, Recompute::kAttentionOnly}) {
     const auto plan = PlanTraining(Config(), Shape(16384),
@@ -195,7 +195,7 @@ TEST(ShardedMemoryTest, KeepsAllButAFewLayersOnTheHostWhereAsked) {
       HasSubstr("one layer has nothing to keep in host memory"));
 }
 
-TEST(ShardedMemoryTest, RefusesWhatTheHostDoesNotHold) {
+TEST(TrainingMemoryTest, RefusesWhatTheHostDoesNotHold) {
   const auto plan =
       PlanTraining(Config(), LongShape(), {}, {.device = 120 * kGiB, .host = 20 * kGiB});
   ASSERT_FALSE(plan.ok());
@@ -207,13 +207,93 @@ TEST(ShardedMemoryTest, RefusesWhatTheHostDoesNotHold) {
                     HasSubstr("120.0 GiB are there")));
 }
 
-TEST(ShardedMemoryTest, Describes) {
+// A CPU rank, which has no second memory: whole parameters and gradients, and the copies for
+// checkpoints and the export, lie beside the rest.
+class CpuMemoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto config = LoadModelConfig("tests/golden/qwen2/config.json");
+    ASSERT_TRUE(config.ok()) << config.status();
+    config_ = *std::move(config);
+  }
+  static TrainingShape Shape(int ranks, int64_t tokens) {
+    return {.ranks = ranks, .tokens = tokens, .element_bytes = 4, .device_is_host = true};
+  }
+  TrainingMemory Estimate(int ranks, int64_t tokens, Recompute recompute) const {
+    return EstimateMemory(config_, Shape(ranks, tokens), {.recompute = recompute}, kWhole);
+  }
+  ModelConfig config_;
+};
+
+TEST_F(CpuMemoryTest, OptimizerIsSharedAndActivationsFollowTheTokens) {
+  const TrainingMemory one = Estimate(1, 1 << 20, Recompute::kNone);
+  const TrainingMemory four = Estimate(4, 1 << 18, Recompute::kNone);
+  const ParameterLayout layout = MakeParameterLayout(config_);
+  // A rank alone adds gradients up where the optimizer reads them.
+  EXPECT_EQ(one.parameters, 4 * layout.elements);
+  EXPECT_EQ(one.optimizer, 16 * layout.elements);
+  EXPECT_EQ(one.buckets, 0);
+  EXPECT_EQ(one.copies, 12 * layout.elements + 4 * layout.elements);
+  EXPECT_EQ(one.host_total(), 0);
+  EXPECT_NEAR(static_cast<double>(one.optimizer) / four.optimizer, 4.0, 0.1);
+  EXPECT_NEAR(static_cast<double>(one.saved + one.working) / (four.saved + four.working), 4.0, 0.1);
+  EXPECT_GE(four.parameters, one.parameters);
+  // The whole gradient, and as much that comes from other ranks.
+  EXPECT_EQ(four.buckets, 2 * 4 * layout.PaddedElements(4));
+  EXPECT_GT(four.total(), four.parameters + four.optimizer + four.buckets + four.saved);
+  // Sharded parameters go with blocks of the gradient, as on GPUs.
+  const TrainingMemory sharded =
+      EstimateMemory(config_, Shape(4, 1 << 18), {}, ParameterSharding::kShard);
+  TrainingShape gpu = Shape(4, 1 << 18);
+  gpu.device_is_host = false;
+  EXPECT_EQ(sharded.buckets, EstimateMemory(config_, gpu, {}, ParameterSharding::kShard).buckets);
+}
+
+TEST_F(CpuMemoryTest, RecomputingTakesLess) {
+  const int64_t none = Estimate(1, 1 << 20, Recompute::kNone).total();
+  const int64_t attention_only = Estimate(1, 1 << 20, Recompute::kAttentionOnly).total();
+  EXPECT_LT(Estimate(1, 1 << 20, Recompute::kFull).total(), attention_only);
+  EXPECT_LT(attention_only, none);
+}
+
+TEST_F(CpuMemoryTest, TooLargeAModelIsAnErrorWithNumbers) {
+  const int64_t needed = Estimate(4, 1 << 22, Recompute::kNone).total();
+  const MemoryWishes wishes{.recompute = Recompute::kNone};
+  EXPECT_TRUE(PlanTraining(config_, Shape(4, 1 << 22), wishes, {.device = needed}).ok());
+  const absl::Status status =
+      PlanTraining(config_, Shape(4, 1 << 22), {}, {.device = int64_t{1} << 30}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("does not fit"), HasSubstr("1.0 GiB are there"),
+                    HasSubstr("trainers"), HasSubstr("checkpoint and export"),
+                    testing::Not(HasSubstr("offload")), testing::Not(HasSubstr("host memory"))));
+}
+
+TEST_F(CpuMemoryTest, ShardsParametersButMovesNothing) {
+  ModelConfig config = Config();
+  const TrainingShape shape = Shape(8, 4096);
+  const int64_t whole = EstimateMemory(config, shape, {}, kWhole).total();
+  for (const Offload offload : {Offload::kNone, Offload::kAuto, Offload::kHost}) {
+    const auto plan = PlanTraining(config, shape, {.offload = offload},
+                                   {.device = whole - 1, .host = 1000 * kGiB});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->sharding, ParameterSharding::kShard);
+    EXPECT_EQ(plan->recompute.host_layers, 0);
+  }
+}
+
+TEST(TrainingMemoryTest, Describes) {
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kFull}), "full");
   EXPECT_EQ(DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 5}),
             "attention_only, 5 of 36 layers kept whole");
   EXPECT_EQ(
       DescribeRecompute(Config(), {.recompute = Recompute::kAttentionOnly, .kept_layers = 36}),
       "none");
+  EXPECT_EQ(DescribeKept(Config(), {.recompute = Recompute::kFull}),
+            "layer input, attention output, log-sum-exp: of all layers");
+  EXPECT_EQ(DescribeKept(Config(), {.recompute = Recompute::kFull, .host_layers = 33}),
+            "layer input, attention output, log-sum-exp: of 3 layers on the device, of 33 in host "
+            "memory");
 }
 
 }  // namespace

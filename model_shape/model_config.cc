@@ -199,6 +199,19 @@ void RejectUnsupported(const Json& root, Reader& in) {
 
 }  // namespace
 
+int64_t ModelConfig::weights_per_token() const {
+  const int64_t attention = hidden_size * head_dim * (2 * heads + 2 * kv_heads);
+  return layers * (attention + mlp_weights()) + vocab_size * hidden_size;
+}
+
+int64_t ModelConfig::parameters() const {
+  const int64_t norms = (2 * layers + 1) * hidden_size;
+  const int64_t biases = layers * ((qkv_bias ? (heads + 2 * kv_heads) * head_dim : 0) +
+                                   (attention_output_bias ? hidden_size : 0) +
+                                   (mlp_bias ? 2 * intermediate_size + hidden_size : 0));
+  return weights_per_token() + norms + biases + (tied_embeddings ? 0 : vocab_size * hidden_size);
+}
+
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& source) {
   const Json root = Json::parse(json, nullptr, /*allow_exceptions=*/false);
   // Nothing below may throw on a value of the wrong type: Reader looks before it takes.

@@ -43,6 +43,14 @@ struct ModelConfig {
   bool attention_output_bias = false;
   bool mlp_bias = false;
   RopeConfig rope;
+
+  // All zero: not known.
+  bool known() const { return layers > 0; }
+  int64_t parameters() const;
+  int64_t mlp_weights() const { return 3 * hidden_size * intermediate_size; }  // of a layer
+  // Elements of the matrices that every token is multiplied with: all but the embedding table.
+  int64_t weights_per_token() const;
+
   // The file this came from, so that an export keeps what only the inference side reads (token ids
   // and the like).
   std::string source_json;
@@ -52,8 +60,8 @@ struct ModelConfig {
 // so attention itself is never computed twice; docs/memory.md has the bytes.
 enum class Recompute {
   kNone,           // keep every matrix product's result
-  kAttentionOnly,  // keep a layer's input, q, k, v and attention output; recompute the rest (GPU)
-  kFull,  // GPU: keep a layer's input and attention output. CPU: q, k and v too (autograd's)
+  kAttentionOnly,  // keep a layer's input, q, k, v and attention output; recompute the rest
+  kFull,           // keep a layer's input and attention output
 };
 
 // Parses the text of a config.json. INVALID_ARGUMENT names `source` and the key that is missing, of

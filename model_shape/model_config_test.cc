@@ -56,6 +56,41 @@ TEST(ModelConfigTest, ReadsShapeAndDefaults) {
   EXPECT_TRUE(other->attention_output_bias);
 }
 
+TEST(ModelConfigTest, CountsParametersAsTheLayoutDoes) {
+  EXPECT_FALSE(ModelConfig().known());
+  for (const char* type : {"qwen2", "llama"}) {
+    for (const bool flag : {false, true}) {
+      Json json = Qwen2();
+      json["model_type"] = type;
+      json["attention_bias"] = json["mlp_bias"] = json["tie_word_embeddings"] = flag;
+      const auto config = Parse(json);
+      ASSERT_TRUE(config.ok()) << config.status();
+      EXPECT_TRUE(config->known());
+      EXPECT_EQ(config->parameters(), MakeParameterLayout(*config).ParameterCount());
+    }
+  }
+}
+
+// Qwen2.5-3B.
+TEST(ModelConfigTest, ReadsAConfigOfThreeBillion) {
+  const auto shape = ParseModelConfig(R"({"model_type": "qwen2", "num_hidden_layers": 36,
+      "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
+      "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": true})",
+                                      "config.json");
+  ASSERT_TRUE(shape.ok()) << shape.status();
+  EXPECT_EQ(shape->head_dim, 128);
+  EXPECT_NEAR(shape->parameters(), 3.09e9, 0.01e9);
+  Json json = Qwen2();
+  json.erase("num_hidden_layers");
+  EXPECT_THAT(std::string(Parse(json).status().message()),
+              HasSubstr("\"num_hidden_layers\" is missing"));
+  json["num_hidden_layers"] = -4;
+  EXPECT_THAT(std::string(Parse(json).status().message()),
+              AllOf(HasSubstr("num_hidden_layers"), HasSubstr("-4")));
+  EXPECT_THAT(std::string(ParseModelConfig("[1", "config.json").status().message()),
+              HasSubstr("not a JSON object"));
+}
+
 TEST(ModelConfigTest, ReadsBothSpellingsOfRopeScaling) {
   Json old = Qwen2();
   old["rope_theta"] = 5000.0;

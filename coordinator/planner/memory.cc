@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "model_shape/memory_estimate.h"
 
 namespace ringleader::planner {
 namespace {
@@ -13,21 +14,15 @@ double LocalTokens(const v1::JobSpec& spec) {
   return static_cast<double>(spec.data().sequence_length()) / spec.parallelism().context();
 }
 
-// Elements of a token that a layer keeps at the least.
-double KeptWidth(const v1::JobSpec& spec, const ModelShape& model,
-                 v1::ResourcesSpec::Engine engine) {
-  const auto hidden = static_cast<double>(model.hidden);
-  const auto attended = static_cast<double>(model.heads * model.head_dim);
-  const auto packed = attended + static_cast<double>(2 * model.kv_heads * model.head_dim);
-  // The CPU engine keeps q, k and v whatever it recomputes.
-  if (engine != v1::ResourcesSpec::CUDA) return hidden + attended + packed;
+// What the job asks for, or else the policy that keeps least.
+model::Recompute LeastKept(const v1::JobSpec& spec) {
   switch (spec.resources().recompute()) {
     case v1::ResourcesSpec::NONE:
-      return hidden + attended + packed + hidden + 2 * static_cast<double>(model.intermediate);
+      return model::Recompute::kNone;
     case v1::ResourcesSpec::ATTENTION_ONLY:
-      return hidden + attended + packed;
+      return model::Recompute::kAttentionOnly;
     default:
-      return hidden + attended;
+      return model::Recompute::kFull;
   }
 }
 
@@ -35,28 +30,36 @@ double KeptWidth(const v1::JobSpec& spec, const ModelShape& model,
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const ModelShape& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {
-  const double element = cluster.engine == v1::ResourcesSpec::CUDA ? 2 : 4;
-  const auto parameters = static_cast<double>(model.parameters());
-  const double trainers = spec.resources().trainers();
-  const double tokens = LocalTokens(spec);
-  const auto kv_width = static_cast<double>(2 * model.kv_heads * model.head_dim);
-  MemoryEstimate estimate;
-  estimate.weights = element * parameters;
-  // Gradients are summed in shards; at least the shard stays.
-  estimate.gradients = 4 * parameters / trainers;
-  estimate.optimizer = 12 * parameters / trainers;
-  const double layer =
-      element * KeptWidth(spec, model, cluster.engine) + 4.0 * static_cast<double>(model.heads);
-  const auto layers = static_cast<double>(model.layers);
+  const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
+  const int trainers = static_cast<int>(spec.resources().trainers());
+  const model::TrainingShape shape = {.ranks = trainers,
+                                      .tokens = static_cast<int64_t>(LocalTokens(spec)),
+                                      .element_bytes = cuda ? 2 : 4,
+                                      .device_is_host = !cuda};
   // The last layer's is used at once: it stays.
-  const bool moves = cluster.engine == v1::ResourcesSpec::CUDA &&
-                     spec.resources().offload() != v1::ResourcesSpec::OFFLOAD_NONE;
-  const double stay = moves ? std::min(1.0, layers) : layers;
-  estimate.activations = tokens * stay * layer;
-  estimate.movable = tokens * (layers - stay) * layer;
+  const bool moves = cuda && spec.resources().offload() != v1::ResourcesSpec::OFFLOAD_NONE;
+  const model::RecomputePlan plan = {.recompute = LeastKept(spec),
+                                     .host_layers = moves ? model.layers - 1 : 0};
   const double copies = ring == v1::ParallelismSpec::ALL_GATHER ? spec.parallelism().context() : 2;
-  estimate.keys_and_values = tokens * copies * kv_width * element;
-  return estimate;
+  const auto lower_bound = [&](model::ParameterSharding sharding) {
+    const model::TrainingMemory memory = model::EstimateMemory(model, shape, plan, sharding);
+    MemoryEstimate estimate;
+    estimate.weights = static_cast<double>(memory.parameters);
+    // Gradients are summed in shards; at least the shard stays.
+    estimate.gradients = static_cast<double>(memory.optimizer) / 4;
+    estimate.optimizer = static_cast<double>(memory.optimizer) * 3 / 4;
+    estimate.activations = static_cast<double>(memory.saved);
+    estimate.movable = static_cast<double>(memory.host_saved);
+    estimate.keys_and_values = static_cast<double>(shape.tokens * shape.element_bytes * 2 *
+                                                   model.kv_heads * model.head_dim) *
+                               copies;
+    return estimate;
+  };
+  const MemoryEstimate whole = lower_bound(model::ParameterSharding::kWhole);
+  const auto available = static_cast<double>(cluster.memory_bytes_per_trainer);
+  if (trainers == 1 || available <= 0 || whole.total() <= available) return whole;
+  const MemoryEstimate sharded = lower_bound(model::ParameterSharding::kShard);
+  return sharded.total() < whole.total() ? sharded : whole;
 }
 
 double HostBytes(const MemoryEstimate& estimate, const v1::JobSpec& spec,

@@ -28,18 +28,6 @@ ClusterShape Gpus(int nodes, int per_node) {
   return TypicalCluster(v1::ResourcesSpec::CUDA, nodes, per_node);
 }
 
-TEST(ShapesTest, ReadsAConfig) {
-  const auto shape = ParseModelShape(R"({"num_hidden_layers": 36, "hidden_size": 2048,
-      "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 2,
-      "vocab_size": 151936, "tie_word_embeddings": true})");
-  ASSERT_TRUE(shape.ok()) << shape.status();
-  EXPECT_EQ(shape->head_dim, 128);
-  EXPECT_NEAR(shape->parameters(), 3.09e9, 0.01e9);
-  EXPECT_THAT(ParseModelShape("{}").status().message(), HasSubstr("num_hidden_layers is missing"));
-  EXPECT_THAT(ParseModelShape("[1").status().message(), HasSubstr("no JSON object"));
-  EXPECT_FALSE(ParseModelShape(R"({"num_hidden_layers": -4})").ok());
-}
-
 TEST(MakePlanTest, StripesForVerticalSlash) {
   const auto plan = Plan(LongJob(4, 524288), Gpus(1, 4));
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -257,7 +245,7 @@ TEST(MakePlanTest, SequencesOfUnequalLengthAreAssignedInThePlan) {
 TEST(PredictTest, TheFirstHopOfBackwardTravelsBehindTheMlp) {
   const auto exposed = [](int64_t intermediate) {
     ModelShape model = ThreeBillion();
-    model.intermediate = intermediate;
+    model.intermediate_size = intermediate;
     ClusterShape cluster = Gpus(2, 1);
     cluster.inter_node.bytes_per_second = 2e9;
     const auto plan = Plan(LongJob(2, 131072), cluster, model);

@@ -2,36 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <string_view>
 
-#include "absl/status/statusor.h"
+#include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::planner {
 
-// A decoder's shape. All zero: not known (its config.json is out of the coordinator's reach); plans
-// then carry no prediction, and nothing that depends on the model is checked.
-struct ModelShape {
-  int64_t layers = 0;
-  int64_t hidden = 0;
-  int64_t intermediate = 0;
-  int64_t heads = 0;
-  int64_t kv_heads = 0;
-  int64_t head_dim = 0;
-  int64_t vocabulary = 0;
-  bool tied_embeddings = false;
-
-  bool known() const { return layers > 0; }
-  int64_t parameters() const;
-  int64_t mlp_weights() const { return 3 * hidden * intermediate; }  // of a layer
-  // Weights that every token is multiplied with: the parameters without the embedding table.
-  int64_t weights_per_token() const;
-};
-
-// From the text of a Hugging Face config.json. INVALID_ARGUMENT names the key that is missing or
-// out of range.
-absl::StatusOr<ModelShape> ParseModelShape(std::string_view config_json);
+// A decoder's shape, as its config.json has it. Not known where that is out of the coordinator's
+// reach: plans then carry no prediction, and nothing that depends on the model is checked.
+using ModelShape = model::ModelConfig;
 
 struct Link {
   double bytes_per_second = 0;

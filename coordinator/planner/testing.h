@@ -8,14 +8,16 @@ namespace ringleader::planner {
 
 // Qwen2.5-3B's shape.
 inline ModelShape ThreeBillion() {
-  return {.layers = 36,
-          .hidden = 2048,
-          .intermediate = 11008,
-          .heads = 16,
-          .kv_heads = 2,
-          .head_dim = 128,
-          .vocabulary = 151936,
-          .tied_embeddings = true};
+  ModelShape model;
+  model.vocab_size = 151936;
+  model.hidden_size = 2048;
+  model.intermediate_size = 11008;
+  model.layers = 36;
+  model.heads = 16;
+  model.kv_heads = 2;
+  model.head_dim = 128;
+  model.tied_embeddings = true;
+  return model;
 }
 
 // vertical_slash with `context` trainers over `tokens`, defaults filled in.

@@ -1,16 +1,12 @@
-// AdamW (Loshchilov and Hutter 2019) with fp32 master weights, sharded over all ranks: every rank
-// owns a range of the flat parameter buffer and keeps master weights and moments for that range
-// only (ZeRO stage 2, Rajbhandari et al. 2020).
+// AdamW (Loshchilov and Hutter 2019): its options, a rank's state, and the passes over it on the CPU.
+// Without LibTorch. sharded_adamw.h has the optimizer.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "model_shape/parameter_layout.h"
-#include "worker/comm/communicator.h"
 
 namespace ringleader::optim {
 
@@ -34,47 +30,22 @@ struct OptimizerShard {
 // calls or drops it soon: training stops where it would change what is not yet copied.
 using ShardSource = absl::AnyInvocable<absl::StatusOr<OptimizerShard>() &&>;
 
-struct OptimizerStep {
-  double gradient_norm = 0.0;  // global, before clipping
-  bool skipped = false;        // the norm was NaN or infinite: nothing changed
-};
-
-// Not thread-safe. All ranks of `comm` make the same calls.
-class AdamW {
- public:
-  // `parameters` [layout.PaddedElements(comm.size())] is the start of the master weights. `comm`
-  // must outlive this.
-  AdamW(const AdamWOptions& options, const model::ParameterLayout& layout, comm::Communicator& comm,
-        const float* parameters);
-
-  // gradients: [padded], this rank's contribution (micro-batches added up, scaled so that the sum
-  // over ranks is the gradient). Updates this rank's shard and gathers all shards into parameters
-  // [padded]. The result is bit for bit the same in every run with this number of ranks, and the
-  // same on all of them. Gradients are left as they are.
-  absl::StatusOr<OptimizerStep> Step(double learning_rate, const float* gradients,
-                                     float* parameters);
-
-  // For checkpoints. updates(): steps taken, without skipped ones (bias correction).
-  const OptimizerShard& shard() const { return shard_; }
-  int64_t updates() const { return updates_; }
-
-  // Takes a checkpoint's state for this rank's range, and gathers it into parameters [padded].
-  // INVALID_ARGUMENT unless the shard is this rank's range.
-  absl::Status Restore(OptimizerShard shard, int64_t updates, float* parameters);
+// One update of `count` elements that are all decayed, or none is. Bias correction is folded into
+// rate and root, and clipping and the mean over tokens into the gradient's scale:
+//   g = gradient scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+//   master = master kept - rate m / (sqrt(v) root + epsilon)
+struct AdamWPass {
+  // weight_decay: 0 where these elements are not decayed. step: from 1.
+  AdamWPass(const AdamWOptions& options, double learning_rate, double weight_decay, int64_t step,
+            double scale);
+  // On the calling thread; elements do not depend on each other.
+  void Run(float* master, float* m, float* v, const float* gradient, int64_t count) const;
 
  private:
-  absl::Status GatherParameters(float* parameters);
-
-  AdamWOptions options_;
-  comm::Communicator& comm_;
-  OptimizerShard shard_;
-  std::vector<float> gradient_;  // [shard]
-  // Ranges of the shard that are decayed, relative to its begin.
-  struct Range {
-    int64_t begin, end;
-  };
-  std::vector<Range> decayed_;
-  int64_t updates_ = 0;
+  float beta1_, beta2_, epsilon_, rate_, root_, kept_, scale_;
 };
+
+// In fp64, in a fixed order: a float sum over a large shard would lose the small gradients.
+double SumOfSquares(const float* values, int64_t count);
 
 }  // namespace ringleader::optim

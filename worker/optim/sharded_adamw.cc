@@ -1,27 +1,18 @@
 #include "worker/optim/sharded_adamw.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
+#include <cmath>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "kernels/fused/adamw_update.h"
-#include "kernels/fused/cuda_status.h"
-#include "kernels/ops/cuda_call.h"
 #include "worker/optim/decay_ranges.h"
-#include "worker/optim/shard_copier.h"
 
 namespace ringleader::optim {
 namespace {
 
-using comm::Channel;
-using comm::ElementType;
-using kernels::fused::AdamwArgs;
-using kernels::ops::Stream;
 using torch::Tensor;
 
 // Copies of master weights pass through device memory a piece at a time.
@@ -32,23 +23,27 @@ struct Bucket {
   Tensor buffer;  // fp32
   int block = -1;
   bool open = false;
-  std::vector<comm::DeviceTransfer> reductions;
+  std::vector<ShardTransferPtr> reductions;
 };
 
 // A block's parameters, gathered from their owners.
 struct GatheredBlock {
   Tensor buffer;  // the model's type
   int block = -1;
-  std::vector<comm::DeviceTransfer> broadcasts;
+  std::vector<ShardTransferPtr> broadcasts;
 };
 
-// Makes the current stream wait for `transfers`.
-absl::Status Await(std::vector<comm::DeviceTransfer>& transfers) {
-  for (const comm::DeviceTransfer& transfer : transfers) {
-    if (transfer != nullptr) RETURN_IF_ERROR(transfer->Order(Stream()));
+absl::Status Await(std::vector<ShardTransferPtr>& transfers) {
+  for (const ShardTransferPtr& transfer : transfers) {
+    if (transfer != nullptr) RETURN_IF_ERROR(transfer->Await());
   }
   transfers.clear();
   return absl::OkStatus();
+}
+
+// For the calls of ParameterStore, whose errors are c10::Errors.
+void Check(const absl::Status& status) {
+  TORCH_CHECK(status.ok(), std::string(status.message()));
 }
 
 }  // namespace
@@ -56,7 +51,7 @@ absl::Status Await(std::vector<comm::DeviceTransfer>& transfers) {
 struct ShardedAdamW::State {
   AdamWOptions options;
   model::ParameterLayout layout;
-  comm::DeviceCommunicator* comm = nullptr;  // null: one rank
+  ShardDevice* device = nullptr;
   int rank = 0, ranks = 1;
   int64_t begin = 0, elements = 0;  // of this rank's shard
   std::vector<DecayRange> ranges;
@@ -66,16 +61,13 @@ struct ShardedAdamW::State {
   GatheredBlock gathered[4];  // not whole: even layers, odd layers, embedding, final block
   Tensor master, first_moment, second_moment;   // [elements] fp32
   Tensor gradient;                              // [elements] fp32, reduced
+  // [ranks * elements] fp32, this rank's part of the whole gradient; where it is summed over ranks
+  // once a step.
+  Tensor local;
   Bucket buckets[4];                            // even layers, odd layers, embedding, final
-  std::vector<comm::DeviceTransfer> gathering;  // of parameters
-  Tensor norm_workspace, totals, figures;       // totals: [3] device, figures: [3] pinned
-  cudaEvent_t figures_ready = nullptr;
+  std::vector<ShardTransferPtr> gathering;  // of parameters
+  Tensor totals;                                // [3] of the device's sum_type()
   int64_t updates = 0;
-  std::shared_ptr<ShardCopier> copier = std::make_shared<ShardCopier>();
-
-  ~State() {
-    if (figures_ready != nullptr) cudaEventDestroy(figures_ready);
-  }
 
   int last_block() const { return static_cast<int>(layout.blocks.size()) - 1; }
   bool is_layer(int block) const { return block > 0 && block < last_block(); }
@@ -100,7 +92,7 @@ struct ShardedAdamW::State {
 
   absl::Status Open(int block, Bucket& bucket);
   absl::Status Close(Bucket& bucket);
-  absl::Status Update(double learning_rate, const float* scale);
+  absl::Status Update(double learning_rate, const Tensor& scale);
   absl::Status GatherParameters();
   absl::Status Fetch(int block);
   absl::Status CopyFromMaster();
@@ -112,6 +104,10 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
   bucket.open = true;
   if (ranks == 1) {
     bucket.buffer = gradient.narrow(0, range.begin, range.elements);
+    return absl::OkStatus();
+  }
+  if (local.defined()) {
+    bucket.buffer = local.narrow(0, range.begin, range.elements);
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(Await(bucket.reductions));
@@ -130,38 +126,33 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
 
 absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
   bucket.open = false;
-  if (ranks == 1) return absl::OkStatus();
+  if (ranks == 1 || local.defined()) return absl::OkStatus();
   const model::ParameterBlock& range = layout.blocks[bucket.block];
   return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
-    float* part = bucket.buffer.mutable_data_ptr<float>() + (from - range.begin);
-    float* home = owner == rank ? gradient.mutable_data_ptr<float>() + (from - begin) : part;
-    ASSIGN_OR_RETURN(comm::DeviceTransfer reduction,
-                     comm->ReduceSum(Channel::kGradients, part, to - from, home,
-                                     ElementType::kFloat32, owner, Stream()));
+    const Tensor part = bucket.buffer.narrow(0, from - range.begin, to - from);
+    const Tensor home = owner == rank ? gradient.narrow(0, from - begin, to - from) : part;
+    ASSIGN_OR_RETURN(ShardTransferPtr reduction, device->ReduceSum(part, home, owner));
     bucket.reductions.push_back(std::move(reduction));
     return absl::OkStatus();
   });
 }
 
-absl::Status ShardedAdamW::State::Update(double learning_rate, const float* scale) {
+absl::Status ShardedAdamW::State::Update(double learning_rate, const Tensor& scale) {
   const Tensor own = OwnParameters();
   const bool bf16 = own.scalar_type() == torch::kBFloat16;
   for (const DecayRange& range : ranges) {
     const int64_t at = range.begin - begin;
-    AdamwArgs args = {.master = master.mutable_data_ptr<float>() + at,
-                      .m = first_moment.mutable_data_ptr<float>() + at,
-                      .v = second_moment.mutable_data_ptr<float>() + at,
-                      .gradient = gradient.const_data_ptr<float>() + at,
-                      .gradient_scale = scale,
-                      .count = range.end - range.begin,
-                      .step = updates + 1,
-                      .learning_rate = static_cast<float>(learning_rate),
-                      .beta1 = static_cast<float>(options.beta1),
-                      .beta2 = static_cast<float>(options.beta2),
-                      .epsilon = static_cast<float>(options.epsilon)};
-    if (range.decayed) args.weight_decay = static_cast<float>(options.weight_decay);
-    if (bf16) args.parameter = kernels::ops::MutableBf16(own) + at;
-    RETURN_IF_ERROR(kernels::fused::AdamwStep(args, Stream()));
+    ShardUpdate update = {.master = master.mutable_data_ptr<float>() + at,
+                          .first_moment = first_moment.mutable_data_ptr<float>() + at,
+                          .second_moment = second_moment.mutable_data_ptr<float>() + at,
+                          .gradient = gradient.const_data_ptr<float>() + at,
+                          .count = range.end - range.begin,
+                          .scale = scale,
+                          .learning_rate = learning_rate,
+                          .weight_decay = range.decayed ? options.weight_decay : 0.0,
+                          .step = updates + 1};
+    if (bf16) update.parameters = own.mutable_data_ptr<at::BFloat16>() + at;
+    RETURN_IF_ERROR(device->Update(options, update));
   }
   if (!bf16) own.copy_(master);
   return GatherParameters();
@@ -174,11 +165,7 @@ absl::Status ShardedAdamW::State::GatherParameters() {
     RETURN_IF_ERROR(Fetch(0));
     return Fetch(last_block());
   }
-  const size_t bytes = static_cast<size_t>(elements) * parameters.element_size();
-  char* whole = static_cast<char*>(parameters.mutable_data_ptr());
-  ASSIGN_OR_RETURN(
-      comm::DeviceTransfer transfer,
-      comm->AllGather(Channel::kGradients, whole + rank * bytes, bytes, whole, Stream()));
+  ASSIGN_OR_RETURN(ShardTransferPtr transfer, device->AllGather(parameters));
   gathering.push_back(std::move(transfer));
   return absl::OkStatus();
 }
@@ -194,10 +181,7 @@ absl::Status ShardedAdamW::State::Fetch(int block) {
   return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
     const Tensor part = place.buffer.narrow(0, from - range.begin, to - from);
     if (owner == rank) part.copy_(parameters.narrow(0, from - begin, to - from));
-    ASSIGN_OR_RETURN(
-        comm::DeviceTransfer broadcast,
-        comm->Broadcast(Channel::kGradients, part.mutable_data_ptr(),
-                        static_cast<size_t>(to - from) * part.element_size(), owner, Stream()));
+    ASSIGN_OR_RETURN(ShardTransferPtr broadcast, device->Broadcast(part, owner));
     place.broadcasts.push_back(std::move(broadcast));
     return absl::OkStatus();
   });
@@ -212,15 +196,14 @@ ShardedAdamW::ShardedAdamW(std::unique_ptr<State> state) : state_(std::move(stat
 ShardedAdamW::~ShardedAdamW() = default;
 
 absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
-    const AdamWOptions& options, const model::ParameterLayout& layout,
-    comm::DeviceCommunicator* comm, torch::ScalarType type, std::span<const float> master,
-    model::ParameterSharding sharding) {
+    const AdamWOptions& options, const model::ParameterLayout& layout, ShardDevice& device,
+    torch::ScalarType type, std::span<const float> master, model::ParameterSharding sharding) {
   auto state = std::make_unique<State>();
   state->options = options;
   state->layout = layout;
-  state->rank = comm == nullptr ? 0 : comm->rank();
-  state->ranks = comm == nullptr ? 1 : comm->size();
-  state->comm = comm;
+  state->rank = device.rank();
+  state->ranks = device.size();
+  state->device = &device;
   state->whole = sharding == model::ParameterSharding::kWhole || state->ranks == 1;
   state->elements = layout.ShardElements(state->ranks);
   state->begin = state->elements * state->rank;
@@ -234,20 +217,17 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
   }
   state->ranges = CutByDecay(layout, state->begin, state->begin + state->elements);
 
-  const auto floats = torch::dtype(torch::kFloat).device(torch::kCUDA);
+  const auto floats = torch::dtype(torch::kFloat).device(device.device());
   state->master = torch::empty({state->elements}, floats);
   state->first_moment = torch::zeros({state->elements}, floats);
   state->second_moment = torch::zeros({state->elements}, floats);
   state->gradient = torch::zeros({state->elements}, floats);
+  if (state->whole && state->ranks > 1 && device.sums_once_a_step()) {
+    state->local = torch::zeros({state->elements * state->ranks}, floats);
+  }
   state->parameters = torch::empty(
       {state->whole ? state->elements * state->ranks : state->elements}, floats.dtype(type));
-  state->norm_workspace =
-      torch::empty({static_cast<int64_t>(kernels::fused::SquaredNormWorkspaceBytes())},
-                   floats.dtype(torch::kByte));
-  state->totals = torch::zeros({3}, floats);
-  state->figures = torch::zeros({3}, torch::dtype(torch::kFloat).pinned_memory(true));
-  RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&state->figures_ready, cudaEventDisableTiming),
-                       "ShardedAdamW: event");
+  state->totals = torch::zeros({3}, floats.dtype(device.sum_type()));
   state->master.copy_(torch::from_blob(const_cast<float*>(master.data()), {state->elements}));
   RETURN_IF_ERROR(state->CopyFromMaster());
   return std::unique_ptr<ShardedAdamW>(new ShardedAdamW(std::move(state)));
@@ -255,30 +235,30 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
 
 void ShardedAdamW::ZeroGradients() {
   // The last reductions write what is zeroed.
-  for (Bucket& bucket : state_->buckets) kernels::ops::Check(Await(bucket.reductions));
-  state_->gradient.zero_();
+  for (Bucket& bucket : state_->buckets) Check(Await(bucket.reductions));
+  (state_->local.defined() ? state_->local : state_->gradient).zero_();
 }
 
 Tensor ShardedAdamW::Parameters(int block, int next) {
   State& state = *state_;
   if (state.whole) {
-    kernels::ops::Check(Await(state.gathering));
+    Check(Await(state.gathering));
     const model::ParameterBlock& range = state.layout.blocks[block];
     return state.parameters.narrow(0, range.begin, range.elements);
   }
   GatheredBlock& place = state.gathered[state.PlaceOf(block)];
-  if (place.block != block) kernels::ops::Check(state.Fetch(block));
-  kernels::ops::Check(Await(place.broadcasts));
+  if (place.block != block) Check(state.Fetch(block));
+  Check(Await(place.broadcasts));
   // The other place's layer has been used: its reader is enqueued.
   if (state.is_layer(next) && state.gathered[state.PlaceOf(next)].block != next) {
-    kernels::ops::Check(state.Fetch(next));
+    Check(state.Fetch(next));
   }
   return place.buffer;
 }
 
 Tensor ShardedAdamW::OpenGradient(int block) {
   Bucket& bucket = state_->buckets[state_->PlaceOf(block)];
-  if (!bucket.open) kernels::ops::Check(state_->Open(block, bucket));
+  if (!bucket.open) Check(state_->Open(block, bucket));
   TORCH_CHECK(bucket.block == block, "gradient block ", bucket.block, " is still open");
   return bucket.buffer;
 }
@@ -286,7 +266,7 @@ Tensor ShardedAdamW::OpenGradient(int block) {
 void ShardedAdamW::CloseGradient(int block) {
   Bucket& bucket = state_->buckets[state_->PlaceOf(block)];
   TORCH_CHECK(bucket.open && bucket.block == block, "gradient block ", block, " is not open");
-  kernels::ops::Check(state_->Close(bucket));
+  Check(state_->Close(bucket));
 }
 
 absl::StatusOr<ShardedStep> ShardedAdamW::Step(double learning_rate, const Tensor& loss_sum,
@@ -294,33 +274,30 @@ absl::StatusOr<ShardedStep> ShardedAdamW::Step(double learning_rate, const Tenso
   State& state = *state_;
   const torch::NoGradGuard no_grad;
   for (Bucket& bucket : state.buckets) RETURN_IF_ERROR(Await(bucket.reductions));
+  if (state.local.defined()) {
+    RETURN_IF_ERROR(state.device->ReduceScatterSum(state.local, state.gradient));
+  }
 
   // [squared norm of the sum's gradient, loss, tokens]
-  float* totals = state.totals.mutable_data_ptr<float>();
-  RETURN_IF_ERROR(kernels::fused::SquaredNorm(state.gradient.const_data_ptr<float>(),
-                                              state.elements, totals,
-                                              state.norm_workspace.mutable_data_ptr(), Stream()));
+  RETURN_IF_ERROR(state.device->SumOfSquares(state.gradient, state.totals[0]));
   state.totals[1].copy_(loss_sum);
   state.totals[2].fill_(static_cast<double>(tokens));
   if (state.ranks > 1) {
-    ASSIGN_OR_RETURN(
-        const comm::DeviceTransfer transfer,
-        state.comm->AllReduceSum(Channel::kGradients, totals, 3, ElementType::kFloat32, Stream()));
-    RETURN_IF_ERROR(transfer->Order(Stream()));
+    ASSIGN_OR_RETURN(const ShardTransferPtr transfer, state.device->AllReduceSum(state.totals));
+    if (transfer != nullptr) RETURN_IF_ERROR(transfer->Await());
   }
   // Clipping and the mean over tokens in one factor; without a token, or with a bad gradient, it is
-  // not finite and the update's kernel changes nothing.
+  // not finite and the device's update changes nothing.
   const Tensor count = state.totals[2], norm = state.totals[0].sqrt() / count;
   Tensor scale = torch::ones_like(norm);
   if (state.options.clip_norm > 0.0) scale = (state.options.clip_norm / norm).clamp_max(1.0);
   scale = torch::where(norm.isfinite(), scale, norm) / count;
-  state.figures.copy_(torch::stack({norm, state.totals[1] / count, count}), /*non_blocking=*/true);
-  RETURN_IF_CUDA_ERROR(cudaEventRecord(state.figures_ready, Stream()), "ShardedAdamW: figures");
-  state.copier->Wait();
-  RETURN_IF_ERROR(state.Update(learning_rate, scale.const_data_ptr<float>()));
+  RETURN_IF_ERROR(
+      state.device->ReadFigures(torch::stack({norm, state.totals[1] / count, count})));
+  state.device->AwaitSnapshot();
+  RETURN_IF_ERROR(state.Update(learning_rate, scale));
 
-  RETURN_IF_CUDA_ERROR(cudaEventSynchronize(state.figures_ready), "a step on the device");
-  const float* figures = state.figures.const_data_ptr<float>();
+  ASSIGN_OR_RETURN(const auto figures, state.device->TakeFigures());
   const ShardedStep step{.loss = figures[1],
                          .tokens = figures[2],
                          .gradient_norm = figures[0],
@@ -353,29 +330,13 @@ int64_t ShardedAdamW::updates() const {
 }
 
 absl::StatusOr<ShardSource> ShardedAdamW::Snapshot() {
-  State& state = *state_;
-  RETURN_IF_ERROR(state.copier->Begin(Stream()));
-  // The tensors and the copier are shared: this object may be gone when the copy is made.
-  return [begin = state.begin, master = state.master, first = state.first_moment,
-          second = state.second_moment, copier = state.copier,
-          end = absl::MakeCleanup([copier = state.copier] {
-            copier->End();
-          })]() mutable -> absl::StatusOr<OptimizerShard> {
-    const auto release = std::move(end);
-    OptimizerShard shard;
-    shard.begin = begin;
-    RETURN_IF_ERROR(copier->Copy(
-        std::array<ShardCopier::Section, 3>{
-            {{master.const_data_ptr<float>(), &shard.master},
-             {first.const_data_ptr<float>(), &shard.first_moment},
-             {second.const_data_ptr<float>(), &shard.second_moment}}},
-        master.numel()));
-    return shard;
-  };
+  const State& state = *state_;
+  return state.device->Snapshot(state.begin, state.master, state.first_moment,
+                                state.second_moment);
 }
 
 double ShardedAdamW::AwaitSnapshot() {
-  return state_->copier->Wait();
+  return state_->device->AwaitSnapshot();
 }
 
 absl::StatusOr<OptimizerShard> ShardedAdamW::Shard() {
@@ -395,7 +356,7 @@ absl::Status ShardedAdamW::Restore(const OptimizerShard& shard, int64_t updates)
         shard.begin, shard.begin + shard.elements(), state.rank, state.begin,
         state.begin + state.elements));
   }
-  state.copier->Wait();
+  state.device->AwaitSnapshot();
   const auto copy = [&](const std::vector<float>& from, const Tensor& to) {
     to.copy_(torch::from_blob(const_cast<float*>(from.data()), {state.elements}));
   };
@@ -416,10 +377,8 @@ absl::Status ShardedAdamW::GatherMaster(float* values) {
       const Tensor part = piece.narrow(0, 0, count);
       if (owner == state.rank) part.copy_(state.master.narrow(0, at, count));
       if (state.ranks > 1) {
-        ASSIGN_OR_RETURN(const comm::DeviceTransfer transfer,
-                         state.comm->Broadcast(Channel::kGradients, part.mutable_data_ptr(),
-                                               count * sizeof(float), owner, Stream()));
-        RETURN_IF_ERROR(transfer->Order(Stream()));
+        ASSIGN_OR_RETURN(const ShardTransferPtr transfer, state.device->Broadcast(part, owner));
+        if (transfer != nullptr) RETURN_IF_ERROR(transfer->Await());
       }
       // The last shard may reach past the model.
       const int64_t place = owner * state.elements + at;

@@ -1,11 +1,12 @@
-// AdamW on GPUs with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020): every rank holds
-// master weights, moments and the reduced gradient of its range of the flat buffer only, and the
+// AdamW with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020), on CPUs and GPUs: a
+// ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced gradient of its range of the flat buffer only, and the
 // model in its working type whole (stage 2) or as a shard too (stage 3). Then a layer's parameters
 // are broadcast by their owners into one of two buffers while the layer before is computed.
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
-// behind the backward of the next layer.
+// behind the backward of the next layer. A CPU rank whose parameters are whole adds up the whole
+// gradient instead, and the step reduces it (stage 1 as far as gradients go).
 #pragma once
 
 #include <torch/types.h>
@@ -18,9 +19,9 @@
 #include "absl/status/statusor.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/parameter_layout.h"
-#include "worker/comm/device_communicator.h"
 #include "worker/model/decoder/parameter_store.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/shard_device.h"
 
 namespace ringleader::optim {
 
@@ -31,16 +32,18 @@ struct ShardedStep {
   bool skipped = false;        // the norm was NaN or infinite: nothing changed
 };
 
-// Not thread-safe. All ranks of the communicator make the same calls. Works on LibTorch's current
-// device and stream; only Step, AwaitSnapshot, Shard, Restore and GatherMaster wait for the device.
+// Not thread-safe. All ranks of the device make the same calls. On a GPU it works on LibTorch's
+// current stream; only Step, AwaitSnapshot, Shard, Restore and GatherMaster wait for the device.
+// ShardedAdamW::State has the state and the private steps.
 class ShardedAdamW : public model::ParameterStore {
  public:
   // `master`: this rank's range of the start weights, layout.ShardElements(ranks) from
   // rank * ShardElements(ranks) on, 0 past the end. type: kBFloat16 or kFloat, the model's.
-  // `comm` spans the ranks that share the model and must outlive this; null for one rank.
+  // `device` spans the ranks that share the model and must outlive this. INVALID_ARGUMENT where the
+  // start weights or the type do not fit.
   static absl::StatusOr<std::unique_ptr<ShardedAdamW>> Create(
-      const AdamWOptions& options, const model::ParameterLayout& layout,
-      comm::DeviceCommunicator* comm, torch::ScalarType type, std::span<const float> master,
+      const AdamWOptions& options, const model::ParameterLayout& layout, ShardDevice& device,
+      torch::ScalarType type, std::span<const float> master,
       model::ParameterSharding sharding = model::ParameterSharding::kWhole);
   ~ShardedAdamW() override;
 
@@ -52,7 +55,7 @@ class ShardedAdamW : public model::ParameterStore {
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
 
-  // loss_sum: fp32 scalar on the device, over this rank's micro-batches, and `tokens` how many
+  // loss_sum: a scalar on the device, over this rank's micro-batches, and `tokens` how many
   // labels it sums; the gradient is taken of the mean over all ranks' tokens. Clips, updates this
   // rank's range and gathers the parameters; returns once the figures are known, while the update
   // is still running.
@@ -66,8 +69,8 @@ class ShardedAdamW : public model::ParameterStore {
   // For checkpoints, in host memory. updates(): steps taken, without skipped ones.
   int64_t shard_begin() const;
   int64_t shard_elements() const;
-  // The copy passes through pinned memory on a stream of its own; only the next update waits for
-  // it, or AwaitSnapshot, which returns the seconds that took. Outlives this.
+  // Only the next update waits for the copy, or AwaitSnapshot, which returns the seconds that took.
+  // Outlives this.
   absl::StatusOr<ShardSource> Snapshot();
   double AwaitSnapshot();
   absl::StatusOr<OptimizerShard> Shard();

@@ -148,6 +148,20 @@ TEST_F(TrainerProcessTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
   }
 }
 
+// An attempt may find another amount of memory than the one before it.
+TEST_F(TrainerProcessTest, RecomputePoliciesTrainTheSameModelBitForBit) {
+  v1::JobSpec spec = Job(2);
+  spec.mutable_resources()->set_recompute(v1::ResourcesSpec::NONE);
+  const RankLog kept = RunToEnd(spec)[0];
+  EXPECT_THAT(Output(), HasSubstr("| recompute            | none "));
+  for (const auto recompute : {v1::ResourcesSpec::ATTENTION_ONLY, v1::ResourcesSpec::FULL}) {
+    spec.mutable_resources()->set_recompute(recompute);
+    UseCheckpoints(&spec, Path(v1::ResourcesSpec::Recompute_Name(recompute)));
+    EXPECT_EQ(Losses(RunToEnd(spec)[0]), Losses(kept));
+  }
+  EXPECT_THAT(Output(), HasSubstr("| recompute            | full "));
+}
+
 TEST_F(TrainerProcessTest, FewerStepsThanTheCheckpointHasAreRefused) {
   v1::JobSpec spec = Job(1);
   RunToEnd(spec);

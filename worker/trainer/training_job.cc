@@ -4,13 +4,13 @@
 
 namespace ringleader::trainer {
 
-absl::Status CheckMicroBatches(Engine engine, const Plan& plan) {
-  if (engine != Engine::kCuda) return absl::OkStatus();
+absl::Status CheckMicroBatches(bool ranks_step_alike, const Plan& plan) {
+  if (!ranks_step_alike) return absl::OkStatus();
   for (size_t g = 1; g < plan.micro_batches.size(); ++g) {
     if (plan.micro_batches[g].size() == plan.micro_batches[0].size()) continue;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "plan %d gives %d sequences to group 0 and %d to group %d; on GPUs every group must get "
-        "as many",
+        "plan %d gives %d sequences to group 0 and %d to group %d; on GPUs, and where parameters "
+        "are sharded, every group must get as many",
         plan.version, plan.micro_batches[0].size(), plan.micro_batches[g].size(), g));
   }
   return absl::OkStatus();

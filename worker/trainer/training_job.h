@@ -33,9 +33,10 @@ struct Plan {
 
 enum class Engine { kCpu, kCuda };
 
-// INVALID_ARGUMENT where a plan gives groups different numbers of micro-batches on GPUs: there all
-// ranks sum the gradients of each micro-batch as they come, and so must come to as many.
-absl::Status CheckMicroBatches(Engine engine, const Plan& plan);
+// INVALID_ARGUMENT where ranks step alike and a plan gives groups different numbers of
+// micro-batches: on GPUs, and where parameters are sharded, all ranks sum the gradients of each
+// micro-batch as they come, and so must come to as many.
+absl::Status CheckMicroBatches(bool ranks_step_alike, const Plan& plan);
 
 struct TrainingJob {
   std::string name;  // job id
@@ -47,7 +48,7 @@ struct TrainingJob {
   int data = 1;
   Engine engine = Engine::kCpu;
   int threads = 1;
-  model::MemoryWishes memory;          // GPUs
+  model::MemoryWishes memory;
   int transfer_timeout_seconds = 180;  // GPUs
 
   std::string model_config;  // config.json; empty when model_init is a folder

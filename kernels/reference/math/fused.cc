@@ -61,4 +61,12 @@ void SwigluBackward(const SwigluBackwardArgs& args) {
   }
 }
 
+void EmbeddingBackward(const EmbeddingBackwardArgs& args) {
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const float* const from = args.dx + row * args.stride;
+    float* const to = args.table + args.tokens[row] * args.stride;
+    for (int64_t i = 0; i < args.dim; ++i) to[i] += from[i];
+  }
+}
+
 }  // namespace ringleader::kernels::reference

@@ -1,5 +1,6 @@
-// The row-wise steps of a decoder layer on the CPU, forward and backward, each one pass over
-// memory: RMSNorm, rotary embedding, SwiGLU. fp32; the contracts of kernels/fused/ on the GPU.
+// The row-wise steps of a decoder on the CPU, forward and backward, each one pass over memory:
+// RMSNorm, rotary embedding, SwiGLU, the embedding's gradient. fp32; the contracts of kernels/fused/
+// on the GPU.
 //
 // Each call runs on the calling thread; callers split rows among threads. A row's result does not
 // depend on how rows are split.
@@ -60,7 +61,7 @@ struct SwigluForwardArgs {
 void SwigluForward(const SwigluForwardArgs& args);
 
 // d_gate and d_up, rows `stride` apart, may be gate and up. `out`, when set, receives the forward
-// result again.
+// result again; it may be d_out.
 struct SwigluBackwardArgs {
   const float* gate = nullptr;
   const float* up = nullptr;
@@ -73,5 +74,17 @@ struct SwigluBackwardArgs {
   int64_t dim = 0;
 };
 void SwigluBackward(const SwigluBackwardArgs& args);
+
+// Row tokens[i] of the table += dx[i], in the order of i. Rows of dx and of the table lie `stride`
+// elements apart: callers split columns among threads.
+struct EmbeddingBackwardArgs {
+  const float* dx = nullptr;        // [rows, dim]
+  const int64_t* tokens = nullptr;  // [rows], places in the table
+  float* table = nullptr;           // [vocabulary, dim]
+  int64_t rows = 0;
+  int64_t dim = 0;
+  int64_t stride = 0;
+};
+void EmbeddingBackward(const EmbeddingBackwardArgs& args);
 
 }  // namespace ringleader::kernels::reference

@@ -4,12 +4,13 @@
 #include <algorithm>
 
 #include "worker/model/decoder/cuda_token_ops.h"
-#include "worker/model/decoder/sharded_decoder.h"
+#include "worker/model/decoder/decoder.h"
 #include "worker/model/memory/host_activations.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden.h"
 #include "worker/model/testing/need_gpu.h"
+#include "worker/model/testing/plain_token_ops.h"
 
 namespace ringleader::model {
 namespace {
@@ -33,7 +34,7 @@ class GoldenGpuTest : public GpuTest, public testing::WithParamInterface<std::st
                     double logits_error, double gradient_error) {
     const Golden golden = LoadGolden(GetParam());
     FlatStore store(golden.layout, golden.values, torch::kCUDA, type);
-    ShardedDecoder decoder(
+    Decoder decoder(
         golden.config, ops, store,
         {.recompute = {.recompute = recompute}, .mlp_chunk_tokens = 16, .loss_chunk_tokens = 24});
     const TokenBatch batch = OnGpu(golden.expected.at("tokens"), golden.expected.at("labels"));
@@ -112,7 +113,7 @@ class SmallModelTest : public GpuTest {
     InitializeParameters(config, layout, 3, 0, layout.elements, values.data_ptr<float>());
     values = values.to(torch::kBFloat16).to(torch::kFloat);  // the same model in every type
     FlatStore store(layout, values, device, type);
-    ShardedDecoder decoder(config, ops, store,
+    Decoder decoder(config, ops, store,
                            {.recompute = plan,
                             .host_copies = copies,
                             .mlp_chunk_tokens = 192,

@@ -2,6 +2,7 @@
 #include "worker/model/decoder/cuda_token_ops.h"
 
 #include "worker/model/testing/need_gpu.h"
+#include "worker/model/testing/plain_token_ops.h"
 
 namespace ringleader::model {
 namespace {

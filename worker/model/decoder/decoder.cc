@@ -1,88 +1,155 @@
 #include "worker/model/decoder/decoder.h"
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-#include <tuple>
 #include <utility>
 
 #include "model_shape/rope_frequencies.h"
-#include "worker/model/decoder/layer_ops.h"
-#include "worker/model/decoder/loss.h"
+#include "worker/model/decoder/layer_passes.h"
 
 namespace ringleader::model {
-namespace {
 
-// Hands out leaf tensors that alias the flat buffers, their .grad included, so that the optimizer
-// works on the flat buffers and never sees single parameters.
-class LeafMaker {
+using torch::Tensor;
+
+// One micro-batch on its way through the model.
+class Decoder::Pass {
  public:
-  LeafMaker(const torch::Tensor& parameters, const torch::Tensor& gradients)
-      : parameters_(parameters), gradients_(gradients) {}
-
-  torch::Tensor Make(const SlotGroup& group) const {
-    if (group.shape.empty()) return {};
-    torch::Tensor leaf = ViewGroup(group, parameters_, 0).detach().requires_grad_(true);
-    // A gradient that is there already is added to in place: backward fills the flat buffer.
-    leaf.mutable_grad() = ViewGroup(group, gradients_, 0).detach();
-    return leaf;
+  Pass(Decoder& decoder, const TokenBatch& batch, attention::ContextAttention& attention)
+      : decoder_(decoder),
+        config_(decoder.config_),
+        ops_(decoder.ops_),
+        store_(decoder.store_),
+        batch_(batch),
+        attention_(attention),
+        saved_(static_cast<int>(config_.layers),
+               static_cast<int>(config_.layers - decoder.options_.recompute.host_layers),
+               decoder.options_.host_copies) {
+    const RopeFrequencies frequencies = ComputeRopeFrequencies(config_, batch.sequence_length);
+    rotary_ = {.positions = batch.positions,
+               .inverse_frequencies = torch::tensor(frequencies.inverse).to(batch.tokens.device()),
+               .scale = frequencies.attention_factor};
+    ops_.PrepareRotary(rotary_);
   }
+
+  // Returns the normalised hidden states.
+  TokenOps::Norm Forward(bool keep) {
+    const int layers = static_cast<int>(config_.layers);
+    ResidualStream stream{
+        .base = torch::embedding(View(Slot("model.embed_tokens.weight"), 0, 1), batch_.tokens),
+        .pending = {}};
+    for (int layer = 0; layer < layers; ++layer) {
+      SavedLayer saved;
+      if (keep) saved_.MakeRoom(layer);
+      ForwardLayer(Context(layer), layer, Layer(store_.Parameters(layer + 1, layer + 2)),
+                   attention_, stream, keep ? &saved : nullptr);
+      if (keep) saved_.Keep(layer, std::move(saved));
+    }
+    return ops_.NormForward(stream.base, stream.pending, View(FinalNorm(), Final(), -1),
+                            config_.rms_norm_epsilon);
+  }
+
+  // The losses' sum; with `gradient`, the hidden states' gradient takes their place.
+  Tensor Loss(const Tensor& hidden, bool gradient) {
+    const Tensor head = View(Head(), HeadBlock(), -1);
+    const Tensor d_head =
+        gradient ? ViewGroup(Head(), store_.OpenGradient(HeadBlock()), Begin(HeadBlock()))
+                 : Tensor();
+    return LossPass(ops_, hidden, head, batch_.labels, d_head, decoder_.options_.loss_chunk_tokens);
+  }
+
+  // final: Forward's result, with the gradient of y in y.
+  void Backward(const TokenOps::Norm& final) {
+    const Tensor d_final = store_.OpenGradient(Final());
+    Tensor dx = ops_.NormBackward(final.y, final.sum, final.rstd, View(FinalNorm(), Final(), -1),
+                                  {}, ViewGroup(FinalNorm(), d_final, Begin(Final())));
+    store_.CloseGradient(Final());
+    for (int layer = static_cast<int>(config_.layers) - 1; layer >= 0; --layer) {
+      const int block = layer + 1;
+      const LayerParameters parameters =
+          Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
+      const LayerParameters gradients = Layer(store_.OpenGradient(block));
+      dx = BackwardLayer(Context(layer), parameters, gradients, saved_.Take(layer), dx);
+      saved_.Return(layer);
+      store_.CloseGradient(block);
+    }
+    const SlotGroup embedding = Slot("model.embed_tokens.weight");
+    ops_.AddEmbeddingGradient(dx, batch_.tokens,
+                              ViewGroup(embedding, store_.OpenGradient(0), Begin(0)));
+    store_.CloseGradient(0);
+  }
+
+  Tensor Logits(const Tensor& hidden) { return hidden.mm(View(Head(), HeadBlock(), -1).t()); }
 
  private:
-  const torch::Tensor &parameters_, &gradients_;
+  LayerContext Context(int layer) const {
+    const RecomputePlan& plan = decoder_.options_.recompute;
+    return {
+        .config = config_,
+        .ops = ops_,
+        .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
+        .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
+        .rotary = rotary_};
+  }
+  int Final() const { return static_cast<int>(config_.layers) + 1; }
+  int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }
+  int64_t Begin(int block) const { return decoder_.layout_.blocks[block].begin; }
+  SlotGroup Slot(const char* name) const { return FindGroup(decoder_.layout_, "", {name}); }
+  SlotGroup FinalNorm() const { return Slot("model.norm.weight"); }
+  SlotGroup Head() const {
+    return Slot(config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+  }
+  Tensor View(const SlotGroup& group, int block, int next) {
+    return ViewGroup(group, store_.Parameters(block, next), Begin(block));
+  }
+  // All layers' blocks are laid out alike.
+  LayerParameters Layer(const Tensor& block) const {
+    return MakeLayerParameters(decoder_.layout_, 0, [&](const SlotGroup& group) {
+      return ViewGroup(group, block, Begin(1));
+    });
+  }
+
+  Decoder& decoder_;
+  const ModelConfig& config_;
+  const TokenOps& ops_;
+  ParameterStore& store_;
+  const TokenBatch& batch_;
+  attention::ContextAttention& attention_;
+  Rotary rotary_;
+  SavedLayers saved_;
 };
 
-RotaryTables MakeRotaryTables(const ModelConfig& config, const torch::Tensor& positions,
-                              int64_t sequence_length) {
-  const RopeFrequencies frequencies = ComputeRopeFrequencies(config, sequence_length);
-  // Angles in fp32, as models are trained and run elsewhere: fp64 would turn far positions by other
-  // amounts.
-  const torch::Tensor inverse = torch::tensor(frequencies.inverse);
-  const torch::Tensor angles = positions.to(torch::kFloat32).unsqueeze(1) * inverse;
-  return {.cos = angles.cos().mul_(frequencies.attention_factor),
-          .sin = angles.sin().mul_(frequencies.attention_factor)};
-}
-
-}  // namespace
-
-Decoder::Decoder(ModelConfig config, int ranks, Recompute recompute)
+Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
+                               const DecoderOptions& options)
     : config_(std::move(config)),
       layout_(MakeParameterLayout(config_)),
-      recompute_(recompute),
-      parameters_(torch::zeros({layout_.PaddedElements(ranks)}, torch::kFloat32)),
-      gradients_(torch::zeros({layout_.PaddedElements(ranks)}, torch::kFloat32)) {
-  // What the decoder multiplies by in one go is one leaf: q, k and v; gate and up.
-  const LeafMaker leaf(parameters_, gradients_);
-  const auto whole = [&](const char* name) { return leaf.Make(FindGroup(layout_, "", {name})); };
-  embedding_ = whole("model.embed_tokens.weight");
-  final_norm_ = whole("model.norm.weight");
-  head_ = config_.tied_embeddings ? embedding_ : whole("lm_head.weight");
-  for (int64_t i = 0; i < config_.layers; ++i) {
-    layers_.push_back(
-        MakeLayerParameters(layout_, i, [&](const SlotGroup& group) { return leaf.Make(group); }));
-  }
+      ops_(ops),
+      store_(store),
+      options_(options) {
+  const RecomputePlan& plan = options_.recompute;
+  TORCH_CHECK(plan.host_layers == 0 || plan.kept_layers == 0,
+              "layers that keep more than others cannot wait in the host's slots");
+  TORCH_CHECK(plan.host_layers >= 0 && plan.host_layers < config_.layers,
+              "the last layer's activations stay on the device");
 }
 
-torch::Tensor Decoder::Forward(const torch::Tensor& tokens, const torch::Tensor& positions,
-                               int64_t sequence_length,
-                               attention::LayerAttention& attention) const {
-  const RotaryTables rotary = MakeRotaryTables(config_, positions, sequence_length);
-  torch::Tensor x = torch::embedding(embedding_, tokens);  // [n, hidden], the residual stream
-  for (int64_t i = 0; i < config_.layers; ++i) {
-    const auto [q, k, v] = ProjectQkv(x, layers_[i], rotary, config_, recompute_);
-    const torch::Tensor attended = attention.Forward(static_cast<int>(i), q, k, v);
-    x = OutputAndMlp(x, attended, layers_[i], config_, recompute_);
-  }
-  return RmsNorm(x, final_norm_, config_.rms_norm_epsilon);
+Tensor Decoder::ForwardBackward(const TokenBatch& batch,
+                                       attention::ContextAttention& attention) {
+  const torch::NoGradGuard no_grad;
+  Pass pass(*this, batch, attention);
+  const TokenOps::Norm final = pass.Forward(/*keep=*/true);
+  Tensor loss = pass.Loss(final.y, /*gradient=*/true);
+  pass.Backward(final);
+  return loss;
 }
 
-TokenLoss Decoder::Loss(const torch::Tensor& hidden, const torch::Tensor& labels) const {
-  return {.sum = LinearCrossEntropySum(hidden, head_, labels, kIgnoreLabel),
-          .tokens = labels.ne(kIgnoreLabel).sum().item<int64_t>()};
+Tensor Decoder::Loss(const TokenBatch& batch, attention::ContextAttention& attention) {
+  const torch::NoGradGuard no_grad;
+  Pass pass(*this, batch, attention);
+  return pass.Loss(pass.Forward(/*keep=*/false).y, /*gradient=*/false);
 }
 
-torch::Tensor Decoder::Logits(const torch::Tensor& hidden) const {
-  return hidden.matmul(head_.t());
+Tensor Decoder::Logits(const TokenBatch& batch, attention::ContextAttention& attention) {
+  const torch::NoGradGuard no_grad;
+  Pass pass(*this, batch, attention);
+  return pass.Logits(pass.Forward(/*keep=*/false).y);
 }
 
 }  // namespace ringleader::model

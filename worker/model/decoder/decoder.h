@@ -1,65 +1,69 @@
-// Qwen2 and Llama decoders over a flat parameter buffer.
+// Qwen2 and Llama decoders trained layer by layer, without autograd: parameters come from a store
+// and gradients go back to it while backward runs, so that a rank need hold neither whole; backward
+// recomputes what the policy says. The same on CPUs and GPUs, which differ in their TokenOps.
 #pragma once
 
 #include <torch/types.h>
 
-#include <memory>
-#include <vector>
+#include <cstdint>
 
+#include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "model_shape/parameter_layout.h"
-#include "worker/attention/runner/layer_attention.h"
-#include "worker/model/decoder/layer_parameters.h"
+#include "worker/attention/runner/context_attention.h"
+#include "worker/model/decoder/parameter_store.h"
 #include "worker/model/decoder/token_ops.h"
+#include "worker/model/memory/saved_layers.h"
 
 namespace ringleader::model {
 
-// Sum over the labelled tokens; ranks add both up and divide. `sum` is an fp64 scalar,
-// differentiable.
-struct TokenLoss {
-  torch::Tensor sum;
-  int64_t tokens = 0;
+struct DecoderOptions {
+  RecomputePlan recompute;
+  // Where recompute.host_layers > 0; must outlive the decoder.
+  HostCopies* host_copies = nullptr;
+  // The MLP runs over this many tokens at a time; bounds what a layer in work takes.
+  int64_t mlp_chunk_tokens = 32768;
+  // Logits exist for this many tokens at a time.
+  int64_t loss_chunk_tokens = 8192;
 };
 
-// Not thread-safe. Parameters and gradients are fp32 on CPU.
+// This rank's part of one sequence of `sequence_length` tokens in all: [n] int64 each, on the
+// model's device. labels: the next token, kIgnoreLabel where there is none.
+struct TokenBatch {
+  torch::Tensor tokens, positions, labels;
+  int64_t sequence_length = 0;
+};
+
+// Not thread-safe. On a GPU it enqueues on LibTorch's current stream and never waits for the device;
+// c10::Error from LibTorch, attention or the store ends the step.
 class Decoder {
  public:
-  // Allocates parameters (zero) and gradients for a model whose flat buffers are shared by `ranks`
-  // shards.
-  Decoder(ModelConfig config, int ranks, Recompute recompute);
+  // ops and store must outlive this.
+  Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
+                 const DecoderOptions& options);
 
   const ModelConfig& config() const { return config_; }
   const ParameterLayout& layout() const { return layout_; }
 
-  // Flat buffers of layout().PaddedElements(ranks). Backward adds into gradients(); writing to
-  // parameters() between steps changes the model.
-  float* parameters() { return parameters_.data_ptr<float>(); }
-  const float* parameters() const { return parameters_.const_data_ptr<float>(); }
-  float* gradients() { return gradients_.data_ptr<float>(); }
-  int64_t padded_elements() const { return parameters_.numel(); }
-  void ZeroGradients() { gradients_.zero_(); }
+  // The summed cross entropy of the labelled tokens, an fp64 scalar on the device. Adds its
+  // gradient to the store's buffers, so micro-batches add up. On the CPU, tokens and labels outside
+  // the vocabulary are c10::Errors.
+  torch::Tensor ForwardBackward(const TokenBatch& batch, attention::ContextAttention& attention);
 
-  // tokens, positions: [n] int64, this rank's part of one sequence of `sequence_length` tokens in
-  // all. Returns the normalised hidden states [n, hidden]. c10::Error if a token is not in the
-  // vocabulary.
-  torch::Tensor Forward(const torch::Tensor& tokens, const torch::Tensor& positions,
-                        int64_t sequence_length, attention::LayerAttention& attention) const;
-
-  // Cross entropy of the next-token logits; labels: [n] int64, kIgnoreLabel where there is none.
-  // Logits exist for one chunk of tokens at a time, and the gradient is computed on the way (no
-  // second pass over the vocabulary).
-  TokenLoss Loss(const torch::Tensor& hidden, const torch::Tensor& labels) const;
+  // The sum alone.
+  torch::Tensor Loss(const TokenBatch& batch, attention::ContextAttention& attention);
 
   // [n, vocab], for tests and small n.
-  torch::Tensor Logits(const torch::Tensor& hidden) const;
+  torch::Tensor Logits(const TokenBatch& batch, attention::ContextAttention& attention);
 
  private:
+  class Pass;
+
   ModelConfig config_;
   ParameterLayout layout_;
-  Recompute recompute_;
-  torch::Tensor parameters_, gradients_;  // [padded]
-  torch::Tensor embedding_, final_norm_, head_;
-  std::vector<LayerParameters> layers_;  // leaf tensors that alias the flat buffers
+  const TokenOps& ops_;
+  ParameterStore& store_;
+  DecoderOptions options_;
 };
 
 }  // namespace ringleader::model

@@ -1,6 +1,4 @@
 // Parity with Hugging Face: the models under tests/golden and what transformers computed for them.
-#include "worker/model/testing/golden.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,10 +10,13 @@
 #include <sstream>
 
 #include "base/temp_dir.h"
+#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
-#include "worker/model/decoder/dense_attention.h"
 #include "worker/model/files/huggingface.h"
 #include "worker/model/files/safetensors.h"
+#include "worker/model/testing/dense_context_attention.h"
+#include "worker/model/testing/flat_store.h"
+#include "worker/model/testing/golden_batch.h"
 
 namespace ringleader::model {
 namespace {
@@ -34,32 +35,27 @@ class GoldenTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(GoldenTest, LogitsLossAndGradientsEqualTransformers) {
-  const absl::StatusOr<ModelConfig> config = LoadModelConfig(Folder() + "/config.json");
-  ASSERT_TRUE(config.ok()) << config.status();
-  Decoder decoder(*config, /*ranks=*/3, GetParam().recompute);
-  const absl::Status loaded =
-      LoadWeights(Folder(), *config, decoder.layout(), decoder.parameters());
-  ASSERT_TRUE(loaded.ok()) << loaded;
-  const auto expected = ReadAllTensors(Folder() + "/expected.safetensors");
-  const torch::Tensor tokens = expected.at("tokens").to(torch::kInt64);
-  const int64_t n = tokens.size(0);
-
-  DenseAttention attention;
-  const torch::Tensor hidden = decoder.Forward(tokens, torch::arange(n), n, attention);
+  const Golden golden = LoadGolden(GetParam().name);
+  const CpuTokenOps ops(/*threads=*/1);
+  FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
+  Decoder decoder(golden.config, ops, store, {.recompute = {.recompute = GetParam().recompute}});
+  const TokenBatch batch = BatchOf(golden);
+  DenseContextAttention attention;
   const torch::Tensor difference =
-      (decoder.Logits(hidden).detach() - expected.at("logits")).abs().max();
+      (decoder.Logits(batch, attention) - golden.expected.at("logits")).abs().max();
   EXPECT_LE(difference.item<double>(), 1e-4);
+  EXPECT_EQ(batch.labels.ne(kIgnoreLabel).sum().item<int64_t>(), batch.tokens.size(0) - 4);
 
-  const TokenLoss loss = decoder.Loss(hidden, expected.at("labels").to(torch::kInt64));
-  EXPECT_EQ(loss.tokens, n - 4);
-  EXPECT_NEAR(loss.sum.item<double>(), expected.at("loss").item<double>(), 2e-3);
-
-  // Twice, half each: gradients must add up in place in the flat buffer.
-  (loss.sum * 0.5).backward({}, /*retain_graph=*/true);
-  (loss.sum * 0.5).backward();
-  for (const ParameterSlot& slot : decoder.layout().slots) {
-    const torch::Tensor gradient = torch::from_blob(decoder.gradients() + slot.offset, slot.shape);
-    EXPECT_LE(RelativeError(gradient, expected.at("grad." + slot.name)), 1e-3) << slot.name;
+  // Twice: gradients must add up in place.
+  for (int i = 0; i < 2; ++i) {
+    const torch::Tensor loss = decoder.ForwardBackward(batch, attention);
+    EXPECT_EQ(loss.scalar_type(), torch::kFloat64);
+    EXPECT_NEAR(loss.item<double>(), golden.expected.at("loss").item<double>(), 2e-3);
+  }
+  for (const ParameterSlot& slot : golden.layout.slots) {
+    const torch::Tensor gradient =
+        store.gradients().narrow(0, slot.offset, slot.elements).view(slot.shape) / 2;
+    EXPECT_LE(RelativeError(gradient, golden.expected.at("grad." + slot.name)), 1e-3) << slot.name;
   }
 }
 
@@ -105,34 +101,49 @@ TEST_P(GoldenTest, ExportHasTheNamesShapesAndTypesOfTheOriginal) {
 }
 
 TEST(DecoderTest, TokensAndLabelsOutsideTheVocabularyAreErrors) {
-  const absl::StatusOr<ModelConfig> config = LoadModelConfig("tests/golden/qwen2/config.json");
-  ASSERT_TRUE(config.ok()) << config.status();
-  const Decoder decoder(*config, 1, Recompute::kNone);
-  DenseAttention attention;
-  const torch::Tensor positions = torch::arange(3);
+  const Golden golden = LoadGolden("qwen2");
+  const CpuTokenOps ops(/*threads=*/1);
+  FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
+  Decoder decoder(golden.config, ops, store, {});
+  DenseContextAttention attention;
   const torch::Tensor inside = torch::tensor({0, 1, 60}, torch::kInt64);
   const torch::Tensor outside = torch::tensor({0, 1, 61}, torch::kInt64);
-  EXPECT_THROW(decoder.Forward(outside, positions, 3, attention), c10::Error);
-  const torch::Tensor hidden = decoder.Forward(inside, positions, 3, attention);
-  EXPECT_THROW(decoder.Loss(hidden, outside), c10::Error);
-  EXPECT_NO_THROW(decoder.Loss(hidden, inside));
+  const auto loss = [&](const torch::Tensor& tokens, const torch::Tensor& labels) {
+    decoder.Loss({.tokens = tokens,
+                  .positions = torch::arange(3),
+                  .labels = labels,
+                  .sequence_length = 3},
+                 attention);
+  };
+  EXPECT_THROW(loss(outside, inside), c10::Error);
+  EXPECT_THROW(loss(inside, outside), c10::Error);
+  EXPECT_NO_THROW(loss(inside, inside));
 }
 
-// A trainer chooses by the memory it finds, which may differ from one attempt to the next.
-TEST(DecoderTest, RecomputingDoesNotChangeABit) {
-  const absl::StatusOr<ModelConfig> config = LoadModelConfig("tests/golden/qwen2/config.json");
-  ASSERT_TRUE(config.ok()) << config.status();
-  const auto gradients = [&](Recompute recompute) {
-    Decoder decoder(*config, 1, recompute);
-    InitializeParameters(*config, decoder.layout(), 1, 0, decoder.layout().elements,
-                         decoder.parameters());
-    DenseAttention attention;
-    const torch::Tensor tokens = torch::arange(48) % 7;
-    const torch::Tensor hidden = decoder.Forward(tokens, torch::arange(48), 48, attention);
-    decoder.Loss(hidden, tokens).sum.backward();
-    return std::vector<float>(decoder.gradients(), decoder.gradients() + decoder.padded_elements());
-  };
-  EXPECT_EQ(gradients(Recompute::kNone), gradients(Recompute::kFull));
+// A trainer chooses by the memory it finds, which may differ from one attempt to the next, and so
+// may the cores.
+TEST(DecoderTest, NeitherRecomputingNorThreadsChangeABit) {
+  for (const std::string& name : GoldenNames()) {
+    const Golden golden = LoadGolden(name);
+    const auto gradients = [&](const RecomputePlan& plan, int threads) {
+      const CpuTokenOps ops(threads);
+      FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
+      Decoder decoder(golden.config, ops, store, {.recompute = plan});
+      DenseContextAttention attention;
+      const torch::Tensor tokens = torch::arange(600) % 7;
+      decoder.ForwardBackward({.tokens = tokens,
+                               .positions = torch::arange(600),
+                               .labels = tokens,
+                               .sequence_length = 600},
+                              attention);
+      return store.gradients();
+    };
+    const torch::Tensor full = gradients({.recompute = Recompute::kFull}, 1);
+    EXPECT_TRUE(torch::equal(gradients({.recompute = Recompute::kFull}, 3), full)) << name;
+    EXPECT_TRUE(torch::equal(gradients({.recompute = Recompute::kNone}, 2), full)) << name;
+    const RecomputePlan some{.recompute = Recompute::kAttentionOnly, .kept_layers = 1};
+    EXPECT_TRUE(torch::equal(gradients(some, 1), full)) << name;
+  }
 }
 
 std::vector<Case> Cases() {

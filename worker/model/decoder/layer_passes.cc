@@ -23,6 +23,15 @@ Tensor Linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return bias.defined() ? torch::addmm(bias, x, weight.t()) : x.mm(weight.t());
 }
 
+// The same, into y: the same bits, so that it does not matter which of the two backward repeats.
+void LinearInto(Tensor y, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (bias.defined()) {
+    at::addmm_out(y, bias, x, weight.t());
+  } else {
+    at::mm_out(y, x, weight.t());
+  }
+}
+
 void AddBiasGradient(const Tensor& dy, const Tensor& d_bias) {
   if (d_bias.defined()) d_bias.add_(dy.sum(0, /*keepdim=*/false, torch::kFloat));
 }
@@ -86,13 +95,11 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
     Tensor gate_up;
     if (keep_products) {
       gate_up = kept.gate_up.slice(0, begin, end);
-      at::mm_out(gate_up, rows, parameters.gate_up_weight.t());
-      if (parameters.gate_up_bias.defined()) gate_up.add_(parameters.gate_up_bias);
+      LinearInto(gate_up, rows, parameters.gate_up_weight, parameters.gate_up_bias);
     } else {
       gate_up = Linear(rows, parameters.gate_up_weight, parameters.gate_up_bias);
     }
-    at::mm_out(rows, ops.SwiGlu(gate_up), parameters.down_weight.t());
-    if (parameters.down_bias.defined()) rows.add_(parameters.down_bias);
+    LinearInto(rows, ops.SwiGlu(gate_up), parameters.down_weight, parameters.down_bias);
   });
   if (keep_products) kept.middle = norm.sum;
   stream = {.base = std::move(norm.sum), .pending = std::move(norm.y)};
@@ -188,7 +195,7 @@ Tensor LossPass(const TokenOps& ops, const Tensor& hidden, const Tensor& head, c
     ops.AddWeightGradient(logits, rows, d_head);
     at::mm_out(rows, logits, head);  // the hidden states have served
   });
-  return losses.sum(torch::kDouble).to(torch::kFloat);
+  return losses.sum(torch::kDouble);
 }
 
 }  // namespace ringleader::model

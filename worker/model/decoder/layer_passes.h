@@ -1,4 +1,4 @@
-// Forward and backward of one decoder layer, and of the head, without autograd: what ShardedDecoder
+// Forward and backward of one decoder layer, and of the head, without autograd: what Decoder
 // runs one after another. n local tokens; activations [n, hidden] in the model's type.
 #pragma once
 
@@ -49,7 +49,7 @@ torch::Tensor BackwardLayer(const LayerContext& context, const LayerParameters& 
                             const LayerParameters& gradients, SavedLayer saved,
                             const torch::Tensor& dy);
 
-// The summed cross entropy of softmax(hidden head^T) against labels, an fp32 scalar, with logits
+// The summed cross entropy of softmax(hidden head^T) against labels, an fp64 scalar, with logits
 // for `chunk_tokens` tokens at a time. With d_head ([vocab, hidden] fp32) defined: adds to it, and
 // the hidden states' gradient takes their place.
 torch::Tensor LossPass(const TokenOps& ops, const torch::Tensor& hidden, const torch::Tensor& head,

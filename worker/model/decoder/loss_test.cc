@@ -1,63 +1,69 @@
-#include "worker/model/decoder/loss.h"
-
+// The loss over chunks of logits against cross entropy over all of them.
 #include <gtest/gtest.h>
+
+#include "worker/model/decoder/cpu_token_ops.h"
+#include "worker/model/decoder/layer_passes.h"
 
 namespace ringleader::model {
 namespace {
 
-constexpr int64_t kIgnore = -100;
+using torch::Tensor;
 
-double RelativeError(const torch::Tensor& got, const torch::Tensor& want) {
+constexpr int64_t kChunkTokens = 64;
+
+double RelativeError(const Tensor& got, const Tensor& want) {
   return ((got - want).norm() / want.norm()).item<double>();
 }
 
+// 150 tokens need three chunks.
 class LossTest : public testing::Test {
  protected:
-  // A vocabulary that makes a chunk 64 tokens, so that 150 tokens need three.
   LossTest() {
     torch::manual_seed(1);
-    hidden_ = torch::randn({150, 8}).requires_grad_();
-    head_ = (torch::randn({1 << 17, 8}) * 0.5).requires_grad_();
+    hidden_ = torch::randn({150, 8});
+    head_ = torch::randn({1 << 17, 8}) * 0.5;
     labels_ = torch::randint(0, 1 << 17, {150});
-    labels_.slice(0, 10, 20).fill_(kIgnore);
+    labels_.slice(0, 10, 20).fill_(kIgnoreLabel);
   }
 
-  torch::Tensor hidden_, head_, labels_;
+  const CpuTokenOps ops_ = CpuTokenOps(/*threads=*/2);
+  Tensor hidden_, head_, labels_;
 };
 
 TEST_F(LossTest, EqualsCrossEntropyOverAllLogits) {
-  const torch::Tensor sum = LinearCrossEntropySum(hidden_, head_, labels_, kIgnore);
-  (sum / 140).backward();
-  const torch::Tensor d_hidden = hidden_.grad().clone(), d_head = head_.grad().clone();
-  hidden_.mutable_grad().reset();
-  head_.mutable_grad().reset();
+  const Tensor d_head = torch::zeros_like(head_), d_hidden = hidden_.clone();
+  const Tensor sum = LossPass(ops_, d_hidden, head_, labels_, d_head, kChunkTokens);
 
+  const Tensor hidden = hidden_.clone().requires_grad_(), head = head_.clone().requires_grad_();
   namespace F = torch::nn::functional;
-  const torch::Tensor want =
-      F::cross_entropy(hidden_.matmul(head_.t()), labels_,
-                       F::CrossEntropyFuncOptions().ignore_index(kIgnore).reduction(torch::kSum));
-  (want / 140).backward();
+  const Tensor want = F::cross_entropy(
+      hidden.matmul(head.t()), labels_,
+      F::CrossEntropyFuncOptions().ignore_index(kIgnoreLabel).reduction(torch::kSum));
+  want.backward();
   EXPECT_EQ(sum.scalar_type(), torch::kFloat64);
   EXPECT_NEAR(sum.item<double>() / want.item<double>(), 1.0, 1e-6);
-  EXPECT_LE(RelativeError(d_hidden, hidden_.grad()), 1e-5);
-  EXPECT_LE(RelativeError(d_head, head_.grad()), 1e-5);
+  EXPECT_LE(RelativeError(d_hidden, hidden.grad()), 1e-5);
+  EXPECT_LE(RelativeError(d_head, head.grad()), 1e-5);
   EXPECT_EQ(d_hidden.slice(0, 10, 20).abs().max().item<float>(), 0.0f);
 }
 
 TEST_F(LossTest, WithoutGradientsOnlyTheSum) {
-  const double want = LinearCrossEntropySum(hidden_, head_, labels_, kIgnore).item<double>();
-  torch::NoGradGuard guard;
-  const torch::Tensor sum = LinearCrossEntropySum(hidden_, head_, labels_, kIgnore);
-  EXPECT_FALSE(sum.requires_grad());
+  const Tensor sum = LossPass(ops_, hidden_.clone(), head_, labels_, {}, kChunkTokens);
+  const Tensor hidden = hidden_.clone();
+  const double want =
+      LossPass(ops_, hidden, head_, labels_, torch::zeros_like(head_), kChunkTokens).item<double>();
   EXPECT_EQ(sum.item<double>(), want);
+  const Tensor untouched = hidden_.clone();
+  LossPass(ops_, untouched, head_, labels_, {}, kChunkTokens);
+  EXPECT_TRUE(torch::equal(untouched, hidden_));
 }
 
 TEST_F(LossTest, NoLabelsNoLossNoGradient) {
-  const torch::Tensor sum =
-      LinearCrossEntropySum(hidden_, head_, torch::full({150}, kIgnore), kIgnore);
+  const Tensor d_head = torch::zeros_like(head_);
+  const Tensor sum = LossPass(ops_, hidden_, head_, torch::full({150}, kIgnoreLabel), d_head,
+                              kChunkTokens);
   EXPECT_EQ(sum.item<double>(), 0.0);
-  sum.backward();
-  EXPECT_EQ(head_.grad().abs().max().item<float>(), 0.0f);
+  EXPECT_EQ(d_head.abs().max().item<float>(), 0.0f);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 // optimizer, and the whole model forward and backward, against the GEMM rate that the same run
 // measures. Attention is a stub that copies an output and computes nothing. A share counts 6
 // floating-point operations a parameter and token, not what backward computes again. Peaks are
-// LibTorch's, beside EstimateShardedMemory's.
+// LibTorch's, beside EstimateMemory's.
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstdio>
@@ -18,8 +18,9 @@
 #include "model_shape/rope_frequencies.h"
 #include "worker/model/decoder/cuda_token_ops.h"
 #include "worker/model/decoder/layer_passes.h"
-#include "worker/model/decoder/sharded_decoder.h"
+#include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/flat_store.h"
+#include "worker/optim/cuda_shard_device.h"
 #include "worker/optim/sharded_adamw.h"
 
 namespace ringleader::model {
@@ -213,7 +214,7 @@ class ModelBench {
     const LayerContext context{.config = config_,
                                .ops = ops_,
                                .recompute = recompute,
-                               .mlp_chunk_tokens = ShardedDecoderOptions().mlp_chunk_tokens,
+                               .mlp_chunk_tokens = DecoderOptions().mlp_chunk_tokens,
                                .rotary = rotary_};
     const auto views = [&](const Tensor& flat) {
       return MakeLayerParameters(layout_, 0,
@@ -239,7 +240,7 @@ class ModelBench {
     const Tensor labels = torch::randint(151936, {kTokens}, torch::kCUDA).to(torch::kLong);
     const Tensor d_head = torch::zeros({151936, 2048}, head.options().dtype(torch::kFloat));
     Tensor hidden = Random({kTokens, 2048});
-    const int64_t chunk = ShardedDecoderOptions().loss_chunk_tokens;
+    const int64_t chunk = DecoderOptions().loss_chunk_tokens;
     Add(absl::StrFormat("loss by %d tokens", chunk), 6.0 * kTokens * 151936 * 2048,
         [&] { LossPass(ops_, hidden, head, labels, d_head, chunk); });
     const Tensor logits = Random({8192, 151936}), some = labels.narrow(0, 0, 8192);
@@ -250,7 +251,9 @@ class ModelBench {
   void Optimizer() {
     const ParameterLayout layout = MakeParameterLayout(Config(6));
     const std::vector<float> start(layout.ShardElements(1), 0.02f);
-    auto adamw = optim::ShardedAdamW::Create({}, layout, nullptr, torch::kBFloat16, start);
+    const auto device = optim::CudaShardDevice::Create(nullptr);
+    kernels::ops::Check(device.status());
+    auto adamw = optim::ShardedAdamW::Create({}, layout, **device, torch::kBFloat16, start);
     kernels::ops::Check(adamw.status());
     const Tensor loss = torch::ones({}, torch::dtype(torch::kFloat).device(torch::kCUDA));
     Add(absl::StrFormat("optimizer of %d elements", layout.elements), 0,
@@ -265,7 +268,7 @@ class ModelBench {
     FlatStore store(layout, torch::zeros({layout.elements}, torch::kCUDA), torch::kCUDA,
                     torch::kBFloat16);
     store.parameters().normal_(0.0, 0.02);
-    ShardedDecoder decoder(config, ops_, store, {.recompute = plan});
+    Decoder decoder(config, ops_, store, {.recompute = plan});
     const Tensor tokens = torch::randint(151936, {kTokens}, torch::kCUDA).to(torch::kLong);
     const TokenBatch batch{.tokens = tokens,
                            .positions = rotary_.positions,
@@ -275,7 +278,7 @@ class ModelBench {
     c10::cuda::CUDACachingAllocator::resetPeakStats(0);
     const double ms = StepMs([&] { decoder.ForwardBackward(batch, attention_); });
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
-    const ShardedMemory memory = EstimateShardedMemory(config, {.ranks = 1, .tokens = kTokens},
+    const TrainingMemory memory = EstimateMemory(config, {.ranks = 1, .tokens = kTokens},
                                                        plan, ParameterSharding::kWhole);
     // The store holds gradients alone; the stub holds what attention would need for its work.
     const int64_t estimate = memory.total() - memory.optimizer + layout.elements * 4;

@@ -1,5 +1,5 @@
-// The token-wise steps of a decoder layer and their gradients, outside autograd: LibTorch's own
-// operators on any device and type (PlainTokenOps), or the fused kernels in bf16 on a GPU
+// The token-wise steps of a decoder layer and their gradients, outside autograd: the seam between
+// the decoder and a device's fused passes, in fp32 on the CPU (cpu_token_ops.h) and in bf16 on a GPU
 // (cuda_token_ops.h).
 #pragma once
 
@@ -16,9 +16,12 @@ struct Rotary {
   torch::Tensor positions;            // [n] int64
   torch::Tensor inverse_frequencies;  // [head_dim / 2] fp32
   double scale = 1.0;                 // of cosines and sines
+  // [n, head_dim / 2] fp32, scaled; where the device looks them up (PrepareRotary).
+  torch::Tensor cos = {}, sin = {};
 };
 
-// Thread-safe; tensors are dense, of the model's type T unless stated.
+// One call at a time; tensors are dense, of the model's type T unless stated. What does not fit
+// surfaces as c10::Error.
 class TokenOps {
  public:
   virtual ~TokenOps() = default;
@@ -38,6 +41,8 @@ class TokenOps {
                                      const torch::Tensor& d_sum,
                                      const torch::Tensor& d_weight) const = 0;
 
+  // Once for a sequence, before its layers rotate: adds what the device computes ahead.
+  virtual void PrepareRotary(Rotary& /*rotary*/) const {}
   // q: [n, heads, d], k: [n, kv_heads, d] into outputs of the same shapes, which may be the inputs;
   // strided by token. `inverse` rotates back: the gradient.
   virtual void Rotate(const torch::Tensor& q, const torch::Tensor& k, const Rotary& rotary,
@@ -63,31 +68,10 @@ class TokenOps {
   virtual torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
                                      bool gradient) const = 0;
 
-  // d_table: [vocab, hidden] fp32; row tokens[i] += dx[i]. The same bits every time (PlainTokenOps:
-  // on the CPU).
+  // d_table: [vocab, hidden] fp32; row tokens[i] += dx[i], in the order of i: the same bits every
+  // time.
   virtual void AddEmbeddingGradient(const torch::Tensor& dx, const torch::Tensor& tokens,
                                     const torch::Tensor& d_table) const = 0;
-};
-
-class PlainTokenOps : public TokenOps {
- public:
-  Norm NormForward(const torch::Tensor& x, const torch::Tensor& residual,
-                   const torch::Tensor& weight, double epsilon) const override;
-  torch::Tensor NormBackward(const torch::Tensor& dy, const torch::Tensor& sum,
-                             const torch::Tensor& rstd, const torch::Tensor& weight,
-                             const torch::Tensor& d_sum,
-                             const torch::Tensor& d_weight) const override;
-  void Rotate(const torch::Tensor& q, const torch::Tensor& k, const Rotary& rotary, bool inverse,
-              const torch::Tensor& q_out, const torch::Tensor& k_out) const override;
-  torch::Tensor SwiGlu(const torch::Tensor& gate_up) const override;
-  SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation,
-                                const torch::Tensor& gate_up) const override;
-  void AddWeightGradient(const torch::Tensor& dy, const torch::Tensor& x,
-                         const torch::Tensor& d_weight) const override;
-  torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
-                             bool gradient) const override;
-  void AddEmbeddingGradient(const torch::Tensor& dx, const torch::Tensor& tokens,
-                            const torch::Tensor& d_table) const override;
 };
 
 }  // namespace ringleader::model

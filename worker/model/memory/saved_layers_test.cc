@@ -10,7 +10,8 @@
 #include <limits>
 #include <map>
 
-#include "worker/model/decoder/sharded_decoder.h"
+#include "worker/model/decoder/cpu_token_ops.h"
+#include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden_batch.h"
@@ -132,9 +133,9 @@ class OffloadedDecoderTest : public testing::Test {
   };
   Result Run(Recompute recompute, int64_t host_layers, HostCopies* copies) {
     Golden golden = LoadGolden("qwen2");
-    const PlainTokenOps ops;
+    const CpuTokenOps ops(/*threads=*/1);
     FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-    ShardedDecoder decoder(
+    Decoder decoder(
         golden.config, ops, store,
         {.recompute = {.recompute = recompute, .host_layers = host_layers}, .host_copies = copies});
     const TokenBatch batch = BatchOf(golden);

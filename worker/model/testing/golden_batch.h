@@ -1,7 +1,7 @@
 // A golden model's tokens and labels as one sequence.
 #pragma once
 
-#include "worker/model/decoder/sharded_decoder.h"
+#include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/golden.h"
 
 namespace ringleader::model {

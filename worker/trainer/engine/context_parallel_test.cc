@@ -11,7 +11,9 @@
 #include "worker/attention/runner/ring_attention.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
+#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
+#include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden.h"
 
 namespace ringleader::trainer {
@@ -72,20 +74,24 @@ Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int
     for (int64_t i = 0; i < layout.local_tokens(); ++i) {
       positions.data_ptr<int64_t>()[i] = layout.Position(i);
     }
-    model::Decoder decoder(golden.config, 1, model::Recompute::kNone);
-    std::copy_n(golden.values.data_ptr<float>(), golden.layout.elements, decoder.parameters());
+    const model::CpuTokenOps ops(/*threads=*/1);
+    model::FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
+    model::Decoder decoder(golden.config, ops, store,
+                           {.recompute = {.recompute = model::Recompute::kNone}});
     auto attention = attention::RingAttention::Create(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     TORCH_CHECK((*attention)->SetDocuments(sequence.length(), sequence.document_firsts).ok());
-    const Tensor hidden = decoder.Forward(sequence.tokens.index_select(0, positions), positions,
-                                          sequence.length(), **attention);
-    const Tensor sum = decoder.Loss(hidden, sequence.labels.index_select(0, positions)).sum;
-    sum.backward();
+    const Tensor sum =
+        decoder.ForwardBackward({.tokens = sequence.tokens.index_select(0, positions),
+                                 .positions = positions,
+                                 .labels = sequence.labels.index_select(0, positions),
+                                 .sequence_length = sequence.length()},
+                                **attention);
     Result& part = parts[communicator.rank()];
     part.loss = sum.item<double>();
     for (const model::ParameterSlot& slot : decoder.layout().slots) {
       part.gradients[slot.name] =
-          torch::from_blob(decoder.gradients() + slot.offset, slot.shape).clone();
+          store.gradients().narrow(0, slot.offset, slot.elements).view(slot.shape).clone();
     }
   });
   Result result = parts[0];

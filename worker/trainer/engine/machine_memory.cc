@@ -56,19 +56,6 @@ uint64_t LeftInGroup(const std::filesystem::path& folder) {
 
 }  // namespace
 
-absl::StatusOr<model::Recompute> ChooseRecompute(const model::ModelConfig& config, int world_size,
-                                                 int64_t local_tokens, uint64_t available) {
-  const auto bytes = static_cast<int64_t>(available);
-  absl::Status fits;
-  for (const auto recompute : {model::Recompute::kNone, model::Recompute::kFull}) {
-    fits = model::CheckMemory(model::EstimateMemory(config, world_size, local_tokens, recompute),
-                              bytes);
-    if (fits.ok()) return recompute;
-  }
-  // Another attempt would find no more.
-  return absl::FailedPreconditionError(fits.message());
-}
-
 absl::StatusOr<uint64_t> AvailableMemoryBytes(const std::string& own_cgroup,
                                               const std::string& cgroup_root) {
   uint64_t left = ReadKilobytes("/proc/meminfo", "MemAvailable:");

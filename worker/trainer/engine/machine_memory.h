@@ -1,19 +1,12 @@
-// What a rank needs and what its machine has.
+// What a rank's machine has of memory.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "model_shape/model_config.h"
-#include "worker/model/memory/autograd_memory.h"
 
 namespace ringleader::trainer {
-
-// The least recomputation with which a rank's part of the model and of a sequence fits `available`
-// bytes. FAILED_PRECONDITION, with the arithmetic, if none does.
-absl::StatusOr<model::Recompute> ChooseRecompute(const model::ModelConfig& config, int world_size,
-                                                 int64_t local_tokens, uint64_t available);
 
 // Memory that this machine has left, or the process's control group (version 2) or one above it,
 // whichever has least. `own_cgroup` says which group that is, in the form of /proc/self/cgroup;

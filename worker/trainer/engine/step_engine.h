@@ -1,6 +1,8 @@
-// What computes a step: the model, its attention and its optimizer on one kind of device. The seam
-// that keeps the step loop the same on CPU (cpu_engine.h) and GPU (cuda_engine.h).
+// What computes a step: the model, its attention and its optimizer, over a device (engine_device.h),
+// in which CPU and GPU differ.
 #pragma once
+
+#include <torch/types.h>
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +19,9 @@
 #include "worker/attention/stats/attention_stats.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
-#include "worker/optim/adamw.h"
+#include "worker/model/decoder/decoder.h"
+#include "worker/optim/sharded_adamw.h"
+#include "worker/trainer/engine/engine_device.h"
 #include "worker/trainer/host.h"
 #include "worker/trainer/training_job.h"
 
@@ -45,39 +49,73 @@ struct EngineStats {
 // through.
 class StepEngine {
  public:
-  virtual ~StepEngine() = default;
+  // Loads or draws the model on the job's device. `job`, `world` and `host` outlive the engine.
+  // FAILED_PRECONDITION, with the arithmetic, where the job does not fit the device.
+  static absl::StatusOr<std::unique_ptr<StepEngine>> Create(const TrainingJob& job,
+                                                            comm::Communicator& world, Host& host);
 
-  virtual const model::ModelConfig& config() const = 0;
-  virtual const model::ParameterLayout& layout() const = 0;
+  const model::ModelConfig& config() const { return decoder_->config(); }
+  const model::ParameterLayout& layout() const { return decoder_->layout(); }
   // How the engine has set itself up, for people: name and value.
-  virtual std::vector<std::pair<std::string, std::string>> Settings() const = 0;
+  std::vector<std::pair<std::string, std::string>> Settings() const;
+  // Whether every rank has to come to as many micro-batches a step.
+  bool ranks_step_alike() const;
 
   // From the next step on; layers behind the end keep the job's.
-  virtual absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) = 0;
+  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
+    return device_->attention().SetBudgets(budgets);
+  }
 
   // A step: begin, this rank's micro-batches, update. Update is where the step's one wait for the
-  // device is; with no labelled token on any rank it changes nothing and returns a sum of 0.
-  virtual void BeginStep() = 0;
-  virtual absl::Status ForwardBackward(const data::LocalSequence& sequence) = 0;
-  virtual absl::StatusOr<StepUpdate> Update(double learning_rate) = 0;
+  // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
+  void BeginStep();
+  absl::Status ForwardBackward(const data::LocalSequence& sequence);
+  absl::StatusOr<StepUpdate> Update(double learning_rate);
 
   // This rank's part of the loss, without gradients.
-  virtual absl::StatusOr<LossSum> Loss(const data::LocalSequence& sequence) = 0;
+  absl::StatusOr<LossSum> Loss(const data::LocalSequence& sequence);
 
   // What happened since the last call.
-  virtual EngineStats TakeStats() = 0;
+  EngineStats TakeStats();
   // The first parameter, in layout().slots, whose gradient here is NaN or infinite; -1 if none is.
-  virtual int64_t NonFiniteParameter() const = 0;
+  int64_t NonFiniteParameter() const { return optimizer_->NonFiniteParameter(); }
 
   // This rank's range of the parameters with its optimizer state as they are now, to be copied to
   // host memory while training goes on. Calling it may outlast no call but ForwardBackward.
-  virtual absl::StatusOr<optim::ShardSource> Snapshot() = 0;
-  virtual int64_t shard_begin() const = 0;
-  virtual int64_t shard_elements() const = 0;
-  virtual int64_t updates() const = 0;
-  virtual absl::Status Restore(optim::OptimizerShard shard, int64_t updates) = 0;
+  absl::StatusOr<optim::ShardSource> Snapshot() { return optimizer_->Snapshot(); }
+  int64_t shard_begin() const { return optimizer_->shard_begin(); }
+  int64_t shard_elements() const { return optimizer_->shard_elements(); }
+  int64_t updates() const { return optimizer_->updates(); }
+  absl::Status Restore(const optim::OptimizerShard& shard, int64_t updates) {
+    return optimizer_->Restore(shard, updates);
+  }
   // Rank 0 writes a Hugging Face folder.
-  virtual absl::Status ExportModel(const std::string& folder) = 0;
+  absl::Status ExportModel(const std::string& folder);
+
+ private:
+  StepEngine(const TrainingJob& job, comm::Communicator& world,
+             std::unique_ptr<EngineDevice> device)
+      : job_(job), world_(world), device_(std::move(device)) {}
+  absl::Status SetUp(Host& host);
+  // Chooses what to recompute; FAILED_PRECONDITION, with the arithmetic, if nothing fits.
+  absl::Status PlanMemory(const model::ModelConfig& config);
+  // This rank's range of the start weights.
+  absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
+                                                  const model::ParameterLayout& layout) const;
+  absl::Status SetDocuments(const data::LocalSequence& sequence);
+  model::TokenBatch Batch(const data::LocalSequence& sequence) const;
+  int64_t LocalTokens() const { return static_cast<int64_t>(job_.sequence_length) / job_.context; }
+
+  const TrainingJob& job_;
+  comm::Communicator& world_;
+  const std::unique_ptr<EngineDevice> device_;
+  model::TrainingPlan memory_plan_;
+  std::unique_ptr<optim::ShardDevice> shards_;
+  std::unique_ptr<optim::ShardedAdamW> optimizer_;
+  std::unique_ptr<model::Decoder> decoder_;
+
+  torch::Tensor loss_sum_;  // of the step's micro-batches so far, a scalar on the device
+  int64_t labels_ = 0;      // likewise
 };
 
 }  // namespace ringleader::trainer

@@ -124,14 +124,14 @@ TEST(AssignmentTest, RefusesTokensThatWouldBeInNobodysShard) {
   EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()), HasSubstr("511 tokens"));
 }
 
-TEST(MicroBatchesTest, OnGpusGroupsGetAsManyEach) {
+TEST(MicroBatchesTest, GroupsWhoseRanksStepAlikeGetAsManyEach) {
   Plan plan;
-  EXPECT_EQ(CheckMicroBatches(Engine::kCuda, plan), absl::OkStatus());
+  EXPECT_EQ(CheckMicroBatches(/*ranks_step_alike=*/true, plan), absl::OkStatus());
   plan.micro_batches = {{0, 3}, {1, 2}};
-  EXPECT_EQ(CheckMicroBatches(Engine::kCuda, plan), absl::OkStatus());
+  EXPECT_EQ(CheckMicroBatches(/*ranks_step_alike=*/true, plan), absl::OkStatus());
   plan.micro_batches = {{0}, {1, 2, 3}};
-  EXPECT_EQ(CheckMicroBatches(Engine::kCpu, plan), absl::OkStatus());
-  EXPECT_THAT(std::string(CheckMicroBatches(Engine::kCuda, plan).message()),
+  EXPECT_EQ(CheckMicroBatches(/*ranks_step_alike=*/false, plan), absl::OkStatus());
+  EXPECT_THAT(std::string(CheckMicroBatches(/*ranks_step_alike=*/true, plan).message()),
               HasSubstr("1 sequences to group 0 and 3 to group 1"));
 }
 

@@ -26,8 +26,6 @@
 #include "worker/checkpoint/checkpointer.h"
 #include "worker/checkpoint/directory.h"
 #include "worker/data/loader.h"
-#include "worker/trainer/engine/cpu_engine.h"
-#include "worker/trainer/engine/cuda_engine.h"
 #include "worker/trainer/engine/machine_memory.h"
 #include "worker/trainer/steps/step_agreement.h"
 #include "worker/trainer/steps/step_loop.h"
@@ -85,8 +83,7 @@ class Attempt {
 absl::Status Attempt::Prepare() {
   // What could never be saved is not begun: the first checkpoint may be hours away.
   RETURN_IF_ERROR(checkpoint::CheckDirectory(job_.checkpoint_directory, world_));
-  ASSIGN_OR_RETURN(engine_, job_.engine == Engine::kCuda ? CreateCudaEngine(job_, world_, host_)
-                                                         : CreateCpuEngine(job_, world_, host_));
+  ASSIGN_OR_RETURN(engine_, StepEngine::Create(job_, world_, host_));
   if (is_first()) PrintSettings();
   RETURN_IF_ERROR(OpenData());
   loop_ = std::make_unique<StepLoop>(job_, StepParts{.engine = engine_.get(),
@@ -148,9 +145,9 @@ absl::Status Attempt::Resume() {
         newest->path));
   }
   ASSIGN_OR_RETURN(
-      optim::OptimizerShard shard,
+      const optim::OptimizerShard shard,
       checkpoint::ReadShard(*newest, engine_->shard_begin(), engine_->shard_elements()));
-  RETURN_IF_ERROR(engine_->Restore(std::move(shard), static_cast<int64_t>(state.updates)));
+  RETURN_IF_ERROR(engine_->Restore(shard, static_cast<int64_t>(state.updates)));
   loop_->set_skipped_in_a_row(state.skipped_steps);
   done_ = state.step;
   tokens_ = state.tokens;

@@ -53,7 +53,7 @@ absl::Status StepLoop::Apply(const Plan& plan) {
   }
   RETURN_IF_ERROR(
       data::SequencesOfGroup(job_.global_batch, group_, job_.data, plan.micro_batches).status());
-  RETURN_IF_ERROR(CheckMicroBatches(job_.engine, plan));
+  RETURN_IF_ERROR(CheckMicroBatches(parts_.engine->ranks_step_alike(), plan));
   int layers = 0;
   for (const Plan::Budget& budget : plan.layer_budgets) {
     layers = std::max(layers, static_cast<int>(budget.layer) + 1);

@@ -1,12 +1,13 @@
-// The decoder without autograd on the CPU in fp32: what is wrong here is wrong on GPUs too
-// (cuda_decoder_test.cc).
-#include "worker/model/decoder/sharded_decoder.h"
+// The decoder on the CPU, in chunks that do not divide the tokens: what is wrong here is wrong on
+// GPUs too (cuda_decoder_test.cc).
+#include "worker/model/decoder/decoder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden_batch.h"
@@ -19,14 +20,14 @@ struct Case {
   Recompute recompute;
 };
 
-class ShardedDecoderTest : public testing::TestWithParam<Case> {};
+class DecoderTest : public testing::TestWithParam<Case> {};
 
-TEST_P(ShardedDecoderTest, LogitsLossAndGradientsEqualTransformers) {
+TEST_P(DecoderTest, LogitsLossAndGradientsEqualTransformers) {
   const Golden golden = LoadGolden(GetParam().name);
-  const PlainTokenOps ops;
+  const CpuTokenOps ops(/*threads=*/2);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
   // Chunks that do not divide the tokens.
-  ShardedDecoder decoder(golden.config, ops, store,
+  Decoder decoder(golden.config, ops, store,
                          {.recompute = {.recompute = GetParam().recompute, .kept_layers = 1},
                           .mlp_chunk_tokens = 7,
                           .loss_chunk_tokens = 5});
@@ -51,11 +52,11 @@ TEST_P(ShardedDecoderTest, LogitsLossAndGradientsEqualTransformers) {
   }
 }
 
-TEST_P(ShardedDecoderTest, EveryBlockClosesOnceFromTheBack) {
+TEST_P(DecoderTest, EveryBlockClosesOnceFromTheBack) {
   const Golden golden = LoadGolden(GetParam().name);
-  const PlainTokenOps ops;
+  const CpuTokenOps ops(/*threads=*/2);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-  ShardedDecoder decoder(golden.config, ops, store,
+  Decoder decoder(golden.config, ops, store,
                          {.recompute = {.recompute = GetParam().recompute}});
   DenseContextAttention attention;
   decoder.ForwardBackward({.tokens = torch::arange(8),
@@ -94,7 +95,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ShardedDecoderTest, testing::ValuesIn(Cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, DecoderTest, testing::ValuesIn(Cases()), [](const auto& info) {
   std::string name = info.param.name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name + std::to_string(static_cast<int>(info.param.recompute));

@@ -1,4 +1,4 @@
-#include "worker/model/decoder/token_ops.h"
+#include "worker/model/testing/plain_token_ops.h"
 
 namespace ringleader::model {
 namespace {

@@ -1,10 +1,10 @@
 // In builds without CUDA.
-#include "worker/trainer/engine/cuda_engine.h"
+#include "worker/trainer/engine/engine_device.h"
 
 namespace ringleader::trainer {
 
-absl::StatusOr<std::unique_ptr<StepEngine>> CreateCudaEngine(const TrainingJob&,
-                                                             comm::Communicator&, Host&) {
+absl::StatusOr<std::unique_ptr<EngineDevice>> CreateCudaDevice(const TrainingJob&,
+                                                               comm::Communicator&, Host&) {
   return absl::FailedPreconditionError(
       "resources.engine is cuda, but this trainer was built with the CPU engine only; set "
       "resources.engine: cpu");

@@ -1,0 +1,318 @@
+// The sharded optimizer on CPU ranks: against the paper's algorithm, with parameters whole and
+// sharded, on any number of ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "worker/comm/testing/local_communicator.h"
+#include "worker/model/decoder/cpu_token_ops.h"
+#include "worker/model/decoder/decoder.h"
+#include "worker/model/testing/dense_context_attention.h"
+#include "worker/optim/cpu_shard_device.h"
+#include "worker/optim/sharded_adamw.h"
+
+namespace ringleader::optim {
+namespace {
+
+using comm::Communicator;
+using comm::testing::RunRanks;
+using model::ParameterSharding;
+using testing::Each;
+using testing::ElementsAreArray;
+using testing::HasSubstr;
+using torch::Tensor;
+
+constexpr ParameterSharding kShardings[] = {ParameterSharding::kWhole, ParameterSharding::kShard};
+
+// A matrix of 5 x 7 and a norm of 9, with the gaps that alignment leaves; a block each.
+model::ParameterLayout Layout() {
+  return {.slots = {{.name = "matrix", .shape = {5, 7}, .offset = 0, .elements = 35},
+                    {.name = "norm", .shape = {9}, .offset = 48, .elements = 9}},
+          .elements = 64,
+          .blocks = {{.begin = 0, .elements = 48}, {.begin = 48, .elements = 16}}};
+}
+
+std::vector<float> Random(const model::ParameterLayout& layout, int64_t padded, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(padded, 0.0f);
+  for (const model::ParameterSlot& slot : layout.slots) {
+    for (int64_t i = 0; i < slot.elements; ++i) values[slot.offset + i] = normal(generator);
+  }
+  return values;
+}
+
+// A rank's device and optimizer, from random start weights.
+class Rank {
+ public:
+  Rank(Communicator& comm, const AdamWOptions& options, ParameterSharding sharding,
+       const model::ParameterLayout& layout = Layout(), uint32_t seed = 1, float scale = 1.0f)
+      : layout_(layout), device_(comm, /*threads=*/2) {
+    std::vector<float> start = Random(layout, layout.PaddedElements(comm.size()), seed);
+    for (float& value : start) value *= scale;
+    const int64_t elements = layout.ShardElements(comm.size());
+    auto adamw = ShardedAdamW::Create(options, layout, device_, torch::kFloat,
+                                      std::span(start).subspan(comm.rank() * elements, elements),
+                                      sharding);
+    TORCH_CHECK(adamw.ok(), std::string(adamw.status().message()));
+    adamw_ = *std::move(adamw);
+  }
+
+  ShardedAdamW& operator*() { return *adamw_; }
+  ShardedAdamW* operator->() { return adamw_.get(); }
+
+  // One backward's worth of gradients, from the last block to the first.
+  void AddGradients(const std::vector<float>& values) {
+    for (int block = static_cast<int>(layout_.blocks.size()) - 1; block >= 0; --block) {
+      const model::ParameterBlock& range = layout_.blocks[block];
+      adamw_->OpenGradient(block).add_(
+          torch::from_blob(const_cast<float*>(values.data()) + range.begin, {range.elements}));
+      adamw_->CloseGradient(block);
+    }
+  }
+
+  // A step of this gradient, which every rank adds for the one token that it labels.
+  absl::StatusOr<ShardedStep> Step(double rate, const std::vector<float>& gradients) {
+    adamw_->ZeroGradients();
+    AddGradients(gradients);
+    return adamw_->Step(rate, torch::ones({}), 1);
+  }
+
+  // All ranks' parameters as forward reads them, after a check that they are the master weights.
+  std::vector<float> Parameters() {
+    std::vector<float> master(layout_.elements);
+    EXPECT_TRUE(adamw_->GatherMaster(master.data()).ok());
+    for (size_t b = 0; b < layout_.blocks.size(); ++b) {
+      const model::ParameterBlock& range = layout_.blocks[b];
+      const Tensor read = adamw_->Parameters(static_cast<int>(b), -1);
+      EXPECT_TRUE(torch::equal(read, torch::from_blob(&master[range.begin], {range.elements})));
+    }
+    return master;
+  }
+
+ private:
+  const model::ParameterLayout layout_;
+  CpuShardDevice device_;
+  std::unique_ptr<ShardedAdamW> adamw_;
+};
+
+struct Outcome {
+  std::vector<float> parameters;  // [layout.elements], rank 0's
+  std::vector<ShardedStep> steps;
+};
+
+Outcome Train(int ranks, int steps, const AdamWOptions& options,
+              ParameterSharding sharding = ParameterSharding::kWhole) {
+  Outcome run;
+  RunRanks(ranks, [&](Communicator& comm) {
+    Rank rank(comm, options, sharding);
+    for (int step = 0; step < steps; ++step) {
+      const auto result = rank.Step(0.01, Random(Layout(), 64, 100 + step));
+      if (!result.ok()) throw std::runtime_error(std::string(result.status().message()));
+      if (comm.rank() == 0) run.steps.push_back(*result);
+    }
+    const std::vector<float> parameters = rank.Parameters();
+    if (comm.rank() == 0) run.parameters = parameters;
+  });
+  return run;
+}
+
+// The paper's algorithm 2, in fp64 and on one rank.
+std::vector<double> Reference(int steps, const AdamWOptions& o) {
+  const model::ParameterLayout layout = Layout();
+  const std::vector<float> start = Random(layout, layout.elements, 1);
+  std::vector<double> p(start.begin(), start.end()), m(p.size()), v(p.size());
+  for (int step = 0; step < steps; ++step) {
+    const std::vector<float> g = Random(layout, layout.elements, 100 + step);
+    double norm = 0.0;
+    for (const float x : g) norm += static_cast<double>(x) * x;
+    norm = std::sqrt(norm);
+    const double scale = o.clip_norm > 0 && norm > o.clip_norm ? o.clip_norm / norm : 1.0;
+    for (const model::ParameterSlot& slot : layout.slots) {
+      for (int64_t i = slot.offset; i < slot.offset + slot.elements; ++i) {
+        const double gradient = g[i] * scale;
+        m[i] = o.beta1 * m[i] + (1 - o.beta1) * gradient;
+        v[i] = o.beta2 * v[i] + (1 - o.beta2) * gradient * gradient;
+        const double m_hat = m[i] / (1 - std::pow(o.beta1, step + 1));
+        const double v_hat = v[i] / (1 - std::pow(o.beta2, step + 1));
+        const double decay = slot.is_matrix() ? o.weight_decay * p[i] : 0.0;
+        p[i] -= 0.01 * (m_hat / (std::sqrt(v_hat) + o.epsilon) + decay);
+      }
+    }
+  }
+  return p;
+}
+
+TEST(CpuAdamWTest, FollowsThePaperOnAnyNumberOfRanks) {
+  for (const double clip_norm : {0.0, 1.0}) {
+    const AdamWOptions options{.weight_decay = 0.3, .clip_norm = clip_norm};
+    const std::vector<double> expected = Reference(5, options);
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const ParameterSharding sharding : kShardings) {
+        const Outcome run = Train(ranks, 5, options, sharding);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          ASSERT_NEAR(run.parameters[i], expected[i], 1e-5) << ranks << " ranks, element " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuAdamWTest, SameBitsInEveryRun) {
+  for (const ParameterSharding sharding : kShardings) {
+    EXPECT_THAT(Train(4, 3, {}, sharding).parameters,
+                ElementsAreArray(Train(4, 3, {}, sharding).parameters));
+  }
+}
+
+TEST(CpuAdamWTest, ReportsTheNormBeforeClipping) {
+  double squares = 0.0;
+  for (const float g : Random(Layout(), 64, 100)) squares += static_cast<double>(g) * g;
+  EXPECT_NEAR(Train(2, 1, {.clip_norm = 0.5}).steps[0].gradient_norm, std::sqrt(squares), 1e-4);
+}
+
+TEST(CpuAdamWTest, OneBadValueOnOneRankSkipsTheStepOnAll) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const ParameterSharding sharding : kShardings) {
+      RunRanks(3, [&](Communicator& comm) {
+        Rank rank(comm, {}, sharding);
+        const std::vector<float> before = rank.Parameters();
+        std::vector<float> gradients = Random(Layout(), 64, 2);
+        if (comm.rank() == 1) gradients[50] = bad;
+        const auto step = rank.Step(0.1, gradients);
+        ASSERT_TRUE(step.ok()) << step.status();
+        EXPECT_TRUE(step->skipped);
+        EXPECT_EQ(rank->updates(), 0);
+        EXPECT_THAT(rank.Parameters(), ElementsAreArray(before));
+        EXPECT_THAT(rank->Shard()->first_moment, Each(0.0f));
+        const bool owner = rank->shard_begin() <= 50 && 50 < rank->shard_begin() + 32;
+        EXPECT_EQ(rank->NonFiniteParameter(), owner ? 1 : -1);
+      });
+    }
+  }
+}
+
+TEST(CpuAdamWTest, AStepWithoutTokensChangesNothing) {
+  RunRanks(2, [](Communicator& comm) {
+    Rank rank(comm, {}, ParameterSharding::kWhole);
+    const std::vector<float> before = rank.Parameters();
+    const auto step = rank->Step(0.1, torch::zeros({}), 0);
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_TRUE(step->skipped);
+    EXPECT_EQ(step->tokens, 0.0);
+    EXPECT_THAT(rank.Parameters(), ElementsAreArray(before));
+  });
+}
+
+TEST(CpuAdamWTest, RestoredStateGoesOnAsIfNothingHappened) {
+  for (const ParameterSharding sharding : kShardings) {
+    const Outcome undisturbed = Train(2, 4, {}, sharding);
+    RunRanks(2, [&](Communicator& comm) {
+      const auto train = [&](Rank& rank, int begin, int end) {
+        for (int step = begin; step < end; ++step) {
+          ASSERT_TRUE(rank.Step(0.01, Random(Layout(), 64, 100 + step)).ok());
+        }
+      };
+      Rank first(comm, {}, sharding);
+      train(first, 0, 2);
+      absl::StatusOr<ShardSource> source = first->Snapshot();
+      ASSERT_TRUE(source.ok()) << source.status();
+      const int64_t updates = first->updates();
+      train(first, 2, 3);  // a snapshot is of its time
+      const absl::StatusOr<OptimizerShard> shard = (*std::move(source))();
+      ASSERT_TRUE(shard.ok()) << shard.status();
+      Rank second(comm, {}, sharding, Layout(), /*seed=*/7);
+      ASSERT_TRUE(second->Restore(*shard, updates).ok());
+      train(second, 2, 4);
+      EXPECT_THAT(second.Parameters(), ElementsAreArray(undisturbed.parameters));
+
+      const absl::Status status = second->Restore(
+          {.begin = 1, .master = {0.0f}, .first_moment = {}, .second_moment = {}}, 1);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("does not fit rank"));
+    });
+  }
+}
+
+// Parameters that are whole leave it to a rank how many micro-batches it adds up.
+TEST(CpuAdamWTest, RanksMayAddUpDifferentNumbersOfMicroBatches) {
+  std::vector<std::vector<float>> results;
+  for (const auto& [first, second] : {std::pair(1, 3), std::pair(2, 2)}) {
+    std::vector<float> result;
+    RunRanks(2, [&, first = first, second = second](Communicator& comm) {
+      Rank rank(comm, {}, ParameterSharding::kWhole);
+      const int count = comm.rank() == 0 ? first : second;
+      for (int i = 0; i < count; ++i) rank.AddGradients(Random(Layout(), 64, 100));
+      ASSERT_TRUE(rank->Step(0.01, torch::ones({}) * count, count).ok());
+      const std::vector<float> parameters = rank.Parameters();
+      if (comm.rank() == 0) result = parameters;
+    });
+    results.push_back(result);
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) EXPECT_NEAR(results[0][i], results[1][i], 1e-6);
+}
+
+model::ModelConfig Config() {
+  model::ModelConfig config;
+  config.vocab_size = 61;
+  config.hidden_size = 32;
+  config.intermediate_size = 40;
+  config.layers = 3;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  config.qkv_bias = true;
+  return config;
+}
+
+// A model over ranks that see a sequence each, and on one rank that sees all of them in turn.
+TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
+  const model::ParameterLayout layout = model::MakeParameterLayout(Config());
+  const auto train = [&](int ranks, ParameterSharding sharding) {
+    constexpr int kSequences = 12, kSteps = 3;
+    std::vector<float> result;
+    RunRanks(ranks, [&](Communicator& comm) {
+      const torch::NoGradGuard no_grad;
+      Rank rank(comm, {.clip_norm = 0.1}, sharding, layout, /*seed=*/1, /*scale=*/0.1f);
+      const model::CpuTokenOps ops(/*threads=*/1);
+      model::Decoder decoder(Config(), ops, *rank, {});
+      model::DenseContextAttention attention;
+      for (int step = 0; step < kSteps; ++step) {
+        rank->ZeroGradients();
+        Tensor loss = torch::zeros({}, torch::kDouble);
+        int64_t count = 0;
+        for (int s = comm.rank(); s < kSequences; s += ranks) {
+          const int64_t n = 24;
+          const Tensor tokens = (torch::arange(n) * (s + 3) + step * 7) % 61;
+          loss += decoder.ForwardBackward({.tokens = tokens,
+                                           .positions = torch::arange(n),
+                                           .labels = tokens.roll(-1),
+                                           .sequence_length = n},
+                                          attention);
+          count += n;
+        }
+        const auto update = rank->Step(0.01, loss, count);
+        ASSERT_TRUE(update.ok()) << update.status();
+        EXPECT_FALSE(update->skipped);
+      }
+      const std::vector<float> parameters = rank.Parameters();
+      if (comm.rank() == 0) result = parameters;
+    });
+    return torch::tensor(result);
+  };
+  const Tensor expected = train(1, ParameterSharding::kWhole);
+  EXPECT_GT(expected.abs().max().item<double>(), 0.0);
+  for (const int ranks : {2, 3, 4}) {
+    for (const ParameterSharding sharding : kShardings) {
+      EXPECT_LE((train(ranks, sharding) - expected).abs().max().item<double>(), 2e-4)
+          << ranks << " ranks";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringleader::optim

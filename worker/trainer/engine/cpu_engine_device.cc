@@ -1,0 +1,91 @@
+// The CPU: fp32, bit for bit the same in every run.
+#include <ATen/Parallel.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "worker/attention/runner/ring_attention.h"
+#include "worker/model/decoder/cpu_token_ops.h"
+#include "worker/optim/cpu_shard_device.h"
+#include "worker/trainer/engine/engine_device.h"
+#include "worker/trainer/engine/machine_memory.h"
+#include "worker/trainer/engine/model_source.h"
+
+namespace ringleader::trainer {
+namespace {
+
+class CpuDevice : public EngineDevice {
+ public:
+  CpuDevice(const TrainingJob& job, comm::Communicator& world)
+      : job_(job), world_(world), token_ops_(job.threads) {}
+  absl::Status SetUp();
+
+  std::string Describe() const override {
+    return absl::StrFormat("CPU, fp32, %d threads each", job_.threads);
+  }
+  torch::ScalarType type() const override { return torch::kFloat; }
+  bool is_host() const override { return true; }
+  absl::StatusOr<model::MemoryLimits> FreeMemory() override {
+    ASSIGN_OR_RETURN(const int64_t share, HostMemoryShare(job_.ranks_per_node));
+    return model::MemoryLimits{.device = share};
+  }
+  const model::TokenOps& token_ops() const override { return token_ops_; }
+  attention::ContextAttention& attention() override { return *attention_; }
+  absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
+    return std::make_unique<optim::CpuShardDevice>(world_, job_.threads);
+  }
+  absl::StatusOr<model::HostCopies*> PinHostMemory(int64_t, int64_t) override {
+    return absl::InternalError("a CPU rank has no second memory to keep activations in");
+  }
+  torch::Tensor Upload(const std::vector<int64_t>& values) override {
+    return torch::from_blob(const_cast<int64_t*>(values.data()),
+                            {static_cast<int64_t>(values.size())}, torch::kInt64);
+  }
+  void Begin(Interval interval) override { TimerOf(interval).start = Clock::now(); }
+  void End(Interval interval) override {
+    Timer& timer = TimerOf(interval);
+    timer.seconds = std::chrono::duration<double>(Clock::now() - timer.start).count();
+  }
+  double TakeSeconds(Interval interval) override {
+    return std::exchange(TimerOf(interval).seconds, 0.0);
+  }
+  double TakeOffloadSeconds() override { return 0.0; }
+  uint64_t PeakBytes() const override { return PeakMemoryBytes(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Timer {
+    Clock::time_point start = {};
+    double seconds = 0.0;
+  };
+  Timer& TimerOf(Interval interval) { return timers_[interval == Interval::kModel ? 0 : 1]; }
+
+  const TrainingJob& job_;
+  comm::Communicator& world_;
+  std::unique_ptr<comm::Communicator> context_;  // the ranks that share this rank's sequences
+  std::unique_ptr<attention::ContextAttention> attention_;
+  const model::CpuTokenOps token_ops_;
+  Timer timers_[2];
+};
+
+absl::Status CpuDevice::SetUp() {
+  at::set_num_threads(job_.threads);
+  ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
+  ASSIGN_OR_RETURN(attention_,
+                   attention::RingAttention::Create(AttentionOptionsOf(job_), context_.get()));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EngineDevice>> CreateCpuDevice(const TrainingJob& job,
+                                                              comm::Communicator& world,
+                                                              Host& /*host*/) {
+  auto device = std::make_unique<CpuDevice>(job, world);
+  RETURN_IF_ERROR(device->SetUp());
+  return device;
+}
+
+}  // namespace ringleader::trainer

@@ -1,0 +1,172 @@
+// A GPU: bf16 with fp32 accumulation and master weights, NCCL between ranks, one wait for the device
+// a step.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/ops/cuda_call.h"
+#include "worker/attention/runner/cuda_ring_attention.h"
+#include "worker/comm/nccl/device_event_pool.h"
+#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/model/decoder/cuda_token_ops.h"
+#include "worker/model/memory/host_activations.h"
+#include "worker/optim/cuda_shard_device.h"
+#include "worker/trainer/engine/device_timer.h"
+#include "worker/trainer/engine/engine_device.h"
+#include "worker/trainer/engine/machine_memory.h"
+#include "worker/trainer/engine/model_source.h"
+
+namespace ringleader::trainer {
+namespace {
+
+// Of a GPU's memory, for what the plan leaves out: NCCL's buffers, the attention index, kernels'
+// code, and what the allocator loses in fragments where a job comes near the limit.
+constexpr double kReservedShare = 0.14;
+
+// One GPU is visible where the worker gave this trainer its own; all of them otherwise.
+absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("resources.engine is cuda, but this machine has no usable GPU (%s); set "
+                        "resources.engine: cpu, or install the driver",
+                        cudaGetErrorString(error)));
+  }
+  return job.rank % job.ranks_per_node % count;
+}
+
+// Before the libraries that read it start. LibTorch then throws where it has no such operator.
+void ComputeDeterministically() {
+  // cuBLAS: one workspace a stream. NCCL: sums of all sizes in the order of the ring.
+  for (const auto& [name, value] :
+       {std::pair{"CUBLAS_WORKSPACE_CONFIG", ":4096:8"}, std::pair{"NCCL_ALGO", "Ring"},
+        std::pair{"NCCL_PROTO", "Simple"}}) {
+    setenv(name, value, /*overwrite=*/0);
+  }
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  // Everything is written before it is read.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+class CudaDevice : public EngineDevice {
+ public:
+  CudaDevice(const TrainingJob& job, comm::Communicator& world) : job_(job), world_(world) {}
+  absl::Status SetUp(Host& host);
+
+  std::string Describe() const override {
+    return absl::StrFormat("CUDA, bf16, %s%s", device_name_,
+                           job_.deterministic ? ", deterministic" : "");
+  }
+  torch::ScalarType type() const override { return torch::kBFloat16; }
+  bool is_host() const override { return false; }
+  absl::StatusOr<model::MemoryLimits> FreeMemory() override;
+  const model::TokenOps& token_ops() const override { return token_ops_; }
+  attention::ContextAttention& attention() override { return *attention_; }
+  absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
+    return optim::CudaShardDevice::Create(gpus_.get());
+  }
+  absl::StatusOr<model::HostCopies*> PinHostMemory(int64_t layers, int64_t layer_bytes) override {
+    ASSIGN_OR_RETURN(host_activations_, model::HostActivations::Create(layers, layer_bytes));
+    return host_activations_.get();
+  }
+  // Copies to the device while the host goes on.
+  torch::Tensor Upload(const std::vector<int64_t>& values) override;
+  void Begin(Interval interval) override { TimerOf(interval).Start(kernels::ops::Stream()); }
+  void End(Interval interval) override { TimerOf(interval).Stop(kernels::ops::Stream()); }
+  double TakeSeconds(Interval interval) override { return TimerOf(interval).Seconds(); }
+  double TakeOffloadSeconds() override;
+  // What travels lies outside LibTorch's memory, and stays.
+  uint64_t PeakBytes() const override {
+    return PeakDeviceBytes(device_) + context_->allocated_bytes();
+  }
+
+ private:
+  absl::Status Connect();
+  DeviceTimer& TimerOf(Interval interval) { return timers_[interval == Interval::kModel ? 0 : 1]; }
+
+  const TrainingJob& job_;
+  comm::Communicator& world_;
+  int device_ = 0;
+  std::string device_name_;
+  // Destroyed in this order's reverse: what is split off, then what it came from.
+  std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
+  std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
+  std::unique_ptr<attention::ContextAttention> attention_;
+  const model::CudaTokenOps token_ops_;
+  std::unique_ptr<model::HostActivations> host_activations_;  // null: nothing leaves the GPU
+  DeviceTimer timers_[2];
+};
+
+absl::Status CudaDevice::SetUp(Host& host) {
+  host.SetPlace(0, "starting the GPU");
+  at::set_num_threads(job_.threads);
+  if (job_.deterministic) ComputeDeterministically();
+  ASSIGN_OR_RETURN(device_, ChooseDevice(job_));
+  RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
+  cudaDeviceProp properties;
+  RETURN_IF_ERROR(
+      comm::CudaError(cudaGetDeviceProperties(&properties, device_), "the GPU's figures"));
+  device_name_ = properties.name;
+  return Connect();
+}
+
+absl::Status CudaDevice::Connect() {
+  const comm::NcclOptions options = {
+      .device = device_, .transfer_timeout = absl::Seconds(job_.transfer_timeout_seconds)};
+  ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(options, &world_));
+  // Its own, also where it is all ranks: its channels carry nothing else.
+  ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
+  ASSIGN_OR_RETURN(attention_,
+                   attention::CreateCudaRingAttention(AttentionOptionsOf(job_), context_.get()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<model::MemoryLimits> CudaDevice::FreeMemory() {
+  size_t free = 0, total = 0;
+  RETURN_IF_ERROR(comm::CudaError(cudaMemGetInfo(&free, &total), "the GPU's free memory"));
+  ASSIGN_OR_RETURN(const int64_t host, HostMemoryShare(job_.ranks_per_node));
+  const double reserved = kReservedShare * static_cast<double>(total);
+  const double left = std::max(0.0, static_cast<double>(free) - reserved);
+  return model::MemoryLimits{.device = static_cast<int64_t>(left), .host = host};
+}
+
+torch::Tensor CudaDevice::Upload(const std::vector<int64_t>& values) {
+  torch::Tensor pinned =
+      torch::empty({static_cast<int64_t>(values.size())},
+                   torch::TensorOptions().dtype(torch::kInt64).pinned_memory(true));
+  std::copy(values.begin(), values.end(), pinned.mutable_data_ptr<int64_t>());
+  return pinned.to(torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(device_)),
+                   /*non_blocking=*/true);
+}
+
+double CudaDevice::TakeOffloadSeconds() {
+  if (host_activations_ == nullptr) return 0.0;
+  const absl::StatusOr<double> waited = host_activations_->TakeWaitSeconds();
+  kernels::ops::Check(waited.status());
+  return *waited;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EngineDevice>> CreateCudaDevice(const TrainingJob& job,
+                                                               comm::Communicator& world,
+                                                               Host& host) {
+  auto device = std::make_unique<CudaDevice>(job, world);
+  RETURN_IF_ERROR(device->SetUp(host));
+  return device;
+}
+
+}  // namespace ringleader::trainer

@@ -1,0 +1,71 @@
+// What the step engine asks of the device that a rank computes on: the seam that keeps steps the
+// same on CPU (cpu_engine_device.cc) and GPU (cuda_engine_device.cc).
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "model_shape/memory_estimate.h"
+#include "worker/attention/runner/context_attention.h"
+#include "worker/comm/communicator.h"
+#include "worker/model/decoder/token_ops.h"
+#include "worker/model/memory/saved_layers.h"
+#include "worker/optim/shard_device.h"
+#include "worker/trainer/host.h"
+#include "worker/trainer/training_job.h"
+
+namespace ringleader::trainer {
+
+// One thread. LibTorch's exceptions pass through. What it hands out by reference lives as long as it
+// does.
+class EngineDevice {
+ public:
+  virtual ~EngineDevice() = default;
+
+  // "CPU, fp32, 2 threads each"
+  virtual std::string Describe() const = 0;
+  // Of parameters and activations.
+  virtual torch::ScalarType type() const = 0;
+  virtual bool is_host() const = 0;
+  // What this rank may plan with, before any rank has taken any of it.
+  virtual absl::StatusOr<model::MemoryLimits> FreeMemory() = 0;
+
+  virtual const model::TokenOps& token_ops() const = 0;
+  virtual attention::ContextAttention& attention() = 0;
+  // Once; for the optimizer's tensors, over all ranks.
+  virtual absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() = 0;
+  // Once, where the plan keeps what `layers` layers save in host memory, `layer_bytes` each.
+  // RESOURCE_EXHAUSTED where the system does not give it.
+  virtual absl::StatusOr<model::HostCopies*> PinHostMemory(int64_t layers, int64_t layer_bytes) = 0;
+
+  // [n] int64. May read `values` until the sequence's forward and backward are enqueued.
+  virtual torch::Tensor Upload(const std::vector<int64_t>& values) = 0;
+
+  // Time on the device between two calls, which enqueue; one interval each at a time. TakeSeconds
+  // waits for the device and returns the last interval's time once.
+  enum class Interval { kModel, kUpdate };
+  virtual void Begin(Interval interval) = 0;
+  virtual void End(Interval interval) = 0;
+  virtual double TakeSeconds(Interval interval) = 0;
+  // In which the device waited for what is kept in host memory, since the last call.
+  virtual double TakeOffloadSeconds() = 0;
+  // The most that this rank held, since the start.
+  virtual uint64_t PeakBytes() const = 0;
+};
+
+// Find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host` outlive
+// what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the machine has
+// no GPU.
+absl::StatusOr<std::unique_ptr<EngineDevice>> CreateCpuDevice(const TrainingJob& job,
+                                                              comm::Communicator& world,
+                                                              Host& host);
+absl::StatusOr<std::unique_ptr<EngineDevice>> CreateCudaDevice(const TrainingJob& job,
+                                                               comm::Communicator& world,
+                                                               Host& host);
+
+}  // namespace ringleader::trainer

@@ -1,0 +1,181 @@
+#include "worker/trainer/engine/step_engine.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "worker/model/files/huggingface.h"
+#include "worker/trainer/engine/model_source.h"
+
+namespace ringleader::trainer {
+namespace {
+
+int64_t CountLabels(const data::LocalSequence& sequence) {
+  return std::count_if(sequence.labels.begin(), sequence.labels.end(),
+                       [](int64_t label) { return label != data::kIgnoreLabel; });
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StepEngine>> StepEngine::Create(const TrainingJob& job,
+                                                               comm::Communicator& world,
+                                                               Host& host) {
+  ASSIGN_OR_RETURN(std::unique_ptr<EngineDevice> device,
+                   job.engine == Engine::kCuda ? CreateCudaDevice(job, world, host)
+                                               : CreateCpuDevice(job, world, host));
+  auto engine = std::unique_ptr<StepEngine>(new StepEngine(job, world, std::move(device)));
+  RETURN_IF_ERROR(engine->SetUp(host));
+  return engine;
+}
+
+absl::Status StepEngine::SetUp(Host& host) {
+  host.SetPlace(0, "loading the model");
+  ASSIGN_OR_RETURN(const model::ModelConfig config, LoadConfig(job_));
+  const model::ParameterLayout layout = model::MakeParameterLayout(config);
+  RETURN_IF_ERROR(PlanMemory(config));
+  ASSIGN_OR_RETURN(const std::vector<float> start, StartWeights(config, layout));
+  ASSIGN_OR_RETURN(shards_, device_->MakeShardDevice());
+  ASSIGN_OR_RETURN(optimizer_,
+                   optim::ShardedAdamW::Create(job_.adamw, layout, *shards_, device_->type(), start,
+                                               memory_plan_.sharding));
+  const model::RecomputePlan& plan = memory_plan_.recompute;
+  model::DecoderOptions options;
+  options.recompute = plan;
+  if (plan.host_layers > 0) {
+    host.SetPlace(0, "pinning host memory");
+    const int64_t element = static_cast<int64_t>(c10::elementSize(device_->type()));
+    ASSIGN_OR_RETURN(
+        options.host_copies,
+        device_->PinHostMemory(plan.host_layers, LocalTokens() * model::KeptBytesPerToken(
+                                                                     config, element,
+                                                                     plan.recompute)));
+  }
+  decoder_ =
+      std::make_unique<model::Decoder>(config, device_->token_ops(), *optimizer_, options);
+  return absl::OkStatus();
+}
+
+absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
+  const model::TrainingShape shape = {
+      .ranks = world_.size(),
+      .tokens = LocalTokens(),
+      .element_bytes = static_cast<int64_t>(c10::elementSize(device_->type())),
+      .ranks_per_node = job_.ranks_per_node,
+      .device_is_host = device_->is_host()};
+  ASSIGN_OR_RETURN(const model::MemoryLimits free, device_->FreeMemory());
+  // Every rank must plan alike: all take the least that any has. None takes anything before all
+  // have looked.
+  float least[2] = {-static_cast<float>(free.device), -static_cast<float>(free.host)};
+  RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, least, 2));
+  ASSIGN_OR_RETURN(memory_plan_, model::PlanTraining(config, shape, job_.memory,
+                                                     {.device = static_cast<int64_t>(-least[0]),
+                                                      .host = static_cast<int64_t>(-least[1])}));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> StepEngine::StartWeights(
+    const model::ModelConfig& config, const model::ParameterLayout& layout) const {
+  const int64_t shard = layout.ShardElements(world_.size());
+  const int64_t begin = std::min(shard * world_.rank(), layout.elements);
+  const int64_t end = std::min(begin + shard, layout.elements);
+  std::vector<float> start(shard, 0.0f);
+  if (HasRandomInit(job_)) {
+    DrawWeights(job_, config, layout, begin, end - begin, start.data());
+    return start;
+  }
+  RETURN_IF_ERROR(model::LoadWeights(job_.model_init, config, layout, begin, shard, start.data()));
+  return start;
+}
+
+std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
+  return {{"engine", device_->Describe()},
+          {"parameters", memory_plan_.sharding == model::ParameterSharding::kWhole
+                             ? "whole on every rank"
+                             : "sharded, two layers at a time"},
+          {"recompute", model::DescribeRecompute(config(), memory_plan_.recompute)},
+          {"kept for backward", model::DescribeKept(config(), memory_plan_.recompute)},
+          {"memory of a rank", model::DescribeMemory(memory_plan_.memory)}};
+}
+
+bool StepEngine::ranks_step_alike() const {
+  return memory_plan_.sharding == model::ParameterSharding::kShard || !shards_->sums_once_a_step();
+}
+
+absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
+  if (!job_.document_mask) return absl::OkStatus();
+  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts);
+}
+
+model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {
+  return {.tokens = device_->Upload(sequence.tokens),
+          .positions = device_->Upload(sequence.positions),
+          .labels = device_->Upload(sequence.labels),
+          .sequence_length = sequence.sequence_length};
+}
+
+void StepEngine::BeginStep() {
+  const torch::NoGradGuard no_grad;
+  device_->Begin(EngineDevice::Interval::kModel);
+  optimizer_->ZeroGradients();
+  loss_sum_ = torch::Tensor();
+  labels_ = 0;
+}
+
+absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence) {
+  const torch::NoGradGuard no_grad;
+  RETURN_IF_ERROR(SetDocuments(sequence));
+  const torch::Tensor loss = decoder_->ForwardBackward(Batch(sequence), device_->attention());
+  loss_sum_ = loss_sum_.defined() ? loss_sum_ + loss : loss;
+  labels_ += CountLabels(sequence);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {
+  const torch::NoGradGuard no_grad;
+  device_->End(EngineDevice::Interval::kModel);
+  const double waited = optimizer_->AwaitSnapshot();
+  device_->Begin(EngineDevice::Interval::kUpdate);
+  ASSIGN_OR_RETURN(const optim::ShardedStep step,
+                   optimizer_->Step(learning_rate, loss_sum_, labels_));
+  device_->End(EngineDevice::Interval::kUpdate);
+  return StepUpdate{.sum = {.loss = step.loss * step.tokens, .tokens = step.tokens},
+                    .gradient_norm = step.gradient_norm,
+                    .skipped = step.skipped,
+                    .snapshot_seconds = waited};
+}
+
+absl::StatusOr<LossSum> StepEngine::Loss(const data::LocalSequence& sequence) {
+  const torch::NoGradGuard no_grad;
+  RETURN_IF_ERROR(SetDocuments(sequence));
+  const torch::Tensor loss = decoder_->Loss(Batch(sequence), device_->attention());
+  return LossSum{.loss = loss.item<double>(),
+                 .tokens = static_cast<double>(CountLabels(sequence))};
+}
+
+EngineStats StepEngine::TakeStats() {
+  attention::AttentionStats stats = device_->attention().TakeStats();
+  EngineStats result;
+  PhaseSeconds& phases = result.phases;
+  phases.index = stats.seconds.index;
+  phases.attention_forward = stats.seconds.forward;
+  phases.attention_backward = stats.seconds.backward;
+  phases.exposed_communication = stats.seconds.exposed_communication;
+  phases.exposed_offload = device_->TakeOffloadSeconds();
+  phases.linear =
+      std::max(0.0, device_->TakeSeconds(EngineDevice::Interval::kModel) - stats.seconds.index -
+                        stats.seconds.forward - stats.seconds.backward -
+                        phases.exposed_communication - phases.exposed_offload);
+  phases.optimizer = device_->TakeSeconds(EngineDevice::Interval::kUpdate);
+  result.layers = std::move(stats.layers);
+  result.peak_memory_bytes = device_->PeakBytes();
+  return result;
+}
+
+absl::Status StepEngine::ExportModel(const std::string& folder) {
+  const bool first = world_.rank() == 0;
+  std::vector<float> whole(first ? layout().elements : 0);
+  RETURN_IF_ERROR(optimizer_->GatherMaster(first ? whole.data() : nullptr));
+  if (!first) return absl::OkStatus();
+  return model::ExportModel(folder, config(), layout(), whole.data());
+}
+
+}  // namespace ringleader::trainer
