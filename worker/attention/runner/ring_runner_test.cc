@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "worker/attention/index/build_index.h"
 
 namespace ringleader::attention {
 namespace {
@@ -77,7 +80,7 @@ class LoggingDevice : public AttentionDevice {
   LayerStats stats_;
 };
 
-// Of vertical-slash or dense layers, whose index it chooses without asking for arithmetic.
+// A layer of any pattern, without arithmetic.
 class LoggingCall : public AttentionCall {
  public:
   explicit LoggingCall(LoggingDevice* device) : log_(device->log) {}
@@ -144,7 +147,7 @@ struct Orders {
   std::string forward, started, backward;
 };
 
-Orders Run(const ring::RingShape& ring, patterns::Pattern pattern) {
+Orders OrdersOf(const ring::RingShape& ring, patterns::Pattern pattern) {
   LoggingDevice device(/*rank=*/0, ring.inner * ring.outer);
   LoggingCall call(&device);
   const auto runner = RingRunner::Create({.pattern = pattern, .tile = 64, .ring = ring}, &device);
@@ -161,25 +164,48 @@ Orders Run(const ring::RingShape& ring, patterns::Pattern pattern) {
   return orders;
 }
 
-TEST(RingRunnerTest, AFlatRing) {
-  const Orders orders = Run({ring::RingKind::kFlat, 2, 1}, patterns::Pattern::kVerticalSlash);
-  EXPECT_EQ(orders.forward, "");
-  EXPECT_EQ(orders.started, "");
-  EXPECT_EQ(orders.backward, "");
+TEST(RingRunnerTest, AFlatRingHidesItsHopsBehindSteps) {
+  const Orders orders = OrdersOf({ring::RingKind::kFlat, 2, 1}, patterns::Pattern::kVerticalSlash);
+  EXPECT_EQ(orders.forward,
+            "[, place, ], index[, queries, sum, row max, max, row sum, sum, mass, candidates, "
+            "gather, merge, select, count, ], [, hop kv 0>1, output, pick up own 0, attend own 0, "
+            "wait kv 1, pick up 1, attend 1, columns, finish, ]");
+  EXPECT_EQ(orders.started, "[, place, hop kv 0>1, ]");
+  EXPECT_EQ(orders.backward,
+            "[, delta, columns, wait kv 1, zero 0, attend 1, give back 1, hop grad 0>2, zero 1, "
+            "attend own 0, give back own 0, wait grad 2, add 1+=2, round dq, return, ]");
 }
 
-TEST(RingRunnerTest, AHierarchicalRing) {
-  const Orders orders = Run({ring::RingKind::kHierarchical, 2, 2}, patterns::Pattern::kDense);
-  EXPECT_EQ(orders.forward, "");
-  EXPECT_EQ(orders.started, "");
-  EXPECT_EQ(orders.backward, "");
+TEST(RingRunnerTest, AHierarchicalRingHidesItsHopBetweenNodesBehindTheIndex) {
+  const Orders orders = OrdersOf({ring::RingKind::kHierarchical, 2, 2}, patterns::Pattern::kDense);
+  EXPECT_EQ(orders.forward,
+            "[, place, outer hop kv 0>3, ], index[, ], [, hop kv 0>1, output, attend own 0, "
+            "wait kv 1, attend 1, wait kv 3, hop kv 3>2, attend 2, wait kv 2, attend 3, finish, ]");
+  EXPECT_EQ(orders.started, "[, place, outer hop kv 0>3, ]");
+  EXPECT_EQ(orders.backward,
+            "[, delta, wait kv 3, hop kv 3>1, wait kv 1, zero 0, attend 3, hop grad 0>2, "
+            "hop kv 0>2, zero 4, attend 2, wait grad 2, add 4+=2, outer hop grad 4>5, wait kv 2, "
+            "zero 0, attend 1, hop grad 0>2, zero 1, attend own 0, wait grad 2, add 1+=2, "
+            "wait grad 5, add 1+=5, round dq, return, ]");
 }
 
-TEST(RingRunnerTest, AnAllGather) {
-  const Orders orders = Run({ring::RingKind::kAllGather, 2, 1}, patterns::Pattern::kBlockTopK);
-  EXPECT_EQ(orders.forward, "");
-  EXPECT_EQ(orders.started, "");
-  EXPECT_EQ(orders.backward, "");
+TEST(RingRunnerTest, AnAllGatherRunsBehindIndexAndOwnStep) {
+  const Orders orders = OrdersOf({ring::RingKind::kAllGather, 2, 1}, patterns::Pattern::kBlockTopK);
+  EXPECT_EQ(orders.forward,
+            "[, place, gather kv, ], index[, tile sums, gather, order, gate, ], [, output, "
+            "attend own 0, wait kv all, attend 1, finish, ]");
+  EXPECT_EQ(orders.started, "[, place, gather kv, ]");
+  EXPECT_EQ(orders.backward,
+            "[, delta, zero 0, attend own 0, wait kv all, zero 1, attend 1, round dq, return, ]");
+}
+
+TEST(BuildIndexTest, AnUnknownPatternIsNamed) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/1);
+  LoggingCall call(&device);
+  const absl::Status status =
+      BuildIndex({.pattern = static_cast<patterns::Pattern>(17)}, {}, {}, call).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(status.message()).find("pattern 17"), std::string::npos) << status;
 }
 
 }  // namespace
