@@ -1,6 +1,5 @@
-// The element-wise and row-wise steps of a decoder layer on the GPU, outside autograd; below them the
-// same as differentiable operators. bf16 CUDA tensors, last dimension
-// dense.
+// The element-wise and row-wise steps of a decoder layer on the GPU, outside autograd; below them
+// the same as differentiable operators. bf16 CUDA tensors, last dimension dense.
 #pragma once
 
 #include <torch/torch.h>

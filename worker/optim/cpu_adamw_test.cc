@@ -54,9 +54,9 @@ class Rank {
     std::vector<float> start = Random(layout, layout.PaddedElements(comm.size()), seed);
     for (float& value : start) value *= scale;
     const int64_t elements = layout.ShardElements(comm.size());
-    auto adamw = ShardedAdamW::Create(options, layout, device_, torch::kFloat,
-                                      std::span(start).subspan(comm.rank() * elements, elements),
-                                      sharding);
+    auto adamw =
+        ShardedAdamW::Create(options, layout, device_, torch::kFloat,
+                             std::span(start).subspan(comm.rank() * elements, elements), sharding);
     TORCH_CHECK(adamw.ok(), std::string(adamw.status().message()));
     adamw_ = *std::move(adamw);
   }

@@ -1,7 +1,8 @@
 // AdamW with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020), on CPUs and GPUs: a
-// ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced gradient of its range of the flat buffer only, and the
-// model in its working type whole (stage 2) or as a shard too (stage 3). Then a layer's parameters
-// are broadcast by their owners into one of two buffers while the layer before is computed.
+// ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced
+// gradient of its range of the flat buffer only, and the model in its working type whole (stage 2)
+// or as a shard too (stage 3). Then a layer's parameters are broadcast by their owners into one of
+// two buffers while the layer before is computed.
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,

@@ -249,7 +249,8 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
     comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
       std::vector<float> start = Random(layout_, ranks, 1);
       for (float& value : start) value *= 0.1f;
-      OnGpu adamw({.clip_norm = 0.1}, layout_, &comm, torch::kFloat, ShardOf(layout_, ranks, comm.rank(), start), sharding);
+      OnGpu adamw({.clip_norm = 0.1}, layout_, &comm, torch::kFloat,
+                  ShardOf(layout_, ranks, comm.rank(), start), sharding);
       const model::PlainTokenOps ops;
       model::Decoder decoder(Config(), ops, *adamw, {});
       model::DenseContextAttention attention;
