@@ -337,11 +337,6 @@ double ShardedAdamW::AwaitSnapshot() {
   return state_->device->AwaitSnapshot();
 }
 
-absl::StatusOr<OptimizerShard> ShardedAdamW::Shard() {
-  ASSIGN_OR_RETURN(ShardSource source, Snapshot());
-  return std::move(source)();
-}
-
 absl::Status ShardedAdamW::Restore(const OptimizerShard& shard, int64_t updates) {
   State& state = *state_;
   const auto fits = [&](const std::vector<float>& values) {

@@ -34,7 +34,7 @@ struct ShardedStep {
 };
 
 // Not thread-safe. All ranks of the device make the same calls. On a GPU it works on LibTorch's
-// current stream; only Step, AwaitSnapshot, Shard, Restore and GatherMaster wait for the device.
+// current stream; only Step, AwaitSnapshot, Restore and GatherMaster wait for the device.
 // ShardedAdamW::State has the state and the private steps.
 class ShardedAdamW : public model::ParameterStore {
  public:
@@ -74,7 +74,6 @@ class ShardedAdamW : public model::ParameterStore {
   // Outlives this.
   absl::StatusOr<ShardSource> Snapshot();
   double AwaitSnapshot();
-  absl::StatusOr<OptimizerShard> Shard();
   int64_t updates() const;
   // Takes a checkpoint's state for this rank's range and gathers the parameters. INVALID_ARGUMENT
   // unless the shard is this rank's range.
