@@ -146,7 +146,8 @@ class Planner {
     if (wishes_.recompute.value_or(Recompute::kFull) != Recompute::kFull) {
       absl::StrAppend(&text, ", or resources.recompute: auto");
     }
-    if (MayUseHost() && wishes_.offload != Offload::kAuto) absl::StrAppend(&text, ", or resources.offload: auto");
+    if (MayUseHost() && wishes_.offload != Offload::kAuto)
+      absl::StrAppend(&text, ", or resources.offload: auto");
     return absl::FailedPreconditionError(text);
   }
 
@@ -180,7 +181,7 @@ int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Reco
 }
 
 TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& shape,
-                                    const RecomputePlan& plan, ParameterSharding sharding) {
+                              const RecomputePlan& plan, ParameterSharding sharding) {
   const ParameterLayout layout = MakeParameterLayout(config);
   const std::vector<ParameterBlock>& blocks = layout.blocks;
   // What is not there once a rank: embedding, two layers, final block.

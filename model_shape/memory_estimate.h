@@ -1,6 +1,6 @@
 // How much memory a rank of Decoder and ShardedAdamW takes on its device and on the host, and which
-// recompute policy that leaves room for; before anything is allocated. For trainers, the planner and
-// `ringctl plan` alike. docs/memory.md has the terms.
+// recompute policy that leaves room for; before anything is allocated. For trainers, the planner
+// and `ringctl plan` alike. docs/memory.md has the terms.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ struct TrainingMemory {
 };
 
 TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& shape,
-                                    const RecomputePlan& plan, ParameterSharding sharding);
+                              const RecomputePlan& plan, ParameterSharding sharding);
 
 struct TrainingPlan {
   RecomputePlan recompute;

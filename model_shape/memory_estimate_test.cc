@@ -48,8 +48,7 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
 
   const int64_t packed = 36 * n * 2 * (16 + 2 * 2) * 128;
   EXPECT_EQ(
-      EstimateMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole)
-          .saved,
+      EstimateMemory(Config(), Shape(n), {.recompute = Recompute::kAttentionOnly}, kWhole).saved,
       memory.saved + packed);
   const RecomputePlan two_kept{.recompute = Recompute::kAttentionOnly, .kept_layers = 2};
   EXPECT_EQ(EstimateMemory(Config(), Shape(n), two_kept, kWhole).saved,

@@ -1,6 +1,6 @@
 // Whether a job fits into its trainers' memory, from below: the trainers' own estimate
-// (model_shape/memory_estimate.h) of the policy that takes least, without its working memory. What is
-// counted is needed for certain, so that nothing is refused that could run.
+// (model_shape/memory_estimate.h) of the policy that takes least, without its working memory. What
+// is counted is needed for certain, so that nothing is refused that could run.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,7 +10,7 @@
 namespace ringleader::planner {
 
 struct MemoryEstimate {  // bytes of one trainer
-  double weights = 0;      // whole, or the shard and what is gathered where they do not fit whole
+  double weights = 0;    // whole, or the shard and what is gathered where they do not fit whole
   double gradients = 0;
   double optimizer = 0;    // fp32 master weights and two moments, sharded over all trainers
   double activations = 0;  // what each layer keeps for backward and has to be on the device

@@ -17,8 +17,7 @@ AdamWPass::AdamWPass(const AdamWOptions& options, double learning_rate, double w
       kept_(static_cast<float>(1.0 - learning_rate * weight_decay)),
       scale_(static_cast<float>(scale)) {}
 
-void AdamWPass::Run(float* master, float* m, float* v, const float* gradient,
-                    int64_t count) const {
+void AdamWPass::Run(float* master, float* m, float* v, const float* gradient, int64_t count) const {
   // Copies, so that the compiler need not take a store for a change of them.
   const float beta1 = beta1_, beta2 = beta2_, epsilon = epsilon_;
   const float rate = rate_, root = root_, kept = kept_, scale = scale_;

@@ -1,5 +1,5 @@
-// AdamW (Loshchilov and Hutter 2019): its options, a rank's state, and the passes over it on the CPU.
-// Without LibTorch. sharded_adamw.h has the optimizer.
+// AdamW (Loshchilov and Hutter 2019): its options, a rank's state, and the passes over it on the
+// CPU. Without LibTorch. sharded_adamw.h has the optimizer.
 #pragma once
 
 #include <cstdint>

@@ -40,8 +40,8 @@ absl::StatusOr<ShardTransferPtr> CpuShardDevice::ReduceSum(const Tensor& data, c
                                                            int owner) {
   const size_t bytes = data.nbytes();
   if (rank() != owner) {
-    return std::make_unique<CpuTransfer>(
-        comm_.SendReceive(Channel::kGradients, data.const_data_ptr(), bytes, owner, nullptr, 0, -1));
+    return std::make_unique<CpuTransfer>(comm_.SendReceive(
+        Channel::kGradients, data.const_data_ptr(), bytes, owner, nullptr, 0, -1));
   }
   if (sum.const_data_ptr() != data.const_data_ptr()) sum.copy_(data);
   received_.resize(std::max<size_t>(received_.size(), data.numel()));
@@ -49,8 +49,7 @@ absl::StatusOr<ShardTransferPtr> CpuShardDevice::ReduceSum(const Tensor& data, c
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == owner) continue;
     RETURN_IF_ERROR(
-        comm_
-            .SendReceive(Channel::kGradients, nullptr, 0, -1, received_.data(), bytes, peer)
+        comm_.SendReceive(Channel::kGradients, nullptr, 0, -1, received_.data(), bytes, peer)
             ->Wait());
     for (int64_t i = 0; i < data.numel(); ++i) total[i] += received_[i];
   }

@@ -1,5 +1,5 @@
-// Shards in a CPU rank's memory. Sums over ranks have a fixed order, and results do not depend on the
-// number of threads: the same bits in every run.
+// Shards in a CPU rank's memory. Sums over ranks have a fixed order, and results do not depend on
+// the number of threads: the same bits in every run.
 #pragma once
 
 #include <vector>

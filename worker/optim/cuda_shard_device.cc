@@ -113,9 +113,8 @@ absl::StatusOr<ShardSource> CudaShardDevice::Snapshot(int64_t begin, const Tenso
   RETURN_IF_ERROR(copier_->Begin(Stream()));
   // The tensors and the copier are shared: this object may be gone when the copy is made.
   return [begin, master, first_moment, second_moment, copier = copier_,
-          end = absl::MakeCleanup([copier = copier_] {
-            copier->End();
-          })]() mutable -> absl::StatusOr<OptimizerShard> {
+          end = absl::MakeCleanup(
+              [copier = copier_] { copier->End(); })]() mutable -> absl::StatusOr<OptimizerShard> {
     const auto release = std::move(end);
     OptimizerShard shard;
     shard.begin = begin;

@@ -1,5 +1,5 @@
-// Shards in a GPU's memory, on LibTorch's current device and stream. Nothing waits for the device but
-// TakeFigures, AwaitSnapshot and what a snapshot's source does on its own thread.
+// Shards in a GPU's memory, on LibTorch's current device and stream. Nothing waits for the device
+// but TakeFigures, AwaitSnapshot and what a snapshot's source does on its own thread.
 #pragma once
 
 #include <cuda_runtime_api.h>

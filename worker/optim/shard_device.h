@@ -1,6 +1,6 @@
-// What the sharded optimizer asks of the device that its tensors lie on, and of the ranks that share
-// the model: the seam between the optimizer's arithmetic of shards and blocks, which is the same
-// everywhere, and CPUs (cpu_shard_device.h) or GPUs (cuda_shard_device.h).
+// What the sharded optimizer asks of the device that its tensors lie on, and of the ranks that
+// share the model: the seam between the optimizer's arithmetic of shards and blocks, which is the
+// same everywhere, and CPUs (cpu_shard_device.h) or GPUs (cuda_shard_device.h).
 #pragma once
 
 #include <torch/types.h>
@@ -26,10 +26,10 @@ using ShardTransferPtr = std::unique_ptr<ShardTransfer>;  // null: done
 
 // A range of a shard, in the device's memory, that is decayed as a whole or not.
 struct ShardUpdate {
-  float* master = nullptr;           // [count]
-  float* first_moment = nullptr;     // [count]
-  float* second_moment = nullptr;    // [count]
-  const float* gradient = nullptr;   // [count]
+  float* master = nullptr;             // [count]
+  float* first_moment = nullptr;       // [count]
+  float* second_moment = nullptr;      // [count]
+  const float* gradient = nullptr;     // [count]
   at::BFloat16* parameters = nullptr;  // [count], the new master weights rounded; or null
   int64_t count = 0;
   torch::Tensor scale;  // of the gradient: scalar of sum_type(); not finite: nothing changes

@@ -59,14 +59,14 @@ struct ShardedAdamW::State {
   bool whole = true;          // every rank holds all parameters
   Tensor parameters;          // [ranks * elements], or this rank's [elements]; the model's type
   GatheredBlock gathered[4];  // not whole: even layers, odd layers, embedding, final block
-  Tensor master, first_moment, second_moment;   // [elements] fp32
-  Tensor gradient;                              // [elements] fp32, reduced
+  Tensor master, first_moment, second_moment;  // [elements] fp32
+  Tensor gradient;                             // [elements] fp32, reduced
   // [ranks * elements] fp32, this rank's part of the whole gradient; where it is summed over ranks
   // once a step.
   Tensor local;
-  Bucket buckets[4];                            // even layers, odd layers, embedding, final
+  Bucket buckets[4];                        // even layers, odd layers, embedding, final
   std::vector<ShardTransferPtr> gathering;  // of parameters
-  Tensor totals;                                // [3] of the device's sum_type()
+  Tensor totals;                            // [3] of the device's sum_type()
   int64_t updates = 0;
 
   int last_block() const { return static_cast<int>(layout.blocks.size()) - 1; }
@@ -292,8 +292,7 @@ absl::StatusOr<ShardedStep> ShardedAdamW::Step(double learning_rate, const Tenso
   Tensor scale = torch::ones_like(norm);
   if (state.options.clip_norm > 0.0) scale = (state.options.clip_norm / norm).clamp_max(1.0);
   scale = torch::where(norm.isfinite(), scale, norm) / count;
-  RETURN_IF_ERROR(
-      state.device->ReadFigures(torch::stack({norm, state.totals[1] / count, count})));
+  RETURN_IF_ERROR(state.device->ReadFigures(torch::stack({norm, state.totals[1] / count, count})));
   state.device->AwaitSnapshot();
   RETURN_IF_ERROR(state.Update(learning_rate, scale));
 
@@ -331,17 +330,11 @@ int64_t ShardedAdamW::updates() const {
 
 absl::StatusOr<ShardSource> ShardedAdamW::Snapshot() {
   const State& state = *state_;
-  return state.device->Snapshot(state.begin, state.master, state.first_moment,
-                                state.second_moment);
+  return state.device->Snapshot(state.begin, state.master, state.first_moment, state.second_moment);
 }
 
 double ShardedAdamW::AwaitSnapshot() {
   return state_->device->AwaitSnapshot();
-}
-
-absl::StatusOr<OptimizerShard> ShardedAdamW::Shard() {
-  ASSIGN_OR_RETURN(ShardSource source, Snapshot());
-  return std::move(source)();
 }
 
 absl::Status ShardedAdamW::Restore(const OptimizerShard& shard, int64_t updates) {

@@ -1,7 +1,8 @@
 // AdamW with state sharded over all ranks (ZeRO, Rajbhandari et al. 2020), on CPUs and GPUs: a
-// ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced gradient of its range of the flat buffer only, and the
-// model in its working type whole (stage 2) or as a shard too (stage 3). Then a layer's parameters
-// are broadcast by their owners into one of two buffers while the layer before is computed.
+// ShardDevice is what they differ in. Every rank holds master weights, moments and the reduced
+// gradient of its range of the flat buffer only, and the model in its working type whole (stage 2)
+// or as a shard too (stage 3). Then a layer's parameters are broadcast by their owners into one of
+// two buffers while the layer before is computed.
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
@@ -33,7 +34,7 @@ struct ShardedStep {
 };
 
 // Not thread-safe. All ranks of the device make the same calls. On a GPU it works on LibTorch's
-// current stream; only Step, AwaitSnapshot, Shard, Restore and GatherMaster wait for the device.
+// current stream; only Step, AwaitSnapshot, Restore and GatherMaster wait for the device.
 // ShardedAdamW::State has the state and the private steps.
 class ShardedAdamW : public model::ParameterStore {
  public:
@@ -73,7 +74,6 @@ class ShardedAdamW : public model::ParameterStore {
   // Outlives this.
   absl::StatusOr<ShardSource> Snapshot();
   double AwaitSnapshot();
-  absl::StatusOr<OptimizerShard> Shard();
   int64_t updates() const;
   // Takes a checkpoint's state for this rank's range and gathers the parameters. INVALID_ARGUMENT
   // unless the shard is this rank's range.

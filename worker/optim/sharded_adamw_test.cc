@@ -19,6 +19,7 @@
 #include "worker/optim/cpu_shard_device.h"
 #include "worker/optim/cuda_shard_device.h"
 #include "worker/optim/shard_copier.h"
+#include "worker/optim/testing/take_shard.h"
 
 namespace ringleader::optim {
 namespace {
@@ -155,7 +156,7 @@ TEST_F(ShardedAdamWTest, ParametersAreTheMasterWeightsRounded) {
   OnGpu adamw({}, layout_, nullptr, torch::kBFloat16, start);
   AddGradients(*adamw, layout_, Random(layout_, 1, 5), 1.0f);
   ASSERT_TRUE(adamw->Step(0.1, Loss(1.0), 1).ok());
-  const absl::StatusOr<OptimizerShard> shard = adamw->Shard();
+  const absl::StatusOr<OptimizerShard> shard = TakeShard(*adamw);
   ASSERT_TRUE(shard.ok()) << shard.status();
   Tensor master = torch::from_blob(const_cast<float*>(shard->master.data()), {shard->elements()});
   EXPECT_FALSE(torch::equal(master, torch::tensor(start)));
@@ -184,7 +185,7 @@ TEST_F(ShardedAdamWTest, ABadGradientSkipsTheStepAndIsNamed) {
     EXPECT_TRUE(step->skipped);
     EXPECT_EQ(adamw->updates(), 0);
     EXPECT_EQ(adamw->NonFiniteParameter(), 7);
-    const absl::StatusOr<OptimizerShard> shard = adamw->Shard();
+    const absl::StatusOr<OptimizerShard> shard = TakeShard(*adamw);
     ASSERT_TRUE(shard.ok()) << shard.status();
     EXPECT_THAT(shard->master, testing::ElementsAreArray(start));
     EXPECT_THAT(shard->first_moment, testing::Each(0.0f));
@@ -198,7 +199,7 @@ TEST_F(ShardedAdamWTest, AStepWithoutTokensChangesNothing) {
   ASSERT_TRUE(step.ok()) << step.status();
   EXPECT_TRUE(step->skipped);
   EXPECT_EQ(step->tokens, 0.0);
-  EXPECT_THAT(adamw->Shard()->master, testing::ElementsAreArray(start));
+  EXPECT_THAT(TakeShard(*adamw)->master, testing::ElementsAreArray(start));
 }
 
 std::span<const float> ShardOf(const model::ParameterLayout& layout, int ranks, int rank,
@@ -249,7 +250,8 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
     comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
       std::vector<float> start = Random(layout_, ranks, 1);
       for (float& value : start) value *= 0.1f;
-      OnGpu adamw({.clip_norm = 0.1}, layout_, &comm, torch::kFloat, ShardOf(layout_, ranks, comm.rank(), start), sharding);
+      OnGpu adamw({.clip_norm = 0.1}, layout_, &comm, torch::kFloat,
+                  ShardOf(layout_, ranks, comm.rank(), start), sharding);
       const model::PlainTokenOps ops;
       model::Decoder decoder(Config(), ops, *adamw, {});
       model::DenseContextAttention attention;
@@ -301,7 +303,7 @@ TEST_F(ShardedAdamWTest, TheCpuGoesOnWithItsShard) {
   on_gpu(0);
   comm::testing::RunRanks(1, [&](comm::Communicator& comm) {
     OnCpu cpu(comm, {}, layout_, Random(layout_, 1, 9));
-    absl::StatusOr<OptimizerShard> shard = adamw->Shard();
+    absl::StatusOr<OptimizerShard> shard = TakeShard(*adamw);
     ASSERT_TRUE(shard.ok()) << shard.status();
     ASSERT_TRUE(cpu->Restore(*shard, adamw->updates()).ok());
     for (const int step : {1, 2}) {
@@ -309,10 +311,10 @@ TEST_F(ShardedAdamWTest, TheCpuGoesOnWithItsShard) {
       AddGradients(*cpu, layout_, Random(layout_, 1, 100 + step), 1.0f);
       ASSERT_TRUE(cpu->Step(0.01, torch::ones({}), 1).ok());
     }
-    ASSERT_TRUE(adamw->Restore(*cpu->Shard(), cpu->updates()).ok());
+    ASSERT_TRUE(adamw->Restore(*TakeShard(*cpu), cpu->updates()).ok());
   });
   on_gpu(3);
-  const absl::StatusOr<OptimizerShard> shard = adamw->Shard();
+  const absl::StatusOr<OptimizerShard> shard = TakeShard(*adamw);
   ASSERT_TRUE(shard.ok()) << shard.status();
   for (int64_t i = 0; i < layout_.elements; ++i) {
     ASSERT_NEAR(shard->master[i], expected[i], 1e-5) << "element " << i;
@@ -340,7 +342,7 @@ TEST_F(ShardedAdamWTest, ASnapshotIsOfItsTimeAndTheNextUpdateWaitsForIt) {
   ASSERT_TRUE(shard.ok()) << shard.status();
   EXPECT_THAT(shard->master, testing::ElementsAreArray(start));
   EXPECT_THAT(shard->second_moment, testing::Each(0.0f));
-  EXPECT_NE(adamw->Shard()->master, start);
+  EXPECT_NE(TakeShard(*adamw)->master, start);
   // One that nobody calls holds up nothing.
   ASSERT_TRUE(adamw->Snapshot().ok());
   EXPECT_LT(adamw->AwaitSnapshot(), 0.1);

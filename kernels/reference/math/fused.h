@@ -1,6 +1,6 @@
 // The row-wise steps of a decoder on the CPU, forward and backward, each one pass over memory:
-// RMSNorm, rotary embedding, SwiGLU, the embedding's gradient. fp32; the contracts of kernels/fused/
-// on the GPU.
+// RMSNorm, rotary embedding, SwiGLU, the embedding's gradient. fp32; the contracts of
+// kernels/fused/ on the GPU.
 //
 // Each call runs on the calling thread; callers split rows among threads. A row's result does not
 // depend on how rows are split.

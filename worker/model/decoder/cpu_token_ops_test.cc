@@ -59,10 +59,9 @@ TEST_F(CpuTokenOpsTest, NormAndItsGradient) {
 
 TEST_F(CpuTokenOpsTest, RotationOfPackedHeads) {
   const int64_t n = 257;
-  Rotary rotary{
-      .positions = torch::randint(1 << 20, {n}, torch::kLong),
-      .inverse_frequencies = torch::rand({64}),
-      .scale = 1.1};
+  Rotary rotary{.positions = torch::randint(1 << 20, {n}, torch::kLong),
+                .inverse_frequencies = torch::rand({64}),
+                .scale = 1.1};
   fused_.PrepareRotary(rotary);
   const Tensor packed = Random({n, 20, 128}), expected = packed.clone();
   const auto q = [](const Tensor& x) { return x.slice(1, 0, 16); };

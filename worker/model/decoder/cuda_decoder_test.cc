@@ -114,10 +114,10 @@ class SmallModelTest : public GpuTest {
     values = values.to(torch::kBFloat16).to(torch::kFloat);  // the same model in every type
     FlatStore store(layout, values, device, type);
     Decoder decoder(config, ops, store,
-                           {.recompute = plan,
-                            .host_copies = copies,
-                            .mlp_chunk_tokens = 192,
-                            .loss_chunk_tokens = 128});
+                    {.recompute = plan,
+                     .host_copies = copies,
+                     .mlp_chunk_tokens = 192,
+                     .loss_chunk_tokens = 128});
     torch::manual_seed(7);
     const Tensor tokens = torch::randint(config.vocab_size, {n}, torch::kInt64);
     Tensor labels = tokens.roll(-1);

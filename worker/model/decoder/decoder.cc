@@ -117,7 +117,7 @@ class Decoder::Pass {
 };
 
 Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
-                               const DecoderOptions& options)
+                 const DecoderOptions& options)
     : config_(std::move(config)),
       layout_(MakeParameterLayout(config_)),
       ops_(ops),
@@ -130,8 +130,7 @@ Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
               "the last layer's activations stay on the device");
 }
 
-Tensor Decoder::ForwardBackward(const TokenBatch& batch,
-                                       attention::ContextAttention& attention) {
+Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAttention& attention) {
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
   const TokenOps::Norm final = pass.Forward(/*keep=*/true);

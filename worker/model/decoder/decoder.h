@@ -34,13 +34,13 @@ struct TokenBatch {
   int64_t sequence_length = 0;
 };
 
-// Not thread-safe. On a GPU it enqueues on LibTorch's current stream and never waits for the device;
-// c10::Error from LibTorch, attention or the store ends the step.
+// Not thread-safe. On a GPU it enqueues on LibTorch's current stream and never waits for the
+// device; c10::Error from LibTorch, attention or the store ends the step.
 class Decoder {
  public:
   // ops and store must outlive this.
   Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
-                 const DecoderOptions& options);
+          const DecoderOptions& options);
 
   const ModelConfig& config() const { return config_; }
   const ParameterLayout& layout() const { return layout_; }

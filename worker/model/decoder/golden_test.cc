@@ -109,11 +109,9 @@ TEST(DecoderTest, TokensAndLabelsOutsideTheVocabularyAreErrors) {
   const torch::Tensor inside = torch::tensor({0, 1, 60}, torch::kInt64);
   const torch::Tensor outside = torch::tensor({0, 1, 61}, torch::kInt64);
   const auto loss = [&](const torch::Tensor& tokens, const torch::Tensor& labels) {
-    decoder.Loss({.tokens = tokens,
-                  .positions = torch::arange(3),
-                  .labels = labels,
-                  .sequence_length = 3},
-                 attention);
+    decoder.Loss(
+        {.tokens = tokens, .positions = torch::arange(3), .labels = labels, .sequence_length = 3},
+        attention);
   };
   EXPECT_THROW(loss(outside, inside), c10::Error);
   EXPECT_THROW(loss(inside, outside), c10::Error);

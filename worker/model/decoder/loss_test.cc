@@ -60,8 +60,8 @@ TEST_F(LossTest, WithoutGradientsOnlyTheSum) {
 
 TEST_F(LossTest, NoLabelsNoLossNoGradient) {
   const Tensor d_head = torch::zeros_like(head_);
-  const Tensor sum = LossPass(ops_, hidden_, head_, torch::full({150}, kIgnoreLabel), d_head,
-                              kChunkTokens);
+  const Tensor sum =
+      LossPass(ops_, hidden_, head_, torch::full({150}, kIgnoreLabel), d_head, kChunkTokens);
   EXPECT_EQ(sum.item<double>(), 0.0);
   EXPECT_EQ(d_head.abs().max().item<float>(), 0.0f);
 }

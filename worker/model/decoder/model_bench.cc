@@ -17,8 +17,8 @@
 #include "kernels/testing/device_buffer.h"
 #include "model_shape/rope_frequencies.h"
 #include "worker/model/decoder/cuda_token_ops.h"
-#include "worker/model/decoder/layer_passes.h"
 #include "worker/model/decoder/decoder.h"
+#include "worker/model/decoder/layer_passes.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/optim/cuda_shard_device.h"
 #include "worker/optim/sharded_adamw.h"
@@ -278,8 +278,8 @@ class ModelBench {
     c10::cuda::CUDACachingAllocator::resetPeakStats(0);
     const double ms = StepMs([&] { decoder.ForwardBackward(batch, attention_); });
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
-    const TrainingMemory memory = EstimateMemory(config, {.ranks = 1, .tokens = kTokens},
-                                                       plan, ParameterSharding::kWhole);
+    const TrainingMemory memory =
+        EstimateMemory(config, {.ranks = 1, .tokens = kTokens}, plan, ParameterSharding::kWhole);
     // The store holds gradients alone; the stub holds what attention would need for its work.
     const int64_t estimate = memory.total() - memory.optimizer + layout.elements * 4;
     constexpr double kGiB = 1 << 30;

@@ -7,8 +7,8 @@
 namespace ringleader::model {
 
 // Blocks are those of ParameterLayout::blocks: the embedding, each layer, the final norm with the
-// head. Calls are enqueued on LibTorch's current stream and wait for nothing on the host; errors
-// surface as c10::Error and end the step.
+// head. On a GPU calls are enqueued on LibTorch's current stream and wait for nothing on the
+// host; errors surface as c10::Error and end the step.
 class ParameterStore {
  public:
   virtual ~ParameterStore() = default;

@@ -1,6 +1,6 @@
 // The token-wise steps of a decoder layer and their gradients, outside autograd: the seam between
-// the decoder and a device's fused passes, in fp32 on the CPU (cpu_token_ops.h) and in bf16 on a GPU
-// (cuda_token_ops.h).
+// the decoder and a device's fused passes, in fp32 on the CPU (cpu_token_ops.h) and in bf16 on a
+// GPU (cuda_token_ops.h).
 #pragma once
 
 #include <torch/types.h>

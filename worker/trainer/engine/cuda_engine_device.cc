@@ -1,5 +1,5 @@
-// A GPU: bf16 with fp32 accumulation and master weights, NCCL between ranks, one wait for the device
-// a step.
+// A GPU: bf16 with fp32 accumulation and master weights, NCCL between ranks, one wait for the
+// device a step.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/cuda/CUDACachingAllocator.h>

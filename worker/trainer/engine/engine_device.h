@@ -21,8 +21,8 @@
 
 namespace ringleader::trainer {
 
-// One thread. LibTorch's exceptions pass through. What it hands out by reference lives as long as it
-// does.
+// One thread. LibTorch's exceptions pass through. What it hands out by reference lives as long as
+// it does.
 class EngineDevice {
  public:
   virtual ~EngineDevice() = default;
@@ -59,8 +59,8 @@ class EngineDevice {
 };
 
 // Find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host` outlive
-// what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the machine has
-// no GPU.
+// what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the machine
+// has no GPU.
 absl::StatusOr<std::unique_ptr<EngineDevice>> CreateCpuDevice(const TrainingJob& job,
                                                               comm::Communicator& world,
                                                               Host& host);

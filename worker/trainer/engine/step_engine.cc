@@ -19,9 +19,9 @@ int64_t CountLabels(const data::LocalSequence& sequence) {
 absl::StatusOr<std::unique_ptr<StepEngine>> StepEngine::Create(const TrainingJob& job,
                                                                comm::Communicator& world,
                                                                Host& host) {
-  ASSIGN_OR_RETURN(std::unique_ptr<EngineDevice> device,
-                   job.engine == Engine::kCuda ? CreateCudaDevice(job, world, host)
-                                               : CreateCpuDevice(job, world, host));
+  ASSIGN_OR_RETURN(std::unique_ptr<EngineDevice> device, job.engine == Engine::kCuda
+                                                             ? CreateCudaDevice(job, world, host)
+                                                             : CreateCpuDevice(job, world, host));
   auto engine = std::unique_ptr<StepEngine>(new StepEngine(job, world, std::move(device)));
   RETURN_IF_ERROR(engine->SetUp(host));
   return engine;
@@ -43,14 +43,12 @@ absl::Status StepEngine::SetUp(Host& host) {
   if (plan.host_layers > 0) {
     host.SetPlace(0, "pinning host memory");
     const int64_t element = static_cast<int64_t>(c10::elementSize(device_->type()));
-    ASSIGN_OR_RETURN(
-        options.host_copies,
-        device_->PinHostMemory(plan.host_layers, LocalTokens() * model::KeptBytesPerToken(
-                                                                     config, element,
-                                                                     plan.recompute)));
+    ASSIGN_OR_RETURN(options.host_copies,
+                     device_->PinHostMemory(plan.host_layers,
+                                            LocalTokens() * model::KeptBytesPerToken(
+                                                                config, element, plan.recompute)));
   }
-  decoder_ =
-      std::make_unique<model::Decoder>(config, device_->token_ops(), *optimizer_, options);
+  decoder_ = std::make_unique<model::Decoder>(config, device_->token_ops(), *optimizer_, options);
   return absl::OkStatus();
 }
 
@@ -134,6 +132,7 @@ absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {
   device_->End(EngineDevice::Interval::kModel);
   const double waited = optimizer_->AwaitSnapshot();
   device_->Begin(EngineDevice::Interval::kUpdate);
+  if (!loss_sum_.defined()) loss_sum_ = torch::zeros({}, shards_->device());  // no sequence at all
   ASSIGN_OR_RETURN(const optim::ShardedStep step,
                    optimizer_->Step(learning_rate, loss_sum_, labels_));
   device_->End(EngineDevice::Interval::kUpdate);
@@ -147,8 +146,7 @@ absl::StatusOr<LossSum> StepEngine::Loss(const data::LocalSequence& sequence) {
   const torch::NoGradGuard no_grad;
   RETURN_IF_ERROR(SetDocuments(sequence));
   const torch::Tensor loss = decoder_->Loss(Batch(sequence), device_->attention());
-  return LossSum{.loss = loss.item<double>(),
-                 .tokens = static_cast<double>(CountLabels(sequence))};
+  return LossSum{.loss = loss.item<double>(), .tokens = static_cast<double>(CountLabels(sequence))};
 }
 
 EngineStats StepEngine::TakeStats() {

@@ -1,5 +1,5 @@
-// What computes a step: the model, its attention and its optimizer, over a device (engine_device.h),
-// in which CPU and GPU differ.
+// What computes a step: the model, its attention and its optimizer, over a device
+// (engine_device.h), in which CPU and GPU differ.
 #pragma once
 
 #include <torch/types.h>

@@ -362,7 +362,7 @@ absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, H
   // The process ends now: to take a broken device down may hang, or crash before the reason is
   // told.
   static_cast<void>(attempt.release());
-  // An error inside LibTorch's autograd loses its code: the communicator knows whether it was a
+  // An error that passes through LibTorch loses its code: the communicator knows whether it was a
   // peer's failure. What this rank found wrong by itself stays its own, whoever was first.
   const bool may_be_a_peers = absl::IsAborted(outcome.status()) ||
                               absl::IsInternal(outcome.status()) ||
