@@ -50,6 +50,8 @@ build_binaries() {
     "$root/deploy/install_deps.sh" --packages
     setsid "$root/deploy/install_deps.sh" --libtorch &
     installing=$!
+    # ccache then takes a source's headers from the compiler, instead of preprocessing each source once more.
+    export CCACHE_DEPEND=1
     configure -DRINGLEADER_TORCH=OFF -DRINGLEADER_CUDA=OFF
     cmake --build "$build" --target ringleader-coordinator ringleader-worker ringctl
     wait "$installing"

@@ -140,7 +140,7 @@ def is_allowed(name, target, own, allowed):
     """Whether a file of row `own`, which may use `allowed`, may include `name`, which is `target` in this tree."""
     if target is None and not name.startswith(GENERATED):
         libraries = [library for library, starts in LIBRARIES.items() if name.startswith(starts)]
-        return not libraries or libraries[0] in allowed or (libraries == ["protobuf"] and "proto" in allowed)
+        return not libraries or libraries[0] in allowed or (libraries == ["protobuf"] and "proto" in [own, *allowed])
     path = target or "proto/" + name
     return any(is_below(path, a) for a in [own, *allowed])
 
