@@ -60,8 +60,8 @@ std::string ReferencePage() {
                       "\n\n| field | default | allowed | meaning |\n|---|---|---|---|\n");
     }
     std::string help(field.help);
-    if (field.when != When::kAlways) {
-      absl::StrAppend(&help, " Only with ", std::string(Requirement(field.when)), ".");
+    if (const std::string requirement = Requirement(field); !requirement.empty()) {
+      absl::StrAppend(&help, " Only with ", requirement, ".");
     }
     absl::StrAppend(&page, "| `", std::string(field.path), "` | ", DefaultText(field), " | ",
                     DescribeType(field), " | ", help, " |\n");

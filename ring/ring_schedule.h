@@ -1,6 +1,6 @@
 // Ring schedules as data: which owner's keys and values a rank attends to at which step, and what
-// it sends where, on which link. RingAttention runs them, the planner's simulator prices them. No
-// LibTorch, no transfers here. Hierarchical: MTraining (arXiv 2510.18830), section 4.3.
+// it sends where, on which link. Trainers run them, and the planner's simulator plays the same
+// objects. No LibTorch, no transfers here. Hierarchical: MTraining (arXiv 2510.18830), section 4.3.
 //
 // Ranks of a hierarchical ring are numbered node by node: rank = node * inner + place in the node.
 #pragma once
@@ -23,6 +23,9 @@ struct RingShape {
   RingKind kind = RingKind::kFlat;
   int inner = 1;
   int outer = 1;
+
+  int ranks() const { return inner * outer; }
+  bool operator==(const RingShape&) const = default;
 };
 
 enum class RingLink { kInner, kOuter };
@@ -87,5 +90,11 @@ absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
 // many hops as those, and come home behind the computation of what they are added to: that of their
 // own rank on an inner ring, that of their own node on the outer.
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
+
+// The schedules of a shape differ by a rotation alone: the same steps, slots and links, and where
+// rank 0's names rank `named`, rank r's names the rank that is as far from r, counted around the
+// ring of nodes and around a node. Returns those, by r. One schedule so stands for all.
+// (All-gather: its slots are numbered by ranks and turn likewise.)
+std::vector<int> NamedByAllRanks(const RingShape& shape, int named);
 
 }  // namespace ringleader::ring

@@ -247,9 +247,9 @@ TEST(MakePlanTest, SequencesOfUnequalLengthAreAssignedInThePlan) {
   // Round robin would give one group all the long ones.
   v1::StepPlan round_robin = *plan;
   round_robin.clear_micro_batches();
-  const v1::Prediction dealt = Predict(spec, ThreeBillion(), cluster, cost, *plan);
+  const v1::Prediction dealt = *Predict(spec, ThreeBillion(), cluster, cost, *plan);
   EXPECT_LT(dealt.step_seconds(),
-            0.85 * Predict(spec, ThreeBillion(), cluster, cost, round_robin).step_seconds());
+            0.85 * Predict(spec, ThreeBillion(), cluster, cost, round_robin)->step_seconds());
   EXPECT_EQ(dealt.step_seconds(), plan->prediction().step_seconds());
   EXPECT_THAT(plan->reasons(), Contains(HasSubstr("sequences of unequal length are dealt")));
 }

@@ -73,8 +73,7 @@ class CpuEngine : public StepEngine {
 absl::Status CpuEngine::SetUp(Host& host) {
   at::set_num_threads(job_.threads);
   ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
-  ASSIGN_OR_RETURN(attention_,
-                   attention::RingAttention::Create(AttentionOptionsOf(job_), context_.get()));
+  ASSIGN_OR_RETURN(attention_, attention::RingAttention::Create(job_.attention, context_.get()));
 
   host.SetPlace(0, "loading the model");
   ASSIGN_OR_RETURN(const model::ModelConfig config, LoadConfig(job_));
