@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "jobspec/scalars.h"
-#include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -173,23 +172,16 @@ std::string DescribePatterns() {
   return text + ".";
 }
 
-Field FieldOf(const patterns::PatternDefinition& definition, const patterns::PatternField& row) {
-  return {.path = row.path,
-          .need = Need::kDefault,
-          .default_value = row.default_value,
-          .range = {.min = row.min, .max = row.max, .min_is_open = row.min_is_open},
-          .when = {"attention.pattern", definition.name},
-          .help = row.help,
-          .also = {row.with_path, row.with_value}};
-}
-
 std::vector<Field> AllFields() {
   std::vector<Field> fields(std::begin(kFieldsBeforePatterns), std::end(kFieldsBeforePatterns));
   static const std::string& help = *new std::string(DescribePatterns());
   fields.push_back({"attention.pattern", Need::kDefault, "vertical_slash", {}, kAlways, help});
   for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
     for (const patterns::PatternField& row : definition->fields) {
-      fields.push_back(FieldOf(*definition, row));
+      const When when = {"attention.pattern", definition->name};
+      const When also = {row.with_path, row.with_value};
+      fields.push_back({row.path, Need::kDefault, row.default_value, row.range, when, row.help,
+                        /*is_path=*/false, also});
     }
   }
   fields.insert(fields.end(), std::begin(kFieldsAfterPatterns), std::end(kFieldsAfterPatterns));

@@ -3,12 +3,12 @@
 // from its definition (patterns/pattern.h).
 #pragma once
 
-#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "google/protobuf/descriptor.h"
+#include "patterns/pattern.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::jobspec {
@@ -28,12 +28,7 @@ enum class Need {
   kOptional,  // may stay empty
 };
 
-struct Range {
-  double min = 0;
-  double max = std::numeric_limits<double>::infinity();
-  bool min_is_open = false;  // (min, max]
-  bool max_is_open = false;
-};
+using patterns::Range;
 
 struct Field {
   std::string_view path;

@@ -3,28 +3,21 @@
 #include <set>
 
 #include "absl/strings/str_format.h"
-#include "patterns/field_text.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
 namespace {
 
+// clang-format off
 constexpr PatternField kFields[] = {
-    {.path = "attention.block_size",
-     .default_value = "512",
-     .min = 1,
-     .max = kMaxTokens,
-     .help = "Keys in one block; a multiple of `attention.tile`.",
-     .read = [](std::string_view text,
-                AttentionOptions* options) { return ReadNumber(text, &options->block_size); }},
-    {.path = "attention.topk_blocks",
-     .default_value = "8",
-     .min = 1,
-     .max = kMaxTokens,
-     .help = "Blocks that a query block keeps besides its own.",
-     .read = [](std::string_view text,
-                AttentionOptions* options) { return ReadNumber(text, &options->topk_blocks); }},
+    {"attention.block_size", "512", {1, kMaxTokens},
+     "Keys in one block; a multiple of `attention.tile`.",
+     Read<&AttentionOptions::block_size>},
+    {"attention.topk_blocks", "8", {1, kMaxTokens},
+     "Blocks that a query block keeps besides its own.",
+     Read<&AttentionOptions::topk_blocks>},
 };
+// clang-format on
 
 absl::Status Check(const AttentionOptions& options) {
   if (options.block_size < options.tile || options.block_size % options.tile != 0) {

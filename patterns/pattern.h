@@ -5,9 +5,12 @@
 // docs/patterns.md says how to add one.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
@@ -18,20 +21,40 @@ namespace ringleader::patterns {
 
 inline constexpr double kMaxTokens = 16.0 * 1048576;  // positions stay within int32 with room
 
+struct Range {
+  double min = 0;
+  double max = std::numeric_limits<double>::infinity();
+  bool min_is_open = false;  // (min, max]
+  bool max_is_open = false;
+};
+
 // A field of the job file that fits one pattern only. It has a default, which is filled in for jobs
 // of that pattern.
 struct PatternField {
   std::string_view path;           // "attention.window": a field of v1::AttentionSpec
   std::string_view default_value;  // as text
-  // Numbers: [min, max], or (min, max].
-  double min = 0, max = 0;
-  bool min_is_open = false;
-  // Where it fits in jobs alone whose field `with_path` holds `with_value`.
-  std::string_view with_path = "", with_value = "";
+  Range range;                     // numbers only
   std::string_view help;
   // Reads the field's text into the options; false if it is none. Null: trainers need not know.
   bool (*read)(std::string_view text, AttentionOptions* options) = nullptr;
+  // Fits jobs alone whose field `with_path` holds `with_value`.
+  std::string_view with_path = "", with_value = "";
 };
+
+// `read` of a number: of the options, of their budget.
+template <typename T>
+bool ReadNumber(std::string_view text, T* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+template <auto member>
+bool Read(std::string_view text, AttentionOptions* options) {
+  return ReadNumber(text, &(options->*member));
+}
+template <auto member>
+bool ReadBudget(std::string_view text, AttentionOptions* options) {
+  return ReadNumber(text, &(options->budget.*member));
+}
 
 struct PatternDefinition {
   Pattern pattern;

@@ -1,19 +1,16 @@
 #include "absl/strings/str_format.h"
-#include "patterns/field_text.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
 namespace {
 
+// clang-format off
 constexpr PatternField kFields[] = {
-    {.path = "attention.window",
-     .default_value = "4096",
-     .min = 1,
-     .max = kMaxTokens,
-     .help = "Tokens that a query sees, itself included.",
-     .read = [](std::string_view text,
-                AttentionOptions* options) { return ReadNumber(text, &options->window); }},
+    {"attention.window", "4096", {1, kMaxTokens},
+     "Tokens that a query sees, itself included.",
+     Read<&AttentionOptions::window>},
 };
+// clang-format on
 
 absl::Status Check(const AttentionOptions& options) {
   if (options.window >= 1) return absl::OkStatus();

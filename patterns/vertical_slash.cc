@@ -3,84 +3,51 @@
 #include <iterator>
 
 #include "absl/strings/str_format.h"
-#include "patterns/field_text.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/index.h"
 
 namespace ringleader::patterns {
 namespace {
 
+bool ReadSelect(std::string_view text, AttentionOptions* options) {
+  options->select = text == "top_k" ? Select::kTopK : Select::kTopP;
+  return text == "top_k" || text == "top_p";
+}
+
+// clang-format off
 constexpr PatternField kFields[] = {
-    {.path = "attention.select",
-     .default_value = "top_p",
-     .help = "How columns and diagonals are chosen: by the share of attention mass that they cover "
-             "(`top_p`) or by number (`top_k`).",
-     .read =
-         [](std::string_view text, AttentionOptions* options) {
-           options->select = text == "top_k" ? Select::kTopK : Select::kTopP;
-           return text == "top_k" || text == "top_p";
-         }},
-    {.path = "attention.vertical_mass",
-     .default_value = "0.9",
-     .max = 1,
-     .min_is_open = true,
-     .with_path = "attention.select",
-     .with_value = "top_p",
-     .help = "Share of estimated attention mass that the chosen columns must cover.",
-     .read = [](std::string_view text,
-                AttentionOptions* o) { return ReadNumber(text, &o->budget.vertical_mass); }},
-    {.path = "attention.slash_mass",
-     .default_value = "0.9",
-     .max = 1,
-     .min_is_open = true,
-     .with_path = "attention.select",
-     .with_value = "top_p",
-     .help = "Share of estimated attention mass that the chosen block diagonals must cover.",
-     .read = [](std::string_view text,
-                AttentionOptions* o) { return ReadNumber(text, &o->budget.slash_mass); }},
-    {.path = "attention.balance_tolerance",
-     .default_value = "0",
-     .max = 0.5,
-     .with_path = "attention.select",
-     .with_value = "top_p",
-     .help = "How far the planner may move a layer's masses from the above, to even out the "
-             "layers' work; 0: never, which keeps runs reproducible."},
-    {.path = "attention.max_verticals",
-     .default_value = "4096",
-     .min = 1,
-     .max = kMaxTokens,
-     .help = "Columns a head keeps (`top_k`), or at most keeps (`top_p`).",
-     .read = [](std::string_view text,
-                AttentionOptions* o) { return ReadNumber(text, &o->budget.max_verticals); }},
-    {.path = "attention.max_slashes",
-     .default_value = "1024",
-     .min = 1,
-     .max = kMaxTokens,
-     .help = "Block diagonals a head keeps (`top_k`), or at most keeps (`top_p`).",
-     .read = [](std::string_view text,
-                AttentionOptions* o) { return ReadNumber(text, &o->budget.max_slashes); }},
-    {.path = "attention.estimate_queries",
-     .default_value = "64",
-     .min = 1,
-     .max = kernels::kMaxEstimateQueries,
-     .help = "Queries at the end of the sequence from which the pattern is estimated; with "
-             "`data.document_mask` they are dealt to the ends of its documents, by their tokens.",
-     .read = [](std::string_view text,
-                AttentionOptions* o) { return ReadNumber(text, &o->estimate_queries); }},
-    {.path = "attention.sink_tokens",
-     .default_value = "64",
-     .max = kMaxTokens,
-     .help = "Columns at the start of the sequence, not of each document in it, that are always "
-             "kept.",
-     .read = [](std::string_view text,
-                AttentionOptions* o) { return ReadNumber(text, &o->sink_tokens); }},
-    {.path = "attention.local_blocks",
-     .default_value = "1",
-     .max = kMaxTokens,
-     .help = "Block diagonals next to the main one that are always kept; the main one always is.",
-     .read = [](std::string_view text,
-                AttentionOptions* o) { return ReadNumber(text, &o->local_blocks); }},
+    {"attention.select", "top_p", {},
+     "How columns and diagonals are chosen: by the share of attention mass that they cover "
+     "(`top_p`) or by number (`top_k`).",
+     ReadSelect},
+    {"attention.vertical_mass", "0.9", {0, 1, true},
+     "Share of estimated attention mass that the chosen columns must cover.",
+     ReadBudget<&LayerBudget::vertical_mass>, "attention.select", "top_p"},
+    {"attention.slash_mass", "0.9", {0, 1, true},
+     "Share of estimated attention mass that the chosen block diagonals must cover.",
+     ReadBudget<&LayerBudget::slash_mass>, "attention.select", "top_p"},
+    {"attention.balance_tolerance", "0", {0, 0.5},
+     "How far the planner may move a layer's masses from the above, to even out the layers' "
+     "work; 0: never, which keeps runs reproducible.",
+     nullptr, "attention.select", "top_p"},
+    {"attention.max_verticals", "4096", {1, kMaxTokens},
+     "Columns a head keeps (`top_k`), or at most keeps (`top_p`).",
+     ReadBudget<&LayerBudget::max_verticals>},
+    {"attention.max_slashes", "1024", {1, kMaxTokens},
+     "Block diagonals a head keeps (`top_k`), or at most keeps (`top_p`).",
+     ReadBudget<&LayerBudget::max_slashes>},
+    {"attention.estimate_queries", "64", {1, kernels::kMaxEstimateQueries},
+     "Queries at the end of the sequence from which the pattern is estimated; with "
+     "`data.document_mask` they are dealt to the ends of its documents, by their tokens.",
+     Read<&AttentionOptions::estimate_queries>},
+    {"attention.sink_tokens", "64", {0, kMaxTokens},
+     "Columns at the start of the sequence, not of each document in it, that are always kept.",
+     Read<&AttentionOptions::sink_tokens>},
+    {"attention.local_blocks", "1", {0, kMaxTokens},
+     "Block diagonals next to the main one that are always kept; the main one always is.",
+     Read<&AttentionOptions::local_blocks>},
 };
+// clang-format on
 
 absl::Status Check(const AttentionOptions& options) {
   if (options.estimate_queries < 1 || options.estimate_queries > kernels::kMaxEstimateQueries) {

@@ -23,22 +23,22 @@ std::string_view LayoutName(LayoutKind layout) {
 
 namespace {
 
-// The factors of a multiple, and how an error names them.
 struct Rule {
-  int64_t twice;  // 2 for zigzag's two chunks a rank
-  int64_t run;    // tokens that stay together
-  const char* run_name;
+  int64_t multiple;
+  std::string text;
 };
 
-Rule RuleOf(const Division& division) {
-  switch (division.layout.value_or(LayoutKind::kContiguous)) {
+Rule RuleOf(const Division& d) {
+  const int64_t tiles = d.ranks * d.tile;
+  const std::string rule = absl::StrFormat("context × tile = %d × %d", d.ranks, d.tile);
+  switch (d.layout.value_or(LayoutKind::kContiguous)) {
     case LayoutKind::kContiguous:
-      return {1, division.tile, "tile"};
+      return {tiles, rule};
     case LayoutKind::kZigzag:
-      return {2, division.tile, "tile"};
+      return {2 * tiles, absl::StrFormat("2 × context × tile = 2 × %d × %d", d.ranks, d.tile)};
     case LayoutKind::kStriped:
-      if (division.stripe == 0) return {1, division.tile, "tile"};
-      return {1, division.stripe, "stripe"};
+      if (d.stripe == 0) return {tiles, rule};
+      return {d.ranks * d.stripe, absl::StrFormat("context × stripe = %d × %d", d.ranks, d.stripe)};
   }
   std::abort();
 }
@@ -46,23 +46,17 @@ Rule RuleOf(const Division& division) {
 }  // namespace
 
 int64_t Division::Multiple() const {
-  if (ranks == 1) return 1;
-  const Rule rule = RuleOf(*this);
-  return rule.twice * ranks * rule.run;
+  return ranks == 1 ? 1 : RuleOf(*this).multiple;
 }
 
 absl::Status CheckDivides(std::string_view field, int64_t tokens, const Division& division) {
-  const int64_t multiple = division.Multiple();
-  if (tokens % multiple == 0) return absl::OkStatus();
-  const Rule rule = RuleOf(division);
-  const char* const twice = rule.twice == 2 ? "2 × " : "";
-  const int64_t below = tokens / multiple * multiple;
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "%s: %d does not divide by %scontext × %s = %s%d × %d = %d (parallelism.layout: %s); give "
-      "%s%d",
-      std::string(field), tokens, twice, rule.run_name, twice, division.ranks, rule.run, multiple,
-      division.layout.has_value() ? std::string(LayoutName(*division.layout)) : "auto",
-      below > 0 ? absl::StrCat(below, " or ") : "", below + multiple));
+  const int64_t multiple = division.Multiple(), below = tokens / multiple * multiple;
+  if (tokens == below) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), ": ", tokens, " does not divide by ", RuleOf(division).text,
+                   " = ", multiple, " (parallelism.layout: ",
+                   division.layout.has_value() ? std::string(LayoutName(*division.layout)) : "auto",
+                   "); give ", below > 0 ? absl::StrCat(below, " or ") : "", below + multiple));
 }
 
 }  // namespace ringleader::ring

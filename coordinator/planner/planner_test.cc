@@ -102,6 +102,23 @@ TEST(MakePlanTest, ImpossiblePlansShowTheArithmetic) {
               HasSubstr("layer 36 does not exist; the model has 36 layers"));
 }
 
+TEST(MakePlanTest, UnknownEnumeratorsAreRefusedByName) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  const ClusterShape cluster = Gpus(1, 4);
+  const CostModel cost(spec, ThreeBillion(), cluster);
+  v1::StepPlan plan = *MakePlan(spec, ThreeBillion(), cluster, cost);
+  plan.set_layout(static_cast<ParallelismSpec::Layout>(9));
+  EXPECT_THAT(Predict(spec, ThreeBillion(), cluster, cost, plan).status().message(),
+              HasSubstr("parallelism.layout: enumerator 9 is unknown"));
+  spec.mutable_parallelism()->set_ring(static_cast<ParallelismSpec::Ring>(8));
+  EXPECT_THAT(Plan(spec, cluster).status().message(),
+              HasSubstr("parallelism.ring: enumerator 8 is unknown"));
+  spec = LongJob(4, 131072);
+  spec.mutable_attention()->set_pattern(static_cast<v1::AttentionSpec::Pattern>(7));
+  EXPECT_THAT(Plan(spec, cluster).status().message(),
+              HasSubstr("attention.pattern: enumerator 7 is unknown"));
+}
+
 TEST(MakePlanTest, AModelThatDoesNotFitIsRefused) {
   ClusterShape cluster = Gpus(1, 4);
   cluster.memory_bytes_per_trainer = uint64_t{8} << 30;

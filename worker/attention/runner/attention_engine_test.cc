@@ -237,7 +237,8 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
       }
       for (int rank = 0; rank < 4; ++rank) {
         std::vector<uint64_t> predicted;
-        for (const ring::RingStep& step : ring::ForwardSchedule(shape, rank)->steps) {
+        const ring::RingSchedule schedule = *ring::ForwardSchedule(shape, rank);
+        for (const ring::RingStep& step : schedule.steps) {
           predicted.push_back(static_cast<uint64_t>(loads.of(rank, step.owner)));
         }
         EXPECT_EQ(results[rank].stats.layers.at(1).tiles_per_ring_step, predicted);

@@ -125,6 +125,28 @@ TEST(AssignmentTest, RefusesTokensThatWouldBeInNobodysShard) {
               HasSubstr("data.sequence_lengths: 511 does not divide"));
 }
 
+// A job of a newer coordinator never trains as something else: patterns and schedules, engines and
+// a plan's layout and ring.
+TEST(AssignmentTest, RefusesEnumeratorsThatItDoesNotKnow) {
+  const auto complaint = [](const v1::TrainerAssignment& assignment) {
+    return std::string(ToTrainingJob(assignment).status().message());
+  };
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  assignment.mutable_spec()->mutable_attention()->set_pattern(
+      static_cast<v1::AttentionSpec::Pattern>(77));
+  EXPECT_THAT(complaint(assignment), HasSubstr("attention.pattern: enumerator 77 is unknown"));
+  assignment = AssignmentOf(Spec());
+  assignment.mutable_spec()->mutable_training()->set_schedule(
+      static_cast<v1::TrainingSpec::Schedule>(78));
+  EXPECT_THAT(complaint(assignment), HasSubstr("training.schedule: enumerator 78 is unknown"));
+  assignment = AssignmentOf(Spec());
+  assignment.mutable_plan()->set_layout(static_cast<v1::ParallelismSpec::Layout>(79));
+  EXPECT_THAT(complaint(assignment), HasSubstr("parallelism.layout: enumerator 79 is unknown"));
+  assignment = AssignmentOf(Spec());
+  assignment.mutable_plan()->mutable_ring()->set_kind(static_cast<v1::ParallelismSpec::Ring>(80));
+  EXPECT_THAT(complaint(assignment), HasSubstr("parallelism.ring: enumerator 80 is unknown"));
+}
+
 TEST(MicroBatchesTest, OnGpusGroupsGetAsManyEach) {
   Plan plan;
   EXPECT_EQ(CheckMicroBatches(Engine::kCuda, plan), absl::OkStatus());
