@@ -91,7 +91,8 @@ void BenchBalance() {
       const double steps = static_cast<double>(size.ranks) * size.ranks;
       std::printf("| %lld | %d | %d | %s | %s | %.3f | %.3f | %.3f | %.2f |\n",
                   static_cast<long long>(size.tokens), size.tile, size.ranks, c.name, c.ring_name,
-                  total / (kHeads * 0.5 * blocks * (blocks + 1)), ring::WorkerImbalance(loads),
+                  total / (kHeads * 0.5 * blocks * (blocks + 1)),
+                  std::ranges::max(totals) * size.ranks / total,
                   *std::max_element(busiest.begin(), busiest.end()) * steps / total,
                   total / (std::accumulate(busiest.begin(), busiest.end(), 0.0) * size.ranks));
     }

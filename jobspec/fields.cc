@@ -46,7 +46,7 @@ constexpr Field kFieldsBeforePatterns[] = {
     {"data.sequence_length", Need::kRequired, "", {1, kMaxTokens}, kAlways,
      "Tokens in one training sequence. With a context above 1 it must divide into whole tiles "
      "for every rank (see `parallelism.layout`). A sequence is cut from a stream of documents, one "
-     "behind the other (see `data.document_mask`)."},
+     "after the other (see `data.document_mask`)."},
     {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxTokens}, kAlways,
      "Where the sequences of a step are of unequal length: the length of each, "
      "`training.global_batch` numbers, at most `data.sequence_length` and dividing as that does. "
@@ -142,7 +142,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "k, v and attention's output (`attention_only`), or all but attention's output (`full`). "
      "`auto`: the least that fits the GPU."},
     {"resources.offload", Need::kDefault, "auto", {}, kCuda,
-     "Whether what layers keep for backward waits in the host's memory meanwhile, copied behind other "
+     "Whether what layers keep for backward waits in the host's memory meanwhile, copied during other "
      "layers' work: never (`none`), all but three layers' at a time (`host`), or, with `auto`, as much "
      "as must where nothing else fits the GPU. A node's trainers share its memory; a job that does not "
      "fit it is refused."},

@@ -378,7 +378,7 @@ TEST(OptionsTest, PatternsAreTheProtocols) {
     const auto options = AttentionOptionsOf(spec);
     ASSERT_TRUE(options.ok()) << options.status();
     found.insert(options->pattern);
-    EXPECT_EQ(patterns::DefinitionOf(options->pattern).name, EnumText(spec.pattern()));
+    EXPECT_EQ(patterns::DefinitionOf(options->pattern).name, EnumeratorText(type, spec.pattern()));
   }
   EXPECT_EQ(found.size(), patterns::Definitions().size());
 }
@@ -410,7 +410,7 @@ TEST(OptionsTest, UnknownEnumeratorsAreNamed) {
   spec.set_pattern(static_cast<v1::AttentionSpec::Pattern>(77));
   EXPECT_THAT(std::string(AttentionOptionsOf(spec).status().message()),
               HasSubstr("attention.pattern: enumerator 77 is unknown"));
-  EXPECT_EQ(EnumText(spec.pattern()), "77");
+  EXPECT_EQ(EnumeratorText(v1::AttentionSpec::Pattern_descriptor(), 77), "77");
   spec.set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
   spec.set_select(static_cast<v1::AttentionSpec::Select>(5));
   EXPECT_THAT(std::string(AttentionOptionsOf(spec).status().message()),

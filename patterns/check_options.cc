@@ -14,6 +14,21 @@ absl::Status Invalid(const std::string& message) {
   return absl::InvalidArgumentError(message);
 }
 
+absl::Status CheckLayout(const AttentionOptions& options) {
+  switch (options.layout) {
+    case LayoutKind::kContiguous:
+    case LayoutKind::kZigzag:
+      return absl::OkStatus();
+    case LayoutKind::kStriped:
+      if (options.stripe >= 1 && options.stripe % options.tile == 0) return absl::OkStatus();
+      return Invalid(absl::StrFormat(
+          "parallelism.stripe is %d tokens; it must be a multiple of attention.tile (%d)",
+          options.stripe, options.tile));
+  }
+  return Invalid(
+      absl::StrFormat("parallelism.layout: %d is unknown", static_cast<int>(options.layout)));
+}
+
 }  // namespace
 
 absl::Status CheckBudget(const LayerBudget& budget) {
@@ -30,17 +45,11 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   if (options.tile != 64 && options.tile != 128) {
     return Invalid(absl::StrFormat("attention.tile is %d; allowed are 64 and 128", options.tile));
   }
-  if (options.ring.inner * options.ring.outer != ranks) {
+  if (options.ring.ranks() != ranks) {
     return Invalid(absl::StrFormat("a ring of %d x %d does not fit %d ranks", options.ring.outer,
                                    options.ring.inner, ranks));
   }
-  if (options.layout == LayoutKind::kStriped &&
-      (options.stripe < 1 || options.stripe % options.tile != 0)) {
-    return Invalid(
-        absl::StrFormat("parallelism.stripe is %d tokens; it must be a multiple of attention.tile "
-                        "(%d)",
-                        options.stripe, options.tile));
-  }
+  RETURN_IF_ERROR(CheckLayout(options));
   RETURN_IF_ERROR(CheckBudget(options.budget));
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition != nullptr) return definition->check(options);

@@ -39,10 +39,12 @@ TEST(DefinitionsTest, DefaultsAreReadIntoOptionsThatPass) {
   }
 }
 
-TEST(DefinitionsTest, AnUnknownPatternIsNamed) {
+TEST(DefinitionsTest, AnUnknownPatternOrLayoutIsNamed) {
   const AttentionOptions options{.pattern = static_cast<Pattern>(77), .stripe = 128};
   EXPECT_EQ(FindDefinition(options.pattern), nullptr);
-  EXPECT_THAT(std::string(CheckOptions(options, 1).message()), HasSubstr("77"));
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()), HasSubstr("pattern: 77 is unknown"));
+  const AttentionOptions dealt{.layout = static_cast<kernels::LayoutKind>(9)};
+  EXPECT_THAT(std::string(CheckOptions(dealt, 1).message()), HasSubstr("layout: 9 is unknown"));
 }
 
 TEST(SampleTest, StaticPatternsAreExact) {

@@ -12,11 +12,17 @@ absl::Status CheckShape(const RingShape& shape, int rank) {
     return absl::InvalidArgumentError(
         absl::StrFormat("ring of %d x %d ranks has no rank %d", shape.outer, shape.inner, rank));
   }
-  if (shape.kind != RingKind::kHierarchical && shape.outer != 1) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "ring has %d outer ranks; only a hierarchical ring has more than one", shape.outer));
+  switch (shape.kind) {
+    case RingKind::kHierarchical:
+      return absl::OkStatus();
+    case RingKind::kFlat:
+    case RingKind::kAllGather:
+      if (shape.outer == 1) return absl::OkStatus();
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "ring has %d outer ranks; only a hierarchical ring has more than one", shape.outer));
   }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("ring of kind %d is unknown", static_cast<int>(shape.kind)));
 }
 
 // Neighbours on both rings.

@@ -14,7 +14,7 @@ namespace ringleader::ring {
 
 enum class RingKind {
   kFlat,          // one ring over all ranks
-  kHierarchical,  // inner rings inside nodes; one outer hop hides behind a whole inner loop
+  kHierarchical,  // inner rings inside nodes; a whole inner loop hides one outer hop
   kAllGather,     // keys and values of all ranks are gathered first
 };
 
@@ -40,7 +40,7 @@ struct RingHop {
   int receive_slot = 0;
 };
 
-// What happens to travelling gradients behind a step's computation, in order.
+// What happens to travelling gradients after a step's computation, in order.
 struct GradAction {
   enum class Kind {
     kAdd,  // slot `to_slot` += slot `from_slot`
@@ -69,7 +69,7 @@ struct RingStep {
 
 // One rank's schedule for one layer. KV slot 0 holds the rank's own keys and values and is never
 // received into. With kAllGather, slot j holds those of rank j, gathered before the first step, and
-// gradient slot j is summed over ranks to rank j behind the last.
+// gradient slot j is summed over ranks to rank j after the last.
 struct RingSchedule {
   RingShape shape;
   int rank = 0;
@@ -87,7 +87,7 @@ absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
 
 // Every inner loop ends with the keys that it began with, and the loop over a rank's own node is
 // the last. So gradients start at the first rank that meets keys which are not its own, make as
-// many hops as those, and come home behind the computation of what they are added to: that of their
+// many hops as those, and come home during the computation of what they are added to: that of their
 // own rank on an inner ring, that of their own node on the outer.
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
 

@@ -110,7 +110,7 @@ TEST_P(RingScheduleTest, EveryRankSeesEveryOwnerOnceAndNoTwoAtOnce) {
 }
 
 TEST_P(RingScheduleTest, GradientsComeHome) {
-  if (GetParam().kind == RingKind::kAllGather) return;  // summed behind the schedule
+  if (GetParam().kind == RingKind::kAllGather) return;  // summed after the schedule
   Simulation simulation(GetParam(), /*backward=*/true);
   ASSERT_NO_FATAL_FAILURE(simulation.Run());
   for (int rank = 0; rank < simulation.ranks(); ++rank) {
@@ -192,8 +192,8 @@ TEST_P(RingScheduleTest, OfAllRanksAreRankZerosTurned) {
   }
 }
 
-// What comes home does so behind a computation that does not need it.
-TEST_P(RingScheduleTest, NoGradientTravelsBehindTheLastStep) {
+// What comes home does so during a computation that does not need it.
+TEST_P(RingScheduleTest, NoGradientTravelsAfterTheLastStep) {
   const RingSchedule schedule = *BackwardSchedule(GetParam(), 0);
   for (const GradAction& action : schedule.steps.back().grad_actions) {
     EXPECT_EQ(action.kind, GradAction::Kind::kAdd);
@@ -221,6 +221,8 @@ TEST(RingScheduleErrorTest, NamesTheShape) {
   EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 2, 2}, 0).ok());
   EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 4, 1}, 4).ok());
   EXPECT_FALSE(BackwardSchedule({RingKind::kHierarchical, 0, 4}, 0).ok());
+  EXPECT_EQ(ForwardSchedule({static_cast<RingKind>(9), 4, 1}, 0).status().message(),
+            "ring of kind 9 is unknown");
 }
 
 }  // namespace

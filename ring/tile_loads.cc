@@ -1,8 +1,6 @@
 #include "ring/tile_loads.h"
 
-#include <algorithm>
 #include <cstdlib>
-#include <numeric>
 
 namespace ringleader::ring {
 namespace {
@@ -123,13 +121,6 @@ std::vector<double> TileLoads::RankTotals() const {
     for (int owner = 0; owner < ranks_; ++owner) totals[rank] += of(rank, owner);
   }
   return totals;
-}
-
-double WorkerImbalance(const TileLoads& loads) {
-  const std::vector<double> totals = loads.RankTotals();
-  const double sum = std::accumulate(totals.begin(), totals.end(), 0.0);
-  const double largest = *std::max_element(totals.begin(), totals.end());
-  return sum > 0 ? largest * loads.ranks() / sum : 1.0;
 }
 
 }  // namespace ringleader::ring

@@ -59,7 +59,4 @@ class TileLoads {
   std::vector<double> column_;  // [rank]
 };
 
-// max / mean over ranks of their totals; 1 where there is no work.
-double WorkerImbalance(const TileLoads& loads);
-
 }  // namespace ringleader::ring

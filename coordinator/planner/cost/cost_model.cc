@@ -51,7 +51,7 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec, const
   const double row_seconds = 8 * d / rates.memory_bytes;
   const double call = rates.seconds_per_call;
   // Gradients there and parameters back. On GPUs gradients, three quarters of the bytes, travel
-  // behind backward.
+  // while backward goes on.
   const Link& link = cluster.nodes > 1 ? cluster.inter_node : cluster.intra_node;
   const double exposed = cluster.engine == v1::ResourcesSpec::CUDA ? 0.25 : 1;
   return {

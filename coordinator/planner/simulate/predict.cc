@@ -128,10 +128,10 @@ class Predictor {
   }
 
   // `lead`: what a rank computes between the start of the first hops and attention. On GPUs all of
-  // backward's travel behind the MLP, of forward's those between nodes behind the index.
+  // backward's travel while the MLP is computed, of forward's those between nodes during the index.
   void Play(const ring::TileLoads& loads, bool backward, double lead, double count) {
-    const bool behind_index = ring_.kind != ring::RingKind::kFlat;
-    if (cluster_.engine != v1::ResourcesSpec::CUDA || !(backward || behind_index)) lead = 0;
+    const bool during_index = ring_.kind != ring::RingKind::kFlat;
+    if (cluster_.engine != v1::ResourcesSpec::CUDA || !(backward || during_index)) lead = 0;
     const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
     const double tile_seconds = cost_model_.Seconds(phase, {.tiles = 1});
     const double per_call = cost_model_.Seconds(

@@ -67,10 +67,11 @@ class Player {
   }
 
  private:
-  // Where a rank receives from on a link, and what a byte more or less takes.
+  // By receiving rank: whom it receives from, and how long keys and gradients travel.
   struct Route {
-    std::vector<int> from;        // by receiving rank
-    Times kv_seconds, gradients;  // by receiving rank
+    std::vector<int> from;
+    Times kv_seconds;
+    Times gradient_seconds;
   };
 
   bool gathers() const { return setup_.shape.kind == RingKind::kAllGather; }
@@ -85,7 +86,7 @@ class Player {
       const bool same_node = setup_.group.outer == 1 || r / inner == route.from[r] / inner;
       const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
       route.kv_seconds.push_back(Transfer(link, setup_.kv_bytes));
-      route.gradients.push_back(Transfer(link, setup_.gradient_bytes));
+      route.gradient_seconds.push_back(Transfer(link, setup_.gradient_bytes));
     }
     return route;
   }
@@ -116,7 +117,7 @@ class Player {
       return;
     }
     const Route& route = RouteOf(action.hop);
-    Move(route, route.gradients, done_, &gradients_there_[action.hop.receive_slot]);
+    Move(route, route.gradient_seconds, done_, &gradients_there_[action.hop.receive_slot]);
   }
 
   // Each rank fetches its share over the network, then nodes pass all of it around inside.

@@ -194,7 +194,7 @@ TEST(RingSimulatorTest, WithoutTransfersEvenWorkTakesItsOwnTime) {
   }
 }
 
-// Flat, one node: hop h, step c: each of W - 1 hops hides behind a step. Hand-computed.
+// Flat, one node: hop h, step c: a step hides each of W - 1 hops. Hand-computed.
 TEST(RingSimulatorTest, FlatRingHidesHopsBehindSteps) {
   RingSetup setup = Ring(RingKind::kFlat, 4, 1);
   setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
@@ -208,7 +208,7 @@ TEST(RingSimulatorTest, FlatRingHidesHopsBehindSteps) {
 }
 
 // Steps of 1 s. The first keys are there at 0.1 s, all others before they are needed; the gradients
-// of a step travel behind the next, the last behind the own one: 0.1 + 4.
+// of a step travel during the next, the last during the own one: 0.1 + 4.
 TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnStep) {
   RingSetup setup = Ring(RingKind::kFlat, 4, 1);
   setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
@@ -222,7 +222,7 @@ TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnStep) {
   const RingTimes columns = Play(setup, 0.25);
   EXPECT_NEAR(columns.seconds, 4.25, 1e-9);
   EXPECT_NEAR(columns.exposed_seconds, 0.0, 1e-9);
-  // Each of three hops sticks out of the step behind which it travels by 0.3 s: computed at 1.1,
+  // Each of three hops sticks out of the step during which it travels by 0.3 s: computed at 1.1,
   // 2.1, 3.4, 4.7; what those add is there at 2.4, 3.7, 5.0.
   setup.gradient_bytes = 130;
   EXPECT_NEAR(Play(setup).seconds, 5.0, 1e-9);
@@ -247,7 +247,7 @@ TEST(RingSimulatorTest, GradientsComeHomeBehindTheOwnNode) {
   EXPECT_NEAR(Play(setup, 0.25).exposed_seconds, 0.35, 1e-9);
   EXPECT_NEAR(Play(setup, 0.75).seconds, 4.85, 1e-9);
   // 0.6 s and 3 s: gradients of the first step are there at 2.2; those that leave the node at 2.6
-  // come home at 5.6, a second behind the last step.
+  // come home at 5.6, a second after the last step.
   setup.gradient_bytes = 60;
   EXPECT_NEAR(Play(setup).seconds, 5.6, 1e-9);
 }
