@@ -22,7 +22,7 @@ struct Flags {
   double memory_gib = 0, host_memory_gib = 0;
   double intra_gigabytes = 0;
   double inter_gigabytes = 0;
-  planner::PatternHints measured;
+  patterns::PatternHints measured;
 };
 
 // What a GPU of the kind that the kernels are for has, less what the driver takes.

@@ -14,170 +14,179 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-constexpr double kMaxCount = 4294967295.0;       // what a uint32 holds
-constexpr double kMaxSteps = 1e12;               // far beyond any run, far from overflow
-constexpr double kMaxSequence = 16.0 * 1048576;  // positions stay within int32 with room
+constexpr double kMaxCount = 4294967295.0;  // what a uint32 holds
+constexpr double kMaxSteps = 1e12;          // far beyond any run, far from overflow
+using patterns::kMaxTokens;
+
+constexpr When kAlways = {};
+constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
+constexpr When kStriped = {"parallelism.layout", "striped"};
+constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
+constexpr When kCuda = {"resources.engine", "cuda"};
 
 // clang-format off
-constexpr Field kFields[] = {
-    {"name", Need::kRequired, "", {}, When::kAlways,
+constexpr Field kFieldsBeforePatterns[] = {
+    {"name", Need::kRequired, "", {}, kAlways,
      "Job id, unique in the coordinator: lower-case letters, digits and '-', at most 63 "
      "characters, beginning and ending with a letter or digit."},
-    {"labels", Need::kOptional, "", {}, When::kAlways,
+    {"labels", Need::kOptional, "", {}, kAlways,
      "Free key: value pairs to list and filter jobs by; at most 64."},
 
-    {"model.config", Need::kOptional, "", {}, When::kAlways,
+    {"model.config", Need::kOptional, "", {}, kAlways,
      "Hugging Face `config.json` of a Qwen2 or Llama model. Required with `init: random`; a "
      "model folder has its own.", true},
-    {"model.init", Need::kDefault, "random", {}, When::kAlways,
+    {"model.init", Need::kDefault, "random", {}, kAlways,
      "`random`, or the path of a Hugging Face model folder (`config.json` and safetensors) to "
      "start from.", true},
 
-    {"data.train", Need::kRequired, "", {}, When::kAlways,
+    {"data.train", Need::kRequired, "", {}, kAlways,
      "Folder of token shards to train on, as `ringctl data pack` writes them.", true},
-    {"data.eval", Need::kOptional, "", {}, When::kAlways,
+    {"data.eval", Need::kOptional, "", {}, kAlways,
      "Folder of held-out token shards; without it there is no evaluation.", true},
-    {"data.sequence_length", Need::kRequired, "", {1, kMaxSequence}, When::kAlways,
+    {"data.sequence_length", Need::kRequired, "", {1, kMaxTokens}, kAlways,
      "Tokens in one training sequence. With a context above 1 it must divide into whole tiles "
      "for every rank (see `parallelism.layout`). A sequence is cut from a stream of documents, one "
-     "behind the other (see `data.document_mask`)."},
-    {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxSequence}, When::kAlways,
+     "after the other (see `data.document_mask`)."},
+    {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxTokens}, kAlways,
      "Where the sequences of a step are of unequal length: the length of each, "
      "`training.global_batch` numbers, at most `data.sequence_length` and dividing as that does. "
      "A shorter one is a part of a piece of `data.sequence_length` tokens. The planner deals them "
      "to the data-parallel groups by predicted seconds."},
-    {"data.document_mask", Need::kDefault, "true", {}, When::kAlways,
+    {"data.document_mask", Need::kDefault, "true", {}, kAlways,
      "Whether the documents packed into one sequence are kept apart: a token attends to tokens of "
      "its own document only, as if each document were a sequence of its own. With `false` attention "
      "reaches back into earlier documents, which suits documents that belong together, such as the "
      "files of one repository. Evaluation does the same."},
 
-    {"attention.pattern", Need::kDefault, "vertical_slash", {}, When::kAlways,
-     "What a query may attend to: everything before it (`dense`), the last tokens "
-     "(`sliding_window`), columns and block diagonals chosen per head and step "
-     "(`vertical_slash`), or key blocks chosen per query block (`block_topk`)."},
-    {"attention.select", Need::kDefault, "top_p", {}, When::kVerticalSlash,
-     "How columns and diagonals are chosen: by the share of attention mass that they cover "
-     "(`top_p`) or by number (`top_k`)."},
-    {"attention.vertical_mass", Need::kDefault, "0.9", {0, 1, true}, When::kTopP,
-     "Share of estimated attention mass that the chosen columns must cover."},
-    {"attention.slash_mass", Need::kDefault, "0.9", {0, 1, true}, When::kTopP,
-     "Share of estimated attention mass that the chosen block diagonals must cover."},
-    {"attention.balance_tolerance", Need::kDefault, "0", {0, 0.5}, When::kTopP,
-     "How far the planner may move a layer's masses from the above, to even out the layers' "
-     "work; 0: never, which keeps runs reproducible."},
-    {"attention.max_verticals", Need::kDefault, "4096", {1, kMaxSequence}, When::kVerticalSlash,
-     "Columns a head keeps (`top_k`), or at most keeps (`top_p`)."},
-    {"attention.max_slashes", Need::kDefault, "1024", {1, kMaxSequence}, When::kVerticalSlash,
-     "Block diagonals a head keeps (`top_k`), or at most keeps (`top_p`)."},
-    {"attention.estimate_queries", Need::kDefault, "64", {1, 256}, When::kVerticalSlash,
-     "Queries at the end of the sequence from which the pattern is estimated; with "
-     "`data.document_mask` they are dealt to the ends of its documents, by their tokens."},
-    {"attention.sink_tokens", Need::kDefault, "64", {0, kMaxSequence}, When::kVerticalSlash,
-     "Columns at the start of the sequence, not of each document in it, that are always kept."},
-    {"attention.local_blocks", Need::kDefault, "1", {0, kMaxSequence}, When::kVerticalSlash,
-     "Block diagonals next to the main one that are always kept; the main one always is."},
-    {"attention.window", Need::kDefault, "4096", {1, kMaxSequence}, When::kSlidingWindow,
-     "Tokens that a query sees, itself included."},
-    {"attention.block_size", Need::kDefault, "512", {1, kMaxSequence}, When::kBlockTopK,
-     "Keys in one block; a multiple of `attention.tile`."},
-    {"attention.topk_blocks", Need::kDefault, "8", {1, kMaxSequence}, When::kBlockTopK,
-     "Blocks that a query block keeps besides its own."},
-    {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, When::kSparse,
+};
+
+constexpr Field kFieldsAfterPatterns[] = {
+    {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
-    {"attention.tile", Need::kDefault, "64", {64, 128}, When::kAlways,
+    {"attention.tile", Need::kDefault, "64", {64, 128}, kAlways,
      "Edge of an attention tile in tokens: 64 or 128."},
 
     {"parallelism.context", Need::kDerived, "resources.trainers / parallelism.data", {1, 65536},
-     When::kAlways,
+     kAlways,
      "Trainers that share one sequence."},
-    {"parallelism.data", Need::kDefault, "1", {1, 65536}, When::kAlways,
+    {"parallelism.data", Need::kDefault, "1", {1, 65536}, kAlways,
      "Groups of such trainers, each with sequences of its own. `context` × `data` = "
      "`resources.trainers`."},
-    {"parallelism.layout", Need::kDefault, "auto", {}, When::kAlways,
+    {"parallelism.layout", Need::kDefault, "auto", {}, kAlways,
      "How a sequence is dealt to the trainers of a group. The sequence length must be a "
      "multiple of `context` × tile (`contiguous`), 2 × `context` × tile (`zigzag`) or "
      "`context` × stripe (`striped`). `auto`: the planner picks."},
-    {"parallelism.ring", Need::kDefault, "auto", {}, When::kAlways,
+    {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
-    {"parallelism.stripe", Need::kDefault, "0", {0, kMaxSequence}, When::kStriped,
+    {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
-    {"parallelism.kv_gradients", Need::kDefault, "float32", {}, When::kCuda,
+    {"parallelism.kv_gradients", Need::kDefault, "float32", {}, kCuda,
      "Type in which gradients of keys and values travel between trainers. They are summed in "
      "float32 either way; `bfloat16` halves what travels and rounds the sum at every hop, for slow "
      "links between nodes."},
 
-    {"training.steps", Need::kRequired, "", {1, kMaxSteps}, When::kAlways,
+    {"training.steps", Need::kRequired, "", {1, kMaxSteps}, kAlways,
      "Optimizer steps."},
-    {"training.global_batch", Need::kDerived, "parallelism.data", {1, 1048576}, When::kAlways,
+    {"training.global_batch", Need::kDerived, "parallelism.data", {1, 1048576}, kAlways,
      "Sequences in one optimizer step, over all groups; a multiple of `parallelism.data`."},
-    {"training.learning_rate", Need::kDefault, "3e-4", {0, 10, true}, When::kAlways,
+    {"training.learning_rate", Need::kDefault, "3e-4", {0, 10, true}, kAlways,
      "Peak learning rate."},
-    {"training.min_learning_rate", Need::kDefault, "0", {0, 10}, When::kDecay,
+    {"training.min_learning_rate", Need::kDefault, "0", {0, 10}, kDecay,
      "Learning rate at the last step; at most `training.learning_rate`."},
-    {"training.warmup_steps", Need::kDefault, "0", {0, kMaxSteps}, When::kAlways,
+    {"training.warmup_steps", Need::kDefault, "0", {0, kMaxSteps}, kAlways,
      "Steps over which the learning rate grows from 0; at most `training.steps`."},
-    {"training.schedule", Need::kDefault, "cosine", {}, When::kAlways,
+    {"training.schedule", Need::kDefault, "cosine", {}, kAlways,
      "The learning rate after warm-up."},
-    {"training.weight_decay", Need::kDefault, "0.1", {0, 10}, When::kAlways,
+    {"training.weight_decay", Need::kDefault, "0.1", {0, 10}, kAlways,
      "AdamW's decoupled weight decay; norms and biases are spared."},
-    {"training.beta1", Need::kDefault, "0.9", {0, 1, false, true}, When::kAlways,
+    {"training.beta1", Need::kDefault, "0.9", {0, 1, false, true}, kAlways,
      "AdamW's decay of the first moment."},
-    {"training.beta2", Need::kDefault, "0.95", {0, 1, false, true}, When::kAlways,
+    {"training.beta2", Need::kDefault, "0.95", {0, 1, false, true}, kAlways,
      "AdamW's decay of the second moment."},
-    {"training.epsilon", Need::kDefault, "1e-8", {0, 1, true}, When::kAlways,
+    {"training.epsilon", Need::kDefault, "1e-8", {0, 1, true}, kAlways,
      "AdamW's term that keeps the division stable."},
-    {"training.clip_norm", Need::kDefault, "1", {0, 1e9}, When::kAlways,
+    {"training.clip_norm", Need::kDefault, "1", {0, 1e9}, kAlways,
      "Largest global gradient norm; 0 switches clipping off."},
-    {"training.seed", Need::kDefault, "1", {0, 9007199254740992.0}, When::kAlways,
+    {"training.seed", Need::kDefault, "1", {0, 9007199254740992.0}, kAlways,
      "Seed of the weights (`init: random`) and of the order of the data."},
-    {"training.eval_every_steps", Need::kDefault, "0", {0, kMaxSteps}, When::kAlways,
+    {"training.eval_every_steps", Need::kDefault, "0", {0, kMaxSteps}, kAlways,
      "Held-out evaluation every so many steps, and at the first and last; 0: only at first and "
      "last."},
-    {"training.eval_sequences", Need::kDefault, "4", {1, 1048576}, When::kAlways,
+    {"training.eval_sequences", Need::kDefault, "4", {1, 1048576}, kAlways,
      "Sequences in one evaluation; fewer where `data.eval` holds fewer."},
-    {"training.max_skipped_steps", Need::kDefault, "10", {0, kMaxCount}, When::kAlways,
+    {"training.max_skipped_steps", Need::kDefault, "10", {0, kMaxCount}, kAlways,
      "Steps in a row with a NaN or infinite gradient that are skipped before the attempt "
      "fails."},
-    {"training.deterministic", Need::kDefault, "false", {}, When::kAlways,
+    {"training.deterministic", Need::kDefault, "false", {}, kAlways,
      "The same losses to the last bit whenever the job runs on as many trainers of the same kind: "
      "on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},
 
-    {"checkpoint.directory", Need::kRequired, "", {}, When::kAlways,
+    {"checkpoint.directory", Need::kRequired, "", {}, kAlways,
      "Folder for checkpoints and the exported model, reachable from every node.", true},
-    {"checkpoint.every_steps", Need::kDefault, "100", {0, kMaxSteps}, When::kAlways,
+    {"checkpoint.every_steps", Need::kDefault, "100", {0, kMaxSteps}, kAlways,
      "Steps between checkpoints; 0: only at the end and when told to stop."},
-    {"checkpoint.keep_last", Need::kDefault, "2", {1, 100000}, When::kAlways,
+    {"checkpoint.keep_last", Need::kDefault, "2", {1, 100000}, kAlways,
      "Checkpoints to keep; older ones are deleted once a newer one is durable."},
 
-    {"resources.trainers", Need::kRequired, "", {1, 65536}, When::kAlways,
+    {"resources.trainers", Need::kRequired, "", {1, 65536}, kAlways,
      "Trainers in the whole job: one a GPU, or one a CPU rank."},
-    {"resources.engine", Need::kDefault, "cpu", {}, When::kAlways,
+    {"resources.engine", Need::kDefault, "cpu", {}, kAlways,
      "What trainers compute on."},
-    {"resources.threads", Need::kDefault, "0", {0, 4096}, When::kAlways,
+    {"resources.threads", Need::kDefault, "0", {0, 4096}, kAlways,
      "Compute threads of one CPU trainer; 0: the node's cores divided by its trainers."},
-    {"resources.max_nodes", Need::kDefault, "0", {0, 65536}, When::kAlways,
+    {"resources.max_nodes", Need::kDefault, "0", {0, 65536}, kAlways,
      "At most this many nodes; 0: any number."},
-    {"resources.recompute", Need::kDefault, "auto", {}, When::kAlways,
+    {"resources.recompute", Need::kDefault, "auto", {}, kAlways,
      "What backward computes again instead of keeping it: nothing (`none`), all of a layer but q, "
      "k, v and attention's output (`attention_only`), or all but attention's output (`full`). "
      "`auto`: the least that fits the GPU, or the CPU trainer's share of its node's memory."},
-    {"resources.offload", Need::kDefault, "auto", {}, When::kCuda,
-     "Whether what layers keep for backward waits in the host's memory meanwhile, copied behind other "
+    {"resources.offload", Need::kDefault, "auto", {}, kCuda,
+     "Whether what layers keep for backward waits in the host's memory meanwhile, copied during other "
      "layers' work: never (`none`), all but three layers' at a time (`host`), or, with `auto`, as much "
      "as must where nothing else fits the GPU. A node's trainers share its memory; a job that does not "
      "fit it is refused."},
-    {"resources.transfer_timeout_seconds", Need::kDefault, "180", {1, 86400}, When::kCuda,
+    {"resources.transfer_timeout_seconds", Need::kDefault, "180", {1, 86400}, kCuda,
      "A transfer between ranks that has not ended for so long means that one of them hangs: the "
      "attempt is aborted. Longer than one layer's attention takes."},
 
-    {"scheduling.priority", Need::kDefault, "0", {-1000, 1000}, When::kAlways,
+    {"scheduling.priority", Need::kDefault, "0", {-1000, 1000}, kAlways,
      "Higher runs first."},
-    {"scheduling.max_retries", Need::kDefault, "3", {0, 1000}, When::kAlways,
+    {"scheduling.max_retries", Need::kDefault, "3", {0, 1000}, kAlways,
      "Attempts that may fail without a completed step between them before the job fails."},
 };
 // clang-format on
+
+// "What a query may attend to: everything before it (`dense`), ..., or ... (`block_topk`)."
+std::string DescribePatterns() {
+  std::string text = "What a query may attend to: ";
+  const auto definitions = patterns::Definitions();
+  for (size_t i = 0; i < definitions.size(); ++i) {
+    absl::StrAppend(&text,
+                    i == 0                       ? ""
+                    : i + 1 < definitions.size() ? ", "
+                                                 : ", or ",
+                    std::string(definitions[i]->sees), " (`", std::string(definitions[i]->name),
+                    "`)");
+  }
+  return text + ".";
+}
+
+std::vector<Field> AllFields() {
+  std::vector<Field> fields(std::begin(kFieldsBeforePatterns), std::end(kFieldsBeforePatterns));
+  static const std::string& help = *new std::string(DescribePatterns());
+  fields.push_back({"attention.pattern", Need::kDefault, "vertical_slash", {}, kAlways, help});
+  for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
+    for (const patterns::PatternField& row : definition->fields) {
+      const When when = {"attention.pattern", definition->name};
+      const When also = {row.with_path, row.with_value};
+      fields.push_back({row.path, Need::kDefault, row.default_value, row.range, when, row.help,
+                        /*is_path=*/false, also});
+    }
+  }
+  fields.insert(fields.end(), std::begin(kFieldsAfterPatterns), std::end(kFieldsAfterPatterns));
+  return fields;
+}
 
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -210,11 +219,12 @@ std::string DescribeRange(const Range& range) {
 }  // namespace
 
 std::span<const Field> Fields() {
-  return kFields;
+  static const std::vector<Field>& table = *new std::vector<Field>(AllFields());
+  return table;
 }
 
 const Field* FindField(std::string_view path) {
-  for (const Field& field : kFields) {
+  for (const Field& field : Fields()) {
     if (field.path == path) return &field;
   }
   return nullptr;
@@ -235,7 +245,7 @@ std::string NearestField(std::string_view path) {
       best = candidate;
     }
   };
-  for (const Field& field : kFields) {
+  for (const Field& field : Fields()) {
     consider(field.path);
     const size_t dot = field.path.find('.');
     if (dot != std::string_view::npos) consider(field.path.substr(0, dot));
@@ -243,54 +253,29 @@ std::string NearestField(std::string_view path) {
   return best;
 }
 
-bool Fits(When when, const v1::JobSpec& spec) {
-  const v1::AttentionSpec& attention = spec.attention();
-  switch (when) {
-    case When::kAlways:
-      return true;
-    case When::kSparse:
-      return attention.pattern() != v1::AttentionSpec::DENSE;
-    case When::kVerticalSlash:
-      return attention.pattern() == v1::AttentionSpec::VERTICAL_SLASH;
-    case When::kTopP:
-      return attention.pattern() == v1::AttentionSpec::VERTICAL_SLASH &&
-             attention.select() == v1::AttentionSpec::TOP_P;
-    case When::kSlidingWindow:
-      return attention.pattern() == v1::AttentionSpec::SLIDING_WINDOW;
-    case When::kBlockTopK:
-      return attention.pattern() == v1::AttentionSpec::BLOCK_TOPK;
-    case When::kStriped:
-      return spec.parallelism().layout() == v1::ParallelismSpec::STRIPED;
-    case When::kDecay:
-      return spec.training().schedule() != v1::TrainingSpec::CONSTANT;
-    case When::kCuda:
-      return spec.resources().engine() == v1::ResourcesSpec::CUDA;
-  }
-  return true;
+namespace {
+
+bool Holds(const When& when, const v1::JobSpec& spec) {
+  if (when.path.empty()) return true;
+  const auto [message, descriptor] = FindSlot(spec, when.path);
+  return (GetScalar(*message, descriptor) == when.value) != when.is_not;
 }
 
-std::string_view Requirement(When when) {
-  switch (when) {
-    case When::kAlways:
-      return "";
-    case When::kSparse:
-      return "attention.pattern other than dense";
-    case When::kVerticalSlash:
-      return "attention.pattern: vertical_slash";
-    case When::kTopP:
-      return "attention.pattern: vertical_slash with attention.select: top_p";
-    case When::kSlidingWindow:
-      return "attention.pattern: sliding_window";
-    case When::kBlockTopK:
-      return "attention.pattern: block_topk";
-    case When::kStriped:
-      return "parallelism.layout: striped";
-    case When::kDecay:
-      return "training.schedule other than constant";
-    case When::kCuda:
-      return "resources.engine: cuda";
-  }
-  return "";
+std::string Describe(const When& when) {
+  return absl::StrCat(std::string(when.path), when.is_not ? " other than " : ": ",
+                      std::string(when.value));
+}
+
+}  // namespace
+
+bool Fits(const Field& field, const v1::JobSpec& spec) {
+  return Holds(field.when, spec) && Holds(field.also, spec);
+}
+
+std::string Requirement(const Field& field) {
+  if (field.when.path.empty()) return "";
+  if (field.also.path.empty()) return Describe(field.when);
+  return absl::StrCat(Describe(field.when), " with ", Describe(field.also));
 }
 
 std::string DescribeType(const Field& field) {

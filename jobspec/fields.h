@@ -1,28 +1,24 @@
 // The table of the job file's fields: one row each drives parsing, defaults, limits, the reference
-// page and ringctl's help. Types come from the message's descriptor.
+// page and ringctl's help. Types come from the message's descriptor, rows of one attention pattern
+// from its definition (patterns/pattern.h).
 #pragma once
 
-#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "google/protobuf/descriptor.h"
+#include "patterns/pattern.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::jobspec {
 
-// Which specifications a field fits; elsewhere it is an error to set it, and no default is filled.
-enum class When {
-  kAlways,
-  kSparse,
-  kVerticalSlash,
-  kTopP,
-  kSlidingWindow,
-  kBlockTopK,
-  kStriped,
-  kDecay,
-  kCuda
+// Which specifications a field fits: those whose field `path` holds `value` (or does not); all, if
+// there is no path. Elsewhere it is an error to set the field, and no default is filled in.
+struct When {
+  std::string_view path = "";
+  std::string_view value = "";
+  bool is_not = false;
 };
 
 enum class Need {
@@ -32,12 +28,7 @@ enum class Need {
   kOptional,  // may stay empty
 };
 
-struct Range {
-  double min = 0;
-  double max = std::numeric_limits<double>::infinity();
-  bool min_is_open = false;  // (min, max]
-  bool max_is_open = false;
-};
+using patterns::Range;
 
 struct Field {
   std::string_view path;
@@ -47,6 +38,7 @@ struct Field {
   When when;
   std::string_view help;
   bool is_path = false;
+  When also = {};  // both must hold
 };
 
 // In the order of the job file.
@@ -56,11 +48,10 @@ const Field* FindField(std::string_view path);
 // The known path nearest to `path` by edit distance, or one that ends in the same name.
 std::string NearestField(std::string_view path);
 
-// Whether fields of `when` fit `spec`, whose pattern, select, layout, schedule and engine are
-// filled in.
-bool Fits(When when, const v1::JobSpec& spec);
-// "attention.pattern: sliding_window", for messages and the reference page; "" for kAlways.
-std::string_view Requirement(When when);
+// Whether the field fits `spec`, whose pattern, select, layout, schedule and engine are filled in.
+bool Fits(const Field& field, const v1::JobSpec& spec);
+// "attention.pattern: sliding_window", for messages and the reference page; "" if it always fits.
+std::string Requirement(const Field& field);
 
 // "a number more than 0, at most 1", "one of dense, sliding_window, …", "text".
 std::string DescribeType(const Field& field);

@@ -43,6 +43,10 @@ void ApplyDefaults(v1::JobSpec* spec);
 // not. Paths must be absolute.
 absl::Status Validate(const v1::JobSpec& spec);
 
+// That this program knows every enumerator: numbers that a newer program set arrive as they are.
+// Validate checks it, too; who takes a specification without validating it asks here.
+absl::Status CheckEnumerators(const v1::JobSpec& spec);
+
 // The files that the specification names, on this machine: the model's config.json and weights, the
 // manifests of the token shards, the checkpoint folder if it exists. NOT_FOUND or
 // FAILED_PRECONDITION.
@@ -54,9 +58,8 @@ std::string ToYaml(const v1::JobSpec& spec);
 // The length of each sequence of a step, in the batch's order. `spec` has its defaults.
 std::vector<uint64_t> SequenceLengths(const v1::JobSpec& spec);
 
-// The job file's name for an enumerator: "vertical_slash", "top_p"; "auto" for the unset layout and
-// ring, "" for other unset enumerators.
-std::string EnumText(v1::AttentionSpec::Pattern value);
+// The job file's name for an enumerator: "striped"; "auto" where it is unset, the number of one
+// that this program does not know.
 std::string EnumText(v1::ParallelismSpec::Layout value);
 std::string EnumText(v1::ParallelismSpec::Ring value);
 

@@ -57,24 +57,11 @@ std::string ToYaml(const v1::JobSpec& spec) {
   return std::string(out.c_str()) + "\n";
 }
 
-namespace {
-
-template <typename Enum>
-std::string ChoiceText(Enum value, const google::protobuf::EnumDescriptor* type,
-                       const char* unset) {
-  return value == 0 ? unset : EnumeratorText(type, value);
-}
-
-}  // namespace
-
-std::string EnumText(v1::AttentionSpec::Pattern value) {
-  return ChoiceText(value, v1::AttentionSpec::Pattern_descriptor(), "");
-}
 std::string EnumText(v1::ParallelismSpec::Layout value) {
-  return ChoiceText(value, v1::ParallelismSpec::Layout_descriptor(), "auto");
+  return value == 0 ? "auto" : EnumeratorText(v1::ParallelismSpec::Layout_descriptor(), value);
 }
 std::string EnumText(v1::ParallelismSpec::Ring value) {
-  return ChoiceText(value, v1::ParallelismSpec::Ring_descriptor(), "auto");
+  return value == 0 ? "auto" : EnumeratorText(v1::ParallelismSpec::Ring_descriptor(), value);
 }
 
 }  // namespace ringleader::jobspec

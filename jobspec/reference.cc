@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "jobspec/fields.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -16,7 +17,8 @@ it back to its default; one that changes the pattern, select, layout, schedule o
 file's fields that no longer fit. `ringctl submit job.yaml --dry-run` shows the file with all defaults
 filled in, and what the planner makes of it.
 
-This page is generated from `jobspec/fields.cc`; a test keeps the two alike
+This page is generated from `jobspec/fields.cc` and, for fields of one attention pattern, from the
+pattern's definition in `patterns/`; a test keeps the two alike
 (`RINGLEADER_UPDATE_DOCS=1 build/bin/jobspec_test` writes it anew).
 
 ```yaml
@@ -29,6 +31,35 @@ training: {steps: 40, global_batch: 1, learning_rate: 3e-4, warmup_steps: 4, see
 checkpoint: {directory: ./checkpoints, every_steps: 10, keep_last: 2}
 resources: {trainers: 4}
 ```
+)";
+
+constexpr char kPatternsPreamble[] = R"(# Attention patterns
+
+What a query may attend to is one of the patterns below, chosen for a job by `attention.pattern`. All are
+causal, go with every layout and ring, and are computed in tiles of `attention.tile` tokens
+([attention.md](attention.md)). Each is one definition in `patterns/`: its name, its fields of the job file, its
+checks, what the planner assumes of it, and its section here.
+
+This page is generated from those definitions; a test keeps the two alike
+(`RINGLEADER_UPDATE_DOCS=1 build/bin/jobspec_test` writes it anew).
+)";
+
+constexpr char kAddingAPattern[] = R"(
+## Adding an attention pattern
+
+Beside its kernels and tests, a pattern takes these files:
+
+1. `proto/ringleader/v1/job_spec.proto`: an enumerator of `AttentionSpec.Pattern`, and its fields if it has any.
+2. `patterns/attention_options.h`: an enumerator of `patterns::Pattern`, and the options that its fields fill.
+3. `patterns/<name>.cc`: its definition (`patterns/pattern.h`).
+4. `patterns/registry.cc`: a line for the definition. Its name is the protocol's enumerator in lower case.
+5. `patterns/CMakeLists.txt`: the source.
+6. `worker/attention/index/`: what builds its index, in the table of builders by `patterns::Pattern`. A pattern
+   that is known before the data needs a tile pattern of the kernels instead.
+
+Then `RINGLEADER_UPDATE_DOCS=1 build/bin/jobspec_test` writes `docs/job_file.md` and this page. Parsing, defaults, checks,
+`ringctl plan`, the coordinator's planner and the trainers' assignment need no change: they go through the
+definition. A pattern that one of them does not know is refused by its number.
 )";
 
 std::string DefaultText(const Field& field) {
@@ -48,6 +79,17 @@ std::string Section(std::string_view path) {
   return std::string(dot == std::string_view::npos ? "" : path.substr(0, dot));
 }
 
+constexpr char kTableHead[] = "| field | default | allowed | meaning |\n|---|---|---|---|\n";
+
+std::string TableRow(const Field& field) {
+  std::string help(field.help);
+  if (const std::string requirement = Requirement(field); !requirement.empty()) {
+    absl::StrAppend(&help, " Only with ", requirement, ".");
+  }
+  return absl::StrCat("| `", std::string(field.path), "` | ", DefaultText(field), " | ",
+                      DescribeType(field), " | ", help, " |\n");
+}
+
 }  // namespace
 
 std::string ReferencePage() {
@@ -56,17 +98,24 @@ std::string ReferencePage() {
   for (const Field& field : Fields()) {
     if (Section(field.path) != section) {
       section = Section(field.path);
-      absl::StrAppend(&page, "\n## ", section.empty() ? "The job" : section,
-                      "\n\n| field | default | allowed | meaning |\n|---|---|---|---|\n");
+      absl::StrAppend(&page, "\n## ", section.empty() ? "The job" : section, "\n\n", kTableHead);
     }
-    std::string help(field.help);
-    if (field.when != When::kAlways) {
-      absl::StrAppend(&help, " Only with ", std::string(Requirement(field.when)), ".");
-    }
-    absl::StrAppend(&page, "| `", std::string(field.path), "` | ", DefaultText(field), " | ",
-                    DescribeType(field), " | ", help, " |\n");
+    absl::StrAppend(&page, TableRow(field));
   }
   return page;
+}
+
+std::string PatternsPage() {
+  std::string page = kPatternsPreamble;
+  for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
+    absl::StrAppend(&page, "\n## ", std::string(definition->name), "\n\n",
+                    std::string(definition->page));
+    if (!definition->fields.empty()) absl::StrAppend(&page, "\n", kTableHead);
+    for (const patterns::PatternField& field : definition->fields) {
+      absl::StrAppend(&page, TableRow(*FindField(field.path)));
+    }
+  }
+  return absl::StrCat(page, kAddingAPattern);
 }
 
 std::string ReferenceSummary() {

@@ -1,4 +1,4 @@
-// The job file's reference, written from the table of fields.
+// The job file's and the patterns' reference, written from the table of fields.
 #pragma once
 
 #include <string>
@@ -7,6 +7,9 @@ namespace ringleader::jobspec {
 
 // docs/job_file.md, whole.
 std::string ReferencePage();
+
+// docs/patterns.md, whole, from the patterns' definitions.
+std::string PatternsPage();
 
 // One line a field, for `ringctl submit --help`.
 std::string ReferenceSummary();

@@ -61,8 +61,9 @@ std::string FormatNumber(double value) {
 }
 
 std::string EnumeratorText(const EnumDescriptor* type, int number) {
+  if (number == 0) return "";
   const EnumValueDescriptor* value = type->FindValueByNumber(number);
-  if (value == nullptr || number == 0) return "";
+  if (value == nullptr) return absl::StrCat(number);
   // Enumerators of one message share a scope: some begin with their type, as …_UNSPECIFIED does.
   const absl::string_view prefix =
       absl::StripSuffix(type->FindValueByNumber(0)->name(), "UNSPECIFIED");
@@ -78,6 +79,13 @@ std::vector<std::string> EnumTexts(const Field& field) {
     texts.push_back(EnumeratorText(type, type->value(i)->number()));
   }
   return texts;
+}
+
+absl::Status CheckEnumerator(const Field& field, int number) {
+  const EnumDescriptor* type = FindDescriptor(field.path)->enum_type();
+  if (type->FindValueByNumber(number) != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(std::string(field.path), ": enumerator ", number,
+                                                 " is unknown; give ", DescribeType(field)));
 }
 
 absl::Status SetScalar(const Slot& slot, const Field& field, std::string_view text) {

@@ -6,8 +6,10 @@
 #include "base/status_macros.h"
 #include "jobspec/fields.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/options.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -92,15 +94,8 @@ absl::Status CheckValue(const Field& field, const Message& message,
       return absl::OkStatus();
     case FieldDescriptor::CPPTYPE_STRING:
       return CheckText(field, reflection->GetString(message, descriptor));
-    case FieldDescriptor::CPPTYPE_ENUM: {
-      // Numbers from a newer client arrive as they are.
-      const int number = reflection->GetEnumValue(message, descriptor);
-      if (number == 0 || !EnumeratorText(descriptor->enum_type(), number).empty()) {
-        return absl::OkStatus();
-      }
-      return Invalid(P(field.path), ": enumerator ", number, " is unknown; give ",
-                     DescribeType(field));
-    }
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return CheckEnumerator(field, reflection->GetEnumValue(message, descriptor));
     default: {
       const int count = descriptor->is_repeated() ? reflection->FieldSize(message, descriptor) : 1;
       for (int i = 0; i < count; ++i) {
@@ -115,7 +110,9 @@ absl::Status CheckValue(const Field& field, const Message& message,
 }
 
 absl::Status CheckOffload(const v1::JobSpec& given, const v1::JobSpec& spec) {
-  if (Fits(When::kCuda, spec) || !IsSet(given, "resources.offload")) return absl::OkStatus();
+  if (Fits(*FindField("resources.offload"), spec) || !IsSet(given, "resources.offload")) {
+    return absl::OkStatus();
+  }
   return Invalid(
       "resources.offload: moves activations from a GPU's memory to the host's; with "
       "resources.engine: cpu they are in the host's already and there is no second memory; remove "
@@ -128,9 +125,9 @@ absl::Status CheckField(const Field& field, const v1::JobSpec& given, const v1::
   if (field.need == Need::kRequired && !IsSet(spec, field.path)) {
     return Invalid(P(field.path), ": required; give ", DescribeType(field));
   }
-  if (!Fits(field.when, spec)) {
+  if (!Fits(field, spec)) {
     if (!IsSet(given, field.path)) return absl::OkStatus();
-    return Invalid(P(field.path), ": only fits ", P(Requirement(field.when)),
+    return Invalid(P(field.path), ": only fits ", Requirement(field),
                    "; remove it, or change that");
   }
   if (!IsSet(spec, field.path)) return absl::OkStatus();
@@ -142,11 +139,8 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   if (attention.tile() != 64 && attention.tile() != 128) {
     return Invalid("attention.tile: ", attention.tile(), " is not allowed; give 64 or 128");
   }
-  if (attention.pattern() == v1::AttentionSpec::BLOCK_TOPK &&
-      attention.block_size() % attention.tile() != 0) {
-    return Invalid("attention.block_size: ", attention.block_size(),
-                   " is no multiple of attention.tile (", attention.tile(), ")");
-  }
+  ASSIGN_OR_RETURN(const patterns::AttentionOptions options, AttentionOptionsOf(attention));
+  RETURN_IF_ERROR(patterns::DefinitionOf(options.pattern).check(options));
   std::set<uint32_t> layers;
   for (const uint32_t layer : attention.dense_layers()) {
     if (!layers.insert(layer).second) {
@@ -154,15 +148,6 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckLength(std::string_view path, uint64_t length, uint64_t unit,
-                         const std::string& rule, v1::ParallelismSpec::Layout layout) {
-  if (length % unit == 0) return absl::OkStatus();
-  const uint64_t below = length / unit * unit;
-  return Invalid(P(path), ": ", length, " does not divide by ", rule, " = ", unit,
-                 " (parallelism.layout: ", EnumText(layout), "); give ",
-                 below > 0 ? absl::StrCat(below, " or ") : "", below + unit);
 }
 
 absl::Status CheckParallelism(const v1::JobSpec& spec) {
@@ -183,24 +168,12 @@ absl::Status CheckParallelism(const v1::JobSpec& spec) {
     return Invalid("parallelism.stripe: ", parallelism.stripe(),
                    " is no multiple of attention.tile (", tile, ")");
   }
-  if (context == 1) return absl::OkStatus();
-
-  // Every rank holds whole tiles; the planner, where it has the choice, needs contiguous to work.
-  uint64_t unit = context * tile;
-  std::string rule = absl::StrFormat("context × tile = %d × %d", context, tile);
-  if (parallelism.layout() == v1::ParallelismSpec::ZIGZAG) {
-    unit = 2 * context * tile;
-    rule = absl::StrFormat("2 × context × tile = 2 × %d × %d", context, tile);
-  } else if (parallelism.layout() == v1::ParallelismSpec::STRIPED && parallelism.stripe() != 0) {
-    unit = context * parallelism.stripe();
-    rule = absl::StrFormat("context × stripe = %d × %d", context, parallelism.stripe());
+  ring::Division division = {.ranks = static_cast<int64_t>(context), .tile = tile};
+  if (parallelism.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
+    ASSIGN_OR_RETURN(division.layout, LayoutOf(parallelism.layout()));
+    division.stripe = parallelism.stripe();
   }
-  RETURN_IF_ERROR(CheckLength("data.sequence_length", spec.data().sequence_length(), unit, rule,
-                              parallelism.layout()));
-  for (const uint32_t length : spec.data().sequence_lengths()) {
-    RETURN_IF_ERROR(CheckLength("data.sequence_lengths", length, unit, rule, parallelism.layout()));
-  }
-  return absl::OkStatus();
+  return CheckSequencesDivide(spec, division);
 }
 
 absl::Status CheckLengths(const v1::JobSpec& spec) {
@@ -263,6 +236,25 @@ std::vector<uint64_t> SequenceLengths(const v1::JobSpec& spec) {
   return std::vector<uint64_t>(spec.training().global_batch(), spec.data().sequence_length());
 }
 
+absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {
+  RETURN_IF_ERROR(ring::CheckDivides(
+      "data.sequence_length", static_cast<int64_t>(spec.data().sequence_length()), division));
+  for (const uint32_t length : spec.data().sequence_lengths()) {
+    RETURN_IF_ERROR(ring::CheckDivides("data.sequence_lengths", length, division));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEnumerators(const v1::JobSpec& spec) {
+  for (const Field& field : Fields()) {
+    const auto [message, descriptor] = FindSlot(spec, field.path);
+    if (descriptor->cpp_type() != FieldDescriptor::CPPTYPE_ENUM) continue;
+    const int number = message->GetReflection()->GetEnumValue(*message, descriptor);
+    RETURN_IF_ERROR(CheckEnumerator(field, number));
+  }
+  return absl::OkStatus();
+}
+
 void ApplyDefaults(v1::JobSpec* spec) {
   // In the table's order every field follows those that decide whether it fits, but for
   // training.schedule, which min_learning_rate precedes.
@@ -271,7 +263,7 @@ void ApplyDefaults(v1::JobSpec* spec) {
   }
   for (const Field& field : Fields()) {
     if (field.need != Need::kDefault || field.default_value == "auto") continue;
-    if (IsSet(*spec, field.path) || !Fits(field.when, *spec)) continue;
+    if (IsSet(*spec, field.path) || !Fits(field, *spec)) continue;
     // The table's own defaults always parse: a test reads every one of them.
     SetScalar(FindSlot(spec, field.path), field, field.default_value).IgnoreError();
   }

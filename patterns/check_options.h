@@ -6,12 +6,15 @@
 
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
+#include "ring/division.h"
 
 namespace ringleader::patterns {
 
 absl::Status CheckBudget(const LayerBudget& budget);
 // `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
+// What a sequence must divide into. The options have passed CheckOptions.
+ring::Division DivisionOf(const AttentionOptions& options, int ranks);
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens);
 
 }  // namespace ringleader::patterns

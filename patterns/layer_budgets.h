@@ -14,7 +14,7 @@ class LayerBudgets {
   // `options` outlive it.
   explicit LayerBudgets(const AttentionOptions& options) : options_(options) {}
 
-  // By layer; layers behind the end keep the options'. INVALID_ARGUMENT changes nothing.
+  // By layer; layers past the end keep the options'. INVALID_ARGUMENT changes nothing.
   absl::Status Set(std::span<const LayerBudget> budgets);
   LayerBudget Of(int layer) const;
 

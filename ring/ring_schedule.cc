@@ -8,15 +8,21 @@ namespace ringleader::ring {
 namespace {
 
 absl::Status CheckShape(const RingShape& shape, int rank) {
-  if (shape.inner < 1 || shape.outer < 1 || rank < 0 || rank >= shape.inner * shape.outer) {
+  if (shape.inner < 1 || shape.outer < 1 || rank < 0 || rank >= shape.ranks()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("ring of %d x %d ranks has no rank %d", shape.outer, shape.inner, rank));
   }
-  if (shape.kind != RingKind::kHierarchical && shape.outer != 1) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "ring has %d outer ranks; only a hierarchical ring has more than one", shape.outer));
+  switch (shape.kind) {
+    case RingKind::kHierarchical:
+      return absl::OkStatus();
+    case RingKind::kFlat:
+    case RingKind::kAllGather:
+      if (shape.outer == 1) return absl::OkStatus();
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "ring has %d outer ranks; only a hierarchical ring has more than one", shape.outer));
   }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("ring of kind %d is unknown", static_cast<int>(shape.kind)));
 }
 
 // Neighbours on both rings.
@@ -74,7 +80,7 @@ constexpr int kReceiveSlot = 2, kLeavingSlot = 4, kArrivingSlot = 5;
 RingSchedule EmptySchedule(const RingShape& shape, int rank) {
   return {.shape = shape,
           .rank = rank,
-          .ranks = shape.inner * shape.outer,
+          .ranks = shape.ranks(),
           .kv_slots = shape.outer > 1   ? kOuterSlot + 2
                       : shape.inner > 1 ? kInnerSlot + 2
                                         : 1};
@@ -168,6 +174,19 @@ absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank) 
     }
   }
   return schedule;
+}
+
+std::vector<int> NamedByAllRanks(const RingShape& shape, int named) {
+  std::vector<int> ranks;
+  ranks.reserve(shape.ranks());
+  int node = named / shape.inner;
+  for (int n = 0; n < shape.outer; ++n, node = node + 1 < shape.outer ? node + 1 : 0) {
+    int local = named % shape.inner;
+    for (int l = 0; l < shape.inner; ++l, local = local + 1 < shape.inner ? local + 1 : 0) {
+      ranks.push_back(node * shape.inner + local);
+    }
+  }
+  return ranks;
 }
 
 }  // namespace ringleader::ring

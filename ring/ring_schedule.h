@@ -1,6 +1,6 @@
 // Ring schedules as data: which owner's keys and values a rank attends to at which step, and what
-// it sends where, on which link. RingAttention runs them, the planner's simulator prices them. No
-// LibTorch, no transfers here. Hierarchical: MTraining (arXiv 2510.18830), section 4.3.
+// it sends where, on which link. Trainers run them, and the planner's simulator plays the same
+// objects. No LibTorch, no transfers here. Hierarchical: MTraining (arXiv 2510.18830), section 4.3.
 //
 // Ranks of a hierarchical ring are numbered node by node: rank = node * inner + place in the node.
 #pragma once
@@ -14,7 +14,7 @@ namespace ringleader::ring {
 
 enum class RingKind {
   kFlat,          // one ring over all ranks
-  kHierarchical,  // inner rings inside nodes; one outer hop hides behind a whole inner loop
+  kHierarchical,  // inner rings inside nodes; a whole inner loop hides one outer hop
   kAllGather,     // keys and values of all ranks are gathered first
 };
 
@@ -23,6 +23,9 @@ struct RingShape {
   RingKind kind = RingKind::kFlat;
   int inner = 1;
   int outer = 1;
+
+  int ranks() const { return inner * outer; }
+  bool operator==(const RingShape&) const = default;
 };
 
 enum class RingLink { kInner, kOuter };
@@ -37,7 +40,7 @@ struct RingHop {
   int receive_slot = 0;
 };
 
-// What happens to travelling gradients behind a step's computation, in order.
+// What happens to travelling gradients after a step's computation, in order.
 struct GradAction {
   enum class Kind {
     kAdd,  // slot `to_slot` += slot `from_slot`
@@ -66,7 +69,7 @@ struct RingStep {
 
 // One rank's schedule for one layer. KV slot 0 holds the rank's own keys and values and is never
 // received into. With kAllGather, slot j holds those of rank j, gathered before the first step, and
-// gradient slot j is summed over ranks to rank j behind the last.
+// gradient slot j is summed over ranks to rank j after the last.
 struct RingSchedule {
   RingShape shape;
   int rank = 0;
@@ -84,8 +87,14 @@ absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
 
 // Every inner loop ends with the keys that it began with, and the loop over a rank's own node is
 // the last. So gradients start at the first rank that meets keys which are not its own, make as
-// many hops as those, and come home behind the computation of what they are added to: that of their
+// many hops as those, and come home during the computation of what they are added to: that of their
 // own rank on an inner ring, that of their own node on the outer.
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
+
+// The schedules of a shape differ by a rotation alone: the same steps, slots and links, and where
+// rank 0's names rank `named`, rank r's names the rank that is as far from r, counted around the
+// ring of nodes and around a node. Returns those, by r. One schedule so stands for all.
+// (All-gather: its slots are numbered by ranks and turn likewise.)
+std::vector<int> NamedByAllRanks(const RingShape& shape, int named);
 
 }  // namespace ringleader::ring

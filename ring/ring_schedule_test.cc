@@ -90,24 +90,27 @@ class Simulation {
 
 class RingScheduleTest : public ::testing::TestWithParam<RingShape> {};
 
-TEST_P(RingScheduleTest, EveryRankSeesEveryOwnerOnce) {
+TEST_P(RingScheduleTest, EveryRankSeesEveryOwnerOnceAndNoTwoAtOnce) {
   for (const bool backward : {false, true}) {
     Simulation simulation(GetParam(), backward);
     ASSERT_NO_FATAL_FAILURE(simulation.Run());
+    std::vector<std::set<int>> held(simulation.ranks());  // by step: no two ranks hold the same
     for (int rank = 0; rank < simulation.ranks(); ++rank) {
       const std::vector<RingStep>& steps = simulation.schedule(rank).steps;
       std::set<int> owners;
       for (const RingStep& step : steps) owners.insert(step.owner);
       EXPECT_EQ(owners.size(), simulation.ranks());
       EXPECT_EQ(steps.size(), simulation.ranks());
+      for (size_t t = 0; t < steps.size(); ++t) held[t].insert(steps[t].owner);
       const bool own_last = backward && GetParam().kind != RingKind::kAllGather;
       EXPECT_EQ((own_last ? steps.back() : steps.front()).owner, rank);
     }
+    for (const std::set<int>& owners : held) EXPECT_EQ(owners.size(), simulation.ranks());
   }
 }
 
 TEST_P(RingScheduleTest, GradientsComeHome) {
-  if (GetParam().kind == RingKind::kAllGather) return;  // summed behind the schedule
+  if (GetParam().kind == RingKind::kAllGather) return;  // summed after the schedule
   Simulation simulation(GetParam(), /*backward=*/true);
   ASSERT_NO_FATAL_FAILURE(simulation.Run());
   for (int rank = 0; rank < simulation.ranks(); ++rank) {
@@ -145,8 +148,52 @@ TEST_P(RingScheduleTest, KeysAndGradientsMakeTheSameHops) {
   for (const RingStep& step : forward.steps) EXPECT_TRUE(step.grad_actions.empty());
 }
 
-// What comes home does so behind a computation that does not need it.
-TEST_P(RingScheduleTest, NoGradientTravelsBehindTheLastStep) {
+// What lets the planner play one schedule for all ranks.
+TEST_P(RingScheduleTest, OfAllRanksAreRankZerosTurned) {
+  const RingShape shape = GetParam();
+  const bool gathers = shape.kind == RingKind::kAllGather;
+  for (const bool backward : {false, true}) {
+    const auto schedule_of = backward ? BackwardSchedule : ForwardSchedule;
+    const RingSchedule first = *schedule_of(shape, 0);
+    for (int rank = 0; rank < shape.ranks(); ++rank) {
+      const auto turned = [&](int named) { return NamedByAllRanks(shape, named)[rank]; };
+      const auto slot = [&](int slot) { return gathers ? turned(slot) : slot; };
+      const auto hop = [&](const RingHop& mine, const RingHop& zeros) {
+        EXPECT_EQ(mine.link, zeros.link);
+        EXPECT_EQ(mine.to, turned(zeros.to));
+        EXPECT_EQ(mine.from, turned(zeros.from));
+        EXPECT_EQ(mine.send_slot, zeros.send_slot);
+        EXPECT_EQ(mine.receive_slot, zeros.receive_slot);
+      };
+      const auto hops = [&](const std::vector<RingHop>& mine, const std::vector<RingHop>& zeros) {
+        ASSERT_EQ(mine.size(), zeros.size());
+        for (size_t i = 0; i < mine.size(); ++i) hop(mine[i], zeros[i]);
+      };
+      const RingSchedule mine = *schedule_of(shape, rank);
+      hops(mine.first_hops, first.first_hops);
+      ASSERT_EQ(mine.steps.size(), first.steps.size());
+      for (size_t t = 0; t < mine.steps.size(); ++t) {
+        const RingStep &step = mine.steps[t], &zeros = first.steps[t];
+        EXPECT_EQ(step.owner, turned(zeros.owner));
+        EXPECT_EQ(step.kv_slot, slot(zeros.kv_slot));
+        EXPECT_EQ(step.grad_slot, slot(zeros.grad_slot));
+        hops(step.kv_hops, zeros.kv_hops);
+        ASSERT_EQ(step.grad_actions.size(), zeros.grad_actions.size());
+        for (size_t i = 0; i < step.grad_actions.size(); ++i) {
+          EXPECT_EQ(step.grad_actions[i].kind, zeros.grad_actions[i].kind);
+          EXPECT_EQ(step.grad_actions[i].to_slot, zeros.grad_actions[i].to_slot);
+          EXPECT_EQ(step.grad_actions[i].from_slot, zeros.grad_actions[i].from_slot);
+          if (step.grad_actions[i].kind == GradAction::Kind::kHop) {
+            hop(step.grad_actions[i].hop, zeros.grad_actions[i].hop);
+          }
+        }
+      }
+    }
+  }
+}
+
+// What comes home does so during a computation that does not need it.
+TEST_P(RingScheduleTest, NoGradientTravelsAfterTheLastStep) {
   const RingSchedule schedule = *BackwardSchedule(GetParam(), 0);
   for (const GradAction& action : schedule.steps.back().grad_actions) {
     EXPECT_EQ(action.kind, GradAction::Kind::kAdd);
@@ -174,6 +221,8 @@ TEST(RingScheduleErrorTest, NamesTheShape) {
   EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 2, 2}, 0).ok());
   EXPECT_FALSE(ForwardSchedule({RingKind::kFlat, 4, 1}, 4).ok());
   EXPECT_FALSE(BackwardSchedule({RingKind::kHierarchical, 0, 4}, 0).ok());
+  EXPECT_EQ(ForwardSchedule({static_cast<RingKind>(9), 4, 1}, 0).status().message(),
+            "ring of kind 9 is unknown");
 }
 
 }  // namespace

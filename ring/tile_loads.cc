@@ -1,12 +1,34 @@
 #include "ring/tile_loads.h"
 
-#include <algorithm>
-#include <numeric>
+#include <cstdlib>
 
 namespace ringleader::ring {
 namespace {
 
 using kernels::LayoutKind;
+using kernels::ShardLayout;
+
+// The same layout with blocks in place of tokens.
+ShardLayout InBlocks(const ShardLayout& layout, int tile) {
+  return {.kind = layout.kind,
+          .ranks = layout.ranks,
+          .stripe = layout.stripe / tile,
+          .tokens = (layout.tokens + tile - 1) / tile};
+}
+
+// Blocks of a run that lies on one rank.
+int64_t ChunkOf(const ShardLayout& blocks) {
+  if (blocks.ranks == 1) return blocks.tokens;
+  switch (blocks.kind) {
+    case LayoutKind::kContiguous:
+      return blocks.local_tokens();
+    case LayoutKind::kZigzag:
+      return blocks.tokens / blocks.chunks();
+    case LayoutKind::kStriped:
+      return blocks.stripe;
+  }
+  std::abort();  // a layout that no enumerator names
+}
 
 // w[x]: tiles that one chunk visits in the chunk x before it. Diagonal delta = x c + y has c - y
 // tiles at distance x and y tiles at x + 1.
@@ -23,117 +45,82 @@ std::vector<double> ChunkWeights(const std::vector<uint8_t>& diagonals, int64_t 
   return weights;
 }
 
-void AddStriped(const std::vector<double>& weights, double weight, TileLoads* loads) {
-  const int ranks = loads->ranks;
-  const auto chunks = static_cast<int64_t>(weights.size());
-  const int64_t per_rank = chunks / ranks;
-  // By residue: [0] for r >= j, [1] for r < j, where the first stripe has no partner.
-  std::vector<double> work[2];
-  for (int wrapped = 0; wrapped < 2; ++wrapped) {
-    work[wrapped].assign(ranks, 0.0);
-    for (int64_t x = 0; x < chunks; ++x) {
-      const int64_t pairs = per_rank - x / ranks - wrapped;
-      if (pairs > 0) work[wrapped][x % ranks] += weights[x] * static_cast<double>(pairs);
-    }
-  }
-  for (int r = 0; r < ranks; ++r) {
-    double* row = &loads->ring[size_t(r) * ranks];
-    for (int j = 0; j <= r; ++j) row[j] += weight * work[0][r - j];
-    for (int j = r + 1; j < ranks; ++j) row[j] += weight * work[1][r - j + ranks];
-  }
-}
-
-void AddChunks(const std::vector<double>& weights, const Dealing& dealing, double weight,
-               TileLoads* loads) {
-  const auto chunks = static_cast<int64_t>(weights.size());
-  for (int64_t i = 0; i < chunks; ++i) {
-    double* row = &loads->ring[size_t(dealing.Owner(i)) * loads->ranks];
-    for (int64_t x = 0; x <= i; ++x) {
-      if (weights[x] != 0) row[dealing.Owner(i - x)] += weight * weights[x];
-    }
-  }
-}
-
-void AddRows(const HeadPattern& head, const Dealing& dealing, double weight, TileLoads* loads) {
-  const int64_t chunk = dealing.chunk_blocks();
-  for (int64_t q = 0; q < dealing.blocks; ++q) {
-    double* row = &loads->ring[size_t(dealing.Owner(q / chunk)) * loads->ranks];
-    for (int64_t k = head.row_offsets[q]; k < head.row_offsets[q + 1]; ++k) {
-      row[dealing.Owner(head.columns[k] / chunk)] += weight;
-    }
-  }
-}
-
 }  // namespace
 
-int64_t Dealing::chunk_blocks() const {
+// Contiguous: one chunk a rank, so w(rank - owner). Zigzag: chunks r and 2 W - 1 - r; both of a
+// rank's chunks meet the owner's chunk of the same kind at |rank - owner|, and its late chunk meets
+// the owner's early one at 2 W - 1 - (rank + owner). Striped: rank r meets stripes of owner j at
+// distances ρ + W m with ρ = (r - j) mod W, in n - m pairs of stripes where a rank has n, and in
+// one pair less if r < j, because the first stripe then has no partner.
+void TileLoads::AddDiagonals(const std::vector<uint8_t>& diagonals, const ShardLayout& blocks,
+                             double weight) {
+  const std::vector<double> weights = ChunkWeights(diagonals, ChunkOf(blocks));
+  double* const apart = &apart_[ranks_ - 1];  // by rank - owner
+  const LayoutKind kind = ranks_ == 1 ? LayoutKind::kContiguous : blocks.kind;
   switch (kind) {
     case LayoutKind::kContiguous:
-      return blocks / ranks;
+      for (int x = 0; x < ranks_; ++x) apart[x] += weight * weights[x];
+      return;
     case LayoutKind::kZigzag:
-      return blocks / (int64_t{2} * ranks);
-    case LayoutKind::kStriped:
-      return stripe_blocks;
-  }
-  return 1;
-}
-
-int Dealing::Owner(int64_t chunk) const {
-  switch (kind) {
-    case LayoutKind::kContiguous:
-      return static_cast<int>(chunk);
-    case LayoutKind::kZigzag:
-      return static_cast<int>(chunk < ranks ? chunk : 2 * ranks - 1 - chunk);
-    case LayoutKind::kStriped:
-      return static_cast<int>(chunk % ranks);
-  }
-  return 0;
-}
-
-double TileLoads::rank_total(int rank) const {
-  const auto begin = ring.begin() + int64_t(rank) * ranks;
-  return std::accumulate(begin, begin + ranks, column[rank]);
-}
-
-double TileLoads::total() const {
-  return std::accumulate(ring.begin(), ring.end(), 0.0) +
-         std::accumulate(column.begin(), column.end(), 0.0);
-}
-
-void TileLoads::Scale(double factor) {
-  for (double& tiles : ring) tiles *= factor;
-  for (double& tiles : column) tiles *= factor;
-}
-
-double TileLoads::worker_imbalance() const {
-  double largest = 0, sum = 0;
-  for (int r = 0; r < ranks; ++r) {
-    const double mine = rank_total(r);
-    largest = std::max(largest, mine);
-    sum += mine;
-  }
-  return sum > 0 ? largest * ranks / sum : 1.0;
-}
-
-void AddHead(const HeadPattern& head, const Dealing& dealing, int tile, double weight,
-             TileLoads* loads) {
-  if (!head.diagonals.empty()) {
-    const std::vector<double> weights = ChunkWeights(head.diagonals, dealing.chunk_blocks());
-    if (dealing.kind == LayoutKind::kStriped) {
-      AddStriped(weights, weight, loads);
-    } else {
-      AddChunks(weights, dealing, weight, loads);
+      for (int x = 0; x < ranks_; ++x) {
+        apart[x] += weight * weights[x];
+        apart[-x] += weight * weights[x];
+      }
+      for (int sum = 0; sum < 2 * ranks_ - 1; ++sum) {
+        mirrored_[sum] += weight * weights[2 * ranks_ - 1 - sum];
+      }
+      return;
+    case LayoutKind::kStriped: {
+      const auto chunks = static_cast<int64_t>(weights.size());
+      for (int64_t x = 0; x < chunks; ++x) {
+        const int64_t residue = x % ranks_, pairs = chunks / ranks_ - x / ranks_;
+        apart[residue] += weight * weights[x] * static_cast<double>(pairs);
+        if (residue == 0) continue;
+        apart[residue - ranks_] += weight * weights[x] * static_cast<double>(pairs - 1);
+      }
+      return;
     }
   }
-  if (!head.row_offsets.empty()) AddRows(head, dealing, weight, loads);
+}
+
+void TileLoads::AddHead(const HeadPattern& head, const ShardLayout& layout, int tile,
+                        double weight) {
+  const ShardLayout blocks = InBlocks(layout, tile);
+  if (!head.diagonals.empty()) AddDiagonals(head.diagonals, blocks, weight);
+  if (!head.row_offsets.empty()) {
+    for (int64_t q = 0; q < blocks.tokens; ++q) {
+      const int rank = blocks.Owner(q);
+      for (int64_t k = head.row_offsets[q]; k < head.row_offsets[q + 1]; ++k) {
+        AddRing(rank, blocks.Owner(head.columns[k]), weight);
+      }
+    }
+  }
   if (!head.columns_in_block.empty()) {
-    const int64_t chunk = dealing.chunk_blocks();
     double before = 0;
-    for (int64_t q = 0; q < dealing.blocks; ++q) {
-      loads->column[dealing.Owner(q / chunk)] += weight * before / tile;
+    for (int64_t q = 0; q < blocks.tokens; ++q) {
+      AddColumns(blocks.Owner(q), weight * before / tile);
       before += head.columns_in_block[q];
     }
   }
+}
+
+void TileLoads::AddRing(int rank, int owner, double tiles) {
+  if (listed_.empty()) listed_.resize(size_t(ranks_) * ranks_);
+  listed_[size_t(rank) * ranks_ + owner] += tiles;
+}
+
+void TileLoads::Scale(double factor) {
+  for (std::vector<double>* part : {&apart_, &mirrored_, &listed_, &column_}) {
+    for (double& tiles : *part) tiles *= factor;
+  }
+}
+
+std::vector<double> TileLoads::RankTotals() const {
+  std::vector<double> totals = column_;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    for (int owner = 0; owner < ranks_; ++owner) totals[rank] += of(rank, owner);
+  }
+  return totals;
 }
 
 }  // namespace ringleader::ring

@@ -1,5 +1,6 @@
 // How many attention tiles each rank visits of each owner's keys, counted from the pattern: exactly
-// what the kernels will visit, without a tensor.
+// what the kernels will visit, without a tensor. A ring step's load is that of the owner whose keys
+// the step attends to (ring_schedule.h).
 #pragma once
 
 #include <cstddef>
@@ -21,40 +22,41 @@ struct HeadPattern {
   std::vector<double> columns_in_block;  // [blocks], or empty
 };
 
-// How blocks are dealt to ranks: runs of `chunk_blocks` blocks.
-struct Dealing {
-  kernels::LayoutKind kind = kernels::LayoutKind::kContiguous;
-  int ranks = 1;
-  int64_t blocks = 0;
-  int64_t stripe_blocks = 1;  // striped only
-
-  int64_t chunk_blocks() const;
-  int Owner(int64_t chunk) const;
-};
-
 // Sums over heads. Tiles outside the ring (selected columns) count as dense tiles.
-struct TileLoads {
-  explicit TileLoads(int ranks_) : ranks(ranks_), ring(size_t(ranks_) * ranks_), column(ranks_) {}
+class TileLoads {
+ public:
+  explicit TileLoads(int ranks)
+      : ranks_(ranks), apart_(2 * ranks - 1), mirrored_(2 * ranks - 1), column_(ranks) {}
 
-  double of(int rank, int owner) const { return ring[size_t(rank) * ranks + owner]; }
-  double total() const;
-  // Rank's tiles over all owners and columns.
-  double rank_total(int rank) const;
-  double worker_imbalance() const;  // max/mean over ranks of rank_total
+  // Adds `weight` × the head. `layout`: of the whole sequence, in chunks of whole tiles; its rank
+  // is ignored. `tile`: tokens of a block.
+  void AddHead(const HeadPattern& head, const kernels::ShardLayout& layout, int tile,
+               double weight);
+  // Adds to what `rank` visits of `owner`'s keys, or of all owners' selected columns.
+  void AddRing(int rank, int owner, double tiles);
+  void AddColumns(int rank, double tiles) { column_[rank] += tiles; }
   void Scale(double factor);
 
-  int ranks;
-  std::vector<double> ring;    // [rank][owner]
-  std::vector<double> column;  // [rank]
-};
+  int ranks() const { return ranks_; }
+  double of(int rank, int owner) const {
+    const double tiles = apart_[rank - owner + ranks_ - 1] + mirrored_[rank + owner];
+    return listed_.empty() ? tiles : tiles + listed_[size_t(rank) * ranks_ + owner];
+  }
+  double columns(int rank) const { return column_[rank]; }
+  // By rank, over all owners and columns.
+  std::vector<double> RankTotals() const;
 
-// Adds `weight` × the head. `tile`: tokens in a block.
-//
-// Diagonals in a striped layout follow the closed form of a Toeplitz matrix: with ρ = (r - j) mod W
-// rank r visits Σ_m w(ρ + W m) max(0, n - m - [r < j]) tiles of owner j, where w(x) counts the
-// tiles between two stripes x apart and n is the stripes per rank (one block a stripe: w =
-// diagonals).
-void AddHead(const HeadPattern& head, const Dealing& dealing, int tile, double weight,
-             TileLoads* loads);
+ private:
+  void AddDiagonals(const std::vector<uint8_t>& diagonals, const kernels::ShardLayout& blocks,
+                    double weight);
+
+  int ranks_;
+  // Tiles of block diagonals depend on a pair's ranks by their difference (rank - owner + ranks -
+  // 1) and, in the zigzag layout, by their sum (rank + owner) alone.
+  std::vector<double> apart_;
+  std::vector<double> mirrored_;
+  std::vector<double> listed_;  // [rank][owner], or empty: other patterns' tiles
+  std::vector<double> column_;  // [rank]
+};
 
 }  // namespace ringleader::ring

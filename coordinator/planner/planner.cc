@@ -11,6 +11,7 @@
 #include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/memory.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/options.h"
 
 namespace ringleader::planner {
 namespace {
@@ -35,23 +36,24 @@ absl::Status Invalid(const absl::FormatSpec<Args...>& format, const Args&... arg
   return absl::InvalidArgumentError(absl::StrFormat(format, args...));
 }
 
-// Every sequence of a step, into whole tiles for every rank.
-bool Divides(const v1::JobSpec& spec, ParallelismSpec::Layout layout, uint64_t stripe) {
-  const uint64_t context = spec.parallelism().context();
-  uint64_t unit = context * spec.attention().tile();
-  if (layout == ParallelismSpec::ZIGZAG) unit *= 2;
-  if (layout == ParallelismSpec::STRIPED) unit = context * stripe;
-  const std::vector<uint64_t> lengths = jobspec::SequenceLengths(spec);
-  return spec.data().sequence_length() % unit == 0 &&
-         std::all_of(lengths.begin(), lengths.end(),
-                     [unit](uint64_t length) { return length % unit == 0; });
+// Into whole tiles for every rank.
+absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSpec::Layout layout,
+                                          uint32_t stripe) {
+  ring::Division division = {
+      .ranks = spec.parallelism().context(), .tile = spec.attention().tile(), .stripe = stripe};
+  ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(layout));
+  return division;
 }
 
-// In order of preference: stripes of one tile balance any set of diagonals.
-std::vector<Candidate> Candidates(const v1::JobSpec& spec, const GroupShape& group) {
+// In order of preference: stripes of one tile balance any set of diagonals. INVALID_ARGUMENT if the
+// sequences divide in no layout that the job allows.
+absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
+                                                  const GroupShape& group) {
   const ParallelismSpec& asked = spec.parallelism();
   const uint32_t tile = spec.attention().tile();
-  if (asked.context() == 1) return {{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
+  if (asked.context() == 1) {
+    return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
+  }
   std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
   const auto wanted = [&](ParallelismSpec::Layout layout) {
     return asked.layout() == layout || asked.layout() == ParallelismSpec::LAYOUT_UNSPECIFIED;
@@ -64,8 +66,11 @@ std::vector<Candidate> Candidates(const v1::JobSpec& spec, const GroupShape& gro
   if (wanted(ParallelismSpec::CONTIGUOUS)) layouts.emplace_back(ParallelismSpec::CONTIGUOUS, 0);
 
   std::vector<Candidate> candidates;
+  absl::Status refused;
   for (const auto& [layout, stripe] : layouts) {
-    if (!Divides(spec, layout, stripe)) continue;
+    ASSIGN_OR_RETURN(const ring::Division division, DivisionOf(spec, layout, stripe));
+    refused = jobspec::CheckSequencesDivide(spec, division);
+    if (!refused.ok()) continue;
     for (const auto ring :
          {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL, ParallelismSpec::ALL_GATHER}) {
       if (asked.ring() != ring && asked.ring() != ParallelismSpec::RING_UNSPECIFIED) continue;
@@ -76,6 +81,7 @@ std::vector<Candidate> Candidates(const v1::JobSpec& spec, const GroupShape& gro
       candidates.push_back({layout, stripe, ring});
     }
   }
+  if (candidates.empty()) return refused;
   return candidates;
 }
 
@@ -168,10 +174,10 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   }
 }
 
-void AddMicroBatchReason(const v1::JobSpec& spec, v1::StepPlan* plan) {
+absl::Status AddMicroBatchReason(const v1::JobSpec& spec, v1::StepPlan* plan) {
   std::string groups;
   for (uint32_t g = 0; g < spec.parallelism().data(); ++g) {
-    const std::vector<uint64_t> lengths = LengthsOfGroup(spec, *plan, g);
+    ASSIGN_OR_RETURN(const std::vector<uint64_t> lengths, LengthsOfGroup(spec, *plan, g));
     absl::StrAppendFormat(&groups, "%s%d: %s", g > 0 ? "; " : "", g, absl::StrJoin(lengths, "+"));
     if (g == 7 && spec.parallelism().data() > 8) {
       groups += "; …";
@@ -180,26 +186,19 @@ void AddMicroBatchReason(const v1::JobSpec& spec, v1::StepPlan* plan) {
   }
   plan->add_reasons(absl::StrCat(
       "sequences of unequal length are dealt to the groups by predicted seconds (", groups, ")"));
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
-                                      const PatternHints& hints) {
+                                      const patterns::PatternHints& hints) {
+  RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
   const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
-  const std::vector<Candidate> candidates = Candidates(spec, group);
-  if (candidates.empty()) {
-    return Invalid(
-        "data.sequence_length: %d does not divide among %d ranks in tiles of %d for layout %s; "
-        "give "
-        "a multiple of %d",
-        spec.data().sequence_length(), spec.parallelism().context(), spec.attention().tile(),
-        jobspec::EnumText(spec.parallelism().layout()),
-        2 * spec.parallelism().context() * spec.attention().tile());
-  }
+  ASSIGN_OR_RETURN(const std::vector<Candidate> candidates, Candidates(spec, group));
 
   // Chosen by the machines' usual speed, never by what was measured: an attempt that resumes on the
   // same kind of machines adds in the same order, and so gets the same losses bit for bit.
@@ -222,7 +221,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape&
       if (refused.ok()) refused = fits;
       continue;
     }
-    *plan.mutable_prediction() = Predict(spec, model, cluster, usual, plan);
+    ASSIGN_OR_RETURN(*plan.mutable_prediction(), Predict(spec, model, cluster, usual, plan));
     tried.push_back(std::move(plan));
   }
   if (tried.empty()) return refused;
@@ -247,8 +246,9 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape&
            spec, model, usual, plan.prediction().density(), jobspec::SequenceLengths(spec))) {
     *plan.add_micro_batches() = std::move(assignment);
   }
-  *plan.mutable_prediction() = Predict(spec, model, cluster, cost_model, plan, hints);
-  if (!plan.micro_batches().empty()) AddMicroBatchReason(spec, &plan);
+  ASSIGN_OR_RETURN(*plan.mutable_prediction(),
+                   Predict(spec, model, cluster, cost_model, plan, hints));
+  if (!plan.micro_batches().empty()) RETURN_IF_ERROR(AddMicroBatchReason(spec, &plan));
   return plan;
 }
 

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/planner/cost/cost_model.h"
 #include "coordinator/planner/shapes.h"
-#include "coordinator/planner/simulate/sample_pattern.h"
+#include "patterns/sample.h"
 #include "ringleader/v1/job_spec.pb.h"
 #include "ringleader/v1/plan.pb.h"
 #include "ringleader/v1/telemetry.pb.h"
@@ -27,7 +27,7 @@ namespace ringleader::planner {
 // short. Takes about a second for 1,000 ranks.
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
-                                      const PatternHints& hints = {});
+                                      const patterns::PatternHints& hints = {});
 
 // The next plan of a running attempt, or nullopt when none is worth a change. Only budgets change;
 // layout and ring are fixed for an attempt. `recent`: merged reports, oldest first, the last of
@@ -36,9 +36,12 @@ std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& 
                                    std::span<const v1::StepReport> recent);
 
 // What a step is predicted to cost under `plan`. `hints` come from reports, if there are any.
-v1::Prediction Predict(const v1::JobSpec& spec, const ModelShape& model,
-                       const ClusterShape& cluster, const CostModel& cost_model,
-                       const v1::StepPlan& plan, const PatternHints& hints = {});
+// INVALID_ARGUMENT names an enumerator of `spec` or `plan` that is unknown, or a sequence of its
+// micro-batches beyond the global batch.
+absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const ModelShape& model,
+                                       const ClusterShape& cluster, const CostModel& cost_model,
+                                       const v1::StepPlan& plan,
+                                       const patterns::PatternHints& hints = {});
 
 // Deals one step's sequences, `tokens[i]` long, to the data-parallel groups by predicted seconds.
 // Empty when that is round robin.
@@ -48,6 +51,6 @@ std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
                                                       const std::vector<uint64_t>& tokens);
 
 // What the job's reports say of its patterns; zeros without vertical-slash layers.
-PatternHints HintsFrom(std::span<const v1::StepReport> recent);
+patterns::PatternHints HintsFrom(std::span<const v1::StepReport> recent);
 
 }  // namespace ringleader::planner

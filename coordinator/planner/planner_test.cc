@@ -90,6 +90,23 @@ TEST(MakePlanTest, ImpossiblePlansShowTheArithmetic) {
               HasSubstr("layer 36 does not exist; the model has 36 layers"));
 }
 
+TEST(MakePlanTest, UnknownEnumeratorsAreRefusedByName) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  const ClusterShape cluster = Gpus(1, 4);
+  const CostModel cost(spec, ThreeBillion(), cluster);
+  v1::StepPlan plan = *MakePlan(spec, ThreeBillion(), cluster, cost);
+  plan.set_layout(static_cast<ParallelismSpec::Layout>(9));
+  EXPECT_THAT(Predict(spec, ThreeBillion(), cluster, cost, plan).status().message(),
+              HasSubstr("parallelism.layout: enumerator 9 is unknown"));
+  spec.mutable_parallelism()->set_ring(static_cast<ParallelismSpec::Ring>(8));
+  EXPECT_THAT(Plan(spec, cluster).status().message(),
+              HasSubstr("parallelism.ring: enumerator 8 is unknown"));
+  spec = LongJob(4, 131072);
+  spec.mutable_attention()->set_pattern(static_cast<v1::AttentionSpec::Pattern>(7));
+  EXPECT_THAT(Plan(spec, cluster).status().message(),
+              HasSubstr("attention.pattern: enumerator 7 is unknown"));
+}
+
 TEST(MakePlanTest, AModelThatDoesNotFitIsRefused) {
   ClusterShape cluster = Gpus(1, 4);
   cluster.memory_bytes_per_trainer = uint64_t{8} << 30;
@@ -235,9 +252,9 @@ TEST(MakePlanTest, SequencesOfUnequalLengthAreAssignedInThePlan) {
   // Round robin would give one group all the long ones.
   v1::StepPlan round_robin = *plan;
   round_robin.clear_micro_batches();
-  const v1::Prediction dealt = Predict(spec, ThreeBillion(), cluster, cost, *plan);
+  const v1::Prediction dealt = *Predict(spec, ThreeBillion(), cluster, cost, *plan);
   EXPECT_LT(dealt.step_seconds(),
-            0.85 * Predict(spec, ThreeBillion(), cluster, cost, round_robin).step_seconds());
+            0.85 * Predict(spec, ThreeBillion(), cluster, cost, round_robin)->step_seconds());
   EXPECT_EQ(dealt.step_seconds(), plan->prediction().step_seconds());
   EXPECT_THAT(plan->reasons(), Contains(HasSubstr("sequences of unequal length are dealt")));
 }

@@ -14,9 +14,9 @@ struct OwnerTiles {
   uint32_t tiles;
 };
 
-// DiagonalTiles for all owners: diagonal `delta` meets a chunk of `length` blocks with only two
-// others, delta / length chunks back and one more. These are entries 0 and 1, of the second of two
-// zigzag chunks 2 and 3.
+// The tiles of one diagonal, by owner: diagonal `delta` meets a chunk of `length` blocks with only
+// two others, delta / length chunks back and one more. These are entries 0 and 1, of the second of
+// two zigzag chunks 2 and 3.
 __device__ __forceinline__ OwnerTiles DiagonalEntry(const ShardLayout& layout, int blocks,
                                                     int length, int delta, int entry) {
   const int ranks = layout.ranks, rank = layout.rank;

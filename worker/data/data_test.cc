@@ -338,6 +338,8 @@ TEST(SequencesOfGroupTest, RoundRobinOrAsPlanned) {
   EXPECT_THAT(*SequencesOfGroup(3, 0, 2, {{2, 0}, {1}}), ::testing::ElementsAre(2, 0));
   EXPECT_FALSE(SequencesOfGroup(3, 0, 2, {{2, 0}, {0}}).ok());
   EXPECT_FALSE(SequencesOfGroup(3, 0, 2, {{0, 1, 2}}).ok());
+  EXPECT_THAT(std::string(SequencesOfGroup(3, 0, 2, {{2, 0, 3}, {1}}).status().message()),
+              ::testing::HasSubstr("name sequence 3; a step has 3"));
 }
 
 }  // namespace

@@ -107,7 +107,12 @@ absl::StatusOr<std::vector<uint32_t>> SequencesOfGroup(
   std::vector<int> named(global_batch, 0);
   for (const auto& sequences : assignment) {
     for (const uint32_t s : sequences) {
-      if (s < global_batch) ++named[s];
+      if (s >= global_batch) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "the plan's micro-batches name sequence %d; a step has %d (training.global_batch)", s,
+            global_batch));
+      }
+      ++named[s];
     }
   }
   for (uint32_t s = 0; s < global_batch; ++s) {

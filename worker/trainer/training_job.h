@@ -21,8 +21,8 @@ struct Plan {
   uint64_t version = 0;
   uint64_t effective_step = 0;  // the first step under it; 1 is the first of all
   ring::RingShape ring;
-  kernels::LayoutKind layout = kernels::LayoutKind::kContiguous;
-  int stripe = 0;  // tokens; striped only
+  kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
+  int stripe = 0;  // tokens; striped only; 0: one tile
   struct Budget {
     uint32_t layer = 0;
     patterns::LayerBudget budget;
@@ -58,7 +58,7 @@ struct TrainingJob {
   std::vector<uint64_t> sequence_lengths;  // of a step's sequences, [global_batch]
   bool document_mask = false;              // packed documents do not attend to each other
 
-  patterns::AttentionOptions attention;  // layout, stripe and ring come from the plan
+  patterns::AttentionOptions attention;  // with the plan's layout, stripe and ring
   Plan plan;                             // of the first step
 
   uint64_t steps = 0;

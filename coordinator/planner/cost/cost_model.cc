@@ -51,7 +51,7 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec, const
   const double row_seconds = 8 * d / rates.memory_bytes;
   const double call = rates.seconds_per_call;
   // Gradients there and parameters back. On GPUs gradients, three quarters of the bytes, travel
-  // behind backward.
+  // while backward goes on.
   const Link& link = cluster.nodes > 1 ? cluster.inter_node : cluster.intra_node;
   const double exposed = cluster.engine == v1::ResourcesSpec::CUDA ? 0.25 : 1;
   return {
@@ -100,10 +100,11 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const ModelShape& model,
   const auto slowest = std::max_element(report.rank_tiles().begin(), report.rank_tiles().end());
   const double tiles = *slowest;
   const auto group = static_cast<uint32_t>((slowest - report.rank_tiles().begin()) / context);
-  const std::vector<uint64_t> lengths = LengthsOfGroup(spec, plan, group);
-  const auto sequences = static_cast<double>(lengths.size());
+  const absl::StatusOr<std::vector<uint64_t>> lengths = LengthsOfGroup(spec, plan, group);
+  if (!lengths.ok()) return;
+  const auto sequences = static_cast<double>(lengths->size());
   const double tokens =
-      static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), uint64_t{0})) / context;
+      static_cast<double>(std::accumulate(lengths->begin(), lengths->end(), uint64_t{0})) / context;
   const double ring_steps = context * model.layers * sequences;
   const Work attention = {
       .tiles = tiles, .rows = tokens * model.heads * model.layers * context, .calls = ring_steps};

@@ -33,7 +33,8 @@ class CostModel {
   void Observe(Phase phase, const Work& work, double seconds);
 
   // Learns from one merged report of a step that ran under `plan`. A report of a step that was
-  // skipped, or without attention tiles, teaches nothing.
+  // skipped, or without attention tiles, teaches nothing, and neither does one under a plan whose
+  // micro-batches are not the job's.
   void ObserveStep(const v1::JobSpec& spec, const ModelShape& model, const v1::StepPlan& plan,
                    const v1::StepReport& report);
 

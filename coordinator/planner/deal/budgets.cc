@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "jobspec/fields.h"
+
 namespace ringleader::planner {
 namespace {
 
@@ -36,8 +38,7 @@ std::optional<std::vector<v1::LayerBudget>> TuneBudgets(const v1::JobSpec& spec,
                                                         std::span<const v1::StepReport> recent) {
   const v1::AttentionSpec& attention = spec.attention();
   const double tolerance = attention.balance_tolerance();
-  if (tolerance <= 0 || attention.pattern() != v1::AttentionSpec::VERTICAL_SLASH ||
-      attention.select() != v1::AttentionSpec::TOP_P) {
+  if (tolerance <= 0 || !jobspec::Fits(*jobspec::FindField("attention.balance_tolerance"), spec)) {
     return std::nullopt;
   }
   const std::set<uint32_t> dense(attention.dense_layers().begin(), attention.dense_layers().end());

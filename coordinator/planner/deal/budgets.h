@@ -14,10 +14,10 @@
 
 namespace ringleader::planner {
 
-// Budgets for all layers, or nullopt when none would change noticeably. Only for vertical_slash
-// with top_p and a positive attention.balance_tolerance, and only from reports of the current plan.
-// Density is taken to grow like -ln(1 - mass); a layer's mass stays within the tolerance of the
-// job's. Depends on densities alone, not on any clock.
+// Budgets for all layers, or nullopt when none would change noticeably. Only with a positive
+// attention.balance_tolerance, where that fits the job's pattern, and only from reports of the
+// current plan. Density is taken to grow like -ln(1 - mass); a layer's mass stays within the
+// tolerance of the job's. Depends on densities alone, not on any clock.
 std::optional<std::vector<v1::LayerBudget>> TuneBudgets(const v1::JobSpec& spec,
                                                         const v1::StepPlan& current,
                                                         std::span<const v1::StepReport> recent);

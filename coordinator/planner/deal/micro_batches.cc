@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/strings/str_format.h"
 #include "jobspec/jobspec.h"
 
 namespace ringleader::planner {
@@ -109,8 +110,8 @@ Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups, Gr
   return dealer.Finish();
 }
 
-std::vector<uint64_t> LengthsOfGroup(const v1::JobSpec& spec, const v1::StepPlan& plan,
-                                     uint32_t group) {
+absl::StatusOr<std::vector<uint64_t>> LengthsOfGroup(const v1::JobSpec& spec,
+                                                     const v1::StepPlan& plan, uint32_t group) {
   const std::vector<uint64_t> all = jobspec::SequenceLengths(spec);
   std::vector<uint64_t> lengths;
   if (plan.micro_batches().empty()) {
@@ -122,7 +123,12 @@ std::vector<uint64_t> LengthsOfGroup(const v1::JobSpec& spec, const v1::StepPlan
   for (const v1::MicroBatchAssignment& assignment : plan.micro_batches()) {
     if (assignment.group() != group) continue;
     for (const uint32_t sequence : assignment.sequences()) {
-      if (sequence < all.size()) lengths.push_back(all[sequence]);
+      if (sequence >= all.size()) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "plan %d gives group %d sequence %d of a step, which has %d (training.global_batch)",
+            plan.version(), group, sequence, all.size()));
+      }
+      lengths.push_back(all[sequence]);
     }
   }
   return lengths;

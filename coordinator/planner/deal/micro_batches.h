@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "ringleader/v1/job_spec.pb.h"
 #include "ringleader/v1/plan.pb.h"
 
@@ -25,7 +26,8 @@ enum class GroupSizes {
 Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups, GroupSizes sizes);
 
 // The lengths of the sequences that a data-parallel group trains in a step under `plan`.
-std::vector<uint64_t> LengthsOfGroup(const v1::JobSpec& spec, const v1::StepPlan& plan,
-                                     uint32_t group);
+// INVALID_ARGUMENT names a sequence beyond the global batch.
+absl::StatusOr<std::vector<uint64_t>> LengthsOfGroup(const v1::JobSpec& spec,
+                                                     const v1::StepPlan& plan, uint32_t group);
 
 }  // namespace ringleader::planner

@@ -91,5 +91,22 @@ TEST(MicroBatchesTest, SwapsImproveOnLongestFirst) {
   EXPECT_DOUBLE_EQ(AssignMicroBatches({5, 4, 4, 3, 3}, 2, GroupSizes::kAny).slowest_seconds, 10);
 }
 
+TEST(MicroBatchesTest, SequencesBeyondTheGlobalBatchAreRefused) {
+  v1::JobSpec spec;
+  spec.mutable_training()->set_global_batch(2);
+  spec.mutable_parallelism()->set_data(2);
+  spec.mutable_data()->add_sequence_lengths(4096);
+  spec.mutable_data()->add_sequence_lengths(1024);
+  v1::StepPlan plan;
+  plan.set_version(3);
+  v1::MicroBatchAssignment* const group = plan.add_micro_batches();
+  group->set_group(1);
+  group->add_sequences(1);
+  EXPECT_EQ(*LengthsOfGroup(spec, plan, 1), std::vector<uint64_t>{1024});
+  group->add_sequences(2);
+  EXPECT_EQ(LengthsOfGroup(spec, plan, 1).status().message(),
+            "plan 3 gives group 1 sequence 2 of a step, which has 2 (training.global_batch)");
+}
+
 }  // namespace
 }  // namespace ringleader::planner

@@ -2,12 +2,16 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
+#include "base/status_macros.h"
 #include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/options.h"
+#include "patterns/pattern.h"
 #include "ring/tile_loads.h"
 
 namespace ringleader::planner {
@@ -18,17 +22,6 @@ constexpr int kSampledLayers = 3;
 constexpr int kSampledHeads = 4;
 // Work grows with the square of the ranks, while layers look more and more alike.
 constexpr int kManyRanks = 256;
-
-kernels::LayoutKind KindOf(v1::ParallelismSpec::Layout layout) {
-  switch (layout) {
-    case v1::ParallelismSpec::ZIGZAG:
-      return kernels::LayoutKind::kZigzag;
-    case v1::ParallelismSpec::STRIPED:
-      return kernels::LayoutKind::kStriped;
-    default:
-      return kernels::LayoutKind::kContiguous;
-  }
-}
 
 // One layer, forward and backward.
 struct LayerTimes {
@@ -46,29 +39,34 @@ double OptimizerSeconds(const ModelShape& model, const CostModel& cost_model) {
 
 class Predictor {
  public:
+  // `attention` has the plan's layout, `ring` is the plan's.
   Predictor(const v1::JobSpec& spec, const ModelShape& model, const ClusterShape& cluster,
-            const CostModel& cost_model, const v1::StepPlan& plan)
-      : spec_(spec), model_(model), cluster_(cluster), cost_model_(cost_model), plan_(plan) {
-    ranks_ = static_cast<int>(spec.parallelism().context());
-    local_tokens_ = static_cast<double>(spec.data().sequence_length()) / ranks_;
-    tile_ = static_cast<int>(spec.attention().tile());
-    dealing_.kind = ranks_ == 1 ? kernels::LayoutKind::kContiguous : KindOf(plan.layout());
-    dealing_.ranks = ranks_;
-    dealing_.blocks = (static_cast<int64_t>(spec.data().sequence_length()) + tile_ - 1) / tile_;
-    dealing_.stripe_blocks = std::max<int64_t>(1, plan.stripe() / tile_);
+            const CostModel& cost_model, const patterns::AttentionOptions& attention,
+            const ring::RingShape& ring)
+      : spec_(spec),
+        model_(model),
+        cluster_(cluster),
+        cost_model_(cost_model),
+        attention_(attention),
+        ring_(ring),
+        layout_(patterns::LayoutOf(attention, ring.ranks(), 0, 0)),
+        ranks_(ring.ranks()),
+        local_tokens_(static_cast<double>(spec.data().sequence_length()) / ranks_),
+        blocks_((static_cast<int64_t>(spec.data().sequence_length()) + attention.tile - 1) /
+                attention.tile) {
+    layout_.tokens = blocks_ * attention.tile;
   }
 
-  v1::Prediction Run(const PatternHints& hints) {
-    const std::set<uint32_t> dense(spec_.attention().dense_layers().begin(),
-                                   spec_.attention().dense_layers().end());
+  v1::Prediction Run(const patterns::PatternHints& hints) {
+    const std::set<int> dense(attention_.dense_layers.begin(), attention_.dense_layers.end());
     const auto layers = static_cast<double>(model_.layers);
-    const double dense_layers = spec_.attention().pattern() == v1::AttentionSpec::DENSE
+    const double dense_layers = attention_.pattern == patterns::Pattern::kDense
                                     ? layers
                                     : std::min(layers, static_cast<double>(dense.size()));
     if (dense_layers > 0) AddLayers(true, dense_layers, 0, {});
     const double sparse_layers = layers - dense_layers;
-    const bool is_static = spec_.attention().pattern() == v1::AttentionSpec::SLIDING_WINDOW;
-    const bool one_is_enough = is_static || ranks_ > kManyRanks;
+    const bool one_is_enough =
+        patterns::DefinitionOf(attention_.pattern).is_known_before_data || ranks_ > kManyRanks;
     const int samples = sparse_layers == 0 ? 0
                         : one_is_enough    ? 1
                                            : std::min<int>(kSampledLayers, sparse_layers);
@@ -78,15 +76,22 @@ class Predictor {
 
  private:
   // `count` layers that look like this one.
-  void AddLayers(bool dense, double count, uint64_t seed, const PatternHints& hints) {
+  void AddLayers(bool dense, double count, uint64_t seed, const patterns::PatternHints& hints) {
     const std::vector<ring::HeadPattern> heads =
-        SampleLayer(spec_.attention(), dense, dealing_.blocks, kSampledHeads, hints, seed);
+        patterns::SampleLayer(attention_, dense, blocks_, kSampledHeads, hints, seed);
     ring::TileLoads loads(ranks_);
     const double weight = static_cast<double>(model_.heads) / heads.size();
-    for (const ring::HeadPattern& head : heads)
-      ring::AddHead(head, dealing_, tile_, weight, &loads);
-    if (hints.density > 0 && loads.total() > 0) {
-      loads.Scale(hints.density * CausalTiles() / loads.total());
+    for (const ring::HeadPattern& head : heads) {
+      loads.AddHead(head, layout_, attention_.tile, weight);
+    }
+    std::vector<double> totals = loads.RankTotals();
+    double total = std::accumulate(totals.begin(), totals.end(), 0.0);
+    double largest = *std::max_element(totals.begin(), totals.end());
+    if (hints.density > 0 && total > 0) {
+      const double factor = hints.density * CausalTiles() / total;
+      loads.Scale(factor);
+      total *= factor;
+      largest *= factor;
     }
 
     const double index =
@@ -94,23 +99,20 @@ class Predictor {
     Play(loads, /*backward=*/false, index, count);
     Play(loads, /*backward=*/true, MlpBackwardSeconds(), count);
     times_.index += count * index;
-    double largest = 0;
-    for (int r = 0; r < ranks_; ++r) largest = std::max(largest, loads.rank_total(r));
     largest_tiles_ += count * largest;
-    tiles_ += count * loads.total();
-    step_imbalance_ += count * StepImbalance(Setup(false), loads.ring);
+    tiles_ += count * total;
+    step_imbalance_ += count * StepImbalance(loads);
   }
 
   double CausalTiles() const {  // of a layer
-    const auto blocks = static_cast<double>(dealing_.blocks);
+    const auto blocks = static_cast<double>(blocks_);
     return static_cast<double>(model_.heads) * blocks * (blocks + 1) / 2;
   }
 
   RingSetup Setup(bool backward) const {
     const double element = cluster_.engine == v1::ResourcesSpec::CUDA ? 2 : 4;
     const double kv = local_tokens_ * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
-    return {.kind = plan_.ring().kind(),
-            .ranks = ranks_,
+    return {.shape = ring_,
             .group = GroupOf(cluster_, ranks_),
             .intra_node = cluster_.intra_node,
             .inter_node = cluster_.inter_node,
@@ -126,19 +128,16 @@ class Predictor {
   }
 
   // `lead`: what a rank computes between the start of the first hops and attention. On GPUs all of
-  // backward's travel behind the MLP, of forward's those between nodes behind the index.
+  // backward's travel while the MLP is computed, of forward's those between nodes during the index.
   void Play(const ring::TileLoads& loads, bool backward, double lead, double count) {
-    const bool behind_index = plan_.ring().kind() != v1::ParallelismSpec::FLAT;
-    if (cluster_.engine != v1::ResourcesSpec::CUDA || !(backward || behind_index)) lead = 0;
+    const bool during_index = ring_.kind != ring::RingKind::kFlat;
+    if (cluster_.engine != v1::ResourcesSpec::CUDA || !(backward || during_index)) lead = 0;
     const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
     const double tile_seconds = cost_model_.Seconds(phase, {.tiles = 1});
     const double per_call = cost_model_.Seconds(
         phase, {.rows = local_tokens_ * static_cast<double>(model_.heads), .calls = 1});
-    std::vector<double> seconds(loads.ring.size()), outside(ranks_);
-    for (size_t i = 0; i < seconds.size(); ++i)
-      seconds[i] = loads.ring[i] * tile_seconds + per_call;
-    for (int r = 0; r < ranks_; ++r) outside[r] = lead + loads.column[r] * tile_seconds;
-    const RingTimes times = SimulateRing(Setup(backward), seconds, outside);
+    const RingTimes times = SimulateRing(
+        Setup(backward), loads, {.per_tile = tile_seconds, .per_step = per_call, .lead = lead});
     times_.seconds += count * (times.seconds - lead);
     times_.busy += count * (times.busy_seconds - lead);
     times_.transfer += count * times.transfer_seconds;
@@ -171,11 +170,12 @@ class Predictor {
   const ModelShape& model_;
   const ClusterShape& cluster_;
   const CostModel& cost_model_;
-  const v1::StepPlan& plan_;
-  int ranks_ = 1;
-  int tile_ = 64;
-  double local_tokens_ = 0;
-  ring::Dealing dealing_;
+  const patterns::AttentionOptions& attention_;
+  const ring::RingShape ring_;
+  kernels::ShardLayout layout_;  // of whole tiles
+  const int ranks_;
+  const double local_tokens_;
+  const int64_t blocks_;
 
   LayerTimes times_;  // summed over layers
   double tiles_ = 0;
@@ -183,18 +183,30 @@ class Predictor {
   double step_imbalance_ = 0;
 };
 
-}  // namespace
-
-namespace {
+absl::StatusOr<v1::Prediction> PredictEqual(const v1::JobSpec& spec, const ModelShape& model,
+                                            const ClusterShape& cluster,
+                                            const CostModel& cost_model, const v1::StepPlan& plan,
+                                            const patterns::PatternHints& hints) {
+  ASSIGN_OR_RETURN(patterns::AttentionOptions attention,
+                   jobspec::AttentionOptionsOf(spec.attention()));
+  ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(plan.layout()));
+  attention.stripe = static_cast<int>(plan.stripe());
+  ring::RingShape ring = {.inner = static_cast<int>(plan.ring().inner()),
+                          .outer = static_cast<int>(plan.ring().outer())};
+  ASSIGN_OR_RETURN(ring.kind, jobspec::RingOf(plan.ring().kind()));
+  RETURN_IF_ERROR(ring::ForwardSchedule(ring, 0).status());
+  return Predictor(spec, model, cluster, cost_model, attention, ring).Run(hints);
+}
 
 // A step of sequences of unequal length lasts as long as its slowest group; phases are that
 // group's, imbalance and density those of the longest sequence, which is most of the work.
-v1::Prediction PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
-                              const ClusterShape& cluster, const CostModel& cost_model,
-                              const v1::StepPlan& plan, const PatternHints& hints) {
+absl::StatusOr<v1::Prediction> PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
+                                              const ClusterShape& cluster,
+                                              const CostModel& cost_model, const v1::StepPlan& plan,
+                                              const patterns::PatternHints& hints) {
   const double optimizer = OptimizerSeconds(model, cost_model);
   std::map<uint64_t, v1::Prediction> of_one;  // by length: one sequence a group
-  PatternHints of_any_length = hints;
+  patterns::PatternHints of_any_length = hints;
   of_any_length.density = 0;  // shorter sequences are denser, by how much is not measured
   double step_tokens = 0;
   for (const uint64_t length : jobspec::SequenceLengths(spec)) {
@@ -204,14 +216,16 @@ v1::Prediction PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
     one.mutable_data()->clear_sequence_lengths();
     one.mutable_data()->set_sequence_length(length);
     one.mutable_training()->set_global_batch(spec.parallelism().data());
-    of_one[length] = Predictor(one, model, cluster, cost_model, plan).Run(of_any_length);
+    ASSIGN_OR_RETURN(of_one[length],
+                     PredictEqual(one, model, cluster, cost_model, plan, of_any_length));
   }
   const v1::Prediction& longest = of_one.rbegin()->second;
   v1::Prediction slowest;
   for (uint32_t group = 0; group < spec.parallelism().data(); ++group) {
     v1::Prediction sum;
     sum.set_step_seconds(optimizer);
-    for (const uint64_t length : LengthsOfGroup(spec, plan, group)) {
+    ASSIGN_OR_RETURN(const std::vector<uint64_t> lengths, LengthsOfGroup(spec, plan, group));
+    for (const uint64_t length : lengths) {
       const v1::Prediction& part = of_one.at(length);
       sum.set_step_seconds(sum.step_seconds() + part.step_seconds() - optimizer);
       sum.set_attention_seconds(sum.attention_seconds() + part.attention_seconds());
@@ -231,17 +245,16 @@ v1::Prediction PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
 
 }  // namespace
 
-v1::Prediction Predict(const v1::JobSpec& spec, const ModelShape& model,
-                       const ClusterShape& cluster, const CostModel& cost_model,
-                       const v1::StepPlan& plan, const PatternHints& hints) {
-  if (!spec.data().sequence_lengths().empty()) {
-    return PredictUnequal(spec, model, cluster, cost_model, plan, hints);
-  }
-  return Predictor(spec, model, cluster, cost_model, plan).Run(hints);
+absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const ModelShape& model,
+                                       const ClusterShape& cluster, const CostModel& cost_model,
+                                       const v1::StepPlan& plan,
+                                       const patterns::PatternHints& hints) {
+  return (spec.data().sequence_lengths().empty() ? PredictEqual : PredictUnequal)(
+      spec, model, cluster, cost_model, plan, hints);
 }
 
-PatternHints HintsFrom(std::span<const v1::StepReport> recent) {
-  PatternHints sum;
+patterns::PatternHints HintsFrom(std::span<const v1::StepReport> recent) {
+  patterns::PatternHints sum;
   double count = 0;
   for (const v1::StepReport& report : recent) {
     for (const v1::LayerReport& layer : report.layers()) {

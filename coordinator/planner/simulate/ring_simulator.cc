@@ -2,196 +2,161 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
 
 namespace ringleader::planner {
 namespace {
 
-using v1::ParallelismSpec;
+using ring::GradAction;
+using ring::RingHop;
+using ring::RingKind;
+using ring::RingLink;
+using ring::RingSchedule;
+using ring::RingStep;
+
+using Times = std::vector<double>;  // by rank
 
 double Transfer(const Link& link, double bytes) {
   if (link.bytes_per_second <= 0) return 0;  // infinitely fast
   return link.latency_seconds + bytes / link.bytes_per_second;
 }
 
-bool Hierarchical(const RingSetup& setup) {
-  return setup.kind == ParallelismSpec::HIERARCHICAL && setup.group.outer > 1;
+// Rank 0's; all ranks' are this one turned (ring::NamedByAllRanks).
+RingSchedule ScheduleOf(const RingSetup& setup) {
+  return (setup.gradient_bytes > 0 ? ring::BackwardSchedule : ring::ForwardSchedule)(setup.shape, 0)
+      .value();
 }
 
-// Sizes of the rings, and what a rank receives on.
-struct Rings {
-  const RingSetup& setup;
-  int inner, outer;
-
-  explicit Rings(const RingSetup& setup_)
-      : setup(setup_),
-        inner(Hierarchical(setup) ? setup.group.inner : setup.ranks),
-        outer(Hierarchical(setup) ? setup.group.outer : 1) {}
-
-  // Attended to at `step`: forward, and all-gather, in the order in which they come. Backward
-  // counts loops, and steps of a loop, from one, so that what forward has first comes last.
-  int KeysAt(int step) const {
-    if (setup.gradient_bytes <= 0 || setup.kind == ParallelismSpec::ALL_GATHER) return step;
-    const int loop = step / inner + 1, n = step % inner + 1;
-    return loop % outer * inner + n % inner;
-  }
-  // Whose they are at `rank`.
-  int Owner(int rank, int keys) const {
-    const int node = (rank / inner - keys / inner + outer) % outer;
-    return node * inner + (rank % inner - keys % inner + inner) % inner;
-  }
-  int From(RingLevel level, int rank) const {
-    if (level == RingLevel::kInner) return rank % inner > 0 ? rank - 1 : rank + inner - 1;
-    return rank < inner ? rank + setup.ranks - inner : rank - inner;
-  }
-  const Link& LinkInto(RingLevel level, int rank) const {
-    if (Hierarchical(setup)) {
-      return level == RingLevel::kInner ? setup.intra_node : setup.inter_node;
-    }
-    const bool first_of_node = rank % setup.group.inner == 0;
-    return first_of_node && setup.group.outer > 1 ? setup.inter_node : setup.intra_node;
-  }
-};
-
-RingOrder ForwardOrder(const Rings& rings) {
-  RingOrder order;
-  for (int keys = 0; keys < rings.inner * rings.outer; ++keys) {
-    RingStep step{.keys = keys};
-    std::vector<KeyHop>& hops = keys == 0 ? order.first_hops : step.key_hops;
-    const bool loop_begins = keys % rings.inner == 0;
-    if (loop_begins && keys / rings.inner + 1 < rings.outer) {
-      hops.push_back({RingLevel::kOuter, keys});
-    }
-    if (keys % rings.inner + 1 < rings.inner) hops.push_back({RingLevel::kInner, keys});
-    order.steps.push_back(std::move(step));
-  }
-  return order;
+void Raise(Times* times, const Times& floor) {
+  for (size_t r = 0; r < times->size(); ++r) (*times)[r] = std::max((*times)[r], floor[r]);
 }
 
-RingOrder BackwardOrder(const Rings& rings) {
-  RingOrder order;
-  if (rings.outer > 1) {
-    order.first_hops.push_back({RingLevel::kOuter, 0});
-  } else if (rings.inner > 1) {
-    order.first_hops.push_back({RingLevel::kInner, 0});
-  }
-  for (int t = 0; t < rings.inner * rings.outer; ++t) {
-    const int loop = t / rings.inner + 1, n = t % rings.inner + 1;  // of outer, of inner
-    const bool home = loop == rings.outer;
-    RingStep step{.keys = rings.KeysAt(t)};
-    const int i = step.keys % rings.inner, base = step.keys - i;
-    if (n == 1 && loop + 1 < rings.outer) step.key_hops.push_back({RingLevel::kOuter, base});
-    // What the step attends to itself. The own node's keys set out a step before.
-    if (n == 1 && i != 0 && !home) step.key_hops.push_back({RingLevel::kInner, base});
-    if (i != 0 && i + 1 < rings.inner) step.key_hops.push_back({RingLevel::kInner, step.keys});
-    if (i == 0 && loop + 1 == rings.outer && rings.inner > 1) {
-      step.key_hops.push_back({RingLevel::kInner, 0});
-    }
-    if (n > 1) step.adds.push_back(RingLevel::kInner);
-    if (i == 0 && loop > 1) step.adds.push_back(RingLevel::kOuter);
-    if (i != 0) {
-      step.returns = RingLevel::kInner;
-    } else if (!home) {
-      step.returns = RingLevel::kOuter;
-    }
-    order.steps.push_back(std::move(step));
-  }
-  return order;
-}
-
+// Walks a schedule on all ranks. What lies in a slot is there, on each rank, from a time on.
 class Player {
  public:
-  Player(const RingSetup& setup, const std::vector<double>& seconds,
-         const std::vector<double>& outside)
-      : setup_(setup), rings_(setup), seconds_(seconds), done_(outside) {}
+  Player(const RingSetup& setup, const RingSchedule& schedule, const ring::TileLoads& loads,
+         const StepSeconds& seconds)
+      : setup_(setup),
+        schedule_(schedule),
+        loads_(loads),
+        seconds_(seconds),
+        keys_there_(schedule.kv_slots, Times(gathers() ? 0 : loads.ranks())),
+        gradients_there_(gathers() ? 0 : schedule.grad_slots, Times(loads.ranks())) {
+    for (int r = 0; r < loads.ranks(); ++r) {
+      done_.push_back(seconds.lead + loads.columns(r) * seconds.per_tile);
+    }
+  }
 
-  double Play() { return setup_.kind == ParallelismSpec::ALL_GATHER ? AllGather() : Ring(); }
+  // When the last rank is done.
+  double Play() {
+    const double gather = gathers() ? GatherSeconds(setup_.kv_bytes) : 0;
+    const Times start(loads_.ranks());
+    for (const RingHop& hop : schedule_.first_hops) MoveKeys(hop, start);
+    for (const RingStep& step : schedule_.steps) {
+      for (const RingHop& hop : step.kv_hops) MoveKeys(hop, done_);
+      if (!gathers()) {
+        Raise(&done_, keys_there_[step.kv_slot]);
+      } else if (step.owner != 0) {  // a rank's own keys need no transfer
+        for (double& done : done_) done = std::max(done, gather);
+      }
+      Compute(ring::NamedByAllRanks(setup_.shape, step.owner));
+      for (const GradAction& action : step.grad_actions) Follow(action);
+    }
+    const double last = *std::max_element(done_.begin(), done_.end());
+    const bool scatters = gathers() && schedule_.grad_slots > 0;
+    return scatters ? last + GatherSeconds(setup_.gradient_bytes) : last;
+  }
 
  private:
-  using Times = std::vector<double>;  // by rank
+  // By receiving rank: whom it receives from, and how long keys and gradients travel.
+  struct Route {
+    std::vector<int> from;
+    Times kv_seconds;
+    Times gradient_seconds;
+  };
 
-  int ranks() const { return setup_.ranks; }
-  double Seconds(int rank, int keys) const {
-    return seconds_[size_t(rank) * ranks() + rings_.Owner(rank, keys)];
-  }
-  double Last() const { return *std::max_element(done_.begin(), done_.end()); }
+  bool gathers() const { return setup_.shape.kind == RingKind::kAllGather; }
 
-  // When `bytes` are there that every rank sends once it and its successor are ready.
-  Times Hop(RingLevel level, double bytes, const Times& ready) const {
-    Times there(ranks());
-    for (int r = 0; r < ranks(); ++r) {
-      there[r] = std::max(ready[r], ready[rings_.From(level, r)]) +
-                 Transfer(rings_.LinkInto(level, r), bytes);
+  const Route& RouteOf(const RingHop& hop) {
+    const auto [found, is_new] = routes_.try_emplace(hop.link);
+    Route& route = found->second;
+    if (!is_new) return route;
+    route.from = ring::NamedByAllRanks(setup_.shape, hop.from);
+    for (int r = 0; r < loads_.ranks(); ++r) {
+      const int inner = setup_.group.inner;
+      const bool same_node = setup_.group.outer == 1 || r / inner == route.from[r] / inner;
+      const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
+      route.kv_seconds.push_back(Transfer(link, setup_.kv_bytes));
+      route.gradient_seconds.push_back(Transfer(link, setup_.gradient_bytes));
     }
-    return there;
+    return route;
   }
 
-  static Times Later(Times a, const Times& b) {
-    for (size_t r = 0; r < a.size(); ++r) a[r] = std::max(a[r], b[r]);
-    return a;
-  }
-
-  double Ring() {
-    const RingOrder order = OrderOf(setup_);
-    std::vector<Times> keys(ranks());  // when they are there, until attended to
-    keys[0] = Times(ranks(), 0.0);
-    const auto start = [&](const KeyHop& hop, const Times& begun) {
-      const int there = hop.keys + (hop.level == RingLevel::kInner ? 1 : rings_.inner);
-      keys[there] = Hop(hop.level, setup_.kv_bytes, Later(begun, keys[hop.keys]));
-    };
-    for (const KeyHop& hop : order.first_hops) start(hop, keys[0]);
-    std::map<RingLevel, Times> gradients;  // when those that were last sent there are
-    for (const RingStep& step : order.steps) {
-      for (const KeyHop& hop : step.key_hops) start(hop, done_);
-      done_ = Later(std::move(done_), std::exchange(keys[step.keys], Times()));
-      for (int r = 0; r < ranks(); ++r) done_[r] += Seconds(r, step.keys);
-      for (const RingLevel level : step.adds) done_ = Later(std::move(done_), gradients[level]);
-      if (step.returns.has_value()) {
-        gradients[*step.returns] = Hop(*step.returns, setup_.gradient_bytes, done_);
-      }
+  // When what every rank sends, once it and its successor are ready, has arrived.
+  static void Move(const Route& route, const Times& transfer, const Times& ready, Times* arrived) {
+    for (size_t r = 0; r < ready.size(); ++r) {
+      (*arrived)[r] = std::max(ready[r], ready[route.from[r]]) + transfer[r];
     }
-    return Last();
   }
 
-  double AllGather() {
-    const double gather = GatherSeconds(setup_.kv_bytes);
-    for (int r = 0; r < ranks(); ++r) {
-      // Own keys and columns need no transfer.
-      double rest = 0;
-      for (int t = 1; t < ranks(); ++t) rest += Seconds(r, t);
-      done_[r] = std::max(done_[r] + Seconds(r, 0), gather) + rest;
+  void MoveKeys(const RingHop& hop, const Times& begun) {
+    Times ready = begun;
+    Raise(&ready, keys_there_[hop.send_slot]);
+    const Route& route = RouteOf(hop);
+    Move(route, route.kv_seconds, ready, &keys_there_[hop.receive_slot]);
+  }
+
+  void Compute(const std::vector<int>& owners) {
+    for (int r = 0; r < loads_.ranks(); ++r) {
+      done_[r] += loads_.of(r, owners[r]) * seconds_.per_tile + seconds_.per_step;
     }
-    const double scatter = setup_.gradient_bytes > 0 ? GatherSeconds(setup_.gradient_bytes) : 0.0;
-    return Last() + scatter;
+  }
+
+  void Follow(const GradAction& action) {
+    if (action.kind == GradAction::Kind::kAdd) {
+      Raise(&done_, gradients_there_[action.from_slot]);
+      return;
+    }
+    const Route& route = RouteOf(action.hop);
+    Move(route, route.gradient_seconds, done_, &gradients_there_[action.hop.receive_slot]);
   }
 
   // Each rank fetches its share over the network, then nodes pass all of it around inside.
   double GatherSeconds(double bytes) const {
     const int inner = setup_.group.inner, outer = setup_.group.outer;
-    double network = 0, node = 0;
-    for (int i = 1; i < outer; ++i) network += Transfer(setup_.inter_node, bytes);
-    for (int i = 1; i < inner; ++i) node += Transfer(setup_.intra_node, bytes * outer);
-    return std::max(network, node);
+    return std::max((outer - 1) * Transfer(setup_.inter_node, bytes),
+                    (inner - 1) * Transfer(setup_.intra_node, bytes * outer));
   }
 
   const RingSetup& setup_;
-  const Rings rings_;
-  const std::vector<double>& seconds_;
-  Times done_;  // when each rank is done with the steps so far
+  const RingSchedule& schedule_;
+  const ring::TileLoads& loads_;
+  const StepSeconds& seconds_;
+  std::map<RingLink, Route> routes_;
+  std::vector<Times> keys_there_;       // by slot
+  std::vector<Times> gradients_there_;  // by slot
+  Times done_;                          // when each rank is done with the steps so far
 };
 
-// Keys and gradients make the same hops.
-double TransferSeconds(const RingSetup& setup) {
-  const Rings rings(setup);
+// Of the hops that a rank makes; a ring without nodes goes at the speed of its slowest link.
+double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
+  const bool flat = setup.shape.outer == 1;
+  const Link& slowest = setup.group.outer > 1 ? setup.inter_node : setup.intra_node;
   double total = 0;
-  for (const double bytes : {setup.kv_bytes, setup.gradient_bytes}) {
-    if (bytes <= 0) continue;
-    if (Hierarchical(setup)) {
-      total += rings.outer * (rings.inner - 1) * Transfer(setup.intra_node, bytes) +
-               (rings.outer - 1) * Transfer(setup.inter_node, bytes);
-    } else {
-      total += (setup.ranks - 1) *
-               Transfer(setup.group.outer > 1 ? setup.inter_node : setup.intra_node, bytes);
+  const auto add = [&](const RingHop& hop, double bytes) {
+    const Link& inner = flat ? slowest : setup.intra_node;
+    total += Transfer(hop.link == RingLink::kInner ? inner : setup.inter_node, bytes);
+  };
+  for (const RingHop& hop : schedule.first_hops) add(hop, setup.kv_bytes);
+  for (const RingStep& step : schedule.steps) {
+    for (const RingHop& hop : step.kv_hops) add(hop, setup.kv_bytes);
+    for (const GradAction& action : step.grad_actions) {
+      if (action.kind == GradAction::Kind::kHop) add(action.hop, setup.gradient_bytes);
+    }
+  }
+  if (setup.shape.kind == RingKind::kAllGather) {  // each rank's share to every other
+    total = (setup.shape.ranks() - 1) * Transfer(slowest, setup.kv_bytes);
+    if (setup.gradient_bytes > 0) {
+      total += (setup.shape.ranks() - 1) * Transfer(slowest, setup.gradient_bytes);
     }
   }
   return total;
@@ -199,45 +164,35 @@ double TransferSeconds(const RingSetup& setup) {
 
 }  // namespace
 
-RingOrder OrderOf(const RingSetup& setup) {
-  if (setup.kind == ParallelismSpec::ALL_GATHER) return {};
-  const Rings rings(setup);
-  return setup.gradient_bytes > 0 ? BackwardOrder(rings) : ForwardOrder(rings);
-}
-
-int OwnerAt(const RingSetup& setup, int rank, int step) {
-  const Rings rings(setup);
-  return rings.Owner(rank, rings.KeysAt(step));
-}
-
-RingTimes SimulateRing(const RingSetup& setup, const std::vector<double>& seconds,
-                       const std::vector<double>& outside) {
+RingTimes SimulateRing(const RingSetup& setup, const ring::TileLoads& loads,
+                       const StepSeconds& seconds) {
+  const RingSchedule schedule = ScheduleOf(setup);
   RingTimes times;
-  for (int r = 0; r < setup.ranks; ++r) {
-    double busy = outside[r];
-    for (int j = 0; j < setup.ranks; ++j) busy += seconds[size_t(r) * setup.ranks + j];
-    times.busy_seconds = std::max(times.busy_seconds, busy);
+  for (const double tiles : loads.RankTotals()) {
+    times.busy_seconds = std::max(
+        times.busy_seconds, seconds.lead + tiles * seconds.per_tile +
+                                static_cast<double>(schedule.steps.size()) * seconds.per_step);
   }
-  times.seconds = Player(setup, seconds, outside).Play();
-  times.transfer_seconds = TransferSeconds(setup);
+  times.seconds = Player(setup, schedule, loads, seconds).Play();
+  times.transfer_seconds = TransferSeconds(setup, schedule);
   RingSetup fast = setup;
   fast.intra_node = fast.inter_node = Link{};
-  times.exposed_seconds = times.seconds - Player(fast, seconds, outside).Play();
+  times.exposed_seconds = times.seconds - Player(fast, schedule, loads, seconds).Play();
   return times;
 }
 
-double StepImbalance(const RingSetup& setup, const std::vector<double>& load) {
+double StepImbalance(const ring::TileLoads& loads) {
   double sum = 0;
   int counted = 0;
-  for (int r = 0; r < setup.ranks; ++r) {
+  for (int r = 0; r < loads.ranks(); ++r) {
     double largest = 0, total = 0;
-    for (int j = 0; j < setup.ranks; ++j) {
-      const double mine = load[size_t(r) * setup.ranks + j];
+    for (int owner = 0; owner < loads.ranks(); ++owner) {
+      const double mine = loads.of(r, owner);
       largest = std::max(largest, mine);
       total += mine;
     }
     if (total <= 0) continue;
-    sum += largest * setup.ranks / total;
+    sum += largest * loads.ranks() / total;
     ++counted;
   }
   return counted > 0 ? sum / counted : 1.0;

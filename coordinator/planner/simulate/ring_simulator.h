@@ -1,22 +1,30 @@
-// Plays one attention layer's ring steps: when each rank computes, waits and transfers. O(ranks²).
+// Plays one attention layer's ring: the schedule that trainers run (ring/ring_schedule.h), on all
+// ranks at once, and when each of them computes, waits and transfers. O(ranks²).
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "coordinator/planner/shapes.h"
-#include "ringleader/v1/job_spec.pb.h"
+#include "ring/ring_schedule.h"
+#include "ring/tile_loads.h"
 
 namespace ringleader::planner {
 
 struct RingSetup {
-  v1::ParallelismSpec::Ring kind = v1::ParallelismSpec::FLAT;
-  int ranks = 1;
-  GroupShape group;
+  ring::RingShape shape;
+  GroupShape group;  // which ranks share a node
   Link intra_node;
   Link inter_node;
   double kv_bytes = 0;        // keys and values of one rank
   double gradient_bytes = 0;  // of their gradients; 0: forward
+};
+
+// What the loads' tiles take. A rank spends `per_tile` on a tile, `per_step` on every ring step,
+// and `lead` before its first one, while the first hops run.
+struct StepSeconds {
+  double per_tile = 0;
+  double per_step = 0;
+  double lead = 0;
 };
 
 struct RingTimes {
@@ -26,47 +34,14 @@ struct RingTimes {
   double exposed_seconds = 0;   // what links of infinite speed would save
 };
 
-// Which of two rings a hop is on. A flat ring, also over several nodes, is all inner.
-enum class RingLevel { kInner, kOuter };
+// `setup.shape` is one that ring::ForwardSchedule takes, of loads.ranks() ranks. Selected columns
+// need no ring: they are computed first, while the first transfers run. A transfer begins when both
+// ends have begun the step it belongs to and hold what it sends; gradients follow the computation
+// that they come from, and are added after the next.
+RingTimes SimulateRing(const RingSetup& setup, const ring::TileLoads& loads,
+                       const StepSeconds& seconds);
 
-// Keys are numbered by the hops that brought them: outer hops * inner ranks + inner hops; 0 are a
-// rank's own. All ranks make the same hop, each with those that have this number there.
-struct KeyHop {
-  RingLevel level = RingLevel::kInner;
-  int keys = 0;
-
-  bool operator==(const KeyHop&) const = default;
-};
-
-struct RingStep {
-  int keys = 0;                           // attended to
-  std::vector<KeyHop> key_hops = {};      // start with the step, in order
-  std::vector<RingLevel> adds = {};       // gradients that came there: added behind the computation
-  std::optional<RingLevel> returns = {};  // where the sum goes then
-};
-
-struct RingOrder {
-  std::vector<KeyHop> first_hops;  // start before anything is computed
-  std::vector<RingStep> steps;
-};
-
-// What all ranks do; empty for all-gather. Forward begins with a rank's own keys. Backward ends
-// with them, as every inner loop does with the keys that it began with: gradients make no more hops
-// than keys.
-RingOrder OrderOf(const RingSetup& setup);
-
-// The owner whose keys `rank` attends to at ring step `step`; all-gather in the order of the flat
-// ring's forward.
-int OwnerAt(const RingSetup& setup, int rank, int step);
-
-// `seconds[rank * ranks + owner]`: computation of a step. `outside[rank]`: computation that needs
-// no ring (selected columns), done while the first transfers run. A transfer begins when both ends
-// have begun the step it belongs to and hold what it sends; gradients follow the computation that
-// they come from, and are added behind the next.
-RingTimes SimulateRing(const RingSetup& setup, const std::vector<double>& seconds,
-                       const std::vector<double>& outside);
-
-// Mean over ranks of max/mean over ring steps. `load` as `seconds`.
-double StepImbalance(const RingSetup& setup, const std::vector<double>& load);
+// Mean over ranks of max/mean over ring steps, of the loads' tiles; 1 where there are none.
+double StepImbalance(const ring::TileLoads& loads);
 
 }  // namespace ringleader::planner

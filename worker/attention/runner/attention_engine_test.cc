@@ -9,7 +9,8 @@
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "patterns/check_options.h"
-#include "ring/ring_load.h"
+#include "ring/ring_schedule.h"
+#include "ring/tile_loads.h"
 #include "worker/attention/cpu/cpu_call.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/stats/tile_counts.h"
@@ -300,12 +301,24 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
       options.ring = shape;
       const std::vector<RankResult> results = Run(options, 4);
       const testing::HostIndex& index = results[0].index;
-      const ring::RingLoad load = ring::DiagonalLoad(
-          index.diagonals.data(), index.diagonal_words, kHeads,
-          {.kind = layout, .ranks = 4, .stripe = options.stripe, .tokens = kTokens}, kTile, shape);
+      const kernels::ShardLayout sequence = {
+          .kind = layout, .ranks = 4, .stripe = options.stripe, .tokens = kTokens};
+      ring::TileLoads loads(4);
+      for (int head = 0; head < kHeads; ++head) {
+        ring::HeadPattern pattern;
+        for (int64_t delta = 0; delta < (kTokens + kTile - 1) / kTile; ++delta) {
+          const uint64_t word = index.diagonals[head * index.diagonal_words + delta / 64];
+          pattern.diagonals.push_back(word >> (delta % 64) & 1);
+        }
+        loads.AddHead(pattern, sequence, kTile, 1.0);
+      }
       for (int rank = 0; rank < 4; ++rank) {
-        const std::vector<uint64_t>& visited = results[rank].stats.layers.at(1).tiles_per_ring_step;
-        EXPECT_EQ(std::vector<int64_t>(visited.begin(), visited.end()), load.tiles[rank]);
+        std::vector<uint64_t> predicted;
+        const ring::RingSchedule schedule = *ring::ForwardSchedule(shape, rank);
+        for (const ring::RingStep& step : schedule.steps) {
+          predicted.push_back(static_cast<uint64_t>(loads.of(rank, step.owner)));
+        }
+        EXPECT_EQ(results[rank].stats.layers.at(1).tiles_per_ring_step, predicted);
       }
     }
   }

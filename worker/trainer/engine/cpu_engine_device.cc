@@ -73,8 +73,7 @@ class CpuDevice : public EngineDevice {
 absl::Status CpuDevice::SetUp() {
   at::set_num_threads(job_.threads);
   ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
-  ASSIGN_OR_RETURN(attention_,
-                   attention::RingAttention::Create(AttentionOptionsOf(job_), context_.get()));
+  ASSIGN_OR_RETURN(attention_, attention::RingAttention::Create(job_.attention, context_.get()));
   return absl::OkStatus();
 }
 

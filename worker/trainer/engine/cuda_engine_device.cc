@@ -129,8 +129,7 @@ absl::Status CudaDevice::Connect() {
   ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(options, &world_));
   // Its own, also where it is all ranks: its channels carry nothing else.
   ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
-  ASSIGN_OR_RETURN(attention_,
-                   attention::CreateCudaRingAttention(AttentionOptionsOf(job_), context_.get()));
+  ASSIGN_OR_RETURN(attention_, attention::CreateCudaRingAttention(job_.attention, context_.get()));
   return absl::OkStatus();
 }
 

@@ -35,13 +35,4 @@ std::vector<int> ContextRanks(const TrainingJob& job) {
   return ranks;
 }
 
-patterns::AttentionOptions AttentionOptionsOf(const TrainingJob& job) {
-  patterns::AttentionOptions options = job.attention;
-  options.layout = job.plan.layout;
-  options.stripe = job.plan.stripe;
-  options.ring = job.plan.ring;
-  options.threads = job.threads;
-  return options;
-}
-
 }  // namespace ringleader::trainer

@@ -6,7 +6,6 @@
 #include "absl/status/statusor.h"
 #include "model_shape/model_config.h"
 #include "model_shape/parameter_layout.h"
-#include "patterns/attention_options.h"
 #include "worker/trainer/training_job.h"
 
 namespace ringleader::trainer {
@@ -19,7 +18,5 @@ void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
                  const model::ParameterLayout& layout, int64_t first, int64_t count, float* values);
 // The ranks that share this rank's sequences.
 std::vector<int> ContextRanks(const TrainingJob& job);
-// The job's, with the plan's layout and ring.
-patterns::AttentionOptions AttentionOptionsOf(const TrainingJob& job);
 
 }  // namespace ringleader::trainer

@@ -9,11 +9,13 @@
 namespace ringleader::trainer {
 
 // Defaults are filled in first. INVALID_ARGUMENT names what does not fit: the number of ranks, the
-// rank, the plan's shape.
+// rank, the plan's shape, a sequence that does not divide, an enumerator that this program does not
+// know.
 absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignment);
 
-// `context` ranks share a sequence; a plan that leaves its ring open gets the flat one.
-// INVALID_ARGUMENT if the plan's ring is of another number of ranks.
+// `context` ranks share a sequence; a plan that leaves its ring or layout open gets the flat
+// ring or stripes. INVALID_ARGUMENT if the plan's ring is of another number of ranks, or of a kind
+// that this program does not know.
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& plan, int context);
 
 }  // namespace ringleader::trainer

@@ -115,13 +115,36 @@ TEST(AssignmentTest, RefusesTokensThatWouldBeInNobodysShard) {
   v1::TrainerAssignment assignment = AssignmentOf(Spec());
   assignment.mutable_spec()->mutable_data()->set_sequence_length(1025);
   EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
-              HasSubstr("data.sequence_length: 1025 tokens"));
+              HasSubstr("data.sequence_length: 1025 does not divide"));
   assignment.mutable_spec()->mutable_data()->set_sequence_length(1024);
   assignment.mutable_spec()->mutable_training()->set_global_batch(2);
   for (const uint32_t length : {1024u, 511u}) {
     assignment.mutable_spec()->mutable_data()->add_sequence_lengths(length);
   }
-  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()), HasSubstr("511 tokens"));
+  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
+              HasSubstr("data.sequence_lengths: 511 does not divide"));
+}
+
+// A job of a newer coordinator never trains as something else: patterns and schedules, engines and
+// a plan's layout and ring.
+TEST(AssignmentTest, RefusesEnumeratorsThatItDoesNotKnow) {
+  const auto complaint = [](const v1::TrainerAssignment& assignment) {
+    return std::string(ToTrainingJob(assignment).status().message());
+  };
+  v1::TrainerAssignment assignment = AssignmentOf(Spec());
+  assignment.mutable_spec()->mutable_attention()->set_pattern(
+      static_cast<v1::AttentionSpec::Pattern>(77));
+  EXPECT_THAT(complaint(assignment), HasSubstr("attention.pattern: enumerator 77 is unknown"));
+  assignment = AssignmentOf(Spec());
+  assignment.mutable_spec()->mutable_training()->set_schedule(
+      static_cast<v1::TrainingSpec::Schedule>(78));
+  EXPECT_THAT(complaint(assignment), HasSubstr("training.schedule: enumerator 78 is unknown"));
+  assignment = AssignmentOf(Spec());
+  assignment.mutable_plan()->set_layout(static_cast<v1::ParallelismSpec::Layout>(79));
+  EXPECT_THAT(complaint(assignment), HasSubstr("parallelism.layout: enumerator 79 is unknown"));
+  assignment = AssignmentOf(Spec());
+  assignment.mutable_plan()->mutable_ring()->set_kind(static_cast<v1::ParallelismSpec::Ring>(80));
+  EXPECT_THAT(complaint(assignment), HasSubstr("parallelism.ring: enumerator 80 is unknown"));
 }
 
 TEST(MicroBatchesTest, GroupsWhoseRanksStepAlikeGetAsManyEach) {

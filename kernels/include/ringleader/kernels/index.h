@@ -70,46 +70,4 @@ RINGLEADER_HOST_DEVICE inline int64_t MassTarget(int64_t total, float mass) {
   return static_cast<int64_t>(ceil(static_cast<double>(total) * static_cast<double>(mass)));
 }
 
-// How many pairs of local tiles (query tile of `query`, key tile of `key`) lie `delta` >= 0 blocks
-// of the sequence apart: the tiles that one bit of a diagonal bitmap costs in that step of the
-// ring. Chunks are whole tiles.
-RINGLEADER_HOST_DEVICE inline int64_t DiagonalTiles(const ShardLayout& query,
-                                                    const ShardLayout& key, int32_t tile,
-                                                    int64_t delta) {
-  const int64_t blocks = (query.tokens + tile - 1) / tile;
-  if (query.ranks == 1) return delta < blocks ? blocks - delta : 0;
-  // Pairs of two runs of `length` blocks whose starts lie `shift` blocks apart.
-  const auto overlap = [](int64_t length, int64_t distance) {
-    const int64_t off = distance < 0 ? -distance : distance;
-    return off < length ? length - off : 0;
-  };
-  switch (query.kind) {
-    case LayoutKind::kContiguous: {
-      const int64_t run = blocks / query.ranks;
-      return overlap(run, delta - run * (query.rank - key.rank));
-    }
-    case LayoutKind::kZigzag: {
-      const int64_t run = blocks / query.chunks();
-      const int64_t q[2] = {query.rank, query.chunks() - 1 - query.rank};
-      const int64_t k[2] = {key.rank, key.chunks() - 1 - key.rank};
-      int64_t tiles = 0;
-      for (int i = 0; i < 2; ++i)
-        for (int j = 0; j < 2; ++j) tiles += overlap(run, delta - run * (q[i] - k[j]));
-      return tiles;
-    }
-    case LayoutKind::kStriped: {
-      const int64_t run = query.stripe / tile, stripes = blocks / run / query.ranks;
-      int64_t tiles = 0;
-      // Stripes delta / run or one more apart can meet on this diagonal.
-      for (int64_t apart = delta / run; apart <= delta / run + 1; ++apart) {
-        const int64_t turns = apart - (query.rank - key.rank);
-        if (turns % query.ranks != 0) continue;
-        tiles += overlap(run, delta - apart * run) * overlap(stripes, turns / query.ranks);
-      }
-      return tiles;
-    }
-  }
-  return 0;
-}
-
 }  // namespace ringleader::kernels

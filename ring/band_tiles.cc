@@ -1,8 +1,8 @@
-#include "worker/attention/stats/tile_counts.h"
+#include "ring/band_tiles.h"
 
 #include <algorithm>
 
-namespace ringleader::attention {
+namespace ringleader::ring {
 
 using kernels::ShardLayout;
 
@@ -54,4 +54,4 @@ int64_t BandTiles(const ShardLayout& query, const ShardLayout& key, int tile, in
   return tiles;
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::ring

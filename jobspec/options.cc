@@ -1,0 +1,65 @@
+#include "jobspec/options.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "jobspec/fields.h"
+#include "jobspec/scalars.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+using kernels::LayoutKind;
+using ring::RingKind;
+using v1::ParallelismSpec;
+
+constexpr std::pair<ParallelismSpec::Layout, LayoutKind> kLayouts[] = {
+    {ParallelismSpec::CONTIGUOUS, LayoutKind::kContiguous},
+    {ParallelismSpec::ZIGZAG, LayoutKind::kZigzag},
+    {ParallelismSpec::STRIPED, LayoutKind::kStriped},
+};
+
+constexpr std::pair<ParallelismSpec::Ring, RingKind> kRings[] = {
+    {ParallelismSpec::FLAT, RingKind::kFlat},
+    {ParallelismSpec::HIERARCHICAL, RingKind::kHierarchical},
+    {ParallelismSpec::ALL_GATHER, RingKind::kAllGather},
+};
+
+}  // namespace
+
+absl::Status RefuseEnumerator(std::string_view path, int number) {
+  RETURN_IF_ERROR(CheckEnumerator(*FindField(path), number));
+  return absl::InvalidArgumentError(absl::StrCat(std::string(path), ": not set"));
+}
+
+absl::StatusOr<LayoutKind> LayoutOf(ParallelismSpec::Layout layout) {
+  return Convert(kLayouts, layout, "parallelism.layout");
+}
+
+absl::StatusOr<RingKind> RingOf(ParallelismSpec::Ring ring) {
+  return Convert(kRings, ring, "parallelism.ring");
+}
+
+absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::AttentionSpec& spec) {
+  const std::string name = EnumeratorText(v1::AttentionSpec::Pattern_descriptor(), spec.pattern());
+  for (const patterns::PatternDefinition* definition : patterns::Definitions()) {
+    if (definition->name != name) continue;
+    patterns::AttentionOptions options;
+    options.pattern = definition->pattern;
+    for (const patterns::PatternField& field : definition->fields) {
+      const google::protobuf::FieldDescriptor* descriptor = FindDescriptor(field.path);
+      const std::string text = GetScalar(spec, descriptor);
+      const bool is_set = !text.empty() && spec.GetReflection()->HasField(spec, descriptor);
+      if (field.read == nullptr || !is_set || field.read(text, &options)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(std::string(field.path), ": ", text,
+                                                     " is unknown or out of range; give ",
+                                                     DescribeType(*FindField(field.path))));
+    }
+    if (spec.has_tile()) options.tile = static_cast<int>(spec.tile());
+    options.dense_layers.assign(spec.dense_layers().begin(), spec.dense_layers().end());
+    return options;
+  }
+  return RefuseEnumerator("attention.pattern", spec.pattern());
+}
+
+}  // namespace ringleader::jobspec

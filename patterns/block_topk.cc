@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "absl/strings/str_format.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::patterns {
+namespace {
+
+// clang-format off
+constexpr PatternField kFields[] = {
+    {"attention.block_size", "512", {1, kMaxTokens},
+     "Keys in one block; a multiple of `attention.tile`.",
+     Read<&AttentionOptions::block_size>},
+    {"attention.topk_blocks", "8", {1, kMaxTokens},
+     "Blocks that a query block keeps besides its own.",
+     Read<&AttentionOptions::topk_blocks>},
+};
+// clang-format on
+
+absl::Status Check(const AttentionOptions& options) {
+  if (options.block_size < options.tile || options.block_size % options.tile != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.block_size: %d is no multiple of attention.tile (%d)",
+                        options.block_size, options.tile));
+  }
+  if (options.topk_blocks >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("attention.topk_blocks is %d; it must not be negative", options.topk_blocks));
+}
+
+// Half of each row's choices are blocks that the whole head favours.
+ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
+                         Random* random) {
+  const auto span = std::max<int64_t>(1, options.block_size / options.tile);
+  const int64_t groups = (blocks + span - 1) / span, kept = options.topk_blocks;
+  std::vector<int64_t> favourites(std::min(groups, 4 * kept));
+  for (int64_t& favourite : favourites) favourite = random->Below(groups);
+
+  ring::HeadPattern head;
+  head.row_offsets.reserve(blocks + 1);
+  head.row_offsets.push_back(0);
+  for (int64_t q = 0; q < blocks; ++q) {
+    const int64_t own = q / span;
+    std::set<int64_t> chosen;
+    if (own <= kept) {
+      for (int64_t g = 0; g < own; ++g) chosen.insert(g);
+    }
+    while (static_cast<int64_t>(chosen.size()) < std::min(own, kept)) {
+      int64_t g = random->Unit() < 0.5 ? favourites[random->Below(std::ssize(favourites))]
+                                       : random->Below(own);
+      if (g >= own) g = random->Below(own);
+      chosen.insert(g);
+    }
+    for (const int64_t g : chosen) {
+      for (int64_t k = g * span; k < (g + 1) * span; ++k) {
+        head.columns.push_back(static_cast<int32_t>(k));
+      }
+    }
+    for (int64_t k = own * span; k <= q; ++k) head.columns.push_back(static_cast<int32_t>(k));
+    head.row_offsets.push_back(static_cast<int64_t>(head.columns.size()));
+  }
+  return head;
+}
+
+}  // namespace
+
+extern constinit const PatternDefinition kBlockTopKDefinition = {
+    .pattern = Pattern::kBlockTopK,
+    .name = "block_topk",
+    .sees = "key blocks chosen per query block",
+    .is_known_before_data = false,
+    .needs_whole_tiles = true,
+    .fields = kFields,
+    .check = Check,
+    .sample = Sample,
+    .page =
+        R"(Mixture of Block Attention (MoBA, arXiv 2502.13189). Keys are cut into blocks of
+`attention.block_size` tokens. A tile of queries sees its own block up to the diagonal, and the
+`attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's mean query. Which
+those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and, for backward,
+per key tile. The planner assumes that half of the choices are blocks that the whole head favours.
+)",
+};
+
+}  // namespace ringleader::patterns

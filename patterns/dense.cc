@@ -1,0 +1,22 @@
+#include "patterns/pattern.h"
+
+namespace ringleader::patterns {
+
+extern constinit const PatternDefinition kDenseDefinition = {
+    .pattern = Pattern::kDense,
+    .name = "dense",
+    .sees = "everything before it",
+    .is_known_before_data = true,
+    .needs_whole_tiles = false,
+    .fields = {},
+    .check = [](const AttentionOptions&) { return absl::OkStatus(); },
+    .sample = [](const AttentionOptions&, int64_t blocks, const PatternHints&,
+                 Random*) { return Band(blocks, blocks); },
+    .page =
+        R"(A query sees every token up to itself. No index is built: a tile is visited where a key is not
+later than a query, which two positions tell. Layers in `attention.dense_layers`, and those that a plan's
+budget calls dense, are computed in this way under every pattern. The planner's count is exact.
+)",
+};
+
+}  // namespace ringleader::patterns

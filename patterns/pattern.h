@@ -1,0 +1,84 @@
+// Attention patterns, each as one definition: its name, its fields of the job file and what they
+// may hold, its checks, what the planner assumes before a job's own reports, and its page of the
+// documentation. One file each (dense.cc, sliding_window.cc, ...); registry.cc lists them. No
+// protobuf, no LibTorch: coordinator, trainers and ringctl read the same definitions.
+// docs/patterns.md says how to add one.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <system_error>
+
+#include "absl/status/status.h"
+#include "patterns/attention_options.h"
+#include "patterns/sample.h"
+#include "ring/tile_loads.h"
+
+namespace ringleader::patterns {
+
+inline constexpr double kMaxTokens = 16.0 * 1048576;  // positions stay within int32 with room
+
+struct Range {
+  double min = 0;
+  double max = std::numeric_limits<double>::infinity();
+  bool min_is_open = false;  // (min, max]
+  bool max_is_open = false;
+};
+
+// A field of the job file that fits one pattern only. It has a default, which is filled in for jobs
+// of that pattern.
+struct PatternField {
+  std::string_view path;           // "attention.window": a field of v1::AttentionSpec
+  std::string_view default_value;  // as text
+  Range range;                     // numbers only
+  std::string_view help;
+  // Reads the field's text into the options; false if it is none. Null: trainers need not know.
+  bool (*read)(std::string_view text, AttentionOptions* options) = nullptr;
+  // Fits jobs alone whose field `with_path` holds `with_value`.
+  std::string_view with_path = "", with_value = "";
+};
+
+// `read` of a number: of the options, of their budget.
+template <typename T>
+bool ReadNumber(std::string_view text, T* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+template <auto member>
+bool Read(std::string_view text, AttentionOptions* options) {
+  return ReadNumber(text, &(options->*member));
+}
+template <auto member>
+bool ReadBudget(std::string_view text, AttentionOptions* options) {
+  return ReadNumber(text, &(options->budget.*member));
+}
+
+struct PatternDefinition {
+  Pattern pattern;
+  std::string_view name;  // in the job file; v1::AttentionSpec::Pattern has it in capitals
+  std::string_view sees;  // what a query may attend to, as a part of a sentence
+  // Every head and layer visits the same tiles, known from positions alone. Otherwise an index is
+  // chosen online.
+  bool is_known_before_data;
+  // Whether contiguous shards must be whole tiles: lists of tiles are in tiles of the sequence.
+  bool needs_whole_tiles;
+  std::span<const PatternField> fields;
+  // INVALID_ARGUMENT names the field; nothing that concerns other patterns.
+  absl::Status (*check)(const AttentionOptions& options);
+  // What one head is likely to visit; exactly what it visits if that is known before the data.
+  ring::HeadPattern (*sample)(const AttentionOptions& options, int64_t blocks,
+                              const PatternHints& hints, Random* random);
+  std::string_view page;  // Markdown below the heading in docs/patterns.md
+};
+
+// In the order of the enumerators.
+std::span<const PatternDefinition* const> Definitions();
+// Null if no definition has this number.
+const PatternDefinition* FindDefinition(Pattern pattern);
+// Of a pattern that CheckOptions has passed; aborts on others.
+const PatternDefinition& DefinitionOf(Pattern pattern);
+
+}  // namespace ringleader::patterns

@@ -1,0 +1,75 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "patterns/check_options.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::patterns {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(DefinitionsTest, EachPatternHasOne) {
+  std::set<Pattern> patterns;
+  std::set<std::string_view> names;
+  for (const PatternDefinition* definition : Definitions()) {
+    patterns.insert(definition->pattern);
+    names.insert(definition->name);
+    EXPECT_EQ(&DefinitionOf(definition->pattern), definition);
+    EXPECT_FALSE(definition->sees.empty());
+    EXPECT_FALSE(definition->page.empty());
+  }
+  EXPECT_EQ(patterns.size(), Definitions().size());
+  EXPECT_EQ(names.size(), Definitions().size());
+}
+
+TEST(DefinitionsTest, DefaultsAreReadIntoOptionsThatPass) {
+  for (const PatternDefinition* definition : Definitions()) {
+    AttentionOptions options{.pattern = definition->pattern, .tile = 64, .stripe = 64};
+    for (const PatternField& field : definition->fields) {
+      if (field.read == nullptr) continue;
+      EXPECT_TRUE(field.read(field.default_value, &options)) << field.path;
+      EXPECT_FALSE(field.read("much", &options)) << field.path;
+      EXPECT_TRUE(field.read(field.default_value, &options));
+    }
+    EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus()) << definition->name;
+  }
+}
+
+TEST(DefinitionsTest, AnUnknownPatternOrLayoutIsNamed) {
+  const AttentionOptions options{.pattern = static_cast<Pattern>(77), .stripe = 128};
+  EXPECT_EQ(FindDefinition(options.pattern), nullptr);
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()), HasSubstr("pattern: 77 is unknown"));
+  const AttentionOptions dealt{.layout = static_cast<kernels::LayoutKind>(9)};
+  EXPECT_THAT(std::string(CheckOptions(dealt, 1).message()), HasSubstr("layout: 9 is unknown"));
+}
+
+TEST(SampleTest, StaticPatternsAreExact) {
+  AttentionOptions options{.pattern = Pattern::kDense, .tile = 64};
+  const ring::HeadPattern dense = SampleLayer(options, false, 16, 4, {}, 1)[0];
+  EXPECT_EQ(std::count(dense.diagonals.begin(), dense.diagonals.end(), 1), 16);
+  options.pattern = Pattern::kSlidingWindow;
+  // A query sees itself; with one more token the first of a tile looks into the tile before.
+  for (const auto& [window, diagonals] : {std::pair{1, 1}, {2, 2}, {65, 2}, {66, 3}, {129, 3}}) {
+    options.window = window;
+    const ring::HeadPattern head = SampleLayer(options, false, 16, 4, {}, 1)[0];
+    EXPECT_EQ(std::count(head.diagonals.begin(), head.diagonals.end(), 1), diagonals) << window;
+  }
+}
+
+TEST(SampleTest, HintsReplaceGuesses) {
+  const AttentionOptions options{
+      .pattern = Pattern::kVerticalSlash, .budget = {.max_slashes = 1024}, .tile = 64};
+  const auto heads = SampleLayer(options, false, 8192, 64, {.slashes = 100, .verticals = 500}, 9);
+  double slashes = 0;
+  for (const ring::HeadPattern& head : heads) {
+    slashes += std::count(head.diagonals.begin(), head.diagonals.end(), 1) / 64.0;
+  }
+  EXPECT_NEAR(slashes, 100, 10);
+}
+
+}  // namespace
+}  // namespace ringleader::patterns

@@ -1,0 +1,45 @@
+#include "absl/strings/str_format.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::patterns {
+namespace {
+
+// clang-format off
+constexpr PatternField kFields[] = {
+    {"attention.window", "4096", {1, kMaxTokens},
+     "Tokens that a query sees, itself included.",
+     Read<&AttentionOptions::window>},
+};
+// clang-format on
+
+absl::Status Check(const AttentionOptions& options) {
+  if (options.window >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.window is %d; a sliding window needs at least 1 token", options.window));
+}
+
+ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
+                         Random*) {
+  // The nearest tokens of two blocks d apart lie (d - 1) tiles and one token apart.
+  return Band(blocks, (options.window + options.tile - 2) / options.tile + 1);
+}
+
+}  // namespace
+
+extern constinit const PatternDefinition kSlidingWindowDefinition = {
+    .pattern = Pattern::kSlidingWindow,
+    .name = "sliding_window",
+    .sees = "the last tokens",
+    .is_known_before_data = true,
+    .needs_whole_tiles = false,
+    .fields = kFields,
+    .check = Check,
+    .sample = Sample,
+    .page =
+        R"(A query sees itself and the `attention.window` − 1 tokens before it. No index is built: a tile is
+visited where the distance of two positions is within the window, and only tiles at its two edges mask single
+pairs. The planner's count is exact.
+)",
+};
+
+}  // namespace ringleader::patterns

@@ -1,0 +1,31 @@
+#include "ring/division.h"
+
+#include <gtest/gtest.h>
+
+namespace ringleader::ring {
+namespace {
+
+using kernels::LayoutKind;
+
+TEST(DivisionTest, MultiplesByLayout) {
+  EXPECT_EQ((Division{.layout = LayoutKind::kContiguous, .ranks = 4, .tile = 64}.Multiple()), 256);
+  EXPECT_EQ((Division{.layout = LayoutKind::kZigzag, .ranks = 4, .tile = 64}.Multiple()), 512);
+  const Division striped{.layout = LayoutKind::kStriped, .ranks = 4, .tile = 64, .stripe = 192};
+  EXPECT_EQ(striped.Multiple(), 768);
+  EXPECT_EQ((Division{.layout = LayoutKind::kStriped, .ranks = 4, .tile = 64}.Multiple()), 256);
+  EXPECT_EQ((Division{.layout = LayoutKind::kZigzag, .tile = 64}.Multiple()), 1) << "one rank";
+}
+
+TEST(DivisionTest, ErrorsNameFieldRuleAndWhatDivides) {
+  const Division zigzag{.layout = LayoutKind::kZigzag, .ranks = 4, .tile = 64};
+  EXPECT_TRUE(CheckDivides("data.sequence_length", 1024, zigzag).ok());
+  EXPECT_EQ(CheckDivides("data.sequence_length", 1000, zigzag).message(),
+            "data.sequence_length: 1000 does not divide by 2 × context × tile = 2 × 4 × 64 = 512 "
+            "(parallelism.layout: zigzag); give 512 or 1024");
+  EXPECT_EQ(CheckDivides("data.sequence_length", 100, {.ranks = 4, .tile = 64}).message(),
+            "data.sequence_length: 100 does not divide by context × tile = 4 × 64 = 256 "
+            "(parallelism.layout: auto); give 256");
+}
+
+}  // namespace
+}  // namespace ringleader::ring

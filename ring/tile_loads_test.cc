@@ -1,0 +1,112 @@
+#include "ring/tile_loads.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "patterns/sample.h"
+
+namespace ringleader::ring {
+namespace {
+
+using kernels::LayoutKind;
+using kernels::ShardLayout;
+
+constexpr int kTile = 64;
+
+ShardLayout Layout(LayoutKind kind, int ranks, int64_t blocks, int stripe_blocks) {
+  return {.kind = kind, .ranks = ranks, .stripe = stripe_blocks * kTile, .tokens = blocks * kTile};
+}
+
+// Counts tile by tile.
+TileLoads BruteForce(const HeadPattern& head, const ShardLayout& layout) {
+  TileLoads loads(layout.ranks);
+  for (int64_t q = 0; q < layout.tokens / kTile; ++q) {
+    const int rank = layout.Owner(q * kTile);
+    for (int64_t k = 0; k <= q; ++k) {
+      if (!head.diagonals.empty() && head.diagonals[q - k]) {
+        loads.AddRing(rank, layout.Owner(k * kTile), 1);
+      }
+      if (k < q && !head.columns_in_block.empty()) {
+        loads.AddColumns(rank, head.columns_in_block[k] / kTile);
+      }
+    }
+    if (head.row_offsets.empty()) continue;
+    for (int64_t i = head.row_offsets[q]; i < head.row_offsets[q + 1]; ++i) {
+      loads.AddRing(rank, layout.Owner(int64_t{head.columns[i]} * kTile), 1);
+    }
+  }
+  return loads;
+}
+
+void ExpectEqual(const TileLoads& a, const TileLoads& b) {
+  for (int rank = 0; rank < a.ranks(); ++rank) {
+    for (int owner = 0; owner < a.ranks(); ++owner) {
+      ASSERT_NEAR(a.of(rank, owner), b.of(rank, owner), 1e-6) << rank << " " << owner;
+    }
+    ASSERT_NEAR(a.columns(rank), b.columns(rank), 1e-6) << rank;
+  }
+}
+
+TEST(TileLoadsTest, ClosedFormsCountWhatALoopCounts) {
+  std::mt19937 random(1);
+  int cases = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      const int ranks = 1 + random() % 8, stripe = 1 + random() % 3;
+      const int64_t unit = kind == LayoutKind::kZigzag    ? int64_t{2} * ranks
+                           : kind == LayoutKind::kStriped ? int64_t{ranks} * stripe
+                                                          : ranks;
+      const int64_t blocks = unit * (1 + random() % 6);
+      const ShardLayout layout = Layout(kind, ranks, blocks, stripe);
+      HeadPattern head;
+      for (int64_t i = 0; i < blocks; ++i) {
+        head.diagonals.push_back(random() % 3 == 0);
+        head.columns_in_block.push_back(random() % 5);
+      }
+      TileLoads loads(ranks);
+      loads.AddHead(head, layout, kTile, 1.0);
+      ExpectEqual(loads, BruteForce(head, layout));
+      ++cases;
+    }
+  }
+  EXPECT_EQ(cases, 600);
+}
+
+TEST(TileLoadsTest, RowsAreCountedPerLayout) {
+  const patterns::AttentionOptions options = {
+      .pattern = patterns::Pattern::kBlockTopK, .block_size = 256, .topk_blocks = 4, .tile = kTile};
+  const auto heads = patterns::SampleLayer(options, false, 256, 2, {}, 3);
+  for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    const ShardLayout layout = Layout(kind, 4, 256, 2);
+    for (const HeadPattern& head : heads) {
+      TileLoads loads(4);
+      loads.AddHead(head, layout, kTile, 1.0);
+      ExpectEqual(loads, BruteForce(head, layout));
+    }
+  }
+}
+
+// The figures of a thousand-rank ring need no thousand ranks' time.
+TEST(TileLoadsTest, StripesBalanceAnyDiagonals) {
+  const patterns::AttentionOptions options = {
+      .pattern = patterns::Pattern::kVerticalSlash, .budget = {.max_slashes = 1024}, .tile = kTile};
+  const int64_t blocks = 524288 / kTile;
+  const auto heads = patterns::SampleLayer(options, false, blocks, 4, {}, 5);
+  const auto imbalance = [&](LayoutKind kind) {
+    TileLoads loads(32);
+    for (const HeadPattern& head : heads) {
+      loads.AddHead(head, Layout(kind, 32, blocks, 1), kTile, 1.0);
+    }
+    const std::vector<double> totals = loads.RankTotals();
+    return std::ranges::max(totals) * 32 / std::accumulate(totals.begin(), totals.end(), 0.0);
+  };
+  EXPECT_LT(imbalance(LayoutKind::kStriped), 1.02);
+  EXPECT_GT(imbalance(LayoutKind::kContiguous), 1.2);
+  EXPECT_LT(imbalance(LayoutKind::kStriped), imbalance(LayoutKind::kZigzag));
+}
+
+}  // namespace
+}  // namespace ringleader::ring
