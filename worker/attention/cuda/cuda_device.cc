@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/ops/cuda_call.h"
-#include "worker/attention/stats/tile_counts.h"
+#include "ring/band_tiles.h"
 
 namespace ringleader::attention {
 
@@ -105,7 +105,7 @@ int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ShardLay
   const auto [known, inserted] =
       band_tiles_.try_emplace({owner.rank, mine.tokens, index.window}, int64_t{0});
   if (inserted) {
-    known->second = BandTiles(
+    known->second = ring::BandTiles(
         mine, owner, index.tile, index.window,
         index.documents == nullptr ? nullptr : index.documents->host->local_starts.data());
   }

@@ -9,11 +9,11 @@
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "patterns/check_options.h"
+#include "ring/band_tiles.h"
 #include "ring/ring_schedule.h"
 #include "ring/tile_loads.h"
 #include "worker/attention/cpu/cpu_call.h"
 #include "worker/attention/runner/ring_runner.h"
-#include "worker/attention/stats/tile_counts.h"
 #include "worker/attention/testing/index_oracle.h"
 #include "worker/comm/testing/local_communicator.h"
 
@@ -379,7 +379,7 @@ TEST(BandTilesTest, OfDocumentsTooCountsWhatTheListsHold) {
              .document_starts = starts},
             query, key, query.local_tokens(), key.local_tokens(), 1);
         ASSERT_TRUE(lists.ok()) << lists.status();
-        EXPECT_EQ(BandTiles(query, key, kTile, window, starts), lists->TotalTiles());
+        EXPECT_EQ(ring::BandTiles(query, key, kTile, window, starts), lists->TotalTiles());
       }
     }
   }
@@ -400,11 +400,11 @@ TEST(BandTilesTest, CountsWhatTheListsHold) {
              .window = window},
             query, key, query.local_tokens(), key.local_tokens(), 1);
         ASSERT_TRUE(lists.ok()) << lists.status();
-        EXPECT_EQ(BandTiles(query, key, kTile, window, nullptr), lists->TotalTiles());
+        EXPECT_EQ(ring::BandTiles(query, key, kTile, window, nullptr), lists->TotalTiles());
       }
     }
   }
-  EXPECT_EQ(BandTiles({.tokens = 777}, {.tokens = 777}, kTile, 0, nullptr), 13 * 14 / 2);
+  EXPECT_EQ(ring::BandTiles({.tokens = 777}, {.tokens = 777}, kTile, 0, nullptr), 13 * 14 / 2);
 }
 
 TEST(CheckOptionsTest, ErrorsNameTheOption) {

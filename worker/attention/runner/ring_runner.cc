@@ -4,8 +4,8 @@
 
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
+#include "ring/band_tiles.h"
 #include "worker/attention/index/build_index.h"
-#include "worker/attention/stats/tile_counts.h"
 
 namespace ringleader::attention {
 
@@ -87,7 +87,7 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
       CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(), mine.tokens));
   LayerStats& stats = device_.StatsOf(call.layer());
   stats.tiles_per_ring_step.resize(forward_.steps.size());
-  stats.causal_tiles += CausalTiles(mine, options_.tile) * shape.heads;
+  stats.causal_tiles += ring::CausalTiles(mine, options_.tile) * shape.heads;
   ++stats.calls;
 
   // A hop between nodes travels while the index is built. One inside a node travels during the
