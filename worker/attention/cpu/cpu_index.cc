@@ -88,7 +88,7 @@ absl::Status CpuCall::RowMax(const VerticalSlash& work) {
     queries.data += (tensors_.q.tokens - work.queries) * tensors_.q.token_stride;
   }
   ASSIGN_OR_RETURN(
-      reference::IndexEstimate estimate,
+      const reference::IndexEstimate estimate,
       reference::IndexEstimate::Create(
           device_.engine(),
           {.q = queries,
@@ -103,7 +103,7 @@ absl::Status CpuCall::RowMax(const VerticalSlash& work) {
            .row_sum = work.row_sum.data(),
            .column_mass = work.column_mass_of.data(),
            .diagonal_mass = work.mine()}));
-  estimate_.emplace(std::move(estimate));
+  estimate_.emplace(estimate);
   estimate_->RowMax();
   return absl::OkStatus();
 }
