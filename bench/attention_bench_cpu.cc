@@ -23,7 +23,7 @@
 #include "bench/attention_bench_balance.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/tiles/tile_lists.h"
-#include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::bench {
@@ -260,7 +260,7 @@ void BenchIndex(const Options& options) {
     attention::AttentionStats sparse, dense;
     comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
       const auto make = [&](patterns::Pattern pattern) {
-        auto attention = attention::RingAttention::Create(
+        auto attention = attention::CreateCpuRingAttention(
             {.pattern = pattern,
              .budget = {.vertical_mass = 0.5,
                         .slash_mass = 0.5,
@@ -276,7 +276,7 @@ void BenchIndex(const Options& options) {
       const auto full = make(patterns::Pattern::kDense);
       for (int i = 0; i <= options.repeats; ++i) {
         if (i == 1) vertical_slash->TakeStats(), full->TakeStats();
-        for (attention::RingAttention* each : {vertical_slash.get(), full.get()}) {
+        for (attention::ContextAttention* each : {vertical_slash.get(), full.get()}) {
           torch::autograd::grad({each->Forward(0, q, k, v)}, {q, k, v}, {d_out});
         }
       }

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
@@ -72,7 +72,7 @@ class Trainer {
     optimizer_ = *std::move(optimizer);
     decoder_.emplace(config, token_ops_, *optimizer_,
                      model::DecoderOptions{.recompute = {.recompute = model::Recompute::kNone}});
-    auto attention = attention::RingAttention::Create(
+    auto attention = attention::CreateCpuRingAttention(
         {.pattern = pattern,
          .select = options.mass > 0.0 ? patterns::Select::kTopP : patterns::Select::kTopK,
          .budget = {.vertical_mass = options.mass > 0.0 ? options.mass : 1.0,
@@ -109,7 +109,7 @@ class Trainer {
   optim::CpuShardDevice device_;
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::optional<model::Decoder> decoder_;
-  std::unique_ptr<attention::RingAttention> attention_;
+  std::unique_ptr<attention::ContextAttention> attention_;
   double loss_ = 0.0;
 };
 

@@ -11,8 +11,8 @@
 #include <set>
 #include <sstream>
 
+#include "jobspec/attention_spec.h"
 #include "jobspec/fields.h"
-#include "jobspec/options.h"
 #include "jobspec/reference.h"
 #include "jobspec/scalars.h"
 #include "patterns/pattern.h"

@@ -40,10 +40,6 @@ SAME_FOR_TWO_DEVICES = {"attention.h", "columns.h"}
 # Includes against the direction of the others, (from, to), each of which closes a circle of folders.
 BACKWARD_INCLUDES = {
     ("coordinator/planner", "coordinator/planner/cost"): "planner.h is entrance and shared types in one",
-    ("coordinator/planner", "coordinator/planner/simulate"): "planner.h is entrance and shared types in one",
-    ("worker/attention/stats", "worker/attention/cuda"): "device_stats reads the device's timers",
-    ("worker/attention/stats", "worker/attention/index"): "device_stats reads the device's index",
-    ("worker/attention/index", "worker/attention/cuda"): "the index of the GPU uses the device's timers",
     ("worker/model/memory", "worker/model/decoder"): "saved_layers.h holds what LayerPasses save",
     ("worker/trainer", "worker/trainer/link"): "the process's main function lies beside what its rooms share",
     ("worker/trainer", "worker/trainer/steps"): "the process's main function lies beside what its rooms share",
@@ -51,9 +47,7 @@ BACKWARD_INCLUDES = {
 }
 
 # Sources outside of kernels/ that include a private header of it, and why.
-PRIVATE_INCLUDES = {
-    "worker/attention/index/index_kernels.cu": "is device code that belongs into kernels/index",
-}
+PRIVATE_INCLUDES = {}
 
 # Libraries that the map names, by the beginnings of their headers' paths.
 LIBRARIES = {

@@ -10,8 +10,8 @@
 #include "coordinator/planner/deal/budgets.h"
 #include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/memory.h"
+#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/options.h"
 
 namespace ringleader::planner {
 namespace {

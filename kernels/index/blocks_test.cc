@@ -10,7 +10,7 @@
 #include <random>
 
 #include "kernels/reference/testing/packed_documents.h"
-#include "kernels/reference/tiles/block_topk.h"
+#include "kernels/reference/tiles/block_gate.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
 

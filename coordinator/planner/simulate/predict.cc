@@ -9,8 +9,8 @@
 #include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
+#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/options.h"
 #include "patterns/pattern.h"
 #include "ring/tile_loads.h"
 

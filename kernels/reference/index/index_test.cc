@@ -12,7 +12,7 @@
 #include "kernels/reference/index/index_select.h"
 #include "kernels/reference/testing/masked_attention.h"
 #include "kernels/reference/testing/packed_documents.h"
-#include "kernels/reference/tiles/block_topk.h"
+#include "kernels/reference/tiles/block_gate.h"
 
 namespace ringleader::kernels::reference {
 namespace {

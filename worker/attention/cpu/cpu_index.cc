@@ -5,8 +5,8 @@
 
 #include "base/status_macros.h"
 #include "kernels/reference/index/index_select.h"
-#include "kernels/reference/tiles/block_topk.h"
-#include "worker/attention/cpu/cpu_call.h"
+#include "kernels/reference/tiles/block_gate.h"
+#include "worker/attention/cpu/cpu_attention_call.h"
 #include "worker/attention/index/block_topk.h"
 #include "worker/attention/index/vertical_slash.h"
 #include "worker/attention/stats/stopwatch.h"

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "worker/attention/cuda/device_slots.h"
+#include "worker/attention/cuda/device_stats.h"
 #include "worker/attention/runner/attention_device.h"
-#include "worker/attention/stats/device_stats.h"
 #include "worker/comm/device_communicator.h"
 
 namespace ringleader::attention {

@@ -5,7 +5,7 @@
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
 #include "kernels/ops/cuda_call.h"
-#include "worker/attention/cuda/cuda_call.h"
+#include "worker/attention/cuda/cuda_attention_call.h"
 #include "worker/attention/cuda/device_slots.h"
 #include "worker/attention/index/block_topk.h"
 #include "worker/attention/index/vertical_slash.h"

@@ -10,7 +10,7 @@
 
 #include "kernels/reference/testing/masked_attention.h"
 #include "ringleader/kernels/index.h"
-#include "worker/attention/cpu/cpu_call.h"
+#include "worker/attention/cpu/cpu_attention_call.h"
 #include "worker/attention/index/vertical_slash.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/comm/testing/local_communicator.h"

@@ -12,7 +12,7 @@
 #include "ring/band_tiles.h"
 #include "ring/ring_schedule.h"
 #include "ring/tile_loads.h"
-#include "worker/attention/cpu/cpu_call.h"
+#include "worker/attention/cpu/cpu_attention_call.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/testing/index_oracle.h"
 #include "worker/comm/testing/local_communicator.h"

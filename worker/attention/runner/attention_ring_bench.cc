@@ -23,7 +23,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
 #include "kernels/ops/cuda_call.h"
-#include "worker/attention/runner/cuda_ring_attention.h"
+#include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/comm/testing/local_device_communicator.h"

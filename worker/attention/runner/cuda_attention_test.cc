@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "kernels/ops/cuda_call.h"
-#include "worker/attention/cuda/cuda_call.h"
-#include "worker/attention/runner/cuda_ring_attention.h"
-#include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
+#include "worker/attention/cuda/cuda_attention_call.h"
+#include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/testing/index_oracle.h"
 #include "worker/attention/testing/ring_settings.h"
@@ -168,7 +168,7 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
   options.ring = {};
   Result result = EmptyResult(sequence, 1);
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
-    auto attention = RingAttention::Create(options, &communicator);
+    auto attention = CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
     const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);

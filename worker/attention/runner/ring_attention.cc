@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "worker/attention/cpu/cpu_tensors.h"
 
 namespace ringleader::attention {
 
@@ -48,11 +47,6 @@ class RingAttention::Record : public AttentionRecord {
   const int layer_;
   const std::shared_ptr<const LayerIndex> index_;
 };
-
-absl::StatusOr<std::unique_ptr<RingAttention>> RingAttention::Create(
-    const patterns::AttentionOptions& options, comm::Communicator* communicator) {
-  return Create(options, MakeCpuTensorDevice(communicator, options.threads));
-}
 
 absl::StatusOr<std::unique_ptr<RingAttention>> RingAttention::Create(
     const patterns::AttentionOptions& options, std::unique_ptr<TensorDevice> device) {

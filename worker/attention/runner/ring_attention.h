@@ -41,13 +41,8 @@ class TensorDevice {
 
 class RingAttention : public ContextAttention {
  public:
-  // On the CPU, of float32 tensors. `communicator` spans the ranks that share one sequence and must
-  // outlive this object and all records; its size is ring.inner * ring.outer. INVALID_ARGUMENT,
-  // naming the option, where options do not fit each other; a sequence length that does not fit
-  // surfaces from Forward.
-  static absl::StatusOr<std::unique_ptr<RingAttention>> Create(
-      const patterns::AttentionOptions& options, comm::Communicator* communicator);
-  // On any device.
+  // INVALID_ARGUMENT, naming the option, where options do not fit each other or the device's ranks;
+  // a sequence length that does not fit surfaces from ForwardRaw.
   static absl::StatusOr<std::unique_ptr<RingAttention>> Create(
       const patterns::AttentionOptions& options, std::unique_ptr<TensorDevice> device);
 

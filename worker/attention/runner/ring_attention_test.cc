@@ -1,11 +1,10 @@
-#include "worker/attention/runner/ring_attention.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
 
@@ -48,7 +47,7 @@ Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, 
   Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
                 torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
   comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
-    auto attention = RingAttention::Create(options, &communicator);
+    auto attention = CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), documents).ok());
     const Tensor positions =
@@ -178,7 +177,7 @@ TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
   options.ring = GetParam().ring;
   const int ranks = options.ring.inner * options.ring.outer;
   comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
-    auto attention = RingAttention::Create(options, &communicator);
+    auto attention = CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     const Tensor positions = PositionsOf({.kind = options.layout,
                                           .ranks = ranks,

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
 #include "worker/model/decoder/cpu_token_ops.h"
@@ -78,7 +78,7 @@ Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int
     model::FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
     model::Decoder decoder(golden.config, ops, store,
                            {.recompute = {.recompute = model::Recompute::kNone}});
-    auto attention = attention::RingAttention::Create(options, &communicator);
+    auto attention = attention::CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     TORCH_CHECK((*attention)->SetDocuments(sequence.length(), sequence.document_firsts).ok());
     const Tensor sum =

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "worker/attention/runner/ring_attention.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/optim/cpu_shard_device.h"
 #include "worker/trainer/engine/engine_device.h"
@@ -73,7 +73,7 @@ class CpuDevice : public EngineDevice {
 absl::Status CpuDevice::SetUp() {
   at::set_num_threads(job_.threads);
   ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
-  ASSIGN_OR_RETURN(attention_, attention::RingAttention::Create(job_.attention, context_.get()));
+  ASSIGN_OR_RETURN(attention_, attention::CreateCpuRingAttention(job_.attention, context_.get()));
   return absl::OkStatus();
 }
 

@@ -16,7 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
-#include "worker/attention/runner/cuda_ring_attention.h"
+#include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/comm/nccl/device_event_pool.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/model/decoder/cuda_token_ops.h"

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/options.h"
 #include "patterns/check_options.h"
 
 namespace ringleader::trainer {

@@ -1,11 +1,11 @@
-#include "worker/attention/runner/cuda_ring_attention.h"
+#include "worker/attention/cuda/cuda_ring_attention.h"
 
 #include <utility>
 
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/sm90/hopper.h"
-#include "worker/attention/cuda/cuda_call.h"
+#include "worker/attention/cuda/cuda_attention_call.h"
 
 namespace ringleader::attention {
 

@@ -1,4 +1,4 @@
-#include "worker/attention/cpu/cpu_call.h"
+#include "worker/attention/cpu/cpu_attention_call.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/attention/columns.h"
-#include "kernels/reference/tiles/block_topk.h"
+#include "kernels/reference/tiles/block_gate.h"
 #include "worker/attention/cpu/travelling_buffers.h"
 #include "worker/attention/stats/stopwatch.h"
 

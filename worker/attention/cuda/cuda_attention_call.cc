@@ -1,4 +1,4 @@
-#include "worker/attention/cuda/cuda_call.h"
+#include "worker/attention/cuda/cuda_attention_call.h"
 
 #include <algorithm>
 #include <limits>

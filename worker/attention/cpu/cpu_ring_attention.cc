@@ -1,8 +1,9 @@
-#include "worker/attention/cpu/cpu_tensors.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
 
 #include <limits>
 
-#include "worker/attention/cpu/cpu_call.h"
+#include "worker/attention/cpu/cpu_attention_call.h"
+#include "worker/attention/runner/ring_attention.h"
 
 namespace ringleader::attention {
 
@@ -72,8 +73,10 @@ class CpuTensorDevice : public TensorDevice {
 
 }  // namespace
 
-std::unique_ptr<TensorDevice> MakeCpuTensorDevice(comm::Communicator* communicator, int threads) {
-  return std::make_unique<CpuTensorDevice>(communicator, threads);
+absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCpuRingAttention(
+    const patterns::AttentionOptions& options, comm::Communicator* communicator) {
+  return RingAttention::Create(options,
+                               std::make_unique<CpuTensorDevice>(communicator, options.threads));
 }
 
 }  // namespace ringleader::attention

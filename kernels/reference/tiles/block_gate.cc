@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/block_topk.h"
+#include "kernels/reference/tiles/block_gate.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "jobspec/options.h"
+#include "jobspec/attention_spec.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

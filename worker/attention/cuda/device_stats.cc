@@ -1,4 +1,4 @@
-#include "worker/attention/stats/device_stats.h"
+#include "worker/attention/cuda/device_stats.h"
 
 #include <algorithm>
 #include <cstring>
