@@ -16,8 +16,8 @@ namespace ringleader::jobspec {
 // Which specifications a field fits: those whose field `path` holds `value` (or does not); all, if
 // there is no path. Elsewhere it is an error to set the field, and no default is filled in.
 struct When {
-  std::string_view path = "";
-  std::string_view value = "";
+  std::string_view path = {};
+  std::string_view value = {};
   bool is_not = false;
 };
 

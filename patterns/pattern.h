@@ -38,7 +38,7 @@ struct PatternField {
   // Reads the field's text into the options; false if it is none. Null: trainers need not know.
   bool (*read)(std::string_view text, AttentionOptions* options) = nullptr;
   // Fits jobs alone whose field `with_path` holds `with_value`.
-  std::string_view with_path = "", with_value = "";
+  std::string_view with_path = {}, with_value = {};
 };
 
 // `read` of a number: of the options, of their budget.
