@@ -22,32 +22,48 @@ class YamlConfig : public CLI::Config {
   }
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    const absl::StatusOr<std::vector<ConfigLine>> lines = ReadConfig(input);
+    if (!lines.ok()) {
+      throw CLI::FileError("configuration file: " + std::string(lines.status().message()));
+    }
     std::vector<CLI::ConfigItem> items;
-    try {
-      const YAML::Node root = YAML::Load(input);
-      if (root.IsNull()) return items;
-      if (!root.IsMap())
-        throw CLI::FileError("the configuration file must be a map of \"flag: value\" lines");
-      for (const auto& entry : root) {
-        CLI::ConfigItem item;
-        item.name = entry.first.as<std::string>();
-        if (entry.second.IsMap())
-          throw CLI::FileError("configuration file: " + item.name + " must not be a map");
-        if (entry.second.IsSequence()) {
-          for (const auto& value : entry.second) item.inputs.push_back(value.as<std::string>());
-        } else if (!entry.second.IsNull()) {
-          item.inputs.push_back(entry.second.as<std::string>());
-        }
-        if (!item.inputs.empty()) items.push_back(std::move(item));
-      }
-    } catch (const YAML::Exception& error) {
-      throw CLI::FileError(std::string("configuration file: ") + error.what());
+    for (const ConfigLine& line : *lines) {
+      if (line.values.empty()) continue;
+      CLI::ConfigItem& item = items.emplace_back();
+      item.name = line.name;
+      item.inputs = line.values;
     }
     return items;
   }
 };
 
 }  // namespace
+
+absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input) {
+  try {
+    std::vector<ConfigLine> lines;
+    const YAML::Node root = YAML::Load(input);
+    if (root.IsNull()) return lines;
+    if (!root.IsMap()) {
+      return absl::InvalidArgumentError("it must be a map of \"name: value\" lines");
+    }
+    for (const auto& entry : root) {
+      ConfigLine& line = lines.emplace_back();
+      line.name = entry.first.as<std::string>();
+      if (entry.second.IsMap()) {
+        return absl::InvalidArgumentError(line.name + " must not be a map");
+      }
+      if (entry.second.IsSequence()) {
+        for (const auto& value : entry.second) line.values.push_back(value.as<std::string>());
+      } else if (!entry.second.IsNull()) {
+        line.values.push_back(entry.second.as<std::string>());
+      }
+    }
+    return lines;
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+}
 
 std::optional<int> ParseFlags(CLI::App& app, int argc, char** argv) {
   app.config_formatter(std::make_shared<YamlConfig>());

@@ -27,7 +27,7 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
     this->StartRead(&incoming_);
   }
 
-  // Queued behind earlier messages; dropped once the stream has ended.
+  // Queued after earlier messages; dropped once the stream has ended.
   void Send(Outgoing message) {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;

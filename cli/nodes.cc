@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::cli {
 namespace {
@@ -17,7 +18,6 @@ std::vector<std::string> NodeRow(const v1::Node& node, const Clock& clock) {
   std::vector<std::string> jobs;
   for (const std::string& job : node.jobs()) jobs.push_back(ShortName(job));
   const v1::NodeInventory& inventory = node.inventory();
-  const absl::Time heartbeat = absl::FromUnixSeconds(node.last_heartbeat_time().seconds());
   return {ShortName(node.name()),
           v1::Node::State_Name(node.state()),
           absl::StrCat(node.trainers_in_use(), "/", inventory.trainers()),
@@ -25,7 +25,7 @@ std::vector<std::string> NodeRow(const v1::Node& node, const Clock& clock) {
               ? absl::StrCat(inventory.cpu_cores(), " cores")
               : absl::StrCat(inventory.gpus_size(), " × ", inventory.gpus(0).model()),
           FormatBytes(static_cast<double>(inventory.memory_bytes())),
-          FormatAge(clock.Now() - heartbeat),
+          FormatAge(clock.Now() - ToTime(node.last_heartbeat_time())),
           absl::StrJoin(jobs, ","),
           node.state_reason()};
 }

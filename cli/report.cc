@@ -1,5 +1,7 @@
 // What a job's training came to, from the steps that the coordinator keeps.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,6 +14,8 @@
 #include "cli/commands.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
+#include "proto/phases.h"
+#include "proto/states.h"
 
 namespace ringleader::cli {
 namespace {
@@ -32,14 +36,12 @@ struct Totals {
   double tokens = 0, seconds = 0;
   Mean worker_imbalance, step_imbalance, density;
   std::map<uint32_t, Mean> layer_density, layer_recall;
-  // In the order of a step.
-  std::vector<std::pair<const char*, double>> phases;
+  v1::PhaseSeconds phases;
 };
 
 Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) {
   Totals totals;
   totals.job = job;
-  v1::PhaseSeconds phases;
   for (const auto& [number, step] : steps) {
     if (totals.seconds == 0) totals.loss_first = step.loss();
     totals.loss_last = step.loss();
@@ -52,28 +54,8 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
       totals.layer_density[layer.layer()].Add(layer.density());
       if (layer.recall() >= 0) totals.layer_recall[layer.layer()].Add(layer.recall());
     }
-    const v1::PhaseSeconds& p = step.phases();
-    phases.set_data(phases.data() + p.data());
-    phases.set_index(phases.index() + p.index());
-    phases.set_attention_forward(phases.attention_forward() + p.attention_forward());
-    phases.set_attention_backward(phases.attention_backward() + p.attention_backward());
-    phases.set_linear(phases.linear() + p.linear());
-    phases.set_exposed_communication(phases.exposed_communication() + p.exposed_communication());
-    phases.set_optimizer(phases.optimizer() + p.optimizer());
-    phases.set_checkpoint(phases.checkpoint() + p.checkpoint());
-    phases.set_evaluation(phases.evaluation() + p.evaluation());
-    phases.set_exposed_offload(phases.exposed_offload() + p.exposed_offload());
+    CombinePhases(step.phases(), std::plus<>(), &totals.phases);
   }
-  totals.phases = {{"data", phases.data()},
-                   {"index", phases.index()},
-                   {"attention_forward", phases.attention_forward()},
-                   {"attention_backward", phases.attention_backward()},
-                   {"linear", phases.linear()},
-                   {"exposed_communication", phases.exposed_communication()},
-                   {"exposed_offload", phases.exposed_offload()},
-                   {"optimizer", phases.optimizer()},
-                   {"checkpoint", phases.checkpoint()},
-                   {"evaluation", phases.evaluation()}};
   return totals;
 }
 
@@ -85,7 +67,8 @@ nlohmann::ordered_json ByLayer(const std::map<uint32_t, Mean>& means) {
 
 nlohmann::ordered_json ToJson(const Totals& totals) {
   nlohmann::ordered_json phases = nlohmann::ordered_json::object();
-  for (const auto& [name, seconds] : totals.phases) phases[name] = seconds;
+  ForEachPhase(totals.phases,
+               [&](const std::string& name, double seconds) { phases[name] = seconds; });
   const v1::Job& job = totals.job;
   return {{"name", ShortName(job.name())},
           {"state", v1::Job::State_Name(job.state())},
@@ -129,11 +112,10 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   }
   rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
   rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});
-  for (const auto& [name, seconds] : totals.phases) {
-    std::string label = name;
-    for (char& c : label) c = c == '_' ? ' ' : c;
-    rows.push_back({absl::StrCat("seconds, ", label), absl::StrFormat("%.2f", seconds)});
-  }
+  ForEachPhase(totals.phases, [&](std::string name, double seconds) {
+    std::replace(name.begin(), name.end(), '_', ' ');
+    rows.push_back({absl::StrCat("seconds, ", name), absl::StrFormat("%.2f", seconds)});
+  });
   rows.push_back({"seconds, all steps", absl::StrFormat("%.2f", totals.seconds)});
   if (!job.model_directory().empty()) rows.push_back({"model", job.model_directory()});
   WriteColumns(out, rows);

@@ -81,7 +81,7 @@ absl::Status MakeDataDir(const std::string& path) {
                                        error.message());
 }
 
-// Everything in the order in which it may start: the port opens last, when all behind it works.
+// Everything in the order in which it may start: the port opens last, when all that it needs works.
 absl::Status Serve(const Flags& flags) {
   RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
   ASSIGN_OR_RETURN(const Address listen, ParseAddress(flags.listen));

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "proto/states.h"
 
 namespace ringleader::api {
 namespace {
@@ -38,13 +39,13 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
     if (uid_.empty()) uid_ = job.uid();
     if (uid_ != job.uid()) return absl::NotFoundError(job.name() + " was deleted");
 
-    const bool terminal = store::IsTerminal(job.state());
+    const bool terminal = IsTerminal(job.state());
     const bool all_steps = static_cast<int>(steps.steps.size()) < kStepsPerMessage;
     step_sequence_ = steps.last_sequence;
     eval_sequence_ = evals.last_sequence;
     for (v1::StepReport& step : steps.steps) *response->add_steps() = std::move(step);
     for (v1::EvalReport& eval : evals.evals) *response->add_evals() = std::move(eval);
-    // The final state comes last, with or behind the last step: who sees it has seen everything.
+    // The final state comes last, with or after the last step: who sees it has seen everything.
     if (job.revision() > seen_revision_ && (!terminal || all_steps)) {
       seen_revision_ = job.revision();
       *response->mutable_job() = std::move(job);

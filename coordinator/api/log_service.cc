@@ -5,25 +5,13 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "proto/states.h"
 
 namespace ringleader::api {
 namespace {
 
 constexpr int kLinesPerMessage = 1000;
 constexpr uint32_t kMostLastLines = 100000;
-
-bool Ended(const v1::Attempt& attempt) {
-  switch (attempt.state()) {
-    case v1::Attempt::SUCCEEDED:
-    case v1::Attempt::FAILED:
-    case v1::Attempt::CANCELLED:
-    case v1::Attempt::PAUSED:
-    case v1::Attempt::FENCED:
-      return true;
-    default:
-      return false;
-  }
-}
 
 absl::Status Validate(const v1::TailLogsRequest& request) {
   if (request.rank() < -1) return absl::InvalidArgumentError("rank: must be a rank, or -1 for all");
@@ -65,7 +53,7 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
     if (uid_.empty()) uid_ = job.uid();
     if (uid_ != job.uid()) return absl::NotFoundError(job.name() + " was deleted");
     if (query_.attempt == 0) {
-      return follow_ && !store::IsTerminal(job.state()) ? Next::kWait : Next::kEnd;
+      return follow_ && !IsTerminal(job.state()) ? Next::kWait : Next::kEnd;
     }
     const auto attempt =
         std::find_if(job.attempts().begin(), job.attempts().end(),
@@ -79,7 +67,7 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
     query_.last_lines = 0;
     for (v1::LogLine& line : page.lines) *response->add_lines() = std::move(line);
     if (response->lines_size() > 0 || response->dropped() > 0) return Next::kWrite;
-    return follow_ && !Ended(*attempt) ? Next::kWait : Next::kEnd;
+    return follow_ && IsLive(attempt->state()) ? Next::kWait : Next::kEnd;
   }
 
   const bool follow_;

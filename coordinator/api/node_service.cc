@@ -21,7 +21,7 @@ grpc::ServerUnaryReactor* NodeService::ListNodes(grpc::CallbackServerContext* co
                     [this, request, reply] { return List(*request, reply); });
 }
 
-// A page begins behind the last name of the page before: nodes that come and go shift nothing.
+// A page begins after the last name of the page before: nodes that come and go shift nothing.
 absl::Status NodeService::List(const v1::ListNodesRequest& request, v1::ListNodesResponse* reply) {
   ASSIGN_OR_RETURN(const int page_size, PageSize(request.page_size()));
   ASSIGN_OR_RETURN(const std::string after, ParsePageToken(request.page_token(), "ListNodes"));

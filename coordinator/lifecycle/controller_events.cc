@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
-#include "coordinator/lifecycle/timestamps.h"
+#include "proto/states.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 
@@ -115,6 +117,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   welcome->set_heartbeat_milliseconds(milliseconds(options_.heartbeat_interval));
   welcome->set_fence_milliseconds(milliseconds(options_.fence_after));
   welcome->set_applied_sequence(record.log.acknowledged());
+  welcome->set_protocol_version(kProtocolVersion);
   outbox_.emplace_back(session, std::move(message));
   StopStrays(record, hello);
   ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(id));
@@ -276,8 +279,16 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
     case v1::AttemptEvent::kModelExported:
       if (machine != nullptr) machine->OnModelExported(event.model_exported().path());
       break;
-    default:
+    case v1::AttemptEvent::kStep:  // above
       break;
+    case v1::AttemptEvent::KIND_NOT_SET: {
+      const std::shared_ptr<session::Session> session = std::exchange(record.session, nullptr);
+      session->Close(absl::InvalidArgumentError(
+          absl::StrFormat("event %d of jobs/%s, attempt %d, is of no kind that this coordinator "
+                          "knows",
+                          sequence, event.job(), event.attempt())));
+      break;
+    }
   }
   return absl::OkStatus();
 }
@@ -286,7 +297,7 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
 absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRecord& record,
                                     uint64_t sequence, v1::AttemptEvent& event) {
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
-  if (machine == nullptr || !Live(*machine->attempt())) {
+  if (machine == nullptr || !IsLive(machine->attempt()->state())) {
     JobMachine* const later = Find(event.job());
     if (later == nullptr) return OnStepOfEndedJob(transaction, event);
     later->OnLateStep(event.attempt(), std::move(*event.mutable_step()));

@@ -9,15 +9,18 @@
 
 #include "absl/random/random.h"
 #include "absl/time/clock.h"
+#include "base/back_off.h"
 #include "base/boot_clock.h"
+#include "base/protocol_version.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::agent {
 namespace {
 
 // Between attempts to connect: short enough that a restarted coordinator has its workers back
 // within a few heartbeats, and spread so that thousands do not come at once.
-constexpr absl::Duration kMinBackOff = absl::Milliseconds(100);
-constexpr absl::Duration kMaxBackOff = absl::Seconds(2);
+constexpr absl::Duration kFirstBackOff = absl::Milliseconds(100);
+constexpr absl::Duration kLongestBackOff = absl::Seconds(2);
 
 }  // namespace
 
@@ -80,9 +83,10 @@ bool CoordinatorLink::ended() const {
 
 void CoordinatorLink::Run() {
   absl::BitGen random;
-  absl::Duration back_off = kMinBackOff;
+  uint32_t failures = 1;
   while (true) {
-    back_off = RunSession() ? kMinBackOff : std::min(back_off * 2, kMaxBackOff);
+    failures = RunSession() ? 1 : failures + 1;
+    const absl::Duration back_off = BackOff(kFirstBackOff, kLongestBackOff, failures);
     absl::MutexLock lock(&mutex_);
     mutex_.AwaitWithTimeout(absl::Condition(&stopping_),
                             back_off * absl::Uniform(random, 0.5, 1.5));
@@ -97,6 +101,7 @@ bool CoordinatorLink::RunSession() {
     if (stopping_) return false;
     context_ = &context;
     ended_ = welcomed_ = false;
+    refused_ = absl::OkStatus();
     last_received_ = BootNow();
     heartbeats_sent_.clear();
   }
@@ -115,13 +120,15 @@ bool CoordinatorLink::RunSession() {
   const grpc::Status status = stream->Finish();
   absl::MutexLock lock(&mutex_);
   context_ = nullptr;
+  const std::string error =
+      refused_.ok() ? status.error_message() : std::string(refused_.message());
   if (welcomed_ && !stopping_) {
-    spdlog::warn("lost the coordinator: {}; reconnecting", status.error_message());
-  } else if (!stopping_ && status.error_message() != last_error_) {
+    spdlog::warn("lost the coordinator: {}; reconnecting", error);
+  } else if (!stopping_ && error != last_error_) {
     // Once, not with every try.
-    spdlog::warn("no session with the coordinator: {}; trying again", status.error_message());
+    spdlog::warn("no session with the coordinator: {}; trying again", error);
   }
-  last_error_ = welcomed_ ? "" : status.error_message();
+  last_error_ = welcomed_ ? "" : error;
   return welcomed_;
 }
 
@@ -148,7 +155,7 @@ void CoordinatorLink::ReadAll(Stream* stream) {
         it = heartbeats_sent_.erase(it);
       }
     }
-    if (message.has_welcome()) OnWelcome(message.welcome());
+    if (message.has_welcome() && !OnWelcome(message.welcome())) break;
     if (message.acknowledged_sequence() > 0) buffer_->Acknowledge(message.acknowledged_sequence());
     if (message.has_command()) callbacks_.on_command(std::move(*message.mutable_command()));
     message.Clear();
@@ -160,7 +167,14 @@ void CoordinatorLink::ReadAll(Stream* stream) {
   buffer_->Wake();
 }
 
-void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
+bool CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
+  if (absl::Status same = CheckProtocolVersion("the coordinator", welcome.protocol_version(),
+                                               "this worker");
+      !same.ok()) {
+    absl::MutexLock lock(&mutex_);
+    refused_ = std::move(same);
+    return false;
+  }
   buffer_->Acknowledge(welcome.applied_sequence());
   {
     absl::MutexLock lock(&mutex_);
@@ -173,13 +187,13 @@ void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
   }
   spdlog::info("in session with the coordinator (epoch {})", welcome.epoch());
   callbacks_.on_welcome();
+  return true;
 }
 
 bool CoordinatorLink::WriteHeartbeat(Stream* stream) {
   v1::WorkerMessage message;
   v1::Heartbeat* const heartbeat = message.mutable_heartbeat();
-  const absl::Time now = absl::Now();
-  heartbeat->mutable_time()->set_seconds(absl::ToUnixSeconds(now));
+  SetTime(absl::Now(), heartbeat->mutable_time());
   {
     absl::MutexLock lock(&mutex_);
     heartbeat->set_number(++last_heartbeat_);

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
@@ -53,7 +54,8 @@ class CoordinatorLink {
   // One session, from connecting to its end. Returns whether it was welcomed.
   bool RunSession();
   void ReadAll(Stream* stream);
-  void OnWelcome(const v1::Welcome& welcome);
+  // False if the coordinator speaks another version of the protocol: the session ends.
+  bool OnWelcome(const v1::Welcome& welcome);
   bool WriteHello(Stream* stream);
   bool WriteHeartbeat(Stream* stream);
   // Sends messages and heartbeats until the session ends.
@@ -71,6 +73,7 @@ class CoordinatorLink {
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;                      // nothing more to read
   bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t sessions_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);    // why this worker ended the current session
   std::string last_error_ ABSL_GUARDED_BY(mutex_);  // why there is no session
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(2);
   absl::Duration lease_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(10);

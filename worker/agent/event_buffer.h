@@ -35,7 +35,7 @@ class EventBuffer {
 
   // Drops everything up to `sequence`.
   void Acknowledge(uint64_t sequence);
-  // The first message behind `sequence`, waiting for one as long as `patience` or until Wake().
+  // The first message after `sequence`, waiting for one as long as `patience` or until Wake().
   std::optional<v1::WorkerMessage> Next(uint64_t sequence, absl::Duration patience);
   // Ends the current wait.
   void Wake();

@@ -1,6 +1,7 @@
 #include "worker/agent/log_pump.h"
 
 #include <fcntl.h>
+#include <google/protobuf/stubs/common.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -15,40 +16,13 @@ bool IsContinuation(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-// Length of the character that starts with this byte; 0 if none does.
-size_t CharacterLength(char first) {
-  const auto byte = static_cast<unsigned char>(first);
-  if (byte < 0x80) return 1;
-  if (byte >= 0xC2 && byte < 0xE0) return 2;
-  if (byte >= 0xE0 && byte < 0xF0) return 3;
-  if (byte >= 0xF0 && byte < 0xF5) return 4;
-  return 0;
-}
-
-bool ValidCharacter(std::string_view text) {
-  for (size_t i = 1; i < text.size(); ++i) {
-    if (!IsContinuation(text[i])) return false;
-  }
-  const auto first = static_cast<unsigned char>(text[0]);
-  const auto second = text.size() > 1 ? static_cast<unsigned char>(text[1]) : 0;
-  // Overlong forms, surrogates, and what lies beyond Unicode.
-  if (first == 0xE0 && second < 0xA0) return false;
-  if (first == 0xED && second >= 0xA0) return false;
-  if (first == 0xF0 && second < 0x90) return false;
-  return !(first == 0xF4 && second >= 0x90);
-}
-
+// With '?' for every byte that is part of no character.
 std::string Printable(std::string text) {
-  for (size_t i = 0; i < text.size();) {
-    const size_t length = CharacterLength(text[i]);
-    if (length == 0 || i + length > text.size() ||
-        !ValidCharacter(std::string_view(text).substr(i, length))) {
-      text[i++] = '?';
-    } else {
-      i += length;
-    }
-  }
-  return text;
+  std::string copy(text.size(), '\0');
+  // Returns `text` itself where there is nothing to replace, else `copy`.
+  const char* const valid =
+      google::protobuf::internal::UTF8CoerceToStructurallyValid(text, copy.data(), '?');
+  return valid == text.data() ? text : copy;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::agent {
 namespace {
@@ -89,22 +90,36 @@ absl::Status Supervisor::Apply(const v1::Command& command, absl::Time now) {
       for (Trainer& trainer : attempt.trainers) Kill(trainer, "a newer attempt took its place");
     }
   }
-  if (command.has_start()) return Start(command);
   Attempt* const attempt = Find(command.fencing_token());
-  if (attempt == nullptr) return absl::OkStatus();  // ended already: its exits tell
-  if (command.has_stop()) {
-    Stop(*attempt, command.stop(), now);
-  } else if (command.has_connect()) {
-    v1::AgentMessage message;
-    *message.mutable_connect() = command.connect();
-    Forward(*attempt, message);
-  } else if (command.has_plan() || command.has_profile()) {
-    v1::AgentMessage message;
-    if (command.has_plan()) *message.mutable_plan() = command.plan();
-    if (command.has_profile()) *message.mutable_profile() = command.profile();
-    for (Trainer& trainer : attempt->trainers) {
-      if (trainer.rank == 0 && trainer.connection) trainer.connection->Send(message);
-    }
+  v1::AgentMessage message;
+  switch (command.kind_case()) {
+    case v1::Command::kStart:
+      return Start(command);
+    case v1::Command::kStop:
+      if (command.stop().mode() != v1::StopTrainers::CHECKPOINT &&
+          command.stop().mode() != v1::StopTrainers::ABORT) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "stop.mode %d is none that this worker knows", static_cast<int>(command.stop().mode())));
+      }
+      // Where there is no attempt, here and below, it has ended, and its exits tell that.
+      if (attempt != nullptr) Stop(*attempt, command.stop(), now);
+      return absl::OkStatus();
+    case v1::Command::kConnect:
+      *message.mutable_connect() = command.connect();
+      if (attempt != nullptr) Forward(*attempt, message);
+      return absl::OkStatus();
+    case v1::Command::kPlan:
+      *message.mutable_plan() = command.plan();
+      break;
+    case v1::Command::kProfile:
+      *message.mutable_profile() = command.profile();
+      break;
+    case v1::Command::KIND_NOT_SET:
+      return absl::InvalidArgumentError("a command of no kind that this worker knows");
+  }
+  if (attempt == nullptr) return absl::OkStatus();
+  for (Trainer& trainer : attempt->trainers) {
+    if (trainer.rank == 0 && trainer.connection) trainer.connection->Send(message);
   }
   return absl::OkStatus();
 }
@@ -256,9 +271,7 @@ void Supervisor::ReadOutput(const Attempt& attempt, const Trainer& trainer, int 
     for (const std::string& text : lines) {
       v1::LogLine& line = stamped.emplace_back();
       line.set_rank(static_cast<int32_t>(rank));
-      line.mutable_time()->set_seconds(absl::ToUnixSeconds(now));
-      line.mutable_time()->set_nanos(static_cast<int32_t>(
-          absl::ToInt64Nanoseconds(now - absl::FromUnixSeconds(absl::ToUnixSeconds(now)))));
+      SetTime(now, line.mutable_time());
       line.set_text(text);
       line.set_is_stderr(is_stderr);
     }
@@ -355,7 +368,7 @@ void Supervisor::Report(const Attempt& attempt, Trainer& trainer) {
   trainer.reported = true;
   v1::AttemptEvent event = EventOf(attempt);
   *event.mutable_trainer_exited() = DescribeExit(trainer);
-  event.mutable_trainer_exited()->mutable_time()->set_seconds(absl::ToUnixSeconds(absl::Now()));
+  SetTime(absl::Now(), event.mutable_trainer_exited()->mutable_time());
   spdlog::info("rank {} of jobs/{} ended: {} {}", trainer.rank, attempt.start.job(),
                v1::TrainerExited::Outcome_Name(event.trainer_exited().outcome()),
                event.trainer_exited().message());

@@ -42,7 +42,8 @@ struct SupervisorOptions {
   absl::Duration hang_timeout = absl::Minutes(10);
 };
 
-// Everything but Running() belongs to one thread, which must live as long as the trainers: they die
+// Its methods are in supervisor.cc and, for what trainers say, supervisor_link.cc. Everything but
+// Running() belongs to one thread, which must live as long as the trainers: they die
 // with it. Times are monotonic.
 class Supervisor {
  public:

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/protocol_version.h"
 #include "worker/agent/supervisor.h"
 
 namespace ringleader::agent {
@@ -20,6 +22,14 @@ void Supervisor::OnHello(const std::shared_ptr<TrainerConnection>& connection,
   if (trainer == nullptr || !trainer->process ||
       static_cast<uint32_t>(trainer->process->pid()) != hello.pid()) {
     connection->Close(absl::PermissionDeniedError("not a trainer that this worker started"));
+    return;
+  }
+  if (const absl::Status same = CheckProtocolVersion(
+          absl::StrCat("the trainer of rank ", trainer->rank), hello.protocol_version(),
+          "its worker");
+      !same.ok()) {
+    Kill(*trainer, std::string(same.message()));
+    connection->Close(same);
     return;
   }
   trainer->connection = connection;
@@ -45,6 +55,7 @@ v1::AgentMessage Supervisor::Assignment(const Attempt& attempt, const Trainer& t
   assignment->set_ranks_per_node(start.ranks_per_node());
   assignment->set_checkpoint_step(start.checkpoint_step());
   assignment->set_listen_host(options_.listen_host);
+  assignment->set_protocol_version(kProtocolVersion);
   const uint32_t threads = start.spec().resources().threads();
   assignment->set_threads(threads != 0 ? threads : std::max(1u, options_.cores / options_.slots));
   return message;
@@ -97,7 +108,10 @@ void Supervisor::OnTrainerMessage(const std::shared_ptr<TrainerConnection>& conn
     case v1::TrainerMessage::kPulse:
       OnPulse(*trainer, message.pulse(), now);
       return;
-    default:
+    case v1::TrainerMessage::kHello:  // above
+      return;
+    case v1::TrainerMessage::BODY_NOT_SET:
+      connection->Close(absl::InvalidArgumentError("a message of no kind that this worker knows"));
       return;
   }
   Push(std::move(event));

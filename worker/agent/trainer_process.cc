@@ -38,7 +38,10 @@ TrainerExited DescribeExit(const Trainer& trainer) {
     exited.set_exit_code(trainer.exit->code);
     exited.set_signal(trainer.exit->signal);
   }
-  if (trainer.result && trainer.result->outcome() != v1::TrainerExited::OUTCOME_UNSPECIFIED) {
+  const auto known = [](TrainerExited::Outcome outcome) {
+    return TrainerExited::Outcome_IsValid(outcome) && outcome != TrainerExited::OUTCOME_UNSPECIFIED;
+  };
+  if (trainer.result && known(trainer.result->outcome())) {
     exited.set_outcome(trainer.result->outcome());
     exited.set_message(trainer.result->message());
     exited.set_retryable(trainer.result->retryable());

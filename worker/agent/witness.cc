@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -19,7 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/address.h"
+#include "base/back_off.h"
+#include "base/channel.h"
 #include "base/status_macros.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
 
@@ -30,7 +30,8 @@ constexpr char kName[] = "ringleader-witness";
 constexpr char kDismissed = 'd';
 // Tries for so long. Later the coordinator has given the trainers up by itself.
 constexpr absl::Duration kPatience = absl::Minutes(2);
-constexpr absl::Duration kMaxBackOff = absl::Seconds(1);
+constexpr absl::Duration kFirstBackOff = absl::Milliseconds(50);
+constexpr absl::Duration kLongestBackOff = absl::Seconds(1);
 
 // The first thing in the pipe: the options, each closed by a zero byte. They stay off the command
 // line, where they would look like the worker's.
@@ -78,22 +79,14 @@ bool WorthTryingAgain(const grpc::Status& status) {
 }
 
 absl::Status Testify(const WitnessOptions& options) {
-  ASSIGN_OR_RETURN(const Address address, ParseAddress(options.coordinator));
-  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
-                   ChannelCredentials(options.tls, address));
-  grpc::ChannelArguments arguments;
-  // Tries below must not wait for gRPC's own back-off.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  const auto stub = v1::WorkerControl::NewStub(
-      grpc::CreateCustomChannel(options.coordinator, credentials, arguments));
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel,
+                   OpenChannel(options.coordinator, options.tls));
+  const auto stub = v1::WorkerControl::NewStub(channel);
   v1::ReportDeathRequest request;
   request.set_node("nodes/" + options.node);
   request.set_incarnation(options.incarnation);
   const absl::Time give_up = absl::Now() + kPatience;
-  for (absl::Duration back_off = absl::Milliseconds(50);;
-       back_off = std::min(back_off * 2, kMaxBackOff)) {
+  for (uint32_t tries = 1;; ++tries) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(3));
     v1::ReportDeathResponse response;
@@ -102,7 +95,7 @@ absl::Status Testify(const WitnessOptions& options) {
     if (!WorthTryingAgain(status) || absl::Now() > give_up) {
       return absl::UnavailableError(status.error_message());
     }
-    absl::SleepFor(back_off);
+    absl::SleepFor(BackOff(kFirstBackOff, kLongestBackOff, tries));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/protocol_version.h"
 #include "base/version.h"
 
 namespace ringleader::agent {
@@ -92,6 +93,7 @@ v1::WorkerHello Worker::Hello() const {
   hello.set_incarnation(options_.incarnation);
   *hello.mutable_inventory() = options_.inventory;
   hello.set_version(std::string(kVersion));
+  hello.set_protocol_version(kProtocolVersion);
   for (v1::RunningAttempt& attempt : supervisor_.Running()) {
     *hello.add_attempts() = std::move(attempt);
   }

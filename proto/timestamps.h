@@ -5,7 +5,7 @@
 
 #include "absl/time/time.h"
 
-namespace ringleader::lifecycle {
+namespace ringleader {
 
 inline void SetTime(absl::Time time, google::protobuf::Timestamp* out) {
   const int64_t seconds = absl::ToUnixSeconds(time);
@@ -18,4 +18,4 @@ inline absl::Time ToTime(const google::protobuf::Timestamp& time) {
   return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
 }
 
-}  // namespace ringleader::lifecycle
+}  // namespace ringleader
