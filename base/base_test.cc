@@ -11,15 +11,15 @@
 #include <fstream>
 
 #include "absl/time/clock.h"
-#include "base/address.h"
 #include "base/boot_clock.h"
 #include "base/clock.h"
-#include "base/config.h"
-#include "base/grpc_status.h"
-#include "base/metrics.h"
+#include "base/net/address.h"
+#include "base/net/grpc_status.h"
+#include "base/net/tls.h"
+#include "base/process/config.h"
+#include "base/process/metrics.h"
 #include "base/temp_dir.h"
 #include "base/test_certificates.h"
-#include "base/tls.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 

@@ -276,11 +276,11 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
       absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s,%s", date, flags.commit, flags.hardware,
                       std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
                       run.tokens, run.dense ? "dense" : "sparse", ring, flags.kv_gradients);
-  return absl::StrFormat(
-      "%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n",
-      head, figures.density, figures.recall, figures.step_seconds, figures.tokens_per_second,
-      phases, figures.mfu, figures.token_wise_tflops, figures.exposed_share, figures.peak_gib,
-      report.worker_imbalance(), report.step_imbalance(), report.loss());
+  return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n", head,
+                         figures.density, figures.recall, figures.step_seconds,
+                         figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
+                         figures.exposed_share, figures.peak_gib, report.worker_imbalance(),
+                         report.step_imbalance(), report.loss());
 }
 
 int Main(int argc, char** argv) {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/config.h"
+#include "base/process/config.h"
 #include "base/status_macros.h"
 #include "cli/context.h"
 

@@ -42,10 +42,10 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
   for (v1::Job& job : jobs) {
     const std::string id = job.spec().name();
     if (!v1::Job::State_IsValid(job.state()) || job.state() == v1::Job::STATE_UNSPECIFIED) {
-      return absl::DataLossError(absl::StrFormat(
-          "%s is in state %d, which this program does not know; run the newer "
-          "ringleader-coordinator, or restore the backup made before the upgrade",
-          job.name(), static_cast<int>(job.state())));
+      return absl::DataLossError(
+          absl::StrFormat("%s is in state %d, which this program does not know; run the newer "
+                          "ringleader-coordinator, or restore the backup made before the upgrade",
+                          job.name(), static_cast<int>(job.state())));
     }
     machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_));
   }
@@ -130,10 +130,10 @@ absl::Status ControllerCore::DeleteJob(store::WriteTransaction& transaction, std
   RETURN_IF_ERROR(CheckEtag(job, etag));
   const bool runs_somewhere = Find(id) != nullptr;
   if (!IsTerminal(job.state()) || runs_somewhere) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "%s is %s%s; cancel it and wait until it has ended", job.name(),
-        v1::Job::State_Name(job.state()),
-        IsTerminal(job.state()) ? ", but trainers of it may still be alive" : ""));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s is %s%s; cancel it and wait until it has ended", job.name(),
+                        v1::Job::State_Name(job.state()),
+                        IsTerminal(job.state()) ? ", but trainers of it may still be alive" : ""));
   }
   return transaction.DeleteJob(id);
 }

@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/metrics.h"
+#include "base/process/metrics.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
@@ -20,7 +20,8 @@
 namespace ringleader::lifecycle {
 namespace {
 
-// How often the thread looks at the clock: often enough that no time-out is late by more than a tenth.
+// How often the thread looks at the clock: often enough that no time-out is late by more than a
+// tenth.
 absl::Duration TickInterval(const Options& options) {
   const absl::Duration shortest =
       std::min({options.lease, options.blame_window, options.retry_backoff});
@@ -276,9 +277,8 @@ absl::StatusOr<v1::Job> JobController::ResumeJob(std::string_view id, std::strin
 
 absl::StatusOr<v1::Job> JobController::ProfileJob(std::string_view id, uint32_t steps,
                                                   const store::RequestKey& key) {
-  return impl_->ChangeJob(id, "", key, [steps](JobMachine& machine, absl::Time) {
-    return machine.Profile(steps);
-  });
+  return impl_->ChangeJob(
+      id, "", key, [steps](JobMachine& machine, absl::Time) { return machine.Profile(steps); });
 }
 
 absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag,

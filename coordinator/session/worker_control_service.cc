@@ -8,8 +8,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/net/server_stream.h"
 #include "base/protocol_version.h"
-#include "base/server_stream.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::session {

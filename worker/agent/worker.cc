@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/process/version.h"
 #include "base/protocol_version.h"
-#include "base/version.h"
 
 namespace ringleader::agent {
 namespace {

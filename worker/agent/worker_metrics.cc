@@ -73,7 +73,8 @@ void WorkerMetrics::SetDroppedLogLines(uint64_t total) {
 }
 
 void WorkerMetrics::TrainerExited(v1::TrainerExited::Outcome outcome) {
-  exits_.Add({{"outcome", absl::AsciiStrToLower(v1::TrainerExited::Outcome_Name(outcome))}}).Increment();
+  exits_.Add({{"outcome", absl::AsciiStrToLower(v1::TrainerExited::Outcome_Name(outcome))}})
+      .Increment();
 }
 
 }  // namespace ringleader::agent

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "base/address.h"
+#include "base/net/address.h"
 #include "base/status_macros.h"
 #include "worker/comm/grpc/channel_arguments.h"
 

@@ -18,9 +18,8 @@ bool IncomingStream::Greet(const v1::Frame& hello) {
                         "the fencing token is not that of this attempt"));
     return false;
   }
-  if (const absl::Status same =
-          CheckProtocolVersion(absl::StrFormat("rank %d", hello.sender()), hello.protocol_version(),
-                               "this rank");
+  if (const absl::Status same = CheckProtocolVersion(absl::StrFormat("rank %d", hello.sender()),
+                                                     hello.protocol_version(), "this rank");
       !same.ok()) {
     Finish(grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, std::string(same.message())));
     return false;

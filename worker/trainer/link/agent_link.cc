@@ -239,8 +239,8 @@ AgentLink::~AgentLink() = default;
 
 absl::StatusOr<Assignment> AgentLink::WaitForAssignment() {
   ASSIGN_OR_RETURN(const v1::TrainerAssignment proto, impl_->WaitForAssignment());
-  if (const absl::Status same = CheckProtocolVersion(
-          "the worker of this trainer", proto.protocol_version(), "the trainer");
+  if (const absl::Status same = CheckProtocolVersion("the worker of this trainer",
+                                                     proto.protocol_version(), "the trainer");
       !same.ok()) {
     // Another attempt may fare better: on another node, or once the worker was restarted.
     return absl::UnavailableError(same.message());

@@ -36,8 +36,8 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
   report.set_step_seconds(record.step_seconds);
   v1::PhaseSeconds* phases = report.mutable_phases();
   for (const auto& [name, member] : kPhases) {
-    phases->GetReflection()->SetDouble(phases, v1::PhaseSeconds::descriptor()->FindFieldByName(name),
-                                       record.phases.*member);
+    phases->GetReflection()->SetDouble(
+        phases, v1::PhaseSeconds::descriptor()->FindFieldByName(name), record.phases.*member);
   }
   report.set_peak_memory_bytes(record.peak_memory_bytes);
   for (size_t i = 0; i < record.layers.size(); ++i) {
