@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/net/tls.h"
 #include "base/temp_dir.h"
-#include "base/tls.h"
 
 namespace ringleader {
 

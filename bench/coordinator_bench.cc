@@ -27,7 +27,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/limits.h"
+#include "base/process/limits.h"
 #include "tests/support/coordinator_process.h"
 #include "tests/support/fake_worker.h"
 

@@ -31,6 +31,7 @@
 #include "absl/strings/str_format.h"
 #include "bench/training_figures.h"
 #include "coordinator/lifecycle/step_merger.h"
+#include "proto/phases.h"
 #include "worker/data/pack_folder.h"
 #include "worker/trainer/testing/fake_agent.h"
 
@@ -253,31 +254,33 @@ void PrintSettings(const TokenFolder& folder) {
   }
 }
 
-constexpr char kCsvHeader[] =
-    "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,kv_gradients,density,recall,step_"
-    "seconds,"
-    "tokens_per_second,data,index,attention_forward,attention_backward,linear,"
-    "exposed_communication,exposed_offload,optimizer,mfu,token_wise_tflops,exposed_share,peak_gib,"
-    "worker_imbalance,step_imbalance,loss\n";
+std::string CsvHeader() {
+  std::string header =
+      "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,kv_gradients,density,recall,step_"
+      "seconds,tokens_per_second";
+  ForEachPhase({}, [&](const std::string& name, double) { absl::StrAppend(&header, ",", name); });
+  return header +
+         ",mfu,token_wise_tflops,exposed_share,peak_gib,worker_imbalance,step_imbalance,loss\n";
+}
 
 std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::string& ring,
                    const TrainingFigures& figures, const v1::StepReport& report) {
   char date[16];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
-  const v1::PhaseSeconds& phases = report.phases();
+  std::string phases;
+  ForEachPhase(report.phases(), [&](const std::string&, double seconds) {
+    absl::StrAppendFormat(&phases, ",%.4f", seconds);
+  });
   const std::string head =
       absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s,%s", date, flags.commit, flags.hardware,
                       std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
                       run.tokens, run.dense ? "dense" : "sparse", ring, flags.kv_gradients);
-  return absl::StrFormat(
-      "%s,%.4f,%.3f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.1f,%.4f,%.2f,"
-      "%.4f,%.4f,%.4f\n",
-      head, figures.density, figures.recall, figures.step_seconds, figures.tokens_per_second,
-      phases.data(), phases.index(), phases.attention_forward(), phases.attention_backward(),
-      phases.linear(), phases.exposed_communication(), phases.exposed_offload(), phases.optimizer(),
-      figures.mfu, figures.token_wise_tflops, figures.exposed_share, figures.peak_gib,
-      report.worker_imbalance(), report.step_imbalance(), report.loss());
+  return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n", head,
+                         figures.density, figures.recall, figures.step_seconds,
+                         figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
+                         figures.exposed_share, figures.peak_gib, report.worker_imbalance(),
+                         report.step_imbalance(), report.loss());
 }
 
 int Main(int argc, char** argv) {
@@ -326,9 +329,9 @@ int Main(int argc, char** argv) {
   if (!flags.csv.empty()) {
     csv.open(flags.csv);
     if (!csv) Die("cannot write " + flags.csv);
-    csv << kCsvHeader;
+    csv << CsvHeader();
   }
-  std::printf("%s", kCsvHeader);
+  std::printf("%s", CsvHeader().c_str());
   bool all_measured = true;
   for (const int64_t tokens : flags.tokens) {
     for (const int gpus : flags.gpus) {

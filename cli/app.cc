@@ -3,8 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <ostream>
 
-#include "base/version.h"
-#include "cli/commands.h"
+#include "base/process/version.h"
+#include "cli/commands/commands.h"
 
 namespace ringleader::cli {
 namespace {

@@ -10,7 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/address.h"
+#include "base/back_off.h"
+#include "base/net/channel.h"
 #include "base/status_macros.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
@@ -156,8 +157,7 @@ class GrpcClient : public Client {
   absl::StatusOr<Response> Call(Stub* stub, Method<Stub, Request, Response> method,
                                 const Request& request, absl::Duration patience) {
     const absl::Time give_up = absl::Now() + patience;
-    absl::Duration delay = context_.retry.first_delay;
-    for (;;) {
+    for (uint32_t tries = 1;; ++tries) {
       grpc::ClientContext call;
       call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
       Response response;
@@ -166,34 +166,37 @@ class GrpcClient : public Client {
         SayIsBack();
         return response;
       }
-      if (!IsAway(status) || absl::Now() + delay > give_up) return ToStatus(status);
-      SayIsAway(status);
-      absl::SleepFor(delay);
-      delay = std::min(2 * delay, context_.retry.longest_delay);
+      RETURN_IF_ERROR(WaitToTryAgain(status, tries, give_up));
     }
   }
 
   template <typename Response, typename Open, typename OnResponse>
   absl::Status Follow(const Open& open, const OnResponse& on_response) {
     absl::Time give_up = absl::Now() + context_.retry.read_patience;
-    absl::Duration delay = context_.retry.first_delay;
-    for (;;) {
+    for (uint32_t tries = 1;; ++tries) {
       grpc::ClientContext call;
       const auto reader = open(&call);
       Response response;
       while (reader->Read(&response)) {
         SayIsBack();
         give_up = absl::InfiniteFuture();
-        delay = context_.retry.first_delay;
+        tries = 1;
         on_response(response);
       }
       const grpc::Status status = reader->Finish();
       if (status.ok()) return absl::OkStatus();
-      if (!IsAway(status) || absl::Now() + delay > give_up) return ToStatus(status);
-      SayIsAway(status);
-      absl::SleepFor(delay);
-      delay = std::min(2 * delay, context_.retry.longest_delay);
+      RETURN_IF_ERROR(WaitToTryAgain(status, tries, give_up));
     }
+  }
+
+  // After the `tries`-th failure in a row; `status` itself if trying again is no use or too late.
+  absl::Status WaitToTryAgain(const grpc::Status& status, uint32_t tries, absl::Time give_up) {
+    const absl::Duration delay =
+        BackOff(context_.retry.first_delay, context_.retry.longest_delay, tries);
+    if (!IsAway(status) || absl::Now() + delay > give_up) return ToStatus(status);
+    SayIsAway(status);
+    absl::SleepFor(delay);
+    return absl::OkStatus();
   }
 
   absl::Status ToStatus(const grpc::Status& status) const {
@@ -247,19 +250,13 @@ std::string NodeName(const std::string& id) {
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Context& context) {
-  ASSIGN_OR_RETURN(const Address address, ParseAddress(context.address));
-  ASSIGN_OR_RETURN(const auto credentials, ChannelCredentials(context.tls, address));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 << 20);
-  // A coordinator that restarts is found again within a second.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A stream whose coordinator's machine has vanished must not wait for ever.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
-  return std::make_unique<GrpcClient>(
-      context, grpc::CreateCustomChannel(FormatAddress(address), credentials, arguments));
+  ASSIGN_OR_RETURN(const auto channel, OpenChannel(context.address, context.tls, arguments));
+  return std::make_unique<GrpcClient>(context, channel);
 }
 
 }  // namespace ringleader::cli

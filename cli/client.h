@@ -44,7 +44,7 @@ class Client {
   virtual absl::StatusOr<v1::Node> DrainNode(const v1::DrainNodeRequest& request) = 0;
   virtual absl::StatusOr<v1::Node> UndrainNode(const v1::UndrainNodeRequest& request) = 0;
 
-  // Streams until the coordinator ends them. While it is away they wait, and go on behind the last
+  // Streams until the coordinator ends them. While it is away they wait, and go on after the last
   // revision, step and offset that they have handed over; nothing is handed over twice.
   virtual absl::Status WatchJob(
       v1::WatchJobRequest request,

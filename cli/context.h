@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "base/tls.h"
+#include "base/net/tls.h"
 
 namespace ringleader::cli {
 

@@ -125,18 +125,13 @@ absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std:
   Follower follower(context);
   RETURN_IF_ERROR(client->WatchJob(
       request, [&](const v1::WatchJobResponse& response) { follower.OnResponse(response); }));
-  switch (follower.job().state()) {
-    case v1::Job::SUCCEEDED:
-      return kOk;
-    case v1::Job::FAILED:
-      return kJobFailed;
-    case v1::Job::CANCELLED:
-      return kJobCancelled;
-    default:
-      return absl::UnavailableError(absl::StrCat("the coordinator stopped reporting on ",
-                                                 ShortName(name), "; run ringctl watch ",
-                                                 ShortName(name)));
-  }
+  const v1::Job::State state = follower.job().state();
+  if (state == v1::Job::SUCCEEDED) return kOk;
+  if (state == v1::Job::FAILED) return kJobFailed;
+  if (state == v1::Job::CANCELLED) return kJobCancelled;
+  return absl::UnavailableError(absl::StrCat("the coordinator stopped reporting on ",
+                                             ShortName(name), "; run ringctl watch ",
+                                             ShortName(name)));
 }
 
 }  // namespace ringleader::cli

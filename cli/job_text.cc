@@ -5,13 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/printer.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::cli {
 namespace {
-
-absl::Time ToTime(const google::protobuf::Timestamp& time) {
-  return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
-}
 
 std::string Steps(const v1::Progress& progress) {
   return absl::StrCat(progress.step(), "/", progress.total_steps());
@@ -31,10 +28,6 @@ std::string PlacementText(const v1::Attempt& attempt) {
 std::string ShortName(const std::string& name) {
   const size_t slash = name.rfind('/');
   return slash == std::string::npos ? name : name.substr(slash + 1);
-}
-
-bool IsTerminal(v1::Job::State state) {
-  return state == v1::Job::SUCCEEDED || state == v1::Job::FAILED || state == v1::Job::CANCELLED;
 }
 
 std::vector<std::string> JobHeading() {

@@ -12,8 +12,6 @@ namespace ringleader::cli {
 // "headers-16k" of "jobs/headers-16k".
 std::string ShortName(const std::string& name);
 
-bool IsTerminal(v1::Job::State state);
-
 // One row of `ringctl list`, and its heading.
 std::vector<std::string> JobHeading();
 std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock);

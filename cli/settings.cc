@@ -1,9 +1,10 @@
-#include <yaml-cpp/yaml.h>
-
 #include <filesystem>
+#include <fstream>
 #include <map>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/process/config.h"
 #include "base/status_macros.h"
 #include "cli/context.h"
 
@@ -29,32 +30,33 @@ std::string ConfigPath(const Context& context, bool* is_required) {
   return "";
 }
 
-absl::Status ReadFile(const std::string& path, std::map<std::string, std::string*> settings,
+absl::Status ReadFile(const std::string& path, const std::map<std::string, std::string*>& settings,
                       bool* insecure) {
-  try {
-    const YAML::Node file = YAML::LoadFile(path);
-    if (file.IsNull()) return absl::OkStatus();
-    if (!file.IsMap()) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": key: value pairs are expected"));
+  std::ifstream file(path);
+  const auto wrong = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
+  };
+  const absl::StatusOr<std::vector<ConfigLine>> lines = ReadConfig(file);
+  if (!lines.ok()) return wrong(lines.status().message());
+  for (const auto& [name, values] : *lines) {
+    const auto found = settings.find(name);
+    if (found == settings.end() && name != "insecure") {
+      return wrong(absl::StrCat("unknown key ", name,
+                                "; known are address, output, tls_cert, tls_key, tls_ca and "
+                                "insecure"));
     }
-    for (const auto& entry : file) {
-      const auto key = entry.first.as<std::string>();
-      if (key == "insecure") {
-        *insecure = *insecure || entry.second.as<bool>();
-        continue;
+    if (values.size() != 1) return wrong(absl::StrCat(name, " takes one value"));
+    if (found == settings.end()) {
+      bool value = false;
+      if (!absl::SimpleAtob(values.front(), &value)) {
+        return wrong("insecure must be true or false");
       }
-      const auto found = settings.find(key);
-      if (found == settings.end()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path, ": unknown key ", key,
-                         "; known are address, output, tls_cert, tls_key, tls_ca and insecure"));
-      }
-      if (found->second->empty()) *found->second = entry.second.as<std::string>();
+      *insecure = *insecure || value;
+    } else if (found->second->empty()) {
+      *found->second = values.front();
     }
-    return absl::OkStatus();
-  } catch (const YAML::Exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", e.what()));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "base/grpc_status.h"
+#include "base/net/grpc_status.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 #include "coordinator/store/store.h"

@@ -8,11 +8,11 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "coordinator/api/job_service.h"
-#include "coordinator/api/log_service.h"
-#include "coordinator/api/node_service.h"
 #include "coordinator/api/pulled_stream.h"
 #include "coordinator/api/rpc_metrics.h"
+#include "coordinator/api/services/job_service.h"
+#include "coordinator/api/services/log_service.h"
+#include "coordinator/api/services/node_service.h"
 #include "coordinator/api/unary.h"
 
 namespace ringleader::api {

@@ -5,8 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/address.h"
-#include "base/tls.h"
+#include "base/net/address.h"
+#include "base/net/tls.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/session/worker_control_service.h"
 #include "coordinator/store/store.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "base/grpc_status.h"
+#include "base/net/grpc_status.h"
 
 namespace ringleader::api {
 

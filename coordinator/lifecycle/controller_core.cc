@@ -8,7 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "coordinator/lifecycle/timestamps.h"
+#include "proto/states.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -40,6 +41,12 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
   ASSIGN_OR_RETURN(std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
   for (v1::Job& job : jobs) {
     const std::string id = job.spec().name();
+    if (!v1::Job::State_IsValid(job.state()) || job.state() == v1::Job::STATE_UNSPECIFIED) {
+      return absl::DataLossError(
+          absl::StrFormat("%s is in state %d, which this program does not know; run the newer "
+                          "ringleader-coordinator, or restore the backup made before the upgrade",
+                          job.name(), static_cast<int>(job.state())));
+    }
     machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_));
   }
   ASSIGN_OR_RETURN(const std::vector<v1::Node> nodes, transaction.ListNodes());
@@ -122,11 +129,11 @@ absl::Status ControllerCore::DeleteJob(store::WriteTransaction& transaction, std
   ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
   RETURN_IF_ERROR(CheckEtag(job, etag));
   const bool runs_somewhere = Find(id) != nullptr;
-  if (!store::IsTerminal(job.state()) || runs_somewhere) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "%s is %s%s; cancel it and wait until it has ended", job.name(),
-        v1::Job::State_Name(job.state()),
-        store::IsTerminal(job.state()) ? ", but trainers of it may still be alive" : ""));
+  if (!IsTerminal(job.state()) || runs_somewhere) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s is %s%s; cancel it and wait until it has ended", job.name(),
+                        v1::Job::State_Name(job.state()),
+                        IsTerminal(job.state()) ? ", but trainers of it may still be alive" : ""));
   }
   return transaction.DeleteJob(id);
 }
@@ -239,7 +246,7 @@ absl::Status ControllerCore::Place(store::WriteTransaction& transaction, JobMach
 absl::StatusOr<JobController::Preview> ControllerCore::PreviewJob(const v1::JobSpec& spec) const {
   v1::Job job;
   *job.mutable_spec() = spec;
-  // Behind everything that waits already.
+  // It comes after everything that waits already.
   SetTime(absl::InfiniteFuture(), job.mutable_create_time());
   std::vector<scheduler::Request> waiting = {scheduler::MakeRequest(job)};
   waiting.back().id.clear();  // not the waiting job of the same name, if there is one

@@ -23,7 +23,7 @@
 namespace ringleader::lifecycle {
 
 // After a method failed, or its transaction did, the core no longer agrees with the store: Load()
-// it again.
+// it again. Its methods are in controller_core.cc and, for what workers say, controller_events.cc.
 class ControllerCore {
  public:
   // Both pointers must outlive the core.

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
-#include "coordinator/lifecycle/timestamps.h"
+#include "proto/states.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 
@@ -27,7 +29,7 @@ std::string_view FolderOf(std::string_view incarnation) {
 
 }  // namespace
 
-// After a restart, or a commit that failed, memory knows none: then the store does.
+// After a restart or a failed commit the record in memory has none, and the store is asked.
 absl::StatusOr<std::string> ControllerCore::NewestIncarnation(store::ReadTransaction& transaction,
                                                               const std::string& node,
                                                               const NodeRecord& record) {
@@ -115,6 +117,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   welcome->set_heartbeat_milliseconds(milliseconds(options_.heartbeat_interval));
   welcome->set_fence_milliseconds(milliseconds(options_.fence_after));
   welcome->set_applied_sequence(record.log.acknowledged());
+  welcome->set_protocol_version(kProtocolVersion);
   outbox_.emplace_back(session, std::move(message));
   StopStrays(record, hello);
   ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(id));
@@ -159,7 +162,7 @@ absl::StatusOr<bool> ControllerCore::OnDeath(store::WriteTransaction& transactio
   return true;
 }
 
-// Not durable: whatever is still there at the next hello is stopped then.
+// The command is not durable: trainers that are still there at the next hello are told again then.
 void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello) {
   record.strays.clear();
   for (const v1::RunningAttempt& running : hello.attempts()) {
@@ -199,7 +202,7 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
                                        const std::shared_ptr<session::Session>& session,
                                        v1::WorkerMessage& message, absl::Time now) {
   const auto found = nodes_.find(session->node());
-  // Of a session that was replaced: the new one sends it again.
+  // A message of a session that was replaced: the new session sends it again.
   if (found == nodes_.end() || found->second.session != session) return absl::OkStatus();
   NodeRecord& record = found->second;
   const EventLog::Verdict verdict = record.log.Admit(message.sequence());
@@ -276,17 +279,26 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
     case v1::AttemptEvent::kModelExported:
       if (machine != nullptr) machine->OnModelExported(event.model_exported().path());
       break;
-    default:
+    case v1::AttemptEvent::kStep:  // above
       break;
+    case v1::AttemptEvent::KIND_NOT_SET: {
+      const std::shared_ptr<session::Session> session = std::exchange(record.session, nullptr);
+      session->Close(absl::InvalidArgumentError(
+          absl::StrFormat("event %d of jobs/%s, attempt %d, is of no kind that this coordinator "
+                          "knows",
+                          sequence, event.job(), event.attempt())));
+      break;
+    }
   }
   return absl::OkStatus();
 }
 
-// Also of a report that was seen before: what was not merged before a restart is merged now.
+// A report that was seen before counts, too: one that a restart kept from being merged is merged
+// now.
 absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRecord& record,
                                     uint64_t sequence, v1::AttemptEvent& event) {
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());
-  if (machine == nullptr || !Live(*machine->attempt())) {
+  if (machine == nullptr || !IsLive(machine->attempt()->state())) {
     JobMachine* const later = Find(event.job());
     if (later == nullptr) return OnStepOfEndedJob(transaction, event);
     later->OnLateStep(event.attempt(), std::move(*event.mutable_step()));

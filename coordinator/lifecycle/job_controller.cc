@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/metrics.h"
+#include "base/process/metrics.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
@@ -20,14 +20,15 @@
 namespace ringleader::lifecycle {
 namespace {
 
-// How often the clock is looked at: often enough that no time-out is late by more than a tenth.
+// How often the thread looks at the clock: often enough that no time-out is late by more than a
+// tenth.
 absl::Duration TickInterval(const Options& options) {
   const absl::Duration shortest =
       std::min({options.lease, options.blame_window, options.retry_backoff});
   return std::clamp(shortest / 10, absl::Milliseconds(20), absl::Milliseconds(500));
 }
 
-// A disk that is full will not be less so at once.
+// A full disk stays full for a while: the next try waits this long.
 constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
 }  // namespace
@@ -108,6 +109,23 @@ class JobController::Impl {
     return reply;
   }
 
+  absl::StatusOr<v1::Job> ChangeJob(std::string_view id, std::string_view etag,
+                                    const store::RequestKey& key,
+                                    const ControllerCore::Intent& intent) {
+    return Call<v1::Job>(
+        key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+          return core.ChangeJob(transaction, id, etag, intent, now);
+        });
+  }
+
+  absl::StatusOr<v1::Node> SetDraining(std::string_view id, bool draining,
+                                       const store::RequestKey& key) {
+    return Call<v1::Node>(
+        key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+          return core.SetDraining(transaction, id, draining, now);
+        });
+  }
+
   // Returns false if what there was to write could not be written.
   bool RunOnce() {
     std::vector<Item> batch;
@@ -134,7 +152,7 @@ class JobController::Impl {
       if (committed.ok()) {
         core_.Publish();
       } else {
-        // Once, not with every try.
+        // Only the first of several failed tries is logged.
         if (writable_) spdlog::error("cannot write: {}", std::string(committed.message()));
         Reload();
       }
@@ -169,7 +187,8 @@ class JobController::Impl {
           return stopped_ || !queue_.empty();
         };
         queue_mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
-        // Nobody waits for an event: give it company, and the disk a rest.
+        // Nobody waits for an event to be written, so it waits for others, which share its sync to
+        // disk; a request ends the wait.
         const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
           return stopped_ || urgent_;
         };
@@ -182,7 +201,7 @@ class JobController::Impl {
     }
   }
 
-  // Memory holds what never came to pass: back to what is on disk.
+  // The commit failed, so memory holds what never happened: reads back what is on disk.
   void Reload() ABSL_EXCLUSIVE_LOCKS_REQUIRED(core_mutex_) {
     const absl::Status loaded = store_->Read([&](store::ReadTransaction& transaction) {
       return core_.Load(transaction, clock_->Now());
@@ -243,36 +262,23 @@ absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
 
 absl::StatusOr<v1::Job> JobController::CancelJob(std::string_view id, std::string_view etag,
                                                  const store::RequestKey& key) {
-  return impl_->Call<v1::Job>(
-      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.ChangeJob(transaction, id, etag, &JobMachine::Cancel, now);
-      });
+  return impl_->ChangeJob(id, etag, key, &JobMachine::Cancel);
 }
 
 absl::StatusOr<v1::Job> JobController::PauseJob(std::string_view id, std::string_view etag,
                                                 const store::RequestKey& key) {
-  return impl_->Call<v1::Job>(
-      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.ChangeJob(transaction, id, etag, &JobMachine::Pause, now);
-      });
+  return impl_->ChangeJob(id, etag, key, &JobMachine::Pause);
 }
 
 absl::StatusOr<v1::Job> JobController::ResumeJob(std::string_view id, std::string_view etag,
                                                  const store::RequestKey& key) {
-  return impl_->Call<v1::Job>(
-      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.ChangeJob(transaction, id, etag, &JobMachine::Resume, now);
-      });
+  return impl_->ChangeJob(id, etag, key, &JobMachine::Resume);
 }
 
 absl::StatusOr<v1::Job> JobController::ProfileJob(std::string_view id, uint32_t steps,
                                                   const store::RequestKey& key) {
-  return impl_->Call<v1::Job>(
-      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.ChangeJob(
-            transaction, id, "",
-            [steps](JobMachine& machine, absl::Time) { return machine.Profile(steps); }, now);
-      });
+  return impl_->ChangeJob(
+      id, "", key, [steps](JobMachine& machine, absl::Time) { return machine.Profile(steps); });
 }
 
 absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag,
@@ -291,18 +297,12 @@ absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag
 
 absl::StatusOr<v1::Node> JobController::DrainNode(std::string_view id,
                                                   const store::RequestKey& key) {
-  return impl_->Call<v1::Node>(
-      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.SetDraining(transaction, id, true, now);
-      });
+  return impl_->SetDraining(id, true, key);
 }
 
 absl::StatusOr<v1::Node> JobController::UndrainNode(std::string_view id,
                                                     const store::RequestKey& key) {
-  return impl_->Call<v1::Node>(
-      key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.SetDraining(transaction, id, false, now);
-      });
+  return impl_->SetDraining(id, false, key);
 }
 
 std::vector<v1::Node> JobController::ListNodes() const {

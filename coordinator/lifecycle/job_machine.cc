@@ -6,8 +6,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "coordinator/lifecycle/timestamps.h"
 #include "coordinator/store/store.h"
+#include "proto/states.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -34,15 +35,10 @@ bool Dead(const RankStatus& rank) {
   return rank.state() >= RankStatus::COMPLETED;
 }
 
-bool Live(const Attempt& attempt) {
-  return attempt.state() == Attempt::STARTING || attempt.state() == Attempt::RUNNING ||
-         attempt.state() == Attempt::UNKNOWN || attempt.state() == Attempt::STOPPING;
-}
-
 JobMachine::JobMachine(Job job, const Options* options) : options_(options), job_(std::move(job)) {
   if (const Attempt* last = attempt()) {
     merger_ = StepMerger(static_cast<uint32_t>(last->ranks_size()), last->last_step());
-    if (Live(*last) && last->has_failure()) {
+    if (IsLive(last->state()) && last->has_failure()) {
       failing_since_ = absl::InfinitePast();
       stop_mode_ = StopTrainers::ABORT;
     }
@@ -59,7 +55,7 @@ Attempt* JobMachine::current() {
 
 Attempt* JobMachine::live() {
   Attempt* last = current();
-  return last != nullptr && Live(*last) ? last : nullptr;
+  return last != nullptr && IsLive(last->state()) ? last : nullptr;
 }
 
 bool JobMachine::AllDead() const {
@@ -68,7 +64,7 @@ bool JobMachine::AllDead() const {
 }
 
 bool JobMachine::Finished() const {
-  return store::IsTerminal(job_.state()) && AllDead();
+  return IsTerminal(job_.state()) && AllDead();
 }
 
 bool JobMachine::RunsOn(const v1::Placement& placement) const {
@@ -110,7 +106,7 @@ void JobMachine::SetState(Job::State state, const std::string& reason, absl::Tim
   effects_.entered.push_back(state);
   job_.set_state(state);
   if (state == Job::RUNNING && !job_.has_start_time()) SetTime(now, job_.mutable_start_time());
-  if (store::IsTerminal(state)) SetTime(now, job_.mutable_end_time());
+  if (IsTerminal(state)) SetTime(now, job_.mutable_end_time());
   uint64_t version = 0;
   (void)absl::SimpleAtoi(job_.etag(), &version);
   job_.set_etag(absl::StrCat(version + 1));
@@ -129,7 +125,7 @@ void JobMachine::SetRank(uint32_t rank, RankStatus::State state) {
 
 absl::Status JobMachine::Cancel(absl::Time now) {
   if (job_.state() == Job::CANCELLED || job_.state() == Job::CANCELLING) return absl::OkStatus();
-  if (store::IsTerminal(job_.state())) return NotAllowed(job_, "cancelled", "it has ended");
+  if (IsTerminal(job_.state())) return NotAllowed(job_, "cancelled", "it has ended");
   SetState(Job::CANCELLING, "cancelled by a user", now);
   if (live() != nullptr) Stop(StopTrainers::ABORT, "the job was cancelled");
   Settle(now);
@@ -138,7 +134,7 @@ absl::Status JobMachine::Cancel(absl::Time now) {
 
 absl::Status JobMachine::Pause(absl::Time now) {
   if (job_.state() == Job::PAUSED || job_.state() == Job::PAUSING) return absl::OkStatus();
-  if (store::IsTerminal(job_.state()) || job_.state() == Job::CANCELLING) {
+  if (IsTerminal(job_.state()) || job_.state() == Job::CANCELLING) {
     return NotAllowed(job_, "paused", "only a job that waits or runs can");
   }
   SetState(Job::PAUSING, "writing a checkpoint", now);
@@ -149,7 +145,7 @@ absl::Status JobMachine::Pause(absl::Time now) {
 
 absl::Status JobMachine::Resume(absl::Time now) {
   if (job_.state() == Job::PAUSING) return NotAllowed(job_, "resumed", "wait until it is PAUSED");
-  if (store::IsTerminal(job_.state()) || job_.state() == Job::CANCELLING) {
+  if (IsTerminal(job_.state()) || job_.state() == Job::CANCELLING) {
     return NotAllowed(job_, "resumed", "only a paused job can; create a new one");
   }
   if (job_.state() == Job::PAUSED) SetState(Job::PENDING, "", now);

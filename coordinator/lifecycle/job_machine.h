@@ -31,8 +31,6 @@ namespace ringleader::lifecycle {
 
 // A process that runs no longer, or never will.
 bool Dead(const v1::RankStatus& rank);
-// The attempt's outcome is open.
-bool Live(const v1::Attempt& attempt);
 
 struct Effects {
   struct NodeCommand {
@@ -55,6 +53,8 @@ struct Effects {
   std::vector<v1::Attempt::State> ended;
 };
 
+// Its methods are in job_machine.cc (what users and the scheduler ask, contact with nodes),
+// job_outcome.cc (how attempts end) and job_progress.cc (what they report of their training).
 class JobMachine {
  public:
   // `job`: new, or as the store has it. `options` must outlive the machine.
@@ -126,6 +126,8 @@ class JobMachine {
   void Send(const v1::Placement& placement, v1::Command command);
   // The attempt has failed. `collateral`: this sign of it is not the cause; a better one may come.
   void Blame(v1::Failure failure, bool collateral, absl::Time now);
+  // The ranks of `placement` that were alive are LOST; the failure names the first of them.
+  v1::Failure Lose(const v1::Placement& placement, const std::string& how);
   void Fence(absl::Time now);
   void CheckStart(absl::Time now);
   // Ends the attempt and moves the job on, as far as what is known allows.
@@ -141,7 +143,8 @@ class JobMachine {
   Effects effects_;
   StepMerger merger_;
   std::map<std::string, absl::Time> out_of_sight_;  // node → last heard
-  // Of the current attempt, and not stored: a restarted coordinator does well without.
+  // Facts about the current attempt that are not stored: a restarted coordinator needs none of
+  // them.
   std::optional<absl::Time> failing_since_;
   bool failure_is_collateral_ = false;
   bool fenced_ = false;

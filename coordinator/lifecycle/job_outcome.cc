@@ -4,8 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/back_off.h"
 #include "coordinator/lifecycle/job_machine.h"
-#include "coordinator/lifecycle/timestamps.h"
+#include "proto/states.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 
@@ -23,9 +25,22 @@ std::string Describe(const v1::Failure& failure) {
 }
 
 std::string HowItDied(const TrainerExited& exited) {
+  if (!TrainerExited::Outcome_IsValid(exited.outcome())) {
+    return absl::StrFormat("ended with outcome %d, which this coordinator does not know",
+                           static_cast<int>(exited.outcome()));
+  }
   if (!exited.message().empty()) return exited.message();
   if (exited.signal() != 0) return absl::StrFormat("killed by signal %d", exited.signal());
   return absl::StrFormat("exited with code %d without a word", exited.exit_code());
+}
+
+v1::Failure Retryable(int rank, const std::string& node, const std::string& message) {
+  v1::Failure failure;
+  failure.set_rank(rank);
+  failure.set_node(node);
+  failure.set_message(message);
+  failure.set_retryable(true);
+  return failure;
 }
 
 bool AnyRank(const Attempt& attempt, RankStatus::State state) {
@@ -56,13 +71,15 @@ void JobMachine::OnExit(const TrainerExited& exited, absl::Time now) {
       break;
     case TrainerExited::STOPPED:
       SetRank(exited.rank(), RankStatus::STOPPED);
-      // By itself, e.g. because its worker is shutting down without a word from here: the others
-      // cannot go on alone.
-      if (Live(*attempt) && attempt->state() != Attempt::STOPPING) {
+      // The rank left unasked, e.g. because its worker is shutting down while this coordinator was
+      // away: the others cannot go on alone.
+      if (IsLive(attempt->state()) && attempt->state() != Attempt::STOPPING) {
         Stop(StopTrainers::CHECKPOINT, absl::StrFormat("rank %d left", exited.rank()));
       }
       break;
-    default: {
+    case TrainerExited::FAILED:
+    case TrainerExited::OUTCOME_UNSPECIFIED:
+    default: {  // an unknown outcome is a failure that names it
       SetRank(exited.rank(), RankStatus::FAILED);
       v1::Failure failure;
       failure.set_rank(static_cast<int32_t>(exited.rank()));
@@ -84,32 +101,29 @@ void JobMachine::OnStartRefused(const std::string& node, const std::string& why,
     for (uint32_t i = 0; i < placement.trainers(); ++i) {
       SetRank(placement.first_rank() + i, RankStatus::FAILED);
     }
-    v1::Failure failure;
-    failure.set_rank(static_cast<int32_t>(placement.first_rank()));
-    failure.set_node(node);
-    failure.set_message(absl::StrCat("the worker did not start it: ", why));
-    failure.set_retryable(true);
-    Blame(std::move(failure), false, now);
+    Blame(Retryable(static_cast<int>(placement.first_rank()), node,
+                    absl::StrCat("the worker did not start it: ", why)),
+          false, now);
   }
   Settle(now);
+}
+
+v1::Failure JobMachine::Lose(const v1::Placement& placement, const std::string& how) {
+  int first = -1;
+  for (uint32_t i = 0; i < placement.trainers(); ++i) {
+    const uint32_t rank = placement.first_rank() + i;
+    if (Dead(attempt()->ranks(static_cast<int>(rank)))) continue;
+    if (first < 0) first = static_cast<int>(rank);
+    SetRank(rank, RankStatus::LOST);
+  }
+  return Retryable(first, placement.node(), how);
 }
 
 void JobMachine::OnWorkerDied(const std::string& node, const std::string& how, absl::Time now) {
   if (attempt() == nullptr) return;
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node || !RunsOn(placement)) continue;
-    v1::Failure failure;
-    failure.set_rank(-1);
-    for (uint32_t rank = placement.first_rank();
-         rank < placement.first_rank() + placement.trainers(); ++rank) {
-      if (Dead(attempt()->ranks(static_cast<int>(rank)))) continue;
-      if (failure.rank() < 0) failure.set_rank(static_cast<int32_t>(rank));
-      SetRank(rank, RankStatus::LOST);
-    }
-    failure.set_node(node);
-    failure.set_message(how);
-    failure.set_retryable(true);
-    Blame(std::move(failure), false, now);
+    Blame(Lose(placement, how), false, now);
   }
   Settle(now);
 }
@@ -137,18 +151,9 @@ void JobMachine::Fence(absl::Time now) {
     const auto seen = out_of_sight_.find(placement.node());
     if (seen == out_of_sight_.end() || now - seen->second < options_->adoption_timeout) continue;
     if (!RunsOn(placement)) continue;
-    v1::Failure failure;
-    failure.set_rank(-1);
-    for (uint32_t rank = placement.first_rank();
-         rank < placement.first_rank() + placement.trainers(); ++rank) {
-      if (Dead(attempt()->ranks(static_cast<int>(rank)))) continue;
-      if (failure.rank() < 0) failure.set_rank(static_cast<int32_t>(rank));
-      SetRank(rank, RankStatus::LOST);
-    }
-    failure.set_node(placement.node());
-    failure.set_message(absl::StrFormat("its node was out of sight for %s",
+    v1::Failure failure =
+        Lose(placement, absl::StrFormat("its node was out of sight for %s",
                                         absl::FormatDuration(options_->adoption_timeout)));
-    failure.set_retryable(true);
     fenced_ = fenced_ || !attempt()->has_failure();
     Blame(std::move(failure), false, now);
   }
@@ -159,13 +164,10 @@ void JobMachine::CheckStart(absl::Time now) {
   if (now - ToTime(attempt()->create_time()) < options_->start_timeout) return;
   for (int rank = 0; rank < attempt()->ranks_size(); ++rank) {
     if (attempt()->ranks(rank).state() != RankStatus::STARTING) continue;
-    v1::Failure failure;
-    failure.set_rank(rank);
-    failure.set_node(PlacementOf(static_cast<uint32_t>(rank))->node());
-    failure.set_message(absl::StrFormat("not ready %s after it was placed",
-                                        absl::FormatDuration(options_->start_timeout)));
-    failure.set_retryable(true);
-    Blame(std::move(failure), false, now);
+    Blame(Retryable(rank, PlacementOf(static_cast<uint32_t>(rank))->node(),
+                    absl::StrFormat("not ready %s after it was placed",
+                                    absl::FormatDuration(options_->start_timeout))),
+          false, now);
     return;
   }
 }
@@ -175,7 +177,7 @@ void JobMachine::Settle(absl::Time now) {
     bool known = AllDead();
     if (!known && attempt->has_failure() && failing_since_ &&
         now - *failing_since_ >= options_->blame_window) {
-      // Whoever is out of sight will not tell more.
+      // Ranks on nodes that are out of sight will report nothing more.
       known = std::all_of(attempt->placements().begin(), attempt->placements().end(),
                           [&](const v1::Placement& placement) {
                             return OutOfSight(placement) || !RunsOn(placement);
@@ -205,7 +207,14 @@ void JobMachine::Settle(absl::Time now) {
       case Job::UNKNOWN:  // the attempt is over: it moved off a node
         SetState(Job::PENDING, "", now);
         break;
-      default:
+      case Job::PENDING:
+      case Job::PAUSED:
+      case Job::CANCELLED:
+      case Job::SUCCEEDED:
+      case Job::FAILED:
+        break;
+      case Job::STATE_UNSPECIFIED:
+      default:  // ControllerCore::Load() refuses them
         break;
     }
   }
@@ -216,12 +225,9 @@ void JobMachine::NameLostNode(Attempt* attempt) {
   if (!failure_is_collateral_) return;
   for (const v1::Placement& placement : attempt->placements()) {
     if (!OutOfSight(placement) || !RunsOn(placement)) continue;
-    v1::Failure* const failure = attempt->mutable_failure();
-    failure->Clear();
-    failure->set_rank(static_cast<int32_t>(placement.first_rank()));
-    failure->set_node(placement.node());
-    failure->set_message("contact with its node was lost, and other ranks lost their connection");
-    failure->set_retryable(true);
+    *attempt->mutable_failure() =
+        Retryable(static_cast<int>(placement.first_rank()), placement.node(),
+                  "contact with its node was lost, and other ranks lost their connection");
     return;
   }
 }
@@ -283,10 +289,8 @@ void JobMachine::Retry(absl::Time now) {
              now);
     return;
   }
-  const absl::Duration back_off = std::min(
-      options_->retry_backoff * static_cast<double>(uint64_t{1} << std::min(used - 1, 30u)),
-      options_->max_retry_backoff);
-  SetTime(now + back_off, job_.mutable_retry_time());
+  SetTime(now + BackOff(options_->retry_backoff, options_->max_retry_backoff, used),
+          job_.mutable_retry_time());
   std::string reason = absl::StrFormat("%s; retry %d of %d", what, used, budget);
   for (const v1::Placement& placement : attempt()->placements()) {
     if (!RunsOn(placement)) continue;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/lifecycle/timestamps.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 

@@ -4,31 +4,11 @@
 #include <numeric>
 #include <span>
 
+#include "base/max_over_mean.h"
+#include "proto/phases.h"
+
 namespace ringleader::lifecycle {
 namespace {
-
-// 1 where there is no load at all: nobody waits for anybody.
-double MaxOverMean(std::span<const uint64_t> loads) {
-  const uint64_t sum = std::accumulate(loads.begin(), loads.end(), uint64_t{0});
-  if (sum == 0) return 1;
-  const uint64_t max = *std::max_element(loads.begin(), loads.end());
-  return static_cast<double>(max) * static_cast<double>(loads.size()) / static_cast<double>(sum);
-}
-
-void RaiseTo(const v1::PhaseSeconds& other, v1::PhaseSeconds* phases) {
-  phases->set_data(std::max(phases->data(), other.data()));
-  phases->set_index(std::max(phases->index(), other.index()));
-  phases->set_attention_forward(std::max(phases->attention_forward(), other.attention_forward()));
-  phases->set_attention_backward(
-      std::max(phases->attention_backward(), other.attention_backward()));
-  phases->set_linear(std::max(phases->linear(), other.linear()));
-  phases->set_exposed_communication(
-      std::max(phases->exposed_communication(), other.exposed_communication()));
-  phases->set_optimizer(std::max(phases->optimizer(), other.optimizer()));
-  phases->set_checkpoint(std::max(phases->checkpoint(), other.checkpoint()));
-  phases->set_evaluation(std::max(phases->evaluation(), other.evaluation()));
-  phases->set_exposed_offload(std::max(phases->exposed_offload(), other.exposed_offload()));
-}
 
 struct LayerSums {
   int ranks = 0;
@@ -62,7 +42,9 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     merged.set_step_seconds(std::max(merged.step_seconds(), report.step_seconds()));
     merged.set_peak_memory_bytes(std::max(merged.peak_memory_bytes(), report.peak_memory_bytes()));
     merged.set_skipped(merged.skipped() || report.skipped());
-    RaiseTo(report.phases(), merged.mutable_phases());
+    CombinePhases(
+        report.phases(), [](double a, double b) { return std::max(a, b); },
+        merged.mutable_phases());
     if (report.time().seconds() > merged.time().seconds()) *merged.mutable_time() = report.time();
     std::vector<uint64_t> ring_steps;
     uint64_t column_tiles = 0;

@@ -40,7 +40,7 @@ class StepMerger {
                                     std::vector<Origin>* released);
 
   // The attempt is over: merges what there is of incomplete steps. Some rank did complete them, so
-  // the next attempt may begin behind them.
+  // the next attempt may begin after them.
   std::vector<v1::StepReport> Finish(std::vector<Origin>* released);
 
  private:

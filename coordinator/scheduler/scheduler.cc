@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/scheduler/placement.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::scheduler {
 namespace {
@@ -98,8 +99,7 @@ Request MakeRequest(const v1::Job& job) {
   const v1::JobSpec& spec = job.spec();
   return {.id = spec.name(),
           .priority = spec.scheduling().priority(),
-          .submit_time = absl::FromUnixSeconds(job.create_time().seconds()) +
-                         absl::Nanoseconds(job.create_time().nanos()),
+          .submit_time = ToTime(job.create_time()),
           .trainers = spec.resources().trainers(),
           .max_nodes = spec.resources().max_nodes(),
           .needs_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA};

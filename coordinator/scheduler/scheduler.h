@@ -1,7 +1,7 @@
 // Which waiting jobs start now, and where; why the others wait. Pure functions: no clock, no I/O.
 //
 // Order: priority, then age. Allocation is all or nothing. The first job that does not fit holds
-// the nodes that it will start on, and jobs behind it may only take what it does not need (backfill
+// the nodes that it will start on, and jobs after it may only take what it does not need (backfill
 // without starving the head); a job that no number of finished jobs could make fit holds nothing.
 #pragma once
 

@@ -22,7 +22,7 @@ class Session {
   // When the newest message arrived.
   virtual absl::Time last_heard() const = 0;
 
-  // Queued behind earlier messages; dropped once the stream has ended (whatever is durable is sent
+  // Queued after earlier messages; dropped once the stream has ended (whatever is durable is sent
   // again to the next session).
   virtual void Send(v1::CoordinatorMessage message) = 0;
   // Ends the stream with this status. Later messages from it are not delivered.

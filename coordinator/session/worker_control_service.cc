@@ -1,15 +1,23 @@
 #include "coordinator/session/worker_control_service.h"
 
+#include <spdlog/spdlog.h>
+
 #include <string>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "base/server_stream.h"
+#include "base/net/server_stream.h"
+#include "base/protocol_version.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::session {
+namespace {
+
+constexpr size_t kRefusalsRemembered = 10'000;
+
+}  // namespace
 
 // Streams that are open. Shared with them, for they may end after the service.
 struct WorkerControlService::Registry {
@@ -18,6 +26,14 @@ struct WorkerControlService::Registry {
   absl::Mutex mutex;
   bool closed ABSL_GUARDED_BY(mutex) = false;
   std::unordered_set<std::shared_ptr<WorkerControlService::Stream>> streams ABSL_GUARDED_BY(mutex);
+  // Worker processes that were refused for their protocol version, as far as is remembered.
+  std::unordered_set<std::string> refused ABSL_GUARDED_BY(mutex);
+
+  bool FirstRefusal(const std::string& incarnation) {
+    absl::MutexLock lock(&mutex);
+    if (refused.size() >= kRefusalsRemembered) refused.clear();
+    return refused.insert(incarnation).second;
+  }
 };
 
 class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::CoordinatorMessage>,
@@ -67,6 +83,15 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
     if (!id.ok()) return id.status();
     if (hello.incarnation().empty()) {
       return absl::InvalidArgumentError("hello.incarnation must be set");
+    }
+    if (absl::Status same = CheckProtocolVersion("the worker of " + hello.node(),
+                                                 hello.protocol_version(), "this coordinator");
+        !same.ok()) {
+      // The worker tries again, a little later each time: people read this once a worker process.
+      if (registry_->FirstRefusal(hello.incarnation())) {
+        spdlog::warn("{}", std::string(same.message()));
+      }
+      return same;
     }
     node_ = *std::move(id);
     incarnation_ = hello.incarnation();

@@ -30,7 +30,7 @@ class Cursor {
     if (statement_ != nullptr) statement_->tryReset();
   }
 
-  // To the next row; false behind the last.
+  // To the next row; false after the last.
   bool Next() { return statement_->executeStep(); }
   int64_t Int(int column) const { return statement_->getColumn(column).getInt64(); }
   // Valid until the next call of Next().

@@ -101,8 +101,9 @@ TEST(GoldenDatabaseTest, SchemaOneIsRead) {
     EXPECT_EQ(commands.at(0).connect().addresses(0), "127.0.0.1:1");
     ASSIGN_OR_RETURN(const uint64_t applied, t.GetAppliedSequence("n1", "i1"));
     EXPECT_EQ(applied, 7u);
-    ASSIGN_OR_RETURN(const v1::Node node, t.GetNode("n1"));
-    EXPECT_EQ(node.state(), v1::Node::DRAINING);
+    ASSIGN_OR_RETURN(const auto nodes, t.ListNodes());
+    EXPECT_EQ(nodes.at(0).name(), "nodes/n1");
+    EXPECT_EQ(nodes.at(0).state(), v1::Node::DRAINING);
     ASSIGN_OR_RETURN(const auto reply,
                      t.FindReply({.id = "request-1", .method = "CreateJob", .fingerprint = "f"}));
     EXPECT_TRUE(reply.has_value());

@@ -10,10 +10,6 @@
 namespace ringleader::store {
 namespace {
 
-absl::Status JobNotFound(std::string_view id) {
-  return absl::NotFoundError(absl::StrFormat("jobs/%s does not exist", std::string(id)));
-}
-
 // A WHERE clause on jobs and the values of its ?s.
 struct Condition {
   std::string sql = "1";
@@ -243,7 +239,7 @@ absl::StatusOr<LogPage> SqliteTransaction::ReadLogs(const LogQuery& query) {
   });
 }
 
-// From the end backwards, so that a long log costs no more than what is asked for.
+// Reads from the end backwards, so that a long log costs no more than what is asked for.
 absl::StatusOr<LogPage> SqliteTransaction::ReadLastLogs(const LogQuery& query) {
   LogPage page;
   page.next_offset = query.after_offset;
@@ -292,17 +288,6 @@ absl::StatusOr<std::string> SqliteTransaction::GetNewestIncarnation(std::string_
     Cursor row = connection_.Query(
         "SELECT incarnation FROM incarnations WHERE node = ? ORDER BY revision DESC LIMIT 1", node);
     return row.Next() ? std::string(row.Bytes(0)) : std::string();
-  });
-}
-
-absl::StatusOr<v1::Node> SqliteTransaction::GetNode(std::string_view id) {
-  return connection_.Try([&]() -> absl::StatusOr<v1::Node> {
-    v1::Node node;
-    Cursor row = connection_.Query("SELECT data FROM nodes WHERE id = ?", id);
-    if (!row.Next())
-      return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));
-    RETURN_IF_ERROR(Parse(row.Bytes(0), absl::StrCat("nodes/", std::string(id)), &node));
-    return node;
   });
 }
 

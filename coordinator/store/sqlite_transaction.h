@@ -12,6 +12,7 @@
 
 namespace ringleader::store {
 
+// Its methods are in sqlite_read.cc and sqlite_write.cc.
 class SqliteTransaction : public WriteTransaction {
  public:
   // `revision`: the newest committed for reading, the one being written for writing.
@@ -39,7 +40,6 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<uint64_t> GetAppliedSequence(std::string_view node,
                                               std::string_view incarnation) override;
   absl::StatusOr<std::string> GetNewestIncarnation(std::string_view node) override;
-  absl::StatusOr<v1::Node> GetNode(std::string_view id) override;
   absl::StatusOr<std::vector<v1::Node>> ListNodes() override;
 
   absl::Status CreateJob(v1::Job* job) override;
@@ -60,7 +60,6 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status SetAppliedSequence(std::string_view node, std::string_view incarnation,
                                   uint64_t sequence) override;
   absl::Status PutNode(const v1::Node& node) override;
-  absl::Status DeleteNode(std::string_view id) override;
   absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) override;
   absl::Status PutReply(const RequestKey& key, std::string_view reply) override;
 

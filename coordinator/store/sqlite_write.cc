@@ -44,10 +44,6 @@ const char* CounterName(Counter counter) {
   return "";
 }
 
-absl::Status JobNotFound(std::string_view id) {
-  return absl::NotFoundError(absl::StrFormat("jobs/%s does not exist", std::string(id)));
-}
-
 }  // namespace
 
 void SqliteTransaction::Touched(std::vector<std::string>& ids, std::string_view id) {
@@ -291,16 +287,6 @@ absl::Status SqliteTransaction::PutNode(const v1::Node& node) {
     const std::string data = Serialize(node);
     connection_.Run("INSERT OR REPLACE INTO nodes (id, data) VALUES (?, ?)", std::string_view(id),
                     Blob{data});
-    Touched(change_.nodes, id);
-    return absl::OkStatus();
-  });
-}
-
-absl::Status SqliteTransaction::DeleteNode(std::string_view id) {
-  return connection_.Try([&]() -> absl::Status {
-    if (connection_.Run("DELETE FROM nodes WHERE id = ?", id) == 0) {
-      return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));
-    }
     Touched(change_.nodes, id);
     return absl::OkStatus();
   });

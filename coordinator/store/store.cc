@@ -33,8 +33,8 @@ absl::StatusOr<std::string> NodeIdFromName(std::string_view name) {
   return IdFromName(name, "nodes/");
 }
 
-bool IsTerminal(v1::Job::State state) {
-  return state == v1::Job::CANCELLED || state == v1::Job::SUCCEEDED || state == v1::Job::FAILED;
+absl::Status JobNotFound(std::string_view id) {
+  return absl::NotFoundError(absl::StrFormat("jobs/%s does not exist", std::string(id)));
 }
 
 }  // namespace ringleader::store

@@ -1,5 +1,4 @@
-// The coordinator's durable state, behind one interface: SQLite now (sqlite_store.h), PostgreSQL
-// later.
+// The coordinator's durable state as one interface, which SQLite implements (sqlite_store.h).
 //
 // All access happens in transactions. Write() is durable (synced to disk) when it returns OK, so
 // whatever a reply or a command speaks of must have been written before. Writes that wait at the
@@ -42,7 +41,7 @@ struct JobTerm {
 
 struct JobQuery {
   std::vector<JobTerm> terms = {};
-  uint64_t before_sequence = 0;  // page on behind JobPage::last_sequence; 0: from the newest
+  uint64_t before_sequence = 0;  // the next page: JobPage::last_sequence; 0: from the newest
   int limit = 50;
 };
 
@@ -65,14 +64,14 @@ struct LogQuery {
 struct LogPage {
   std::vector<v1::LogLine> lines;  // in order of offset
   uint64_t next_offset = 0;        // read on with this as after_offset
-  bool more = false;               // the log holds lines behind next_offset
-  // Lines (of all ranks) behind a given after_offset that went to keep the log within its bound.
+  bool more = false;               // the log holds lines after next_offset
+  // Lines (of all ranks) after a given after_offset that went to keep the log within its bound.
   uint64_t dropped = 0;
 };
 
 struct StepPage {
   std::vector<v1::StepReport> steps;
-  uint64_t last_sequence = 0;  // read on behind this; the argument where there was nothing new
+  uint64_t last_sequence = 0;  // read on after this; the argument where there was nothing new
 };
 
 struct EvalPage {
@@ -103,7 +102,7 @@ struct Change {
   std::vector<std::string> nodes;
 };
 
-// A consistent view. Job ids are JobSpec.name, node ids the part behind "nodes/". Not thread-safe;
+// A consistent view. Job ids are JobSpec.name, node ids the part after "nodes/". Not thread-safe;
 // valid only inside the body that it was handed to. NOT_FOUND names the resource; DATA_LOSS names
 // the file and the row.
 class ReadTransaction {
@@ -121,7 +120,7 @@ class ReadTransaction {
   // [state] → jobs in it; states without jobs are absent.
   virtual absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> CountJobs() = 0;
 
-  // Merged reports of steps after `after_step`, in the order in which they were written, behind
+  // Merged reports of steps after `after_step`, in the order in which they were written, after
   // page.last_sequence of an earlier call. A step that a later attempt trained again has only its
   // newest report, at its newest place.
   virtual absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
@@ -140,7 +139,6 @@ class ReadTransaction {
   // The node's worker process that SetAppliedSequence() named last; empty: none.
   virtual absl::StatusOr<std::string> GetNewestIncarnation(std::string_view node) = 0;
 
-  virtual absl::StatusOr<v1::Node> GetNode(std::string_view id) = 0;
   virtual absl::StatusOr<std::vector<v1::Node>> ListNodes() = 0;  // by id
 
   // The serialized reply to an earlier request with this key; INVALID_ARGUMENT if its id was used
@@ -182,7 +180,6 @@ class WriteTransaction : public ReadTransaction {
 
   // Creates or replaces. What changes with every heartbeat does not belong here.
   virtual absl::Status PutNode(const v1::Node& node) = 0;
-  virtual absl::Status DeleteNode(std::string_view id) = 0;
 
   // The reply to this request, for as long as it is kept; a key without id keeps nothing.
   virtual absl::Status PutReply(const RequestKey& key, std::string_view reply) = 0;
@@ -239,6 +236,7 @@ absl::StatusOr<Reply> Once(WriteTransaction& transaction, const RequestKey& key,
 absl::StatusOr<std::string> JobIdFromName(std::string_view name);
 absl::StatusOr<std::string> NodeIdFromName(std::string_view name);
 
-bool IsTerminal(v1::Job::State state);
+// NOT_FOUND: "jobs/x does not exist".
+absl::Status JobNotFound(std::string_view id);
 
 }  // namespace ringleader::store

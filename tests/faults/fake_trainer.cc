@@ -31,6 +31,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/protocol_version.h"
 #include "ringleader/v1/trainer_link.grpc.pb.h"
 #include "tests/faults/ring.h"
 
@@ -58,6 +59,7 @@ class FakeTrainer {
     hello.mutable_hello()->set_rank(arguments_.rank);
     hello.mutable_hello()->set_fencing_token(arguments_.token);
     hello.mutable_hello()->set_pid(static_cast<uint32_t>(getpid()));
+    hello.mutable_hello()->set_protocol_version(kProtocolVersion);
     Send(hello);
     std::thread reader([this] { ReadAll(); });
     {

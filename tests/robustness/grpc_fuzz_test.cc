@@ -17,7 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "base/address.h"
+#include "base/net/address.h"
+#include "base/protocol_version.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.pb.h"
 #include "ringleader/v1/worker_control.pb.h"
@@ -108,6 +109,7 @@ std::vector<Method> Methods() {
   v1::WorkerMessage hello;
   hello.mutable_hello()->set_node("nodes/fuzz");
   hello.mutable_hello()->set_incarnation("i");
+  hello.mutable_hello()->set_protocol_version(kProtocolVersion);
   hello.mutable_hello()->mutable_inventory()->set_trainers(2);
   hello.mutable_hello()->mutable_inventory()->set_hostname("h");
   v1::RunningAttempt* const running = hello.mutable_hello()->add_attempts();

@@ -29,6 +29,7 @@ class FakeWorker::Reactor
     hello->mutable_inventory()->set_hostname(options.node);
     hello->mutable_inventory()->set_address("127.0.0.1");
     hello->set_version("fake");
+    hello->set_protocol_version(options.protocol_version);
     absl::MutexLock lock(&mu_);
     Send(std::move(message));
     StartRead(&incoming_);

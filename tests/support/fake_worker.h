@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/protocol_version.h"
 
 namespace ringleader::testing {
 
@@ -18,6 +19,7 @@ struct FakeWorkerOptions {
   uint32_t trainers = 1;
   // Layers in each step report.
   int layers = 4;
+  uint32_t protocol_version = kProtocolVersion;
 };
 
 // One session. It starts and stops trainers at once; they train while Step() is called.

@@ -13,17 +13,18 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/address.h"
-#include "base/config.h"
-#include "base/limits.h"
-#include "base/logging.h"
-#include "base/metrics.h"
-#include "base/signals.h"
+#include "base/net/address.h"
+#include "base/net/channel.h"
+#include "base/net/tls.h"
+#include "base/process/config.h"
+#include "base/process/limits.h"
+#include "base/process/logging.h"
+#include "base/process/metrics.h"
+#include "base/process/signals.h"
+#include "base/process/version.h"
 #include "base/status_macros.h"
-#include "base/tls.h"
-#include "base/version.h"
-#include "worker/agent/inventory.h"
-#include "worker/agent/witness.h"
+#include "worker/agent/node/inventory.h"
+#include "worker/agent/node/witness.h"
 #include "worker/agent/worker.h"
 
 namespace ringleader::agent {
@@ -121,18 +122,6 @@ absl::StatusOr<TlsOptions> TlsOfTrainers(const TlsOptions& tls, const std::strin
   return absolute;
 }
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const Flags& flags) {
-  ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.coordinator));
-  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
-                   ChannelCredentials(flags.tls, address));
-  grpc::ChannelArguments arguments;
-  // The link has its own back-off; gRPC's must not be longer.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(flags.coordinator, credentials, arguments);
-}
-
 absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(const std::string trainer, TrainerBinary(flags));
   ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(flags.data_dir, absl::Seconds(10)));
@@ -141,7 +130,8 @@ absl::Status Serve(const Flags& flags) {
                                                           .node = flags.name,
                                                           .incarnation = incarnation,
                                                           .tls = flags.tls}));
-  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, Connect(flags));
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel,
+                   OpenChannel(flags.coordinator, flags.tls));
   Metrics metrics("worker");
   WorkerMetrics worker_metrics(metrics.registry());
   if (!flags.metrics_listen.empty()) {

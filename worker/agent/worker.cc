@@ -10,7 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/version.h"
+#include "base/process/version.h"
+#include "base/protocol_version.h"
 
 namespace ringleader::agent {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(50);
 // A draining worker that cannot reach its coordinator stops its trainers itself after this.
 constexpr absl::Duration kPatienceWithCoordinator = absl::Seconds(3);
-// After the last trainer has ended: for the coordinator to acknowledge what it was told.
+// After the last trainer has ended, the coordinator has so long to acknowledge what it was told.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
 
 absl::Time MonotonicNow() {
@@ -92,6 +93,7 @@ v1::WorkerHello Worker::Hello() const {
   hello.set_incarnation(options_.incarnation);
   *hello.mutable_inventory() = options_.inventory;
   hello.set_version(std::string(kVersion));
+  hello.set_protocol_version(kProtocolVersion);
   for (v1::RunningAttempt& attempt : supervisor_.Running()) {
     *hello.add_attempts() = std::move(attempt);
   }
@@ -171,7 +173,7 @@ bool Worker::CheckDrain(absl::Time now) {
   }
   const bool alone = now - alone_since_ > kPatienceWithCoordinator;
   if (supervisor_.idle()) {
-    // What is left to tell is told, or there is nobody to tell it to.
+    // The worker may go once all is told, or there is nobody to tell it to.
     drain_deadline_ = std::min(drain_deadline_, now + kFarewell);
     return events_.empty() || alone || now >= drain_deadline_;
   }

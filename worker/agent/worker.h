@@ -14,12 +14,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "ringleader/v1/node.pb.h"
-#include "worker/agent/coordinator_link.h"
-#include "worker/agent/data_dir.h"
-#include "worker/agent/event_buffer.h"
-#include "worker/agent/log_pump.h"
-#include "worker/agent/supervisor.h"
-#include "worker/agent/trainer_link_service.h"
+#include "worker/agent/link/coordinator_link.h"
+#include "worker/agent/link/event_buffer.h"
+#include "worker/agent/node/data_dir.h"
+#include "worker/agent/trainers/log_pump.h"
+#include "worker/agent/trainers/supervisor.h"
+#include "worker/agent/trainers/trainer_link_service.h"
 #include "worker/agent/worker_metrics.h"
 
 namespace ringleader::agent {

@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include "absl/strings/ascii.h"
+
 namespace ringleader::agent {
 namespace {
 
@@ -23,17 +25,6 @@ prometheus::Counter& AddCounter(prometheus::Registry& registry, const std::strin
 void RaiseTo(prometheus::Counter& counter, uint64_t total) {
   const double more = static_cast<double>(total) - counter.Value();
   if (more > 0) counter.Increment(more);
-}
-
-const char* Label(v1::TrainerExited::Outcome outcome) {
-  switch (outcome) {
-    case v1::TrainerExited::COMPLETED:
-      return "completed";
-    case v1::TrainerExited::STOPPED:
-      return "stopped";
-    default:
-      return "failed";
-  }
 }
 
 }  // namespace
@@ -82,7 +73,8 @@ void WorkerMetrics::SetDroppedLogLines(uint64_t total) {
 }
 
 void WorkerMetrics::TrainerExited(v1::TrainerExited::Outcome outcome) {
-  exits_.Add({{"outcome", Label(outcome)}}).Increment();
+  exits_.Add({{"outcome", absl::AsciiStrToLower(v1::TrainerExited::Outcome_Name(outcome))}})
+      .Increment();
 }
 
 }  // namespace ringleader::agent

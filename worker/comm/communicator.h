@@ -26,6 +26,7 @@ enum class Channel : uint32_t {
   kGradKv = 3,
   kGradients = 4
 };
+inline constexpr int kChannels = 5;  // their number
 
 // A transfer in flight. The buffers must live, and must not be touched, until Wait returns.
 class Transfer {

@@ -57,7 +57,7 @@ absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence
 Loader::Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed)
     : folder_(std::move(folder)),
       sequence_length_(sequence_length),
-      // The label of a sequence's last token is the first token behind it.
+      // The label of a sequence's last token is the first token after it.
       sequences_((folder_.tokens() - 1) / sequence_length),
       seed_(seed) {}
 

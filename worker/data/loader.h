@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/labels.h"
 #include "ringleader/kernels/shard_layout.h"
 #include "worker/data/token_folder.h"
 
@@ -14,7 +15,7 @@ namespace ringleader::data {
 
 // The label of a token after which nothing is to be predicted: the first token of a document cannot
 // be told from the one before it.
-inline constexpr int64_t kIgnoreLabel = -100;
+using ringleader::kIgnoreLabel;
 
 // One rank's tokens of one sequence, in the rank's local order: [n], n = layout.local_tokens().
 struct LocalSequence {

@@ -41,7 +41,7 @@ class TokenFolder {
   uint32_t token(uint64_t i) const;
 
   // Tokens of [begin, end) with which a document starts, ascending: those that the shards name, and
-  // those behind a separator, with which imported token ids may end documents within a file.
+  // those after a separator, with which imported token ids may end documents within a file.
   std::vector<uint64_t> DocumentStarts(uint64_t begin, uint64_t end) const;
 
  private:

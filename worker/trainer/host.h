@@ -8,24 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "worker/attention/stats/attention_stats.h"
+#include "worker/trainer/phases.h"
 #include "worker/trainer/training_job.h"
 
 namespace ringleader::trainer {
-
-// Where a step's time went, this rank. The optimizer's time includes the exchange of gradients and
-// parameters.
-struct PhaseSeconds {
-  double data = 0;
-  double index = 0;
-  double attention_forward = 0;
-  double attention_backward = 0;
-  double linear = 0;  // everything else in forward and backward
-  double exposed_communication = 0;
-  double optimizer = 0;
-  double checkpoint = 0;       // time that the step loop was held up, before this step
-  double evaluation = 0;       // likewise
-  double exposed_offload = 0;  // waiting for kept activations on their way to or from host memory
-};
 
 struct StepRecord {
   uint64_t step = 0;  // 1 is the first

@@ -85,6 +85,9 @@ bool FrameReader::ParseHeader() {
       case v1::Frame::kLeavingFieldNumber:
         header_.set_leaving(value != 0);
         break;
+      case v1::Frame::kProtocolVersionFieldNumber:
+        header_.set_protocol_version(static_cast<uint32_t>(value));
+        break;
       case v1::Frame::kAbortReasonFieldNumber:
         if (!WireFormatLite::ReadString(&coded_, header_.mutable_abort_reason())) return false;
         break;

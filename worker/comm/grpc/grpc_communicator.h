@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/tls.h"
+#include "base/net/tls.h"
 #include "worker/comm/communicator.h"
 
 namespace ringleader::comm {

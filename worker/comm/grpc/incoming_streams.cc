@@ -1,6 +1,7 @@
 #include "worker/comm/grpc/incoming_streams.h"
 
 #include "absl/strings/str_format.h"
+#include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "worker/comm/rendezvous.h"
 
@@ -15,6 +16,12 @@ bool IncomingStream::Greet(const v1::Frame& hello) {
   if (hello.fencing_token() != owner_->fencing_token_) {
     Finish(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                         "the fencing token is not that of this attempt"));
+    return false;
+  }
+  if (const absl::Status same = CheckProtocolVersion(absl::StrFormat("rank %d", hello.sender()),
+                                                     hello.protocol_version(), "this rank");
+      !same.ok()) {
+    Finish(grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, std::string(same.message())));
     return false;
   }
   if (hello.sender() >= static_cast<uint32_t>(owner_->ranks_)) {

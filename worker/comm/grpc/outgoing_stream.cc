@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "base/protocol_version.h"
 #include "worker/comm/grpc/channel_arguments.h"
 #include "worker/comm/grpc/frame.h"
 
@@ -92,6 +93,7 @@ bool OutgoingStream::NextFrame() {
     header.set_sender(identity_.rank);
     header.set_fencing_token(identity_.fencing_token);
     header.set_channel(stream_);
+    header.set_protocol_version(kProtocolVersion);
     next_ = EncodeFrame(header);
     return true;
   }

@@ -18,7 +18,6 @@
 namespace ringleader::comm {
 namespace {
 
-constexpr int kChannels = 5;
 // Of a call that NCCL finishes in the background; short against any transfer.
 constexpr absl::Duration kPollInterval = absl::Microseconds(50);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);

@@ -16,7 +16,6 @@ namespace {
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(50);
 // In which a broken connection between hosts shows up after NCCL noticed.
 constexpr absl::Duration kPeerNewsDelay = absl::Seconds(1);
-constexpr int kChannels = 5;
 // A channel's buffers take a few hundred MB; where less is free, that is what NCCL failed for.
 constexpr size_t kLittleMemory = size_t{512} << 20;
 

@@ -17,8 +17,6 @@
 namespace ringleader::comm::testing {
 namespace {
 
-constexpr int kChannels = 5;
-
 absl::Status CudaStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   return absl::InternalError(absl::StrFormat("%s: %s", what, cudaGetErrorString(error)));

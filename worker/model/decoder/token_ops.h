@@ -7,9 +7,11 @@
 
 #include <cstdint>
 
+#include "base/labels.h"
+
 namespace ringleader::model {
 
-inline constexpr int64_t kIgnoreLabel = -100;
+using ringleader::kIgnoreLabel;
 
 // Angles are position * inverse_frequency, in fp32.
 struct Rotary {

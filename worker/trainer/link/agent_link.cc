@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "ringleader/v1/trainer_link.grpc.pb.h"
 #include "spdlog/spdlog.h"
@@ -51,6 +52,7 @@ class AgentLink::Impl {
     message.mutable_hello()->set_rank(options.rank);
     message.mutable_hello()->set_fencing_token(options.fencing_token);
     message.mutable_hello()->set_pid(getpid());
+    message.mutable_hello()->set_protocol_version(kProtocolVersion);
     Send(std::move(message));
     reader_ = std::thread([this] { ReadLoop(); });
     writer_ = std::thread([this] { WriteLoop(); });
@@ -150,8 +152,14 @@ class AgentLink::Impl {
   void Handle(v1::AgentMessage& message) {
     if (message.has_stop()) {
       const v1::StopTrainers& stop = message.stop();
-      stop.mode() == v1::StopTrainers::ABORT ? leave_(stop.reason()) : RequestStop(stop.reason());
-      return;
+      if (stop.mode() == v1::StopTrainers::CHECKPOINT) return RequestStop(stop.reason());
+      return leave_(stop.mode() == v1::StopTrainers::ABORT
+                        ? stop.reason()
+                        : absl::StrCat("told to stop in mode ", static_cast<int>(stop.mode()),
+                                       ", which this trainer does not know: ", stop.reason()));
+    }
+    if (message.body_case() == v1::AgentMessage::BODY_NOT_SET) {
+      return leave_("the worker sent a message of no kind that this trainer knows");
     }
     absl::MutexLock lock(&mutex_);
     switch (message.body_case()) {
@@ -167,8 +175,9 @@ class AgentLink::Impl {
       case v1::AgentMessage::kProfile:
         profile_steps_ = message.profile().steps();
         break;
-      default:
-        break;
+      case v1::AgentMessage::kStop:
+      case v1::AgentMessage::BODY_NOT_SET:
+        break;  // above
     }
   }
 
@@ -230,6 +239,12 @@ AgentLink::~AgentLink() = default;
 
 absl::StatusOr<Assignment> AgentLink::WaitForAssignment() {
   ASSIGN_OR_RETURN(const v1::TrainerAssignment proto, impl_->WaitForAssignment());
+  if (const absl::Status same = CheckProtocolVersion("the worker of this trainer",
+                                                     proto.protocol_version(), "the trainer");
+      !same.ok()) {
+    // Another attempt may fare better: on another node, or once the worker was restarted.
+    return absl::UnavailableError(same.message());
+  }
   Assignment assignment;
   assignment.listen_host = proto.listen_host().empty() ? "127.0.0.1" : proto.listen_host();
   ASSIGN_OR_RETURN(assignment.job, ToTrainingJob(proto));

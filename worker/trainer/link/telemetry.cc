@@ -1,15 +1,17 @@
 #include "worker/trainer/link/telemetry.h"
 
+#include <google/protobuf/descriptor.h>
+
 #include <algorithm>
-#include <numeric>
 
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
+#include "base/max_over_mean.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::trainer {
 namespace {
 
-// max/mean over ring steps of this rank's tiles, all layers together; 1 where there are none.
+// Over ring steps, of this rank's tiles, all layers together.
 double StepImbalance(const std::vector<attention::LayerStats>& layers) {
   std::vector<uint64_t> tiles;
   for (const attention::LayerStats& layer : layers) {
@@ -18,10 +20,7 @@ double StepImbalance(const std::vector<attention::LayerStats>& layers) {
       tiles[i] += layer.tiles_per_ring_step[i];
     }
   }
-  const double total = std::accumulate(tiles.begin(), tiles.end(), 0.0);
-  if (total == 0.0) return 1.0;
-  const double largest = static_cast<double>(*std::max_element(tiles.begin(), tiles.end()));
-  return largest * static_cast<double>(tiles.size()) / total;
+  return MaxOverMean(tiles);
 }
 
 }  // namespace
@@ -36,16 +35,10 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
   report.set_tokens(record.tokens);
   report.set_step_seconds(record.step_seconds);
   v1::PhaseSeconds* phases = report.mutable_phases();
-  phases->set_data(record.phases.data);
-  phases->set_index(record.phases.index);
-  phases->set_attention_forward(record.phases.attention_forward);
-  phases->set_attention_backward(record.phases.attention_backward);
-  phases->set_linear(record.phases.linear);
-  phases->set_exposed_communication(record.phases.exposed_communication);
-  phases->set_optimizer(record.phases.optimizer);
-  phases->set_checkpoint(record.phases.checkpoint);
-  phases->set_evaluation(record.phases.evaluation);
-  phases->set_exposed_offload(record.phases.exposed_offload);
+  for (const auto& [name, member] : kPhases) {
+    phases->GetReflection()->SetDouble(
+        phases, v1::PhaseSeconds::descriptor()->FindFieldByName(name), record.phases.*member);
+  }
   report.set_peak_memory_bytes(record.peak_memory_bytes);
   for (size_t i = 0; i < record.layers.size(); ++i) {
     const attention::LayerStats& layer = record.layers[i];
@@ -62,10 +55,7 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
   report.set_step_imbalance(StepImbalance(record.layers));
   report.set_skipped(record.skipped);
   report.set_plan_version(record.plan_version);
-  const absl::Time now = absl::Now();
-  report.mutable_time()->set_seconds(absl::ToUnixSeconds(now));
-  report.mutable_time()->set_nanos(static_cast<int32_t>(
-      absl::ToInt64Nanoseconds(now - absl::FromUnixSeconds(absl::ToUnixSeconds(now)))));
+  SetTime(absl::Now(), report.mutable_time());
   return report;
 }
 

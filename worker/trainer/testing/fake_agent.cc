@@ -118,6 +118,7 @@ grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream)
   assignment->set_listen_host("127.0.0.1");
   assignment->set_threads(threads_);
   assignment->set_checkpoint_step(checkpoint_step_);
+  assignment->set_protocol_version(protocol_version_);
   {
     absl::MutexLock lock(&mutex_);
     logs_[rank].hello = message.hello();

@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/protocol_version.h"
 #include "ringleader/v1/trainer_link.grpc.pb.h"
 
 namespace ringleader::trainer::testing {
@@ -42,6 +44,9 @@ class FakeAgent : private v1::TrainerLink::Service {
             int threads = 1, uint64_t checkpoint_step = 0);
   // Kills the processes that still run.
   ~FakeAgent() override;
+
+  // What assignments say from here on; kProtocolVersion unless set.
+  void set_protocol_version(uint32_t version) { protocol_version_ = version; }
 
   // Starts one process per rank; its output goes to `log_directory`/rank-N.log. With several
   // `hosts`, NCCL takes as many equal parts of the ranks for machines of their own: they exchange
@@ -77,6 +82,7 @@ class FakeAgent : private v1::TrainerLink::Service {
   std::vector<RankLog> logs_ ABSL_GUARDED_BY(mutex_);
   std::map<int, Stream*> streams_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Server> server_;
+  std::atomic<uint32_t> protocol_version_ = kProtocolVersion;
 };
 
 }  // namespace ringleader::trainer::testing

@@ -1,0 +1,22 @@
+#include "base/net/channel.h"
+
+#include <grpcpp/create_channel.h>
+
+#include "base/net/address.h"
+#include "base/status_macros.h"
+
+namespace ringleader {
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
+                                                           const TlsOptions& tls,
+                                                           grpc::ChannelArguments arguments) {
+  ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
+                   ChannelCredentials(tls, parsed));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  return grpc::CreateCustomChannel(FormatAddress(parsed), credentials, arguments);
+}
+
+}  // namespace ringleader

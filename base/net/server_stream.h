@@ -1,0 +1,110 @@
+// One bidirectional stream on a gRPC server (callback API) with the hard parts done once: one read
+// and one write under way at a time, a bounded queue of messages to write, one Finish, and a
+// lifetime that ends when gRPC is done and nobody holds it any more.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "base/net/grpc_status.h"
+
+namespace ringleader {
+
+// Thread-safe. Make it with std::make_shared, call Begin() once, and hand it to gRPC.
+template <typename Incoming, typename Outgoing>
+class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
+                     public std::enable_shared_from_this<ServerStream<Incoming, Outgoing>> {
+ public:
+  void Begin() {
+    self_ = this->shared_from_this();
+    this->StartRead(&incoming_);
+  }
+
+  // Queued after earlier messages; dropped once the stream has ended.
+  void Send(Outgoing message) {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    if (outgoing_.size() >= kMaxQueued) {
+      FinishLocked(absl::ResourceExhaustedError("the peer reads too slowly"));
+      return;
+    }
+    outgoing_.push_back(std::move(message));
+    WriteNext();
+  }
+
+  // Ends the stream with this status; what is queued is dropped. The first status counts.
+  void Close(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    FinishLocked(status);
+  }
+
+ protected:
+  // Messages in order, one at a time; must not block. An error closes the stream.
+  virtual absl::Status OnMessage(Incoming& message) = 0;
+  // The last call: nothing will be read or written any more.
+  virtual void OnEnd() = 0;
+
+ private:
+  // A peer that leaves so many messages unread is stuck.
+  static constexpr size_t kMaxQueued = 10'000;
+
+  void OnReadDone(bool ok) final {
+    if (!ok) {
+      Close(absl::OkStatus());
+      return;
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      if (finished_) return;
+    }
+    if (absl::Status status = OnMessage(incoming_); !status.ok()) {
+      Close(status);
+      return;
+    }
+    incoming_.Clear();
+    this->StartRead(&incoming_);
+  }
+
+  void OnWriteDone(bool ok) final {
+    absl::MutexLock lock(&mutex_);
+    outgoing_.pop_front();
+    writing_ = false;
+    if (ok) WriteNext();
+  }
+
+  void OnCancel() final { Close(absl::CancelledError("the peer went away")); }
+
+  void OnDone() final {
+    const auto self = std::move(self_);  // until the end of this call
+    OnEnd();
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || finished_ || outgoing_.empty()) return;
+    writing_ = true;
+    this->StartWrite(&outgoing_.front());
+  }
+
+  void FinishLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (finished_) return;
+    finished_ = true;
+    this->Finish(ToGrpcStatus(status));
+  }
+
+  std::shared_ptr<ServerStream> self_;  // set until OnDone
+  Incoming incoming_;                   // touched by reads only
+
+  absl::Mutex mutex_;
+  std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // front: being written
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace ringleader

@@ -1,0 +1,35 @@
+// Configuration files, and flags of a program, each of which may also stand in such a file
+// (--config FILE).
+#pragma once
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ringleader {
+
+// A line of a configuration file: "name: value", "name: [value, …]", or "name:" without a value.
+struct ConfigLine {
+  std::string name;
+  std::vector<std::string> values;
+};
+
+// All lines of a file, which is YAML. INVALID_ARGUMENT says what is wrong with it.
+absl::StatusOr<std::vector<ConfigLine>> ReadConfig(std::istream& input);
+
+// Adds --config and --version to `app`, parses, and checks. Returns the exit code when the program
+// is to end now: after --help or --version, or after a mistake, which it has written to standard
+// error. The command line wins over the file; a name in the file that is no flag is a mistake.
+std::optional<int> ParseFlags(CLI::App& app, int argc, char** argv);
+
+// What the program runs with, after defaults, file and command line, as YAML that --config takes.
+std::string ResolvedConfig(const CLI::App& app);
+
+}  // namespace ringleader

@@ -1,0 +1,128 @@
+// Completion scripts, written from the very flags that the parser knows.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/commands/commands.h"
+
+namespace ringleader::cli {
+namespace {
+
+struct Verb {
+  std::string help;
+  std::vector<std::string> flags;
+};
+
+std::vector<std::string> FlagsOf(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+  }
+  return flags;
+}
+
+// Verbs in alphabetical order, with the global flags that each takes, too. "data pack" is "data".
+std::map<std::string, Verb> VerbsOf(CLI::App& root) {
+  std::map<std::string, Verb> verbs;
+  std::vector<std::string> global = FlagsOf(root);
+  global.erase(std::remove(global.begin(), global.end(), "--help"), global.end());
+  for (CLI::App* command : root.get_subcommands([](CLI::App*) { return true; })) {
+    Verb& verb = verbs[command->get_name()];
+    verb.help = command->get_description();
+    verb.flags = FlagsOf(*command);
+    for (const CLI::App* nested : command->get_subcommands([](CLI::App*) { return true; })) {
+      verb.flags.push_back(nested->get_name());
+      for (const std::string& flag : FlagsOf(*nested)) {
+        if (flag != "--help") verb.flags.push_back(flag);
+      }
+    }
+    for (const std::string& flag : global) verb.flags.push_back(flag);
+  }
+  return verbs;
+}
+
+// Words by verb, as the arms of a shell's case.
+std::string CaseArms(const std::map<std::string, Verb>& verbs) {
+  std::string arms;
+  for (const auto& [name, verb] : verbs) {
+    absl::StrAppend(&arms, "    ", name, ") words='", absl::StrJoin(verb.flags, " "), "' ;;\n");
+  }
+  return arms;
+}
+
+std::vector<std::string> Names(const std::map<std::string, Verb>& verbs) {
+  std::vector<std::string> names;
+  names.reserve(verbs.size());
+  for (const auto& [name, verb] : verbs) names.push_back(name);
+  return names;
+}
+
+std::string Bash(const std::map<std::string, Verb>& verbs) {
+  return absl::StrCat(
+      "# ringctl completion for bash: source <(ringctl completion bash)\n"
+      "_ringctl() {\n"
+      "  local current=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words\n"
+      "  ((COMP_CWORD == 1)) && verb=\n"
+      "  case $verb in\n",
+      CaseArms(verbs), "    *) words='", absl::StrJoin(Names(verbs), " "),
+      "' ;;\n"
+      "  esac\n"
+      "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
+      "}\n"
+      "complete -o default -F _ringctl ringctl\n");
+}
+
+std::string Zsh(const std::map<std::string, Verb>& verbs) {
+  return absl::StrCat(
+      "#compdef ringctl\n"
+      "# ringctl completion for zsh: ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"
+      "_ringctl() {\n"
+      "  local verb=${words[2]} words_\n"
+      "  ((CURRENT == 2)) && verb=\n"
+      "  local words=''\n"
+      "  case $verb in\n",
+      CaseArms(verbs), "    *) words='", absl::StrJoin(Names(verbs), " "),
+      "' ;;\n"
+      "  esac\n"
+      "  compadd -- ${=words}\n"
+      "  _files\n"
+      "}\n"
+      "compdef _ringctl ringctl\n");
+}
+
+std::string Fish(const std::map<std::string, Verb>& verbs) {
+  std::string script = "# ringctl completion for fish: ringctl completion fish | source\n";
+  for (const auto& [name, verb] : verbs) {
+    absl::StrAppend(&script, "complete -c ringctl -n __fish_use_subcommand -a ", name, " -d \"",
+                    verb.help, "\"\n");
+    for (const std::string& flag : verb.flags) {
+      const bool is_flag = flag.rfind("--", 0) == 0;
+      absl::StrAppend(&script, "complete -c ringctl -n '__fish_seen_subcommand_from ", name, "' ",
+                      is_flag ? "-l " : "-a ", is_flag ? flag.substr(2) : flag, "\n");
+    }
+  }
+  return script;
+}
+
+}  // namespace
+
+void AddCompletionCommand(CLI::App& app, Context* context) {
+  auto shell = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("completion", "print a completion script");
+  command->add_option("shell", *shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  command->callback([=, &app] {
+    context->action = [=, &app]() -> absl::StatusOr<int> {
+      const std::map<std::string, Verb> verbs = VerbsOf(app);
+      context->out << (*shell == "bash" ? Bash(verbs) : *shell == "zsh" ? Zsh(verbs) : Fish(verbs));
+      return kOk;
+    };
+  });
+}
+
+}  // namespace ringleader::cli

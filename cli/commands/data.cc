@@ -1,0 +1,85 @@
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "cli/commands/commands.h"
+#include "cli/printer.h"
+#include "worker/data/pack_folder.h"
+
+namespace ringleader::cli {
+namespace {
+
+nlohmann::ordered_json ToJson(const data::Manifest& manifest) {
+  return {{"tokens", manifest.tokens},
+          {"documents", manifest.documents},
+          {"shards", manifest.shards.size()}};
+}
+
+absl::StatusOr<int> Pack(const Context& context, const data::PackOptions& options) {
+  ASSIGN_OR_RETURN(const data::PackResult result, data::Pack(options));
+  const nlohmann::ordered_json document = {{"train", ToJson(result.train)},
+                                           {"eval", ToJson(result.eval)},
+                                           {"vocabulary", result.train.vocabulary},
+                                           {"skipped_files", result.skipped_files}};
+  PrintJson(context, document, [&](std::ostream& out) {
+    const auto row = [](const char* name, const data::Manifest& manifest) {
+      return std::vector<std::string>{name, FormatCount(static_cast<double>(manifest.tokens)),
+                                      FormatCount(static_cast<double>(manifest.documents)),
+                                      absl::StrCat(manifest.shards.size())};
+    };
+    WriteColumns(out, {{"PART", "TOKENS", "DOCUMENTS", "SHARDS"},
+                       row("train", result.train),
+                       row("eval", result.eval)});
+    out << absl::StrFormat("vocabulary %d; %d files left out; in %s\n", result.train.vocabulary,
+                           result.skipped_files, options.output);
+  });
+  return kOk;
+}
+
+}  // namespace
+
+void AddDataCommand(CLI::App& app, Context* context) {
+  CLI::App* data = app.add_subcommand("data", "prepare training data");
+  data->require_subcommand(1);
+  data->fallthrough();
+  auto options = std::make_shared<data::PackOptions>();
+  CLI::App* pack = data->add_subcommand("pack", "pack text or token ids into folders of shards");
+  pack->add_option("--input", options->paths, "file, or folder that is walked; may be repeated")
+      ->required()
+      ->allow_extra_args(false);
+  pack->add_option("--output", options->output, "folder that gets train/ and eval/")->required();
+  pack->add_option("--suffix", options->suffixes,
+                   "only files in folders that end so; may be repeated")
+      ->allow_extra_args(false);
+  using Input = data::PackOptions::Input;
+  pack->add_option("--format", options->input,
+                   "text (a token a byte), or files of token ids: uint16, uint32")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Input>{
+          {"text", Input::kText}, {"uint16", Input::kUint16}, {"uint32", Input::kUint32}}));
+  pack->add_option("--eval-share", options->eval_share, "share of documents held out")
+      ->capture_default_str();
+  pack->add_option("--shard-tokens", options->shard_tokens, "tokens in one shard")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  pack->add_option("--max-document-bytes", options->max_document_bytes, "longer files are left out")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  pack->add_option("--vocabulary", options->vocabulary, "token ids: how many there are");
+  pack->add_option("--separator", options->separator, "token ids: the one that ends a document");
+  pack->add_option("--tokenizer", options->tokenizer, "token ids: name of their tokenizer");
+  pack->footer(
+      "\nA file is a document. Documents lie one behind the other, each ended by the\n"
+      "separator, and training cuts its sequences from that stream. Attention stays\n"
+      "within a document unless a job sets data.document_mask: false; no token is\n"
+      "predicted behind a separator. Separators within a file of token ids end\n"
+      "documents, too.\n"
+      "docs/formats.md describes the files.");
+  pack->callback([=] { context->action = [=] { return Pack(*context, *options); }; });
+}
+
+}  // namespace ringleader::cli

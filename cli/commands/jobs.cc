@@ -1,0 +1,118 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <ostream>
+
+#include "base/status_macros.h"
+#include "cli/client.h"
+#include "cli/commands/commands.h"
+#include "cli/job_text.h"
+#include "cli/printer.h"
+
+namespace ringleader::cli {
+namespace {
+
+absl::StatusOr<int> List(const Context& context, const std::string& filter, int limit) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  ASSIGN_OR_RETURN(const v1::ListJobsResponse response, client->ListJobs(filter, limit));
+  Print(context, response, [&](std::ostream& out) {
+    std::vector<std::vector<std::string>> rows = {JobHeading()};
+    for (const v1::Job& job : response.jobs()) rows.push_back(JobRow(job, *context.clock));
+    WriteColumns(out, rows);
+    if (response.jobs_size() < response.total_size()) {
+      context.err << "ringctl: " << response.jobs_size() << " of " << response.total_size()
+                  << " jobs; --limit shows more\n";
+    }
+  });
+  return kOk;
+}
+
+absl::StatusOr<int> Get(const Context& context, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  v1::GetJobRequest request;
+  request.set_name(JobName(name));
+  ASSIGN_OR_RETURN(const v1::Job job, client->GetJob(request));
+  Print(context, job, [&](std::ostream& out) { WriteJob(out, job, *context.clock); });
+  return kOk;
+}
+
+// Cancel, pause and resume differ by their request alone.
+template <typename Request>
+absl::StatusOr<int> Transition(const Context& context, const std::string& name,
+                               absl::StatusOr<v1::Job> (Client::*method)(const Request&)) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  Request request;
+  request.set_name(JobName(name));
+  request.set_request_id(NewRequestId());
+  ASSIGN_OR_RETURN(const v1::Job job, (client.get()->*method)(request));
+  Print(context, job, [&](std::ostream& out) {
+    out << ShortName(job.name()) << " is " << v1::Job::State_Name(job.state()) << "\n";
+  });
+  return kOk;
+}
+
+absl::StatusOr<int> Delete(const Context& context, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  v1::DeleteJobRequest request;
+  request.set_name(JobName(name));
+  request.set_request_id(NewRequestId());
+  RETURN_IF_ERROR(client->DeleteJob(request));
+  if (context.format == Format::kTable) context.out << ShortName(name) << " is deleted\n";
+  return kOk;
+}
+
+absl::StatusOr<int> Profile(const Context& context, const std::string& name, uint32_t steps) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  v1::ProfileJobRequest request;
+  request.set_name(JobName(name));
+  request.set_request_id(NewRequestId());
+  request.set_steps(steps);
+  ASSIGN_OR_RETURN(const v1::ProfileJobResponse response, client->ProfileJob(request));
+  Print(context, response, [&](std::ostream& out) {
+    out << ShortName(name) << " traces its next " << steps << " steps into " << response.directory()
+        << ", a file a rank for chrome://tracing or ui.perfetto.dev\n";
+  });
+  return kOk;
+}
+
+using Action = std::function<absl::StatusOr<int>(const std::string& name)>;
+
+void AddNamed(CLI::App& app, Context* context, const char* verb, const char* help, Action action) {
+  auto name = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand(verb, help);
+  command->add_option("job", *name, "name of the job")->required();
+  command->callback([=] { context->action = [=] { return action(*name); }; });
+}
+
+}  // namespace
+
+void AddJobCommands(CLI::App& app, Context* context) {
+  auto filter = std::make_shared<std::string>();
+  auto limit = std::make_shared<int>(100);
+  CLI::App* list = app.add_subcommand("list", "list jobs, newest first");
+  list->add_option("--filter", *filter, "e.g. state=RUNNING AND labels.team=ocean");
+  list->add_option("--limit", *limit, "jobs at most")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  list->callback([=] { context->action = [=] { return List(*context, *filter, *limit); }; });
+
+  AddNamed(app, context, "get", "show a job and its attempts",
+           [=](const std::string& name) { return Get(*context, name); });
+  AddNamed(app, context, "cancel", "stop a job for good",
+           [=](const std::string& name) { return Transition(*context, name, &Client::CancelJob); });
+  AddNamed(app, context, "pause", "write a checkpoint and stop until resumed",
+           [=](const std::string& name) { return Transition(*context, name, &Client::PauseJob); });
+  AddNamed(app, context, "resume", "go on with a paused job",
+           [=](const std::string& name) { return Transition(*context, name, &Client::ResumeJob); });
+  auto job = std::make_shared<std::string>();
+  auto steps = std::make_shared<uint32_t>(2);
+  CLI::App* profile = app.add_subcommand("profile", "trace the next steps of a job on every rank");
+  profile->add_option("job", *job, "name of the job")->required();
+  profile->add_option("--steps", *steps, "steps to trace")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  profile->callback([=] { context->action = [=] { return Profile(*context, *job, *steps); }; });
+  AddNamed(app, context, "delete", "delete the record of a job that has ended",
+           [=](const std::string& name) { return Delete(*context, name); });
+}
+
+}  // namespace ringleader::cli

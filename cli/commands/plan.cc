@@ -1,0 +1,139 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "cli/commands/commands.h"
+#include "cli/plan_text.h"
+#include "cli/printer.h"
+#include "coordinator/planner/planner.h"
+#include "jobspec/jobspec.h"
+
+namespace ringleader::cli {
+namespace {
+
+struct Flags {
+  std::string file;
+  std::vector<std::string> overrides;
+  int nodes = 1;
+  int gpus = 0;
+  double memory_gib = 0, host_memory_gib = 0;
+  double intra_gigabytes = 0;
+  double inter_gigabytes = 0;
+  patterns::PatternHints measured;
+};
+
+// What a GPU of the kind that the kernels are for has, less what the driver takes.
+constexpr double kGpuGiB = 139;
+
+// The job as it would run with `trainers` of them: the context stays where it divides them, and the
+// groups multiply. Returns what was changed, for people; empty if nothing.
+std::string Scale(int64_t trainers, v1::JobSpec* spec) {
+  v1::ParallelismSpec* parallelism = spec->mutable_parallelism();
+  if (spec->resources().trainers() == trainers) return "";
+  const int64_t before = parallelism->context();
+  const int64_t context = before > 0 && trainers % before == 0 ? before : trainers;
+  parallelism->set_context(static_cast<uint32_t>(context));
+  parallelism->set_data(static_cast<uint32_t>(trainers / context));
+  spec->mutable_resources()->set_trainers(static_cast<uint32_t>(trainers));
+  const uint32_t groups = parallelism->data();
+  const uint32_t batch = (spec->training().global_batch() + groups - 1) / groups * groups;
+  spec->mutable_training()->set_global_batch(batch);
+  auto* const lengths = spec->mutable_data()->mutable_sequence_lengths();
+  for (int i = 0; !lengths->empty() && static_cast<uint32_t>(lengths->size()) < batch; ++i) {
+    lengths->Add(lengths->Get(i));
+  }
+  return absl::StrFormat(
+      "the job asks for other trainers: planned with context %d × data %d, global_batch %d; "
+      "--set parallelism.context=… plans longer rings",
+      context, groups, batch);
+}
+
+absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
+  ASSIGN_OR_RETURN(v1::JobSpec spec, jobspec::LoadJobFile(flags.file, flags.overrides));
+  // A plan for another cluster may change the trainers alone, so that is not a mistake here.
+  const bool is_scaled = flags.gpus > 0;
+  if (is_scaled) spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+  jobspec::ApplyDefaults(&spec);
+  std::string note;
+  if (is_scaled) note = Scale(int64_t{flags.nodes} * flags.gpus, &spec);
+  RETURN_IF_ERROR(jobspec::Validate(spec));
+  const std::string& init = spec.model().init();
+  ASSIGN_OR_RETURN(const model::ModelConfig model,
+                   model::LoadModelConfig(init == "random" ? spec.model().config()
+                                                           : absl::StrCat(init, "/config.json")));
+
+  const int trainers = static_cast<int>(spec.resources().trainers());
+  const int per_node = is_scaled ? flags.gpus : (trainers + flags.nodes - 1) / flags.nodes;
+  planner::ClusterShape cluster =
+      planner::TypicalCluster(spec.resources().engine(), flags.nodes, per_node);
+  cluster.threads_per_trainer = std::max(1u, spec.resources().threads());
+  const double memory = flags.memory_gib > 0 ? flags.memory_gib : is_scaled ? kGpuGiB : 0;
+  cluster.memory_bytes_per_trainer = static_cast<uint64_t>(memory * 1024 * 1024 * 1024);
+  cluster.host_memory_bytes_per_trainer =
+      static_cast<uint64_t>(flags.host_memory_gib * 1024 * 1024 * 1024);
+  if (flags.intra_gigabytes > 0) cluster.intra_node.bytes_per_second = flags.intra_gigabytes * 1e9;
+  if (flags.inter_gigabytes > 0) cluster.inter_node.bytes_per_second = flags.inter_gigabytes * 1e9;
+
+  const planner::CostModel cost_model(spec, model, cluster);
+  ASSIGN_OR_RETURN(const v1::StepPlan plan,
+                   planner::MakePlan(spec, model, cluster, cost_model, flags.measured));
+  Print(context, plan, [&](std::ostream& out) {
+    out << absl::StrFormat("%s on %d node%s × %d %s: context %d × data %d, %s tokens a sequence\n",
+                           spec.name(), flags.nodes, flags.nodes == 1 ? "" : "s", per_node,
+                           is_scaled ? "GPUs" : "trainers", spec.parallelism().context(),
+                           spec.parallelism().data(),
+                           FormatCount(static_cast<double>(spec.data().sequence_length())));
+    WritePlan(out, plan);
+  });
+  if (!note.empty()) context.err << "ringctl: " << note << "\n";
+  return kOk;
+}
+
+}  // namespace
+
+void AddPlanCommand(CLI::App& app, Context* context) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "plan", "predict a job's steps on machines that need not exist; asks no coordinator");
+  command->add_option("file", flags->file, "job.yaml")->required();
+  command->add_option("--set", flags->overrides, "path=value: override a field of the job file")
+      ->allow_extra_args(false);
+  command->add_option("--nodes", flags->nodes, "machines")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command->add_option("--gpus", flags->gpus, "GPUs of a machine (default: the job's own trainers)")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--memory-gib", flags->memory_gib, "memory of one trainer")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--host-memory-gib", flags->host_memory_gib,
+                   "a GPU trainer's share of its machine's memory, for resources.offload")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--intra-node-gbytes", flags->intra_gigabytes,
+                   "GB/s between two trainers of a machine")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--inter-node-gbytes", flags->inter_gigabytes,
+                   "GB/s of one trainer to another machine")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option(
+          "--verticals", flags->measured.verticals,
+          "columns that a head keeps, as a job's step reports say (`ringctl watch JOB -o json`)")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--slashes", flags->measured.slashes,
+                   "block diagonals that a head keeps, likewise")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--density", flags->measured.density,
+                   "share of the causal tiles that a sparse layer visits, likewise")
+      ->check(CLI::Range(1e-6, 1.0));
+  command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
+}
+
+}  // namespace ringleader::cli

@@ -1,0 +1,162 @@
+// What a job's training came to, from the steps that the coordinator keeps.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "cli/client.h"
+#include "cli/commands/commands.h"
+#include "cli/job_text.h"
+#include "cli/printer.h"
+#include "proto/phases.h"
+#include "proto/states.h"
+
+namespace ringleader::cli {
+namespace {
+
+struct Mean {
+  double sum = 0;
+  int count = 0;
+  void Add(double value) {
+    sum += value;
+    ++count;
+  }
+  double value() const { return count > 0 ? sum / count : 0; }
+};
+
+struct Totals {
+  v1::Job job;
+  double loss_first = 0, loss_last = 0;
+  double tokens = 0, seconds = 0;
+  Mean worker_imbalance, step_imbalance, density;
+  std::map<uint32_t, Mean> layer_density, layer_recall;
+  v1::PhaseSeconds phases;
+};
+
+Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) {
+  Totals totals;
+  totals.job = job;
+  for (const auto& [number, step] : steps) {
+    if (totals.seconds == 0) totals.loss_first = step.loss();
+    totals.loss_last = step.loss();
+    totals.tokens += static_cast<double>(step.tokens());
+    totals.seconds += step.step_seconds();
+    totals.worker_imbalance.Add(step.worker_imbalance());
+    totals.step_imbalance.Add(step.step_imbalance());
+    for (const v1::LayerReport& layer : step.layers()) {
+      totals.density.Add(layer.density());
+      totals.layer_density[layer.layer()].Add(layer.density());
+      if (layer.recall() >= 0) totals.layer_recall[layer.layer()].Add(layer.recall());
+    }
+    CombinePhases(step.phases(), std::plus<>(), &totals.phases);
+  }
+  return totals;
+}
+
+nlohmann::ordered_json ByLayer(const std::map<uint32_t, Mean>& means) {
+  nlohmann::ordered_json values = nlohmann::ordered_json::array();
+  for (const auto& [layer, mean] : means) values.push_back(mean.value());
+  return values;
+}
+
+nlohmann::ordered_json ToJson(const Totals& totals) {
+  nlohmann::ordered_json phases = nlohmann::ordered_json::object();
+  ForEachPhase(totals.phases,
+               [&](const std::string& name, double seconds) { phases[name] = seconds; });
+  const v1::Job& job = totals.job;
+  return {{"name", ShortName(job.name())},
+          {"state", v1::Job::State_Name(job.state())},
+          {"steps", job.progress().step()},
+          {"loss_first", totals.loss_first},
+          {"loss_last", totals.loss_last},
+          {"heldout_first", job.first_eval().loss()},
+          {"heldout_last", job.last_eval().loss()},
+          {"tokens_per_second", totals.seconds > 0 ? totals.tokens / totals.seconds : 0},
+          {"density", totals.density.value()},
+          {"density_per_layer", ByLayer(totals.layer_density)},
+          {"recall_per_layer", ByLayer(totals.layer_recall)},
+          {"worker_imbalance", totals.worker_imbalance.value()},
+          {"step_imbalance", totals.step_imbalance.value()},
+          {"seconds", totals.seconds},
+          {"phases", phases},
+          {"model", job.model_directory()}};
+}
+
+void WriteTable(std::ostream& out, const Totals& totals) {
+  const v1::Job& job = totals.job;
+  const auto change = [](double first, double last) {
+    return absl::StrFormat("%.4f -> %.4f (%+.1f %%)", first, last,
+                           first != 0 ? 100 * (last - first) / first : 0);
+  };
+  std::vector<std::vector<std::string>> rows = {
+      {"job", absl::StrCat(ShortName(job.name()), ", ", v1::Job::State_Name(job.state()))},
+      {"steps", absl::StrCat(job.progress().step(), " of ", job.progress().total_steps())},
+      {"loss", change(totals.loss_first, totals.loss_last)}};
+  if (job.has_last_eval()) {
+    rows.push_back({"held-out loss", change(job.first_eval().loss(), job.last_eval().loss())});
+  }
+  rows.push_back(
+      {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});
+  for (const auto& [layer, mean] : totals.layer_density) {
+    std::string text = FormatPercent(mean.value());
+    if (const auto recall = totals.layer_recall.find(layer); recall != totals.layer_recall.end()) {
+      absl::StrAppend(&text, ", recall ", FormatPercent(recall->second.value()));
+    }
+    rows.push_back({absl::StrCat("density, layer ", layer), text});
+  }
+  rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
+  rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});
+  ForEachPhase(totals.phases, [&](std::string name, double seconds) {
+    std::replace(name.begin(), name.end(), '_', ' ');
+    rows.push_back({absl::StrCat("seconds, ", name), absl::StrFormat("%.2f", seconds)});
+  });
+  rows.push_back({"seconds, all steps", absl::StrFormat("%.2f", totals.seconds)});
+  if (!job.model_directory().empty()) rows.push_back({"model", job.model_directory()});
+  WriteColumns(out, rows);
+}
+
+absl::StatusOr<int> Report(const Context& context, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  v1::GetJobRequest get;
+  get.set_name(JobName(name));
+  ASSIGN_OR_RETURN(v1::Job job, client->GetJob(get));
+  if (!IsTerminal(job.state())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        ShortName(job.name()), " is ", v1::Job::State_Name(job.state()),
+        "; a report needs a job that has ended (ringctl watch ", ShortName(job.name()), ")"));
+  }
+  v1::WatchJobRequest watch;
+  watch.set_name(job.name());
+  watch.set_include_steps(true);
+  // A step that was trained again after a failure counts once, as it was trained last.
+  std::map<uint64_t, v1::StepReport> steps;
+  RETURN_IF_ERROR(client->WatchJob(watch, [&](const v1::WatchJobResponse& response) {
+    for (const v1::StepReport& step : response.steps()) steps[step.step()] = step;
+    if (response.has_job()) job = response.job();
+  }));
+  if (steps.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(ShortName(job.name()),
+                                                      " ended without a step (", job.state_reason(),
+                                                      "); there is nothing to report"));
+  }
+  const Totals totals = Sum(job, steps);
+  PrintJson(context, ToJson(totals), [&](std::ostream& out) { WriteTable(out, totals); });
+  return kOk;
+}
+
+}  // namespace
+
+void AddReportCommand(CLI::App& app, Context* context) {
+  auto name = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("report", "sum up a job that has ended");
+  command->add_option("job", *name, "name of the job")->required();
+  command->callback([=] { context->action = [=] { return Report(*context, *name); }; });
+}
+
+}  // namespace ringleader::cli

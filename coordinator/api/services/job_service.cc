@@ -1,0 +1,179 @@
+#include "coordinator/api/services/job_service.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/api/services/job_watch.h"
+#include "coordinator/api/services/listing.h"
+#include "coordinator/api/services/requests.h"
+#include "jobspec/jobspec.h"
+
+namespace ringleader::api {
+namespace {
+
+constexpr char kService[] = "JobService";
+constexpr uint32_t kMaxProfileSteps = 100;  // a trace of more opens in no viewer
+
+}  // namespace
+
+absl::StatusOr<v1::JobSpec> JobService::CheckedSpec(const v1::JobSpec& spec) const {
+  v1::JobSpec checked = spec;
+  checked.DiscardUnknownFields();
+  if (checked.ByteSizeLong() != spec.ByteSizeLong()) {
+    return absl::InvalidArgumentError(
+        "spec: it has fields that this coordinator does not know, so whoever sent it is newer: "
+        "install that release on the coordinator, or use the ringctl of this one");
+  }
+  jobspec::ApplyDefaults(&checked);
+  RETURN_IF_ERROR(jobspec::Validate(checked));
+  if (check_files_) RETURN_IF_ERROR(jobspec::CheckFiles(checked));
+  return checked;
+}
+
+grpc::ServerUnaryReactor* JobService::CreateJob(grpc::CallbackServerContext* context,
+                                                const v1::CreateJobRequest* request,
+                                                v1::Job* reply) {
+  return unary_.Run(context, kService, "CreateJob",
+                    [this, request, reply] { return Create(*request, reply); });
+}
+
+absl::Status JobService::Create(const v1::CreateJobRequest& request, v1::Job* reply) {
+  ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("CreateJob", request));
+  // A repeated request gets its first reply even if the files have gone since.
+  std::optional<std::string> earlier;
+  RETURN_IF_ERROR(hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(earlier, t.FindReply(key));
+    return absl::OkStatus();
+  }));
+  if (earlier.has_value() && reply->ParseFromString(*earlier)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const v1::JobSpec spec, CheckedSpec(request.spec()));
+  ASSIGN_OR_RETURN(*reply, controller_.CreateJob(spec, key));
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* JobService::GetJob(grpc::CallbackServerContext* context,
+                                             const v1::GetJobRequest* request, v1::Job* reply) {
+  return unary_.Run(context, kService, "GetJob", [this, request, reply]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+    return hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
+      ASSIGN_OR_RETURN(*reply, t.GetJob(id));
+      return absl::OkStatus();
+    });
+  });
+}
+
+grpc::ServerUnaryReactor* JobService::ListJobs(grpc::CallbackServerContext* context,
+                                               const v1::ListJobsRequest* request,
+                                               v1::ListJobsResponse* reply) {
+  return unary_.Run(context, kService, "ListJobs",
+                    [this, request, reply] { return List(*request, reply); });
+}
+
+absl::Status JobService::List(const v1::ListJobsRequest& request, v1::ListJobsResponse* reply) {
+  const std::string arguments = absl::StrCat("ListJobs\n", request.filter());
+  store::JobQuery query;
+  ASSIGN_OR_RETURN(query.limit, PageSize(request.page_size()));
+  ASSIGN_OR_RETURN(query.terms, ParseJobFilter(request.filter()));
+  ASSIGN_OR_RETURN(const std::string place, ParsePageToken(request.page_token(), arguments));
+  if (!place.empty() && !absl::SimpleAtoi(place, &query.before_sequence)) {
+    return absl::InvalidArgumentError("page_token: not one that this method gave out");
+  }
+  store::JobPage page;
+  RETURN_IF_ERROR(hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(page, t.ListJobs(query));
+    return absl::OkStatus();
+  }));
+  for (v1::Job& job : page.jobs) *reply->add_jobs() = std::move(job);
+  reply->set_total_size(static_cast<int32_t>(page.total));
+  if (page.last_sequence != 0) {
+    reply->set_next_page_token(MakePageToken(absl::StrCat(page.last_sequence), arguments));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Request, typename Call>
+grpc::ServerUnaryReactor* JobService::Transition(grpc::CallbackServerContext* context,
+                                                 const char* method, const Request* request,
+                                                 v1::Job* reply, Call call) {
+  return unary_.Run(context, kService, method,
+                    [this, method, request, reply, call]() -> absl::Status {
+                      ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+                      ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(method, *request));
+                      ASSIGN_OR_RETURN(*reply, call(controller_, id, request->etag(), key));
+                      return absl::OkStatus();
+                    });
+}
+
+grpc::ServerUnaryReactor* JobService::CancelJob(grpc::CallbackServerContext* context,
+                                                const v1::CancelJobRequest* request,
+                                                v1::Job* reply) {
+  return Transition(
+      context, "CancelJob", request, reply,
+      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+         const store::RequestKey& key) { return controller.CancelJob(id, etag, key); });
+}
+
+grpc::ServerUnaryReactor* JobService::PauseJob(grpc::CallbackServerContext* context,
+                                               const v1::PauseJobRequest* request, v1::Job* reply) {
+  return Transition(
+      context, "PauseJob", request, reply,
+      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+         const store::RequestKey& key) { return controller.PauseJob(id, etag, key); });
+}
+
+grpc::ServerUnaryReactor* JobService::ResumeJob(grpc::CallbackServerContext* context,
+                                                const v1::ResumeJobRequest* request,
+                                                v1::Job* reply) {
+  return Transition(
+      context, "ResumeJob", request, reply,
+      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+         const store::RequestKey& key) { return controller.ResumeJob(id, etag, key); });
+}
+
+grpc::ServerUnaryReactor* JobService::DeleteJob(grpc::CallbackServerContext* context,
+                                                const v1::DeleteJobRequest* request,
+                                                google::protobuf::Empty*) {
+  return unary_.Run(context, kService, "DeleteJob", [this, request]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+    ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("DeleteJob", *request));
+    return controller_.DeleteJob(id, request->etag(), key);
+  });
+}
+
+grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* context,
+                                                 const v1::ProfileJobRequest* request,
+                                                 v1::ProfileJobResponse* reply) {
+  return unary_.Run(context, kService, "ProfileJob", [this, request, reply]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+    ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("ProfileJob", *request));
+    if (request->steps() < 1 || request->steps() > kMaxProfileSteps) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "steps: ", request->steps(), " is not allowed; give 1 to ", kMaxProfileSteps));
+    }
+    ASSIGN_OR_RETURN(const v1::Job job, controller_.ProfileJob(id, request->steps(), key));
+    reply->set_directory(job.spec().checkpoint().directory() + "/profiles");
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* context,
+                                                  const v1::ValidateJobRequest* request,
+                                                  v1::ValidateJobResponse* reply) {
+  return unary_.Run(context, kService, "ValidateJob", [this, request, reply]() -> absl::Status {
+    ASSIGN_OR_RETURN(*reply->mutable_spec(), CheckedSpec(request->spec()));
+    ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
+                     controller_.PreviewJob(reply->spec()));
+    *reply->mutable_plan() = std::move(preview.plan);
+    reply->set_pending_reason(std::move(preview.pending_reason));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerWriteReactor<v1::WatchJobResponse>* JobService::WatchJob(
+    grpc::CallbackServerContext* /*context*/, const v1::WatchJobRequest* request) {
+  return NewJobWatch(&hub_, *request);
+}
+
+}  // namespace ringleader::api

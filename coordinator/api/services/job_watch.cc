@@ -1,0 +1,74 @@
+#include "coordinator/api/services/job_watch.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+#include "proto/states.h"
+
+namespace ringleader::api {
+namespace {
+
+// Steps in one message: some hundred kilobytes when reports hold many layers.
+constexpr int kStepsPerMessage = 200;
+
+class JobWatch : public PulledStream<v1::WatchJobResponse> {
+ public:
+  JobWatch(StreamHub* hub, const v1::WatchJobRequest& request)
+      : PulledStream(hub, "JobService", "WatchJob"),
+        include_steps_(request.include_steps()),
+        after_step_(request.after_step()),
+        seen_revision_(request.after_revision()) {
+    absl::StatusOr<std::string> id = store::JobIdFromName(request.name());
+    if (id.ok()) id_ = *id;
+    Start(id_, id.status());
+  }
+
+ private:
+  absl::StatusOr<Next> Produce(v1::WatchJobResponse* response) override {
+    v1::Job job;
+    store::StepPage steps;
+    store::EvalPage evals;
+    RETURN_IF_ERROR(store().Read([&](store::ReadTransaction& t) -> absl::Status {
+      ASSIGN_OR_RETURN(job, t.GetJob(id_));
+      if (!include_steps_) return absl::OkStatus();
+      ASSIGN_OR_RETURN(steps, t.ListSteps(id_, after_step_, step_sequence_, kStepsPerMessage));
+      ASSIGN_OR_RETURN(evals, t.ListEvals(id_, eval_sequence_));
+      return absl::OkStatus();
+    }));
+    // A job that was deleted and created again under its name is another one.
+    if (uid_.empty()) uid_ = job.uid();
+    if (uid_ != job.uid()) return absl::NotFoundError(job.name() + " was deleted");
+
+    const bool terminal = IsTerminal(job.state());
+    const bool all_steps = static_cast<int>(steps.steps.size()) < kStepsPerMessage;
+    step_sequence_ = steps.last_sequence;
+    eval_sequence_ = evals.last_sequence;
+    for (v1::StepReport& step : steps.steps) *response->add_steps() = std::move(step);
+    for (v1::EvalReport& eval : evals.evals) *response->add_evals() = std::move(eval);
+    // The final state comes last, with or after the last step: who sees it has seen everything.
+    if (job.revision() > seen_revision_ && (!terminal || all_steps)) {
+      seen_revision_ = job.revision();
+      *response->mutable_job() = std::move(job);
+    }
+    if (response->has_job() || response->steps_size() > 0 || response->evals_size() > 0)
+      return Next::kWrite;
+    return terminal ? Next::kEnd : Next::kWait;
+  }
+
+  const bool include_steps_;
+  const uint64_t after_step_;
+  std::string id_;
+  std::string uid_;
+  uint64_t seen_revision_;
+  uint64_t step_sequence_ = 0;
+  uint64_t eval_sequence_ = 0;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::WatchJobResponse>* NewJobWatch(StreamHub* hub,
+                                                            const v1::WatchJobRequest& request) {
+  return new JobWatch(hub, request);
+}
+
+}  // namespace ringleader::api

@@ -1,0 +1,222 @@
+#include "worker/agent/link/coordinator_link.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/time/clock.h"
+#include "base/back_off.h"
+#include "base/boot_clock.h"
+#include "base/protocol_version.h"
+#include "proto/timestamps.h"
+
+namespace ringleader::agent {
+namespace {
+
+// Between attempts to connect: short enough that a restarted coordinator has its workers back
+// within a few heartbeats, and spread so that thousands do not come at once.
+constexpr absl::Duration kFirstBackOff = absl::Milliseconds(100);
+constexpr absl::Duration kLongestBackOff = absl::Seconds(2);
+
+}  // namespace
+
+CoordinatorLink::CoordinatorLink(std::shared_ptr<grpc::Channel> channel, EventBuffer* buffer,
+                                 Callbacks callbacks)
+    : stub_(v1::WorkerControl::NewStub(std::move(channel))),
+      buffer_(buffer),
+      callbacks_(std::move(callbacks)) {}
+
+CoordinatorLink::~CoordinatorLink() {
+  Stop();
+}
+
+void CoordinatorLink::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void CoordinatorLink::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+  }
+  buffer_->Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void CoordinatorLink::CheckLease() {
+  absl::MutexLock lock(&mutex_);
+  if (context_ == nullptr || BootNow() - last_received_ < lease_) return;
+  spdlog::warn("nothing from the coordinator for {}: reconnecting", absl::FormatDuration(lease_));
+  context_->TryCancel();
+  last_received_ = BootNow();  // or every call until the session ends would cut it
+}
+
+bool CoordinatorLink::connected() const {
+  absl::MutexLock lock(&mutex_);
+  return context_ != nullptr && welcomed_ && !ended_;
+}
+
+uint64_t CoordinatorLink::sessions() const {
+  absl::MutexLock lock(&mutex_);
+  return sessions_;
+}
+
+absl::Duration CoordinatorLink::OutOfContact() const {
+  absl::MutexLock lock(&mutex_);
+  return confirmed_ == absl::InfinitePast() ? absl::ZeroDuration() : BootNow() - confirmed_;
+}
+
+absl::Duration CoordinatorLink::fence_after() const {
+  absl::MutexLock lock(&mutex_);
+  return fence_after_;
+}
+
+bool CoordinatorLink::ended() const {
+  absl::MutexLock lock(&mutex_);
+  return ended_ || stopping_;
+}
+
+void CoordinatorLink::Run() {
+  absl::BitGen random;
+  uint32_t failures = 1;
+  while (true) {
+    failures = RunSession() ? 1 : failures + 1;
+    const absl::Duration back_off = BackOff(kFirstBackOff, kLongestBackOff, failures);
+    absl::MutexLock lock(&mutex_);
+    mutex_.AwaitWithTimeout(absl::Condition(&stopping_),
+                            back_off * absl::Uniform(random, 0.5, 1.5));
+    if (stopping_) return;
+  }
+}
+
+bool CoordinatorLink::RunSession() {
+  grpc::ClientContext context;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) return false;
+    context_ = &context;
+    ended_ = welcomed_ = false;
+    refused_ = absl::OkStatus();
+    last_received_ = BootNow();
+    heartbeats_sent_.clear();
+  }
+  const std::unique_ptr<Stream> stream = stub_->Session(&context);
+  std::thread reader([&] { ReadAll(stream.get()); });
+  if (WriteHello(stream.get())) {
+    absl::MutexLock lock(&mutex_);
+    const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return welcomed_ || ended_ || stopping_;
+    };
+    mutex_.Await(absl::Condition(&answered));  // CheckLease() ends a wait in vain
+  }
+  WriteAll(stream.get());
+  context.TryCancel();
+  reader.join();
+  const grpc::Status status = stream->Finish();
+  absl::MutexLock lock(&mutex_);
+  context_ = nullptr;
+  const std::string error =
+      refused_.ok() ? status.error_message() : std::string(refused_.message());
+  if (welcomed_ && !stopping_) {
+    spdlog::warn("lost the coordinator: {}; reconnecting", error);
+  } else if (!stopping_ && error != last_error_) {
+    // Said once, not with every try.
+    spdlog::warn("no session with the coordinator: {}; trying again", error);
+  }
+  last_error_ = welcomed_ ? "" : error;
+  return welcomed_;
+}
+
+bool CoordinatorLink::WriteHello(Stream* stream) {
+  v1::WorkerMessage message;
+  *message.mutable_hello() = callbacks_.hello();
+  {
+    absl::MutexLock lock(&mutex_);
+    hello_sent_ = BootNow();
+  }
+  return stream->Write(message);
+}
+
+void CoordinatorLink::ReadAll(Stream* stream) {
+  v1::CoordinatorMessage message;
+  while (stream->Read(&message)) {
+    {
+      absl::MutexLock lock(&mutex_);
+      last_received_ = BootNow();
+      // All up to this one have arrived; the newest counts.
+      for (auto it = heartbeats_sent_.begin();
+           it != heartbeats_sent_.end() && it->first <= message.heartbeat_number();) {
+        confirmed_ = std::max(confirmed_, it->second);
+        it = heartbeats_sent_.erase(it);
+      }
+    }
+    if (message.has_welcome() && !OnWelcome(message.welcome())) break;
+    if (message.acknowledged_sequence() > 0) buffer_->Acknowledge(message.acknowledged_sequence());
+    if (message.has_command()) callbacks_.on_command(std::move(*message.mutable_command()));
+    message.Clear();
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    ended_ = true;
+  }
+  buffer_->Wake();
+}
+
+bool CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
+  if (absl::Status same =
+          CheckProtocolVersion("the coordinator", welcome.protocol_version(), "this worker");
+      !same.ok()) {
+    absl::MutexLock lock(&mutex_);
+    refused_ = std::move(same);
+    return false;
+  }
+  buffer_->Acknowledge(welcome.applied_sequence());
+  {
+    absl::MutexLock lock(&mutex_);
+    welcomed_ = true;
+    ++sessions_;
+    confirmed_ = std::max(confirmed_, hello_sent_);
+    heartbeat_interval_ = absl::Milliseconds(std::max(1u, welcome.heartbeat_milliseconds()));
+    lease_ = absl::Milliseconds(std::max(1u, welcome.lease_milliseconds()));
+    fence_after_ = absl::Milliseconds(std::max(1u, welcome.fence_milliseconds()));
+  }
+  spdlog::info("in session with the coordinator (epoch {})", welcome.epoch());
+  callbacks_.on_welcome();
+  return true;
+}
+
+bool CoordinatorLink::WriteHeartbeat(Stream* stream) {
+  v1::WorkerMessage message;
+  v1::Heartbeat* const heartbeat = message.mutable_heartbeat();
+  SetTime(absl::Now(), heartbeat->mutable_time());
+  {
+    absl::MutexLock lock(&mutex_);
+    heartbeat->set_number(++last_heartbeat_);
+    heartbeats_sent_[last_heartbeat_] = BootNow();
+  }
+  return stream->Write(message);
+}
+
+void CoordinatorLink::WriteAll(Stream* stream) {
+  uint64_t sent = buffer_->acknowledged();
+  absl::Time next_heartbeat = BootNow();
+  while (!ended()) {
+    const std::optional<v1::WorkerMessage> message =
+        buffer_->Next(sent, next_heartbeat - BootNow());
+    if (message) {
+      if (!stream->Write(*message)) return;
+      sent = message->sequence();
+    }
+    if (BootNow() < next_heartbeat) continue;
+    if (!WriteHeartbeat(stream)) return;
+    absl::MutexLock lock(&mutex_);
+    next_heartbeat = BootNow() + heartbeat_interval_;
+  }
+}
+
+}  // namespace ringleader::agent

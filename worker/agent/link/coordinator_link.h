@@ -1,0 +1,89 @@
+// The worker's end of WorkerControl.Session: connects, reconnects, heartbeats, and sends what the
+// buffer holds until it is acknowledged.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "ringleader/v1/worker_control.grpc.pb.h"
+#include "worker/agent/link/event_buffer.h"
+
+namespace ringleader::agent {
+
+// Thread-safe.
+class CoordinatorLink {
+ public:
+  // Called on the link's threads.
+  struct Callbacks {
+    std::function<v1::WorkerHello()> hello;
+    std::function<void()> on_welcome;
+    std::function<void(v1::Command)> on_command;
+  };
+
+  CoordinatorLink(std::shared_ptr<grpc::Channel> channel, EventBuffer* buffer, Callbacks callbacks);
+  ~CoordinatorLink();  // Stop()
+
+  void Start();
+  void Stop();
+
+  // Cuts a session on which nothing has come for a lease: a dead network does not say that it is.
+  void CheckLease();
+
+  bool connected() const;
+  uint64_t sessions() const;  // that were welcomed
+  // How long ago the newest sign of life was sent that is known to have arrived; 0 before the first
+  // session. In boot time.
+  absl::Duration OutOfContact() const;
+  // After so long out of contact, the coordinator may replace what runs here.
+  absl::Duration fence_after() const;
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::CoordinatorMessage>;
+
+  void Run();
+  // One session, from connecting to its end. Returns whether it was welcomed.
+  bool RunSession();
+  void ReadAll(Stream* stream);
+  // False if the coordinator speaks another version of the protocol: the session ends.
+  bool OnWelcome(const v1::Welcome& welcome);
+  bool WriteHello(Stream* stream);
+  bool WriteHeartbeat(Stream* stream);
+  // Sends messages and heartbeats until the session ends.
+  void WriteAll(Stream* stream);
+  bool ended() const;
+
+  const std::unique_ptr<v1::WorkerControl::Stub> stub_;
+  EventBuffer* const buffer_;
+  const Callbacks callbacks_;
+  std::thread thread_;
+
+  mutable absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the current session
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;                      // nothing more to read
+  bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t sessions_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);    // why this worker ended the current session
+  std::string last_error_ ABSL_GUARDED_BY(mutex_);  // why there is no session
+  absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(2);
+  absl::Duration lease_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(10);
+  absl::Duration fence_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
+  // All in boot time.
+  absl::Time last_received_ ABSL_GUARDED_BY(mutex_);
+  absl::Time confirmed_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Time hello_sent_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_heartbeat_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, absl::Time> heartbeats_sent_ ABSL_GUARDED_BY(mutex_);  // not confirmed yet
+};
+
+}  // namespace ringleader::agent

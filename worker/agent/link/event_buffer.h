@@ -1,0 +1,73 @@
+// What the worker has to tell the coordinator and has not been acknowledged: in order, numbered
+// without gaps, kept over reconnects.
+//
+// Results, reports, checkpoints and acknowledgements are never dropped. Logs are bounded: lines
+// that do not fit are counted, and a line that says how many were lost stands in their place. The
+// layers of step reports, which are nearly all of their size, are bounded, too: reports that do not
+// fit go without them. What is left is small, and ends with the trainers, which the worker kills
+// after so long out of contact.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "ringleader/v1/worker_control.pb.h"
+
+namespace ringleader::agent {
+
+// Thread-safe.
+class EventBuffer {
+ public:
+  explicit EventBuffer(size_t max_log_bytes, size_t max_layer_bytes = size_t{64} << 20)
+      : max_log_bytes_(max_log_bytes), max_layer_bytes_(max_layer_bytes) {}
+
+  // Takes the message, with the next sequence.
+  void Push(v1::WorkerMessage message);
+  // `event`: job, attempt and token; its logs are set here.
+  void PushLogs(v1::AttemptEvent event, std::vector<v1::LogLine> lines);
+
+  // Drops everything up to `sequence`.
+  void Acknowledge(uint64_t sequence);
+  // The first message after `sequence`, waiting for one as long as `patience` or until Wake().
+  std::optional<v1::WorkerMessage> Next(uint64_t sequence, absl::Duration patience);
+  // Ends the current wait.
+  void Wake();
+
+  bool empty() const;
+  size_t size() const;
+  uint64_t dropped_log_lines() const;
+  // The highest sequence that was acknowledged.
+  uint64_t acknowledged() const;
+
+ private:
+  struct Entry {
+    v1::WorkerMessage message;
+    size_t log_bytes = 0;
+    size_t layer_bytes = 0;
+  };
+  // Of one rank of one attempt: lines lost since the last that was kept.
+  using Source = std::pair<uint64_t, int32_t>;  // token, rank
+
+  void PushLocked(v1::WorkerMessage message, size_t log_bytes, size_t layer_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const size_t max_log_bytes_;
+  const size_t max_layer_bytes_;
+  mutable absl::Mutex mutex_;
+  std::deque<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // sequences acknowledged_+1, +2, …
+  uint64_t acknowledged_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t log_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t layer_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<Source, uint64_t> gaps_ ABSL_GUARDED_BY(mutex_);
+  uint64_t dropped_log_lines_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace ringleader::agent

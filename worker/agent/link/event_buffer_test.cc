@@ -1,0 +1,115 @@
+#include "worker/agent/link/event_buffer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "absl/time/clock.h"
+
+namespace ringleader::agent {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+v1::LogLine Line(const std::string& text, int32_t rank = 0) {
+  v1::LogLine line;
+  line.set_rank(rank);
+  line.set_text(text);
+  return line;
+}
+
+class EventBufferTest : public ::testing::Test {
+ protected:
+  std::optional<v1::WorkerMessage> Next(uint64_t after) {
+    return buffer_.Next(after, absl::ZeroDuration());
+  }
+  void PushStep(uint64_t step) {
+    v1::WorkerMessage message;
+    message.mutable_event()->mutable_step()->set_step(step);
+    buffer_.Push(std::move(message));
+  }
+
+  EventBuffer buffer_{100};
+};
+
+TEST_F(EventBufferTest, NumbersWithoutGapsAndKeepsUntilAcknowledged) {
+  for (uint64_t step = 1; step <= 3; ++step) PushStep(step);
+  EXPECT_EQ(Next(0)->sequence(), 1);
+  EXPECT_EQ(Next(0)->sequence(), 1);  // it may have to be sent again
+  EXPECT_EQ(Next(2)->event().step().step(), 3);
+  EXPECT_FALSE(Next(3));
+  buffer_.Acknowledge(2);
+  EXPECT_EQ(buffer_.size(), 1);
+  EXPECT_EQ(Next(0)->sequence(), 3);
+  PushStep(4);
+  EXPECT_EQ(Next(3)->sequence(), 4);
+  buffer_.Acknowledge(1);  // late
+  EXPECT_EQ(buffer_.acknowledged(), 2);
+  buffer_.Acknowledge(100);
+  EXPECT_TRUE(buffer_.empty());
+  EXPECT_EQ(buffer_.acknowledged(), 4);
+}
+
+TEST_F(EventBufferTest, ReportsThatDoNotFitGoWithoutTheirLayers) {
+  EventBuffer buffer(100, 1000);
+  v1::WorkerMessage message;
+  v1::StepReport* const step = message.mutable_event()->mutable_step();
+  step->set_loss(2.5);
+  for (uint32_t layer = 0; layer < 10; ++layer) {
+    step->add_layers()->set_layer(layer);
+    step->mutable_layers(static_cast<int>(layer))->set_density(0.5);
+  }
+  for (int i = 0; i < 1000; ++i) buffer.Push(message);
+  size_t with_layers = 0;
+  for (uint64_t after = 0; after < 1000; ++after) {
+    const v1::WorkerMessage kept = *buffer.Next(after, absl::ZeroDuration());
+    EXPECT_EQ(kept.event().step().loss(), 2.5);
+    if (kept.event().step().layers_size() > 0) ++with_layers;
+  }
+  EXPECT_GT(with_layers, 0u);
+  EXPECT_LT(with_layers, 100u);
+  // Room again once they are acknowledged.
+  buffer.Acknowledge(1000);
+  buffer.Push(message);
+  EXPECT_EQ(buffer.Next(1000, absl::ZeroDuration())->event().step().layers_size(), 10);
+}
+
+TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
+  const std::string text(90, 'x');
+  buffer_.PushLogs({}, {Line(text), Line(text), Line(text)});
+  for (uint64_t step = 1; step <= 50; ++step) PushStep(step);
+  EXPECT_EQ(buffer_.size(), 51);  // with two lines: the second was begun below the bound
+  buffer_.PushLogs({}, {Line("lost")});
+  EXPECT_EQ(buffer_.dropped_log_lines(), 2);
+  buffer_.Acknowledge(51);
+  buffer_.PushLogs({}, {Line("after")});
+  const v1::LogBatch logs = Next(51)->event().logs();
+  ASSERT_EQ(logs.lines_size(), 2);
+  EXPECT_THAT(logs.lines(0).text(), HasSubstr("2 lines were dropped here"));
+  EXPECT_EQ(logs.lines(1).text(), "after");
+}
+
+TEST_F(EventBufferTest, GapsAreCountedByRank) {
+  buffer_.PushLogs({}, {Line(std::string(200, 'x'), 0)});
+  buffer_.PushLogs({}, {Line("lost", 1)});
+  buffer_.Acknowledge(1);
+  buffer_.PushLogs({}, {Line("whole", 0), Line("after", 1)});
+  std::vector<std::string> texts;
+  const v1::LogBatch logs = Next(1)->event().logs();
+  for (const v1::LogLine& line : logs.lines()) texts.push_back(line.text());
+  EXPECT_THAT(texts, ElementsAre("whole", HasSubstr("1 lines were dropped"), "after"));
+}
+
+TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
+  std::thread pusher([&] { PushStep(1); });
+  EXPECT_EQ(buffer_.Next(0, absl::InfiniteDuration())->sequence(), 1);
+  pusher.join();
+  std::thread waker([&] { buffer_.Wake(); });
+  EXPECT_FALSE(buffer_.Next(1, absl::InfiniteDuration()));
+  waker.join();
+}
+
+}  // namespace
+}  // namespace ringleader::agent

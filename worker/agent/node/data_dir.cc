@@ -1,0 +1,146 @@
+#include "worker/agent/node/data_dir.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+
+namespace ringleader::agent {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The process that wrote its id into the lock file; 0 if there is none, or it is dead.
+pid_t Holder(int fd) {
+  char text[32] = {};
+  int pid = 0;
+  if (pread(fd, text, sizeof(text) - 1, 0) <= 0 || !absl::SimpleAtoi(text, &pid)) return 0;
+  return kill(pid, 0) == 0 || errno == EPERM ? pid : 0;
+}
+
+absl::Status Lock(int fd, const std::string& path, absl::Duration patience) {
+  const absl::Time deadline = absl::Now() + patience;
+  while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (const pid_t holder = Holder(fd); holder != 0) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "--data-dir %s belongs to a running ringleader-worker (process %d): stop that one, or "
+          "give this one its own folder and --name",
+          path, holder));
+    }
+    if (absl::Now() >= deadline) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "--data-dir %s: trainers of an earlier worker are still alive; see \"fuser %s/lock\"",
+          path, path));
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  const std::string pid = absl::StrFormat("%d\n", getpid());
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, pid.data(), pid.size(), 0) < 0) {
+    return absl::InternalError(
+        absl::StrFormat("--data-dir %s: cannot write: %s", path, std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
+  std::string id;
+  if (std::ifstream(path) >> id) return id;
+  absl::BitGen random;
+  id = absl::StrFormat("%016x", absl::Uniform<uint64_t>(random));
+  // In one step: a worker that is killed in between must not leave half an id.
+  const std::string draft = path + ".new";
+  std::ofstream file(draft);
+  file << id << std::endl;
+  std::error_code error;
+  fs::rename(draft, path, error);
+  if (!file || error) {
+    return absl::FailedPreconditionError(absl::StrFormat("%s cannot be written", path));
+  }
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<DataDir> DataDir::Open(const std::string& path, absl::Duration patience) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  DataDir dir;
+  dir.path_ = fs::absolute(path).lexically_normal().string();
+  const std::string lock_path = dir.path_ + "/lock";
+  dir.lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (dir.lock_fd_ < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("--data-dir %s cannot be written to: %s", path, std::strerror(errno)));
+  }
+  RETURN_IF_ERROR(Lock(dir.lock_fd_, dir.path_, patience));
+  ASSIGN_OR_RETURN(dir.id_, ReadOrDrawId(dir.path_ + "/id"));
+  dir.socket_path_ = dir.path_ + "/trainers.sock";
+  if (dir.socket_path_.size() >= sizeof(sockaddr_un::sun_path)) {
+    char folder[] = "/tmp/ringleader-XXXXXX";
+    if (mkdtemp(folder) == nullptr) {
+      return absl::InternalError(absl::StrFormat("/tmp: %s", std::strerror(errno)));
+    }
+    dir.socket_folder_ = folder;
+    dir.socket_path_ = dir.socket_folder_ + "/trainers.sock";
+  }
+  fs::remove(dir.socket_path_, error);
+  return dir;
+}
+
+DataDir::DataDir(DataDir&& other) noexcept
+    : path_(std::move(other.path_)),
+      id_(std::move(other.id_)),
+      socket_path_(std::move(other.socket_path_)),
+      socket_folder_(std::exchange(other.socket_folder_, {})),
+      lock_fd_(std::exchange(other.lock_fd_, -1)) {}
+
+DataDir::~DataDir() {
+  if (lock_fd_ >= 0) close(lock_fd_);
+  std::error_code ignored;
+  if (!socket_folder_.empty()) fs::remove_all(socket_folder_, ignored);
+}
+
+std::string DataDir::DrawIncarnation() const {
+  absl::BitGen random;
+  return absl::StrFormat("%s.%016x", id_, absl::Uniform<uint64_t>(random));
+}
+
+absl::StatusOr<std::string> DataDir::TrainerDirectory(const std::string& job, uint32_t attempt,
+                                                      uint32_t rank) const {
+  const std::string folder =
+      absl::StrFormat("%s/jobs/%s/attempt-%d/rank-%d", path_, job, attempt, rank);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s cannot be created: %s", folder, error.message()));
+  }
+  return folder;
+}
+
+void DataDir::RemoveEmpty(const std::string& job, uint32_t attempt) const {
+  std::error_code ignored;
+  const fs::path job_folder = fs::path(path_) / "jobs" / job;
+  const fs::path attempt_folder = job_folder / absl::StrFormat("attempt-%d", attempt);
+  for (const fs::directory_entry& rank : fs::directory_iterator(attempt_folder, ignored)) {
+    fs::remove(rank.path(), ignored);  // fails unless empty
+  }
+  fs::remove(attempt_folder, ignored);
+  fs::remove(job_folder, ignored);
+}
+
+}  // namespace ringleader::agent

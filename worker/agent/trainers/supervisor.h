@@ -1,0 +1,127 @@
+// Starts, watches and stops the trainers of this node, as commands say.
+//
+// A command carries its attempt's fencing token. One with a lower token than the job has shown here
+// is refused; a higher one kills what runs under older tokens, and what it starts waits until those
+// are gone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/net/tls.h"
+#include "ringleader/v1/worker_control.pb.h"
+#include "worker/agent/link/event_buffer.h"
+#include "worker/agent/node/data_dir.h"
+#include "worker/agent/trainers/log_pump.h"
+#include "worker/agent/trainers/trainer_process.h"
+#include "worker/agent/worker_metrics.h"
+
+namespace ringleader::agent {
+
+struct SupervisorOptions {
+  std::string trainer_binary;
+  uint32_t slots = 1;
+  uint32_t cores = 1;
+  std::vector<std::string> gpus;  // by slot, as CUDA_VISIBLE_DEVICES takes them
+  std::string listen_host;        // where trainers listen for their peers
+  TlsOptions tls;                 // between trainers; they run in folders of their own: whole paths
+  int life_fd = -1;               // that trainers keep open while they live (Witness); -1: none
+  // A trainer that sends no pulse for so long is stuck as a whole; one whose pulses show the same
+  // step and phase for so long hangs in it.
+  absl::Duration pulse_timeout = absl::Seconds(30);
+  absl::Duration hang_timeout = absl::Minutes(10);
+};
+
+// Its methods are in supervisor.cc and, for what trainers say, supervisor_link.cc. Everything but
+// Running() belongs to one thread, which must live as long as the trainers: they die
+// with it. Times are monotonic.
+class Supervisor {
+ public:
+  // `post` runs a function on that thread, later, from any thread. All must outlive the supervisor.
+  using Post = std::function<void(std::function<void()>)>;
+  Supervisor(const SupervisorOptions& options, const DataDir* data_dir, EventBuffer* events,
+             LogPump* logs, WorkerMetrics* metrics, Post post);
+  ~Supervisor();  // kills what runs
+
+  // Answers with a CommandAck. Commands seen before are ignored.
+  void OnCommand(const v1::Command& command, absl::Time now);
+  void OnTrainerMessage(const std::shared_ptr<TrainerConnection>& connection,
+                        v1::TrainerMessage message, absl::Time now);
+  void OnTrainerGone(const std::shared_ptr<TrainerConnection>& connection);
+
+  // Reaps, kills what is overdue, reports what ended, starts what had to wait.
+  void Tick(absl::Time now);
+
+  // Tells all trainers to write a checkpoint and leave. Starts are refused from then on.
+  void StopAll(const std::string& reason, absl::Duration grace, absl::Time now);
+  void RefuseStarts(const std::string& why) { refusing_ = why; }
+  void KillAll(const std::string& reason);
+
+  bool idle() const { return attempts_.empty(); }
+  // What is alive. Thread-safe.
+  std::vector<v1::RunningAttempt> Running() const;
+
+ private:
+  struct Attempt {
+    v1::Command start;
+    std::vector<Trainer> trainers;
+    bool spawned = false;
+    std::optional<v1::StopTrainers> stop;
+    absl::Time kill_at = absl::InfiniteFuture();
+  };
+
+  absl::Status Apply(const v1::Command& command, absl::Time now);
+  absl::Status Start(const v1::Command& command);
+  void Stop(Attempt& attempt, const v1::StopTrainers& stop, absl::Time now);
+  void Forward(Attempt& attempt, const v1::AgentMessage& message);
+  void Kill(Trainer& trainer, const std::string& reason);
+
+  bool MaySpawn(const Attempt& attempt) const;
+  void Spawn(Attempt& attempt);
+  absl::Status SpawnTrainer(Attempt& attempt, Trainer& trainer);
+  void ReadOutput(const Attempt& attempt, const Trainer& trainer, int fd, bool is_stderr);
+  uint32_t FreeSlot() const;
+
+  void OnHello(const std::shared_ptr<TrainerConnection>& connection, const v1::TrainerHello& hello,
+               absl::Time now);
+  void OnPulse(Trainer& trainer, const v1::TrainerPulse& pulse, absl::Time now);
+  v1::AgentMessage Assignment(const Attempt& attempt, const Trainer& trainer) const;
+
+  void CheckHang(Attempt& attempt, absl::Time now);
+  void Reap(Trainer& trainer, absl::Time now);
+  void Report(const Attempt& attempt, Trainer& trainer);
+  v1::AttemptEvent EventOf(const Attempt& attempt) const;
+  void Push(v1::AttemptEvent event);
+  void UpdateRunning();
+
+  Attempt* Find(uint64_t token);
+  // The attempt and trainer of a connection; nulls if it is none of ours.
+  std::pair<Attempt*, Trainer*> Find(const TrainerConnection* connection);
+
+  const SupervisorOptions options_;
+  const DataDir* const data_dir_;
+  EventBuffer* const events_;
+  LogPump* const logs_;
+  WorkerMetrics* const metrics_;
+  const Post post_;
+
+  std::map<uint64_t, Attempt> attempts_;           // by token
+  std::map<std::string, uint64_t> highest_token_;  // by job
+  std::set<uint64_t> commands_seen_;
+  std::string refusing_;  // why starts are refused; empty: they are not
+
+  mutable absl::Mutex mutex_;
+  std::vector<v1::RunningAttempt> running_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ringleader::agent

@@ -1,0 +1,43 @@
+// One trainer process as its worker sees it, and what its end means.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "ringleader/v1/trainer_link.pb.h"
+#include "ringleader/v1/worker_control.pb.h"
+#include "worker/agent/trainers/child_process.h"
+#include "worker/agent/trainers/trainer_link_service.h"
+
+namespace ringleader::agent {
+
+struct Trainer {
+  uint32_t rank = 0;
+  uint32_t slot = 0;  // which of the node's places, and GPUs, it has
+  std::optional<Process> process = {};
+  int open_pipes = 0;  // of its output, still being read
+  std::shared_ptr<TrainerConnection> connection = {};
+
+  // Its last signs of life; times are monotonic.
+  absl::Time last_pulse = absl::InfiniteFuture();
+  absl::Time last_progress = absl::InfiniteFuture();
+  uint64_t step = 0;
+  std::string phase = {};
+  std::string last_error_line = {};
+
+  // Its end.
+  std::optional<v1::TrainerResult> result = {};
+  std::string killed_because = {};  // by its worker; empty: not killed
+  bool told_to_abort = false;
+  std::optional<ExitStatus> exit = {};
+  absl::Time exited_at = {};
+  bool reported = false;
+};
+
+// What to tell the coordinator of a trainer whose process is gone.
+v1::TrainerExited DescribeExit(const Trainer& trainer);
+
+}  // namespace ringleader::agent

@@ -1,0 +1,115 @@
+#include "worker/agent/trainers/trainer_process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/temp_dir.h"
+#include "worker/agent/node/inventory.h"
+
+namespace ringleader::agent {
+namespace {
+
+using ::testing::HasSubstr;
+using v1::TrainerExited;
+
+TEST(DescribeExitTest, TheTrainersOwnWordCounts) {
+  Trainer trainer{.rank = 3};
+  trainer.exit = ExitStatus{.code = 1, .signal = 0};
+  trainer.result.emplace();
+  trainer.result->set_outcome(TrainerExited::FAILED);
+  trainer.result->set_message("data.train: shard 2 is damaged");
+  trainer.result->set_retryable(false);
+  const TrainerExited exited = DescribeExit(trainer);
+  EXPECT_EQ(exited.rank(), 3);
+  EXPECT_EQ(exited.exit_code(), 1);
+  EXPECT_EQ(exited.message(), "data.train: shard 2 is damaged");
+  EXPECT_FALSE(exited.retryable());
+}
+
+TEST(DescribeExitTest, ASignalIsNamedAndCanBeRetried) {
+  Trainer trainer;
+  trainer.exit = ExitStatus{.code = 0, .signal = SIGSEGV};
+  trainer.last_error_line = "tile 7 out of range";
+  const TrainerExited exited = DescribeExit(trainer);
+  EXPECT_EQ(exited.outcome(), TrainerExited::FAILED);
+  EXPECT_THAT(exited.message(), HasSubstr("SIGSEGV"));
+  EXPECT_THAT(exited.message(), HasSubstr("tile 7 out of range"));
+  EXPECT_TRUE(exited.retryable());
+  EXPECT_FALSE(exited.collateral());
+}
+
+TEST(DescribeExitTest, WhatWasAbortedIsNotToBlame) {
+  Trainer trainer;
+  trainer.exit = ExitStatus{.code = 0, .signal = SIGKILL};
+  trainer.told_to_abort = true;
+  EXPECT_TRUE(DescribeExit(trainer).collateral());
+}
+
+TEST(DescribeExitTest, AWorkerThatKillsSaysWhy) {
+  Trainer trainer;
+  trainer.exit = ExitStatus{.code = 0, .signal = SIGKILL};
+  trainer.killed_because = "no sign of life for 30s";
+  EXPECT_EQ(DescribeExit(trainer).message(), "no sign of life for 30s");
+}
+
+TEST(InventoryTest, CountsWhatIsThere) {
+  const v1::NodeInventory inventory = TakeInventory({.trainers = 3, .address = "10.0.0.1"});
+  EXPECT_EQ(inventory.trainers(), 3);
+  EXPECT_EQ(inventory.address(), "10.0.0.1");
+  EXPECT_GE(inventory.cpu_cores(), 1);
+  EXPECT_GT(inventory.memory_bytes(), 0);
+}
+
+TEST(InventoryTest, FacesACoordinatorOnThisMachineThroughLoopback) {
+  for (const Address& coordinator : {Address{.host = "127.0.0.1", .port = 7070, .path = ""},
+                                     Address{.host = "localhost", .port = 7070, .path = ""},
+                                     Address{.host = "", .port = 0, .path = "/run/coordinator"}}) {
+    EXPECT_EQ(AddressFacing(coordinator, absl::ZeroDuration()).value(), "127.0.0.1");
+  }
+}
+
+TEST(InventoryTest, AnAddressThatCannotBeFoundIsAnError) {
+  const absl::Time start = absl::Now();
+  const absl::Status status =
+      AddressFacing({.host = "no.such.host.invalid", .port = 7070, .path = ""},
+                    absl::Milliseconds(600))
+          .status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no.such.host.invalid does not resolve"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--address"));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(500));  // tried again
+}
+
+TEST(InventoryTest, ReadsTheDriversFiles) {
+  const TempDir root;
+  for (const char* bus : {"0000:1b:00.0", "0000:0a:00.0"}) {
+    const std::filesystem::path folder = root.path() / "proc/driver/nvidia/gpus" / bus;
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "information")
+        << "Model: \t\t NVIDIA H200\nIRQ: 1\nGPU UUID: \t GPU-" << bus << "\n";
+  }
+  const v1::NodeInventory inventory = TakeInventory({.root = root.path()});
+  ASSERT_EQ(inventory.gpus_size(), 2);
+  EXPECT_EQ(inventory.gpus(0).uuid(), "GPU-0000:0a:00.0");
+  EXPECT_EQ(inventory.gpus(0).model(), "NVIDIA H200");
+  EXPECT_EQ(inventory.trainers(), 2);  // one a GPU
+
+  // As CUDA sees them: by number or by UUID, and nothing after one that is not there.
+  const auto first = [&](const char* visible) {
+    const auto seen = TakeInventory({.visible_gpus = visible, .root = root.path()});
+    return absl::StrCat(seen.gpus_size(), " ", seen.gpus().empty() ? "" : seen.gpus(0).uuid());
+  };
+  EXPECT_EQ(first("1"), "1 GPU-0000:1b:00.0");
+  EXPECT_EQ(first("GPU-0000:1b,0"), "2 GPU-0000:1b:00.0");
+  EXPECT_EQ(first("7,0"), "0 ");
+  EXPECT_EQ(first(""), "0 ");
+}
+
+}  // namespace
+}  // namespace ringleader::agent
