@@ -12,7 +12,7 @@ namespace ringleader::attention {
 
 // `communicator` spans the ranks that share one sequence and must outlive the result and all
 // records; its size is ring.inner * ring.outer. INVALID_ARGUMENT, naming the option, where options
-// do not fit each other; a sequence length that does not fit surfaces from ForwardRaw.
+// do not fit each other; a sequence length that does not fit surfaces from Forward.
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCpuRingAttention(
     const patterns::AttentionOptions& options, comm::Communicator* communicator);
 

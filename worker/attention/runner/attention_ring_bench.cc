@@ -81,7 +81,7 @@ std::pair<double, double> RunLayers(ContextAttention& attention, const torch::Te
   kernels::ops::Check(host.Barrier());
   const double forward = Measure([&] {
     for (int layer = 0; layer < layers; ++layer) {
-      outputs.push_back(attention.ForwardRaw(layer, q, k, v));
+      outputs.push_back(attention.Forward(layer, q, k, v));
     }
   });
   kernels::ops::Check(host.Barrier());

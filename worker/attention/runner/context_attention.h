@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
-#include "worker/attention/runner/layer_attention.h"
 #include "worker/attention/stats/attention_stats.h"
 
 namespace ringleader::attention {
@@ -26,10 +25,10 @@ class AttentionRecord {
   virtual ~AttentionRecord() = default;
   // Backward with these k and v will be the next call: what it begins with, keys and values on
   // their way to other ranks, may start now and travel while the caller computes something else.
-  // Need not be called; all ranks do alike. c10::Error as from ForwardRaw.
+  // Need not be called; all ranks do alike. c10::Error as from Forward.
   virtual void StartBackward(const torch::Tensor& /*k*/, const torch::Tensor& /*v*/) const {}
   // q, k and v hold the values that forward took, kept or computed again; out and lse are what it
-  // returned. c10::Error as from ForwardRaw.
+  // returned. c10::Error as from Forward.
   virtual AttentionGradients Backward(const torch::Tensor& q, const torch::Tensor& k,
                                       const torch::Tensor& v, const torch::Tensor& out,
                                       const torch::Tensor& lse,
@@ -43,19 +42,16 @@ struct AttentionOutput {
 };
 
 // Not thread-safe. All ranks make the same calls in the same order.
-class ContextAttention : public LayerAttention {
+class ContextAttention {
  public:
-  // ForwardRaw and its record's Backward as one differentiable function, which keeps q, k, v, out
-  // and lse.
-  torch::Tensor Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
-                        const torch::Tensor& v) final;
+  virtual ~ContextAttention() = default;
 
-  // The same without autograd, for callers that rebuild q, k and v for backward: keeping out, lse
-  // and the record is then enough, and attention is not computed twice. The sequence has n *
-  // ranks tokens; any strides with a dense last dimension. c10::Error names what does not fit or
-  // went wrong in the ring.
-  virtual AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
-                                     const torch::Tensor& v) = 0;
+  // Attention of this rank's tokens to the whole sequence, which has n * ranks tokens. q: [n,
+  // heads, d], k and v: [n, kv_heads, d], rotary embedding applied; any strides with a dense last
+  // dimension. A caller that keeps out, lse and the record, and rebuilds q, k and v for backward,
+  // never computes attention twice. c10::Error names what does not fit or went wrong in the ring.
+  virtual AttentionOutput Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                                  const torch::Tensor& v) = 0;
 
   // Replaces the budgets by layer from the next forward on; layers past the end keep the
   // options'. Must be called alike on all ranks, between steps.

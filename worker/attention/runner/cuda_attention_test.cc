@@ -16,6 +16,7 @@
 #include "worker/attention/cuda/cuda_attention_call.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/attention/runner/ring_runner.h"
+#include "worker/attention/testing/differentiable_attention.h"
 #include "worker/attention/testing/index_oracle.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/nccl/nccl_communicator.h"
@@ -173,7 +174,7 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
     const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
     const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
     Check((*attention)->SetDocuments(sequence.q.size(0), documents));
-    const Tensor out = (*attention)->Forward(0, q, k, v);
+    const Tensor out = testing::DifferentiableAttention(**attention, 0, q, k, v);
     out.backward(sequence.d_out.to(torch::kFloat));
     result.stats[0] = (*attention)->TakeStats();
     result.out = out.detach();
@@ -509,7 +510,7 @@ TEST_F(CudaAttentionTest, GradientsFlowThroughAutograd) {
   const Tensor qkv =
       torch::cat({sequence.q, sequence.k, sequence.v}, 1).to(torch::kCUDA).requires_grad_();
   const auto parts = qkv.split_with_sizes({4, 2, 2}, 1);
-  const Tensor out = (*attention)->Forward(0, parts[0], parts[1], parts[2]);
+  const Tensor out = testing::DifferentiableAttention(**attention, 0, parts[0], parts[1], parts[2]);
   attention->reset();  // the graph keeps what it needs
   out.backward(sequence.d_out.to(torch::kCUDA));
   const auto gradients = qkv.grad().cpu().to(torch::kFloat).split_with_sizes({4, 2, 2}, 1);
@@ -525,7 +526,7 @@ TEST_F(CudaAttentionTest, WhatIsNotSupportedIsNamed) {
   ASSERT_TRUE(attention.ok()) << attention.status();
   const auto message = [&](const Tensor& q, const Tensor& k) -> std::string {
     try {
-      (*attention)->Forward(0, q, k, k);
+      testing::DifferentiableAttention(**attention, 0, q, k, k);
     } catch (const c10::Error& error) {
       return error.what();
     }
@@ -557,7 +558,8 @@ TEST_F(CudaAttentionTest, AnAbortedRingReturnsItsReason) {
     TORCH_CHECK(attention.ok());
     const auto half = [](const Tensor& x) { return x.slice(0, 0, 512).to(torch::kCUDA); };
     try {
-      (*attention)->ForwardRaw(0, half(sequence.q), half(sequence.k), half(sequence.v));
+      testing::DifferentiableAttention(**attention, 0, half(sequence.q), half(sequence.k),
+                                       half(sequence.v));
     } catch (const c10::Error& error) {
       message = error.what();
     }

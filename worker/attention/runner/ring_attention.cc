@@ -56,8 +56,8 @@ absl::StatusOr<std::unique_ptr<RingAttention>> RingAttention::Create(
   return std::unique_ptr<RingAttention>(new RingAttention(std::move(engine)));
 }
 
-AttentionOutput RingAttention::ForwardRaw(int layer, const Tensor& q, const Tensor& k,
-                                          const Tensor& v) {
+AttentionOutput RingAttention::Forward(int layer, const Tensor& q, const Tensor& k,
+                                       const Tensor& v) {
   const torch::NoGradGuard no_grad;
   TensorDevice& device = *engine_->device;
   CallTensors tensors{.q = device.Take("q", q), .k = device.Take("k", k), .v = device.Take("v", v)};

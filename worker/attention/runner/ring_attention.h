@@ -42,12 +42,12 @@ class TensorDevice {
 class RingAttention : public ContextAttention {
  public:
   // INVALID_ARGUMENT, naming the option, where options do not fit each other or the device's ranks;
-  // a sequence length that does not fit surfaces from ForwardRaw.
+  // a sequence length that does not fit surfaces from Forward.
   static absl::StatusOr<std::unique_ptr<RingAttention>> Create(
       const patterns::AttentionOptions& options, std::unique_ptr<TensorDevice> device);
 
-  AttentionOutput ForwardRaw(int layer, const torch::Tensor& q, const torch::Tensor& k,
-                             const torch::Tensor& v) override;
+  AttentionOutput Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
+                          const torch::Tensor& v) override;
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override;
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override;
   AttentionStats TakeStats() override;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "worker/attention/cpu/cpu_ring_attention.h"
+#include "worker/attention/testing/differentiable_attention.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
 
@@ -59,7 +60,7 @@ Result RunOnRanks(const Sequence& sequence, patterns::AttentionOptions options, 
     const Tensor q = sequence.q.index_select(0, positions).requires_grad_();
     const Tensor k = sequence.k.index_select(0, positions).requires_grad_();
     const Tensor v = sequence.v.index_select(0, positions).requires_grad_();
-    const Tensor out = (*attention)->Forward(0, q, k, v);
+    const Tensor out = testing::DifferentiableAttention(**attention, 0, q, k, v);
     // Backward is of what forward saw, whatever comes next.
     TORCH_CHECK((*attention)->SetDocuments(sequence.q.size(0), {}).ok());
     out.backward(sequence.d_out.index_select(0, positions));
@@ -189,13 +190,13 @@ TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
     const Tensor v = sequence.v.index_select(0, positions);
     const Tensor d_out = sequence.d_out.index_select(0, positions);
     for (int layer = 0; layer < 2; ++layer) {
-      const AttentionOutput forward = (*attention)->ForwardRaw(layer, q, k, v);
+      const AttentionOutput forward = testing::DifferentiableAttention(**attention, layer, q, k, v);
       const auto backward = [&] {
         return forward.record->Backward(q, k, v, forward.out, forward.lse, d_out);
       };
       const AttentionGradients expected = backward();
       forward.record->StartBackward(k, v);
-      EXPECT_THROW((*attention)->ForwardRaw(layer, q, k, v), c10::Error);
+      EXPECT_THROW(testing::DifferentiableAttention(**attention, layer, q, k, v), c10::Error);
       EXPECT_THROW(forward.record->StartBackward(k, v), c10::Error);
       const AttentionGradients started = backward();
       EXPECT_TRUE(torch::equal(started.dq, expected.dq));

@@ -72,7 +72,7 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
   }
   {
     const PackedHeads heads(kept.packed, config);
-    attention::AttentionOutput attended = attention.ForwardRaw(layer, heads.q, heads.k, heads.v);
+    attention::AttentionOutput attended = attention.Forward(layer, heads.q, heads.k, heads.v);
     kept.attended = std::move(attended.out);
     kept.lse = std::move(attended.lse);
     kept.record = std::move(attended.record);

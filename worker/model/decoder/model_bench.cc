@@ -59,8 +59,8 @@ class StubAttention : public attention::ContextAttention {
       : out_(Random({kTokens, config.heads, config.head_dim})),
         kv_(Random({kTokens, config.kv_heads, config.head_dim})),
         lse_(torch::zeros({config.heads, kTokens}, out_.options().dtype(torch::kFloat))) {}
-  attention::AttentionOutput ForwardRaw(int /*layer*/, const Tensor& /*q*/, const Tensor& /*k*/,
-                                        const Tensor& /*v*/) override {
+  attention::AttentionOutput Forward(int /*layer*/, const Tensor& /*q*/, const Tensor& /*k*/,
+                                     const Tensor& /*v*/) override {
     return {.out = out_.clone(),
             .lse = torch::empty_like(lse_),
             .record = std::make_shared<Record>(*this)};

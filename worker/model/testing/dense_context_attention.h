@@ -13,8 +13,8 @@ namespace ringleader::model {
 
 class DenseContextAttention : public attention::ContextAttention {
  public:
-  attention::AttentionOutput ForwardRaw(int /*layer*/, const torch::Tensor& q,
-                                        const torch::Tensor& k, const torch::Tensor& v) override {
+  attention::AttentionOutput Forward(int /*layer*/, const torch::Tensor& q, const torch::Tensor& k,
+                                     const torch::Tensor& v) override {
     const torch::Tensor logits = Logits(q, k);
     return {.out = logits.softmax(-1)
                        .matmul(ByHead(v, q.size(1)))

@@ -1,10 +1,10 @@
-#include "worker/attention/runner/context_attention.h"
+#include "worker/attention/testing/differentiable_attention.h"
 
 #include <torch/autograd.h>
 
 #include <utility>
 
-namespace ringleader::attention {
+namespace ringleader::attention::testing {
 
 namespace {
 
@@ -21,7 +21,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         int64_t layer, ContextAttention* attention) {
-    AttentionOutput output = attention->ForwardRaw(static_cast<int>(layer), q, k, v);
+    AttentionOutput output = attention->Forward(static_cast<int>(layer), q, k, v);
     context->save_for_backward({q, k, v, output.out, output.lse});
     auto saved = c10::make_intrusive<SavedRecord>();
     saved->record = std::move(output.record);
@@ -41,8 +41,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 
 }  // namespace
 
-Tensor ContextAttention::Forward(int layer, const Tensor& q, const Tensor& k, const Tensor& v) {
-  return AttentionFunction::apply(q, k, v, int64_t{layer}, this);
+Tensor DifferentiableAttention(ContextAttention& attention, int layer, const Tensor& q,
+                               const Tensor& k, const Tensor& v) {
+  return AttentionFunction::apply(q, k, v, int64_t{layer}, &attention);
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::attention::testing
