@@ -21,8 +21,8 @@
 #include "base/process/config.h"
 #include "base/process/metrics.h"
 #include "base/protocol_version.h"
-#include "base/temp_dir.h"
-#include "base/test_certificates.h"
+#include "base/testing/temp_dir.h"
+#include "base/testing/test_certificates.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 

@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "jobspec/jobspec.h"
 
 namespace ringleader {

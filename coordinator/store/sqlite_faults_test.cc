@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite_connection.h"
 #include "coordinator/store/sqlite_schema.h"
 #include "coordinator/store/sqlite_store.h"

@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "base/status_macros.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite_connection.h"
 #include "coordinator/store/sqlite_store.h"
 

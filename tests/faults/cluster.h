@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "base/test_certificates.h"
+#include "base/testing/test_certificates.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
 #include "tests/support/program.h"

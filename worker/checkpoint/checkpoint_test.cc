@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "base/checksum.h"
 #include "base/files.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "worker/checkpoint/checkpointer.h"
 #include "worker/checkpoint/format.h"
 #include "worker/comm/testing/local_communicator.h"

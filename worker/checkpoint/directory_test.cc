@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::checkpoint {

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "worker/attention/stats/attention_stats.h"
-#include "worker/trainer/phases.h"
+#include "worker/trainer/phase_seconds.h"
 #include "worker/trainer/training_job.h"
 
 namespace ringleader::trainer {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
 #include "coordinator/store/sqlite_store.h"

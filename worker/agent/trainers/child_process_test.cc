@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "worker/agent/node/data_dir.h"
 #include "worker/agent/trainers/log_pump.h"
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/protocol_version.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 
 namespace ringleader::agent {
 namespace {

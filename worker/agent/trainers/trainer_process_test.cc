@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "worker/agent/node/inventory.h"
 
 namespace ringleader::agent {

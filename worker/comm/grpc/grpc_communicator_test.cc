@@ -17,7 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/protocol_version.h"
-#include "base/test_certificates.h"
+#include "base/testing/test_certificates.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "ringleader/v1/comm.grpc.pb.h"

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "worker/model/files/safetensors.h"
 
 namespace ringleader::model {

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "base/files.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 
 namespace ringleader::model {
 namespace {

@@ -5,14 +5,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/protocol_version.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/phases.h"
 #include "worker/trainer/link/agent_link.h"
 #include "worker/trainer/link/assignment.h"
 #include "worker/trainer/link/telemetry.h"
-#include "worker/trainer/phases.h"
+#include "worker/trainer/phase_seconds.h"
 #include "worker/trainer/testing/fake_agent.h"
 
 namespace ringleader::trainer {

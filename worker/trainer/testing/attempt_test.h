@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 #include "gtest/gtest.h"
 #include "worker/trainer/testing/fake_agent.h"
 #include "worker/trainer/testing/tiny_job.h"

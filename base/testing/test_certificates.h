@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/net/tls.h"
-#include "base/temp_dir.h"
+#include "base/testing/temp_dir.h"
 
 namespace ringleader {
 
