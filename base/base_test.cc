@@ -10,7 +10,9 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/back_off.h"
 #include "base/boot_clock.h"
 #include "base/clock.h"
 #include "base/net/address.h"
@@ -18,6 +20,7 @@
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/metrics.h"
+#include "base/protocol_version.h"
 #include "base/temp_dir.h"
 #include "base/test_certificates.h"
 #include "google/rpc/error_details.pb.h"
@@ -222,6 +225,35 @@ TEST(TlsTest, MistakesAreNamed) {
   EXPECT_THAT(complaint(options), HasSubstr("holds no PEM certificate"));
   options.cert_path = "";
   EXPECT_THAT(complaint(options), HasSubstr("--tls-cert is missing"));
+}
+
+TEST(ProtocolVersionTest, AnotherVersionIsRefusedAndTheOlderSideNamed) {
+  EXPECT_EQ(CheckProtocolVersion("the worker", kProtocolVersion, "this coordinator"),
+            absl::OkStatus());
+  // Releases before there was a version send none, which reads as 0.
+  const absl::Status older = CheckProtocolVersion("the worker", 0, "this coordinator");
+  EXPECT_EQ(older.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(
+      older.message(),
+      absl::StrCat("the worker speaks protocol version 0 and this coordinator ", kProtocolVersion,
+                   "; the worker is older: install the release of this coordinator there, "
+                   "and restart it"));
+  const absl::Status newer =
+      CheckProtocolVersion("the worker", kProtocolVersion + 1, "this coordinator");
+  EXPECT_THAT(std::string(newer.message()),
+              HasSubstr("this coordinator is older: install the release of the worker there"));
+}
+
+TEST(BackOffTest, DoublesUpToTheLongest) {
+  const auto after = [](uint32_t failures) {
+    return BackOff(absl::Seconds(2), absl::Minutes(5), failures);
+  };
+  EXPECT_EQ(after(0), absl::Seconds(2));
+  EXPECT_EQ(after(1), absl::Seconds(2));
+  EXPECT_EQ(after(2), absl::Seconds(4));
+  EXPECT_EQ(after(5), absl::Seconds(32));
+  EXPECT_EQ(after(9), absl::Minutes(5));
+  EXPECT_EQ(after(4'000'000'000), absl::Minutes(5));
 }
 
 }  // namespace

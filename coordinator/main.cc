@@ -81,7 +81,7 @@ absl::Status MakeDataDir(const std::string& path) {
                                        error.message());
 }
 
-// Everything in the order in which it may start: the port opens last, when all that it needs works.
+// Starts everything in order: the port opens last, when all that it needs works.
 absl::Status Serve(const Flags& flags) {
   RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
   ASSIGN_OR_RETURN(const Address listen, ParseAddress(flags.listen));
@@ -105,7 +105,7 @@ absl::Status Serve(const Flags& flags) {
   const auto collector =
       std::make_shared<api::StateCollector>(store.get(), controller.get(), database);
   metrics.AddCollectable(collector);
-  // Before what the page is made from goes.
+  // The page must be gone before what it is made from.
   const absl::Cleanup stop_metrics = [&metrics] { metrics.StopListening(); };
   if (flags.metrics_listen != "off") {
     ASSIGN_OR_RETURN(const Address metrics_listen, ParseAddress(flags.metrics_listen));

@@ -3,6 +3,7 @@
 #include "coordinator/api/server.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "base/temp_dir.h"
 #include "base/test_certificates.h"
@@ -23,6 +25,7 @@
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
+#include "ringleader/v1/worker_control.grpc.pb.h"
 
 namespace ringleader::api {
 namespace {
@@ -462,6 +465,50 @@ TEST_F(ServerTest, NodesAreListedAndUnknownOnesNamed) {
   v1::Node node;
   EXPECT_EQ(nodes_->DrainNode(Context().get(), request, &node).error_code(),
             grpc::StatusCode::NOT_FOUND);
+}
+
+// A coordinator and a worker of different releases part before either has changed anything.
+TEST_F(ServerTest, WorkersOfAnotherProtocolVersionAreRefused) {
+  const auto workers = v1::WorkerControl::NewStub(channel_);
+  const auto answer = [&](uint32_t version) {
+    const auto context = Context();
+    const auto stream = workers->Session(context.get());
+    v1::WorkerMessage message;
+    message.mutable_hello()->set_node("nodes/n1");
+    message.mutable_hello()->set_incarnation("folder.process");
+    message.mutable_hello()->set_protocol_version(version);
+    stream->Write(message);
+    v1::CoordinatorMessage reply;
+    if (stream->Read(&reply)) {
+      EXPECT_EQ(reply.welcome().protocol_version(), kProtocolVersion);
+      context->TryCancel();
+    }
+    return stream->Finish();
+  };
+  for (const uint32_t version : {0u, kProtocolVersion + 1}) {
+    const grpc::Status refused = answer(version);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION) << version;
+    EXPECT_THAT(
+        refused.error_message(),
+        HasSubstr(absl::StrCat("the worker of nodes/n1 speaks protocol version ", version)));
+  }
+  v1::ListNodesResponse response;
+  ASSERT_TRUE(nodes_->ListNodes(Context().get(), {}, &response).ok());
+  EXPECT_EQ(response.nodes_size(), 0);
+  EXPECT_EQ(answer(kProtocolVersion).error_code(), grpc::StatusCode::CANCELLED);
+}
+
+// A newer ringctl may ask for what this coordinator has no name for: dropping it would train
+// something else.
+TEST_F(ServerTest, ASpecificationWithUnknownFieldsIsRefused) {
+  v1::CreateJobRequest request;
+  *request.mutable_spec() = Spec("newer");
+  v1::AttentionSpec& attention = *request.mutable_spec()->mutable_attention();
+  attention.GetReflection()->MutableUnknownFields(&attention)->AddVarint(9999, 1);
+  v1::Job job;
+  const grpc::Status status = jobs_->CreateJob(Context().get(), request, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("fields that this coordinator does not know"));
 }
 
 // One message to a method that this build has no stub of, and the first one back.

@@ -246,7 +246,7 @@ absl::Status ControllerCore::Place(store::WriteTransaction& transaction, JobMach
 absl::StatusOr<JobController::Preview> ControllerCore::PreviewJob(const v1::JobSpec& spec) const {
   v1::Job job;
   *job.mutable_spec() = spec;
-  // Behind everything that waits already.
+  // It comes after everything that waits already.
   SetTime(absl::InfiniteFuture(), job.mutable_create_time());
   std::vector<scheduler::Request> waiting = {scheduler::MakeRequest(job)};
   waiting.back().id.clear();  // not the waiting job of the same name, if there is one

@@ -29,7 +29,7 @@ std::string_view FolderOf(std::string_view incarnation) {
 
 }  // namespace
 
-// After a restart, or a commit that failed, memory knows none: then the store does.
+// After a restart or a failed commit the record in memory has none, and the store is asked.
 absl::StatusOr<std::string> ControllerCore::NewestIncarnation(store::ReadTransaction& transaction,
                                                               const std::string& node,
                                                               const NodeRecord& record) {
@@ -162,7 +162,7 @@ absl::StatusOr<bool> ControllerCore::OnDeath(store::WriteTransaction& transactio
   return true;
 }
 
-// Not durable: whatever is still there at the next hello is stopped then.
+// The command is not durable: trainers that are still there at the next hello are told again then.
 void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello) {
   record.strays.clear();
   for (const v1::RunningAttempt& running : hello.attempts()) {
@@ -202,7 +202,7 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
                                        const std::shared_ptr<session::Session>& session,
                                        v1::WorkerMessage& message, absl::Time now) {
   const auto found = nodes_.find(session->node());
-  // Of a session that was replaced: the new one sends it again.
+  // A message of a session that was replaced: the new session sends it again.
   if (found == nodes_.end() || found->second.session != session) return absl::OkStatus();
   NodeRecord& record = found->second;
   const EventLog::Verdict verdict = record.log.Admit(message.sequence());
@@ -293,7 +293,8 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
   return absl::OkStatus();
 }
 
-// Also of a report that was seen before: what was not merged before a restart is merged now.
+// A report that was seen before counts, too: one that a restart kept from being merged is merged
+// now.
 absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRecord& record,
                                     uint64_t sequence, v1::AttemptEvent& event) {
   JobMachine* const machine = FindAttempt(event.job(), event.attempt(), event.fencing_token());

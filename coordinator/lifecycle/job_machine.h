@@ -143,7 +143,8 @@ class JobMachine {
   Effects effects_;
   StepMerger merger_;
   std::map<std::string, absl::Time> out_of_sight_;  // node → last heard
-  // Of the current attempt, and not stored: a restarted coordinator does well without.
+  // Facts about the current attempt that are not stored: a restarted coordinator needs none of
+  // them.
   std::optional<absl::Time> failing_since_;
   bool failure_is_collateral_ = false;
   bool fenced_ = false;

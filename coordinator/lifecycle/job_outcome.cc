@@ -71,8 +71,8 @@ void JobMachine::OnExit(const TrainerExited& exited, absl::Time now) {
       break;
     case TrainerExited::STOPPED:
       SetRank(exited.rank(), RankStatus::STOPPED);
-      // By itself, e.g. because its worker is shutting down without a word from here: the others
-      // cannot go on alone.
+      // The rank left unasked, e.g. because its worker is shutting down while this coordinator was
+      // away: the others cannot go on alone.
       if (IsLive(attempt->state()) && attempt->state() != Attempt::STOPPING) {
         Stop(StopTrainers::CHECKPOINT, absl::StrFormat("rank %d left", exited.rank()));
       }
@@ -177,7 +177,7 @@ void JobMachine::Settle(absl::Time now) {
     bool known = AllDead();
     if (!known && attempt->has_failure() && failing_since_ &&
         now - *failing_since_ >= options_->blame_window) {
-      // Whoever is out of sight will not tell more.
+      // Ranks on nodes that are out of sight will report nothing more.
       known = std::all_of(attempt->placements().begin(), attempt->placements().end(),
                           [&](const v1::Placement& placement) {
                             return OutOfSight(placement) || !RunsOn(placement);

@@ -239,7 +239,7 @@ absl::StatusOr<LogPage> SqliteTransaction::ReadLogs(const LogQuery& query) {
   });
 }
 
-// From the end backwards, so that a long log costs no more than what is asked for.
+// Reads from the end backwards, so that a long log costs no more than what is asked for.
 absl::StatusOr<LogPage> SqliteTransaction::ReadLastLogs(const LogQuery& query) {
   LogPage page;
   page.next_offset = query.after_offset;

@@ -19,7 +19,7 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(50);
 // A draining worker that cannot reach its coordinator stops its trainers itself after this.
 constexpr absl::Duration kPatienceWithCoordinator = absl::Seconds(3);
-// After the last trainer has ended: for the coordinator to acknowledge what it was told.
+// After the last trainer has ended, the coordinator has so long to acknowledge what it was told.
 constexpr absl::Duration kFarewell = absl::Seconds(5);
 
 absl::Time MonotonicNow() {
@@ -173,7 +173,7 @@ bool Worker::CheckDrain(absl::Time now) {
   }
   const bool alone = now - alone_since_ > kPatienceWithCoordinator;
   if (supervisor_.idle()) {
-    // What is left to tell is told, or there is nobody to tell it to.
+    // The worker may go once all is told, or there is nobody to tell it to.
     drain_deadline_ = std::min(drain_deadline_, now + kFarewell);
     return events_.empty() || alone || now >= drain_deadline_;
   }

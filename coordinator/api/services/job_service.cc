@@ -20,6 +20,12 @@ constexpr uint32_t kMaxProfileSteps = 100;  // a trace of more opens in no viewe
 
 absl::StatusOr<v1::JobSpec> JobService::CheckedSpec(const v1::JobSpec& spec) const {
   v1::JobSpec checked = spec;
+  checked.DiscardUnknownFields();
+  if (checked.ByteSizeLong() != spec.ByteSizeLong()) {
+    return absl::InvalidArgumentError(
+        "spec: it has fields that this coordinator does not know, so whoever sent it is newer: "
+        "install that release on the coordinator, or use the ringctl of this one");
+  }
   jobspec::ApplyDefaults(&checked);
   RETURN_IF_ERROR(jobspec::Validate(checked));
   if (check_files_) RETURN_IF_ERROR(jobspec::CheckFiles(checked));

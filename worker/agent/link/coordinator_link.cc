@@ -53,7 +53,7 @@ void CoordinatorLink::CheckLease() {
   if (context_ == nullptr || BootNow() - last_received_ < lease_) return;
   spdlog::warn("nothing from the coordinator for {}: reconnecting", absl::FormatDuration(lease_));
   context_->TryCancel();
-  last_received_ = BootNow();  // once is enough
+  last_received_ = BootNow();  // or every call until the session ends would cut it
 }
 
 bool CoordinatorLink::connected() const {
@@ -125,7 +125,7 @@ bool CoordinatorLink::RunSession() {
   if (welcomed_ && !stopping_) {
     spdlog::warn("lost the coordinator: {}; reconnecting", error);
   } else if (!stopping_ && error != last_error_) {
-    // Once, not with every try.
+    // Said once, not with every try.
     spdlog::warn("no session with the coordinator: {}; trying again", error);
   }
   last_error_ = welcomed_ ? "" : error;

@@ -34,7 +34,7 @@ void LineSplitter::Add(std::string_view bytes, std::vector<std::string>* lines) 
       lines->push_back(Printable(std::exchange(partial_, {})));
       continue;
     }
-    // Not inside a character, if it is one.
+    // A character is not cut in two, if the bytes are one.
     if (partial_.size() >= kMaxLineBytes && !IsContinuation(c)) Finish(lines);
     if (partial_.size() >= 2 * kMaxLineBytes) Finish(lines);
     partial_.push_back(c);

@@ -15,7 +15,7 @@
 namespace ringleader::agent {
 namespace {
 
-// For what a trainer wrote before it died to be read, should something hold its pipes open.
+// How long to read what a trainer wrote before it died, should something hold its pipes open.
 constexpr absl::Duration kDrainTime = absl::Seconds(2);
 // Commands whose repetition is ignored; the coordinator repeats only what is unacknowledged.
 constexpr size_t kCommandsRemembered = 10'000;
@@ -163,7 +163,7 @@ void Supervisor::Stop(Attempt& attempt, const v1::StopTrainers& stop, absl::Time
     Reap(trainer, now);
     if (trainer.exit) continue;
     trainer.told_to_abort = trainer.told_to_abort || abort;
-    // It has nothing to save and nobody to tell.
+    // A trainer that has not attached has nothing to save, and cannot be told to leave.
     if (abort && !trainer.connection) Kill(trainer, stop.reason());
   }
 }
@@ -250,7 +250,7 @@ absl::Status Supervisor::SpawnTrainer(Attempt& attempt, Trainer& trainer) {
           options_.gpus.size(), options_.slots, options_.gpus.size()));
     }
     options.environment["CUDA_VISIBLE_DEVICES"] = options_.gpus[trainer.slot];
-    // A hardware queue for every stream: transfers must not wait behind unrelated kernels.
+    // A hardware queue for every stream: transfers must not wait for unrelated kernels.
     options.environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "32";
   }
   ASSIGN_OR_RETURN(Process process, Process::Start(options));
@@ -342,7 +342,7 @@ void Supervisor::CheckHang(Attempt& attempt, absl::Time now) {
   Trainer* first = nullptr;
   std::string why;
   for (Trainer& trainer : attempt.trainers) {
-    // Also one that hung up and lives on. Before it has attached there is nothing to judge by.
+    // A trainer that hung up and lives on is judged, too; one that never attached cannot be.
     if (trainer.exit || !trainer.killed_because.empty()) continue;
     if (now - trainer.last_pulse > options_.pulse_timeout) {
       first = &trainer;

@@ -16,7 +16,7 @@ std::string LastWords(const Trainer& trainer) {
   return absl::StrCat("; last line on stderr: ", trainer.last_error_line);
 }
 
-// Of a process that ended without a word.
+// How a process ended that gave no reason.
 std::string SilentEnd(const Trainer& trainer) {
   const ExitStatus& exit = *trainer.exit;
   if (exit.signal == 0) {

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/protocol_version.h"
 #include "base/test_certificates.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -144,7 +145,7 @@ TEST(GrpcCommunicatorTest, ConnectShowsNoMoreMissingRanksThanOneCanRead) {
               HasSubstr("rank(s) 1, 2, 3, 4, 5, 6, 7, 8 and 91 more did not connect"));
 }
 
-TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenAndGarbage) {
+TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenOrProtocolVersionAndGarbage) {
   auto listener = GrpcListener::Listen({.rank = 0, .size = 2, .fencing_token = kToken}).value();
   auto stub = v1::PeerExchange::NewStub(
       grpc::CreateChannel(listener->address(), grpc::InsecureChannelCredentials()));
@@ -160,6 +161,10 @@ TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenAndGarbage) {
   hello.set_fencing_token(kToken - 1);
   EXPECT_EQ(answer_to(hello), grpc::StatusCode::PERMISSION_DENIED);
   hello.set_fencing_token(kToken);
+  EXPECT_EQ(answer_to(hello), grpc::StatusCode::FAILED_PRECONDITION);  // of an older release
+  hello.set_protocol_version(kProtocolVersion + 1);
+  EXPECT_EQ(answer_to(hello), grpc::StatusCode::FAILED_PRECONDITION);
+  hello.set_protocol_version(kProtocolVersion);
   hello.set_sender(2);
   EXPECT_EQ(answer_to(hello), grpc::StatusCode::INVALID_ARGUMENT);
 }

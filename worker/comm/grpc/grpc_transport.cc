@@ -18,7 +18,7 @@ namespace {
 // How long a rank that leaves waits for peers to take what it sent them last.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 constexpr absl::Duration kAbortTimeout = absl::Seconds(1);
-// Of the peers that are missing, so many are shown.
+// An error names at most so many of the peers that are missing.
 constexpr size_t kShownPeers = 8;
 
 // "a, b, c", with a count in place of what would make it unreadable.

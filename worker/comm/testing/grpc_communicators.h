@@ -9,7 +9,7 @@
 
 namespace ringleader::comm::testing {
 
-// From an abort, or a rank's death, until every waiter is released.
+// How long it may take from an abort, or a rank's death, until every waiter is released.
 #ifdef RINGLEADER_SANITIZED
 inline constexpr absl::Duration kReleaseLimit = absl::Seconds(10);
 #else

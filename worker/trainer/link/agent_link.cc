@@ -155,7 +155,7 @@ class AgentLink::Impl {
       if (stop.mode() == v1::StopTrainers::CHECKPOINT) return RequestStop(stop.reason());
       return leave_(stop.mode() == v1::StopTrainers::ABORT
                         ? stop.reason()
-                        : absl::StrCat("told to stop in mode ", stop.mode(),
+                        : absl::StrCat("told to stop in mode ", static_cast<int>(stop.mode()),
                                        ", which this trainer does not know: ", stop.reason()));
     }
     if (message.body_case() == v1::AgentMessage::BODY_NOT_SET) {

@@ -2,13 +2,17 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/protocol_version.h"
 #include "base/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/phase_fields.h"
 #include "worker/trainer/link/agent_link.h"
 #include "worker/trainer/link/assignment.h"
 #include "worker/trainer/link/telemetry.h"
+#include "worker/trainer/phases.h"
 #include "worker/trainer/testing/fake_agent.h"
 
 namespace ringleader::trainer {
@@ -161,6 +165,22 @@ TEST(TelemetryTest, StepImbalanceIsMaxOverMeanOfTheRingSteps) {
   EXPECT_EQ(report.layers(1).tiles_per_ring_step(0), 5u);
 }
 
+TEST(TelemetryTest, EveryPhaseOfTheMessageIsReported) {
+  StepRecord record;
+  double seconds = 0;
+  for (const auto& [name, member] : kPhases) record.phases.*member = ++seconds;
+  const v1::StepReport report = ToProto(record, 0);
+  size_t phases = 0;
+  double expected = 0;
+  ForEachPhase(report.phases(), [&](const std::string& name, double reported) {
+    ASSERT_LT(phases, kPhases.size()) << name << " is missing in kPhases";
+    EXPECT_EQ(name, kPhases[phases].first);
+    EXPECT_EQ(reported, ++expected) << name;
+    ++phases;
+  });
+  EXPECT_EQ(phases, kPhases.size());
+}
+
 class AgentLinkTest : public ::testing::Test {
  protected:
   TempDir directory_;
@@ -259,6 +279,28 @@ TEST_F(AgentLinkTest, LeavesWhenTheWorkerIsGoneOrRefusesIt) {
   auto link = Attach(/*token=*/1);
   EXPECT_THAT(WaitUntilLeft(), HasSubstr("link to the worker is gone"));
   EXPECT_FALSE(link->WaitForAssignment().ok());
+}
+
+TEST_F(AgentLinkTest, RefusesAWorkerOfAnotherProtocolVersion) {
+  for (const uint32_t version : {0u, kProtocolVersion + 1}) {
+    FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+    agent.set_protocol_version(version);
+    const absl::Status refused = Attach()->WaitForAssignment().status();
+    // Not an error of the job: another attempt may find a worker of this release.
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << version;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(absl::StrCat("speaks protocol version ", version)));
+  }
+}
+
+TEST_F(AgentLinkTest, LeavesWhenToldWhatItDoesNotKnow) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  v1::AgentMessage message;
+  message.mutable_stop()->set_mode(static_cast<v1::StopTrainers::Mode>(7));
+  agent.Send(0, message);
+  EXPECT_THAT(WaitUntilLeft(), HasSubstr("mode 7"));
 }
 
 TEST_F(AgentLinkTest, AStopBeforeTheFirstStepEndsTheWait) {
