@@ -34,6 +34,7 @@ SAME_FOR_TWO_DEVICES = {"attention.h", "columns.h"}
 
 # Includes against the direction of the others, (from, to), each of which closes a circle of folders.
 BACKWARD_INCLUDES = {
+    ("coordinator/api", "coordinator/api/services"): "server.cc starts the services and lies beside what they share",
     ("cli", "cli/commands"): "app.cc lists the commands and lies beside what they share",
     ("coordinator/planner", "coordinator/planner/cost"): "planner.h is entrance and shared types in one",
     ("worker/model/memory", "worker/model/decoder"): "saved_layers.h holds what LayerPasses save",

@@ -14,7 +14,7 @@
 #include "cli/commands/commands.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
-#include "proto/phases.h"
+#include "proto/phase_fields.h"
 #include "proto/states.h"
 
 namespace ringleader::cli {

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/max_over_mean.h"
-#include "proto/phases.h"
+#include "proto/phase_fields.h"
 
 namespace ringleader::lifecycle {
 namespace {

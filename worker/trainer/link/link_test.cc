@@ -8,7 +8,7 @@
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/phases.h"
+#include "proto/phase_fields.h"
 #include "worker/trainer/link/agent_link.h"
 #include "worker/trainer/link/assignment.h"
 #include "worker/trainer/link/telemetry.h"
