@@ -20,7 +20,7 @@
 #include "worker/agent/trainers/log_pump.h"
 #include "worker/agent/trainers/supervisor.h"
 #include "worker/agent/trainers/trainer_link_service.h"
-#include "worker/agent/worker_metrics.h"
+#include "worker/agent/trainers/worker_metrics.h"
 
 namespace ringleader::agent {
 

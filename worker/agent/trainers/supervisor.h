@@ -24,7 +24,7 @@
 #include "worker/agent/node/data_dir.h"
 #include "worker/agent/trainers/log_pump.h"
 #include "worker/agent/trainers/trainer_process.h"
-#include "worker/agent/worker_metrics.h"
+#include "worker/agent/trainers/worker_metrics.h"
 
 namespace ringleader::agent {
 

@@ -1,5 +1,6 @@
 // The loss over chunks of logits against cross entropy over all of them.
 #include <gtest/gtest.h>
+#include <torch/nn.h>
 
 #include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/layer_passes.h"

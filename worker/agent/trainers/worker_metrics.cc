@@ -1,4 +1,4 @@
-#include "worker/agent/worker_metrics.h"
+#include "worker/agent/trainers/worker_metrics.h"
 
 #include <prometheus/counter.h>
 #include <prometheus/family.h>
