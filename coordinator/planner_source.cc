@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "coordinator/planner/planner.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader {
 namespace {
@@ -44,11 +45,11 @@ planner::ClusterShape ShapeOf(const v1::JobSpec& spec, const std::vector<v1::Pla
   return cluster;
 }
 
-planner::ModelShape ModelOf(const v1::JobSpec& spec) {
+model::ModelConfig ModelOf(const v1::JobSpec& spec) {
   const v1::ModelSpec& model = spec.model();
   return model::LoadModelConfig(model.config().empty() ? model.init() + "/config.json"
                                                        : model.config())
-      .value_or(planner::ModelShape());
+      .value_or(model::ModelConfig());
 }
 
 class PlannerSource : public lifecycle::PlanSource {
@@ -57,7 +58,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                     const std::vector<v1::Placement>& placements,
                                     const std::vector<v1::NodeInventory>& nodes) override {
     const planner::ClusterShape cluster = ShapeOf(spec, placements, nodes);
-    const planner::ModelShape model = ModelOf(spec);
+    const model::ModelConfig model = ModelOf(spec);
     // What an earlier attempt taught holds for the next.
     const auto running = running_.find(spec.name());
     if (running == running_.end()) {
@@ -71,7 +72,7 @@ class PlannerSource : public lifecycle::PlanSource {
                const std::vector<v1::NodeInventory>& nodes) override {
     const v1::JobSpec& spec = job.spec();
     const auto& placements = job.attempts(job.attempts_size() - 1).placements();
-    const planner::ModelShape model = ModelOf(spec);
+    const model::ModelConfig model = ModelOf(spec);
     const planner::ClusterShape cluster =
         ShapeOf(spec, {placements.begin(), placements.end()}, nodes);
     Running& running =
@@ -103,7 +104,7 @@ class PlannerSource : public lifecycle::PlanSource {
 
  private:
   struct Running {
-    planner::ModelShape model;
+    model::ModelConfig model;
     v1::StepPlan plan;
     planner::CostModel costs;
     std::vector<v1::StepReport> recent;  // oldest first

@@ -10,6 +10,7 @@
 #include "cli/printer.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader::cli {
 namespace {

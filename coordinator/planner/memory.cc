@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "model_shape/memory_estimate.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader::planner {
 namespace {
@@ -28,7 +29,7 @@ model::Recompute LeastKept(const v1::JobSpec& spec) {
 
 }  // namespace
 
-MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const ModelShape& model,
+MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {
   const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
   const int trainers = static_cast<int>(spec.resources().trainers());
@@ -71,7 +72,7 @@ double HostBytes(const MemoryEstimate& estimate, const v1::JobSpec& spec,
 }
 
 absl::Status CheckMemory(const MemoryEstimate& estimate, const v1::JobSpec& spec,
-                         const ModelShape& model, const ClusterShape& cluster) {
+                         const model::ModelConfig& model, const ClusterShape& cluster) {
   const auto memory = static_cast<double>(cluster.memory_bytes_per_trainer);
   if (memory > 0 && estimate.total() > memory) {
     return absl::InvalidArgumentError(absl::StrFormat(

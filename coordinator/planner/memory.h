@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "coordinator/planner/shapes.h"
+#include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::planner {
@@ -22,7 +23,7 @@ struct MemoryEstimate {  // bytes of one trainer
   double total() const { return weights + gradients + optimizer + activations + keys_and_values; }
 };
 
-MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const ModelShape& model,
+MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring);
 
 // Of `movable`, what has to wait in host memory: all with offload: host, else what the device has
@@ -33,6 +34,6 @@ double HostBytes(const MemoryEstimate& estimate, const v1::JobSpec& spec,
 // INVALID_ARGUMENT with the arithmetic if the estimate is more than a trainer has, on its device or
 // as its share of the host.
 absl::Status CheckMemory(const MemoryEstimate& estimate, const v1::JobSpec& spec,
-                         const ModelShape& model, const ClusterShape& cluster);
+                         const model::ModelConfig& model, const ClusterShape& cluster);
 
 }  // namespace ringleader::planner

@@ -12,6 +12,7 @@
 #include "coordinator/planner/memory.h"
 #include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader::planner {
 namespace {
@@ -106,7 +107,7 @@ absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) 
   return absl::OkStatus();
 }
 
-absl::Status CheckModel(const v1::JobSpec& spec, const ModelShape& model) {
+absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model) {
   for (const uint32_t layer : spec.attention().dense_layers()) {
     if (layer >= model.layers) {
       return Invalid(
@@ -191,7 +192,7 @@ absl::Status AddMicroBatchReason(const v1::JobSpec& spec, v1::StepPlan* plan) {
 
 }  // namespace
 
-absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
+absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
                                       const patterns::PatternHints& hints) {
   RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));
@@ -272,7 +273,7 @@ std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& 
 }
 
 std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
-                                                      const ModelShape& model,
+                                                      const model::ModelConfig& model,
                                                       const CostModel& cost_model, double density,
                                                       const std::vector<uint64_t>& tokens) {
   const double context = spec.parallelism().context();

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/planner/cost/cost_model.h"
 #include "coordinator/planner/shapes.h"
+#include "model_shape/model_config.h"
 #include "patterns/sample.h"
 #include "ringleader/v1/job_spec.pb.h"
 #include "ringleader/v1/plan.pb.h"
@@ -25,7 +26,7 @@ namespace ringleader::planner {
 // INVALID_ARGUMENT, with the arithmetic, when no plan can work: the cluster holds too few trainers,
 // heads or layers do not fit the model, the asked-for ring does not fit the nodes, or memory is
 // short. Takes about a second for 1,000 ranks.
-absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const ModelShape& model,
+absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
                                       const patterns::PatternHints& hints = {});
 
@@ -38,7 +39,7 @@ std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& 
 // What a step is predicted to cost under `plan`. `hints` come from reports, if there are any.
 // INVALID_ARGUMENT names an enumerator of `spec` or `plan` that is unknown, or a sequence of its
 // micro-batches beyond the global batch.
-absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const ModelShape& model,
+absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::ModelConfig& model,
                                        const ClusterShape& cluster, const CostModel& cost_model,
                                        const v1::StepPlan& plan,
                                        const patterns::PatternHints& hints = {});
@@ -46,7 +47,7 @@ absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const ModelShape
 // Deals one step's sequences, `tokens[i]` long, to the data-parallel groups by predicted seconds.
 // Empty when that is round robin.
 std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
-                                                      const ModelShape& model,
+                                                      const model::ModelConfig& model,
                                                       const CostModel& cost_model, double density,
                                                       const std::vector<uint64_t>& tokens);
 

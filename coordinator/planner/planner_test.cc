@@ -8,7 +8,8 @@
 
 #include "coordinator/planner/deal/budgets.h"
 #include "coordinator/planner/memory.h"
-#include "coordinator/planner/testing.h"
+#include "coordinator/planner/testing/planner_problems.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader::planner {
 namespace {
@@ -20,7 +21,7 @@ using ::testing::UnorderedElementsAre;
 using v1::ParallelismSpec;
 
 absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec& spec, const ClusterShape& cluster,
-                                  const ModelShape& model = ThreeBillion()) {
+                                  const model::ModelConfig& model = ThreeBillion()) {
   return MakePlan(spec, model, cluster, CostModel(spec, model, cluster));
 }
 
@@ -156,7 +157,7 @@ TEST(MakePlanTest, RicherPoliciesNeedMoreMemory) {
 }
 
 TEST(MakePlanTest, AnUnknownModelStillGetsAPlan) {
-  const auto plan = Plan(LongJob(4, 131072), Gpus(1, 4), ModelShape{});
+  const auto plan = Plan(LongJob(4, 131072), Gpus(1, 4), model::ModelConfig{});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->layout(), ParallelismSpec::STRIPED);
   EXPECT_FALSE(plan->has_prediction());
@@ -261,7 +262,7 @@ TEST(MakePlanTest, SequencesOfUnequalLengthAreAssignedInThePlan) {
 
 TEST(PredictTest, TheFirstHopOfBackwardTravelsBehindTheMlp) {
   const auto exposed = [](int64_t intermediate) {
-    ModelShape model = ThreeBillion();
+    model::ModelConfig model = ThreeBillion();
     model.intermediate_size = intermediate;
     ClusterShape cluster = Gpus(2, 1);
     cluster.inter_node.bytes_per_second = 2e9;

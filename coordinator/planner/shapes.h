@@ -1,16 +1,11 @@
-// What the planner needs to know of a model and of the machines, as plain numbers.
+// What the planner needs to know of the machines, as plain numbers.
 #pragma once
 
 #include <cstdint>
 
-#include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 
 namespace ringleader::planner {
-
-// A decoder's shape, as its config.json has it. Not known where that is out of the coordinator's
-// reach: plans then carry no prediction, and nothing that depends on the model is checked.
-using ModelShape = model::ModelConfig;
 
 struct Link {
   double bytes_per_second = 0;

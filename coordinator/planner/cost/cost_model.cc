@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "coordinator/planner/deal/micro_batches.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader::planner {
 namespace {
@@ -38,7 +39,8 @@ Rates RatesOf(const ClusterShape& cluster) {
           .seconds_per_call = 30e-6};
 }
 
-std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec, const ModelShape& model,
+std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
+                                                  const model::ModelConfig& model,
                                                   const ClusterShape& cluster) {
   const Rates rates = RatesOf(cluster);
   const double tile = spec.attention().tile() > 0 ? spec.attention().tile() : 64;
@@ -73,7 +75,8 @@ Vector Features(const Work& work) {
 
 }  // namespace
 
-CostModel::CostModel(const v1::JobSpec& spec, const ModelShape& model, const ClusterShape& cluster)
+CostModel::CostModel(const v1::JobSpec& spec, const model::ModelConfig& model,
+                     const ClusterShape& cluster)
     : phases_(Priors(spec, model, cluster)) {}
 
 double CostModel::Seconds(Phase phase, const Work& work) const {
@@ -92,7 +95,7 @@ int CostModel::observations() const {
   return phases_[static_cast<int>(Phase::kAttentionForward)].observations();
 }
 
-void CostModel::ObserveStep(const v1::JobSpec& spec, const ModelShape& model,
+void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
                             const v1::StepPlan& plan, const v1::StepReport& report) {
   if (report.skipped() || report.rank_tiles().empty() || !model.known()) return;
   const double context = std::max(1u, spec.parallelism().context());

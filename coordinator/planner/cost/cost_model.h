@@ -6,6 +6,7 @@
 
 #include "coordinator/planner/cost/regression.h"
 #include "coordinator/planner/shapes.h"
+#include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 #include "ringleader/v1/plan.pb.h"
 #include "ringleader/v1/telemetry.pb.h"
@@ -27,7 +28,7 @@ struct Work {
 class CostModel {
  public:
   // The prior for one job: its tile, model and engine. An unknown model counts as a small one.
-  CostModel(const v1::JobSpec& spec, const ModelShape& model, const ClusterShape& cluster);
+  CostModel(const v1::JobSpec& spec, const model::ModelConfig& model, const ClusterShape& cluster);
 
   double Seconds(Phase phase, const Work& work) const;
   void Observe(Phase phase, const Work& work, double seconds);
@@ -35,8 +36,8 @@ class CostModel {
   // Learns from one merged report of a step that ran under `plan`. A report of a step that was
   // skipped, or without attention tiles, teaches nothing, and neither does one under a plan whose
   // micro-batches are not the job's.
-  void ObserveStep(const v1::JobSpec& spec, const ModelShape& model, const v1::StepPlan& plan,
-                   const v1::StepReport& report);
+  void ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
+                   const v1::StepPlan& plan, const v1::StepReport& report);
 
   // {seconds per tile, row, byte, call}.
   const NonNegativeRegression::Vector& coefficients(Phase phase) const;

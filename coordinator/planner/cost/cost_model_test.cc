@@ -4,7 +4,8 @@
 
 #include <random>
 
-#include "coordinator/planner/testing.h"
+#include "coordinator/planner/testing/planner_problems.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader::planner {
 namespace {
@@ -87,7 +88,7 @@ TEST(RegressionTest, NonsenseIsIgnored) {
 // A machine four times slower than the prior thinks, seen through step reports.
 TEST(CostModelTest, LearnsFromStepReports) {
   const v1::JobSpec spec = LongJob(4, 131072);
-  const ModelShape model = ThreeBillion();
+  const model::ModelConfig model = ThreeBillion();
   const ClusterShape cluster = TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4);
   CostModel truth(spec, model, cluster), fitted(spec, model, cluster);
   std::mt19937 random(4);
@@ -123,7 +124,7 @@ TEST(CostModelTest, StartsNearWhatStepsTook) {
   const Measured steps[] = {{262144, 0.0544, 0.3102, 0.8268, 2.1939},
                             {524288, 0.0503, 1.0432, 2.8711, 4.7465},
                             {1048576, 0.0491, 3.8745, 10.5066, 9.6995}};
-  const ModelShape shape = ThreeBillion();
+  const model::ModelConfig shape = ThreeBillion();
   for (const Measured& step : steps) {
     v1::JobSpec spec = LongJob(4, static_cast<uint64_t>(step.tokens));
     spec.mutable_attention()->set_tile(128);

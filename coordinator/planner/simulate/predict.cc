@@ -11,6 +11,7 @@
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
+#include "model_shape/model_config.h"
 #include "patterns/pattern.h"
 #include "ring/tile_loads.h"
 
@@ -32,7 +33,7 @@ struct LayerTimes {
   double index = 0;
 };
 
-double OptimizerSeconds(const ModelShape& model, const CostModel& cost_model) {
+double OptimizerSeconds(const model::ModelConfig& model, const CostModel& cost_model) {
   return cost_model.Seconds(Phase::kOptimizer,
                             {.bytes = 8.0 * static_cast<double>(model.parameters()), .calls = 1});
 }
@@ -40,7 +41,7 @@ double OptimizerSeconds(const ModelShape& model, const CostModel& cost_model) {
 class Predictor {
  public:
   // `attention` has the plan's layout, `ring` is the plan's.
-  Predictor(const v1::JobSpec& spec, const ModelShape& model, const ClusterShape& cluster,
+  Predictor(const v1::JobSpec& spec, const model::ModelConfig& model, const ClusterShape& cluster,
             const CostModel& cost_model, const patterns::AttentionOptions& attention,
             const ring::RingShape& ring)
       : spec_(spec),
@@ -167,7 +168,7 @@ class Predictor {
   }
 
   const v1::JobSpec& spec_;
-  const ModelShape& model_;
+  const model::ModelConfig& model_;
   const ClusterShape& cluster_;
   const CostModel& cost_model_;
   const patterns::AttentionOptions& attention_;
@@ -183,7 +184,8 @@ class Predictor {
   double step_imbalance_ = 0;
 };
 
-absl::StatusOr<v1::Prediction> PredictEqual(const v1::JobSpec& spec, const ModelShape& model,
+absl::StatusOr<v1::Prediction> PredictEqual(const v1::JobSpec& spec,
+                                            const model::ModelConfig& model,
                                             const ClusterShape& cluster,
                                             const CostModel& cost_model, const v1::StepPlan& plan,
                                             const patterns::PatternHints& hints) {
@@ -200,7 +202,8 @@ absl::StatusOr<v1::Prediction> PredictEqual(const v1::JobSpec& spec, const Model
 
 // A step of sequences of unequal length lasts as long as its slowest group; phases are that
 // group's, imbalance and density those of the longest sequence, which is most of the work.
-absl::StatusOr<v1::Prediction> PredictUnequal(const v1::JobSpec& spec, const ModelShape& model,
+absl::StatusOr<v1::Prediction> PredictUnequal(const v1::JobSpec& spec,
+                                              const model::ModelConfig& model,
                                               const ClusterShape& cluster,
                                               const CostModel& cost_model, const v1::StepPlan& plan,
                                               const patterns::PatternHints& hints) {
@@ -245,7 +248,7 @@ absl::StatusOr<v1::Prediction> PredictUnequal(const v1::JobSpec& spec, const Mod
 
 }  // namespace
 
-absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const ModelShape& model,
+absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::ModelConfig& model,
                                        const ClusterShape& cluster, const CostModel& cost_model,
                                        const v1::StepPlan& plan,
                                        const patterns::PatternHints& hints) {

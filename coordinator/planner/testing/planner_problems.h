@@ -3,12 +3,13 @@
 
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
+#include "model_shape/model_config.h"
 
 namespace ringleader::planner {
 
 // Qwen2.5-3B's shape.
-inline ModelShape ThreeBillion() {
-  ModelShape model;
+inline model::ModelConfig ThreeBillion() {
+  model::ModelConfig model;
   model.vocab_size = 151936;
   model.hidden_size = 2048;
   model.intermediate_size = 11008;
