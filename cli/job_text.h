@@ -14,9 +14,9 @@ std::string ShortName(const std::string& name);
 
 bool IsTerminal(v1::Job::State state);
 
-// One row of `ringctl list`, and its heading.
-std::vector<std::string> JobHeading();
-std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock);
+// One row of `ringctl list`, and its heading; owner and project where some job has them.
+std::vector<std::string> JobHeading(bool with_owner);
+std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock, bool with_owner);
 
 // `ringctl get`.
 void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock);

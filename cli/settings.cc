@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/token.h"
 #include "cli/context.h"
 
 namespace ringleader::cli {
@@ -45,9 +46,9 @@ absl::Status ReadFile(const std::string& path, std::map<std::string, std::string
       }
       const auto found = settings.find(key);
       if (found == settings.end()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path, ": unknown key ", key,
-                         "; known are address, output, tls_cert, tls_key, tls_ca and insecure"));
+        return absl::InvalidArgumentError(absl::StrCat(
+            path, ": unknown key ", key,
+            "; known are address, output, tls_cert, tls_key, tls_ca, token_file and insecure"));
       }
       if (found->second->empty()) *found->second = entry.second.as<std::string>();
     }
@@ -57,12 +58,25 @@ absl::Status ReadFile(const std::string& path, std::map<std::string, std::string
   }
 }
 
+// --token-file, RINGLEADER_TOKEN, then the file that the configuration names.
+absl::Status ResolveToken(const std::optional<std::string>& environment, bool has_flag,
+                          Context* context) {
+  if (!has_flag && environment) {
+    context->token = *environment;
+    return CheckTokenText(context->token, "RINGLEADER_TOKEN");
+  }
+  if (context->token_path.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(context->token, ReadTokenFile(context->token_path));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ResolveSettings(Context* context) {
   if (context->address.empty()) {
     context->address = context->environment("RINGLEADER_ADDRESS").value_or("");
   }
+  const bool has_token_flag = !context->token_path.empty();
   bool is_required = false;
   const std::string path = ConfigPath(*context, &is_required);
   std::error_code error;
@@ -75,10 +89,12 @@ absl::Status ResolveSettings(Context* context) {
                               {"output", &context->format_name},
                               {"tls_cert", &context->tls.cert_path},
                               {"tls_key", &context->tls.key_path},
-                              {"tls_ca", &context->tls.ca_path}},
+                              {"tls_ca", &context->tls.ca_path},
+                              {"token_file", &context->token_path}},
                              &context->tls.insecure));
   }
   if (context->address.empty()) context->address = kDefaultAddress;
+  RETURN_IF_ERROR(ResolveToken(context->environment("RINGLEADER_TOKEN"), has_token_flag, context));
   const std::map<std::string, Format> formats = {{"", Format::kTable},
                                                  {"table", Format::kTable},
                                                  {"json", Format::kJson},
