@@ -1,5 +1,5 @@
-// What is noted of calls that changed nothing because they failed or were refused, behind the
-// caller's back: a thread of its own writes, in batches, and deletes what is old. (A call that
+// Notes calls that changed nothing because they failed or were refused: a thread of its own writes
+// them, in batches, and deletes what is old. (A call that
 // changes something is noted in the transaction that does: store::RequestKey::audit.)
 #pragma once
 

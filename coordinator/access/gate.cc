@@ -53,7 +53,7 @@ absl::Status CheckRoles(const GateOptions& options, const AccessFile& file) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--listen ", address,
         " can be reached from other machines, and nothing says who may do what: give --access FILE "
-        "(docs/security.md shows one of three lines), or listen on loopback"));
+        "(docs/security.md shows one), or listen on loopback"));
   }
   if (!options.tls.enabled() && !file.plain_text_is_admin()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -203,7 +203,7 @@ absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
 
 grpc::Status Gate::Process(const InputMetadata& metadata, grpc::AuthContext* context,
                            OutputMetadata* consumed, OutputMetadata*) {
-  // Nothing behind the gate needs to see a token.
+  // The handlers need not see a token.
   for (auto [at, end] = metadata.equal_range("authorization"); at != end; ++at) {
     consumed->insert({"authorization", Text(at->second)});
   }
