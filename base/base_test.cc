@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -225,6 +227,79 @@ TEST(TlsTest, MistakesAreNamed) {
   EXPECT_THAT(complaint(options), HasSubstr("holds no PEM certificate"));
   options.cert_path = "";
   EXPECT_THAT(complaint(options), HasSubstr("--tls-cert is missing"));
+  ASSERT_TRUE(certificates.Sign("ca", "old", {.days = -1}));
+  EXPECT_THAT(complaint(certificates.Options("old")), HasSubstr("has expired"));
+}
+
+TEST(TlsTest, ATokenNeedsTlsAndNoCertificate) {
+  const TestCertificates certificates;
+  ASSERT_TRUE(certificates.ok());
+  const Address address = Parsed("127.0.0.1:1");
+  const auto plain = ChannelCredentials({}, address, "secret");
+  EXPECT_EQ(plain.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(plain.status().message()), HasSubstr("not sent to 127.0.0.1:1 in plain"));
+  TlsOptions insecure;
+  insecure.insecure = true;
+  EXPECT_FALSE(ChannelCredentials(insecure, Parsed("10.0.0.1:1"), "secret").ok());
+  TlsOptions authority;
+  authority.ca_path = certificates.File("ca.crt");
+  EXPECT_TRUE(ChannelCredentials(authority, address, "secret").ok());
+  EXPECT_FALSE(ChannelCredentials(authority, address).ok());
+}
+
+// Answers every call of any method with UNIMPLEMENTED.
+class TlsServer {
+ public:
+  explicit TlsServer(const TlsOptions& options) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0",
+                             ServerCredentials(options, Parsed("127.0.0.1:0")).value(), &port_);
+    builder.RegisterAsyncGenericService(&service_);
+    queue_ = builder.AddCompletionQueue();
+    server_ = builder.BuildAndStart();
+  }
+  ~TlsServer() {
+    server_->Shutdown(std::chrono::system_clock::now());
+    queue_->Shutdown();
+    void* tag = nullptr;
+    for (bool ok = false; queue_->Next(&tag, &ok);) continue;
+  }
+  // Whether a new connection with these comes about within `limit`.
+  bool Connects(const TlsOptions& options, std::chrono::milliseconds limit) const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 1000);
+    return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port_),
+                                     ChannelCredentials(options, Parsed("127.0.0.1:1")).value(),
+                                     arguments)
+        ->WaitForConnected(std::chrono::system_clock::now() + limit);
+  }
+
+ private:
+  int port_ = 0;
+  grpc::AsyncGenericService service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST(TlsTest, CertificatesAreTakenUpWithoutARestart) {
+  const TestCertificates certificates;
+  ASSERT_TRUE(certificates.ok());
+  const TlsServer server(certificates.Options("server"));
+  const std::chrono::milliseconds at_once(1000);
+  ASSERT_TRUE(server.Connects(certificates.Options("client"), std::chrono::seconds(10)));
+  ASSERT_FALSE(server.Connects(certificates.Options("stranger", "other"), at_once));
+  // The other authority's from now on: key, certificate and the authority that clients come from.
+  ASSERT_TRUE(certificates.Sign("other", "server", {}));
+  std::filesystem::copy_file(certificates.File("other.crt"), certificates.File("ca.crt"),
+                             std::filesystem::copy_options::overwrite_existing);
+  bool taken_up = false;
+  for (int i = 0; i < 3 * kTlsReloadSeconds && !taken_up; ++i) {
+    absl::SleepFor(absl::Seconds(1));
+    taken_up = server.Connects(certificates.Options("stranger", "other"), at_once);
+  }
+  EXPECT_TRUE(taken_up);
+  EXPECT_FALSE(server.Connects(certificates.Options("client", "other"), at_once));
 }
 
 TEST(ProtocolVersionTest, AnotherVersionIsRefusedAndTheOlderSideNamed) {

@@ -22,6 +22,8 @@ void AddGlobalFlags(CLI::App& app, Context* context) {
   app.add_option("--config", context->config_path, "configuration file");
   app.add_option("-o,--output", context->format_name, "table, json or yaml");
   AddTlsFlags(app, &context->tls);
+  app.add_option("--token-file", context->token_path,
+                 "file with a token, in place of a certificate (or RINGLEADER_TOKEN: the token)");
   app.add_option_function<double>(
          "--retry-for",
          [context](double seconds) {
@@ -52,6 +54,8 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   AddReportCommand(app, &context);
   AddLogsCommand(app, &context);
   AddNodeCommands(app, &context);
+  AddTokenCommand(app, &context);
+  AddAuditCommand(app, &context);
   AddPlanCommand(app, &context);
   AddDataCommand(app, &context);
   AddCompletionCommand(app, &context);

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/net/token.h"
 #include "cli/app.h"
 #include "cli/client.h"
 #include "cli/follow.h"
@@ -141,6 +142,90 @@ TEST_F(CliTest, ListShowsARowAJob) {
             "waits  PENDING    0/3   -       -         -      5m   needs 16 trainers; 9 free on 3 "
             "nodes\n"
             "zzz    SUCCEEDED  0/3   -       -         -      5m   -\n");
+}
+
+TEST_F(CliTest, ListShowsOwnersWhereThereAreSomeAndFiltersByThem) {
+  v1::Job& job = AddJob("a", v1::Job::PENDING);
+  job.set_owner("alice@example.org");
+  job.set_project("ocean");
+  AddJob("b", v1::Job::PENDING);
+  const Result result = Run(
+      {"list", "--owner", "alice@example.org", "--project", "ocean", "--filter", "state=PENDING"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out,
+            "NAME  OWNER              PROJECT  STATE    STEP  LOSS  TOKENS/S  ETA  AGE  REASON\n"
+            "a     alice@example.org  ocean    PENDING  0/3   -     -         -    5m   -\n"
+            "b     -                  -        PENDING  0/3   -     -         -    5m   -\n");
+  EXPECT_EQ(coordinator_.filters.at(0),
+            "state=PENDING AND owner=\"alice@example.org\" AND project=\"ocean\"");
+  EXPECT_THAT(Run({"get", "a"}).out, HasSubstr("owner    alice@example.org"));
+  Run({"list", "--owner", "a\" OR \"b"});
+  EXPECT_EQ(coordinator_.filters.back(), R"(owner="a\" OR \"b")");
+}
+
+TEST_F(CliTest, TokensAreMadeHereShownOnceAndRevoked) {
+  const Result made = Run({"token", "create", "--user", "dave", "--role", "viewer", "--days", "7"});
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_THAT(made.out, ::testing::MatchesRegex("rlt_[A-Za-z0-9_-]{43}\n"));
+  const v1::CreateTokenRequest& request = coordinator_.token_requests.at(0);
+  EXPECT_EQ(request.sha256(), TokenHash(made.out.substr(0, made.out.size() - 1)));
+  EXPECT_EQ(request.role(), v1::VIEWER);
+  EXPECT_EQ(request.lifetime_seconds(), 7u * 24 * 3600);
+  EXPECT_THAT(made.err, HasSubstr("this is 1, of dave"));
+  EXPECT_NE(Run({"token", "create", "--user", "dave"}).out, made.out);
+  EXPECT_THAT(Run({"token", "list"}).out, HasSubstr("1      dave  -        viewer"));
+  EXPECT_EQ(Run({"token", "revoke", "1"}).out, "1, of dave, is revoked\n");
+  EXPECT_EQ(Run({"token", "revoke", "tokens/1"}).code, kNotFound);
+  EXPECT_EQ(Run({"token", "create", "--user", "a", "--role", "node"}).code, kUsage);
+  EXPECT_EQ(Run({"token", "create", "--user", "a", "--days", "400"}).code, kUsage);
+  EXPECT_EQ(Run({"token"}).code, kUsage);
+}
+
+TEST_F(CliTest, ATokenIsReadFromAFileAndNotSentInPlainText) {
+  Write("token", " rlt_abc\n");
+  const Result plain = Run({"list", "--token-file", Path("token")});
+  EXPECT_EQ(plain.code, kConflict);
+  EXPECT_THAT(plain.err, HasSubstr("is not sent to"));
+  EXPECT_TRUE(coordinator_.filters.empty());
+  environment_["RINGLEADER_TOKEN"] = "two words";
+  EXPECT_THAT(Run({"list"}).err, HasSubstr("RINGLEADER_TOKEN holds no token"));
+  EXPECT_THAT(Run({"list", "--token-file", Path("token")}).err, HasSubstr("is not sent to"));
+  environment_.erase("RINGLEADER_TOKEN");
+  EXPECT_THAT(Run({"list", "--token-file", Path("absent")}).err, HasSubstr("cannot read"));
+  Write("settings.yaml", "token_file: " + Path("token") + "\n");
+  EXPECT_THAT(Run({"list", "--config", Path("settings.yaml")}).err, HasSubstr("is not sent to"));
+  for (const std::string& garbled : {std::string(), std::string("a\x01"), std::string(600, 'x')}) {
+    Write("token", garbled);
+    EXPECT_EQ(Run({"list", "--token-file", Path("token")}).code, kUsage);
+  }
+}
+
+TEST_F(CliTest, AuditShowsPagesAndFilters) {
+  for (int i = 0; i < 5; ++i) {
+    v1::AuditRecord& record = coordinator_.audit.emplace_back();
+    record.set_caller("alice");
+    record.set_method("JobService.CreateJob");
+    record.set_resource("jobs/j" + std::to_string(i));
+    record.set_outcome("OK");
+    record.mutable_time()->set_seconds(1'000'000);
+  }
+  const Result all = Run({"audit"});
+  EXPECT_EQ(all.code, 0) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("1970-01-12 13:46:40  alice"));
+  EXPECT_THAT(all.out, HasSubstr("jobs/j4"));
+  const Result some = Run({"audit", "--limit", "3", "--who", "alice", "--method", "CreateJob",
+                           "--resource", "jobs/a", "--outcome", "OK", "--since", "1h"});
+  EXPECT_THAT(some.out, Not(HasSubstr("jobs/j3")));
+  EXPECT_THAT(some.err, HasSubstr("there are more"));
+  const v1::ListAuditRecordsRequest& request = coordinator_.audit_requests.back();
+  EXPECT_EQ(request.caller(), "alice");
+  EXPECT_EQ(request.method(), "CreateJob");
+  EXPECT_EQ(request.resource(), "jobs/a");
+  EXPECT_EQ(request.outcome(), "OK");
+  EXPECT_EQ(request.after_time().seconds(), 1'000'000 - 3600);
+  EXPECT_EQ(Run({"audit", "--until", "1970-01-12T00:00:00Z"}).code, 0);
+  EXPECT_EQ(coordinator_.audit_requests.back().before_time().seconds(), 950'400);
+  EXPECT_EQ(Run({"audit", "--since", "yesterday"}).code, kUsage);
 }
 
 TEST_F(CliTest, AnEmptyListIsAList) {
@@ -456,7 +541,7 @@ TEST_F(CliTest, CompletionKnowsEveryVerb) {
     const Result result = Run({"completion", shell});
     EXPECT_EQ(result.code, 0);
     for (const char* verb : {"submit", "list", "get", "watch", "logs", "cancel", "pause", "resume",
-                             "delete", "nodes", "drain", "plan", "data"}) {
+                             "delete", "nodes", "drain", "plan", "data", "token", "audit"}) {
       EXPECT_THAT(result.out, HasSubstr(verb)) << shell;
     }
     EXPECT_THAT(result.out, HasSubstr("follow"));

@@ -13,6 +13,7 @@
 #include "base/back_off.h"
 #include "base/net/channel.h"
 #include "base/status_macros.h"
+#include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
@@ -32,6 +33,7 @@ class GrpcClient : public Client {
  public:
   GrpcClient(const Context& context, const std::shared_ptr<grpc::Channel>& channel)
       : context_(context),
+        access_(v1::AccessService::NewStub(channel)),
         jobs_(v1::JobService::NewStub(channel)),
         logs_(v1::LogService::NewStub(channel)),
         nodes_(v1::NodeService::NewStub(channel)) {}
@@ -67,6 +69,12 @@ class GrpcClient : public Client {
   absl::StatusOr<v1::Node> UndrainNode(const v1::UndrainNodeRequest& request) override {
     return Write(nodes_.get(), &v1::NodeService::Stub::UndrainNode, request);
   }
+  absl::StatusOr<v1::Token> CreateToken(const v1::CreateTokenRequest& request) override {
+    return Write(access_.get(), &v1::AccessService::Stub::CreateToken, request);
+  }
+  absl::StatusOr<v1::Token> RevokeToken(const v1::RevokeTokenRequest& request) override {
+    return Write(access_.get(), &v1::AccessService::Stub::RevokeToken, request);
+  }
 
   absl::StatusOr<v1::ListJobsResponse> ListJobs(const std::string& filter, int limit) override {
     v1::ListJobsRequest request;
@@ -94,6 +102,34 @@ class GrpcClient : public Client {
       for (v1::Node& node : *page.mutable_nodes()) *all.add_nodes() = std::move(node);
       request.set_page_token(page.next_page_token());
     } while (!request.page_token().empty());
+    return all;
+  }
+
+  absl::StatusOr<v1::ListTokensResponse> ListTokens() override {
+    v1::ListTokensRequest request;
+    v1::ListTokensResponse all;
+    do {
+      ASSIGN_OR_RETURN(v1::ListTokensResponse page,
+                       Read(access_.get(), &v1::AccessService::Stub::ListTokens, request));
+      for (v1::Token& token : *page.mutable_tokens()) *all.add_tokens() = std::move(token);
+      request.set_page_token(page.next_page_token());
+    } while (!request.page_token().empty());
+    return all;
+  }
+
+  absl::StatusOr<v1::ListAuditRecordsResponse> ListAuditRecords(v1::ListAuditRecordsRequest request,
+                                                                int limit) override {
+    v1::ListAuditRecordsResponse all;
+    do {
+      request.set_page_size(std::min(limit - all.records_size(), 1000));
+      ASSIGN_OR_RETURN(v1::ListAuditRecordsResponse page,
+                       Read(access_.get(), &v1::AccessService::Stub::ListAuditRecords, request));
+      for (v1::AuditRecord& record : *page.mutable_records()) {
+        *all.add_records() = std::move(record);
+      }
+      all.set_next_page_token(page.next_page_token());
+      request.set_page_token(page.next_page_token());
+    } while (!request.page_token().empty() && all.records_size() < limit);
     return all;
   }
 
@@ -221,6 +257,7 @@ class GrpcClient : public Client {
   }
 
   const Context& context_;
+  std::unique_ptr<v1::AccessService::Stub> access_;
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::LogService::Stub> logs_;
   std::unique_ptr<v1::NodeService::Stub> nodes_;
@@ -255,7 +292,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Context& context) {
   // A stream whose coordinator's machine has vanished must not wait for ever.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
-  ASSIGN_OR_RETURN(const auto channel, OpenChannel(context.address, context.tls, arguments));
+  ASSIGN_OR_RETURN(const auto channel,
+                   OpenChannel(context.address, context.tls, context.token, arguments));
   return std::make_unique<GrpcClient>(context, channel);
 }
 

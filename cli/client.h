@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/context.h"
+#include "ringleader/v1/access_service.pb.h"
 #include "ringleader/v1/job_service.pb.h"
 #include "ringleader/v1/log_service.pb.h"
 #include "ringleader/v1/node_service.pb.h"
@@ -43,6 +44,12 @@ class Client {
   virtual absl::StatusOr<v1::ListNodesResponse> ListNodes() = 0;
   virtual absl::StatusOr<v1::Node> DrainNode(const v1::DrainNodeRequest& request) = 0;
   virtual absl::StatusOr<v1::Node> UndrainNode(const v1::UndrainNodeRequest& request) = 0;
+  virtual absl::StatusOr<v1::Token> CreateToken(const v1::CreateTokenRequest& request) = 0;
+  virtual absl::StatusOr<v1::ListTokensResponse> ListTokens() = 0;
+  virtual absl::StatusOr<v1::Token> RevokeToken(const v1::RevokeTokenRequest& request) = 0;
+  // All pages up to `limit` records.
+  virtual absl::StatusOr<v1::ListAuditRecordsResponse> ListAuditRecords(
+      v1::ListAuditRecordsRequest request, int limit) = 0;
 
   // Streams until the coordinator ends them. While it is away they wait, and go on after the last
   // revision, step and offset that they have handed over; nothing is handed over twice.

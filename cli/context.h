@@ -54,6 +54,8 @@ struct Context {
   std::string format_name = {};
   Format format = Format::kTable;
   TlsOptions tls = {};
+  std::string token_path = {};
+  std::string token = {};  // goes with each call; empty: none
   RetryPolicy retry = {};
 
   // What the command line asks for: an exit code, or the error that the user is to see.
@@ -64,9 +66,9 @@ struct Context {
 // work; nothing is sent yet.
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Context& context);
 
-// Fills address, format and TLS options where no flag did: RINGLEADER_ADDRESS, then the
-// configuration file (--config, RINGLEADER_CONFIG, or ~/.config/ringleader/config.yaml), then
-// defaults.
+// Fills address, token, format and TLS options where no flag did: RINGLEADER_ADDRESS and
+// RINGLEADER_TOKEN, then the configuration file (--config, RINGLEADER_CONFIG, or
+// ~/.config/ringleader/config.yaml), then defaults.
 absl::Status ResolveSettings(Context* context);
 
 }  // namespace ringleader::cli

@@ -30,21 +30,27 @@ std::string ShortName(const std::string& name) {
   return slash == std::string::npos ? name : name.substr(slash + 1);
 }
 
-std::vector<std::string> JobHeading() {
-  return {"NAME", "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON"};
+std::vector<std::string> JobHeading(bool with_owner) {
+  std::vector<std::string> row = {"NAME",     "STATE", "STEP", "LOSS",
+                                  "TOKENS/S", "ETA",   "AGE",  "REASON"};
+  if (with_owner) row.insert(row.begin() + 1, {"OWNER", "PROJECT"});
+  return row;
 }
 
-std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock) {
+std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock, bool with_owner) {
   const v1::Progress& progress = job.progress();
   const bool trained = progress.step() > 0;
-  return {ShortName(job.name()),
-          v1::Job::State_Name(job.state()),
-          Steps(progress),
-          trained ? absl::StrFormat("%.4f", progress.loss()) : "",
-          trained ? FormatCount(progress.tokens_per_second()) : "",
-          job.state() == v1::Job::RUNNING && trained ? FormatSeconds(progress.eta_seconds()) : "",
-          FormatAge(clock.Now() - ToTime(job.create_time())),
-          job.state_reason()};
+  std::vector<std::string> row = {
+      ShortName(job.name()),
+      v1::Job::State_Name(job.state()),
+      Steps(progress),
+      trained ? absl::StrFormat("%.4f", progress.loss()) : "",
+      trained ? FormatCount(progress.tokens_per_second()) : "",
+      job.state() == v1::Job::RUNNING && trained ? FormatSeconds(progress.eta_seconds()) : "",
+      FormatAge(clock.Now() - ToTime(job.create_time())),
+      job.state_reason()};
+  if (with_owner) row.insert(row.begin() + 1, {job.owner(), job.project()});
+  return row;
 }
 
 void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock) {
@@ -55,6 +61,8 @@ void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock) {
       {"reason", job.state_reason()},
       {"age", FormatAge(clock.Now() - ToTime(job.create_time()))},
       {"steps", Steps(progress)}};
+  if (!job.owner().empty()) rows.push_back({"owner", job.owner()});
+  if (!job.project().empty()) rows.push_back({"project", job.project()});
   if (progress.step() > 0) {
     rows.push_back({"tokens", FormatCount(static_cast<double>(progress.tokens()))});
     rows.push_back(

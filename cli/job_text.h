@@ -12,9 +12,9 @@ namespace ringleader::cli {
 // "headers-16k" of "jobs/headers-16k".
 std::string ShortName(const std::string& name);
 
-// One row of `ringctl list`, and its heading.
-std::vector<std::string> JobHeading();
-std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock);
+// One row of `ringctl list`, and its heading; owner and project where some job has them.
+std::vector<std::string> JobHeading(bool with_owner);
+std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock, bool with_owner);
 
 // `ringctl get`.
 void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock);

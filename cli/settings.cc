@@ -4,6 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/net/token.h"
 #include "base/process/config.h"
 #include "base/status_macros.h"
 #include "cli/context.h"
@@ -41,9 +42,10 @@ absl::Status ReadFile(const std::string& path, const std::map<std::string, std::
   for (const auto& [name, values] : *lines) {
     const auto found = settings.find(name);
     if (found == settings.end() && name != "insecure") {
-      return wrong(absl::StrCat("unknown key ", name,
-                                "; known are address, output, tls_cert, tls_key, tls_ca and "
-                                "insecure"));
+      return wrong(
+          absl::StrCat("unknown key ", name,
+                       "; known are address, output, tls_cert, tls_key, tls_ca, token_file "
+                       "and insecure"));
     }
     if (values.size() != 1) return wrong(absl::StrCat(name, " takes one value"));
     if (found == settings.end()) {
@@ -59,12 +61,25 @@ absl::Status ReadFile(const std::string& path, const std::map<std::string, std::
   return absl::OkStatus();
 }
 
+// --token-file, RINGLEADER_TOKEN, then the file that the configuration names.
+absl::Status ResolveToken(const std::optional<std::string>& environment, bool has_flag,
+                          Context* context) {
+  if (!has_flag && environment) {
+    context->token = *environment;
+    return CheckTokenText(context->token, "RINGLEADER_TOKEN");
+  }
+  if (context->token_path.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(context->token, ReadTokenFile(context->token_path));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ResolveSettings(Context* context) {
   if (context->address.empty()) {
     context->address = context->environment("RINGLEADER_ADDRESS").value_or("");
   }
+  const bool has_token_flag = !context->token_path.empty();
   bool is_required = false;
   const std::string path = ConfigPath(*context, &is_required);
   std::error_code error;
@@ -77,10 +92,12 @@ absl::Status ResolveSettings(Context* context) {
                               {"output", &context->format_name},
                               {"tls_cert", &context->tls.cert_path},
                               {"tls_key", &context->tls.key_path},
-                              {"tls_ca", &context->tls.ca_path}},
+                              {"tls_ca", &context->tls.ca_path},
+                              {"token_file", &context->token_path}},
                              &context->tls.insecure));
   }
   if (context->address.empty()) context->address = kDefaultAddress;
+  RETURN_IF_ERROR(ResolveToken(context->environment("RINGLEADER_TOKEN"), has_token_flag, context));
   const std::map<std::string, Format> formats = {{"", Format::kTable},
                                                  {"table", Format::kTable},
                                                  {"json", Format::kJson},

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "base/clock.h"
@@ -30,6 +31,7 @@
 #include "coordinator/planner_source.h"
 #include "coordinator/session/worker_control_service.h"
 #include "coordinator/store/sqlite_store.h"
+#include "jobspec/roots.h"
 #include "prometheus/registry.h"
 
 namespace ringleader {
@@ -42,6 +44,9 @@ struct Flags {
   int64_t log_mebibytes_per_job = 64;
   int64_t steps_per_job = store::SqliteOptions().steps_per_job;
   bool check_files = true;
+  std::string access;
+  int64_t audit_days = 90;
+  std::vector<std::string> allowed_paths;
   TlsOptions tls;
   LoggingOptions logging;
   lifecycle::Options lifecycle;
@@ -68,6 +73,13 @@ void AddFlags(CLI::App& app, Flags* flags) {
          "--check-files", flags->check_files,
          "refuse jobs whose files this machine does not see; false when only the workers see them")
       ->default_str("true");
+  app.add_option("--access", flags->access,
+                 "YAML file: which certificate has which role; needed off loopback "
+                 "(docs/security.md)");
+  app.add_option("--audit-days", flags->audit_days, "how long the audit log keeps a record")
+      ->check(CLI::Range(1, 36500))
+      ->capture_default_str();
+  jobspec::AddRootFlag(app, &flags->allowed_paths);
   AddTlsFlags(app, &flags->tls);
   AddLoggingFlags(app, &flags->logging);
   lifecycle::AddLifecycleFlags(app, &flags->lifecycle);
@@ -84,6 +96,7 @@ absl::Status MakeDataDir(const std::string& path) {
 // Starts everything in order: the port opens last, when all that it needs works.
 absl::Status Serve(const Flags& flags) {
   RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
+  RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
   ASSIGN_OR_RETURN(const Address listen, ParseAddress(flags.listen));
   RETURN_IF_ERROR(MakeDataDir(flags.data_dir));
 
@@ -116,7 +129,12 @@ absl::Status Serve(const Flags& flags) {
   controller->Start();
   ASSIGN_OR_RETURN(
       const std::unique_ptr<api::Server> server,
-      api::Server::Start({.listen = listen, .tls = flags.tls, .check_files = flags.check_files},
+      api::Server::Start({.listen = listen,
+                          .tls = flags.tls,
+                          .access_path = flags.access,
+                          .audit_age = absl::Hours(24 * flags.audit_days),
+                          .allowed_paths = flags.allowed_paths,
+                          .check_files = flags.check_files},
                          controller.get(), &workers, store.get(), &metrics.registry()));
   Address served = listen;
   if (served.path.empty()) served.port = server->port();

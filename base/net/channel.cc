@@ -9,10 +9,11 @@ namespace ringleader {
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const TlsOptions& tls,
+                                                           std::string_view token,
                                                            grpc::ChannelArguments arguments) {
   ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
   ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
-                   ChannelCredentials(tls, parsed));
+                   ChannelCredentials(tls, parsed, token));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "base/net/tls.h"
@@ -13,10 +14,11 @@
 namespace ringleader {
 
 // A channel to `address`, which is dialled again after a second at most: whoever calls waits by a
-// back-off of its own, and finds a coordinator that restarted soon. Nothing is sent yet; errors as
-// in ParseAddress() and ChannelCredentials().
+// back-off of its own, and finds a coordinator that restarted soon. `token`, if not empty, goes
+// with each call. Nothing is sent yet; errors as in ParseAddress() and ChannelCredentials().
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const TlsOptions& tls,
+                                                           std::string_view token = "",
                                                            grpc::ChannelArguments arguments = {});
 
 }  // namespace ringleader

@@ -2,6 +2,8 @@
 
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <openssl/bio.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
@@ -10,19 +12,19 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <sstream>
+#include <tuple>
 
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 
 namespace ringleader {
 namespace {
 
-struct Pem {
-  std::string cert;
-  std::string key;
-  std::string ca;
-};
+using Provider = grpc::experimental::CertificateProviderInterface;
+using FileProvider = grpc::experimental::FileWatcherCertificateProvider;
 
 absl::StatusOr<std::string> ReadPem(const std::string& flag, const std::string& path) {
   if (path.empty()) {
@@ -60,15 +62,22 @@ absl::StatusOr<X509Ptr> ParseCertificate(const std::string& flag, const std::str
 
 // gRPC takes anything here and then fails each handshake without a word: check what it will be
 // given.
-absl::StatusOr<Pem> LoadPem(const TlsOptions& options) {
-  Pem pem;
-  ASSIGN_OR_RETURN(pem.cert, ReadPem("tls-cert", options.cert_path));
-  ASSIGN_OR_RETURN(pem.key, ReadPem("tls-key", options.key_path));
-  ASSIGN_OR_RETURN(pem.ca, ReadPem("tls-ca", options.ca_path));
+absl::Status CheckAuthority(const TlsOptions& options) {
+  ASSIGN_OR_RETURN(const std::string ca, ReadPem("tls-ca", options.ca_path));
+  return ParseCertificate("tls-ca", options.ca_path, ca).status();
+}
+
+absl::Status CheckFiles(const TlsOptions& options) {
+  ASSIGN_OR_RETURN(const std::string cert, ReadPem("tls-cert", options.cert_path));
+  ASSIGN_OR_RETURN(const std::string key_text, ReadPem("tls-key", options.key_path));
   ASSIGN_OR_RETURN(const X509Ptr certificate,
-                   ParseCertificate("tls-cert", options.cert_path, pem.cert));
-  RETURN_IF_ERROR(ParseCertificate("tls-ca", options.ca_path, pem.ca).status());
-  const KeyPtr key(PEM_read_bio_PrivateKey(Memory(pem.key).get(), nullptr, nullptr, nullptr),
+                   ParseCertificate("tls-cert", options.cert_path, cert));
+  RETURN_IF_ERROR(CheckAuthority(options));
+  if (X509_cmp_current_time(X509_get0_notAfter(certificate.get())) < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--tls-cert: the certificate in %s has expired; replace it", options.cert_path));
+  }
+  const KeyPtr key(PEM_read_bio_PrivateKey(Memory(key_text).get(), nullptr, nullptr, nullptr),
                    EVP_PKEY_free);
   if (key == nullptr) {
     return absl::InvalidArgumentError(
@@ -79,7 +88,28 @@ absl::StatusOr<Pem> LoadPem(const TlsOptions& options) {
         absl::StrFormat("--tls-key: %s is not the key of the certificate in %s", options.key_path,
                         options.cert_path));
   }
-  return pem;
+  return absl::OkStatus();
+}
+
+// One for all that use the same files: each has a thread that looks at them, and a trainer has a
+// connection to each of its peers.
+std::shared_ptr<Provider> WatchFiles(const TlsOptions& options) {
+  using Paths = std::tuple<std::string, std::string, std::string>;
+  static absl::Mutex* const mutex = new absl::Mutex;
+  static auto* const providers = new std::map<Paths, std::weak_ptr<Provider>>;
+  absl::MutexLock lock(mutex);
+  std::weak_ptr<Provider>& known =
+      (*providers)[{options.cert_path, options.key_path, options.ca_path}];
+  std::shared_ptr<Provider> provider = known.lock();
+  if (provider != nullptr) return provider;
+  if (options.enabled()) {
+    provider = std::make_shared<FileProvider>(options.key_path, options.cert_path, options.ca_path,
+                                              kTlsReloadSeconds);
+  } else {
+    provider = std::make_shared<FileProvider>(options.ca_path, kTlsReloadSeconds);
+  }
+  known = provider;
+  return provider;
 }
 
 absl::Status CheckPlainText(const TlsOptions& options, const Address& address) {
@@ -109,27 +139,42 @@ void AddTlsFlags(CLI::App& app, TlsOptions* options) {
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentials(
-    const TlsOptions& options, const Address& address) {
+    const TlsOptions& options, const Address& address, ClientCertificate client) {
   if (!options.enabled()) {
     RETURN_IF_ERROR(CheckPlainText(options, address));
     return grpc::InsecureServerCredentials();
   }
-  ASSIGN_OR_RETURN(const Pem pem, LoadPem(options));
-  grpc::SslServerCredentialsOptions ssl(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  ssl.pem_root_certs = pem.ca;
-  ssl.pem_key_cert_pairs.push_back({.private_key = pem.key, .cert_chain = pem.cert});
-  return grpc::SslServerCredentials(ssl);
+  RETURN_IF_ERROR(CheckFiles(options));
+  grpc::experimental::TlsServerCredentialsOptions tls(WatchFiles(options));
+  tls.watch_root_certs();
+  tls.watch_identity_key_cert_pairs();
+  tls.set_cert_request_type(client == ClientCertificate::kRequired
+                                ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
+  return grpc::experimental::TlsServerCredentials(tls);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
-    const TlsOptions& options, const Address& address) {
-  if (!options.enabled()) {
+    const TlsOptions& options, const Address& address, std::string_view token) {
+  const bool authority_alone =
+      !token.empty() && !options.enabled() && options.key_path.empty() && !options.ca_path.empty();
+  if (!options.enabled() && !authority_alone) {
     RETURN_IF_ERROR(CheckPlainText(options, address));
-    return grpc::InsecureChannelCredentials();
+    if (token.empty()) return grpc::InsecureChannelCredentials();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "a token is not sent to %s in plain text, where others may read it: give --tls-ca, or no "
+        "token",
+        FormatAddress(address)));
   }
-  ASSIGN_OR_RETURN(const Pem pem, LoadPem(options));
-  return grpc::SslCredentials(
-      {.pem_root_certs = pem.ca, .pem_private_key = pem.key, .pem_cert_chain = pem.cert});
+  RETURN_IF_ERROR(authority_alone ? CheckAuthority(options) : CheckFiles(options));
+  grpc::experimental::TlsChannelCredentialsOptions tls;
+  tls.set_certificate_provider(WatchFiles(options));
+  tls.watch_root_certs();
+  if (options.enabled()) tls.watch_identity_key_cert_pairs();
+  std::shared_ptr<grpc::ChannelCredentials> channel = grpc::experimental::TlsCredentials(tls);
+  if (token.empty()) return channel;
+  return grpc::CompositeChannelCredentials(channel,
+                                           grpc::AccessTokenCredentials(std::string(token)));
 }
 
 }  // namespace ringleader

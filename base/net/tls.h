@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -30,13 +31,24 @@ struct TlsOptions {
 // --tls-cert, --tls-key, --tls-ca, --insecure. `options` must outlive the parse.
 void AddTlsFlags(CLI::App& app, TlsOptions* options);
 
+// How soon a certificate, key or authority that was replaced in its file is taken up. Connections
+// that are open stay as they are.
+inline constexpr int kTlsReloadSeconds = 2;
+
+// Whether a server hangs up on clients that show no certificate, or leaves it to what looks at each
+// call, because some show a token instead. A certificate that is shown must be good in both.
+enum class ClientCertificate { kRequired, kOptional };
+
 // With certificates: mutual TLS; both sides must show one that --tls-ca signed. Without: plain
 // text, but FAILED_PRECONDITION unless `address` is loopback or --insecure was given.
-// INVALID_ARGUMENT names the flag whose file is missing or is no PEM, and a key that does not
-// belong to its certificate.
+// INVALID_ARGUMENT names the flag whose file is missing or is no PEM, a key that does not belong to
+// its certificate, and a certificate that has expired.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentials(
-    const TlsOptions& options, const Address& address);
+    const TlsOptions& options, const Address& address,
+    ClientCertificate client = ClientCertificate::kRequired);
+// `token`, if not empty, goes with each call; then --tls-ca alone will do, and plain text is
+// FAILED_PRECONDITION: whoever listens would have the token.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
-    const TlsOptions& options, const Address& address);
+    const TlsOptions& options, const Address& address, std::string_view token = "");
 
 }  // namespace ringleader

@@ -1,5 +1,5 @@
 // Certificates for tests, made by the openssl program: an authority, a server and a client that it
-// signed, and a stranger that another one signed.
+// signed, and a stranger that another one signed; and more where a test asks for them.
 #pragma once
 
 #include <cstdlib>
@@ -15,8 +15,8 @@ class TestCertificates {
  public:
   // False from ok() when openssl cannot be run.
   TestCertificates() {
-    ok_ = MakeAuthority("ca") && Sign("ca", "server") && Sign("ca", "client") &&
-          MakeAuthority("other") && Sign("other", "stranger");
+    ok_ = MakeAuthority("ca") && Sign("ca", "server", {}) && Sign("ca", "client", {}) &&
+          MakeAuthority("other") && Sign("other", "stranger", {});
   }
   bool ok() const { return ok_; }
 
@@ -28,21 +28,28 @@ class TestCertificates {
   }
   std::string File(const std::string& name) const { return dir_.File(name); }
 
+  struct Subject {
+    std::string common_name = "localhost";
+    std::string more_names = {};  // e.g. ",URI:ringleader://node/a", besides this machine's
+    int days = 2;                 // negative: expired
+  };
+  // Signs `name`'s certificate, in place of the one that it has.
+  bool Sign(const std::string& authority, const std::string& name, const Subject& subject) const {
+    return Run(absl::StrCat("openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj ",
+                            "/CN=", subject.common_name, " -keyout ", File(name + ".key"), " -out ",
+                            File(name + ".csr"))) &&
+           Run(absl::StrCat("printf 'subjectAltName=DNS:localhost,IP:127.0.0.1", subject.more_names,
+                            "' > ", File("ext"), " && openssl x509 -req -days ", subject.days,
+                            " -CAcreateserial -in ", File(name + ".csr"), " -CA ",
+                            File(authority + ".crt"), " -CAkey ", File(authority + ".key"),
+                            " -extfile ", File("ext"), " -out ", File(name + ".crt")));
+  }
+
  private:
   bool MakeAuthority(const std::string& name) {
     return Run(absl::StrCat(
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=",
         name, " -keyout ", File(name + ".key"), " -out ", File(name + ".crt")));
-  }
-  bool Sign(const std::string& authority, const std::string& name) {
-    return Run(absl::StrCat("openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "
-                            "/CN=localhost -keyout ",
-                            File(name + ".key"), " -out ", File(name + ".csr"))) &&
-           Run(absl::StrCat("printf 'subjectAltName=DNS:localhost,IP:127.0.0.1' > ", File("ext"),
-                            " && openssl x509 -req -days 2 -CAcreateserial -in ",
-                            File(name + ".csr"), " -CA ", File(authority + ".crt"), " -CAkey ",
-                            File(authority + ".key"), " -extfile ", File("ext"), " -out ",
-                            File(name + ".crt")));
   }
   static bool Run(const std::string& command) {
     return std::system(absl::StrCat(command, " 2>/dev/null").c_str()) == 0;

@@ -17,6 +17,8 @@ void AddWatchCommand(CLI::App& app, Context* context);       // watch
 void AddReportCommand(CLI::App& app, Context* context);      // report
 void AddLogsCommand(CLI::App& app, Context* context);        // logs
 void AddNodeCommands(CLI::App& app, Context* context);       // nodes drain undrain
+void AddTokenCommand(CLI::App& app, Context* context);       // token create|list|revoke
+void AddAuditCommand(CLI::App& app, Context* context);       // audit
 void AddPlanCommand(CLI::App& app, Context* context);        // plan
 void AddDataCommand(CLI::App& app, Context* context);        // data pack
 void AddCompletionCommand(CLI::App& app, Context* context);  // completion

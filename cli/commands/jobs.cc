@@ -1,7 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <ostream>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
@@ -15,8 +18,12 @@ absl::StatusOr<int> List(const Context& context, const std::string& filter, int 
   ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
   ASSIGN_OR_RETURN(const v1::ListJobsResponse response, client->ListJobs(filter, limit));
   Print(context, response, [&](std::ostream& out) {
-    std::vector<std::vector<std::string>> rows = {JobHeading()};
-    for (const v1::Job& job : response.jobs()) rows.push_back(JobRow(job, *context.clock));
+    const bool has_owners = std::any_of(response.jobs().begin(), response.jobs().end(),
+                                        [](const v1::Job& job) { return !job.owner().empty(); });
+    std::vector<std::vector<std::string>> rows = {JobHeading(has_owners)};
+    for (const v1::Job& job : response.jobs()) {
+      rows.push_back(JobRow(job, *context.clock, has_owners));
+    }
     WriteColumns(out, rows);
     if (response.jobs_size() < response.total_size()) {
       context.err << "ringctl: " << response.jobs_size() << " of " << response.total_size()
@@ -74,6 +81,18 @@ absl::StatusOr<int> Profile(const Context& context, const std::string& name, uin
   return kOk;
 }
 
+// The filter with these terms, too; values stand in quotes, for a name may hold "@".
+std::string WithTerms(std::string filter, const std::string& owner, const std::string& project) {
+  const auto add = [&](const char* field, const std::string& value) {
+    if (value.empty()) return;
+    absl::StrAppend(&filter, filter.empty() ? "" : " AND ", field, "=\"",
+                    absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
+  };
+  add("owner", owner);
+  add("project", project);
+  return filter;
+}
+
 using Action = std::function<absl::StatusOr<int>(const std::string& name)>;
 
 void AddNamed(CLI::App& app, Context* context, const char* verb, const char* help, Action action) {
@@ -90,10 +109,16 @@ void AddJobCommands(CLI::App& app, Context* context) {
   auto limit = std::make_shared<int>(100);
   CLI::App* list = app.add_subcommand("list", "list jobs, newest first");
   list->add_option("--filter", *filter, "e.g. state=RUNNING AND labels.team=ocean");
+  auto owner = std::make_shared<std::string>();
+  auto project = std::make_shared<std::string>();
+  list->add_option("--owner", *owner, "jobs that this user submitted");
+  list->add_option("--project", *project, "jobs of this project");
   list->add_option("--limit", *limit, "jobs at most")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
-  list->callback([=] { context->action = [=] { return List(*context, *filter, *limit); }; });
+  list->callback([=] {
+    context->action = [=] { return List(*context, WithTerms(*filter, *owner, *project), *limit); };
+  });
 
   AddNamed(app, context, "get", "show a job and its attempts",
            [=](const std::string& name) { return Get(*context, name); });

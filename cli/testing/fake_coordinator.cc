@@ -18,6 +18,7 @@ void FakeCoordinator::Start() {
   grpc::ServerBuilder builder;
   builder.AddListeningPort("127.0.0.1:" + std::to_string(port_), grpc::InsecureServerCredentials(),
                            &port_);
+  builder.RegisterService(static_cast<v1::AccessService::Service*>(this));
   builder.RegisterService(static_cast<v1::JobService::Service*>(this));
   builder.RegisterService(static_cast<v1::LogService::Service*>(this));
   builder.RegisterService(static_cast<v1::NodeService::Service*>(this));
@@ -74,6 +75,7 @@ grpc::Status FakeCoordinator::GetJob(Context*, const v1::GetJobRequest* request,
 grpc::Status FakeCoordinator::ListJobs(Context*, const v1::ListJobsRequest* request,
                                        v1::ListJobsResponse* reply) {
   absl::MutexLock lock(&mutex_);
+  filters.push_back(request->filter());
   // Page tokens are the name to go on with.
   const int page_size = std::min(request->page_size(), 2);
   for (auto at = jobs.lower_bound(request->page_token()); at != jobs.end(); ++at) {
@@ -183,6 +185,45 @@ grpc::Status FakeCoordinator::ListNodes(Context*, const v1::ListNodesRequest*,
                                         v1::ListNodesResponse* reply) {
   absl::MutexLock lock(&mutex_);
   for (const v1::Node& node : nodes) *reply->add_nodes() = node;
+  return Reply(grpc::Status::OK);
+}
+
+grpc::Status FakeCoordinator::CreateToken(Context*, const v1::CreateTokenRequest* request,
+                                          v1::Token* reply) {
+  absl::MutexLock lock(&mutex_);
+  token_requests.push_back(*request);
+  reply->set_name("tokens/" + std::to_string(token_requests.size()));
+  reply->set_user(request->user());
+  reply->set_role(request->role());
+  tokens[reply->name()] = *reply;
+  return Reply(grpc::Status::OK);
+}
+
+grpc::Status FakeCoordinator::ListTokens(Context*, const v1::ListTokensRequest*,
+                                         v1::ListTokensResponse* reply) {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [name, token] : tokens) *reply->add_tokens() = token;
+  return Reply(grpc::Status::OK);
+}
+
+grpc::Status FakeCoordinator::RevokeToken(Context*, const v1::RevokeTokenRequest* request,
+                                          v1::Token* reply) {
+  absl::MutexLock lock(&mutex_);
+  if (!tokens.contains(request->name())) return NotFound(request->name());
+  *reply = tokens[request->name()];
+  tokens.erase(request->name());
+  return Reply(grpc::Status::OK);
+}
+
+grpc::Status FakeCoordinator::ListAuditRecords(Context*, const v1::ListAuditRecordsRequest* request,
+                                               v1::ListAuditRecordsResponse* reply) {
+  absl::MutexLock lock(&mutex_);
+  audit_requests.push_back(*request);
+  // Page tokens are the index to go on with.
+  size_t next = request->page_token().empty() ? 0 : std::stoul(request->page_token());
+  const size_t end = std::min(audit.size(), next + std::min(request->page_size(), 2));
+  for (; next < end; ++next) *reply->add_records() = audit[next];
+  if (next < audit.size()) reply->set_next_page_token(std::to_string(next));
   return Reply(grpc::Status::OK);
 }
 

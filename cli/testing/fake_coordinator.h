@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
@@ -17,7 +18,8 @@
 namespace ringleader::cli {
 
 // What it holds survives Stop() and Start(), as a coordinator's database does.
-class FakeCoordinator final : public v1::JobService::Service,
+class FakeCoordinator final : public v1::AccessService::Service,
+                              public v1::JobService::Service,
                               public v1::LogService::Service,
                               public v1::NodeService::Service {
  public:
@@ -43,6 +45,11 @@ class FakeCoordinator final : public v1::JobService::Service,
   std::vector<std::string> request_ids;
   std::vector<v1::WatchJobRequest> watch_requests;
   std::vector<v1::TailLogsRequest> log_requests;
+  std::vector<std::string> filters;  // of ListJobs
+  std::vector<v1::CreateTokenRequest> token_requests;
+  std::map<std::string, v1::Token> tokens;
+  std::vector<v1::AuditRecord> audit;
+  std::vector<v1::ListAuditRecordsRequest> audit_requests;
 
  private:
   using Context = grpc::ServerContext;
@@ -64,6 +71,12 @@ class FakeCoordinator final : public v1::JobService::Service,
   grpc::Status ListNodes(Context*, const v1::ListNodesRequest*, v1::ListNodesResponse*) override;
   grpc::Status DrainNode(Context*, const v1::DrainNodeRequest*, v1::Node*) override;
   grpc::Status UndrainNode(Context*, const v1::UndrainNodeRequest*, v1::Node*) override;
+
+  grpc::Status CreateToken(Context*, const v1::CreateTokenRequest*, v1::Token*) override;
+  grpc::Status ListTokens(Context*, const v1::ListTokensRequest*, v1::ListTokensResponse*) override;
+  grpc::Status RevokeToken(Context*, const v1::RevokeTokenRequest*, v1::Token*) override;
+  grpc::Status ListAuditRecords(Context*, const v1::ListAuditRecordsRequest*,
+                                v1::ListAuditRecordsResponse*) override;
 
   grpc::Status Move(const std::string& name, const std::string& request_id, v1::Job::State to,
                     v1::Job* reply);

@@ -50,6 +50,11 @@ void StreamHub::EndAll(const absl::Status& status) {
   for (const auto& [job, stream] : streams_) stream->End(status);
 }
 
+void StreamHub::EndOpen(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  for (const auto& [job, stream] : streams_) stream->End(status);
+}
+
 void StreamHub::OnChange(const store::Change& change) {
   absl::MutexLock lock(&mu_);
   if (streams_.empty()) return;

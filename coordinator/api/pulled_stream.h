@@ -46,6 +46,8 @@ class StreamHub {
 
   // Ends every stream with `status`, and every later one.
   void EndAll(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends those that are open.
+  void EndOpen(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 
   store::Store& store() { return store_; }
   Executor& executor() { return executor_; }

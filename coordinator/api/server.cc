@@ -8,8 +8,11 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "coordinator/access/audit_log.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/api/pulled_stream.h"
 #include "coordinator/api/rpc_metrics.h"
+#include "coordinator/api/services/access_service.h"
 #include "coordinator/api/services/job_service.h"
 #include "coordinator/api/services/log_service.h"
 #include "coordinator/api/services/node_service.h"
@@ -27,8 +30,12 @@ constexpr int kMinPingIntervalMs = 5000;
 constexpr int kKeepaliveMs = 20000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 
-constexpr const char* kHealthNames[] = {"", "ringleader.v1.JobService", "ringleader.v1.LogService",
-                                        "ringleader.v1.NodeService", "ringleader.v1.WorkerControl"};
+constexpr const char* kHealthNames[] = {"",
+                                        "ringleader.v1.AccessService",
+                                        "ringleader.v1.JobService",
+                                        "ringleader.v1.LogService",
+                                        "ringleader.v1.NodeService",
+                                        "ringleader.v1.WorkerControl"};
 
 class ServerImpl : public Server {
  public:
@@ -36,20 +43,33 @@ class ServerImpl : public Server {
              session::WorkerControlService* workers, store::Store* store,
              prometheus::Registry* registry)
       : options_(options),
+        audit_(store, Clock::Real(), options.audit_age),
         metrics_(registry),
         unary_executor_(options.unary_threads, options.max_waiting_calls),
         stream_executor_(options.stream_threads, options.max_streams),
-        unary_(&unary_executor_, &metrics_),
+        unary_(&unary_executor_, &metrics_, &audit_),
         hub_(store, &stream_executor_, &metrics_, options.max_streams),
-        jobs_(controller, &hub_, &unary_, options.check_files),
+        jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
         logs_(&hub_),
         nodes_(controller, &unary_),
-        workers_(*workers) {}
+        workers_(*workers),
+        store_(*store) {}
 
   ~ServerImpl() override { ServerImpl::Shutdown(); }
 
   absl::Status Listen() {
-    ASSIGN_OR_RETURN(const auto credentials, ServerCredentials(options_.tls, options_.listen));
+    // Who shows no certificate may have a token, where there are roles.
+    ASSIGN_OR_RETURN(const auto credentials, ServerCredentials(options_.tls, options_.listen,
+                                                               options_.access_path.empty()
+                                                                   ? ClientCertificate::kRequired
+                                                                   : ClientCertificate::kOptional));
+    ASSIGN_OR_RETURN(gate_, access::Gate::Create({.listen = options_.listen,
+                                                  .tls = options_.tls,
+                                                  .access_path = options_.access_path},
+                                                 &store_, &audit_, Clock::Real()));
+    if (options_.tls.enabled()) credentials->SetAuthMetadataProcessor(gate_);
+    access_ = std::make_unique<AccessService>(&store_, gate_.get(), &unary_,
+                                              [this] { EndOpenStreams(); });
     if (options_.listen.port != 0) RETURN_IF_ERROR(CheckCanListen(options_.listen));
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -62,10 +82,19 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
     builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    builder.RegisterService(access_.get());
     builder.RegisterService(&jobs_);
     builder.RegisterService(&logs_);
     builder.RegisterService(&nodes_);
     builder.RegisterService(&workers_);
+    workers_.SetOnRefused([this](const access::Caller& caller, const std::string& address,
+                                 const std::string& method, const std::string& node,
+                                 const absl::Status& status) {
+      v1::AuditRecord record = access::RecordOf(caller, address);
+      record.set_method("WorkerControl." + method);
+      record.set_resource(node);
+      audit_.NoteTurnedAway(std::move(record), status);
+    });
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {
       return absl::UnavailableError(absl::StrFormat(
@@ -74,6 +103,7 @@ class ServerImpl : public Server {
     }
     for (const char* name : kHealthNames)
       server_->GetHealthCheckService()->SetServingStatus(name, true);
+    gate_->Watch([this] { EndOpenStreams(); });
     return absl::OkStatus();
   }
 
@@ -81,6 +111,7 @@ class ServerImpl : public Server {
 
   void Shutdown() override {
     if (server_ == nullptr) return;
+    gate_->StopWatching();
     // Load balancers and clients look elsewhere before calls begin to fail.
     server_->GetHealthCheckService()->Shutdown();
     hub_.EndAll(absl::UnavailableError("the coordinator is shutting down; try again in a moment"));
@@ -89,11 +120,21 @@ class ServerImpl : public Server {
         std::chrono::system_clock::now() +
         std::chrono::microseconds(absl::ToInt64Microseconds(options_.shutdown_grace)));
     server_->Wait();
+    workers_.SetOnRefused(nullptr);
     server_.reset();
   }
 
  private:
+  // Those who opened them come again at once, and are looked at anew.
+  void EndOpenStreams() {
+    const absl::Status status =
+        absl::UnavailableError("who may do what has changed; the call may be made again");
+    hub_.EndOpen(status);
+    workers_.CloseOpen(status);
+  }
+
   const ServerOptions options_;
+  access::AuditLog audit_;
   RpcMetrics metrics_;
   Executor unary_executor_;
   Executor stream_executor_;
@@ -103,6 +144,9 @@ class ServerImpl : public Server {
   LogService logs_;
   NodeService nodes_;
   session::WorkerControlService& workers_;
+  store::Store& store_;
+  std::shared_ptr<access::Gate> gate_;
+  std::unique_ptr<AccessService> access_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -20,6 +22,12 @@ namespace ringleader::api {
 struct ServerOptions {
   Address listen;
   TlsOptions tls = {};
+  // YAML file that says which certificate has which role (docs/security.md); empty: no roles.
+  std::string access_path = {};
+  // How long the audit log keeps a record.
+  absl::Duration audit_age = absl::Hours(24 * 90);
+  // Jobs' paths lie below these folders; none: anywhere.
+  std::vector<std::string> allowed_paths = {};
   // Refuse jobs whose files this machine does not see.
   bool check_files = true;
   // Threads that run unary calls, most of which wait for the disk or for the controller.
@@ -36,7 +44,7 @@ struct ServerOptions {
 class Server {
  public:
   // Listens and serves. All must outlive the server. ALREADY_EXISTS when the port is in use;
-  // further errors as in ServerCredentials().
+  // further errors as in ServerCredentials() and access::Gate::Create().
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        lifecycle::JobController* controller,
                                                        session::WorkerControlService* workers,

@@ -2,10 +2,21 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/net/grpc_status.h"
 
 namespace ringleader::api {
+namespace {
+
+// What a caller wrote and nobody has checked yet, for the audit log.
+std::string Shortened(const std::string& text) {
+  constexpr size_t kMaxBytes = 200;
+  return absl::CHexEscape(text.substr(0, kMaxBytes)).substr(0, kMaxBytes);
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
@@ -24,6 +35,24 @@ grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
   if (!queued)
     finish(absl::ResourceExhaustedError("the coordinator is busy; try again in a moment"));
   return reactor;
+}
+
+std::function<absl::Status()> Unary::AuditedHandler(
+    const grpc::CallbackServerContext& context, const std::string& service,
+    const std::string& method, const std::string& resource, const std::string& request_id,
+    std::function<absl::Status(const Change&)> handler) {
+  Change change;
+  change.caller = access::CallerOf(context);
+  change.record = access::RecordOf(change.caller, context.peer());
+  change.record.set_method(absl::StrCat(service, ".", method));
+  change.record.set_resource(Shortened(resource));
+  change.record.set_request_id(Shortened(request_id));
+  change.method = method;
+  return [this, change = std::move(change), handler = std::move(handler)] {
+    absl::Status status = handler(change);
+    if (!status.ok()) audit_.Note(change.record, status);
+    return status;
+  };
 }
 
 }  // namespace ringleader::api

@@ -92,13 +92,16 @@ JobMachine* ControllerCore::Find(std::string_view job) {
 }
 
 absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& transaction,
-                                                  const v1::JobSpec& spec, absl::Time now) {
+                                                  const v1::JobSpec& spec,
+                                                  const Ownership& ownership, absl::Time now) {
   v1::Job job;
   job.set_name("jobs/" + spec.name());
   // Ids can be used again after a job was deleted; this cannot.
   job.set_uid(absl::StrFormat("%s-%x", spec.name(), absl::ToUnixNanos(now)));
   job.set_etag("1");
   *job.mutable_spec() = spec;
+  job.set_owner(ownership.owner);
+  job.set_project(ownership.project);
   job.set_state(v1::Job::PENDING);
   job.mutable_progress()->set_total_steps(spec.training().steps());
   SetTime(now, job.mutable_create_time());
@@ -110,7 +113,8 @@ absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& trans
 
 absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& transaction,
                                                   std::string_view id, std::string_view etag,
-                                                  const Intent& intent, absl::Time now) {
+                                                  const JobCheck& may, const Intent& intent,
+                                                  absl::Time now) {
   JobMachine* machine = Find(id);
   std::unique_ptr<JobMachine> ended;  // only to say what it may not do any longer
   if (machine == nullptr) {
@@ -118,6 +122,7 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
     ended = std::make_unique<JobMachine>(std::move(job), &options_);
     machine = ended.get();
   }
+  if (may) RETURN_IF_ERROR(may(machine->job()));
   RETURN_IF_ERROR(CheckEtag(machine->job(), etag));
   RETURN_IF_ERROR(intent(*machine, now));
   if (!ended) RETURN_IF_ERROR(Flush(transaction, *machine));
@@ -125,8 +130,9 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
 }
 
 absl::Status ControllerCore::DeleteJob(store::WriteTransaction& transaction, std::string_view id,
-                                       std::string_view etag) {
+                                       std::string_view etag, const JobCheck& may) {
   ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
+  if (may) RETURN_IF_ERROR(may(job));
   RETURN_IF_ERROR(CheckEtag(job, etag));
   const bool runs_somewhere = Find(id) != nullptr;
   if (!IsTerminal(job.state()) || runs_somewhere) {

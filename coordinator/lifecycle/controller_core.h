@@ -41,12 +41,13 @@ class ControllerCore {
   // --- Within a transaction, between Tick() and Commit().
 
   absl::StatusOr<v1::Job> CreateJob(store::WriteTransaction& transaction, const v1::JobSpec& spec,
-                                    absl::Time now);
+                                    const Ownership& ownership, absl::Time now);
   using Intent = std::function<absl::Status(JobMachine&, absl::Time)>;
   absl::StatusOr<v1::Job> ChangeJob(store::WriteTransaction& transaction, std::string_view id,
-                                    std::string_view etag, const Intent& intent, absl::Time now);
+                                    std::string_view etag, const JobCheck& may,
+                                    const Intent& intent, absl::Time now);
   absl::Status DeleteJob(store::WriteTransaction& transaction, std::string_view id,
-                         std::string_view etag);
+                         std::string_view etag, const JobCheck& may);
   absl::StatusOr<v1::Node> SetDraining(store::WriteTransaction& transaction, std::string_view id,
                                        bool draining, absl::Time now);
 
@@ -80,6 +81,10 @@ class ControllerCore {
   JobMachine* FindAttempt(std::string_view job, uint32_t attempt, uint64_t token);
   absl::Status OnEvent(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                        bool seen, v1::AttemptEvent& event, absl::Time now);
+  // Whether the node can know what the event says: of an attempt that has ranks there, under its
+  // token, of these ranks, and of steps that the job has.
+  absl::StatusOr<bool> IsGenuine(store::ReadTransaction& transaction, const NodeRecord& record,
+                                 const v1::AttemptEvent& event);
   // The worker process of the node whose hello was taken last, by whichever coordinator; empty:
   // none.
   static absl::StatusOr<std::string> NewestIncarnation(store::ReadTransaction& transaction,

@@ -22,6 +22,45 @@ JobMachine* ControllerCore::FindAttempt(std::string_view job, uint32_t attempt, 
 
 namespace {
 
+bool Holds(const v1::Placement& placement, int64_t rank) {
+  return rank >= placement.first_rank() &&
+         rank < int64_t{placement.first_rank()} + placement.trainers();
+}
+
+const v1::Placement* PlacementOn(const v1::Attempt& attempt, const std::string& node) {
+  const auto found = std::find_if(attempt.placements().begin(), attempt.placements().end(),
+                                  [&](const auto& p) { return p.node() == node; });
+  return found == attempt.placements().end() ? nullptr : &*found;
+}
+
+// All ranks that the event speaks of are at the placement.
+bool SpeaksOf(const v1::Placement& placement, const v1::AttemptEvent& event) {
+  switch (event.kind_case()) {
+    case v1::AttemptEvent::kTrainerReady:
+      return Holds(placement, event.trainer_ready().rank());
+    case v1::AttemptEvent::kTrainerExited:
+      return Holds(placement, event.trainer_exited().rank());
+    case v1::AttemptEvent::kStep:
+      return Holds(placement, event.step().rank());
+    case v1::AttemptEvent::kLogs:
+      return std::all_of(event.logs().lines().begin(), event.logs().lines().end(),
+                         [&](const v1::LogLine& line) { return Holds(placement, line.rank()); });
+    case v1::AttemptEvent::kEval:
+    case v1::AttemptEvent::kCheckpoint:
+    case v1::AttemptEvent::kModelExported:
+    case v1::AttemptEvent::KIND_NOT_SET:
+      return true;
+  }
+  return false;
+}
+
+uint64_t StepOf(const v1::AttemptEvent& event) {
+  if (event.has_step()) return event.step().step();
+  if (event.has_eval()) return event.eval().step();
+  if (event.has_checkpoint()) return event.checkpoint().step();
+  return 0;
+}
+
 // The part that says which data folder a worker process uses.
 std::string_view FolderOf(std::string_view incarnation) {
   return incarnation.substr(0, incarnation.find('.'));
@@ -168,8 +207,11 @@ void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello
   for (const v1::RunningAttempt& running : hello.attempts()) {
     JobMachine* const machine =
         FindAttempt(running.job(), running.attempt(), running.fencing_token());
+    const v1::Placement* const placement =
+        machine == nullptr ? nullptr : PlacementOn(*machine->attempt(), record.node.name());
     const auto wanted = [&](uint32_t rank) {
-      return machine != nullptr && rank < static_cast<uint32_t>(machine->attempt()->ranks_size()) &&
+      return placement != nullptr && Holds(*placement, rank) &&
+             rank < static_cast<uint32_t>(machine->attempt()->ranks_size()) &&
              !Dead(machine->attempt()->ranks(static_cast<int>(rank)));
     };
     if (std::all_of(running.ranks().begin(), running.ranks().end(), wanted)) continue;
@@ -234,9 +276,13 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
 
 absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const std::string& node,
                                    const v1::CommandAck& ack, absl::Time now) {
-  RETURN_IF_ERROR(transaction.DeleteCommand(ack.command_id()));
   const auto sent = unacknowledged_.find(ack.command_id());
   if (sent == unacknowledged_.end()) return absl::OkStatus();
+  if (sent->second.node != node) {
+    spdlog::warn("nodes/{} acknowledged a command to nodes/{}: ignored", node, sent->second.node);
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(transaction.DeleteCommand(ack.command_id()));
   const SentCommand command = sent->second;
   unacknowledged_.erase(sent);
   if (ack.accepted()) return absl::OkStatus();
@@ -249,9 +295,46 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const s
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transaction,
+                                               const NodeRecord& record,
+                                               const v1::AttemptEvent& event) {
+  v1::Job stored;
+  const JobMachine* const machine = Find(event.job());
+  if (machine == nullptr) {
+    absl::StatusOr<v1::Job> job = transaction.GetJob(event.job());
+    if (absl::IsNotFound(job.status())) return false;  // deleted meanwhile
+    if (!job.ok()) return job.status();
+    stored = *std::move(job);
+  }
+  const v1::Job& job = machine == nullptr ? stored : machine->job();
+  const auto attempt =
+      std::find_if(job.attempts().begin(), job.attempts().end(), [&](const v1::Attempt& a) {
+        return a.number() == event.attempt() && a.fencing_token() == event.fencing_token();
+      });
+  // Of a job that had the name before.
+  if (attempt == job.attempts().end()) return false;
+  const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
+  const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&
+                       StepOf(event) <= job.spec().training().steps();
+  if (!genuine) {
+    spdlog::warn(
+        "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere or the "
+        "job has no such step: ignored",
+        record.node.name(), event.attempt(), job.name());
+  }
+  return genuine;
+}
+
 absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeRecord& record,
                                      uint64_t sequence, bool seen, v1::AttemptEvent& event,
                                      absl::Time now) {
+  // A stray's end is of interest whatever it was part of.
+  if (!seen && event.has_trainer_exited() &&
+      record.strays.erase({event.job(), event.attempt(), event.trainer_exited().rank()}) > 0) {
+    schedule_due_ = true;
+  }
+  ASSIGN_OR_RETURN(const bool genuine, IsGenuine(transaction, record, event));
+  if (!genuine) return absl::OkStatus();
   if (event.kind_case() == v1::AttemptEvent::kStep) {
     return OnStep(transaction, record, sequence, event);
   }
@@ -264,9 +347,6 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
       if (machine != nullptr) machine->OnReady(event.trainer_ready(), now);
       break;
     case v1::AttemptEvent::kTrainerExited:
-      if (record.strays.erase({event.job(), event.attempt(), event.trainer_exited().rank()}) > 0) {
-        schedule_due_ = true;
-      }
       if (machine != nullptr) machine->OnExit(event.trainer_exited(), now);
       break;
     case v1::AttemptEvent::kEval:

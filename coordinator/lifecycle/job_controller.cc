@@ -94,8 +94,14 @@ class JobController::Impl {
     absl::Notification done;
     Enqueue({.apply =
                  [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-                   const auto once = [&]() { return body(core, transaction, now); };
+                   absl::Status noted;
+                   const auto once = [&]() {
+                     absl::StatusOr<Reply> made = body(core, transaction, now);
+                     if (made.ok() && key.audit) noted = transaction.AppendAudit(*key.audit);
+                     return made;
+                   };
                    reply = key.id.empty() ? once() : store::Once<Reply>(transaction, key, once);
+                   if (!noted.ok()) return noted;
                    return absl::IsDataLoss(reply.status()) || absl::IsInternal(reply.status())
                               ? reply.status()
                               : absl::OkStatus();
@@ -110,11 +116,11 @@ class JobController::Impl {
   }
 
   absl::StatusOr<v1::Job> ChangeJob(std::string_view id, std::string_view etag,
-                                    const store::RequestKey& key,
+                                    const store::RequestKey& key, const JobCheck& may,
                                     const ControllerCore::Intent& intent) {
     return Call<v1::Job>(
         key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-          return core.ChangeJob(transaction, id, etag, intent, now);
+          return core.ChangeJob(transaction, id, etag, may, intent, now);
         });
   }
 
@@ -253,42 +259,47 @@ void JobController::RunOnce() {
 }
 
 absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
-                                                 const store::RequestKey& key) {
+                                                 const store::RequestKey& key,
+                                                 const Ownership& ownership) {
   return impl_->Call<v1::Job>(
       key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.CreateJob(transaction, spec, now);
+        return core.CreateJob(transaction, spec, ownership, now);
       });
 }
 
 absl::StatusOr<v1::Job> JobController::CancelJob(std::string_view id, std::string_view etag,
-                                                 const store::RequestKey& key) {
-  return impl_->ChangeJob(id, etag, key, &JobMachine::Cancel);
+                                                 const store::RequestKey& key,
+                                                 const JobCheck& may) {
+  return impl_->ChangeJob(id, etag, key, may, &JobMachine::Cancel);
 }
 
 absl::StatusOr<v1::Job> JobController::PauseJob(std::string_view id, std::string_view etag,
-                                                const store::RequestKey& key) {
-  return impl_->ChangeJob(id, etag, key, &JobMachine::Pause);
+                                                const store::RequestKey& key, const JobCheck& may) {
+  return impl_->ChangeJob(id, etag, key, may, &JobMachine::Pause);
 }
 
 absl::StatusOr<v1::Job> JobController::ResumeJob(std::string_view id, std::string_view etag,
-                                                 const store::RequestKey& key) {
-  return impl_->ChangeJob(id, etag, key, &JobMachine::Resume);
+                                                 const store::RequestKey& key,
+                                                 const JobCheck& may) {
+  return impl_->ChangeJob(id, etag, key, may, &JobMachine::Resume);
 }
 
 absl::StatusOr<v1::Job> JobController::ProfileJob(std::string_view id, uint32_t steps,
-                                                  const store::RequestKey& key) {
-  return impl_->ChangeJob(
-      id, "", key, [steps](JobMachine& machine, absl::Time) { return machine.Profile(steps); });
+                                                  const store::RequestKey& key,
+                                                  const JobCheck& may) {
+  return impl_->ChangeJob(id, "", key, may, [steps](JobMachine& machine, absl::Time) {
+    return machine.Profile(steps);
+  });
 }
 
 absl::Status JobController::DeleteJob(std::string_view id, std::string_view etag,
-                                      const store::RequestKey& key) {
+                                      const store::RequestKey& key, const JobCheck& may) {
   // The reply that is kept is the job's empty shell: DeleteJob returns nothing.
   return impl_
       ->Call<v1::Job>(key,
                       [&](ControllerCore& core, store::WriteTransaction& transaction,
                           absl::Time) -> absl::StatusOr<v1::Job> {
-                        absl::Status deleted = core.DeleteJob(transaction, id, etag);
+                        absl::Status deleted = core.DeleteJob(transaction, id, etag, may);
                         if (!deleted.ok()) return deleted;
                         return v1::Job();
                       })

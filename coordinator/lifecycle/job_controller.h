@@ -30,6 +30,15 @@ class Metrics;
 
 namespace ringleader::lifecycle {
 
+// Whose a job is; empty on a coordinator without roles.
+struct Ownership {
+  std::string owner = {};
+  std::string project = {};
+};
+
+// Whether the caller may change this job: asked in the transaction that would. Empty: yes.
+using JobCheck = std::function<absl::Status(const v1::Job&)>;
+
 // Thread-safe. Calls that return a Job or a Node block until their batch is on disk (milliseconds):
 // call them from a thread that may wait. Job and node ids come without "jobs/" and "nodes/".
 // Reading jobs, steps and logs needs no controller: read the store.
@@ -51,23 +60,25 @@ class JobController : public session::SessionListener {
   void Stop();
 
   // `spec` has been validated and has its defaults. ALREADY_EXISTS if the id is taken.
-  absl::StatusOr<v1::Job> CreateJob(const v1::JobSpec& spec, const store::RequestKey& key);
+  absl::StatusOr<v1::Job> CreateJob(const v1::JobSpec& spec, const store::RequestKey& key,
+                                    const Ownership& ownership = {});
 
-  // The five below: NOT_FOUND; FAILED_PRECONDITION where the job's state does not allow it (says
-  // which would); ABORTED where `etag` is set and not the job's.
+  // The five below: NOT_FOUND; what `may` says; FAILED_PRECONDITION where the job's state does not
+  // allow it (says which would); ABORTED where `etag` is set and not the job's.
   //
   // Cancelling a cancelled job, pausing a paused one and resuming a running one change nothing.
   absl::StatusOr<v1::Job> CancelJob(std::string_view id, std::string_view etag,
-                                    const store::RequestKey& key);
+                                    const store::RequestKey& key, const JobCheck& may = {});
   absl::StatusOr<v1::Job> PauseJob(std::string_view id, std::string_view etag,
-                                   const store::RequestKey& key);
+                                   const store::RequestKey& key, const JobCheck& may = {});
   absl::StatusOr<v1::Job> ResumeJob(std::string_view id, std::string_view etag,
-                                    const store::RequestKey& key);
+                                    const store::RequestKey& key, const JobCheck& may = {});
   // Has the ranks of a RUNNING job trace their next steps; changes nothing else.
   absl::StatusOr<v1::Job> ProfileJob(std::string_view id, uint32_t steps,
-                                     const store::RequestKey& key);
+                                     const store::RequestKey& key, const JobCheck& may = {});
   // Terminal jobs only: the record and its logs go, checkpoints and models stay on disk.
-  absl::Status DeleteJob(std::string_view id, std::string_view etag, const store::RequestKey& key);
+  absl::Status DeleteJob(std::string_view id, std::string_view etag, const store::RequestKey& key,
+                         const JobCheck& may = {});
 
   // Nothing new is placed on the node; attempts on it write a checkpoint, stop, and are placed
   // elsewhere.

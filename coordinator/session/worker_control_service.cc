@@ -23,6 +23,7 @@ constexpr size_t kRefusalsRemembered = 10'000;
 struct WorkerControlService::Registry {
   SessionListener* listener = nullptr;
   const Clock* clock = nullptr;
+  OnRefused on_refused;
   absl::Mutex mutex;
   bool closed ABSL_GUARDED_BY(mutex) = false;
   std::unordered_set<std::shared_ptr<WorkerControlService::Stream>> streams ABSL_GUARDED_BY(mutex);
@@ -41,8 +42,11 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
   using Base = ServerStream<v1::WorkerMessage, v1::CoordinatorMessage>;
 
  public:
-  explicit Stream(std::shared_ptr<Registry> registry)
-      : registry_(std::move(registry)), last_heard_(registry_->clock->Now()) {}
+  Stream(std::shared_ptr<Registry> registry, access::Caller caller, std::string address)
+      : registry_(std::move(registry)),
+        caller_(std::move(caller)),
+        address_(std::move(address)),
+        last_heard_(registry_->clock->Now()) {}
 
   const std::string& node() const override { return node_; }
   const std::string& incarnation() const override { return incarnation_; }
@@ -81,6 +85,12 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
     v1::WorkerHello& hello = *message.mutable_hello();
     absl::StatusOr<std::string> id = store::NodeIdFromName(hello.node());
     if (!id.ok()) return id.status();
+    if (const absl::Status may = caller_.MaySpeakFor(*id); !may.ok()) {
+      if (registry_->on_refused) {
+        registry_->on_refused(caller_, address_, "Session", hello.node(), may);
+      }
+      return may;
+    }
     if (hello.incarnation().empty()) {
       return absl::InvalidArgumentError("hello.incarnation must be set");
     }
@@ -108,6 +118,8 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
   }
 
   const std::shared_ptr<Registry> registry_;
+  const access::Caller caller_;
+  const std::string address_;
   // Set by the hello, before anybody else knows of the session.
   std::string node_;
   std::string incarnation_;
@@ -124,8 +136,8 @@ WorkerControlService::WorkerControlService(SessionListener* listener, const Cloc
 WorkerControlService::~WorkerControlService() = default;
 
 grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* WorkerControlService::Session(
-    grpc::CallbackServerContext* /*context*/) {
-  auto stream = std::make_shared<Stream>(registry_);
+    grpc::CallbackServerContext* context) {
+  auto stream = std::make_shared<Stream>(registry_, access::CallerOf(*context), context->peer());
   stream->Begin();
   absl::MutexLock lock(&registry_->mutex);
   if (registry_->closed) {
@@ -142,6 +154,13 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   absl::StatusOr<std::string> node = store::NodeIdFromName(request->node());
   absl::Status refused = node.status();
+  if (refused.ok()) {
+    const access::Caller caller = access::CallerOf(*context);
+    refused = caller.MaySpeakFor(*node);
+    if (!refused.ok() && registry_->on_refused) {
+      registry_->on_refused(caller, context->peer(), "ReportDeath", request->node(), refused);
+    }
+  }
   if (refused.ok() && request->incarnation().empty()) {
     refused = absl::InvalidArgumentError("incarnation must be set");
   }
@@ -155,16 +174,25 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
   return reactor;
 }
 
+void WorkerControlService::SetOnRefused(OnRefused on_refused) {
+  registry_->on_refused = std::move(on_refused);
+}
+
 void WorkerControlService::CloseAll() {
-  std::unordered_set<std::shared_ptr<Stream>> open;
   {
     absl::MutexLock lock(&registry_->mutex);
     registry_->closed = true;
+  }
+  CloseOpen(absl::UnavailableError("the coordinator is shutting down"));
+}
+
+void WorkerControlService::CloseOpen(const absl::Status& status) {
+  std::unordered_set<std::shared_ptr<Stream>> open;
+  {
+    absl::MutexLock lock(&registry_->mutex);
     open = registry_->streams;
   }
-  for (const std::shared_ptr<Stream>& stream : open) {
-    stream->Close(absl::UnavailableError("the coordinator is shutting down"));
-  }
+  for (const std::shared_ptr<Stream>& stream : open) stream->Close(status);
 }
 
 }  // namespace ringleader::session

@@ -103,11 +103,11 @@ TEST_F(SqliteFaultsTest, AnotherProgramsDatabase) {
 TEST_F(SqliteFaultsTest, NewerSchema) {
   MakeDatabase();
   SQLite::Database(path(), SQLite::OPEN_READWRITE)
-      .exec("INSERT INTO migrations VALUES (2, 'future')");
+      .exec("INSERT INTO migrations VALUES (3, 'future')");
   const auto store = OpenSqliteStore({.path = path()});
   EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(store.status().message()),
-              HasSubstr("schema 2 is newer than this program"));
+              HasSubstr("schema 3 is newer than this program"));
 }
 
 TEST_F(SqliteFaultsTest, ForeignSchemaOfTheSameNumber) {
@@ -137,7 +137,8 @@ TEST_F(SqliteFaultsTest, MigrationsContinueWhereTheFileStands) {
 TEST_F(SqliteFaultsTest, FailedMigrationLeavesTheFileAsItWas) {
   MakeDatabase();
   std::vector<Migration> migrations = Migrations();
-  migrations.push_back({2, "CREATE TABLE added (a); INSERT INTO absent VALUES (1)"});
+  migrations.push_back({static_cast<int>(migrations.size()) + 1,
+                        "CREATE TABLE added (a); INSERT INTO absent VALUES (1)"});
   {
     Connection connection(path(), Connection::Mode::kReadWrite);
     EXPECT_FALSE(Migrate(connection, migrations).ok());
@@ -155,7 +156,7 @@ TEST_F(SqliteFaultsTest, FlippedBytes) {
   }();
   std::mt19937 random(1);
   int found = 0;
-  for (int trial = 0; trial < 150; ++trial) {
+  for (int trial = 0; trial < 200; ++trial) {
     std::string damaged = intact;
     for (int i = 0; i < 4; ++i) {
       damaged[random() % damaged.size()] ^= static_cast<char>(1 << (random() % 8));

@@ -34,6 +34,14 @@ absl::StatusOr<Condition> ToCondition(const std::vector<JobTerm>& terms) {
         absl::StrAppend(&condition.sql, " AND id ", op, " ?");
         condition.values.push_back(term.value);
         break;
+      case JobTerm::Field::kOwner:
+        absl::StrAppend(&condition.sql, " AND owner ", op, " ?");
+        condition.values.push_back(term.value);
+        break;
+      case JobTerm::Field::kProject:
+        absl::StrAppend(&condition.sql, " AND project ", op, " ?");
+        condition.values.push_back(term.value);
+        break;
       case JobTerm::Field::kLabel:
         // != also holds for jobs without the label.
         absl::StrAppend(&condition.sql,
@@ -63,9 +71,8 @@ bool Wanted(const LogQuery& query, const v1::LogLine& line) {
 
 }  // namespace
 
-template <typename Message>
 absl::Status SqliteTransaction::Parse(std::string_view sealed, const std::string& what,
-                                      Message* message) {
+                                      google::protobuf::MessageLite* message) {
   const absl::StatusOr<std::string_view> payload = Unseal(sealed);
   if (payload.ok() && message->ParseFromArray(payload->data(), static_cast<int>(payload->size()))) {
     return absl::OkStatus();

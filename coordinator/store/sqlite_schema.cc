@@ -112,6 +112,34 @@ CREATE TABLE replies (
 CREATE INDEX replies_by_time ON replies (create_time_us);
 )sql";
 
+// Who a job belongs to, who may call, and who did what.
+constexpr char kAccess[] = R"sql(
+ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN project TEXT NOT NULL DEFAULT '';
+CREATE INDEX jobs_by_owner ON jobs (owner, sequence);
+CREATE INDEX jobs_by_project ON jobs (project, sequence);
+
+CREATE TABLE tokens (
+  name TEXT PRIMARY KEY,
+  sha256 BLOB NOT NULL UNIQUE,
+  expire_time_us INTEGER NOT NULL,
+  data BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE audit (
+  sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+  time_us INTEGER NOT NULL,
+  caller TEXT NOT NULL,
+  method TEXT NOT NULL,
+  resource TEXT NOT NULL,
+  outcome TEXT NOT NULL,
+  data BLOB NOT NULL
+);
+CREATE INDEX audit_by_time ON audit (time_us);
+CREATE INDEX audit_by_caller ON audit (caller, sequence);
+CREATE INDEX audit_by_resource ON audit (resource, sequence);
+)sql";
+
 std::string Sha256(std::string_view text) {
   unsigned char digest[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
@@ -168,7 +196,7 @@ absl::StatusOr<size_t> CheckApplied(Connection& connection, const std::vector<Mi
 }  // namespace
 
 const std::vector<Migration>& Migrations() {
-  static const auto* const kMigrations = new std::vector<Migration>{{1, kInitial}};
+  static const auto* const kMigrations = new std::vector<Migration>{{1, kInitial}, {2, kAccess}};
   return *kMigrations;
 }
 

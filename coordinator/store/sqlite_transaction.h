@@ -1,4 +1,6 @@
-// The queries and mutations of store.h in SQL, on one connection within one transaction.
+// The queries and mutations of store.h in SQL, on one connection within one transaction. Its
+// methods are in sqlite_read.cc, sqlite_write.cc and, of tokens and the audit log,
+// sqlite_access.cc.
 #pragma once
 
 #include <optional>
@@ -62,6 +64,12 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status PutNode(const v1::Node& node) override;
   absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) override;
   absl::Status PutReply(const RequestKey& key, std::string_view reply) override;
+  absl::StatusOr<std::vector<StoredToken>> ListTokens() override;
+  absl::StatusOr<AuditPage> ListAudit(const AuditQuery& query) override;
+  absl::Status CreateToken(const StoredToken& token) override;
+  absl::StatusOr<v1::Token> DeleteToken(std::string_view name) override;
+  absl::Status AppendAudit(v1::AuditRecord record) override;
+  absl::Status TrimAudit(absl::Time oldest) override;
 
  private:
   // `sql` writes rows of `job`, which must exist (NOT_FOUND otherwise).
@@ -76,8 +84,8 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<LogPage> ReadLastLogs(const LogQuery& query);
 
   // Parses a sealed row; DATA_LOSS names the file and `what`.
-  template <typename Message>
-  absl::Status Parse(std::string_view sealed, const std::string& what, Message* message);
+  absl::Status Parse(std::string_view sealed, const std::string& what,
+                     google::protobuf::MessageLite* message);
 
   void Touched(std::vector<std::string>& ids, std::string_view id);
 

@@ -83,11 +83,11 @@ absl::Status SqliteTransaction::CreateJob(v1::Job* job) {
   return connection_.Try([&]() -> absl::Status {
     const std::string data = SerializeJob(*job);
     const int added = connection_.Run(
-        "INSERT INTO jobs (id, state, priority, create_time_us, revision, data) VALUES (?, ?, ?, "
-        "?, ?, ?) "
-        "ON CONFLICT (id) DO NOTHING",
+        "INSERT INTO jobs (id, state, priority, create_time_us, revision, data, owner, project) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
         id, int64_t{job->state()}, int64_t{job->spec().scheduling().priority()},
-        Microseconds(job->create_time()), static_cast<int64_t>(revision()), Blob{data});
+        Microseconds(job->create_time()), static_cast<int64_t>(revision()), Blob{data},
+        std::string_view(job->owner()), std::string_view(job->project()));
     if (added == 0) {
       return absl::AlreadyExistsError(absl::StrFormat(
           "jobs/%s exists already; choose another name, or delete it first", std::string(id)));

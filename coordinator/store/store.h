@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "ringleader/v1/access.pb.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/log_service.pb.h"
 #include "ringleader/v1/node.pb.h"
@@ -31,7 +32,7 @@ namespace ringleader::store {
 
 // One condition on jobs; a query is the AND of its terms.
 struct JobTerm {
-  enum class Field { kState, kName, kLabel };
+  enum class Field { kState, kName, kLabel, kOwner, kProject };
   enum class Operator { kEquals, kNotEquals, kHas };
   Field field = Field::kState;
   std::string label = {};  // kLabel: its key
@@ -84,7 +85,32 @@ struct EvalPage {
 struct RequestKey {
   std::string id = {};
   std::string method = {};       // e.g. "CreateJob"
-  std::string fingerprint = {};  // of the request's arguments
+  std::string fingerprint = {};  // of the request's arguments and of who sent it
+  // Goes into the audit log in the transaction that applies the request, with outcome "OK".
+  std::optional<v1::AuditRecord> audit = {};
+};
+
+struct StoredToken {
+  v1::Token token;
+  std::string sha256;  // of its text, 32 bytes
+};
+
+// Records that have all of these; what is empty does not matter.
+struct AuditQuery {
+  std::string caller = {};
+  std::string method = {};  // with its service, or without
+  std::string resource = {};
+  std::string outcome = {};
+  absl::Time after = absl::InfinitePast();     // not before it
+  absl::Time before = absl::InfiniteFuture();  // before it
+  uint64_t before_sequence = 0;  // page on with AuditPage::last_sequence; 0: the newest
+  int limit = 50;
+  size_t max_bytes = size_t{1} << 20;  // of a page; it holds at least one record
+};
+
+struct AuditPage {
+  std::vector<v1::AuditRecord> records;  // newest first
+  uint64_t last_sequence = 0;            // 0: there are no more
 };
 
 // Replies to mutating requests are kept this long: a request repeated within it gets the first
@@ -144,6 +170,9 @@ class ReadTransaction {
   // The serialized reply to an earlier request with this key; INVALID_ARGUMENT if its id was used
   // for something else.
   virtual absl::StatusOr<std::optional<std::string>> FindReply(const RequestKey& key) = 0;
+
+  virtual absl::StatusOr<std::vector<StoredToken>> ListTokens() = 0;  // by name
+  virtual absl::StatusOr<AuditPage> ListAudit(const AuditQuery& query) = 0;
 };
 
 class WriteTransaction : public ReadTransaction {
@@ -183,6 +212,14 @@ class WriteTransaction : public ReadTransaction {
 
   // The reply to this request, for as long as it is kept; a key without id keeps nothing.
   virtual absl::Status PutReply(const RequestKey& key, std::string_view reply) = 0;
+
+  // ALREADY_EXISTS if the name is taken. Tokens whose time is over go with the next one.
+  virtual absl::Status CreateToken(const StoredToken& token) = 0;
+  virtual absl::StatusOr<v1::Token> DeleteToken(std::string_view name) = 0;
+  // Gives the record its sequence, and a time unless it has one.
+  virtual absl::Status AppendAudit(v1::AuditRecord record) = 0;
+  // Deletes what is older.
+  virtual absl::Status TrimAudit(absl::Time oldest) = 0;
 };
 
 // Thread-safe.

@@ -108,6 +108,7 @@ void Cluster::RestartCoordinator() {
                                       "--data-dir=" + dir_ + "/coordinator", "--metrics-listen=off",
                                       "--check-files=false"};
   AppendTlsFlags(certificates_.get(), "server", &command);
+  if (!access_path_.empty()) command.push_back("--access=" + access_path_);
   for (const auto& [flag, seconds] : coordinator_flags_) {
     command.push_back(absl::StrCat(flag, "=", seconds));
   }
@@ -144,7 +145,10 @@ void Cluster::StartWorker(const std::string& name, int trainers, const std::stri
       "--name=" + name,
       absl::StrCat("--trainers=", trainers),
       "--trainer=" + bin_ + "/" + trainer_};
-  AppendTlsFlags(certificates_.get(), "client", &command);
+  const auto certificate = certificate_of_.find(name);
+  AppendTlsFlags(certificates_.get(),
+                 certificate == certificate_of_.end() ? "client" : certificate->second, &command);
+  for (const std::string& path : allowed_paths_) command.push_back("--allow-path=" + path);
   for (const auto& [flag, seconds] : worker_flags_) {
     command.push_back(absl::StrCat(flag, "=", seconds));
   }

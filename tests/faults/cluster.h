@@ -82,9 +82,14 @@ class Cluster : public ::testing::Test {
   // In seconds, by flag; for processes that start from then on.
   std::map<std::string, double> coordinator_flags_;
   std::map<std::string, double> worker_flags_;
-  std::string trainer_ = "fake_trainer";  // what workers start from then on
+  std::vector<std::string> allowed_paths_;  // of workers
+  std::string trainer_ = "fake_trainer";    // what workers start from then on
   // If set, what starts from then on speaks mutual TLS.
   std::unique_ptr<TestCertificates> certificates_;
+  // The coordinator's access file; empty: no roles.
+  std::string access_path_;
+  // By worker: whose certificate it has; "client" unless named here.
+  std::map<std::string, std::string> certificate_of_;
 
  private:
   agent::Process StartProcess(const std::string& name, std::vector<std::string> command);

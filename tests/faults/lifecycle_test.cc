@@ -190,5 +190,17 @@ TEST_F(LifecycleTest, WaitingJobsStartByPriority) {
   EXPECT_LT(Audit("urgent").front().time, Audit("low").front().time);
 }
 
+TEST_F(LifecycleTest, AWorkerStartsNoJobThatReadsOrWritesElsewhere) {
+  allowed_paths_ = {"/nowhere", dir() + "/outside"};
+  StartCoordinator();
+  StartWorker("a", 2);
+  Submit(Spec("job", 2, 20));
+  const v1::Job refused = Await("job", [](const v1::Job& job) {
+    return job.attempts_size() > 0 && job.attempts(0).state() == v1::Attempt::FAILED;
+  });
+  EXPECT_THAT(refused.attempts(0).failure().message(),
+              ::testing::HasSubstr("where jobs may read and write (--allow-path)"));
+}
+
 }  // namespace
 }  // namespace ringleader::faults

@@ -1,6 +1,8 @@
 // Mutual TLS between all processes: coordinator, workers, witnesses.
 #include <gmock/gmock.h>
 
+#include <fstream>
+
 #include "tests/faults/cluster.h"
 
 namespace ringleader::faults {
@@ -39,6 +41,33 @@ TEST_F(TlsTest, AJobRunsAndTheDeathOfItsWorkerIsTestified) {
   absl::SleepFor(absl::Seconds(2));
   EXPECT_TRUE(WorkerRuns("plain"));
   EXPECT_EQ(Nodes(), 2);
+}
+
+TEST_F(TlsTest, WithRolesAJobRunsOnItsNodesAndNoWorkerPretendsToBeAnother) {
+  ASSERT_TRUE(certificates_->Sign("ca", "client", {.more_names = ",URI:ringleader://admin/root"}));
+  for (const char* node : {"a", "b"}) {
+    const std::string name = std::string(",URI:ringleader://node/") + node;
+    ASSERT_TRUE(certificates_->Sign("ca", node, {.more_names = name}));
+  }
+  access_path_ = dir() + "/access.yaml";
+  std::ofstream(access_path_) << "roles_in_certificates: true\n";
+  certificate_of_ = {{"a", "a"}, {"b", "b"}, {"forged", "a"}};
+  StartCoordinator();
+  StartWorker("a", 2);
+  StartWorker("forged", 2);  // another name than its certificate has
+  StartWorker("client", 2);  // an admin, and no node
+  const v1::Job submitted = Submit(Spec("job", 2, 60, {{"fake-step-ms", "30"}}));
+  EXPECT_EQ(submitted.owner(), "root");
+  AwaitStep("job", 12);
+  EXPECT_EQ(Nodes(), 1);
+  KillWorker("a");
+  // Its witness has the node's certificate.
+  Await(
+      "job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; },
+      absl::Seconds(15));
+  StartWorker("b", 2);
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
+  ExpectUnbrokenRecord("job", 60);
 }
 
 }  // namespace

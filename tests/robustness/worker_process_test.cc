@@ -88,6 +88,7 @@ TEST_F(WorkerProcessTest, RefusesOtherAddressesWithoutTls) {
 
 // Nobody could connect to its trainers, and nobody would know why.
 TEST_F(WorkerProcessTest, NeverAdvertisesLoopbackInPlaceOfAnAddressThatItCannotFind) {
+  EXPECT_THAT(Complaint({{"--allow-path", "data"}}), HasSubstr("'data' is no absolute path"));
   std::ofstream(coordinator_.File("insecure.yaml")) << "insecure: true\n";
   EXPECT_THAT(Complaint({{"--coordinator", "no.such.host.invalid:7070"},
                          {"--config", coordinator_.File("insecure.yaml")}}),

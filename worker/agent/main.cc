@@ -23,6 +23,7 @@
 #include "base/process/signals.h"
 #include "base/process/version.h"
 #include "base/status_macros.h"
+#include "jobspec/roots.h"
 #include "worker/agent/node/inventory.h"
 #include "worker/agent/node/witness.h"
 #include "worker/agent/worker.h"
@@ -45,6 +46,7 @@ struct Flags {
   double pulse_timeout_seconds = 30;
   double drain_timeout_seconds = 150;
   size_t log_buffer_bytes = size_t{32} << 20;
+  std::vector<std::string> allowed_paths;
   TlsOptions tls;
   LoggingOptions logging;
 };
@@ -86,6 +88,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--log-buffer-bytes", flags->log_buffer_bytes,
                  "Log lines kept while the coordinator is away")
       ->capture_default_str();
+  jobspec::AddRootFlag(app, &flags->allowed_paths);
   AddTlsFlags(app, &flags->tls);
   AddLoggingFlags(app, &flags->logging);
 }
@@ -123,6 +126,7 @@ absl::StatusOr<TlsOptions> TlsOfTrainers(const TlsOptions& tls, const std::strin
 }
 
 absl::Status Serve(const Flags& flags) {
+  RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
   ASSIGN_OR_RETURN(const std::string trainer, TrainerBinary(flags));
   ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(flags.data_dir, absl::Seconds(10)));
   const std::string incarnation = data_dir.DrawIncarnation();
@@ -166,6 +170,7 @@ absl::Status Serve(const Flags& flags) {
                      .gpus = gpus,
                      .listen_host = inventory.address(),
                      .tls = trainer_tls,
+                     .allowed_paths = flags.allowed_paths,
                      .life_fd = witness.life_fd(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
                      .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},

@@ -9,12 +9,17 @@
 #include "coordinator/api/services/listing.h"
 #include "coordinator/api/services/requests.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/roots.h"
 
 namespace ringleader::api {
 namespace {
 
 constexpr char kService[] = "JobService";
 constexpr uint32_t kMaxProfileSteps = 100;  // a trace of more opens in no viewer
+
+lifecycle::JobCheck MayChange(const Change& change) {
+  return [caller = change.caller](const v1::Job& job) { return caller.MayChange(job); };
+}
 
 }  // namespace
 
@@ -28,6 +33,9 @@ absl::StatusOr<v1::JobSpec> JobService::CheckedSpec(const v1::JobSpec& spec) con
   }
   jobspec::ApplyDefaults(&checked);
   RETURN_IF_ERROR(jobspec::Validate(checked));
+  RETURN_IF_ERROR(
+      jobspec::CheckPaths(checked, allowed_paths_,
+                          check_files_ ? jobspec::RootCheck::kFiles : jobspec::RootCheck::kText));
   if (check_files_) RETURN_IF_ERROR(jobspec::CheckFiles(checked));
   return checked;
 }
@@ -35,12 +43,14 @@ absl::StatusOr<v1::JobSpec> JobService::CheckedSpec(const v1::JobSpec& spec) con
 grpc::ServerUnaryReactor* JobService::CreateJob(grpc::CallbackServerContext* context,
                                                 const v1::CreateJobRequest* request,
                                                 v1::Job* reply) {
-  return unary_.Run(context, kService, "CreateJob",
-                    [this, request, reply] { return Create(*request, reply); });
+  return unary_.RunChange(
+      context, kService, "CreateJob", absl::StrCat("jobs/", request->spec().name()), *request,
+      [this, request, reply](const Change& change) { return Create(change, *request, reply); });
 }
 
-absl::Status JobService::Create(const v1::CreateJobRequest& request, v1::Job* reply) {
-  ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("CreateJob", request));
+absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest& request,
+                                v1::Job* reply) {
+  ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, request));
   // A repeated request gets its first reply even if the files have gone since.
   std::optional<std::string> earlier;
   RETURN_IF_ERROR(hub_.store().Read([&](store::ReadTransaction& t) -> absl::Status {
@@ -49,7 +59,11 @@ absl::Status JobService::Create(const v1::CreateJobRequest& request, v1::Job* re
   }));
   if (earlier.has_value() && reply->ParseFromString(*earlier)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const v1::JobSpec spec, CheckedSpec(request.spec()));
-  ASSIGN_OR_RETURN(*reply, controller_.CreateJob(spec, key));
+  lifecycle::Ownership ownership;
+  if (!change.caller.local) {
+    ownership = {.owner = change.caller.name, .project = change.caller.project};
+  }
+  ASSIGN_OR_RETURN(*reply, controller_.CreateJob(spec, key, ownership));
   return absl::OkStatus();
 }
 
@@ -97,13 +111,14 @@ template <typename Request, typename Call>
 grpc::ServerUnaryReactor* JobService::Transition(grpc::CallbackServerContext* context,
                                                  const char* method, const Request* request,
                                                  v1::Job* reply, Call call) {
-  return unary_.Run(context, kService, method,
-                    [this, method, request, reply, call]() -> absl::Status {
-                      ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
-                      ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(method, *request));
-                      ASSIGN_OR_RETURN(*reply, call(controller_, id, request->etag(), key));
-                      return absl::OkStatus();
-                    });
+  return unary_.RunChange(
+      context, kService, method, request->name(), *request,
+      [this, request, reply, call](const Change& change) -> absl::Status {
+        ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+        ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
+        ASSIGN_OR_RETURN(*reply, call(controller_, id, request->etag(), key, MayChange(change)));
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* JobService::CancelJob(grpc::CallbackServerContext* context,
@@ -112,7 +127,8 @@ grpc::ServerUnaryReactor* JobService::CancelJob(grpc::CallbackServerContext* con
   return Transition(
       context, "CancelJob", request, reply,
       [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
-         const store::RequestKey& key) { return controller.CancelJob(id, etag, key); });
+         const store::RequestKey& key,
+         const lifecycle::JobCheck& may) { return controller.CancelJob(id, etag, key, may); });
 }
 
 grpc::ServerUnaryReactor* JobService::PauseJob(grpc::CallbackServerContext* context,
@@ -120,7 +136,8 @@ grpc::ServerUnaryReactor* JobService::PauseJob(grpc::CallbackServerContext* cont
   return Transition(
       context, "PauseJob", request, reply,
       [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
-         const store::RequestKey& key) { return controller.PauseJob(id, etag, key); });
+         const store::RequestKey& key,
+         const lifecycle::JobCheck& may) { return controller.PauseJob(id, etag, key, may); });
 }
 
 grpc::ServerUnaryReactor* JobService::ResumeJob(grpc::CallbackServerContext* context,
@@ -129,33 +146,39 @@ grpc::ServerUnaryReactor* JobService::ResumeJob(grpc::CallbackServerContext* con
   return Transition(
       context, "ResumeJob", request, reply,
       [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
-         const store::RequestKey& key) { return controller.ResumeJob(id, etag, key); });
+         const store::RequestKey& key,
+         const lifecycle::JobCheck& may) { return controller.ResumeJob(id, etag, key, may); });
 }
 
 grpc::ServerUnaryReactor* JobService::DeleteJob(grpc::CallbackServerContext* context,
                                                 const v1::DeleteJobRequest* request,
                                                 google::protobuf::Empty*) {
-  return unary_.Run(context, kService, "DeleteJob", [this, request]() -> absl::Status {
-    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
-    ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("DeleteJob", *request));
-    return controller_.DeleteJob(id, request->etag(), key);
-  });
+  return unary_.RunChange(
+      context, kService, "DeleteJob", request->name(), *request,
+      [this, request](const Change& change) -> absl::Status {
+        ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+        ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
+        return controller_.DeleteJob(id, request->etag(), key, MayChange(change));
+      });
 }
 
 grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* context,
                                                  const v1::ProfileJobRequest* request,
                                                  v1::ProfileJobResponse* reply) {
-  return unary_.Run(context, kService, "ProfileJob", [this, request, reply]() -> absl::Status {
-    ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
-    ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("ProfileJob", *request));
-    if (request->steps() < 1 || request->steps() > kMaxProfileSteps) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "steps: ", request->steps(), " is not allowed; give 1 to ", kMaxProfileSteps));
-    }
-    ASSIGN_OR_RETURN(const v1::Job job, controller_.ProfileJob(id, request->steps(), key));
-    reply->set_directory(job.spec().checkpoint().directory() + "/profiles");
-    return absl::OkStatus();
-  });
+  return unary_.RunChange(
+      context, kService, "ProfileJob", request->name(), *request,
+      [this, request, reply](const Change& change) -> absl::Status {
+        ASSIGN_OR_RETURN(const std::string id, store::JobIdFromName(request->name()));
+        ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
+        if (request->steps() < 1 || request->steps() > kMaxProfileSteps) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "steps: ", request->steps(), " is not allowed; give 1 to ", kMaxProfileSteps));
+        }
+        ASSIGN_OR_RETURN(const v1::Job job,
+                         controller_.ProfileJob(id, request->steps(), key, MayChange(change)));
+        reply->set_directory(job.spec().checkpoint().directory() + "/profiles");
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* context,

@@ -1,6 +1,10 @@
 // JobService: validate, call the domain or read the store, reply.
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "coordinator/api/pulled_stream.h"
 #include "coordinator/api/unary.h"
 #include "coordinator/lifecycle/job_controller.h"
@@ -11,9 +15,14 @@ namespace ringleader::api {
 class JobService : public v1::JobService::CallbackService {
  public:
   // `check_files`: this machine sees the files that jobs name, so a job whose files are missing is
-  // refused.
-  JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, bool check_files)
-      : controller_(*controller), hub_(*hub), unary_(*unary), check_files_(check_files) {}
+  // refused. `allowed_paths`: folders below which they must lie; none: anywhere.
+  JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, bool check_files,
+             std::vector<std::string> allowed_paths)
+      : controller_(*controller),
+        hub_(*hub),
+        unary_(*unary),
+        check_files_(check_files),
+        allowed_paths_(std::move(allowed_paths)) {}
 
   grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext* context,
                                       const v1::CreateJobRequest* request, v1::Job* reply) override;
@@ -41,7 +50,7 @@ class JobService : public v1::JobService::CallbackService {
       grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) override;
 
  private:
-  absl::Status Create(const v1::CreateJobRequest& request, v1::Job* reply);
+  absl::Status Create(const Change& change, const v1::CreateJobRequest& request, v1::Job* reply);
   absl::Status List(const v1::ListJobsRequest& request, v1::ListJobsResponse* reply);
   // The specification with its defaults, if a job can be made of it.
   absl::StatusOr<v1::JobSpec> CheckedSpec(const v1::JobSpec& spec) const;
@@ -54,6 +63,7 @@ class JobService : public v1::JobService::CallbackService {
   StreamHub& hub_;
   Unary& unary_;
   const bool check_files_;
+  const std::vector<std::string> allowed_paths_;
 };
 
 }  // namespace ringleader::api

@@ -46,12 +46,16 @@ class FilterParser {
       term.field = store::JobTerm::Field::kState;
     } else if (field == "name") {
       term.field = store::JobTerm::Field::kName;
+    } else if (field == "owner") {
+      term.field = store::JobTerm::Field::kOwner;
+    } else if (field == "project") {
+      term.field = store::JobTerm::Field::kProject;
     } else if (field.size() > kLabelPrefix.size() &&
                field.substr(0, kLabelPrefix.size()) == kLabelPrefix) {
       term.field = store::JobTerm::Field::kLabel;
       term.label = std::string(field.substr(kLabelPrefix.size()));
     } else {
-      return Error(start, "expected state, name or labels.KEY");
+      return Error(start, "expected state, name, owner, project or labels.KEY");
     }
     SkipSpace();
     RETURN_IF_ERROR(Operator(term));

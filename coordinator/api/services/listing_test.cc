@@ -34,7 +34,7 @@ TEST(FilterTest, ReadsTerms) {
 
 TEST(FilterTest, SaysWhereAndWhat) {
   EXPECT_THAT(Complaint("stat=RUNNING"),
-              HasSubstr("at character 1: expected state, name or labels.KEY"));
+              HasSubstr("at character 1: expected state, name, owner, project or labels.KEY"));
   EXPECT_THAT(Complaint("state=RUNING"), HasSubstr("at character 7: no such job state"));
   EXPECT_THAT(Complaint("state:RUNNING"), HasSubstr("at character 6: expected = or !="));
   EXPECT_THAT(Complaint("state=RUNNING name=x"), HasSubstr("at character 15: expected AND"));
@@ -64,7 +64,8 @@ TEST(PageSizeTest, DefaultAndBounds) {
   EXPECT_FALSE(PageSize(-1).ok());
 }
 
-TEST(RequestKeyTest, SameArgumentsSameFingerprint) {
+TEST(RequestKeyTest, SameArgumentsOfTheSameCallerSameFingerprint) {
+  const Change change = {.caller = access::LocalCaller(), .record = {}, .method = "CreateJob"};
   v1::CreateJobRequest request;
   request.set_request_id("r1");
   for (const char* label : {"a", "b", "c", "d"})
@@ -73,13 +74,19 @@ TEST(RequestKeyTest, SameArgumentsSameFingerprint) {
   again.set_request_id("r2");
   for (const char* label : {"d", "c", "b", "a"})
     (*again.mutable_spec()->mutable_labels())[label] = "x";
-  EXPECT_EQ(KeyOf("CreateJob", request)->fingerprint, KeyOf("CreateJob", again)->fingerprint);
+  EXPECT_EQ(KeyOf(change, request)->fingerprint, KeyOf(change, again)->fingerprint);
   again.mutable_spec()->set_name("other");
-  EXPECT_NE(KeyOf("CreateJob", request)->fingerprint, KeyOf("CreateJob", again)->fingerprint);
+  EXPECT_NE(KeyOf(change, request)->fingerprint, KeyOf(change, again)->fingerprint);
+  Change alice = change, bob = change;
+  alice.caller = {.role = v1::USER, .name = "alice"};
+  bob.caller = {.role = v1::USER, .name = "bob"};
+  EXPECT_EQ(KeyOf(alice, request)->fingerprint, KeyOf(alice, request)->fingerprint);
+  EXPECT_NE(KeyOf(alice, request)->fingerprint, KeyOf(bob, request)->fingerprint);
+  EXPECT_NE(KeyOf(alice, request)->fingerprint, KeyOf(change, request)->fingerprint);
   for (const std::string& id :
        {std::string(129, 'x'), std::string("a b"), std::string("\n"), std::string("\xff")}) {
     request.set_request_id(id);
-    EXPECT_FALSE(KeyOf("CreateJob", request).ok());
+    EXPECT_FALSE(KeyOf(change, request).ok());
   }
 }
 

@@ -41,23 +41,27 @@ absl::Status NodeService::List(const v1::ListNodesRequest& request, v1::ListNode
 grpc::ServerUnaryReactor* NodeService::DrainNode(grpc::CallbackServerContext* context,
                                                  const v1::DrainNodeRequest* request,
                                                  v1::Node* reply) {
-  return unary_.Run(context, kService, "DrainNode", [this, request, reply]() -> absl::Status {
-    ASSIGN_OR_RETURN(const std::string id, store::NodeIdFromName(request->name()));
-    ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("DrainNode", *request));
-    ASSIGN_OR_RETURN(*reply, controller_.DrainNode(id, key));
-    return absl::OkStatus();
-  });
+  return unary_.RunChange(context, kService, "DrainNode", request->name(), *request,
+                          [this, request, reply](const Change& change) -> absl::Status {
+                            ASSIGN_OR_RETURN(const std::string id,
+                                             store::NodeIdFromName(request->name()));
+                            ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
+                            ASSIGN_OR_RETURN(*reply, controller_.DrainNode(id, key));
+                            return absl::OkStatus();
+                          });
 }
 
 grpc::ServerUnaryReactor* NodeService::UndrainNode(grpc::CallbackServerContext* context,
                                                    const v1::UndrainNodeRequest* request,
                                                    v1::Node* reply) {
-  return unary_.Run(context, kService, "UndrainNode", [this, request, reply]() -> absl::Status {
-    ASSIGN_OR_RETURN(const std::string id, store::NodeIdFromName(request->name()));
-    ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf("UndrainNode", *request));
-    ASSIGN_OR_RETURN(*reply, controller_.UndrainNode(id, key));
-    return absl::OkStatus();
-  });
+  return unary_.RunChange(context, kService, "UndrainNode", request->name(), *request,
+                          [this, request, reply](const Change& change) -> absl::Status {
+                            ASSIGN_OR_RETURN(const std::string id,
+                                             store::NodeIdFromName(request->name()));
+                            ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, *request));
+                            ASSIGN_OR_RETURN(*reply, controller_.UndrainNode(id, key));
+                            return absl::OkStatus();
+                          });
 }
 
 }  // namespace ringleader::api

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "coordinator/access/audit_log.h"
 #include "coordinator/api/services/listing.h"
+#include "coordinator/api/unary.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::api {
@@ -17,9 +19,10 @@ inline constexpr size_t kMaxRequestIdBytes = 128;
 // INVALID_ARGUMENT when the id is too long or not printable ASCII.
 absl::Status ValidateRequestId(const std::string& id);
 
-// Of a mutating request: its request_id, and a fingerprint of all that it asks for.
+// Of a mutating request: its request_id, a fingerprint of all that it asks for and of who asks, so
+// that nobody gets the reply to somebody else's, and its line in the audit log.
 template <typename Request>
-absl::StatusOr<store::RequestKey> KeyOf(const std::string& method, const Request& request) {
+absl::StatusOr<store::RequestKey> KeyOf(const Change& change, const Request& request) {
   if (absl::Status valid = ValidateRequestId(request.request_id()); !valid.ok()) return valid;
   Request arguments = request;
   arguments.clear_request_id();
@@ -31,8 +34,15 @@ absl::StatusOr<store::RequestKey> KeyOf(const std::string& method, const Request
     coded.SetSerializationDeterministic(true);
     arguments.SerializeToCodedStream(&coded);
   }
-  return store::RequestKey{
-      .id = request.request_id(), .method = method, .fingerprint = Fingerprint(bytes)};
+  if (!change.caller.local) {
+    bytes.append({'\0', static_cast<char>(change.caller.role)}).append(change.caller.name);
+  }
+  v1::AuditRecord record = change.record;
+  record.set_outcome(access::OutcomeText(absl::StatusCode::kOk));
+  return store::RequestKey{.id = request.request_id(),
+                           .method = change.method,
+                           .fingerprint = Fingerprint(bytes),
+                           .audit = std::move(record)};
 }
 
 }  // namespace ringleader::api

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "jobspec/roots.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::agent {
@@ -129,6 +130,8 @@ absl::Status Supervisor::Start(const v1::Command& command) {
   if (Find(command.fencing_token()) != nullptr) return absl::OkStatus();
   if (!refusing_.empty()) return absl::UnavailableError(refusing_);
   const v1::StartTrainers& start = command.start();
+  RETURN_IF_ERROR(
+      jobspec::CheckPaths(start.spec(), options_.allowed_paths, jobspec::RootCheck::kFiles));
   // What an older attempt of the job holds is free by the time this one is spawned.
   uint32_t taken = 0;
   for (const auto& [token, attempt] : attempts_) {

@@ -35,7 +35,9 @@ struct SupervisorOptions {
   std::vector<std::string> gpus;  // by slot, as CUDA_VISIBLE_DEVICES takes them
   std::string listen_host;        // where trainers listen for their peers
   TlsOptions tls;                 // between trainers; they run in folders of their own: whole paths
-  int life_fd = -1;               // that trainers keep open while they live (Witness); -1: none
+  std::vector<std::string> allowed_paths =
+      {};            // folders below which jobs' paths lie; none: anywhere
+  int life_fd = -1;  // that trainers keep open while they live (Witness); -1: none
   // A trainer that sends no pulse for so long is stuck as a whole; one whose pulses show the same
   // step and phase for so long hangs in it.
   absl::Duration pulse_timeout = absl::Seconds(30);

@@ -1,0 +1,114 @@
+#include "coordinator/access/caller.h"
+
+#include <grpc/grpc_security_constants.h>
+#include <grpcpp/security/auth_context.h>
+#include <grpcpp/server_context.h>
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace ringleader::access {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+
+// Properties of a call. No name of a certificate becomes a property of one of these.
+constexpr char kRole[] = "ringleader_role";
+constexpr char kName[] = "ringleader_name";
+constexpr char kProject[] = "ringleader_project";
+constexpr char kCredential[] = "ringleader_credential";
+constexpr char kLocalRole[] = "local";
+
+std::string Property(const grpc::AuthContext& context, const char* name) {
+  const std::vector<grpc::string_ref> values = context.FindPropertyValues(name);
+  return values.empty() ? "" : std::string(values.front().data(), values.front().size());
+}
+
+}  // namespace
+
+Caller LocalCaller() {
+  return {.role = v1::ADMIN, .name = "local", .credential = "local", .local = true};
+}
+
+absl::Status Caller::MaySpeakFor(std::string_view node) const {
+  if (local || (role == v1::NODE && name == node)) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrFormat(
+      "%s %s may not speak for nodes/%s: give the worker the certificate of that node, or the "
+      "--name that its certificate has",
+      std::string(RoleText(role)), name, std::string(node)));
+}
+
+absl::Status Caller::MayChange(const v1::Job& job) const {
+  if (role == v1::ADMIN) return absl::OkStatus();
+  if (role == v1::USER && !job.owner().empty() && job.owner() == name) return absl::OkStatus();
+  if (role == v1::USER && !project.empty() && job.project() == project) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrFormat("%s belongs to %s%s: %s %s may look at it, and leave it alone", job.name(),
+                      job.owner().empty() ? "nobody" : job.owner(),
+                      job.project().empty() ? "" : absl::StrCat(" (project ", job.project(), ")"),
+                      std::string(RoleText(role)), name));
+}
+
+bool IsCallerName(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxNameBytes &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' ||
+                  c == '.' || c == '@' || c == '+';
+         });
+}
+
+v1::Role ParseRole(std::string_view text) {
+  for (const v1::Role role : {v1::VIEWER, v1::USER, v1::NODE, v1::ADMIN}) {
+    if (text == RoleText(role)) return role;
+  }
+  return v1::ROLE_UNSPECIFIED;
+}
+
+std::string_view RoleText(v1::Role role) {
+  switch (role) {
+    case v1::VIEWER:
+      return "viewer";
+    case v1::USER:
+      return "user";
+    case v1::NODE:
+      return "node";
+    case v1::ADMIN:
+      return "admin";
+    default:
+      return "nobody";
+  }
+}
+
+void Attach(const Caller& caller, grpc::AuthContext* context) {
+  context->AddProperty(kRole, caller.local ? kLocalRole : std::string(RoleText(caller.role)));
+  context->AddProperty(kName, caller.name);
+  context->AddProperty(kProject, caller.project);
+  context->AddProperty(kCredential, caller.credential);
+}
+
+Caller CallerOf(const grpc::ServerContextBase& context) {
+  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+  const std::string transport = Property(*auth, GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  const bool encrypted = transport == GRPC_TLS_TRANSPORT_SECURITY_TYPE ||
+                         transport == GRPC_SSL_TRANSPORT_SECURITY_TYPE;
+  const std::string role = Property(*auth, kRole);
+  if (!encrypted || role == kLocalRole) return LocalCaller();
+  return {.role = ParseRole(role),
+          .name = Property(*auth, kName),
+          .project = Property(*auth, kProject),
+          .credential = Property(*auth, kCredential)};
+}
+
+v1::AuditRecord RecordOf(const Caller& caller, std::string_view address) {
+  v1::AuditRecord record;
+  record.set_caller(caller.name);
+  record.set_role(caller.role);
+  record.set_credential(caller.credential);
+  record.set_address(std::string(address));
+  return record;
+}
+
+}  // namespace ringleader::access

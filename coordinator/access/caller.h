@@ -1,0 +1,51 @@
+// Who makes a call, as the gate found it out, and what that lets them touch.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ringleader/v1/access.pb.h"
+#include "ringleader/v1/job.pb.h"
+
+namespace grpc {
+class AuthContext;
+class ServerContextBase;
+}  // namespace grpc
+
+namespace ringleader::access {
+
+struct Caller {
+  v1::Role role = v1::ROLE_UNSPECIFIED;  // unspecified: nobody
+  std::string name = {};
+  std::string project = {};
+  std::string credential = {};  // for people: "certificate CN=a", "token 0123456789ab", "local"
+  // Whoever reaches a port without roles, which is on this machine or declared open: may do
+  // everything, as any node, too.
+  bool local = false;
+
+  // PERMISSION_DENIED unless it is that node (id) that calls.
+  absl::Status MaySpeakFor(std::string_view node) const;
+  // PERMISSION_DENIED unless the caller is the job's owner, of its project, or an admin.
+  absl::Status MayChange(const v1::Job& job) const;
+};
+
+Caller LocalCaller();
+
+// Of people and nodes: 1 to 128 letters, digits and "-_.@+".
+bool IsCallerName(std::string_view name);
+
+// "viewer", "user", "node", "admin"; ROLE_UNSPECIFIED for anything else, and "nobody" back.
+v1::Role ParseRole(std::string_view text);
+std::string_view RoleText(v1::Role role);
+
+// Hands the caller on from the gate to the handlers of the call.
+void Attach(const Caller& caller, grpc::AuthContext* context);
+// Of a call on a port without TLS: the local caller. With TLS: what the gate attached; nobody, if
+// it did not.
+Caller CallerOf(const grpc::ServerContextBase& context);
+
+// A line of the audit log, but for what was done and what became of it.
+v1::AuditRecord RecordOf(const Caller& caller, std::string_view address);
+
+}  // namespace ringleader::access

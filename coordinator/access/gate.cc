@@ -1,0 +1,228 @@
+#include "coordinator/access/gate.h"
+
+#include <grpc/grpc_security_constants.h>
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/net/token.h"
+#include "base/status_macros.h"
+#include "coordinator/access/method_table.h"
+
+namespace ringleader::access {
+namespace {
+
+constexpr absl::Duration kLookInterval = absl::Seconds(1);
+constexpr char kBearer[] = "bearer ";
+constexpr size_t kMaxAgentBytes = 100;
+
+std::string Text(grpc::string_ref text) {
+  return std::string(text.data(), text.size());
+}
+
+std::vector<std::string> Properties(const grpc::AuthContext& context, const char* name) {
+  std::vector<std::string> values;
+  for (const grpc::string_ref& value : context.FindPropertyValues(name)) {
+    values.push_back(Text(value));
+  }
+  return values;
+}
+
+CertificateNames NamesOf(const grpc::AuthContext& context) {
+  const std::vector<std::string> common = Properties(context, GRPC_X509_CN_PROPERTY_NAME);
+  return {.uris = Properties(context, GRPC_PEER_URI_PROPERTY_NAME),
+          .dns = Properties(context, GRPC_PEER_DNS_PROPERTY_NAME),
+          .emails = Properties(context, GRPC_PEER_EMAIL_PROPERTY_NAME),
+          .common_name = common.empty() ? "" : common.front()};
+}
+
+std::string Header(const grpc::AuthMetadataProcessor::InputMetadata& metadata, const char* name) {
+  const auto found = metadata.find(name);
+  return found == metadata.end() ? "" : Text(found->second);
+}
+
+absl::Status CheckRoles(const GateOptions& options, const AccessFile& file) {
+  if (IsLoopback(options.listen)) return absl::OkStatus();
+  const std::string address = FormatAddress(options.listen);
+  if (options.access_path.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--listen ", address,
+        " can be reached from other machines, and nothing says who may do what: give --access FILE "
+        "(docs/security.md shows one), or listen on loopback"));
+  }
+  if (!options.tls.enabled() && !file.plain_text_is_admin()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--listen ", address,
+        " can be reached from other machines in plain text, where nobody can show who they are: "
+        "give --tls-cert, --tls-key and --tls-ca, or write \"plain_text_is_admin: true\" into ",
+        options.access_path, " to let whoever reaches it do everything"));
+  }
+  return absl::OkStatus();
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Gate>> Gate::Create(const GateOptions& options, store::Store* store,
+                                                   AuditLog* audit, const Clock* clock) {
+  std::shared_ptr<Gate> gate(new Gate(options, store, audit, clock));
+  if (!options.access_path.empty()) RETURN_IF_ERROR(gate->LoadFile());
+  RETURN_IF_ERROR(gate->LoadTokens());
+  absl::MutexLock lock(&gate->mutex_);
+  RETURN_IF_ERROR(CheckRoles(options, gate->file_));
+  return gate;
+}
+
+Gate::Gate(GateOptions options, store::Store* store, AuditLog* audit, const Clock* clock)
+    : options_(std::move(options)), store_(*store), audit_(*audit), clock_(*clock) {}
+
+Gate::~Gate() {
+  StopWatching();
+}
+
+void Gate::StopWatching() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void Gate::Watch(std::function<void()> on_change) {
+  if (options_.access_path.empty()) return;
+  on_change_ = std::move(on_change);
+  watcher_ = std::thread([this] { WatchFile(); });
+}
+
+void Gate::WatchFile() {
+  std::string complaint;
+  while (true) {
+    std::string before;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookInterval)) return;
+      before = file_text_;
+    }
+    const absl::Status loaded = LoadFile();
+    if (!loaded.ok()) {
+      // Once, not every second.
+      if (complaint != loaded.message()) {
+        spdlog::error("{}; what it said before stays in force", std::string(loaded.message()));
+      }
+      complaint = std::string(loaded.message());
+      continue;
+    }
+    complaint.clear();
+    {
+      absl::MutexLock lock(&mutex_);
+      if (before == file_text_) continue;
+    }
+    spdlog::info("{} has changed and is in force", options_.access_path);
+    on_change_();
+  }
+}
+
+absl::Status Gate::LoadFile() {
+  ASSIGN_OR_RETURN(const std::string text, AccessFile::Read(options_.access_path));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!file_text_.empty() && text == file_text_) return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(AccessFile file, AccessFile::Parse(text, options_.access_path));
+  absl::MutexLock lock(&mutex_);
+  file_text_ = text;
+  file_ = std::move(file);
+  return absl::OkStatus();
+}
+
+absl::Status Gate::LoadTokens() {
+  absl::MutexLock loading(&loading_);
+  std::map<std::string, v1::Token> tokens;
+  RETURN_IF_ERROR(store_.Read([&](store::ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(std::vector<store::StoredToken> stored, t.ListTokens());
+    for (store::StoredToken& token : stored) tokens[token.sha256] = std::move(token.token);
+    return absl::OkStatus();
+  }));
+  absl::MutexLock lock(&mutex_);
+  tokens_ = std::move(tokens);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Caller> Gate::CallerOfToken(const std::string& text) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = tokens_.find(TokenHash(text));
+  if (found == tokens_.end()) {
+    return absl::UnauthenticatedError("the token is none of this coordinator's, or was revoked");
+  }
+  const v1::Token& token = found->second;
+  const absl::Time expires = absl::FromUnixSeconds(token.expire_time().seconds());
+  if (clock_.Now() >= expires) {
+    return absl::UnauthenticatedError(absl::StrCat(token.name(), " expired at ",
+                                                   absl::FormatTime(expires, absl::UTCTimeZone()),
+                                                   "; ask an admin for another"));
+  }
+  return Caller{.role = token.role(),
+                .name = token.user(),
+                .project = token.project(),
+                .credential = absl::StrCat("token ", token.name().substr(sizeof("tokens/") - 1))};
+}
+
+absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
+                                      const grpc::AuthContext& context) const {
+  if (options_.access_path.empty()) return LocalCaller();
+  switch (metadata.count("authorization")) {
+    case 0:
+      break;
+    case 1: {
+      // A token that is shown counts, also beside a certificate, and most of all when it is wrong.
+      const std::string value = Header(metadata, "authorization");
+      if (!absl::StartsWithIgnoreCase(value, kBearer)) {
+        return absl::UnauthenticatedError("authorization: \"Bearer TOKEN\" is expected");
+      }
+      return CallerOfToken(value.substr(sizeof(kBearer) - 1));
+    }
+    default:
+      return absl::UnauthenticatedError("authorization: given more than once");
+  }
+  const CertificateNames names = NamesOf(context);
+  if (names.empty()) return Caller{};
+  absl::MutexLock lock(&mutex_);
+  ASSIGN_OR_RETURN(Caller caller, file_.Find(names));
+  caller.credential = absl::CHexEscape(absl::StrCat(
+      "certificate ", names.common_name.empty() ? "" : absl::StrCat("CN=", names.common_name)));
+  return caller;
+}
+
+grpc::Status Gate::Process(const InputMetadata& metadata, grpc::AuthContext* context,
+                           OutputMetadata* consumed, OutputMetadata*) {
+  // The handlers need not see a token.
+  for (auto [at, end] = metadata.equal_range("authorization"); at != end; ++at) {
+    consumed->insert({"authorization", Text(at->second)});
+  }
+  const std::string path = Header(metadata, ":path");
+  const absl::StatusOr<Caller> caller = Identify(metadata, *context);
+  // Whoever shows something wrong may still ask whether the coordinator is well.
+  const absl::Status allowed = CheckMethod(path, caller.value_or(Caller{}));
+  if (allowed.ok()) {
+    Attach(caller.value_or(Caller{}), context);
+    return grpc::Status::OK;
+  }
+  const absl::Status refused = caller.ok() ? allowed : caller.status();
+  v1::AuditRecord record =
+      RecordOf(caller.value_or(Caller{}),
+               absl::CHexEscape(absl::StrCat("client ", Header(metadata, "user-agent")))
+                   .substr(0, kMaxAgentBytes));
+  record.set_method(ShortMethod(path));
+  audit_.NoteTurnedAway(std::move(record), refused);
+  return ToGrpc(refused);
+}
+
+}  // namespace ringleader::access

@@ -1,0 +1,145 @@
+// What a worker reports counts only where it can know it: of attempts that have ranks on its node,
+// of these ranks, and of steps that the job has.
+#include <cstdint>
+#include <limits>
+
+#include "coordinator/lifecycle/testing/controller_test.h"
+
+namespace ringleader::lifecycle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+// Job j with ranks 0 and 1 on node a, and 2 and 3 on b; c has none.
+class ReportOriginTest : public testing::ControllerTest {
+ protected:
+  ReportOriginTest() {
+    a_ = Connect("a", "a.1");
+    b_ = Connect("b", "b.1");
+    EXPECT_TRUE(Do([&] { return controller_->CreateJob(Spec("j", 4), {}); }).ok());
+    controller_->RunOnce();
+    c_ = Connect("c", "c.1");
+    start_of_a_ = a_->Commands().at(0);
+    token_ = start_of_a_.fencing_token();
+    EXPECT_EQ(start_of_a_.start().first_rank(), 0u);
+    EXPECT_EQ(b_->Commands().at(0).start().first_rank(), 2u);
+  }
+  void AllReady() {
+    Say(a_, 1, Ready(0));
+    Say(a_, 2, Ready(1));
+    Say(b_, 1, Ready(2));
+    Say(b_, 2, Ready(3));
+    ASSERT_EQ(Job().state(), v1::Job::RUNNING);
+  }
+  v1::RankStatus::State StateOf(int rank) { return Job().attempts(0).ranks(rank).state(); }
+  static v1::AttemptEvent Exited(uint32_t rank) {
+    v1::AttemptEvent event;
+    event.mutable_trainer_exited()->set_rank(rank);
+    event.mutable_trainer_exited()->set_outcome(v1::TrainerExited::FAILED);
+    event.mutable_trainer_exited()->set_exit_code(1);
+    return event;
+  }
+
+  std::shared_ptr<testing::FakeSession> a_, b_, c_;
+  v1::Command start_of_a_;
+};
+
+TEST_F(ReportOriginTest, ExitsOfOtherNodesRanksAreIgnored) {
+  AllReady();
+  Say(b_, 3, Exited(0));
+  Say(c_, 1, Exited(1));
+  Say(b_, 4, Exited(77));
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  EXPECT_EQ(StateOf(0), v1::RankStatus::READY);
+  EXPECT_EQ(StateOf(1), v1::RankStatus::READY);
+  // They count as received, or the worker would send them for ever.
+  EXPECT_EQ(b_->acknowledged(), 4u);
+  Say(a_, 3, Exited(0));
+  EXPECT_EQ(StateOf(0), v1::RankStatus::FAILED);
+}
+
+TEST_F(ReportOriginTest, ReadinessOfOtherNodesRanksIsIgnored) {
+  Say(b_, 1, Ready(0));
+  Say(c_, 1, Ready(1));
+  Say(b_, 2, Ready(4'000'000'000));
+  EXPECT_EQ(StateOf(0), v1::RankStatus::STARTING);
+  Say(a_, 1, Ready(0));
+  EXPECT_EQ(StateOf(0), v1::RankStatus::READY);
+  EXPECT_EQ(Job().attempts(0).ranks(0).address(), "host:1");
+}
+
+TEST_F(ReportOriginTest, StepsOfOtherNodesRanksAndOfNoJobAreIgnored) {
+  AllReady();
+  Say(a_, 3, Step(1, 0));
+  Say(a_, 4, Step(1, 1));
+  Say(b_, 3, Step(1, 2));
+  Say(a_, 5, Step(1, 3));  // b's
+  Say(b_, 4, Step(1, -1));
+  EXPECT_THAT(Steps(), IsEmpty());
+  Say(b_, 5, Step(1, 3));
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  for (const uint64_t step : {uint64_t{11}, std::numeric_limits<uint64_t>::max()}) {
+    v1::AttemptEvent checkpoint;
+    checkpoint.mutable_checkpoint()->set_step(step);
+    v1::AttemptEvent eval;
+    eval.mutable_eval()->set_step(step);
+    Say(a_, a_->acknowledged() + 1, checkpoint);
+    Say(a_, a_->acknowledged() + 1, eval);
+    Say(a_, a_->acknowledged() + 1, Step(step, 0));
+  }
+  EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
+  EXPECT_FALSE(Job().has_last_eval());
+  EXPECT_EQ(a_->acknowledged(), 11u);
+}
+
+TEST_F(ReportOriginTest, ANodeWithoutRanksHasNothingToSayOfTheJob) {
+  AllReady();
+  v1::AttemptEvent checkpoint;
+  checkpoint.mutable_checkpoint()->set_step(3);
+  Say(c_, 1, checkpoint);
+  v1::AttemptEvent exported;
+  exported.mutable_model_exported()->set_path("/elsewhere");
+  Say(c_, 2, exported);
+  Say(c_, 3, Log("forged"));
+  EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
+  EXPECT_EQ(Job().model_directory(), "");
+  EXPECT_THAT(LogTexts(), IsEmpty());
+  Say(b_, 3, Log("of rank 0, which is a's"));
+  EXPECT_THAT(LogTexts(), IsEmpty());
+  Say(a_, 3, Log("true"));
+  EXPECT_THAT(LogTexts(), ElementsAre("true"));
+}
+
+TEST_F(ReportOriginTest, LinesOfAnotherJobOfTheNameAreIgnored) {
+  AllReady();
+  token_ += 100;
+  Say(a_, 3, Log("of a job that had the name before"));
+  EXPECT_THAT(LogTexts(), IsEmpty());
+}
+
+TEST_F(ReportOriginTest, ACommandIsAcknowledgedByTheNodeThatItWasSentTo) {
+  Acknowledge(b_, 1, start_of_a_.command_id());
+  // It comes again with a's next session, for a has not acknowledged it.
+  auto again = Connect("a", "a.1");
+  EXPECT_THAT(again->Commands(), SizeIs(1));
+  Acknowledge(again, 1, start_of_a_.command_id());
+  EXPECT_THAT(Connect("a", "a.1")->Commands(), IsEmpty());
+}
+
+TEST_F(ReportOriginTest, TrainersThatBelongElsewhereAreStopped) {
+  AllReady();
+  v1::RunningAttempt claimed;
+  claimed.set_job("j");
+  claimed.set_attempt(1);
+  claimed.set_fencing_token(token_);
+  claimed.add_ranks(0);
+  const std::vector<v1::Command> commands = Connect("c", "c.1", {claimed})->Commands();
+  ASSERT_THAT(commands, SizeIs(1));
+  EXPECT_EQ(commands[0].stop().mode(), v1::StopTrainers::ABORT);
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+}
+
+}  // namespace
+}  // namespace ringleader::lifecycle

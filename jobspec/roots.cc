@@ -1,0 +1,80 @@
+#include "jobspec/roots.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "jobspec/fields.h"
+#include "jobspec/scalars.h"
+#include "jobspec/text.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Component by component: /data2 is not below /data.
+bool IsBelow(const fs::path& path, const fs::path& root) {
+  const auto [rest, ignored] = std::mismatch(root.begin(), root.end(), path.begin(), path.end());
+  // A root that is written with a slash at its end has an empty last component.
+  return rest == root.end() || (rest->empty() && std::next(rest) == root.end());
+}
+
+bool ClimbsUp(const fs::path& path) {
+  return std::find(path.begin(), path.end(), "..") != path.end();
+}
+
+bool IsAllowed(const fs::path& path, const std::vector<std::string>& roots, RootCheck check) {
+  if (ClimbsUp(path)) return false;
+  const auto below = [&](const std::string& root) {
+    if (!IsBelow(path.lexically_normal(), fs::path(root).lexically_normal())) return false;
+    if (check == RootCheck::kText) return true;
+    std::error_code error;
+    const fs::path leads_to = fs::weakly_canonical(path, error);
+    if (error) return false;
+    return std::any_of(roots.begin(), roots.end(), [&](const std::string& other) {
+      const fs::path real_root = fs::weakly_canonical(other, error);
+      return !error && IsBelow(leads_to, real_root);
+    });
+  };
+  return std::any_of(roots.begin(), roots.end(), below);
+}
+
+}  // namespace
+
+void AddRootFlag(CLI::App& app, std::vector<std::string>* roots) {
+  app.add_option("--allow-path", *roots,
+                 "folder that jobs may read and write below, e.g. /data; may be given more than "
+                 "once; none: anywhere")
+      ->allow_extra_args(false);
+}
+
+absl::Status CheckRoots(const std::vector<std::string>& roots) {
+  for (const std::string& root : roots) {
+    if (root.starts_with("/") && !ClimbsUp(root)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--allow-path: '", Printable(root), "' is no absolute path without .."));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>& roots,
+                        RootCheck check) {
+  if (roots.empty()) return absl::OkStatus();
+  for (const Field& field : Fields()) {
+    if (!field.is_path || !IsSet(spec, field.path)) continue;
+    const ConstSlot slot = FindSlot(spec, field.path);
+    const std::string path =
+        slot.message->GetReflection()->GetString(*slot.message, slot.descriptor);
+    if (path.empty() || path == field.default_value || IsAllowed(path, roots, check)) continue;
+    return absl::PermissionDeniedError(absl::StrCat(
+        std::string(field.path), ": '", Printable(path), "' is not, or does not lead, below ",
+        absl::StrJoin(roots, " or "), ", where jobs may read and write (--allow-path)"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::jobspec
