@@ -13,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/net/token.h"
+#include "base/protocol_version.h"
 #include "base/testing/temp_dir.h"
 #include "base/testing/test_certificates.h"
 #include "coordinator/api/server.h"
@@ -452,6 +453,7 @@ TEST_F(AccessTest, ANodeSpeaksForItselfAlone) {
     v1::WorkerMessage message;
     message.mutable_hello()->set_node("nodes/" + node);
     message.mutable_hello()->set_incarnation("f.1");
+    message.mutable_hello()->set_protocol_version(kProtocolVersion);
     stream->Write(message);
     v1::CoordinatorMessage answer;
     if (stream->Read(&answer)) {
