@@ -22,7 +22,9 @@ model::Recompute LeastKept(const v1::JobSpec& spec) {
       return model::Recompute::kNone;
     case v1::ResourcesSpec::ATTENTION_ONLY:
       return model::Recompute::kAttentionOnly;
-    default:
+    case v1::ResourcesSpec::FULL:
+    case v1::ResourcesSpec::RECOMPUTE_UNSPECIFIED:  // auto
+    default:                                        // MakePlan() has refused them
       return model::Recompute::kFull;
   }
 }

@@ -193,6 +193,8 @@ TEST(ArgumentsTest, ErrorsNameTheArgument) {
   EXPECT_NE(message().find("diagonals"), std::string::npos) << message();
   args.tiles = {.pattern = TilePattern::kWindow, .tile = 64};
   EXPECT_NE(message().find("window"), std::string::npos) << message();
+  args.tiles = {.pattern = static_cast<TilePattern>(77), .tile = 64};
+  EXPECT_NE(message().find("tiles.pattern is 77"), std::string::npos) << message();
   args.tiles = {.pattern = TilePattern::kCausal, .tile = 64};
   args.query_layout =
       args.key_layout = {.kind = LayoutKind::kStriped, .ranks = 2, .stripe = 96, .tokens = 512};

@@ -27,8 +27,24 @@ absl::Status CheckLayout(const char* side, const ShardLayout& layout, const Tile
   return absl::OkStatus();
 }
 
+bool IsKnown(TilePattern pattern) {
+  switch (pattern) {
+    case TilePattern::kFull:
+    case TilePattern::kCausal:
+    case TilePattern::kWindow:
+    case TilePattern::kToeplitz:
+    case TilePattern::kCsr:
+      return true;
+  }
+  return false;
+}
+
 absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks, int heads,
                             int64_t query_tiles) {
+  if (!IsKnown(tiles.pattern)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tiles.pattern is %d; see TilePattern", static_cast<int>(tiles.pattern)));
+  }
   if (tiles.tile <= 0 || tiles.tile > 128) {
     return absl::InvalidArgumentError(
         absl::StrFormat("tile is %d; allowed are 1 to 128 tokens", tiles.tile));
@@ -59,9 +75,12 @@ PositionBand BandOf(const TileSelection& tiles) {
       return {};
     case TilePattern::kWindow:
       return {.lowest = 0, .highest = tiles.window - 1};
-    default:
+    case TilePattern::kCausal:
+    case TilePattern::kToeplitz:
+    case TilePattern::kCsr:
       return {.lowest = 0};
   }
+  return {.lowest = 0};  // CheckSelection() has refused any other
 }
 
 TransposedTileList Transpose(const TileList& list, int64_t key_tiles) {

@@ -31,9 +31,12 @@ int32_t HeadsPerItem(const Args& args, const AttentionShape& shape) {
       return 1;
     case TilePattern::kToeplitz:
       return 4;
-    default:
+    case TilePattern::kFull:
+    case TilePattern::kCausal:
+    case TilePattern::kWindow:
       return 2;
   }
+  return 2;  // CheckShape() has refused any other
 }
 
 bool Rounds(const Args& args) {
