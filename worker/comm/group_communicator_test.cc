@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -155,22 +156,26 @@ TEST_P(GroupCommunicatorTest, SplitRefusesABadList) {
 
 TEST_P(GroupCommunicatorTest, AbortReleasesEveryWaiterWithTheReason) {
   std::atomic<int64_t> aborted = 0;  // in nanoseconds
-  RunRanks(3, [&aborted](Communicator& comm) {
+  absl::BlockingCounter waiting(2);
+  RunRanks(3, [&](Communicator& comm) {
     if (comm.rank() == 1) {
-      absl::SleepFor(absl::Milliseconds(50));  // the others wait by then
+      waiting.Wait();
       aborted = absl::ToUnixNanos(absl::Now());
       comm.Abort("out of memory");
       EXPECT_FALSE(comm.aborted_by_peer());
     } else {
-      const absl::Status status = comm.Barrier();
+      char byte = 0;
+      const auto receive = comm.SendReceive(kChannel, nullptr, 0, -1, &byte, 1, 1);
+      waiting.DecrementCount();
+      const absl::Status status = receive->Wait();
       EXPECT_LT(absl::Now() - absl::FromUnixNanos(aborted), testing::kReleaseLimit);
-      EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-      EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: out of memory"));
+      EXPECT_EQ(status, absl::AbortedError("rank 1: out of memory"));
       EXPECT_TRUE(comm.aborted_by_peer());
     }
-    EXPECT_FALSE(comm.status().ok());
+    EXPECT_EQ(comm.status(), absl::AbortedError("rank 1: out of memory"));
     float value = 0;
     EXPECT_FALSE(comm.AllReduceSum(kChannel, &value, 1).ok());
+    EXPECT_FALSE(comm.Barrier().ok());
   });
 }
 

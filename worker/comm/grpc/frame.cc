@@ -53,51 +53,45 @@ absl::StatusOr<std::unique_ptr<FrameReader>> FrameReader::Parse(grpc::ByteBuffer
 }
 
 bool FrameReader::ParseHeader() {
+  constexpr auto kText = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
   while (true) {
     const uint32_t tag = coded_.ReadTag();
     if (tag == 0) return coded_.ConsumedEntireMessage();
     uint64_t value = 0;
-    if (tag == WireFormatLite::MakeTag(v1::Frame::kPayloadFieldNumber,
-                                       WireFormatLite::WIRETYPE_LENGTH_DELIMITED)) {
+    if (tag == WireFormatLite::MakeTag(v1::Frame::kPayloadFieldNumber, kText)) {
       if (!coded_.ReadVarint64(&value)) return false;
       payload_bytes_ = value;
       return coded_.CurrentPosition() + payload_bytes_ == remaining_;
     }
     if (WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_VARINT) {
       if (!coded_.ReadVarint64(&value)) return false;
+      SetNumber(WireFormatLite::GetTagFieldNumber(tag), value);
+    } else if (tag == WireFormatLite::MakeTag(v1::Frame::kAbortReasonFieldNumber, kText)) {
+      if (!WireFormatLite::ReadString(&coded_, header_.mutable_abort_reason())) return false;
+    } else if (!WireFormatLite::SkipField(&coded_, tag)) {  // a newer sender's
+      return false;
     }
-    switch (WireFormatLite::GetTagFieldNumber(tag)) {
-      case v1::Frame::kSenderFieldNumber:
-        header_.set_sender(static_cast<uint32_t>(value));
-        break;
-      case v1::Frame::kFencingTokenFieldNumber:
-        header_.set_fencing_token(value);
-        break;
-      case v1::Frame::kChannelFieldNumber:
-        header_.set_channel(static_cast<uint32_t>(value));
-        break;
-      case v1::Frame::kSequenceFieldNumber:
-        header_.set_sequence(value);
-        break;
-      case v1::Frame::kTotalBytesFieldNumber:
-        header_.set_total_bytes(value);
-        break;
-      case v1::Frame::kLeavingFieldNumber:
-        header_.set_leaving(value != 0);
-        break;
-      case v1::Frame::kProtocolVersionFieldNumber:
-        header_.set_protocol_version(static_cast<uint32_t>(value));
-        break;
-      case v1::Frame::kAbortReasonFieldNumber:
-        if (!WireFormatLite::ReadString(&coded_, header_.mutable_abort_reason())) return false;
-        break;
-      default:
-        // A newer sender's field. Varints have been read above.
-        if (WireFormatLite::GetTagWireType(tag) != WireFormatLite::WIRETYPE_VARINT &&
-            !WireFormatLite::SkipField(&coded_, tag)) {
-          return false;
-        }
-    }
+  }
+}
+
+void FrameReader::SetNumber(int field, uint64_t value) {
+  switch (field) {
+    case v1::Frame::kSenderFieldNumber:
+      return header_.set_sender(static_cast<uint32_t>(value));
+    case v1::Frame::kFencingTokenFieldNumber:
+      return header_.set_fencing_token(value);
+    case v1::Frame::kChannelFieldNumber:
+      return header_.set_channel(static_cast<uint32_t>(value));
+    case v1::Frame::kSequenceFieldNumber:
+      return header_.set_sequence(value);
+    case v1::Frame::kTotalBytesFieldNumber:
+      return header_.set_total_bytes(value);
+    case v1::Frame::kLeavingFieldNumber:
+      return header_.set_leaving(value != 0);
+    case v1::Frame::kProtocolVersionFieldNumber:
+      return header_.set_protocol_version(static_cast<uint32_t>(value));
+    default:
+      return;  // a newer sender's
   }
 }
 

@@ -38,6 +38,7 @@ class FrameReader {
   explicit FrameReader(grpc::ByteBuffer* buffer)
       : remaining_(buffer->Length()), reader_(buffer), coded_(&reader_) {}
   bool ParseHeader();
+  void SetNumber(int field, uint64_t value);
 
   const size_t remaining_;  // bytes of the frame
   grpc::ProtoBufferReader reader_;

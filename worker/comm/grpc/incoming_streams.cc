@@ -43,10 +43,7 @@ void IncomingStream::OnReadDone(bool ok) {
     return Finish(grpc::Status::OK);
   }
   absl::StatusOr<std::unique_ptr<FrameReader>> frame = FrameReader::Parse(&buffer_);
-  if (!frame.ok()) {
-    return Finish(
-        grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(frame.status().message())));
-  }
+  if (!frame.ok()) return Break(std::string(frame.status().message()));
   frame_ = std::move(*frame);
   const v1::Frame& header = frame_->header();
   if (!greeted_) {
@@ -62,6 +59,12 @@ void IncomingStream::OnReadDone(bool ok) {
     return ReadOn();
   }
   if (owner_->Offer(this)) ReadOn();
+}
+
+void IncomingStream::Break(const std::string& what) {
+  if (greeted_ && !left_) owner_->events_.broken(sender_, what);
+  left_ = true;
+  Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, what));
 }
 
 void IncomingStream::ReadOn() {
@@ -162,10 +165,7 @@ bool IncomingStreams::Offer(IncomingStream* stream) {
     }
   }
   if (!transfer.ok()) {
-    events_.broken(stream->sender_, std::string(transfer.status().message()));
-    stream->left_ = true;
-    stream->Finish(
-        grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(transfer.status().message())));
+    stream->Break(std::string(transfer.status().message()));
     return false;
   }
   // A cancelled stream is read on: that read fails and ends it.

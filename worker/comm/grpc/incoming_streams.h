@@ -38,6 +38,8 @@ class IncomingStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
   void ReadOn();
   bool Greet(const v1::Frame& hello);
+  // Ends the stream of a peer that sent what makes no sense; whoever waits for it is released.
+  void Break(const std::string& what);
 
   IncomingStreams* const owner_;
   grpc::ByteBuffer buffer_;

@@ -1,27 +1,18 @@
-// The protobuf side: what a trainer makes of its worker's messages, and the worker of its own.
+// The protobuf side: what a trainer makes of its worker's assignments, and the worker of its reports.
 #include <string>
-#include <thread>
 
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "base/protocol_version.h"
-#include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/phase_fields.h"
-#include "worker/trainer/link/agent_link.h"
 #include "worker/trainer/link/assignment.h"
 #include "worker/trainer/link/telemetry.h"
 #include "worker/trainer/phase_seconds.h"
-#include "worker/trainer/testing/fake_agent.h"
 
 namespace ringleader::trainer {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FakeAgent;
 using ::testing::HasSubstr;
-using testing::RankLog;
 
 v1::JobSpec Spec() {
   v1::JobSpec spec;
@@ -202,140 +193,6 @@ TEST(TelemetryTest, EveryPhaseOfTheMessageIsReported) {
     ++phases;
   });
   EXPECT_EQ(phases, kPhases.size());
-}
-
-class AgentLinkTest : public ::testing::Test {
- protected:
-  TempDir directory_;
-  std::string socket_ = directory_.File("agent.sock");
-  absl::Mutex mutex_;
-  std::string left_ ABSL_GUARDED_BY(mutex_);
-
-  std::unique_ptr<AgentLink> Attach(uint64_t token = FakeAgent::kToken) {
-    return AgentLink::Attach({.socket = socket_, .rank = 0, .fencing_token = token},
-                             [this](const std::string& reason) {
-                               absl::MutexLock lock(&mutex_);
-                               left_ = reason;
-                             });
-  }
-  std::string WaitUntilLeft() {
-    absl::MutexLock lock(&mutex_);
-    const auto left = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !left_.empty(); };
-    mutex_.AwaitWithTimeout(absl::Condition(&left), absl::Seconds(20));
-    return left_;
-  }
-  v1::JobSpec SingleRankSpec() {
-    v1::JobSpec spec = Spec();
-    spec.mutable_parallelism()->set_context(1);
-    spec.mutable_resources()->set_trainers(1);
-    return spec;
-  }
-};
-
-TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
-  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
-  auto link = Attach();
-  const Assignment assignment = link->WaitForAssignment().value();
-  EXPECT_EQ(assignment.job.name, "tiny");
-  EXPECT_EQ(assignment.listen_host, "127.0.0.1");
-  EXPECT_THAT(link->ReportReady("127.0.0.1:5").value(), ElementsAre("127.0.0.1:5"));
-
-  link->SetPlace(3, "backward");
-  StepRecord step;
-  step.step = 1;
-  step.loss = 2.5;
-  link->ReportStep(step);
-  link->ReportEval({.step = 1, .loss = 2.0});
-  link->ReportCheckpoint(1, "/checkpoints/step-1", 10, 0.5);
-  link->ReportModel("/checkpoints/model");
-  EXPECT_TRUE(agent.WaitFor([](const std::vector<RankLog>& logs) {
-    return !logs[0].pulses.empty() && logs[0].pulses.back().phase() == "backward";
-  }));
-  link->ReportResult({.kind = Result::Kind::kCompleted});
-  link->Close();
-
-  const RankLog log = agent.Finish()[0];
-  ASSERT_EQ(log.steps.size(), 1u);
-  EXPECT_EQ(log.steps[0].loss(), 2.5);
-  EXPECT_EQ(log.evals.size(), 1u);
-  EXPECT_EQ(log.checkpoints[0].path(), "/checkpoints/step-1");
-  EXPECT_EQ(log.model_path, "/checkpoints/model");
-  EXPECT_EQ(log.result->outcome(), v1::TrainerExited::COMPLETED);
-  absl::MutexLock lock(&mutex_);
-  EXPECT_EQ(left_, "");
-}
-
-TEST_F(AgentLinkTest, PlansWaitUntilTaken) {
-  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
-  auto link = Attach();
-  ASSERT_TRUE(link->WaitForAssignment().ok());
-  EXPECT_EQ(link->TakePlan(), "");
-  v1::AgentMessage message;
-  message.mutable_plan()->set_version(5);
-  message.mutable_plan()->set_effective_step(9);
-  agent.Send(0, message);
-  message.Clear();
-  message.mutable_stop()->set_mode(v1::StopTrainers::CHECKPOINT);
-  agent.Send(0, message);
-  // Messages arrive in order, so the plan is there once the stop is.
-  while (!link->stop_requested()) absl::SleepFor(absl::Milliseconds(1));
-  const std::string bytes = link->TakePlan();
-  EXPECT_EQ(link->ParsePlan(bytes).value().version, 5u);
-  EXPECT_EQ(link->ParsePlan(bytes).value().effective_step, 9u);
-  EXPECT_EQ(link->TakePlan(), "");
-  EXPECT_FALSE(link->ParsePlan("\xff\xff").ok());
-}
-
-TEST_F(AgentLinkTest, LeavesAtOnceWhenToldToAbort) {
-  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
-  auto link = Attach();
-  ASSERT_TRUE(link->WaitForAssignment().ok());
-  v1::AgentMessage message;
-  message.mutable_stop()->set_mode(v1::StopTrainers::ABORT);
-  message.mutable_stop()->set_reason("rank 3 failed");
-  agent.Send(0, message);
-  EXPECT_EQ(WaitUntilLeft(), "rank 3 failed");
-}
-
-TEST_F(AgentLinkTest, LeavesWhenTheWorkerIsGoneOrRefusesIt) {
-  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
-  auto link = Attach(/*token=*/1);
-  EXPECT_THAT(WaitUntilLeft(), HasSubstr("link to the worker is gone"));
-  EXPECT_FALSE(link->WaitForAssignment().ok());
-}
-
-TEST_F(AgentLinkTest, RefusesAWorkerOfAnotherProtocolVersion) {
-  for (const uint32_t version : {0u, kProtocolVersion + 1}) {
-    FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
-    agent.set_protocol_version(version);
-    const absl::Status refused = Attach()->WaitForAssignment().status();
-    // Not an error of the job: another attempt may find a worker of this release.
-    EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << version;
-    EXPECT_THAT(std::string(refused.message()),
-                HasSubstr(absl::StrCat("speaks protocol version ", version)));
-  }
-}
-
-TEST_F(AgentLinkTest, LeavesWhenToldWhatItDoesNotKnow) {
-  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
-  auto link = Attach();
-  ASSERT_TRUE(link->WaitForAssignment().ok());
-  v1::AgentMessage message;
-  message.mutable_stop()->set_mode(static_cast<v1::StopTrainers::Mode>(7));
-  agent.Send(0, message);
-  EXPECT_THAT(WaitUntilLeft(), HasSubstr("mode 7"));
-}
-
-TEST_F(AgentLinkTest, AStopBeforeTheFirstStepEndsTheWait) {
-  FakeAgent agent(socket_, Spec(), {}, 2);  // the second rank never comes
-  auto link = Attach();
-  ASSERT_TRUE(link->WaitForAssignment().ok());
-  std::thread stop([&] {
-    agent.WaitFor([](const std::vector<RankLog>& logs) { return !logs[0].address.empty(); });
-    link->RequestStop("SIGTERM");
-  });
-  EXPECT_TRUE(absl::IsCancelled(link->ReportReady("127.0.0.1:5").status()));
-  stop.join();
 }
 
 }  // namespace

@@ -115,7 +115,7 @@ grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream)
   assignment->set_rank(rank);
   assignment->set_world_size(ranks_);
   assignment->set_ranks_per_node(ranks_);
-  assignment->set_listen_host("127.0.0.1");
+  assignment->set_listen_host(listen_host_);
   assignment->set_threads(threads_);
   assignment->set_checkpoint_step(checkpoint_step_);
   assignment->set_protocol_version(protocol_version_);

@@ -47,6 +47,8 @@ class FakeAgent : private v1::TrainerLink::Service {
 
   // What assignments say from here on; kProtocolVersion unless set.
   void set_protocol_version(uint32_t version) { protocol_version_ = version; }
+  // Where trainers are to listen. Before the first attaches.
+  void set_listen_host(const std::string& host) { listen_host_ = host; }
 
   // Starts one process per rank; its output goes to `log_directory`/rank-N.log. With several
   // `hosts`, NCCL takes as many equal parts of the ranks for machines of their own: they exchange
@@ -83,6 +85,7 @@ class FakeAgent : private v1::TrainerLink::Service {
   std::map<int, Stream*> streams_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Server> server_;
   std::atomic<uint32_t> protocol_version_ = kProtocolVersion;
+  std::string listen_host_ = "127.0.0.1";
 };
 
 }  // namespace ringleader::trainer::testing

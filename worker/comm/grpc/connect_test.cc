@@ -1,0 +1,91 @@
+// How ranks come together, or say what keeps them apart.
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/grpc/grpc_communicator.h"
+#include "worker/comm/testing/grpc_communicators.h"
+#include "worker/comm/testing/run_ranks.h"
+
+namespace ringleader::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kNobody[] = "127.0.0.1:1";
+
+std::unique_ptr<GrpcListener> Listen(int rank, int size) {
+  return GrpcListener::Listen({.rank = rank, .size = size, .fencing_token = 7}).value();
+}
+
+TEST(ConnectTest, NeedsAnAddressForEveryRank) {
+  EXPECT_EQ(Listen(0, 2)->Connect({kNobody}).status(),
+            absl::InvalidArgumentError("1 addresses for 2 ranks"));
+  EXPECT_EQ(Listen(0, 1)->Connect({kNobody, kNobody}).status(),
+            absl::InvalidArgumentError("2 addresses for 1 ranks"));
+  EXPECT_EQ(Listen(0, 2)->Connect({kNobody, "nowhere"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ConnectTest, OneRankIsConnectedAtOnce) {
+  const auto listener = Listen(0, 1);
+  EXPECT_THAT(listener->address(), StartsWith("127.0.0.1:"));
+  const auto communicator = listener->Connect({listener->address()});
+  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  EXPECT_EQ((*communicator)->rank(), 0);
+  EXPECT_EQ((*communicator)->size(), 1);
+}
+
+TEST(ConnectTest, PlainTextGoesToNoRankOffLoopback) {
+  const auto listener = Listen(0, 2);
+  // Whichever of the addresses it is.
+  for (const std::vector<std::string>& addresses :
+       {std::vector<std::string>{kNobody, "192.0.2.1:5"}, {"192.0.2.1:5", kNobody}}) {
+    EXPECT_EQ(listener->Connect(addresses).status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST(ConnectTest, AnAddressOfAnotherMachineCannotBeListenedOn) {
+  TlsOptions tls;
+  tls.insecure = true;
+  const absl::Status status =
+      GrpcListener::Listen({.listen_host = "192.0.2.1", .tls = tls}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(HasSubstr("192.0.2.1"), HasSubstr("--address")));
+}
+
+TEST(ConnectTest, AnAbortEndsTheWaitWithItsReason) {
+  const auto listener = Listen(0, 2);
+  std::thread abort([&] { listener->Abort("told to stop"); });
+  EXPECT_EQ(listener->Connect({listener->address(), kNobody}).status(),
+            absl::AbortedError("rank 0: told to stop"));
+  abort.join();
+}
+
+// Whoever goes first leaves the others in peace.
+TEST(ConnectTest, RanksGoOnWithoutOneThatLeft) {
+  auto communicators = testing::GrpcCommunicators(3);
+  std::vector<std::unique_ptr<Communicator>> stay;
+  stay.push_back(std::move(communicators[0]));
+  stay.push_back(std::move(communicators[1]));
+  communicators.clear();
+  testing::RunRanks(std::move(stay), [](Communicator& comm) {
+    const int out = comm.rank(), peer = 1 - comm.rank();
+    for (int round = 0; round < 100; ++round) {
+      int in = -1;
+      ASSERT_TRUE(comm.SendReceive(Channel::kControl, &out, 4, peer, &in, 4, peer)->Wait().ok());
+      ASSERT_EQ(in, peer);
+    }
+    int never = 0;
+    EXPECT_EQ(comm.SendReceive(Channel::kControl, nullptr, 0, -1, &never, 4, 2)->Wait(),
+              absl::UnavailableError("rank 2 has left; it will not send what this rank waits for"));
+    EXPECT_EQ(comm.status(), absl::OkStatus());
+  });
+}
+
+}  // namespace
+}  // namespace ringleader::comm

@@ -1,0 +1,268 @@
+// A rank beside a peer that a test plays frame by frame: what it makes of messages, goodbyes and
+// nonsense, and what it says itself.
+#include <grpcpp/generic/generic_stub.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/testing/raw_peer.h"
+
+namespace ringleader::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::RawPeer;
+
+constexpr Channel kChannel = Channel::kKvInner;
+constexpr uint32_t kStream = static_cast<uint32_t>(kChannel);
+
+std::unique_ptr<Transfer> Receive(Communicator& comm, std::string& text,
+                                  Channel channel = kChannel) {
+  return comm.SendReceive(channel, nullptr, 0, -1, text.data(), text.size(), 1);
+}
+
+class RawPeerTest : public ::testing::Test {
+ protected:
+  RawPeer peer_;
+  std::unique_ptr<Communicator> comm_ = peer_.Connect();
+  std::string text_ = std::string(10, '.');
+
+  // What the peer does ends a receive, and the attempt, with this reason.
+  void ExpectGone(Transfer& receive, const std::string& reason) {
+    EXPECT_EQ(receive.Wait(), absl::AbortedError("rank 1 is gone: " + reason));
+    EXPECT_EQ(comm_->status(), absl::AbortedError("rank 1 is gone: " + reason));
+    EXPECT_TRUE(comm_->aborted_by_peer());
+  }
+};
+
+TEST_F(RawPeerTest, MessagesArriveInOrderHoweverTheyWereCutUp) {
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "0123", 10);
+  line->Send(1, "4", 10);
+  line->Send(1, "56789", 10);
+  line->Send(2, "");
+  line->Send(3, "next");
+  std::string empty, next(4, '.');
+  const auto first = Receive(*comm_, text_);
+  EXPECT_EQ(first->Wait(), absl::OkStatus());
+  EXPECT_EQ(Receive(*comm_, empty)->Wait(), absl::OkStatus());
+  EXPECT_EQ(Receive(*comm_, next)->Wait(), absl::OkStatus());
+  EXPECT_EQ(text_, "0123456789");
+  EXPECT_EQ(next, "next");
+}
+
+TEST_F(RawPeerTest, AMessageOfAnotherSizeCostsThatTransferAlone) {
+  const auto line = peer_.Open(kChannel);
+  for (uint64_t sequence = 1; const size_t bytes : {11, 9, 0}) {
+    line->Send(sequence, std::string(bytes / 2, 'x'), bytes);
+    if (bytes > 0) line->Send(sequence, std::string(bytes - bytes / 2, 'x'), bytes);
+    line->Send(sequence + 1, "0123456789");
+    sequence += 2;
+    std::string wrong(10, '.');
+    EXPECT_EQ(Receive(*comm_, wrong)->Wait().message(),
+              "rank 1 sent " + std::to_string(bytes) + " bytes where 10 were expected");
+    EXPECT_EQ(wrong, "..........");
+    EXPECT_EQ(Receive(*comm_, text_)->Wait(), absl::OkStatus());
+    EXPECT_EQ(text_, "0123456789");
+  }
+  EXPECT_EQ(comm_->status(), absl::OkStatus());
+}
+
+TEST_F(RawPeerTest, AReceiveThatWasDroppedTakesItsMessageWithIt) {
+  { const auto dropped = Receive(*comm_, text_); }
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "abandoned!");
+  line->Send(2, "0123456789");
+  std::string second(10, '.');
+  EXPECT_EQ(Receive(*comm_, second)->Wait(), absl::OkStatus());
+  EXPECT_EQ(second, "0123456789");
+  EXPECT_EQ(text_, "..........");
+}
+
+TEST_F(RawPeerTest, BehindASendThatWasDroppedNothingIsSent) {
+  peer_.Pause();
+  const std::string big(size_t{8} << 20, 'x');
+  { const auto dropped = comm_->SendReceive(kChannel, big.data(), big.size(), 1, nullptr, 0, -1); }
+  const auto next = comm_->SendReceive(kChannel, big.data(), 1, 1, nullptr, 0, -1);
+  peer_.Resume();
+  EXPECT_EQ(next->Wait(),
+            absl::CancelledError("an earlier transfer of this stream was dropped"));
+}
+
+TEST_F(RawPeerTest, AMessageOutOfTurnEndsTheAttempt) {
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "0123456789");
+  line->Send(3, "0123456789");
+  EXPECT_EQ(Receive(*comm_, text_)->Wait(), absl::OkStatus());
+  ExpectGone(*Receive(*comm_, text_), "message 3 came after message 1");
+  EXPECT_EQ(line->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(RawPeerTest, AMessageThatComesTwiceEndsTheAttempt) {
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "0123456789");
+  line->Send(1, "0123456789");
+  EXPECT_EQ(Receive(*comm_, text_)->Wait(), absl::OkStatus());
+  ExpectGone(*Receive(*comm_, text_), "message 1 came after message 1");
+}
+
+TEST_F(RawPeerTest, BytesBehindTheEndOfAMessageAreWrittenNowhere) {
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "01234567", 10);
+  line->Send(1, "89x", 10);
+  text_.append("guard");
+  ExpectGone(*comm_->SendReceive(kChannel, nullptr, 0, -1, text_.data(), 10, 1),
+             "message 1 runs over its end");
+  EXPECT_EQ(text_, "01234567..guard");
+}
+
+TEST_F(RawPeerTest, AMessageThatBeginsInTheMiddleOfAnotherEndsTheAttempt) {
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "01234", 10);
+  line->Send(2, "56789", 10);
+  ExpectGone(*Receive(*comm_, text_), "message 2 runs over its end");
+}
+
+TEST_F(RawPeerTest, AStreamThatEndsWithoutAGoodbyeIsADeath) {
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "01234", 10);
+  const auto receive = Receive(*comm_, text_);
+  EXPECT_TRUE(line->Finish().ok());
+  ExpectGone(*receive, "its stream broke");
+}
+
+TEST_F(RawPeerTest, AGoodbyeOnAStreamOfDataIsNotThePeers) {
+  const auto line = peer_.Open(kChannel);
+  line->Leave();
+  EXPECT_TRUE(line->Finish().ok());
+  const auto other = peer_.Open(Channel::kGradKv);
+  other->Send(1, "0123456789");
+  EXPECT_EQ(Receive(*comm_, text_, Channel::kGradKv)->Wait(), absl::OkStatus());
+}
+
+TEST_F(RawPeerTest, APeerThatLeftOwesNothingAndFailsNobody) {
+  const auto line = peer_.Open(kChannel);
+  const auto waiting = Receive(*comm_, text_);
+  peer_.life_line().Leave();
+  EXPECT_TRUE(peer_.life_line().Finish().ok());
+  const absl::Status left =
+      absl::UnavailableError("rank 1 has left; it will not send what this rank waits for");
+  EXPECT_EQ(waiting->Wait(), left);
+  EXPECT_EQ(Receive(*comm_, text_)->Wait(), left);
+  EXPECT_TRUE(line->Finish().ok());  // without a goodbye: it is known to have left
+  EXPECT_EQ(comm_->status(), absl::OkStatus());
+  EXPECT_FALSE(comm_->aborted_by_peer());
+}
+
+TEST_F(RawPeerTest, APeersReasonEndsWhatWaitsOnEveryStream) {
+  const auto line = peer_.Open(kChannel);
+  line->Send(1, "01234", 10);
+  std::string other(4, '.');
+  const auto begun = Receive(*comm_, text_), never = Receive(*comm_, other, Channel::kGradKv);
+  char byte = 0;
+  const auto own = comm_->SendReceive(kChannel, nullptr, 0, -1, &byte, 1, 0);
+  peer_.life_line().Leave("rank 1: found a NaN");
+  const absl::Status aborted = absl::AbortedError("rank 1: found a NaN");
+  for (Transfer* transfer : {begun.get(), never.get(), own.get()}) {
+    EXPECT_EQ(transfer->Wait(), aborted);
+  }
+  comm_->Abort("too late");
+  EXPECT_EQ(comm_->status(), aborted);
+  EXPECT_TRUE(comm_->aborted_by_peer());
+  EXPECT_EQ(comm_->SendReceive(kChannel, &byte, 1, 1, nullptr, 0, -1)->Wait(), aborted);
+  EXPECT_EQ(Receive(*comm_, text_)->Wait(), aborted);
+}
+
+TEST_F(RawPeerTest, WhatAPeerAnswersInsteadOfReadingIsItsEnd) {
+  peer_.Refuse(grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "another attempt's"));
+  const auto sending = comm_->SendReceive(kChannel, "x", 1, 1, nullptr, 0, -1);
+  std::string never(1, '.');
+  ExpectGone(*Receive(*comm_, never), "another attempt's");
+  EXPECT_FALSE(sending->Wait().ok());
+}
+
+TEST_F(RawPeerTest, GarbageOfAStrangerIsRefusedAndCostsNothing) {
+  grpc::GenericStub generic(
+      grpc::CreateChannel(peer_.address_of_rank_0(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice("\xff\xff\xff");
+  const auto call = generic.PrepareUnaryCall(&context, "/ringleader.v1.PeerExchange/Stream",
+                                             grpc::ByteBuffer(&slice, 1), &queue);
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  call->StartCall();
+  call->Finish(&reply, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  ASSERT_EQ(queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + std::chrono::seconds(30)),
+            grpc::CompletionQueue::GOT_EVENT);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "a peer sent bytes that are not a frame");
+  EXPECT_EQ(comm_->status(), absl::OkStatus());
+}
+
+TEST_F(RawPeerTest, GarbageOfAPeerEndsTheAttempt) {
+  const auto line = peer_.Open(kChannel);
+  v1::Frame frame;
+  frame.set_payload("x");
+  frame.set_leaving(true);  // behind the payload
+  line->Write(frame);
+  ExpectGone(*Receive(*comm_, text_), "a peer sent bytes that are not a frame");
+}
+
+TEST_F(RawPeerTest, SaysWhoItIsThenWhatItHasThenGoodbye) {
+  const std::string big((size_t{2} << 20) + 5, 'x');
+  for (const size_t bytes : {size_t{3}, size_t{0}, big.size()}) {
+    const auto sent = comm_->SendReceive(kChannel, big.data(), bytes, 1, nullptr, 0, -1);
+    EXPECT_EQ(sent->Wait(), absl::OkStatus());
+  }
+  comm_.reset();
+  const std::vector<v1::Frame> all = peer_.Received();
+  std::vector<v1::Frame> data, life_line;
+  for (const v1::Frame& frame : all) {
+    (frame.channel() == kStream ? data : life_line).push_back(frame);
+  }
+  const auto expected_hello = [](uint32_t stream) {
+    v1::Frame hello = RawPeer::Hello(stream);
+    hello.set_sender(0);
+    return hello.SerializeAsString();
+  };
+  ASSERT_EQ(life_line.size(), 2u);
+  EXPECT_EQ(life_line[0].SerializeAsString(), expected_hello(RawPeer::kLifeLine));
+  EXPECT_TRUE(life_line[1].leaving());
+  EXPECT_EQ(life_line[1].abort_reason(), "");
+  EXPECT_EQ(all.back().channel(), RawPeer::kLifeLine) << "data first";
+
+  ASSERT_EQ(data.size(), 1 + 1 + 1 + 3 + 1u) << "frames of at most 1 MiB";
+  EXPECT_EQ(data[0].SerializeAsString(), expected_hello(kStream));
+  const uint64_t sequences[] = {0, 1, 2, 3, 3, 3};
+  size_t payload = 0;
+  for (int i = 1; i < 6; ++i) {
+    EXPECT_EQ(data[i].sequence(), sequences[i]);
+    EXPECT_EQ(data[i].total_bytes(), i == 1 ? 3u : i == 2 ? 0u : big.size());
+    EXPECT_FALSE(data[i].leaving());
+    if (i >= 3) payload += data[i].payload().size();
+  }
+  EXPECT_EQ(payload, big.size());
+  EXPECT_TRUE(data[6].leaving());
+}
+
+TEST_F(RawPeerTest, SaysWhyItGivesUp) {
+  comm_->Abort("out of memory");
+  EXPECT_EQ(comm_->status(), absl::AbortedError("rank 0: out of memory"));
+  EXPECT_FALSE(comm_->aborted_by_peer());
+  comm_.reset();
+  const std::vector<v1::Frame> all = peer_.Received();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_TRUE(all[1].leaving());
+  EXPECT_EQ(all[1].abort_reason(), "rank 0: out of memory");
+}
+
+}  // namespace
+}  // namespace ringleader::comm

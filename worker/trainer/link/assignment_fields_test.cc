@@ -1,0 +1,242 @@
+// Every field of an assignment and a plan, from the message to what the trainer works with; each
+// value is another than the field's default and its neighbours'.
+#include <optional>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/link/assignment.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Decay = optim::LearningRateSchedule::Decay;
+
+// Six ranks: two groups of three that share sequences of 768 or 384 tokens.
+v1::TrainerAssignment Assignment() {
+  v1::TrainerAssignment assignment;
+  assignment.set_job("uid-7");
+  assignment.set_attempt(3);
+  assignment.set_rank(5);
+  assignment.set_world_size(6);
+  assignment.set_ranks_per_node(2);
+  assignment.set_threads(9);
+  assignment.set_checkpoint_step(40);
+  v1::JobSpec* spec = assignment.mutable_spec();
+  spec->set_name("tiny");
+  spec->mutable_model()->set_config("/models/config.json");
+  spec->mutable_model()->set_init("/models/start");
+  v1::DataSpec* data = spec->mutable_data();
+  data->set_train("/data/train");
+  data->set_eval("/data/eval");
+  data->set_sequence_length(768);
+  data->add_sequence_lengths(768);
+  data->add_sequence_lengths(384);
+  v1::ParallelismSpec* parallelism = spec->mutable_parallelism();
+  parallelism->set_context(3);
+  parallelism->set_data(2);
+  v1::AttentionSpec* attention = spec->mutable_attention();
+  attention->set_pattern(v1::AttentionSpec::DENSE);
+  attention->set_tile(64);
+  v1::TrainingSpec* training = spec->mutable_training();
+  training->set_steps(100);
+  training->set_global_batch(2);
+  training->set_learning_rate(3e-4);
+  training->set_min_learning_rate(2e-5);
+  training->set_warmup_steps(4);
+  training->set_schedule(v1::TrainingSpec::LINEAR);
+  training->set_weight_decay(0.25);
+  training->set_beta1(0.75);
+  training->set_beta2(0.875);
+  training->set_epsilon(1e-5);
+  training->set_clip_norm(0.5);
+  training->set_seed(11);
+  training->set_eval_every_steps(12);
+  training->set_eval_sequences(13);
+  training->set_max_skipped_steps(14);
+  spec->mutable_checkpoint()->set_directory("/checkpoints");
+  spec->mutable_checkpoint()->set_every_steps(15);
+  spec->mutable_checkpoint()->set_keep_last(16);
+  spec->mutable_resources()->set_trainers(6);
+  spec->mutable_resources()->set_transfer_timeout_seconds(17);
+  return assignment;
+}
+
+TrainingJob JobOf(const v1::TrainerAssignment& assignment) {
+  auto job = ToTrainingJob(assignment);
+  EXPECT_TRUE(job.ok()) << job.status();
+  return job.ok() ? *std::move(job) : TrainingJob();
+}
+
+TEST(AssignmentFieldsTest, WhoTheRankIs) {
+  const TrainingJob job = JobOf(Assignment());
+  EXPECT_EQ(job.name, "uid-7");
+  EXPECT_EQ(job.attempt, 3u);
+  EXPECT_EQ(job.rank, 5);
+  EXPECT_EQ(job.world_size, 6);
+  EXPECT_EQ(job.ranks_per_node, 2);
+  EXPECT_EQ(job.context, 3);
+  EXPECT_EQ(job.data, 2);
+  EXPECT_EQ(job.threads, 9);
+  EXPECT_EQ(job.attention.threads, 9);
+  EXPECT_EQ(job.engine, Engine::kCpu);
+  EXPECT_EQ(job.transfer_timeout_seconds, 17);
+  EXPECT_EQ(job.checkpoint_step, 40u);
+}
+
+TEST(AssignmentFieldsTest, WhatItTrainsOn) {
+  const TrainingJob job = JobOf(Assignment());
+  EXPECT_EQ(job.model_config, "/models/config.json");
+  EXPECT_EQ(job.model_init, "/models/start");
+  EXPECT_EQ(job.train_data, "/data/train");
+  EXPECT_EQ(job.eval_data, "/data/eval");
+  EXPECT_EQ(job.sequence_length, 768u);
+  EXPECT_THAT(job.sequence_lengths, ElementsAre(768, 384));
+  EXPECT_EQ(job.steps, 100u);
+  EXPECT_EQ(job.global_batch, 2u);
+  EXPECT_EQ(job.seed, 11u);
+  EXPECT_EQ(job.eval_every_steps, 12u);
+  EXPECT_EQ(job.eval_sequences, 13u);
+  EXPECT_EQ(job.max_skipped_steps, 14u);
+  EXPECT_EQ(job.checkpoint_directory, "/checkpoints");
+  EXPECT_EQ(job.checkpoint_every_steps, 15u);
+  EXPECT_EQ(job.keep_last, 16);
+  EXPECT_FALSE(job.deterministic);
+  EXPECT_FALSE(job.attention.deterministic);
+  EXPECT_FALSE(job.attention.bf16_gradients);
+}
+
+TEST(AssignmentFieldsTest, HowItUpdates) {
+  v1::TrainerAssignment assignment = Assignment();
+  const TrainingJob job = JobOf(assignment);
+  EXPECT_EQ(job.schedule.decay, Decay::kLinear);
+  EXPECT_EQ(job.schedule.peak, 3e-4);
+  EXPECT_EQ(job.schedule.minimum, 2e-5);
+  EXPECT_EQ(job.schedule.warmup_steps, 4);
+  EXPECT_EQ(job.schedule.total_steps, 100);
+  EXPECT_EQ(job.adamw.weight_decay, 0.25);
+  EXPECT_EQ(job.adamw.beta1, 0.75);
+  EXPECT_EQ(job.adamw.beta2, 0.875);
+  EXPECT_EQ(job.adamw.epsilon, 1e-5);
+  EXPECT_EQ(job.adamw.clip_norm, 0.5);
+  for (const auto& [schedule, decay] : {std::pair{v1::TrainingSpec::CONSTANT, Decay::kConstant},
+                                        {v1::TrainingSpec::COSINE, Decay::kCosine}}) {
+    assignment.mutable_spec()->mutable_training()->set_schedule(schedule);
+    EXPECT_EQ(JobOf(assignment).schedule.decay, decay);
+  }
+}
+
+TEST(AssignmentFieldsTest, EnginesAndRecomputePolicies) {
+  v1::TrainerAssignment assignment = Assignment();
+  v1::ResourcesSpec* resources = assignment.mutable_spec()->mutable_resources();
+  resources->set_engine(v1::ResourcesSpec::CUDA);
+  EXPECT_EQ(JobOf(assignment).engine, Engine::kCuda);
+  for (const auto& [policy, expected] : {std::pair{v1::ResourcesSpec::NONE, model::Recompute::kNone},
+                                         {v1::ResourcesSpec::FULL, model::Recompute::kFull}}) {
+    resources->set_recompute(policy);
+    EXPECT_EQ(JobOf(assignment).memory.recompute, expected);
+  }
+}
+
+TEST(AssignmentFieldsTest, WhatIsLeftOpenIsOneOrTheDefault) {
+  v1::TrainerAssignment assignment = Assignment();
+  assignment.clear_threads();
+  assignment.clear_ranks_per_node();
+  assignment.clear_checkpoint_step();
+  assignment.mutable_spec()->mutable_resources()->clear_transfer_timeout_seconds();
+  const TrainingJob job = JobOf(assignment);
+  EXPECT_EQ(job.threads, 1);
+  EXPECT_EQ(job.ranks_per_node, 1);
+  EXPECT_EQ(job.checkpoint_step, 0u);
+  EXPECT_EQ(job.transfer_timeout_seconds, TrainingJob().transfer_timeout_seconds);
+  EXPECT_EQ(job.plan.effective_step, 1u);
+  EXPECT_EQ(job.plan.ring.kind, ring::RingKind::kFlat);
+  EXPECT_EQ(job.plan.ring.inner, 3);
+  EXPECT_EQ(job.plan.ring.outer, 1);
+  EXPECT_EQ(job.plan.layout, kernels::LayoutKind::kStriped);
+}
+
+TEST(AssignmentFieldsTest, ARankIsOneOfTheAttempts) {
+  v1::TrainerAssignment assignment = Assignment();
+  assignment.set_rank(6);
+  EXPECT_EQ(ToTrainingJob(assignment).status().message(),
+            "rank 6 of 6 ranks does not fit parallelism.context 3 * parallelism.data 2");
+  assignment = Assignment();
+  assignment.mutable_spec()->mutable_parallelism()->set_data(3);
+  EXPECT_FALSE(ToTrainingJob(assignment).ok());
+}
+
+TEST(AssignmentFieldsTest, ThePlansRingLayoutAndStripeAreTheAttentions) {
+  v1::TrainerAssignment assignment = Assignment();
+  v1::StepPlan* plan = assignment.mutable_plan();
+  plan->mutable_ring()->set_kind(v1::ParallelismSpec::ALL_GATHER);
+  plan->set_layout(v1::ParallelismSpec::STRIPED);
+  plan->set_stripe(128);
+  const TrainingJob job = JobOf(assignment);
+  EXPECT_EQ(job.attention.ring.kind, ring::RingKind::kAllGather);
+  EXPECT_EQ(job.attention.ring.inner, 3);
+  EXPECT_EQ(job.attention.stripe, 128);
+  EXPECT_EQ(job.plan.stripe, 128);
+  plan->set_layout(v1::ParallelismSpec::CONTIGUOUS);
+  EXPECT_EQ(JobOf(assignment).attention.layout, kernels::LayoutKind::kContiguous);
+}
+
+TEST(PlanFieldsTest, AreTakenOneByOne) {
+  v1::StepPlan proto;
+  proto.set_version(5);
+  proto.set_effective_step(9);
+  proto.mutable_ring()->set_kind(v1::ParallelismSpec::HIERARCHICAL);
+  proto.mutable_ring()->set_inner(2);
+  proto.mutable_ring()->set_outer(3);
+  proto.set_layout(v1::ParallelismSpec::ZIGZAG);
+  proto.set_stripe(64);
+  v1::LayerBudget* budget = proto.add_layer_budgets();
+  budget->set_layer(7);
+  budget->set_vertical_mass(0.5);
+  budget->set_slash_mass(0.25);
+  budget->set_max_verticals(11);
+  budget->set_max_slashes(12);
+  proto.add_layer_budgets()->set_dense(true);
+  const Plan plan = ToPlan(proto, 6).value();
+  EXPECT_EQ(plan.version, 5u);
+  EXPECT_EQ(plan.effective_step, 9u);
+  EXPECT_EQ(plan.ring.kind, ring::RingKind::kHierarchical);
+  EXPECT_EQ(plan.ring.inner, 2);
+  EXPECT_EQ(plan.ring.outer, 3);
+  EXPECT_EQ(plan.layout, kernels::LayoutKind::kZigzag);
+  EXPECT_EQ(plan.stripe, 64);
+  ASSERT_EQ(plan.layer_budgets.size(), 2u);
+  EXPECT_EQ(plan.layer_budgets[0].layer, 7u);
+  EXPECT_FALSE(plan.layer_budgets[0].budget.dense);
+  EXPECT_EQ(plan.layer_budgets[0].budget.vertical_mass, 0.5);
+  EXPECT_EQ(plan.layer_budgets[0].budget.slash_mass, 0.25);
+  EXPECT_EQ(plan.layer_budgets[0].budget.max_verticals, 11u);
+  EXPECT_EQ(plan.layer_budgets[0].budget.max_slashes, 12u);
+  EXPECT_TRUE(plan.layer_budgets[1].budget.dense);
+  EXPECT_TRUE(plan.micro_batches.empty());
+}
+
+TEST(PlanFieldsTest, ARingHoldsTheContextsRanks) {
+  v1::StepPlan proto;
+  proto.mutable_ring()->set_inner(2);
+  EXPECT_TRUE(ToPlan(proto, 2).ok()) << "one node, unless it says more";
+  EXPECT_FALSE(ToPlan(proto, 4).ok());
+  proto.mutable_ring()->set_outer(2);
+  EXPECT_TRUE(ToPlan(proto, 4).ok());
+  EXPECT_EQ(ToPlan(proto, 2).status().message(),
+            "plan 0: a ring of 2 x 2 ranks for parallelism.context 2");
+}
+
+TEST(PlanFieldsTest, GroupsBeyondAnyClusterAreRefused) {
+  v1::StepPlan proto;
+  proto.set_version(3);
+  proto.add_micro_batches()->set_group(65'535);
+  EXPECT_TRUE(ToPlan(proto, 1).ok());
+  proto.add_micro_batches()->set_group(65'536);
+  EXPECT_EQ(ToPlan(proto, 1).status().message(), "plan 3: micro-batches for group 65536");
+}
+
+}  // namespace
+}  // namespace ringleader::trainer

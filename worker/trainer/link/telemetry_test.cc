@@ -1,0 +1,82 @@
+// Every field of a step's and an evaluation's record, as it goes up.
+#include "worker/trainer/link/telemetry.h"
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/timestamps.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(TelemetryFieldsTest, OfAStep) {
+  StepRecord record{.step = 4,
+                    .loss = 2.5,
+                    .gradient_norm = 0.75,
+                    .learning_rate = 3e-4,
+                    .tokens = 4096,
+                    .step_seconds = 1.5,
+                    .peak_memory_bytes = 1 << 20,
+                    .skipped = true,
+                    .plan_version = 6};
+  const absl::Time before = absl::Now();
+  const v1::StepReport report = ToProto(record, 3);
+  EXPECT_EQ(report.step(), 4u);
+  EXPECT_EQ(report.rank(), 3);
+  EXPECT_EQ(report.loss(), 2.5);
+  EXPECT_EQ(report.gradient_norm(), 0.75);
+  EXPECT_EQ(report.learning_rate(), 3e-4);
+  EXPECT_EQ(report.tokens(), 4096u);
+  EXPECT_EQ(report.step_seconds(), 1.5);
+  EXPECT_EQ(report.peak_memory_bytes(), 1u << 20);
+  EXPECT_TRUE(report.skipped());
+  EXPECT_EQ(report.plan_version(), 6u);
+  EXPECT_GE(ToTime(report.time()), absl::FromUnixMicros(absl::ToUnixMicros(before)));
+  record.skipped = false;
+  EXPECT_FALSE(ToProto(record, 3).skipped());
+}
+
+TEST(TelemetryFieldsTest, OfALayer) {
+  StepRecord record;
+  record.layers.resize(2);
+  record.layers[1] = {.density = 0.125,
+                      .verticals = 20,
+                      .slashes = 30,
+                      .recall = 0.875,
+                      .tiles_per_ring_step = {10, 4},
+                      .column_tiles = 5};
+  const v1::StepReport report = ToProto(record, 0);
+  ASSERT_EQ(report.layers_size(), 2);
+  const v1::LayerReport& layer = report.layers(1);
+  EXPECT_EQ(layer.layer(), 1u);
+  EXPECT_EQ(layer.density(), 0.125);
+  EXPECT_EQ(layer.verticals(), 20);
+  EXPECT_EQ(layer.slashes(), 30);
+  EXPECT_EQ(layer.recall(), 0.875);
+  EXPECT_THAT(layer.tiles_per_ring_step(), ElementsAre(10, 4));
+  EXPECT_EQ(layer.column_tiles(), 5u);
+  EXPECT_EQ(report.layers(0).layer(), 0u);
+  EXPECT_EQ(report.layers(0).recall(), -1.0) << "not estimated";
+}
+
+TEST(TelemetryFieldsTest, RingStepsOfLayersOfAnyLengthAddUp) {
+  StepRecord record;
+  EXPECT_EQ(ToProto(record, 0).step_imbalance(), 1.0) << "nothing to wait for";
+  record.layers.resize(2);
+  record.layers[0].tiles_per_ring_step = {6};
+  record.layers[1].tiles_per_ring_step = {0, 3, 3};
+  EXPECT_DOUBLE_EQ(ToProto(record, 0).step_imbalance(), 6.0 / 4.0);
+}
+
+TEST(TelemetryFieldsTest, OfAnEvaluation) {
+  const v1::EvalReport report = ToProto({.step = 7, .loss = 2.5, .tokens = 512, .seconds = 0.25});
+  EXPECT_EQ(report.step(), 7u);
+  EXPECT_EQ(report.loss(), 2.5);
+  EXPECT_EQ(report.tokens(), 512u);
+  EXPECT_EQ(report.seconds(), 0.25);
+}
+
+}  // namespace
+}  // namespace ringleader::trainer

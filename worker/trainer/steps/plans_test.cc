@@ -1,0 +1,175 @@
+// Plans of a running attempt: when they begin, what they change, and which are refused.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/testing/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/testing/attempt_in_process.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::RecordingHost;
+
+class PlansTest : public ::testing::Test {
+ protected:
+  PlansTest() {
+    job_.steps = 6;
+    job_.checkpoint_every_steps = 0;
+    job_.eval_sequences = 0;
+  }
+
+  TempDir directory_;
+  TrainingJob job_ = testing::TinyTrainingJob(directory_.path().string(), 1);
+  std::vector<RecordingHost> hosts_;
+
+  // The plan that the job started with, as version 2 from a step on.
+  Plan Next(uint64_t effective_step) const {
+    Plan plan = job_.plan;
+    plan.version = 2;
+    plan.effective_step = effective_step;
+    return plan;
+  }
+  // plans[i] arrives during step i + 1. Returns each step's version on rank 0.
+  std::vector<uint64_t> Run(const std::vector<Plan>& plans) {
+    hosts_ = std::vector<RecordingHost>(job_.world_size);
+    for (RecordingHost& host : hosts_) {
+      for (size_t i = 0; i < plans.size(); ++i) host.plans[std::to_string(i)] = plans[i];
+    }
+    hosts_[0].on_step = [&](RecordingHost& host, const StepRecord& record) {
+      if (record.step <= plans.size()) host.plan_bytes = std::to_string(record.step - 1);
+    };
+    for (const auto& outcome : testing::RunRanks(job_, hosts_)) {
+      EXPECT_TRUE(outcome.ok()) << outcome.status();
+    }
+    std::filesystem::remove_all(job_.checkpoint_directory);
+    std::vector<uint64_t> versions;
+    for (const StepRecord& step : hosts_[0].steps) versions.push_back(step.plan_version);
+    for (const RecordingHost& host : hosts_) {
+      for (size_t i = 0; i < versions.size(); ++i) {
+        EXPECT_EQ(host.steps.at(i).plan_version, versions[i]);
+      }
+    }
+    return versions;
+  }
+};
+
+TEST_F(PlansTest, BeginAtTheirStepOrAtOnce) {
+  EXPECT_THAT(Run({Next(4)}), ElementsAre(1, 1, 1, 2, 2, 2));
+  EXPECT_THAT(Run({Next(2)}), ElementsAre(1, 2, 2, 2, 2, 2));
+  EXPECT_THAT(Run({Next(1)}), ElementsAre(1, 2, 2, 2, 2, 2));
+  EXPECT_THAT(Run({Next(7)}), ElementsAre(1, 1, 1, 1, 1, 1));
+}
+
+TEST_F(PlansTest, ANewerOneReplacesOneThatHasNotBegun) {
+  Plan newer = Next(5);
+  newer.version = 3;
+  EXPECT_THAT(Run({Next(4), newer}), ElementsAre(1, 1, 1, 1, 3, 3));
+}
+
+TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
+  std::vector<Plan> wrong(8, Next(2));
+  wrong[0].layout = kernels::LayoutKind::kContiguous;
+  wrong[1].stripe = 128;
+  wrong[2].ring.kind = ring::RingKind::kAllGather;
+  wrong[3].ring.inner = 2;
+  wrong[4].ring.outer = 2;
+  wrong[5].micro_batches = {{0}};
+  wrong[6].micro_batches = {{0, 1}, {}};
+  wrong[7].layer_budgets = {{.layer = 2, .budget = {.dense = true}}};
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    EXPECT_THAT(Run({wrong[i]}), ElementsAre(1, 1, 1, 1, 1, 1)) << i;
+  }
+}
+
+TEST_F(PlansTest, SequencesGoToTheGroupsThatAPlanNames) {
+  Plan swapped = Next(2);
+  swapped.micro_batches = {{1, 0}};
+  EXPECT_THAT(Run({swapped}), ElementsAre(1, 2, 2, 2, 2, 2));
+  const double together = hosts_[0].steps[2].loss;
+  job_ = testing::TinyTrainingJob(directory_.path().string(), 1, 2);
+  job_.checkpoint_every_steps = 0;
+  job_.eval_sequences = 0;
+  swapped.micro_batches = {{0, 1}, {}};  // the second group has none
+  EXPECT_THAT(Run({swapped}), ElementsAre(1, 2, 2, 2, 2, 2));
+  EXPECT_NEAR(hosts_[0].steps[2].loss, together, 1e-5 * together);
+  EXPECT_EQ(hosts_[0].steps[2].layers[0].calls, 2);
+  EXPECT_TRUE(hosts_[1].steps[2].layers.empty());
+}
+
+class BudgetPlansTest : public PlansTest {
+ protected:
+  BudgetPlansTest() {
+    job_.attention.pattern = patterns::Pattern::kVerticalSlash;
+    job_.attention.select = patterns::Select::kTopK;
+    job_.attention.budget = {.max_verticals = 16, .max_slashes = 2};
+    job_.attention.sink_tokens = 0;
+    job_.attention.local_blocks = 0;
+    job_.steps = 2;
+  }
+  // Diagonals and columns of both layers in the step after the plan.
+  std::vector<double> Kept(const Plan& plan) {
+    Run({plan});
+    const std::vector<attention::LayerStats>& layers = hosts_[0].steps.at(1).layers;
+    return {layers.at(0).slashes, layers.at(0).verticals, layers.at(1).slashes,
+            layers.at(1).verticals};
+  }
+};
+
+TEST_F(BudgetPlansTest, ABudgetIsItsLayersAndWhatItLeavesOpenIsTheJobs) {
+  Plan plan = Next(2);
+  const std::vector<double> before = Kept(plan);
+  plan.layer_budgets = {{.layer = 0, .budget = {.vertical_mass = 0,
+                                                .slash_mass = 0,
+                                                .max_verticals = 0,
+                                                .max_slashes = 4}}};
+  std::vector<double> after = Kept(plan);
+  EXPECT_THAT(after, ElementsAre(before[0] + 2, before[1], before[2], before[3]));
+  plan.layer_budgets[0] = {.layer = 1, .budget = {.vertical_mass = 0,
+                                                  .slash_mass = 0,
+                                                  .max_verticals = 32,
+                                                  .max_slashes = 0}};
+  after = Kept(plan);
+  EXPECT_THAT(after, ElementsAre(before[0], before[1], before[2], before[3] + 16));
+}
+
+TEST_F(BudgetPlansTest, MassesThatAPlanLeavesOpenAreTheJobs) {
+  job_.attention.select = patterns::Select::kTopP;
+  job_.attention.budget = {
+      .vertical_mass = 0.3, .slash_mass = 0.3, .max_verticals = 512, .max_slashes = 8};
+  Plan plan = Next(2);
+  const std::vector<double> before = Kept(plan);
+  plan.layer_budgets = {{.layer = 0, .budget = {.vertical_mass = 0,
+                                                .slash_mass = 0,
+                                                .max_verticals = 0,
+                                                .max_slashes = 0}}};
+  EXPECT_EQ(Kept(plan), before);
+  plan.layer_budgets[0].budget.vertical_mass = 0.9;
+  std::vector<double> more = Kept(plan);
+  EXPECT_GT(more[1], before[1]);
+  EXPECT_EQ(more[0], before[0]);
+  plan.layer_budgets[0].budget = {
+      .vertical_mass = 0, .slash_mass = 0.9, .max_verticals = 0, .max_slashes = 0};
+  more = Kept(plan);
+  EXPECT_GT(more[0], before[0]);
+  EXPECT_EQ(more[1], before[1]);
+}
+
+TEST_F(BudgetPlansTest, LayersThatTheJobKeepsDenseStaySo) {
+  job_.attention.dense_layers = {0};
+  Plan plan = Next(2);
+  plan.layer_budgets = {{.layer = 1, .budget = {.max_verticals = 16, .max_slashes = 2}}};
+  Run({plan});
+  EXPECT_EQ(hosts_[0].steps.at(0).layers[0].density, 1.0);
+  EXPECT_EQ(hosts_[0].steps.at(1).layers[0].density, 1.0);
+  EXPECT_LT(hosts_[0].steps.at(1).layers[1].density, 1.0);
+  plan.layer_budgets[0].budget.dense = true;
+  Run({plan});
+  EXPECT_EQ(hosts_[0].steps.at(1).layers[1].density, 1.0);
+}
+
+}  // namespace
+}  // namespace ringleader::trainer

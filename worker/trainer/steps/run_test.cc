@@ -1,0 +1,243 @@
+// The course of an attempt: which steps run under which rate and plan, when it evaluates, saves and
+// reports, and what it resumes.
+#include "worker/trainer/steps/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/testing/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/testing/attempt_in_process.h"
+#include "worker/trainer/testing/tiny_files.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::kTinySequence;
+using testing::RecordingHost;
+
+template <typename Record>
+std::vector<uint64_t> StepsOf(const std::vector<Record>& records) {
+  std::vector<uint64_t> steps;
+  for (const Record& record : records) steps.push_back(record.step);
+  return steps;
+}
+
+class RunTest : public ::testing::Test {
+ protected:
+  TempDir directory_;
+  std::vector<RecordingHost> hosts_;
+
+  TrainingJob Job(int context = 1, int data = 1) {
+    return testing::TinyTrainingJob(directory_.path().string(), context, data);
+  }
+  std::string Path(const std::string& name) const { return directory_.File(name); }
+  // Fresh hosts, to be told what comes before the attempt.
+  std::vector<RecordingHost>& NewHosts(const TrainingJob& job) {
+    return hosts_ = std::vector<RecordingHost>(job.world_size);
+  }
+  // Every rank's end is `expected`.
+  void Run(const TrainingJob& job, Outcome expected = Outcome::kCompleted) {
+    for (const auto& outcome : testing::RunRanks(job, hosts_)) {
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      EXPECT_EQ(*outcome, expected);
+    }
+  }
+  void RunAnew(const TrainingJob& job, Outcome expected = Outcome::kCompleted) {
+    NewHosts(job);
+    Run(job, expected);
+  }
+  absl::Status Failure(const TrainingJob& job) {
+    NewHosts(job);
+    return testing::RunRanks(job, hosts_)[0].status();
+  }
+  static std::vector<double> Losses(const RecordingHost& host) {
+    std::vector<double> losses;
+    for (const StepRecord& step : host.steps) losses.push_back(step.loss);
+    return losses;
+  }
+};
+
+TEST_F(RunTest, EveryStepHasTheRateOfItsPlaceInTheSchedule) {
+  TrainingJob job = Job();
+  job.schedule = {.decay = optim::LearningRateSchedule::Decay::kLinear,
+                  .peak = 4e-3,
+                  .minimum = 1e-3,
+                  .warmup_steps = 2,
+                  .total_steps = 6};
+  RunAnew(job);
+  const double expected[] = {2e-3, 4e-3, 4e-3, 3e-3, 2e-3, 1e-3};
+  ASSERT_EQ(hosts_[0].steps.size(), 6u);
+  for (int i = 0; i < 6; ++i) EXPECT_DOUBLE_EQ(hosts_[0].steps[i].learning_rate, expected[i]) << i;
+}
+
+TEST_F(RunTest, TheRateIsWhatMovesTheWeights) {
+  TrainingJob job = Job();
+  job.steps = 2;
+  job.eval_every_steps = 1;
+  job.schedule = {.peak = 0.0, .total_steps = 2};
+  RunAnew(job);
+  for (const EvalRecord& eval : hosts_[0].evals) EXPECT_EQ(eval.loss, hosts_[0].evals[0].loss);
+}
+
+TEST_F(RunTest, AStepsRecordCountsWhatAllRanksDid) {
+  for (const auto& [context, data] : {std::pair{1, 1}, {2, 1}, {1, 2}}) {
+    TrainingJob job = Job(context, data);
+    job.steps = 2;
+    job.checkpoint_directory = Path(std::to_string(context) + std::to_string(data));
+    RunAnew(job);
+    for (const RecordingHost& host : hosts_) {
+      ASSERT_EQ(StepsOf(host.steps), (std::vector<uint64_t>{1, 2}));
+      EXPECT_EQ(host.steps[0].tokens, 2u * kTinySequence);
+      EXPECT_EQ(host.steps[0].plan_version, 1u);
+      EXPECT_FALSE(host.steps[0].skipped);
+      // Of 257 values, before anything is learnt.
+      EXPECT_NEAR(host.steps[0].loss, std::log(257.0), 0.1);
+      EXPECT_EQ(Losses(host), Losses(hosts_[0]));
+    }
+  }
+}
+
+TEST_F(RunTest, SequencesMayBeOfDifferentLengths) {
+  TrainingJob job = Job(2);
+  job.sequence_lengths = {kTinySequence, kTinySequence / 4};
+  job.steps = 1;
+  RunAnew(job);
+  EXPECT_EQ(hosts_[0].steps[0].tokens, kTinySequence * 5u / 4);
+  // Dense, in tiles of 64: 8 and 2 of them a sequence, 4 heads, dealt out in stripes of one tile.
+  uint64_t tiles = 0;
+  for (const RecordingHost& host : hosts_) {
+    for (const uint64_t step : host.steps[0].layers.at(0).tiles_per_ring_step) tiles += step;
+  }
+  EXPECT_EQ(tiles, 4u * (8 * 9 / 2 + 2 * 3 / 2));
+}
+
+TEST_F(RunTest, EvaluatesBeforeTheFirstStepEverySoOftenAndAtTheEnd) {
+  TrainingJob job = Job(2);
+  job.steps = 5;
+  job.eval_every_steps = 2;
+  RunAnew(job);
+  EXPECT_THAT(StepsOf(hosts_[0].evals), ElementsAre(0, 2, 4, 5));
+  EXPECT_TRUE(hosts_[1].evals.empty());
+  EXPECT_GT(hosts_[0].evals[0].tokens, kTinySequence);
+  EXPECT_LE(hosts_[0].evals[0].tokens, 2u * kTinySequence);
+  // What an evaluation took stands in the step behind it, and what it visited in none.
+  const std::vector<StepRecord>& steps = hosts_[0].steps;
+  for (const StepRecord& step : steps) {
+    EXPECT_EQ(step.phases.evaluation > 0, step.step == 1 || step.step == 3 || step.step == 5)
+        << step.step;
+    EXPECT_EQ(step.layers[0].tiles_per_ring_step, steps[1].layers[0].tiles_per_ring_step);
+  }
+
+  job.eval_every_steps = 0;
+  job.checkpoint_directory = Path("seldom");
+  RunAnew(job);
+  EXPECT_THAT(StepsOf(hosts_[0].evals), ElementsAre(0, 5));
+  job.eval_sequences = 0;
+  job.checkpoint_directory = Path("never");
+  RunAnew(job);
+  EXPECT_TRUE(hosts_[0].evals.empty());
+}
+
+TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
+  TrainingJob job = Job();
+  job.steps = 1;
+  job.eval_sequences = 3;
+  RunAnew(job);
+  const EvalRecord alone = hosts_[0].evals[0];
+  job = Job(1, 2);
+  job.steps = 1;
+  job.eval_sequences = 3;
+  job.checkpoint_directory = Path("two");
+  RunAnew(job);
+  EXPECT_EQ(hosts_[0].evals[0].tokens, alone.tokens);
+  EXPECT_NEAR(hosts_[0].evals[0].loss, alone.loss, 1e-6 * alone.loss);
+  // More than there are.
+  job.eval_sequences = 1'000'000;
+  job.checkpoint_directory = Path("all");
+  RunAnew(job);
+  EXPECT_LT(hosts_[0].evals[0].tokens, 1'000'000u);
+}
+
+TEST_F(RunTest, SavesEverySoOftenAndAtTheEnd) {
+  TrainingJob job = Job(2);
+  job.steps = 5;
+  job.keep_last = 2;
+  RunAnew(job);
+  ASSERT_THAT(StepsOf(hosts_[0].checkpoints), ElementsAre(2, 4, 5));
+  EXPECT_TRUE(hosts_[1].checkpoints.empty());
+  const RecordingHost::Checkpoint& last = hosts_[0].checkpoints.back();
+  EXPECT_EQ(last.path, job.checkpoint_directory + "/step-0000000005");
+  uint64_t bytes = 0;
+  for (const auto& file : std::filesystem::directory_iterator(last.path)) bytes += file.file_size();
+  EXPECT_EQ(last.bytes, bytes);
+  EXPECT_TRUE(std::filesystem::exists(hosts_[0].checkpoints[1].path)) << "keep_last is 2";
+  EXPECT_FALSE(std::filesystem::exists(hosts_[0].checkpoints[0].path));
+  EXPECT_EQ(hosts_[0].model, job.checkpoint_directory + "/model");
+  EXPECT_EQ(hosts_[1].model, "");
+
+  job.checkpoint_every_steps = 0;
+  job.checkpoint_directory = Path("at-the-end");
+  RunAnew(job);
+  EXPECT_THAT(StepsOf(hosts_[0].checkpoints), ElementsAre(5));
+}
+
+TEST_F(RunTest, AStopSavesWhatIsNotSavedYet) {
+  TrainingJob job = Job(2);
+  job.steps = 50;
+  for (const uint64_t at : {3, 4}) {
+    job.checkpoint_directory = Path(std::to_string(at));
+    // Asked of one rank alone, and not the first.
+    NewHosts(job)[1].on_step = [at](RecordingHost& host, const StepRecord& record) {
+      if (record.step == at) host.stop = true;
+    };
+    Run(job, Outcome::kStopped);
+    for (const RecordingHost& host : hosts_) EXPECT_EQ(host.steps.size(), at);
+    const std::vector<uint64_t> saved = StepsOf(hosts_[0].checkpoints);
+    EXPECT_EQ(saved, at == 3 ? (std::vector<uint64_t>{2, 3}) : (std::vector<uint64_t>{2, 4}));
+    EXPECT_EQ(hosts_[0].model, "");
+  }
+}
+
+TEST_F(RunTest, AStopBeforeTheFirstStepSavesNothing) {
+  const TrainingJob job = Job();
+  NewHosts(job)[0].stop = true;
+  Run(job, Outcome::kStopped);
+  EXPECT_TRUE(hosts_[0].steps.empty());
+  EXPECT_TRUE(hosts_[0].checkpoints.empty());
+}
+
+TEST_F(RunTest, TellsWhereItIs) {
+  TrainingJob job = Job();
+  job.steps = 1;
+  RunAnew(job);
+  const auto at = [&](uint64_t step, const std::string& phase) {
+    return std::find(hosts_[0].places.begin(), hosts_[0].places.end(), std::pair(step, phase));
+  };
+  const auto order = {at(0, "loading the model"), at(0, "opening the data"),
+                      at(0, "looking for a checkpoint"), at(0, "evaluation"), at(1, "data"),
+                      at(1, "forward and backward"), at(1, "optimizer"), at(1, "checkpoint"),
+                      at(1, "evaluation"), at(1, "finishing the checkpoint"),
+                      at(1, "exporting the model")};
+  for (const auto place : order) EXPECT_NE(place, hosts_[0].places.end());
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST_F(RunTest, WhatARankFindsWrongByItselfStaysItsOwn) {
+  const TrainingJob job = Job(2);
+  std::filesystem::remove_all(job.eval_data);
+  NewHosts(job);
+  const auto outcomes = testing::RunRanks(job, hosts_);
+  // Both find it by themselves, whoever was first.
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.status().code(), absl::StatusCode::kNotFound) << outcome.status();
+  }
+}
+
+}  // namespace
+}  // namespace ringleader::trainer

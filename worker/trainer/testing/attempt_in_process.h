@@ -1,0 +1,66 @@
+// Whole attempts on a tiny model, a thread a rank: the torch side of a trainer beside a host that
+// the test plays.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/trainer/host.h"
+#include "worker/trainer/steps/run.h"
+#include "worker/trainer/training_job.h"
+
+namespace ringleader::trainer::testing {
+
+// Keeps what a rank reports. What it is to be told comes before the attempt, or from `on_step`.
+// Thread-safe where Host is; read when the attempt is over.
+class RecordingHost : public Host {
+ public:
+  struct Checkpoint {
+    uint64_t step = 0;
+    std::string path;
+    uint64_t bytes = 0;
+  };
+  std::vector<StepRecord> steps;
+  std::vector<EvalRecord> evals;
+  std::vector<Checkpoint> checkpoints;
+  std::string model;
+  std::vector<std::pair<uint64_t, std::string>> places;
+
+  // After every step of this rank, on its thread.
+  std::function<void(RecordingHost&, const StepRecord&)> on_step = [](auto&, const auto&) {};
+  bool stop = false;
+  uint32_t profile_steps = 0;
+  // As they travel between ranks: a plan is what ParsePlan makes of `plan_bytes`.
+  std::string plan_bytes;
+  std::map<std::string, Plan> plans = {};
+
+  void ReportStep(const StepRecord& record) override;
+  void ReportEval(const EvalRecord& record) override { evals.push_back(record); }
+  void ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes,
+                        double seconds) override;
+  void ReportModel(const std::string& path) override { model = path; }
+  void SetPlace(uint64_t step, const char* phase) override { places.emplace_back(step, phase); }
+  bool stop_requested() const override { return stop; }
+  std::string TakePlan() override { return std::exchange(plan_bytes, ""); }
+  uint32_t TakeProfileSteps() override { return std::exchange(profile_steps, 0); }
+  // INVALID_ARGUMENT for bytes that no plan stands for.
+  absl::StatusOr<Plan> ParsePlan(const std::string& bytes) const override;
+
+ private:
+  absl::Mutex mutex_;  // checkpoints are reported from a thread of their own
+};
+
+// As TinyJob (tiny_job.h), in the files that this writes into `directory`, but with dense attention.
+TrainingJob TinyTrainingJob(const std::string& directory, int context, int data = 1);
+
+// Runs the job's ranks, hosts[rank] each, and returns how each ended.
+std::vector<absl::StatusOr<Outcome>> RunRanks(const TrainingJob& job,
+                                              std::vector<RecordingHost>& hosts);
+
+}  // namespace ringleader::trainer::testing
