@@ -3,16 +3,14 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "worker/data/loader.h"
-#include "worker/data/pack_folder.h"
+#include "worker/data/testing/packed_text.h"
 
 namespace ringleader::data {
 namespace {
@@ -22,47 +20,8 @@ using kernels::LayoutKind;
 using kernels::ShardLayout;
 using ::testing::HasSubstr;
 
-class DataTest : public ::testing::Test {
- protected:
-  DataTest() {
-    std::string pattern = (fs::temp_directory_path() / "data_test.XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~DataTest() override { fs::remove_all(folder_); }
-
-  void AddText(const std::string& name, const std::string& text) {
-    fs::create_directories((folder_ / "text" / name).parent_path());
-    std::ofstream(folder_ / "text" / name, std::ios::binary) << text;
-  }
-  PackOptions Options() {
-    PackOptions options;
-    options.paths = {(folder_ / "text").string()};
-    options.output = (folder_ / "tokens").string();
-    options.eval_share = 0;
-    return options;
-  }
-  std::string Train() { return (folder_ / "tokens/train").string(); }
-  std::string Shard() { return Train() + "/shard-00000.tokens"; }
-
-  void FlipByte(const std::string& path, int64_t offset) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(offset);
-    const char byte = static_cast<char>(file.get() ^ 0x40);
-    file.seekp(offset);
-    file.put(byte);
-  }
-
-  fs::path folder_;
-};
-
-std::string TextOf(const TokenFolder& folder) {
-  std::string text;
-  for (uint64_t i = 0; i < folder.tokens(); ++i) {
-    const uint32_t token = folder.token(i);
-    text += token == kByteSeparator ? '|' : static_cast<char>(token);
-  }
-  return text;
-}
+using DataTest = testing::PackedTextTest;
+using testing::TextOf;
 
 TEST_F(DataTest, PacksFilesInOrderOfTheirPaths) {
   AddText("b.h", "second");

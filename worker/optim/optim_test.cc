@@ -1,12 +1,16 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "worker/optim/decay_ranges.h"
 #include "worker/optim/schedule.h"
 
 namespace ringleader::optim {
 namespace {
+
+using ::testing::ElementsAre;
 
 TEST(DecayRangesTest, CoverEveryShardWithAlignedCuts) {
   model::ModelConfig config;
@@ -69,6 +73,38 @@ TEST(ScheduleTest, EndsWithoutASlope) {
   EXPECT_DOUBLE_EQ(schedule.At(3), 1.0);
   schedule = {.decay = LearningRateSchedule::Decay::kCosine, .peak = 1.0, .total_steps = 1};
   EXPECT_DOUBLE_EQ(schedule.At(0), 1.0);
+}
+
+std::vector<double> Rates(const LearningRateSchedule& schedule, int64_t steps) {
+  std::vector<double> rates;
+  for (int64_t step = 0; step < steps; ++step) rates.push_back(schedule.At(step));
+  return rates;
+}
+
+TEST(ScheduleTest, EachStepHasItsOwnRate) {
+  using Decay = LearningRateSchedule::Decay;
+  LearningRateSchedule schedule{.decay = Decay::kLinear, .peak = 1.0, .total_steps = 5};
+  EXPECT_THAT(Rates(schedule, 7), ElementsAre(1, 0.75, 0.5, 0.25, 0, 0, 0));
+  schedule = {.decay = Decay::kLinear, .peak = 1.0, .warmup_steps = 2, .total_steps = 7};
+  EXPECT_THAT(Rates(schedule, 7), ElementsAre(0.5, 1, 1, 0.75, 0.5, 0.25, 0));
+  schedule.decay = Decay::kCosine;
+  EXPECT_NEAR(schedule.At(3), 0.5 + 0.5 * std::sqrt(0.5), 1e-12);
+  EXPECT_NEAR(schedule.At(5), 0.5 - 0.5 * std::sqrt(0.5), 1e-12);
+  schedule.minimum = 0.5;
+  EXPECT_NEAR(schedule.At(4), 0.75, 1e-12);
+}
+
+TEST(ScheduleTest, AWarmUpMayBeAsLongAsTrainingOrLonger) {
+  for (const auto decay :
+       {LearningRateSchedule::Decay::kConstant, LearningRateSchedule::Decay::kCosine,
+        LearningRateSchedule::Decay::kLinear}) {
+    LearningRateSchedule schedule{
+        .decay = decay, .peak = 1.0, .minimum = 0.1, .warmup_steps = 4, .total_steps = 4};
+    EXPECT_THAT(Rates(schedule, 4), ElementsAre(0.25, 0.5, 0.75, 1));
+    EXPECT_EQ(schedule.At(4), 1) << "past the end the last value stays";
+    schedule.warmup_steps = 8;
+    EXPECT_THAT(Rates(schedule, 4), ElementsAre(0.125, 0.25, 0.375, 0.5));
+  }
 }
 
 }  // namespace

@@ -153,6 +153,27 @@ TEST_P(IndexOracleTest, TopK) {
                     .local_blocks = 0});
 }
 
+// Sinks are kept whatever the budget allows besides.
+TEST_P(IndexOracleTest, MoreSinksThanTheBudgetHasColumns) {
+  patterns::AttentionOptions options{.pattern = patterns::Pattern::kVerticalSlash,
+                                     .select = patterns::Select::kTopK,
+                                     .budget = {.max_verticals = 40, .max_slashes = 6},
+                                     .sink_tokens = 100};
+  ExpectTheOracles(options);
+  options.tile = kTile;
+  for (const int ranks : {1, 4}) {
+    options.ring.inner = ranks;
+    for (const RankResult& result : Run(options)) {
+      for (int head = 0; head < kHeads; ++head) {
+        const auto columns = result.index.Columns(head);
+        ASSERT_EQ(columns.size(), 100u);
+        EXPECT_EQ(columns.front(), 0);
+        EXPECT_EQ(columns.back(), 99);
+      }
+    }
+  }
+}
+
 // One document, and several: of one token, within a tile, at its border, of many tiles.
 INSTANTIATE_TEST_SUITE_P(Documents, IndexOracleTest,
                          ::testing::Values(std::vector<int64_t>{},

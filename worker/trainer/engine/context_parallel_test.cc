@@ -36,6 +36,7 @@ struct Result {
 struct Sequence {
   Tensor tokens, labels;
   std::vector<int64_t> document_firsts = {};
+  std::string model = "qwen2";
 
   int64_t length() const { return tokens.size(0); }
 };
@@ -62,7 +63,7 @@ Sequence PackedSequence() {
 
 // One sequence through two layers, forward and backward, a thread a rank.
 Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int ranks) {
-  const model::Golden golden = model::LoadGolden("qwen2");
+  const model::Golden golden = model::LoadGolden(sequence.model);
   std::vector<Result> parts(ranks);
   comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
     const kernels::ShardLayout layout{.kind = options.layout,
@@ -155,6 +156,16 @@ TEST_P(ContextParallelTest, DocumentsUnderVerticalSlash) {
                        .budget = {.max_verticals = 100, .max_slashes = 4},
                        .dense_layers = {0}},
                       PackedSequence());
+}
+
+// The rotation of a rank's tokens is that of the whole sequence: dynamic scaling grows with its
+// length, of which each rank has a part.
+TEST_P(ContextParallelTest, RotaryScalingOfTheWholeSequence) {
+  for (const char* model : {"qwen2-dynamic", "qwen2-yarn"}) {
+    Sequence sequence = WholeSequence();
+    sequence.model = model;
+    ExpectSameAsOneRank({}, sequence);
+  }
 }
 
 // Every document as a sequence of its own, its positions counted from 0. Rotary embeddings make

@@ -195,7 +195,9 @@ TEST_F(AgentLinkTest, ReportsEveryFieldOfANotice) {
   link->SetPlace(3, "backward");
   link->ReportCheckpoint(4, "/checkpoints/step-4", 10, 0.5);
   link->ReportEval({.step = 4, .loss = 2.0, .tokens = 512, .seconds = 0.25});
-  link->ReportStep({.step = 5});
+  StepRecord step;
+  step.step = 5;
+  link->ReportStep(step);
   EXPECT_TRUE(agent.WaitFor([](const std::vector<RankLog>& logs) {
     return !logs[0].pulses.empty() && logs[0].pulses.back().step() == 3;
   }));

@@ -18,7 +18,9 @@ TEST(TelemetryFieldsTest, OfAStep) {
                     .learning_rate = 3e-4,
                     .tokens = 4096,
                     .step_seconds = 1.5,
+                    .phases = {},
                     .peak_memory_bytes = 1 << 20,
+                    .layers = {},
                     .skipped = true,
                     .plan_version = 6};
   const absl::Time before = absl::Now();

@@ -16,6 +16,12 @@ using testing::RecordingHost;
 
 constexpr int kRanks = 3;
 
+Plan PlanOf(uint64_t version) {
+  Plan plan;
+  plan.version = version;
+  return plan;
+}
+
 class StepAgreementTest : public ::testing::Test {
  protected:
   std::vector<RecordingHost> hosts_ = std::vector<RecordingHost>(kRanks);
@@ -53,7 +59,7 @@ TEST_F(StepAgreementTest, APlanOfAnySizeReachesEveryRankWhole) {
     std::string plan(bytes, '\0');
     for (size_t i = 0; i < bytes; ++i) plan[i] = static_cast<char>(i * 31);
     hosts_[0].plan_bytes = plan;
-    for (RecordingHost& host : hosts_) host.plans = {{plan, {.version = bytes}}};
+    for (RecordingHost& host : hosts_) host.plans = {{plan, PlanOf(bytes)}};
     for (const Agreement& agreement : AgreeAll()) {
       ASSERT_TRUE(agreement.plan.has_value()) << agreement.refused_plan.size();
       EXPECT_EQ(agreement.plan->version, bytes);
@@ -75,7 +81,7 @@ TEST_F(StepAgreementTest, PlansAndTracesAreTheFirstRanks) {
   for (RecordingHost& host : hosts_) {
     host.plan_bytes = "other";
     host.profile_steps = 100;
-    host.plans = {{"first", {.version = 1}}, {"other", {.version = 2}}};
+    host.plans = {{"first", PlanOf(1)}, {"other", PlanOf(2)}};
   }
   hosts_[0].plan_bytes = "first";
   hosts_[0].profile_steps = 3;

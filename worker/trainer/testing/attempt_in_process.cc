@@ -40,7 +40,9 @@ TrainingJob TinyTrainingJob(const std::string& directory, int context, int data)
   job.sequence_length = kTinySequence;
   job.attention.tile = job.attention.stripe = 64;
   job.attention.ring.inner = context;
-  job.plan = {.version = 1, .effective_step = 1, .ring = job.attention.ring, .stripe = 64};
+  job.plan.version = job.plan.effective_step = 1;
+  job.plan.ring = job.attention.ring;
+  job.plan.stripe = job.attention.stripe;
   job.steps = 6;
   job.global_batch = 2;
   job.sequence_lengths = {kTinySequence, kTinySequence};

@@ -1,0 +1,190 @@
+// What packing takes, leaves out and refuses, and what it writes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+
+#include "base/files.h"
+#include "worker/data/testing/packed_text.h"
+
+namespace ringleader::data {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using PackTest = testing::PackedTextTest;
+using testing::TextOf;
+
+TEST_F(PackTest, RefusesOptionsThatMakeNoSense) {
+  AddText("a", "text");
+  PackOptions options = Options();
+  options.paths.clear();
+  EXPECT_EQ(Complaint(options), "no input files or folders");
+  options = Options();
+  for (const double share : {-0.1, 1.0, std::nan("")}) {
+    options.eval_share = share;
+    EXPECT_THAT(Complaint(options), HasSubstr("it must be in [0, 1)")) << share;
+  }
+  options = Options();
+  options.paths = {(folder_ / "nowhere").string()};
+  EXPECT_THAT(Complaint(options), HasSubstr("cannot read " + options.paths[0]));
+  options = Options();
+  options.separator = 1;
+  EXPECT_THAT(Complaint(options), HasSubstr("are for token ids"));
+  options.input = PackOptions::Input::kUint16;
+  for (const uint32_t vocabulary : {0u, 1u}) {
+    options.vocabulary = vocabulary;
+    EXPECT_THAT(Complaint(options), HasSubstr("a separator below it"));
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "tokens"));
+}
+
+TEST_F(PackTest, LeavesOutWhatIsNoDocumentAndCountsIt) {
+  AddText("a", "four");
+  AddText("b", "fives");
+  AddText("c", "");
+  AddText("d", std::string("\0\0\0", 3));
+  fs::create_symlink(folder_ / "text/a", folder_ / "text/link");
+  PackOptions options = Options();
+  options.max_document_bytes = 4;
+  const auto result = Pack(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->skipped_files, 3u) << "too long, empty, a NUL; a link is not even looked at";
+  EXPECT_EQ(TextOf(*TokenFolder::Open(Train())), "four|");
+}
+
+TEST_F(PackTest, AFileThatIsNamedIsTakenWhateverItsSuffix) {
+  AddText("a.txt", "named");
+  AddText("folder/b.txt", "walked");
+  AddText("folder/c.h", "header");
+  PackOptions options = Options();
+  options.paths = {(folder_ / "text/a.txt").string(), (folder_ / "text/folder").string()};
+  options.suffixes = {".h", ".cc"};
+  ASSERT_TRUE(Pack(options).ok());
+  EXPECT_EQ(TextOf(*TokenFolder::Open(Train())), "named|header|");
+}
+
+TEST_F(PackTest, TheManifestSaysWhatIsThere) {
+  AddText("a", "abc");
+  AddText("b", "de");
+  PackOptions options = Options();
+  options.shard_tokens = 4;  // "abc|" is as much as one holds
+  const auto result = Pack(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const Manifest manifest = ReadManifest(Train()).value();
+  EXPECT_EQ(manifest.tokenizer, "bytes");
+  EXPECT_EQ(manifest.vocabulary, kByteVocabulary);
+  EXPECT_EQ(manifest.separator, kByteSeparator);
+  EXPECT_EQ(manifest.tokens, 7u);
+  EXPECT_EQ(manifest.documents, 2u);
+  EXPECT_THAT(manifest.shards,
+              ::testing::ElementsAre("shard-00000.tokens", "shard-00001.tokens"));
+  EXPECT_EQ(result->eval.documents, 0u);
+  EXPECT_TRUE(ReadManifest((folder_ / "tokens/eval").string()).ok());
+  EXPECT_FALSE(fs::exists(folder_ / "tokens/.packing"));
+}
+
+TEST_F(PackTest, TokenIdsTakeAsManyBytesAsTheVocabularyNeeds) {
+  AddText("ids", std::string("\x05\x00\xff\xff", 4));
+  PackOptions options = Options();
+  options.input = PackOptions::Input::kUint16;
+  for (const auto& [vocabulary, bytes] : {std::pair{65536u, 2u}, {65537u, 4u}}) {
+    options.vocabulary = vocabulary;
+    options.output += "-";
+    ASSERT_TRUE(Pack(options).ok());
+    EXPECT_EQ(TokenShard::Open(options.output + "/train/shard-00000.tokens").value()->token_bytes(),
+              bytes);
+    const auto folder = TokenFolder::Open(options.output + "/train");
+    EXPECT_EQ(folder->token(0), 5u);
+    EXPECT_EQ(folder->token(1), 65535u);
+    EXPECT_EQ(folder->token(2), 0u) << "the separator";
+  }
+}
+
+TEST_F(PackTest, HalfATokenIsRefusedByName) {
+  AddText("ids", "abc");
+  PackOptions options = Options();
+  options.input = PackOptions::Input::kUint16;
+  options.vocabulary = 65536;
+  EXPECT_THAT(Complaint(options), HasSubstr("text/ids: 3 bytes do not divide by 2"));
+  EXPECT_FALSE(fs::exists(folder_ / "tokens/train"));
+  EXPECT_FALSE(fs::exists(folder_ / "tokens/.packing"));
+}
+
+TEST_F(PackTest, NothingToTrainOnIsAnError) {
+  AddText("a", "");
+  EXPECT_THAT(Complaint(Options()), HasSubstr("found no document to train on among 1 files"));
+  EXPECT_FALSE(fs::exists(folder_ / "tokens/train"));
+  EXPECT_FALSE(fs::exists(folder_ / "tokens/eval"));
+}
+
+TEST_F(PackTest, HeldOutDocumentsStandInTheWay) {
+  AddText("a", "text");
+  fs::create_directories(folder_ / "tokens/eval");
+  EXPECT_THAT(Complaint(Options()), HasSubstr("tokens/eval exists"));
+}
+
+TEST_F(PackTest, WhatIsHeldOutIsSoByItsPathAlone) {
+  for (int i = 0; i < 100; ++i) AddText(std::to_string(i), "<" + std::to_string(i) + ">");
+  PackOptions options = Options();
+  options.eval_share = 0.5;
+  ASSERT_TRUE(Pack(options).ok());
+  const std::string few = TextOf(*TokenFolder::Open(options.output + "/eval"));
+  for (int i = 100; i < 200; ++i) AddText(std::to_string(i), "x");
+  options.output += "-2";
+  ASSERT_TRUE(Pack(options).ok());
+  std::string more = TextOf(*TokenFolder::Open(options.output + "/eval"));
+  for (size_t at = 0; (at = more.find("x|", at)) != std::string::npos;) more.erase(at, 2);
+  EXPECT_EQ(more, few);
+}
+
+TEST_F(PackTest, AShardHoldsTokensOfTwoOrFourBytes) {
+  const uint32_t tokens[] = {1, 65536};
+  const uint64_t starts[] = {0};
+  const std::string path = (folder_ / "shard").string();
+  EXPECT_EQ(WriteShard(path, tokens, starts, 3).message(), "token_bytes is 3; 2 and 4 are possible");
+  EXPECT_EQ(WriteShard(path, tokens, starts, 2).message(), "token 65536 does not fit 2 bytes; use 4");
+  ASSERT_TRUE(WriteShard(path, tokens, starts, 4).ok());
+  const auto shard = TokenShard::Open(path);
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ((*shard)->tokens(), 2u);
+  EXPECT_EQ((*shard)->token(1), 65536u);
+  EXPECT_THAT((*shard)->document_starts(), ::testing::ElementsAre(0));
+}
+
+// Another version is no damage: the remedy is another program, not packing again.
+TEST_F(PackTest, FormatsOfAnotherVersionAreToldFromDamage) {
+  AddText("a", "text");
+  ASSERT_TRUE(Pack(Options()).ok());
+  FlipByte(Shard(), 8);  // the version's lowest byte
+  EXPECT_EQ(TokenShard::Open(Shard()).status().code(), absl::StatusCode::kFailedPrecondition);
+  FlipByte(Shard(), 8);
+  const auto manifest_with = [&](const std::string& from, const std::string& to) {
+    const std::string path = Train() + "/manifest.json";
+    const std::string original = ReadFile(path).value();
+    std::string text = original;
+    text.replace(text.find(from), from.size(), to);
+    EXPECT_TRUE(WriteFileAtomically(path, text).ok());
+    const absl::Status status = TokenFolder::Open(Train()).status();
+    EXPECT_TRUE(WriteFileAtomically(path, original).ok());
+    return status;
+  };
+  EXPECT_EQ(manifest_with("\"version\": 1", "\"version\": 2").code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(manifest_with("ringleader-tokens", "other-tokens").code(),
+            absl::StatusCode::kInvalidArgument);
+  const absl::Status fewer = manifest_with("\"tokens\": 5", "\"tokens\": 6");
+  EXPECT_EQ(fewer.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(fewer.message()), HasSubstr("its shards hold 5 tokens, it says 6"));
+  EXPECT_EQ(manifest_with("\"separator\": 256", "\"separator\": 257").code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(TokenFolder::Open(Train()).status(), absl::OkStatus());
+  const absl::Status none = TokenFolder::Open(folder_.string()).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("ringctl data pack"));
+}
+
+}  // namespace
+}  // namespace ringleader::data

@@ -1,0 +1,69 @@
+// Where sequences begin and end in the stream, and in which order they are trained.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "worker/data/loader.h"
+#include "worker/data/testing/packed_text.h"
+
+namespace ringleader::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using SequencesTest = testing::PackedTextTest;
+
+TEST_F(SequencesTest, TheLastTokenOfEachHasALabelBehindIt) {
+  AddText("a", std::string(63, 'x'));
+  ASSERT_TRUE(Pack(Options()).ok());  // 64 tokens with the separator
+  // Of four pieces of 16 the last has no token behind it: it is none.
+  const auto loader = Loader::Open(Train(), 16, 1, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  EXPECT_EQ(loader->sequences(), 3u);
+  EXPECT_EQ(loader->InOrder(2, {.tokens = 16}).labels.back(), 'x');
+  EXPECT_EQ(Loader::Open(Train(), 63, 1, 257)->sequences(), 1u);
+  EXPECT_THAT(std::string(Loader::Open(Train(), 64, 1, 257).status().message()),
+              HasSubstr("holds 64 tokens; one sequence of 64 needs 65"));
+  EXPECT_EQ(Loader::Open(Train(), 21, 1, 257)->sequences(), 3u);
+}
+
+TEST_F(SequencesTest, AModelOfALargerVocabularyMayTrainOnThem) {
+  AddText("a", "text of one sequence");
+  ASSERT_TRUE(Pack(Options()).ok());
+  EXPECT_TRUE(Loader::Open(Train(), 4, 1, 257).ok());
+  EXPECT_TRUE(Loader::Open(Train(), 4, 1, 100'000).ok());
+  EXPECT_EQ(Loader::Open(Train(), 4, 1, 256).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A checkpoint of an older release goes on with the sequences that it has not seen.
+TEST_F(SequencesTest, TheOrderIsTheSameInEveryRelease) {
+  for (int i = 0; i < 41; ++i) AddText(std::to_string(10 + i), std::string(1, static_cast<char>('A' + i)));
+  ASSERT_TRUE(Pack(Options()).ok());  // "A|B|C|": two tokens a document
+  const auto loader = Loader::Open(Train(), 4, 7, 257);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  ASSERT_EQ(loader->sequences(), 20u);
+  std::string order, parts;
+  for (uint64_t index = 0; index < 40; ++index) {
+    order += static_cast<char>(loader->Shuffled(index, {.tokens = 4}).tokens[0]);
+    parts += static_cast<char>(loader->Shuffled(index, {.tokens = 2}).tokens[0]);
+  }
+  EXPECT_EQ(order, "CS[YKg_WcEA]MGaOeQUISAMa][QGIWe_gUcOEKCY");
+  EXPECT_EQ(parts, "DT\\ZKg`WcEB^NGbPeQVISANb^[RGIWe`gVcPFKCZ");
+}
+
+TEST(SequencesOfGroupTest, EverySequenceIsNamedOnceByAsManyGroups) {
+  EXPECT_THAT(*SequencesOfGroup(2, 2, 3, {}), ElementsAre()) << "fewer sequences than groups";
+  EXPECT_THAT(*SequencesOfGroup(3, 1, 2, {{2}, {0, 1}}), ElementsAre(0, 1));
+  const auto complaint = [](const std::vector<std::vector<uint32_t>>& assignment) {
+    return std::string(SequencesOfGroup(2, 0, 2, assignment).status().message());
+  };
+  EXPECT_THAT(complaint({{0}, {0, 1}}), HasSubstr("name sequence 0 2 times instead of once"));
+  EXPECT_THAT(complaint({{0}, {}}), HasSubstr("name sequence 1 0 times"));
+  EXPECT_THAT(complaint({{0}, {1}, {}}), HasSubstr("are for 3 groups (the job has 2)"));
+  EXPECT_THAT(complaint({{0, 2}, {1}}), HasSubstr("name sequence 2; a step has 2"));
+}
+
+}  // namespace
+}  // namespace ringleader::data
