@@ -135,13 +135,15 @@ TEST_F(RecordsTest, UnfinishedJobsAreThoseInNoTerminalState) {
   }
   Write([](WriteTransaction& t) { return t.PutAttempt("j1", v1::Attempt()); });
   std::vector<std::string> listed;
-  for (const v1::Job& job : *Read([](ReadTransaction& t) { return t.ListUnfinishedJobs(); })) {
+  const auto jobs = Read([](ReadTransaction& t) { return t.ListUnfinishedJobs(); });
+  for (const v1::Job& job : *jobs) {
     listed.push_back(job.spec().name());
     EXPECT_EQ(job.attempts_size(), job.spec().name() == "j1" ? 1 : 0);
   }
   EXPECT_EQ(listed, unfinished);
   Create("one-more", v1::Job::RUNNING);
-  for (const auto& [state, count] : *Read([](ReadTransaction& t) { return t.CountJobs(); })) {
+  const auto counts = Read([](ReadTransaction& t) { return t.CountJobs(); });
+  for (const auto& [state, count] : *counts) {
     EXPECT_EQ(count, state == v1::Job::RUNNING ? 2 : 1) << state;
   }
 }
@@ -204,9 +206,8 @@ TEST_F(RecordsTest, CheckpointsComeByStepAndGoByStep) {
   put("b", 2, "b's");
   const auto paths = [&](const char* job) {
     std::vector<std::string> paths;
-    for (const auto& each : *Read([&](ReadTransaction& t) { return t.ListCheckpoints(job); })) {
-      paths.push_back(each.path());
-    }
+    const auto checkpoints = Read([&](ReadTransaction& t) { return t.ListCheckpoints(job); });
+    for (const v1::CheckpointNotice& each : *checkpoints) paths.push_back(each.path());
     return paths;
   };
   EXPECT_THAT(paths("a"), ElementsAre("early", "late again"));
@@ -235,9 +236,8 @@ TEST_F(RecordsTest, CommandsGoToTheirNodeInOrder) {
   put("n1", "a", 2);
   const auto of = [&](const char* node) {
     std::vector<uint64_t> ids;
-    for (const auto& each : *Read([&](ReadTransaction& t) { return t.ListCommands(node); })) {
-      ids.push_back(each.command_id());
-    }
+    const auto commands = Read([&](ReadTransaction& t) { return t.ListCommands(node); });
+    for (const v1::Command& each : *commands) ids.push_back(each.command_id());
     return ids;
   };
   EXPECT_THAT(of("n1"), ElementsAre(ids[0], ids[2], ids[3]));

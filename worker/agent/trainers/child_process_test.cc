@@ -60,7 +60,7 @@ class ProcessTest : public ::testing::Test {
                ended = ended || end;
              });
     absl::MutexLock lock(&mutex);
-    mutex.Await(absl::Condition(&ended));
+    EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&ended), absl::Seconds(20)));
     return all;
   }
 
@@ -84,8 +84,8 @@ TEST_F(ProcessTest, AMissingProgramIsAnErrorThatNamesIt) {
 TEST_F(ProcessTest, ASignalReachesTheWholeGroup) {
   Process process = Shell("sleep 1000 & echo $!; wait");
   int child = 0;
-  LogPump pump;
   absl::Mutex mutex;
+  LogPump pump;  // its thread uses the others: it ends first
   pump.Add(process.TakeStdout(), [&](std::vector<std::string> lines, bool) {
     absl::MutexLock lock(&mutex);
     if (!lines.empty()) (void)absl::SimpleAtoi(lines[0], &child);
@@ -93,7 +93,7 @@ TEST_F(ProcessTest, ASignalReachesTheWholeGroup) {
   {
     absl::MutexLock lock(&mutex);
     const auto started = [&] { return child != 0; };
-    mutex.Await(absl::Condition(&started));
+    ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&started), absl::Seconds(20)));
   }
   process.Signal(SIGKILL);
   EXPECT_EQ(Wait(process).signal, SIGKILL);

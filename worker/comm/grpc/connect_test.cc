@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "worker/comm/grpc/grpc_communicator.h"
 #include "worker/comm/testing/grpc_communicators.h"
+#include "worker/comm/testing/raw_peer.h"
 #include "worker/comm/testing/run_ranks.h"
 
 namespace ringleader::comm {
@@ -56,6 +57,20 @@ TEST(ConnectTest, AnAddressOfAnotherMachineCannotBeListenedOn) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()),
               ::testing::AllOf(HasSubstr("192.0.2.1"), HasSubstr("--address")));
+}
+
+TEST(ConnectTest, AStreamOfDataIsNoArrival) {
+  const auto listener = GrpcListener::Listen({.rank = 0,
+                                              .size = 2,
+                                              .fencing_token = testing::RawPeer::kToken,
+                                              .connect_timeout = absl::Milliseconds(300)})
+                            .value();
+  const auto stub = v1::PeerExchange::NewStub(
+      grpc::CreateChannel(listener->address(), grpc::InsecureChannelCredentials()));
+  testing::RawPeer::Line line(*stub);
+  ASSERT_TRUE(line.Write(testing::RawPeer::Hello(/*stream=*/1)));
+  EXPECT_EQ(listener->Connect({listener->address(), kNobody}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST(ConnectTest, AnAbortEndsTheWaitWithItsReason) {

@@ -1,0 +1,178 @@
+// What a worker holds while its coordinator is away, and from when its silence counts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/boot_clock.h"
+#include "base/protocol_version.h"
+#include "worker/agent/link/coordinator_link.h"
+
+namespace ringleader::agent {
+namespace {
+
+using ::testing::ElementsAre;
+
+// A coordinator that plays one session after the other as it is told.
+class ScriptedCoordinator : public v1::WorkerControl::Service {
+ public:
+  struct Script {
+    uint64_t applied = 0;      // as its welcome says
+    uint64_t acknowledge = 0;  // once it has come: ends the session; 0: never
+    absl::Duration answer_after = absl::ZeroDuration();  // heartbeats
+  };
+
+  explicit ScriptedCoordinator(std::vector<Script> scripts) : scripts_(std::move(scripts)) {
+    received_.resize(scripts_.size());
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port),
+                                   grpc::InsecureChannelCredentials());
+  }
+  ~ScriptedCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>* stream) override {
+    size_t number = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      number = std::min(sessions_++, scripts_.size() - 1);
+    }
+    const Script& script = scripts_[number];
+    v1::WorkerMessage message;
+    if (!stream->Read(&message)) return grpc::Status::OK;
+    v1::CoordinatorMessage welcome;
+    welcome.mutable_welcome()->set_lease_milliseconds(10'000);
+    welcome.mutable_welcome()->set_heartbeat_milliseconds(50);
+    welcome.mutable_welcome()->set_fence_milliseconds(90'000);
+    welcome.mutable_welcome()->set_applied_sequence(script.applied);
+    welcome.mutable_welcome()->set_protocol_version(kProtocolVersion);
+    stream->Write(welcome);
+    while (stream->Read(&message)) {
+      v1::CoordinatorMessage answer;
+      if (message.has_heartbeat()) {
+        const absl::Time arrived = BootNow();
+        answer.set_heartbeat_number(message.heartbeat().number());
+        absl::SleepFor(script.answer_after);
+        absl::MutexLock lock(&mutex_);
+        heartbeat_arrived_ = arrived;
+      } else {
+        absl::MutexLock lock(&mutex_);
+        received_[number].push_back(message.sequence());
+        if (message.sequence() == script.acknowledge) {
+          answer.set_acknowledged_sequence(script.acknowledge);
+        }
+      }
+      stream->Write(answer);
+      if (answer.acknowledged_sequence() > 0) return grpc::Status::OK;
+    }
+    return grpc::Status::OK;
+  }
+
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  std::vector<uint64_t> ReceivedIn(size_t session) {
+    absl::MutexLock lock(&mutex_);
+    return received_[session];
+  }
+  // Of the newest heartbeat that was answered, in boot time.
+  absl::Time heartbeat_arrived() {
+    absl::MutexLock lock(&mutex_);
+    return heartbeat_arrived_;
+  }
+
+ private:
+  const std::vector<Script> scripts_;
+  std::shared_ptr<grpc::Channel> channel_;
+  absl::Mutex mutex_;
+  size_t sessions_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::vector<uint64_t>> received_ ABSL_GUARDED_BY(mutex_);  // sequences, by session
+  absl::Time heartbeat_arrived_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  std::unique_ptr<grpc::Server> server_;
+};
+
+bool Becomes(const std::function<bool()>& holds) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!holds() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(2));
+  return holds();
+}
+
+class ReconnectTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<CoordinatorLink> Link(const ScriptedCoordinator& coordinator) {
+    CoordinatorLink::Callbacks callbacks;
+    callbacks.hello = [] { return v1::WorkerHello(); };
+    callbacks.on_welcome = [] {};
+    callbacks.on_command = [](v1::Command) {};
+    auto link = std::make_unique<CoordinatorLink>(coordinator.channel(), &buffer_, callbacks);
+    link->Start();
+    return link;
+  }
+  void PushSteps(int count) {
+    for (int i = 0; i < count; ++i) {
+      v1::WorkerMessage message;
+      message.mutable_event()->mutable_step()->set_step(++steps_);
+      buffer_.Push(std::move(message));
+    }
+  }
+
+  EventBuffer buffer_{1000};
+  uint64_t steps_ = 0;
+};
+
+TEST_F(ReconnectTest, ReportsAreHeldUntilTheyAreAcknowledgedAndSentAgainInOrder) {
+  // The first coordinator acknowledges two of five and dies; the next has applied a third, whose
+  // acknowledgement was lost.
+  ScriptedCoordinator coordinator({{.acknowledge = 2}, {.applied = 3, .acknowledge = 6}, {}});
+  PushSteps(5);
+  const auto link = Link(coordinator);
+  ASSERT_TRUE(Becomes([&] { return coordinator.ReceivedIn(1).size() >= 2; }));
+  PushSteps(1);
+  ASSERT_TRUE(Becomes([&] { return buffer_.empty(); }));
+  EXPECT_THAT(coordinator.ReceivedIn(1), ElementsAre(4, 5, 6));
+  const std::vector<uint64_t> first = coordinator.ReceivedIn(0);
+  ASSERT_GE(first.size(), 2u);
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_EQ(first[i], i + 1);
+  EXPECT_GE(link->sessions(), 2u);
+}
+
+TEST_F(ReconnectTest, NothingIsForgottenByACoordinatorThatRemembersNothing) {
+  // As after its database was restored from a backup: it asks from the start.
+  ScriptedCoordinator coordinator({{.acknowledge = 1}, {.applied = 0, .acknowledge = 3}, {}});
+  PushSteps(3);
+  const auto link = Link(coordinator);
+  ASSERT_TRUE(Becomes([&] { return buffer_.empty(); }));
+  EXPECT_THAT(coordinator.ReceivedIn(1), ElementsAre(2, 3)) << "what it acknowledged is gone";
+}
+
+// The coordinator counts from a sign of life's arrival, so the worker, to be sooner, counts from
+// when it was sent: not from the answer, which may have been long on its way.
+TEST_F(ReconnectTest, SilenceCountsFromWhenASignOfLifeWasSent) {
+  ScriptedCoordinator coordinator({{.answer_after = absl::Milliseconds(300)}});
+  const auto link = Link(coordinator);
+  EXPECT_EQ(link->OutOfContact(), absl::ZeroDuration()) << "before the first session";
+  absl::Time arrived = absl::InfinitePast();
+  for (int answers = 0; answers < 3; ++answers) {
+    ASSERT_TRUE(Becomes([&] { return coordinator.heartbeat_arrived() > arrived; }));
+    // Until the next answer, the newest that can be confirmed is this one.
+    ASSERT_TRUE(Becomes([&] {
+      const absl::Duration since_it_arrived = BootNow() - arrived;
+      const absl::Duration silence = link->OutOfContact();
+      if (coordinator.heartbeat_arrived() > arrived) return true;
+      EXPECT_GE(silence, since_it_arrived);
+      return HasFailure();
+    }));
+  }
+  link->Stop();
+}
+
+}  // namespace
+}  // namespace ringleader::agent

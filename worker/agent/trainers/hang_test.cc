@@ -1,0 +1,139 @@
+// Who is blamed when trainers stand still.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include "worker/agent/testing/supervised.h"
+
+namespace ringleader::agent {
+namespace {
+
+constexpr absl::Duration kPulseTimeout = absl::Seconds(30), kHangTimeout = absl::Minutes(10);
+
+class HangTest : public testing::SupervisedTest {
+ protected:
+  // Two ranks that have attached and say where they are.
+  void SetUp() override {
+    EXPECT_TRUE(Do(StartOf(7, 2)).accepted());
+    for (uint32_t rank : {0, 1}) trainers_.push_back(Attach(7, rank));
+  }
+  // `by` passes in which both send pulses from the places given.
+  void Pass(absl::Duration by, uint64_t first_step, uint64_t second_step) {
+    for (const absl::Time end = now_ + by; now_ < end;) {
+      now_ += std::min(absl::Seconds(10), end - now_);
+      Pulse(trainers_[0], first_step);
+      Pulse(trainers_[1], second_step);
+      ExpectNothing();
+    }
+  }
+  // At `now_` rank `rank` is killed, alone, with this reason.
+  void ExpectBlamed(uint32_t rank, const std::string& reason) {
+    // Its stream ends with it; nobody else is judged meanwhile.
+    supervisor_.Tick(now_);
+    supervisor_.OnTrainerGone(trainers_[rank]);
+    const v1::TrainerExited exited = NextExit();
+    EXPECT_EQ(exited.rank(), rank);
+    EXPECT_EQ(exited.message(), reason);
+    EXPECT_FALSE(exited.collateral());
+    EXPECT_EQ(kill(PidOf(7, 1 - rank), 0), 0) << "the other one lives";
+  }
+
+  std::vector<std::shared_ptr<testing::RecordingConnection>> trainers_;
+};
+
+TEST_F(HangTest, SilenceIsADeathWhoeverIsBehind) {
+  Pulse(trainers_[0], 3);
+  Pulse(trainers_[1], 4);
+  const absl::Time last = now_;
+  now_ += absl::Seconds(20);
+  Pulse(trainers_[0], 3);  // the one with fewer steps speaks
+  now_ = last + kPulseTimeout;
+  ExpectNothing();
+  now_ += absl::Milliseconds(1);
+  ExpectBlamed(1, "no sign of life for 30s, last seen in step 4 (backward): killed");
+}
+
+TEST_F(HangTest, AnyMessageIsASignOfLife) {
+  now_ += absl::Seconds(20);
+  v1::TrainerMessage step;
+  step.mutable_step()->set_step(1);
+  for (const auto& trainer : trainers_) {
+    supervisor_.OnTrainerMessage(trainer, step, now_);
+    EXPECT_TRUE(Next().event().has_step());
+  }
+  now_ += absl::Seconds(20);
+  ExpectNothing();
+}
+
+TEST_F(HangTest, TheRankThatIsFewestStepsAlongIsBlamed) {
+  Pulse(trainers_[1], 3);
+  now_ += absl::Seconds(1);
+  Pulse(trainers_[0], 4);  // later, and a step further
+  Pass(kHangTimeout - absl::Seconds(2), 4, 3);
+  now_ += absl::Seconds(3);
+  Pulse(trainers_[0], 4);
+  Pulse(trainers_[1], 3);
+  ExpectBlamed(1, "no progress for 10m in step 3 (backward): killed");
+}
+
+TEST_F(HangTest, FewestStepsCountMoreThanStandingStillForLonger) {
+  Pulse(trainers_[0], 4);
+  now_ += absl::Seconds(5);
+  Pulse(trainers_[1], 3);
+  Pass(kHangTimeout - absl::Seconds(6), 4, 3);
+  now_ += absl::Seconds(7);
+  Pulse(trainers_[0], 4);
+  Pulse(trainers_[1], 3);
+  ExpectBlamed(1, "no progress for 10m in step 3 (backward): killed");
+}
+
+TEST_F(HangTest, InTheSameStepTheOneThatStoodStillFirstIsBlamed) {
+  Pulse(trainers_[1], 4);
+  now_ += absl::Seconds(1);
+  Pulse(trainers_[0], 4);
+  Pass(kHangTimeout - absl::Seconds(1), 4, 4);
+  now_ += absl::Seconds(2);
+  Pulse(trainers_[0], 4);
+  Pulse(trainers_[1], 4);
+  ExpectBlamed(1, "no progress for 10m in step 4 (backward): killed");
+}
+
+TEST_F(HangTest, AnotherPhaseOrStepAndAReportAreProgress) {
+  for (const auto& trainer : trainers_) Pulse(trainer, 4, "forward");
+  Pass(kHangTimeout - absl::Seconds(10), 4, 4);  // another phase: "backward"
+  Pass(kHangTimeout - absl::Seconds(20), 5, 5);
+  v1::TrainerMessage step;
+  step.mutable_step()->set_step(5);
+  for (const auto& trainer : trainers_) {
+    supervisor_.OnTrainerMessage(trainer, step, now_);
+    Next();
+  }
+  Pass(kHangTimeout, 5, 5);
+}
+
+TEST_F(HangTest, WhoWasToldToLeaveIsNotJudged) {
+  EXPECT_TRUE(Do(StopOf(7, v1::StopTrainers::CHECKPOINT, 3'600'000)).accepted());
+  now_ += absl::Minutes(30);
+  ExpectNothing();
+}
+
+TEST_F(HangTest, WhoHungUpAndLivesOnIs) {
+  Pulse(trainers_[0], 4);
+  supervisor_.OnTrainerGone(trainers_[0]);
+  now_ += kPulseTimeout;
+  Pulse(trainers_[1], 4);
+  ExpectNothing();
+  now_ += absl::Milliseconds(1);
+  ExpectBlamed(0, "no sign of life for 30s, last seen in step 4 (backward): killed");
+}
+
+class UnattachedTest : public testing::SupervisedTest {};
+
+TEST_F(UnattachedTest, WhoHasNotAttachedIsNotJudged) {
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  PidOf(7, 0);
+  now_ += absl::Hours(24);
+  ExpectNothing();
+}
+
+}  // namespace
+}  // namespace ringleader::agent
