@@ -103,9 +103,13 @@ class SupervisedTest : public ::testing::Test {
     supervisor_.OnTrainerMessage(connection, message, now_);
     return connection;
   }
-  std::shared_ptr<RecordingConnection> Attach(uint64_t token, uint32_t rank) {
-    auto connection = Say(HelloOf(token, rank, PidOf(token, rank)));
+  // Its stream ends with its process, when a message is waited for.
+  std::shared_ptr<RecordingConnection> Attach(uint64_t token, uint32_t rank,
+                                              const std::string& job = "job") {
+    const pid_t pid = PidOf(token, rank, job);
+    auto connection = Say(HelloOf(token, rank, pid));
     EXPECT_EQ(connection->closed, absl::OkStatus());
+    attached_.emplace_back(pid, connection);
     return connection;
   }
   void Pulse(const std::shared_ptr<RecordingConnection>& connection, uint64_t step,
@@ -122,6 +126,11 @@ class SupervisedTest : public ::testing::Test {
     while (absl::Now() < deadline) {
       for (const std::function<void()>& task : TakeTasks()) task();
       supervisor_.Tick(now_);
+      std::erase_if(attached_, [this](const auto& entry) {
+        if (kill(entry.first, 0) == 0) return false;
+        supervisor_.OnTrainerGone(entry.second);
+        return true;
+      });
       if (const auto message = events_.Next(seen_, absl::Milliseconds(2))) {
         seen_ = message->sequence();
         return *message;
@@ -179,6 +188,8 @@ class SupervisedTest : public ::testing::Test {
   uint64_t seen_ = 0;
 
  private:
+  std::vector<std::pair<pid_t, std::shared_ptr<RecordingConnection>>> attached_;
+
   std::vector<std::function<void()>> TakeTasks() {
     absl::MutexLock lock(&mutex_);
     return std::exchange(tasks_, {});

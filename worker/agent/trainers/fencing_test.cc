@@ -80,11 +80,11 @@ TEST_F(FencingTest, NoMoreTrainersThanSlots) {
   EXPECT_FALSE(ack.accepted());
   EXPECT_THAT(ack.message(), HasSubstr("0 of 2 trainers are taken, and 3 were asked for"));
   EXPECT_TRUE(Do(StartOf(2, 1)).accepted());
-  ack = Do(StartOf(1, 2, "other"));
+  ack = Do(StartOf(3, 2, "other"));
   EXPECT_FALSE(ack.accepted());
   EXPECT_THAT(ack.message(), HasSubstr("1 of 2 trainers are taken, and 2 were asked for"));
-  EXPECT_TRUE(Do(StartOf(2, 1, "other")).accepted());
-  EXPECT_FALSE(Do(StartOf(1, 1, "third")).accepted());
+  EXPECT_TRUE(Do(StartOf(4, 1, "other")).accepted());
+  EXPECT_FALSE(Do(StartOf(5, 1, "third")).accepted());
   ASSERT_EQ(supervisor_.Running().size(), 2u);
 }
 

@@ -366,6 +366,10 @@ void Supervisor::CheckHang(Attempt& attempt, absl::Time now) {
   if (first == nullptr) return;
   spdlog::warn("rank {} of jobs/{}: {}", first->rank, attempt.start.job(), why);
   Kill(*first, why);
+  // The others waited for it, and have as long again to find that it is gone.
+  for (Trainer& trainer : attempt.trainers) {
+    trainer.last_progress = std::max(trainer.last_progress, now);
+  }
 }
 
 void Supervisor::Report(const Attempt& attempt, Trainer& trainer) {
