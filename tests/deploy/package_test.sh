@@ -22,7 +22,7 @@ apt-get install -y -qq --no-install-recommends systemd python3 "$packages"/*.deb
 systemd-analyze verify /usr/lib/systemd/system/ringleader-*.service >"$run/verify.log" 2>&1 || fail "systemd-analyze verify"
 grep -q ringleader "$run/verify.log" && fail "systemd-analyze verify"
 systemd-analyze security --offline=true --threshold=20 ringleader-coordinator.service >"$run/security.log" || fail "exposure"
-systemd-analyze security --offline=true --threshold=60 ringleader-worker.service >"$run/security.log" || fail "exposure"
+systemd-analyze security --offline=true --threshold=50 ringleader-worker.service >"$run/security.log" || fail "exposure"
 
 # The units' commands, as the units' users, in the units' folders.
 as_service() {  # UNIT
@@ -41,12 +41,11 @@ for ((i = 0; ; ++i)); do
   sleep 0.2
 done
 
-mkdir "$run/job" "$run/text"
-cp "$root"/docs/*.md "$run/text/"
+mkdir "$run/job"
 cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/job/"
-ringctl data pack --input "$run/text" --output "$run/job/tokens" --suffix .md >"$run/pack.log"
+ringctl data pack --input "$root/coordinator" --output "$run/job/tokens" --suffix .h --suffix .cc >"$run/pack.log"
 chown -R ringleader-worker: "$run/job"
-ringctl submit "$run/job/job.yaml" --set training.steps=2 --set data.sequence_length=1024 --set training.eval_sequences=1 \
+ringctl submit "$run/job/job.yaml" --set training.steps=2 --set training.warmup_steps=1 --set data.sequence_length=1024 --set training.eval_sequences=1 \
   --set parallelism.context=1 --set resources.trainers=1 --follow >"$run/submit.log" 2>&1 || fail "the job"
 [[ -s $run/job/checkpoints/model/model.safetensors ]] || fail "no model was exported"
 
