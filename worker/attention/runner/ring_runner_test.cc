@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::attention {
 namespace {
