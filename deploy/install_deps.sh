@@ -20,12 +20,12 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 case ${1:-} in
-  --dev) packages+=(prometheus clang-format clang-tidy) ;;
+  --dev) packages+=(prometheus clang-format clang-tidy python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
   *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;
 esac
-# RUNLEVEL: of the prometheus package only promtool is wanted, not a daemon that takes a port.
+# RUNLEVEL: the tests start a Prometheus of their own; the package shall start no daemon that takes a port.
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 
 missing=()
