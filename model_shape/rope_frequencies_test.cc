@@ -18,14 +18,10 @@ using Json = nlohmann::json;
 
 // Heads of 8 values: frequencies of 10000 ^ (-i / 4), i = 0..3.
 ModelConfig ConfigWith(const Json& scaling, int64_t max_positions = 64) {
-  Json json = {{"model_type", "qwen2"},
-               {"vocab_size", 61},
-               {"hidden_size", 32},
-               {"intermediate_size", 40},
-               {"num_hidden_layers", 2},
-               {"num_attention_heads", 4},
-               {"num_key_value_heads", 2},
-               {"max_position_embeddings", max_positions}};
+  Json json = {{"model_type", "qwen2"},    {"vocab_size", 61},
+               {"hidden_size", 32},        {"intermediate_size", 40},
+               {"num_hidden_layers", 2},   {"num_attention_heads", 4},
+               {"num_key_value_heads", 2}, {"max_position_embeddings", max_positions}};
   if (!scaling.is_null()) json["rope_parameters"] = scaling;
   const auto config = ParseModelConfig(json.dump(), "config.json");
   EXPECT_TRUE(config.ok()) << config.status();
@@ -75,10 +71,10 @@ TEST(RopeFrequenciesTest, DynamicGrowsWithTheSequenceItself) {
     ExpectFrequencies(config, tokens, Plain(10000.0 * std::pow(stretch, 8.0 / 6.0)));
   }
   // From the length that the model has, not from one before.
-  ExpectFrequencies(ConfigWith({{"rope_type", "dynamic"},
-                                {"factor", 3.0},
-                                {"original_max_position_embeddings", 16}}),
-                    64, Plain());
+  ExpectFrequencies(
+      ConfigWith(
+          {{"rope_type", "dynamic"}, {"factor", 3.0}, {"original_max_position_embeddings", 16}}),
+      64, Plain());
 }
 
 // Fast frequencies stay, slow ones are divided by the factor, linearly between: by how often each
@@ -87,12 +83,9 @@ TEST(RopeFrequenciesTest, YarnRampsBetweenFastAndSlow) {
   const auto index_of = [](double turns) {
     return 8 * std::log(16 / (turns * 2 * std::numbers::pi)) / (2 * std::log(10000.0));
   };
-  Json scaling = {{"rope_type", "yarn"},
-                  {"factor", 4.0},
-                  {"original_max_position_embeddings", 16},
-                  {"beta_fast", 2.0},
-                  {"beta_slow", 0.01},
-                  {"truncate", false}};
+  Json scaling = {
+      {"rope_type", "yarn"}, {"factor", 4.0},     {"original_max_position_embeddings", 16},
+      {"beta_fast", 2.0},    {"beta_slow", 0.01}, {"truncate", false}};
   for (const bool truncate : {false, true}) {
     scaling["truncate"] = truncate;
     double low = index_of(2.0), high = index_of(0.01);

@@ -97,7 +97,8 @@ TEST_F(OutcomeTest, ANodeIsGivenUpTheMomentItsTimeIsOver) {
   EXPECT_TRUE(attempt().failure().retryable());
 }
 
-// The failing attempt's abort and its failure are in the record; what is missing is who is in sight.
+// The failing attempt's abort and its failure are in the record; what is missing is who is in
+// sight.
 TEST_F(OutcomeTest, ARestartInMidFailureDoesNotWaitForANodeOutOfSight) {
   Run();
   Exit(3, TrainerExited::FAILED);
@@ -235,10 +236,11 @@ TEST_F(OutcomeTest, AnExitIsToldInItsOwnWordsOrByItsNumbers) {
     int code = 0, signal = 0;
     std::string expected;
   };
-  for (const Case& each : {Case{.message = "shard 2 is damaged", .code = 1, .expected = "shard 2 is damaged"},
-                           Case{.message = "", .signal = 9, .expected = "killed by signal 9"},
-                           Case{.message = "", .code = 3, .expected = "exited with code 3 without a word"},
-                           Case{.outcome = 77, .message = "", .expected = "ended with outcome 77, which"}}) {
+  for (const Case& each :
+       {Case{.message = "shard 2 is damaged", .code = 1, .expected = "shard 2 is damaged"},
+        Case{.message = "", .signal = 9, .expected = "killed by signal 9"},
+        Case{.message = "", .code = 3, .expected = "exited with code 3 without a word"},
+        Case{.outcome = 77, .message = "", .expected = "ended with outcome 77, which"}}) {
     JobMachine machine(NewJob(), &options_);
     machine.Place({On("nodes/a", 0)}, {}, ++token_, now_);
     TrainerExited exited;

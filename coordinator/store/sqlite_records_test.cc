@@ -89,15 +89,17 @@ TEST_F(RecordsTest, FiltersThatExclude) {
   }
   using Field = JobTerm::Field;
   constexpr auto kNot = JobTerm::Operator::kNotEquals;
-  EXPECT_THAT(List({.terms = {{.field = Field::kLabel, .label = "team", .op = kNot, .value = "air"}}}),
-              ElementsAre("ocean", "none"))
+  EXPECT_THAT(
+      List({.terms = {{.field = Field::kLabel, .label = "team", .op = kNot, .value = "air"}}}),
+      ElementsAre("ocean", "none"))
       << "also those without the label";
   EXPECT_THAT(List({.terms = {{.field = Field::kName, .op = kNot, .value = "air"}}}),
               ElementsAre("ocean", "none"));
   EXPECT_THAT(List({.terms = {{.field = Field::kOwner, .op = kNot, .value = "air"}}}),
               ElementsAre("ocean", "none"));
-  EXPECT_THAT(List({.terms = {{.field = Field::kLabel, .label = "air", .op = JobTerm::Operator::kHas}}}),
-              IsEmpty());
+  EXPECT_THAT(
+      List({.terms = {{.field = Field::kLabel, .label = "air", .op = JobTerm::Operator::kHas}}}),
+      IsEmpty());
   const auto wrong = Read([](ReadTransaction& t) {
     return t.ListJobs({.terms = {{.field = Field::kState, .value = "SLEEPING"}}});
   });
@@ -311,11 +313,12 @@ TEST_F(RecordsTest, WithoutAnIdAndAfterAFailureARequestIsDoneAgain) {
   int runs = 0;
   const auto run = [&](const RequestKey& key, const absl::Status& outcome) {
     return store_->Write([&](WriteTransaction& t) {
-      return Once<v1::Job>(t, key, [&]() -> absl::StatusOr<v1::Job> {
-               ++runs;
-               if (!outcome.ok()) return outcome;
-               return v1::Job();
-             })
+      return Once<v1::Job>(t, key,
+                           [&]() -> absl::StatusOr<v1::Job> {
+                             ++runs;
+                             if (!outcome.ok()) return outcome;
+                             return v1::Job();
+                           })
           .status();
     });
   };

@@ -62,9 +62,9 @@ TEST_P(ReductionTest, EveryElementIsReducedInItsPlace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(RanksAndElements, ReductionTest,
-                         ::testing::Values(std::pair{1, 10}, std::pair{5, 3},
-                                           std::pair{3, 4096}, std::pair{3, 4097},
-                                           std::pair{5, 4099}, std::pair{3, (4 << 20) + 7}));
+                         ::testing::Values(std::pair{1, 10}, std::pair{5, 3}, std::pair{3, 4096},
+                                           std::pair{3, 4097}, std::pair{5, 4099},
+                                           std::pair{3, (4 << 20) + 7}));
 
 TEST(CollectivesTest, SharesAreSummedInRankOrder) {
   // In rank order the ones are lost one by one; summed first, or last, they would not be.
@@ -124,7 +124,8 @@ TEST(CollectivesTest, NobodyPassesABarrierBeforeAllHaveCome) {
 }
 
 // Two communicators over the same ranks, used in opposite orders: nothing of one reaches the other.
-void ExpectApart(Communicator& first, Communicator& second, int rank, Channel of_second = kChannel) {
+void ExpectApart(Communicator& first, Communicator& second, int rank,
+                 Channel of_second = kChannel) {
   const int peer = 1 - rank;
   int a = 10 + rank, b = 20 + rank, from_a = 0, from_b = 0;
   std::vector<std::unique_ptr<Transfer>> transfers;

@@ -79,8 +79,7 @@ TEST_F(PackTest, TheManifestSaysWhatIsThere) {
   EXPECT_EQ(manifest.separator, kByteSeparator);
   EXPECT_EQ(manifest.tokens, 7u);
   EXPECT_EQ(manifest.documents, 2u);
-  EXPECT_THAT(manifest.shards,
-              ::testing::ElementsAre("shard-00000.tokens", "shard-00001.tokens"));
+  EXPECT_THAT(manifest.shards, ::testing::ElementsAre("shard-00000.tokens", "shard-00001.tokens"));
   EXPECT_EQ(result->eval.documents, 0u);
   EXPECT_TRUE(ReadManifest((folder_ / "tokens/eval").string()).ok());
   EXPECT_FALSE(fs::exists(folder_ / "tokens/.packing"));
@@ -144,8 +143,10 @@ TEST_F(PackTest, AShardHoldsTokensOfTwoOrFourBytes) {
   const uint32_t tokens[] = {1, 65536};
   const uint64_t starts[] = {0};
   const std::string path = (folder_ / "shard").string();
-  EXPECT_EQ(WriteShard(path, tokens, starts, 3).message(), "token_bytes is 3; 2 and 4 are possible");
-  EXPECT_EQ(WriteShard(path, tokens, starts, 2).message(), "token 65536 does not fit 2 bytes; use 4");
+  EXPECT_EQ(WriteShard(path, tokens, starts, 3).message(),
+            "token_bytes is 3; 2 and 4 are possible");
+  EXPECT_EQ(WriteShard(path, tokens, starts, 2).message(),
+            "token 65536 does not fit 2 bytes; use 4");
   ASSERT_TRUE(WriteShard(path, tokens, starts, 4).ok());
   const auto shard = TokenShard::Open(path);
   ASSERT_TRUE(shard.ok()) << shard.status();

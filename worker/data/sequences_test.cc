@@ -39,7 +39,8 @@ TEST_F(SequencesTest, AModelOfALargerVocabularyMayTrainOnThem) {
 
 // A checkpoint of an older release goes on with the sequences that it has not seen.
 TEST_F(SequencesTest, TheOrderIsTheSameInEveryRelease) {
-  for (int i = 0; i < 41; ++i) AddText(std::to_string(10 + i), std::string(1, static_cast<char>('A' + i)));
+  for (int i = 0; i < 41; ++i)
+    AddText(std::to_string(10 + i), std::string(1, static_cast<char>('A' + i)));
   ASSERT_TRUE(Pack(Options()).ok());  // "A|B|C|": two tokens a document
   const auto loader = Loader::Open(Train(), 4, 7, 257);
   ASSERT_TRUE(loader.ok()) << loader.status();

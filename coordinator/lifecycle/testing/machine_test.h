@@ -90,8 +90,9 @@ class MachineTest : public ::testing::Test {
       const std::string what = command.has_start()     ? "start"
                                : command.has_connect() ? "connect"
                                : command.has_profile() ? "profile"
-                               : command.has_stop() ? v1::StopTrainers::Mode_Name(command.stop().mode())
-                                                    : "plan";
+                               : command.has_stop()
+                                   ? v1::StopTrainers::Mode_Name(command.stop().mode())
+                                   : "plan";
       commands.push_back(effect.node.substr(6) + ":" + what);
     }
     return commands;

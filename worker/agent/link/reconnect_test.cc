@@ -34,8 +34,8 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
-    channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port),
-                                   grpc::InsecureChannelCredentials());
+    channel_ =
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials());
   }
   ~ScriptedCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
 

@@ -24,8 +24,7 @@ TEST_F(FencingTest, AnOlderTokenIsRefusedWhateverItAsks) {
        {StartOf(6, 1), StopOf(6, v1::StopTrainers::ABORT, 0), connect, plan}) {
     const v1::CommandAck ack = Do(command);
     EXPECT_FALSE(ack.accepted());
-    EXPECT_EQ(ack.message(),
-              "fencing token 6 is older than 7, which jobs/job has shown here");
+    EXPECT_EQ(ack.message(), "fencing token 6 is older than 7, which jobs/job has shown here");
   }
   EXPECT_TRUE(trainer->sent.empty());
   EXPECT_FALSE(std::filesystem::exists(FolderOf(6, 0)));
@@ -119,9 +118,9 @@ TEST_F(FencingTest, OnlyTheProcessThatWasStartedAttaches) {
   EXPECT_TRUE(Do(StartOf(7, 2)).accepted());
   const pid_t pid = PidOf(7, 0), other = PidOf(7, 1);
   // Another process, another rank's, an older token, a newer one, and a rank that is not here.
-  for (const v1::TrainerMessage& hello : {HelloOf(7, 0, getpid()), HelloOf(7, 0, other),
-                                          HelloOf(6, 0, pid), HelloOf(8, 0, pid),
-                                          HelloOf(7, 2, pid)}) {
+  for (const v1::TrainerMessage& hello :
+       {HelloOf(7, 0, getpid()), HelloOf(7, 0, other), HelloOf(6, 0, pid), HelloOf(8, 0, pid),
+        HelloOf(7, 2, pid)}) {
     const auto stranger = Say(hello);
     EXPECT_EQ(stranger->closed,
               absl::PermissionDeniedError("not a trainer that this worker started"));

@@ -1,5 +1,7 @@
 // A rank beside a peer that a test plays frame by frame: what it makes of messages, goodbyes and
 // nonsense, and what it says itself.
+#include "worker/comm/testing/raw_peer.h"
+
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/comm/testing/raw_peer.h"
 
 namespace ringleader::comm {
 namespace {

@@ -1,4 +1,5 @@
-// The second of two ranks, played by a test frame by frame: it says what a rank would, or would not.
+// The second of two ranks, played by a test frame by frame: it says what a rank would, or would
+// not.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

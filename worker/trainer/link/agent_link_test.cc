@@ -170,8 +170,9 @@ TEST_F(AgentLinkTest, AStopBeforeTheFirstStepEndsTheWait) {
 TEST_F(AgentLinkTest, SaysWhoItIsAndWhereItListens) {
   FakeAgent agent(socket_, Spec(2), {}, 2);
   const auto first = Attach();
-  const auto second = AgentLink::Attach(
-      {.socket = socket_, .rank = 1, .fencing_token = FakeAgent::kToken}, [](const std::string&) {});
+  const auto second =
+      AgentLink::Attach({.socket = socket_, .rank = 1, .fencing_token = FakeAgent::kToken},
+                        [](const std::string&) {});
   EXPECT_EQ(second->WaitForAssignment().value().job.rank, 1);
   ASSERT_TRUE(first->WaitForAssignment().ok());
   // The other ranks' addresses come once all are ready, by rank.
@@ -183,7 +184,8 @@ TEST_F(AgentLinkTest, SaysWhoItIsAndWhereItListens) {
   EXPECT_EQ(to_second.value(), *peers);
   EXPECT_TRUE(agent.WaitFor([](const std::vector<RankLog>& logs) {
     const auto& hello = logs[1].hello;
-    return hello.has_value() && hello->rank() == 1 && hello->pid() == static_cast<uint32_t>(getpid()) &&
+    return hello.has_value() && hello->rank() == 1 &&
+           hello->pid() == static_cast<uint32_t>(getpid()) &&
            hello->protocol_version() == kProtocolVersion;
   }));
 }
@@ -225,9 +227,8 @@ TEST_F(AgentLinkTest, ReportsEveryFieldOfANotice) {
 }
 
 TEST_F(AgentLinkTest, AResultIsAStopOrAFailureOfItsOwn) {
-  for (const auto& [kind, outcome] :
-       {std::pair{Result::Kind::kStopped, v1::TrainerExited::STOPPED},
-        {Result::Kind::kFailed, v1::TrainerExited::FAILED}}) {
+  for (const auto& [kind, outcome] : {std::pair{Result::Kind::kStopped, v1::TrainerExited::STOPPED},
+                                      {Result::Kind::kFailed, v1::TrainerExited::FAILED}}) {
     FakeAgent agent(socket_, Spec(1), {}, 1);
     auto link = Attach();
     ASSERT_TRUE(link->WaitForAssignment().ok());
@@ -291,8 +292,8 @@ TEST_F(AgentLinkTest, AWaitEndsWithTheLinkOrAStop) {
   // Another rank that says who it is and nothing else, to be refused: the link's own end.
   auto refused = Attach(/*token=*/1);
   const absl::Status gone = refused->WaitForAssignment().status();
-  EXPECT_EQ(gone, absl::UnavailableError(
-                      "the link to the worker ended while waiting for an assignment"));
+  EXPECT_EQ(gone,
+            absl::UnavailableError("the link to the worker ended while waiting for an assignment"));
   EXPECT_EQ(refused->ReportReady("127.0.0.1:5").status(),
             absl::UnavailableError(
                 "the link to the worker ended while waiting for the other ranks' addresses"));

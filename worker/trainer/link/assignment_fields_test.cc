@@ -133,8 +133,9 @@ TEST(AssignmentFieldsTest, EnginesAndRecomputePolicies) {
   v1::ResourcesSpec* resources = assignment.mutable_spec()->mutable_resources();
   resources->set_engine(v1::ResourcesSpec::CUDA);
   EXPECT_EQ(JobOf(assignment).engine, Engine::kCuda);
-  for (const auto& [policy, expected] : {std::pair{v1::ResourcesSpec::NONE, model::Recompute::kNone},
-                                         {v1::ResourcesSpec::FULL, model::Recompute::kFull}}) {
+  for (const auto& [policy, expected] :
+       {std::pair{v1::ResourcesSpec::NONE, model::Recompute::kNone},
+        {v1::ResourcesSpec::FULL, model::Recompute::kFull}}) {
     resources->set_recompute(policy);
     EXPECT_EQ(JobOf(assignment).memory.recompute, expected);
   }

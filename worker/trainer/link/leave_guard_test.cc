@@ -33,9 +33,8 @@ class WatchedTransport : public comm::Transport {
   bool AwaitTwoLooks() const {
     absl::MutexLock lock(&mutex_);
     const int enough = looks_ + 2;
-    const auto looked = [this, enough]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return looks_ >= enough;
-    };
+    const auto looked = [this, enough]()
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return looks_ >= enough; };
     return mutex_.AwaitWithTimeout(absl::Condition(&looked), absl::Seconds(30));
   }
 

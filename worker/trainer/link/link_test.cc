@@ -1,4 +1,5 @@
-// The protobuf side: what a trainer makes of its worker's assignments, and the worker of its reports.
+// The protobuf side: what a trainer makes of its worker's assignments, and the worker of its
+// reports.
 #include <string>
 
 #include "gmock/gmock.h"

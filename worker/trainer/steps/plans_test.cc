@@ -122,16 +122,14 @@ class BudgetPlansTest : public PlansTest {
 TEST_F(BudgetPlansTest, ABudgetIsItsLayersAndWhatItLeavesOpenIsTheJobs) {
   Plan plan = Next(2);
   const std::vector<double> before = Kept(plan);
-  plan.layer_budgets = {{.layer = 0, .budget = {.vertical_mass = 0,
-                                                .slash_mass = 0,
-                                                .max_verticals = 0,
-                                                .max_slashes = 4}}};
+  plan.layer_budgets = {
+      {.layer = 0,
+       .budget = {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 4}}};
   std::vector<double> after = Kept(plan);
   EXPECT_THAT(after, ElementsAre(before[0] + 2, before[1], before[2], before[3]));
-  plan.layer_budgets[0] = {.layer = 1, .budget = {.vertical_mass = 0,
-                                                  .slash_mass = 0,
-                                                  .max_verticals = 32,
-                                                  .max_slashes = 0}};
+  plan.layer_budgets[0] = {
+      .layer = 1,
+      .budget = {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 32, .max_slashes = 0}};
   after = Kept(plan);
   EXPECT_THAT(after, ElementsAre(before[0], before[1], before[2], before[3] + 16));
 }
@@ -142,10 +140,9 @@ TEST_F(BudgetPlansTest, MassesThatAPlanLeavesOpenAreTheJobs) {
       .vertical_mass = 0.3, .slash_mass = 0.3, .max_verticals = 512, .max_slashes = 8};
   Plan plan = Next(2);
   const std::vector<double> before = Kept(plan);
-  plan.layer_budgets = {{.layer = 0, .budget = {.vertical_mass = 0,
-                                                .slash_mass = 0,
-                                                .max_verticals = 0,
-                                                .max_slashes = 0}}};
+  plan.layer_budgets = {
+      {.layer = 0,
+       .budget = {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 0}}};
   EXPECT_EQ(Kept(plan), before);
   plan.layer_budgets[0].budget.vertical_mass = 0.9;
   std::vector<double> more = Kept(plan);

@@ -219,10 +219,16 @@ TEST_F(RunTest, TellsWhereItIs) {
   const auto at = [&](uint64_t step, const std::string& phase) {
     return std::find(hosts_[0].places.begin(), hosts_[0].places.end(), std::pair(step, phase));
   };
-  const auto order = {at(0, "loading the model"), at(0, "opening the data"),
-                      at(0, "looking for a checkpoint"), at(0, "evaluation"), at(1, "data"),
-                      at(1, "forward and backward"), at(1, "optimizer"), at(1, "checkpoint"),
-                      at(1, "evaluation"), at(1, "finishing the checkpoint"),
+  const auto order = {at(0, "loading the model"),
+                      at(0, "opening the data"),
+                      at(0, "looking for a checkpoint"),
+                      at(0, "evaluation"),
+                      at(1, "data"),
+                      at(1, "forward and backward"),
+                      at(1, "optimizer"),
+                      at(1, "checkpoint"),
+                      at(1, "evaluation"),
+                      at(1, "finishing the checkpoint"),
                       at(1, "exporting the model")};
   for (const auto place : order) EXPECT_NE(place, hosts_[0].places.end());
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));

@@ -64,7 +64,8 @@ std::vector<absl::StatusOr<Outcome>> RunRanks(const TrainingJob& job,
   threads.reserve(job.world_size);
   for (int rank = 0; rank < job.world_size; ++rank) {
     jobs[rank].rank = rank;
-    threads.emplace_back([&, rank] { outcomes[rank] = Run(jobs[rank], *worlds[rank], hosts[rank]); });
+    threads.emplace_back(
+        [&, rank] { outcomes[rank] = Run(jobs[rank], *worlds[rank], hosts[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
   return outcomes;

@@ -56,7 +56,8 @@ class RecordingHost : public Host {
   absl::Mutex mutex_;  // checkpoints are reported from a thread of their own
 };
 
-// As TinyJob (tiny_job.h), in the files that this writes into `directory`, but with dense attention.
+// As TinyJob (tiny_job.h), in the files that this writes into `directory`, but with dense
+// attention.
 TrainingJob TinyTrainingJob(const std::string& directory, int context, int data = 1);
 
 // Runs the job's ranks, hosts[rank] each, and returns how each ended.

@@ -1,5 +1,5 @@
-// What a job small enough for a test trains on: a Qwen2 model of two layers and a few thousand tokens
-// of text. Without protobuf, for tests on either side.
+// What a job small enough for a test trains on: a Qwen2 model of two layers and a few thousand
+// tokens of text. Without protobuf, for tests on either side.
 #pragma once
 
 #include <string>

@@ -9,8 +9,8 @@
 
 namespace ringleader::trainer::testing {
 
-// Writes its files (tiny_files.h) into `directory`; the job trains there with context * data ranks, 6
-// steps of 2 sequences, vertical-slash attention, a checkpoint every 2 steps.
+// Writes its files (tiny_files.h) into `directory`; the job trains there with context * data ranks,
+// 6 steps of 2 sequences, vertical-slash attention, a checkpoint every 2 steps.
 v1::JobSpec TinyJob(const std::string& directory, int context, int data = 1);
 
 // As the planner would: a flat ring, stripes of one tile.
