@@ -110,6 +110,20 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
+// A spec that passes says the same when it was written down and read back.
+void ExpectTheSameFromItsFile(const v1::JobSpec& spec) {
+  const auto back = ParseJobFile(ToYaml(spec), {});
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(spec, *back));
+}
+
+// What is wrong is the caller's, and is told in one line.
+void ExpectAComplaint(const absl::Status& status) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(status.message().empty());
+  EXPECT_EQ(status.message().find('\n'), absl::string_view::npos) << status;
+}
+
 TEST(FuzzTest, MutatedJobFilesNeverCrash) {
   Mutator mutator(20260101);
   int valid = 0;
@@ -118,38 +132,47 @@ TEST(FuzzTest, MutatedJobFilesNeverCrash) {
     SCOPED_TRACE(text);
     const auto spec = ParseJobFile(text, {.base_directory = "/job"});
     if (!spec.ok()) {
-      EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_EQ(spec.status().message().find('\n'), absl::string_view::npos) << spec.status();
+      ExpectAComplaint(spec.status());
       continue;
     }
     if (!Validate(*spec).ok()) continue;
     ++valid;
-    const auto back = ParseJobFile(ToYaml(*spec), {});
-    ASSERT_TRUE(back.ok()) << back.status();
-    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*spec, *back));
+    ExpectTheSameFromItsFile(*spec);
   }
   // The mutations must reach past the parser for the test to mean anything.
   EXPECT_GT(valid, 100);
 }
 
-TEST(FuzzTest, MutatedOverridesNeverCrash) {
+TEST(FuzzTest, MutatedOverridesAreTakenOrRefused) {
   std::mt19937 random(7);
+  int valid = 0, refused = 0;
   for (int i = 0; i < kInputs; ++i) {
     const auto fields = Fields();
     std::string text = std::string(fields[random() % fields.size()].path) + "=";
     for (int n = random() % 12; n > 0; --n) text += static_cast<char>(random() % 256);
     if (random() % 4 == 0) text[random() % text.size()] = static_cast<char>(random());
+    if (random() % 4 == 0) text.resize(text.find('=') + 1), text += std::to_string(random() % 100);
+    SCOPED_TRACE(text);
     const auto spec = ParseJobFile(kSeed, {.overrides = {text}});
-    if (spec.ok()) Validate(*spec).IgnoreError();
+    if (!spec.ok()) {
+      ExpectAComplaint(spec.status());
+      ++refused;
+    } else if (Validate(*spec).ok()) {
+      ++valid;
+      ExpectTheSameFromItsFile(*spec);
+    }
   }
+  EXPECT_GT(valid, 100);
+  EXPECT_GT(refused, 100);
 }
 
-TEST(FuzzTest, MutatedMessagesNeverCrashValidation) {
+TEST(FuzzTest, MutatedMessagesPassAndSayTheSameOrAreRefused) {
   std::mt19937 random(11);
   const auto seed = ParseJobFile(kSeed, {});
   ASSERT_TRUE(seed.ok());
   const std::string bytes = seed->SerializeAsString();
   const google::protobuf::LogSilencer quiet;  // of strings that are no UTF-8
+  int valid = 0, refused = 0;
   for (int i = 0; i < kInputs; ++i) {
     std::string mutated = bytes;
     for (int n = 1 + random() % 4; n > 0; --n) {
@@ -157,10 +180,20 @@ TEST(FuzzTest, MutatedMessagesNeverCrashValidation) {
     }
     v1::JobSpec spec;
     if (!spec.ParseFromString(mutated)) continue;
-    Validate(spec).IgnoreError();
+    const absl::Status status = Validate(spec);
     ApplyDefaults(&spec);
-    ToYaml(spec);
+    if (!status.ok()) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      ToYaml(spec);
+      ++refused;
+      continue;
+    }
+    ++valid;
+    spec.DiscardUnknownFields();
+    ExpectTheSameFromItsFile(spec);
   }
+  EXPECT_GT(valid, 100);
+  EXPECT_GT(refused, 100);
 }
 
 }  // namespace

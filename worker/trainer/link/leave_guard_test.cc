@@ -29,10 +29,10 @@ class WatchedTransport : public comm::Transport {
   }
   bool aborted_by_peer() const override { return false; }
 
-  // Until the guard has looked twice more, so that it has acted on what it saw first.
-  bool AwaitTwoLooks() const {
+  // Until the guard has looked four times more: it has acted on what it saw before the last.
+  bool AwaitLooks() const {
     absl::MutexLock lock(&mutex_);
-    const int enough = looks_ + 2;
+    const int enough = looks_ + 4;
     const auto looked = [this, enough]()
                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return looks_ >= enough; };
     return mutex_.AwaitWithTimeout(absl::Condition(&looked), absl::Seconds(30));
@@ -76,14 +76,14 @@ TEST_F(LeaveGuardTest, LeavesOnceThePatienceIsOverAndAgain) {
 TEST_F(LeaveGuardTest, AStepLoopThatComesBackIsLeftAlone) {
   auto guard = Guard(absl::Hours(1));
   transport_->Abort("over");
-  ASSERT_TRUE(transport_->AwaitTwoLooks());
+  ASSERT_TRUE(transport_->AwaitLooks());
   guard.reset();
   EXPECT_TRUE(reasons().empty());
 }
 
 TEST_F(LeaveGuardTest, AnAttemptThatRunsIsLeftAlone) {
   const auto guard = Guard(absl::Milliseconds(1));
-  ASSERT_TRUE(transport_->AwaitTwoLooks());
+  ASSERT_TRUE(transport_->AwaitLooks());
   EXPECT_TRUE(reasons().empty());
 }
 
