@@ -80,8 +80,8 @@ TEST_F(BooksTest, AReportBelongsToTheAttemptWithItsToken) {
   for (const uint64_t token : {own - 1, own + 1}) {
     token_ = token;
     for (const v1::AttemptEvent& event :
-         {Step(1, 0), Step(1, 1), Checkpoint(3), Eval(3),
-          Exited(0, v1::TrainerExited::FAILED), Exited(1, v1::TrainerExited::COMPLETED)}) {
+         {Step(1, 0), Step(1, 1), Checkpoint(3), Eval(3), Exited(0, v1::TrainerExited::FAILED),
+          Exited(1, v1::TrainerExited::COMPLETED)}) {
       Say(session, ++sequence, event);
     }
   }

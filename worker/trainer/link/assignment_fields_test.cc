@@ -211,10 +211,11 @@ TEST(PlanFieldsTest, AreTakenOneByOne) {
   ASSERT_EQ(plan.layer_budgets.size(), 2u);
   EXPECT_EQ(plan.layer_budgets[0].layer, 7u);
   EXPECT_FALSE(plan.layer_budgets[0].budget.dense);
-  EXPECT_EQ(plan.layer_budgets[0].budget.vertical_mass, 0.5);
-  EXPECT_EQ(plan.layer_budgets[0].budget.slash_mass, 0.25);
-  EXPECT_EQ(plan.layer_budgets[0].budget.max_verticals, 11u);
-  EXPECT_EQ(plan.layer_budgets[0].budget.max_slashes, 12u);
+  const patterns::VerticalSlashBudget& budgets = plan.layer_budgets[0].budget.vertical_slash;
+  EXPECT_EQ(budgets.vertical_mass, 0.5);
+  EXPECT_EQ(budgets.slash_mass, 0.25);
+  EXPECT_EQ(budgets.max_verticals, 11u);
+  EXPECT_EQ(budgets.max_slashes, 12u);
   EXPECT_TRUE(plan.layer_budgets[1].budget.dense);
   EXPECT_TRUE(plan.micro_batches.empty());
 }

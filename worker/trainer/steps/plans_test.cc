@@ -79,7 +79,7 @@ TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
   wrong[4].ring.outer = 2;
   wrong[5].micro_batches = {{0}};
   wrong[6].micro_batches = {{0, 1}, {}};
-  wrong[7].layer_budgets = {{.layer = 2, .budget = {.dense = true}}};
+  wrong[7].layer_budgets = {{.layer = 2, .budget = {.dense = true, .vertical_slash = {}}}};
   for (size_t i = 0; i < wrong.size(); ++i) {
     EXPECT_THAT(Run({wrong[i]}), ElementsAre(1, 1, 1, 1, 1, 1)) << i;
   }
@@ -119,17 +119,23 @@ class BudgetPlansTest : public PlansTest {
   }
 };
 
+// What a plan leaves open is 0.
+Plan::Budget BudgetOf(uint32_t layer, const patterns::VerticalSlashBudget& given) {
+  Plan::Budget budget;
+  budget.layer = layer;
+  budget.budget.vertical_slash = given;
+  return budget;
+}
+
 TEST_F(BudgetPlansTest, ABudgetIsItsLayersAndWhatItLeavesOpenIsTheJobs) {
   Plan plan = Next(2);
   const std::vector<double> before = Kept(plan);
   plan.layer_budgets = {
-      {.layer = 0,
-       .budget = {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 4}}};
+      BudgetOf(0, {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 4})};
   std::vector<double> after = Kept(plan);
   EXPECT_THAT(after, ElementsAre(before[0] + 2, before[1], before[2], before[3]));
-  plan.layer_budgets[0] = {
-      .layer = 1,
-      .budget = {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 32, .max_slashes = 0}};
+  plan.layer_budgets = {
+      BudgetOf(1, {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 32, .max_slashes = 0})};
   after = Kept(plan);
   EXPECT_THAT(after, ElementsAre(before[0], before[1], before[2], before[3] + 16));
 }
@@ -140,16 +146,18 @@ TEST_F(BudgetPlansTest, MassesThatAPlanLeavesOpenAreTheJobs) {
       .vertical_mass = 0.3, .slash_mass = 0.3, .max_verticals = 512, .max_slashes = 8};
   Plan plan = Next(2);
   const std::vector<double> before = Kept(plan);
-  plan.layer_budgets = {
-      {.layer = 0,
-       .budget = {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 0}}};
+  patterns::VerticalSlashBudget open = {
+      .vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 0};
+  plan.layer_budgets = {BudgetOf(0, open)};
   EXPECT_EQ(Kept(plan), before);
-  plan.layer_budgets[0].budget.vertical_mass = 0.9;
+  open.vertical_mass = 0.9;
+  plan.layer_budgets = {BudgetOf(0, open)};
   std::vector<double> more = Kept(plan);
   EXPECT_GT(more[1], before[1]);
   EXPECT_EQ(more[0], before[0]);
-  plan.layer_budgets[0].budget = {
-      .vertical_mass = 0, .slash_mass = 0.9, .max_verticals = 0, .max_slashes = 0};
+  open.vertical_mass = 0;
+  open.slash_mass = 0.9;
+  plan.layer_budgets = {BudgetOf(0, open)};
   more = Kept(plan);
   EXPECT_GT(more[0], before[0]);
   EXPECT_EQ(more[1], before[1]);
@@ -158,7 +166,7 @@ TEST_F(BudgetPlansTest, MassesThatAPlanLeavesOpenAreTheJobs) {
 TEST_F(BudgetPlansTest, LayersThatTheJobKeepsDenseStaySo) {
   job_.attention.dense_layers = {0};
   Plan plan = Next(2);
-  plan.layer_budgets = {{.layer = 1, .budget = {.max_verticals = 16, .max_slashes = 2}}};
+  plan.layer_budgets = {BudgetOf(1, {.max_verticals = 16, .max_slashes = 2})};
   Run({plan});
   EXPECT_EQ(hosts_[0].steps.at(0).layers[0].density, 1.0);
   EXPECT_EQ(hosts_[0].steps.at(1).layers[0].density, 1.0);

@@ -1,5 +1,7 @@
 // What an attempt takes up from the one before it, and what it refuses to.
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,20 @@ TEST_F(ResumeTest, GoesOnWhereItStoppedAndEvaluatesNoMoreThanThat) {
   EXPECT_EQ(Losses(), std::vector<double>(undisturbed.begin() + 3, undisturbed.end()));
   ASSERT_EQ(hosts_[0].evals.size(), 1u) << "the start was evaluated by the first attempt";
   EXPECT_EQ(hosts_[0].evals[0].step, 6u);
+}
+
+TEST_F(ResumeTest, ACheckpointCountsOverAllAttempts) {
+  TrainingJob job = Job();
+  EXPECT_EQ(Run(job, 3).value(), Outcome::kStopped);
+  ASSERT_TRUE(Run(job).ok());
+  std::ifstream file(job.checkpoint_directory + "/step-0000000006/manifest.json");
+  const nlohmann::json state = nlohmann::json::parse(file).at("state");
+  EXPECT_EQ(state.at("step"), 6);
+  EXPECT_EQ(state.at("updates"), 6);
+  EXPECT_EQ(state.at("skipped_steps"), 0);
+  EXPECT_EQ(state.at("tokens"), 6 * 2 * testing::kTinySequence);
+  EXPECT_EQ(state.at("data_position"), 6 * 2);
+  EXPECT_EQ(state.at("seed"), 1);
 }
 
 TEST_F(ResumeTest, AJobThatIsDoneExportsItsModelAgain) {
