@@ -11,6 +11,7 @@
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/data/loader.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 #include "worker/trainer/testing/tiny_files.h"
 
@@ -103,6 +104,27 @@ TEST_F(RunTest, AStepsRecordCountsWhatAllRanksDid) {
   }
 }
 
+// Nothing is learnt, so that a loss tells which sequences it is of: the second step of two is the
+// third and fourth of one each.
+TEST_F(RunTest, EachStepTakesTheSequencesBehindThoseOfTheStepBefore) {
+  TrainingJob job = Job();
+  job.schedule = {.peak = 0.0, .total_steps = 4};
+  job.eval_sequences = 0;
+  job.steps = 2;
+  RunAnew(job);
+  const std::vector<double> pairs = Losses(hosts_[0]);
+  job.global_batch = 1;
+  job.sequence_lengths = {kTinySequence};
+  job.steps = 4;
+  job.checkpoint_directory = Path("single");
+  RunAnew(job);
+  const std::vector<double> single = Losses(hosts_[0]);
+  for (size_t step = 0; step < 2; ++step) {
+    EXPECT_NEAR(pairs.at(step), (single.at(2 * step) + single.at(2 * step + 1)) / 2, 1e-4);
+  }
+  EXPECT_GT(std::abs(single[1] - single[3]), 5e-4) << "one cannot be told from the other";
+}
+
 TEST_F(RunTest, SequencesMayBeOfDifferentLengths) {
   TrainingJob job = Job(2);
   job.sequence_lengths = {kTinySequence, kTinySequence / 4};
@@ -157,11 +179,19 @@ TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
   RunAnew(job);
   EXPECT_EQ(hosts_[0].evals[0].tokens, alone.tokens);
   EXPECT_NEAR(hosts_[0].evals[0].loss, alone.loss, 1e-6 * alone.loss);
-  // More than there are.
+  // More than there are: all of them, each token with a label once.
   job.eval_sequences = 1'000'000;
   job.checkpoint_directory = Path("all");
   RunAnew(job);
-  EXPECT_LT(hosts_[0].evals[0].tokens, 1'000'000u);
+  const auto held_out = data::Loader::Open(job.eval_data, kTinySequence, job.seed, 257);
+  ASSERT_TRUE(held_out.ok()) << held_out.status();
+  uint64_t labels = 0;
+  for (uint64_t i = 0; i < held_out->sequences(); ++i) {
+    for (const int64_t label : held_out->InOrder(i, {.tokens = kTinySequence}).labels) {
+      labels += label != data::kIgnoreLabel;
+    }
+  }
+  EXPECT_EQ(hosts_[0].evals[0].tokens, labels);
 }
 
 TEST_F(RunTest, SavesEverySoOftenAndAtTheEnd) {
