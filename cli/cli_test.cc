@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/net/token.h"
+#include "base/testing/fake_clock.h"
 #include "cli/app.h"
 #include "cli/client.h"
 #include "cli/follow.h"

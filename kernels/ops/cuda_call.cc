@@ -37,6 +37,12 @@ void CheckCuda(const torch::Tensor& x, torch::ScalarType type, const char* name)
               ": the last dimension must be dense; strides are ", x.strides());
 }
 
+void CheckRows(const torch::Tensor& x, const char* name) {
+  CheckCuda(x, torch::kBFloat16, name);
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), name, " must be a dense matrix, it is ", x.sizes(),
+              " with strides ", x.strides());
+}
+
 const __nv_bfloat16* Bf16(const torch::Tensor& x) {
   return reinterpret_cast<const __nv_bfloat16*>(x.const_data_ptr<at::BFloat16>());
 }

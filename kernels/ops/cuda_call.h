@@ -23,6 +23,8 @@ void Check(const absl::Status& status);
 
 // Throws unless `x` is a CUDA tensor of `type` whose last dimension is dense.
 void CheckCuda(const torch::Tensor& x, torch::ScalarType type, const char* name);
+// Throws unless `x` is a dense bf16 matrix on a GPU.
+void CheckRows(const torch::Tensor& x, const char* name);
 
 // The memory of a bf16 tensor, to read or to write.
 const __nv_bfloat16* Bf16(const torch::Tensor& x);

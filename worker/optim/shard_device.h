@@ -50,15 +50,6 @@ class ShardDevice {
   // Of sums over a shard and over ranks: fp32, or fp64.
   virtual torch::ScalarType sum_type() const = 0;
 
-  // Whether gradients are summed over ranks once a step rather than block by block while backward
-  // runs, where parameters are whole: then ranks may add up different numbers of micro-batches.
-  virtual bool sums_once_a_step() const { return false; }
-  // Where it does. data: [size() * n] fp32; sum: [n], this rank's part of the sum. Blocks.
-  virtual absl::Status ReduceScatterSum(const torch::Tensor& /*data*/,
-                                        const torch::Tensor& /*sum*/) {
-    return absl::UnimplementedError("this device sums gradients block by block");
-  }
-
   // data: [count] fp32 of all ranks, summed into `owner`'s sum, which may be data and is ignored
   // elsewhere.
   virtual absl::StatusOr<ShardTransferPtr> ReduceSum(const torch::Tensor& data,

@@ -6,8 +6,7 @@
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
-// behind the backward of the next layer. A CPU rank whose parameters are whole adds up the whole
-// gradient instead, and the step reduces it (stage 1 as far as gradients go).
+// behind the backward of the next layer.
 #pragma once
 
 #include <torch/types.h>
@@ -55,6 +54,10 @@ class ShardedAdamW : public model::ParameterStore {
   torch::Tensor Parameters(int block, int next) override;
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
+  // Takes part in the reductions of a micro-batch to which this rank adds nothing, because other
+  // ranks have more micro-batches in this step. Only where parameters are whole: to gather sharded
+  // ones takes a forward and a backward of all ranks.
+  void PassMicroBatch();
 
   // loss_sum: a scalar on the device, over this rank's micro-batches, and `tokens` how many
   // labels it sums; the gradient is taken of the mean over all ranks' tokens. Clips, updates this

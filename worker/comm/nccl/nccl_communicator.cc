@@ -21,6 +21,8 @@ namespace {
 // Of a call that NCCL finishes in the background; short against any transfer.
 constexpr absl::Duration kPollInterval = absl::Microseconds(50);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
+// What a channel's kernels take from computation at most (bench/results/attention_ring_bench.md).
+constexpr int kThreadBlocks = 16;
 
 struct TypeInfo {
   ncclDataType_t nccl;
@@ -183,8 +185,7 @@ absl::Status NcclCommunicator::Connect(Channel channel, Lane* lane) {
 
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  const int blocks = channel == Channel::kGradients ? options.gradient_blocks : options.kv_blocks;
-  if (blocks > 0) config.maxCTAs = blocks;
+  config.maxCTAs = kThreadBlocks;
   lane->comm = std::make_shared<WatchedComm>(what);
   ncclComm_t comm = nullptr;
   const ncclResult_t started = nccl.comm_init_rank_config(&comm, size_, id, rank_, &config);

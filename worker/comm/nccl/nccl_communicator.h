@@ -22,9 +22,6 @@ struct NcclOptions {
   // Without any transfer of a channel ending while one is under way: then a peer hangs. Longer than
   // the longest computation between two transfers.
   absl::Duration transfer_timeout = absl::Seconds(180);
-  // Thread blocks that a channel's kernels take from computation at most; 0: as NCCL likes.
-  int kv_blocks = 16;        // kKvInner, kKvOuter, kGradKv, kControl
-  int gradient_blocks = 16;  // kGradients
 };
 
 // Over all ranks of `host`, which carries ids and bad news and must outlive the result and what is

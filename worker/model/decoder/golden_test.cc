@@ -36,9 +36,9 @@ class GoldenTest : public testing::TestWithParam<Case> {
 
 TEST_P(GoldenTest, LogitsLossAndGradientsEqualTransformers) {
   const Golden golden = LoadGolden(GetParam().name);
-  const CpuTokenOps ops(/*threads=*/1);
+  const auto ops = NewCpuTokenOps(/*threads=*/1);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-  Decoder decoder(golden.config, ops, store, {.recompute = {.recompute = GetParam().recompute}});
+  Decoder decoder(golden.config, *ops, store, {.recompute = {.recompute = GetParam().recompute}});
   const TokenBatch batch = BatchOf(golden);
   DenseContextAttention attention;
   const torch::Tensor difference =
@@ -102,9 +102,9 @@ TEST_P(GoldenTest, ExportHasTheNamesShapesAndTypesOfTheOriginal) {
 
 TEST(DecoderTest, TokensAndLabelsOutsideTheVocabularyAreErrors) {
   const Golden golden = LoadGolden("qwen2");
-  const CpuTokenOps ops(/*threads=*/1);
+  const auto ops = NewCpuTokenOps(/*threads=*/1);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-  Decoder decoder(golden.config, ops, store, {});
+  Decoder decoder(golden.config, *ops, store, {});
   DenseContextAttention attention;
   const torch::Tensor inside = torch::tensor({0, 1, 60}, torch::kInt64);
   const torch::Tensor outside = torch::tensor({0, 1, 61}, torch::kInt64);
@@ -124,9 +124,9 @@ TEST(DecoderTest, NeitherRecomputingNorThreadsChangeABit) {
   for (const std::string& name : GoldenNames()) {
     const Golden golden = LoadGolden(name);
     const auto gradients = [&](const RecomputePlan& plan, int threads) {
-      const CpuTokenOps ops(threads);
+      const auto ops = NewCpuTokenOps(threads);
       FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-      Decoder decoder(golden.config, ops, store, {.recompute = plan});
+      Decoder decoder(golden.config, *ops, store, {.recompute = plan});
       DenseContextAttention attention;
       const torch::Tensor tokens = torch::arange(600) % 7;
       decoder.ForwardBackward({.tokens = tokens,

@@ -72,7 +72,7 @@ class CudaDevice : public EngineDevice {
   torch::ScalarType type() const override { return torch::kBFloat16; }
   bool is_host() const override { return false; }
   absl::StatusOr<model::MemoryLimits> FreeMemory() override;
-  const model::TokenOps& token_ops() const override { return token_ops_; }
+  const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return optim::CudaShardDevice::Create(gpus_.get());
@@ -104,7 +104,7 @@ class CudaDevice : public EngineDevice {
   std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
   std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
   std::unique_ptr<attention::ContextAttention> attention_;
-  const model::CudaTokenOps token_ops_;
+  const std::unique_ptr<model::TokenOps> token_ops_ = model::NewCudaTokenOps();
   std::unique_ptr<model::HostActivations> host_activations_;  // null: nothing leaves the GPU
   DeviceTimer timers_[2];
 };

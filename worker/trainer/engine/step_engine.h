@@ -58,7 +58,7 @@ class StepEngine {
   const model::ParameterLayout& layout() const { return decoder_->layout(); }
   // How the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
-  // Whether every rank has to come to as many micro-batches a step.
+  // Whether every rank has to come to as many micro-batches a step, because parameters are sharded.
   bool ranks_step_alike() const;
 
   // From the next step on; layers behind the end keep the job's.
@@ -70,6 +70,9 @@ class StepEngine {
   // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
   void BeginStep();
   absl::Status ForwardBackward(const data::LocalSequence& sequence);
+  // In place of a forward and backward, where other ranks have more micro-batches than this one:
+  // ranks sum the gradients of each micro-batch together.
+  void PassMicroBatch();
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
   // This rank's part of the loss, without gradients.
