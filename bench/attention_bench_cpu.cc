@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/ops/token_view.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/tiles/tile_lists.h"
 
@@ -62,12 +63,7 @@ double Median(std::vector<double> values) {
 
 template <typename T>
 TokenMajor<T> View(const Tensor& x) {
-  return {.data = x.data_ptr<std::remove_const_t<T>>(),
-          .tokens = x.size(0),
-          .heads = static_cast<int32_t>(x.size(1)),
-          .head_dim = static_cast<int32_t>(x.size(2)),
-          .token_stride = x.stride(0),
-          .head_stride = x.stride(1)};
+  return kernels::ops::TokenView<T>(x, x.data_ptr<std::remove_const_t<T>>());
 }
 
 // One sequence on one rank, called without autograd: what the engine itself costs.

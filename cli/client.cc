@@ -210,7 +210,8 @@ class GrpcClient : public Client {
     }
   }
 
-  // After the `tries`-th failure in a row; `status` itself if trying again is no use or too late.
+  // Waits after the `tries`-th failure in a row; returns `status` itself if trying again is no use
+  // or too late.
   absl::Status WaitToTryAgain(const grpc::Status& status, uint32_t tries, absl::Time give_up) {
     const absl::Duration delay =
         BackOff(context_.retry.first_delay, context_.retry.longest_delay, tries);

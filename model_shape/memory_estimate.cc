@@ -111,7 +111,7 @@ class Planner {
           const TrainingPlan candidate = Make(plan, sharding);
           const bool fits = candidate.memory.total() <= device;
           if (fits && candidate.memory.host_total() <= limits_.host) return candidate;
-          // Of those that fit the device the one with the least on the host says most.
+          // Among those that fit the device, the one with the least on the host says most.
           const bool told = host_.has_value() && host_->memory.total() <= limits_.device;
           if (!told) host_ = candidate;
         }

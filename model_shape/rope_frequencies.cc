@@ -30,8 +30,8 @@ void ApplyYarn(const RopeConfig& rope, double dims, std::vector<double>& inverse
   }
 }
 
-// By wavelength: short ones stay, those beyond the pretrained length shrink by `factor`, linear in
-// frequency between.
+// Scales frequencies by their wavelength: short ones stay, those beyond the pretrained length
+// shrink by `factor`, linear in frequency between.
 void ApplyLlama3(const RopeConfig& rope, std::vector<double>& inverse) {
   for (double& frequency : inverse) {
     const double turns = rope.original_max_positions * frequency / (2.0 * std::numbers::pi);

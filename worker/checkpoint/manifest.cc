@@ -19,8 +19,8 @@ std::string Hex(uint64_t checksum) {
   return absl::StrFormat("%016x", checksum);
 }
 
-// Over everything in the manifest but the checksum itself, in nlohmann's compact form: keys sorted,
-// no blanks.
+// The checksum of everything in the manifest but the checksum itself, in nlohmann's compact form:
+// keys sorted, no blanks.
 std::string ChecksumOf(Json root) {
   root.erase("xxh3_64");
   const std::string canonical = root.dump();

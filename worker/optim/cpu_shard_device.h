@@ -11,7 +11,7 @@
 namespace ringleader::optim {
 
 // Collectives use Channel::kGradients. Those that bring something block; what is merely sent
-// travels behind the caller's work. A snapshot is copied at once.
+// travels while the caller works on. A snapshot is copied at once.
 class CpuShardDevice : public ShardDevice {
  public:
   // `comm` spans the ranks that share the model and must outlive this.

@@ -47,7 +47,7 @@ class ShardDevice {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual torch::Device device() const = 0;
-  // Of sums over a shard and over ranks: fp32, or fp64.
+  // The type of sums over a shard and over ranks: fp32 or fp64.
   virtual torch::ScalarType sum_type() const = 0;
 
   // data: [count] fp32 of all ranks, summed into `owner`'s sum, which may be data and is ignored

@@ -41,7 +41,7 @@ absl::Status Await(std::vector<ShardTransferPtr>& transfers) {
   return absl::OkStatus();
 }
 
-// For the calls of ParameterStore, whose errors are c10::Errors.
+// Turns a status into the error of ParameterStore's calls, c10::Error.
 void Check(const absl::Status& status) {
   TORCH_CHECK(status.ok(), std::string(status.message()));
 }
@@ -163,7 +163,7 @@ absl::Status ShardedAdamW::State::GatherParameters() {
   return absl::OkStatus();
 }
 
-// Begins to gather a block in its place, behind what is enqueued so far, readers of the place
+// Begins to gather a block in its place, after all that is enqueued so far, readers of the place
 // included.
 absl::Status ShardedAdamW::State::Fetch(int block) {
   const model::ParameterBlock& range = layout.blocks[block];

@@ -6,7 +6,7 @@
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
-// behind the backward of the next layer.
+// while the next layer's backward runs (on CPUs before it).
 #pragma once
 
 #include <torch/types.h>
@@ -47,7 +47,7 @@ class ShardedAdamW : public model::ParameterStore {
       model::ParameterSharding sharding = model::ParameterSharding::kWhole);
   ~ShardedAdamW() override;
 
-  // Between steps: the gradient starts at 0.
+  // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
   // ParameterStore.

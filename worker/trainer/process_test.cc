@@ -452,7 +452,7 @@ TEST_F(TrainerProcessTest, DamagedCheckpointsArePassedOverByName) {
   EXPECT_TRUE(std::filesystem::exists(directory + "/step-0000000004")) << "keep_last is 2";
   EXPECT_TRUE(std::filesystem::exists(directory + "/step-0000000006.1"));
 
-  // Without a whole one it does not start over as if nothing had been there.
+  // Where no checkpoint is whole it does not start over as if there had been none.
   std::string last;
   for (const auto& folder : std::filesystem::directory_iterator(directory)) {
     if (!folder.path().filename().string().starts_with("step-")) continue;

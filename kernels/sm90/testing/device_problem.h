@@ -295,7 +295,7 @@ inline Result ReferenceRun(const Problem& p, const TileSelection& tiles) {
   return r;
 }
 
-// Of run 0, `first` takes `gradients`; of later runs they must be the same bits.
+// Run 0 leaves its `gradients` in `first`; those of later runs must be the same bits.
 inline void AssertSameBits(std::vector<std::vector<float>> gradients, int run,
                            std::vector<std::vector<float>>& first) {
   if (run == 0) {

@@ -14,7 +14,8 @@
 
 namespace ringleader::attention {
 
-// Of one stream at a time, which must be in order between calls. Not thread-safe.
+// Times one stream at a time; what the streams of successive calls do must be in order. Not
+// thread-safe.
 class DeviceTimers {
  public:
   using Phase = double AttentionSeconds::*;

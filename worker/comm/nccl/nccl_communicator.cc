@@ -18,7 +18,8 @@
 namespace ringleader::comm {
 namespace {
 
-// Of a call that NCCL finishes in the background; short against any transfer.
+// How often a call that NCCL finishes in the background is asked whether it has; short against any
+// transfer.
 constexpr absl::Duration kPollInterval = absl::Microseconds(50);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 // What a channel's kernels take from computation at most (bench/results/attention_ring_bench.md).
@@ -99,7 +100,7 @@ class NcclCommunicator : public DeviceCommunicator {
   absl::StatusOr<Lane*> Open(Channel channel);
   absl::Status Connect(Channel channel, Lane* lane);
   absl::Status RegisterMemories(Channel channel, const Lane& lane);
-  // Until NCCL has done what it was asked on `comm`.
+  // Waits until NCCL has done what it was asked on `comm`.
   absl::Status AwaitNccl(WatchedComm& comm, const std::string& what, absl::Time deadline);
 
   // Puts `call(comm, stream)` on the channel's stream after what is on `after`.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/ops/token_view.h"
 #include "kernels/reference/math/fused.h"
 #include "kernels/reference/math/thread_pool.h"
 
@@ -9,6 +10,7 @@ namespace ringleader::model {
 namespace {
 
 namespace reference = kernels::reference;
+using kernels::ops::TokenView;
 using torch::Tensor;
 
 // Rows that a thread takes at a time. Sums over rows are taken block by block, so that their order
@@ -32,17 +34,6 @@ void CheckRows(const Tensor& x, const char* name) {
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && x.scalar_type() == torch::kFloat && x.is_cpu(),
               name, " must be a dense fp32 matrix on the CPU, it is ", x.toString(), " of ",
               x.sizes(), " with strides ", x.strides());
-}
-
-// `count` tokens of x: [n, heads, d], from `first` on.
-template <typename T>
-kernels::TokenMajor<T> Tokens(const Tensor& x, T* data, int64_t first, int64_t count) {
-  return {.data = data + first * x.stride(0),
-          .tokens = count,
-          .heads = static_cast<int32_t>(x.size(1)),
-          .head_dim = static_cast<int32_t>(x.size(2)),
-          .token_stride = x.stride(0),
-          .head_stride = x.stride(1)};
 }
 
 // Matrix products and what else LibTorch computes run on LibTorch's threads; the rest on the pool.
@@ -121,8 +112,9 @@ class CpuTokenOps : public TokenOps {
     const float* const sin = rotary.sin.const_data_ptr<float>();
     ForBlocks(pool_, q.size(0), [&](int64_t /*block*/, int64_t first, int64_t count) {
       for (const auto& [x, out] : {std::pair(&q, &q_out), std::pair(&k, &k_out)}) {
-        reference::Rope({.x = Tokens(*x, x->const_data_ptr<float>(), first, count),
-                         .out = Tokens(*out, out->mutable_data_ptr<float>(), first, count),
+        const Tensor from = x->narrow(0, first, count), to = out->narrow(0, first, count);
+        reference::Rope({.x = TokenView(from, from.const_data_ptr<float>()),
+                         .out = TokenView(to, to.mutable_data_ptr<float>()),
                          .cos = cos + first * half,
                          .sin = sin + first * half,
                          .inverse = inverse});

@@ -53,7 +53,7 @@ TEST_P(TokenOpsTest, RotationOfPackedHeads) {
     plain_.Rotate(q(expected), k(expected), rotary, inverse, q(expected), k(expected));
     EXPECT_LT(Error(packed, expected), GetParam().tolerance);
   }
-  // From one tensor into another of other strides, as backward does.
+  // Backward rotates one tensor into another of other strides.
   const Tensor dq = Random({n, 16, 128}), dk = Random({n, 2, 128});
   fused_->Rotate(dq, dk, rotary, true, q(packed), k(packed));
   plain_.Rotate(dq, dk, rotary, true, q(expected), k(expected));

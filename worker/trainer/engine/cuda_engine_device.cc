@@ -30,8 +30,9 @@
 namespace ringleader::trainer {
 namespace {
 
-// Of a GPU's memory, for what the plan leaves out: NCCL's buffers, the attention index, kernels'
-// code, and what the allocator loses in fragments where a job comes near the limit.
+// The share of a GPU's memory that is kept for what the plan leaves out: NCCL's buffers, the
+// attention index, kernels' code, and what the allocator loses in fragments where a job comes near
+// the limit.
 constexpr double kReservedShare = 0.14;
 
 // One GPU is visible where the worker gave this trainer its own; all of them otherwise.
@@ -47,7 +48,8 @@ absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
   return job.rank % job.ranks_per_node % count;
 }
 
-// Before the libraries that read it start. LibTorch then throws where it has no such operator.
+// Sets what the libraries read as they start: called before. LibTorch then throws where it has no
+// such operator.
 void ComputeDeterministically() {
   // cuBLAS: one workspace a stream. NCCL: sums of all sizes in the order of the ring.
   for (const auto& [name, value] :

@@ -61,7 +61,7 @@ class StepEngine {
   // Whether every rank has to come to as many micro-batches a step, because parameters are sharded.
   bool ranks_step_alike() const;
 
-  // From the next step on; layers behind the end keep the job's.
+  // Sets the budgets of the steps from the next one on; layers past the end keep the job's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
     return device_->attention().SetBudgets(budgets);
   }
@@ -117,8 +117,10 @@ class StepEngine {
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<model::Decoder> decoder_;
 
-  torch::Tensor loss_sum_;  // of the step's micro-batches so far, a scalar on the device
-  int64_t labels_ = 0;      // likewise
+  // Of the step's micro-batches so far: the sum of losses, a scalar on the device, and how many
+  // labels it sums.
+  torch::Tensor loss_sum_;
+  int64_t labels_ = 0;
 };
 
 }  // namespace ringleader::trainer
