@@ -121,7 +121,8 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   v1::ParallelismSpec::KvGradients_Parse(absl::AsciiStrToUpper(flags.kv_gradients), &kv_gradients);
   spec.mutable_parallelism()->set_kv_gradients(kv_gradients);
   v1::TrainingSpec* training = spec.mutable_training();
-  // More than are waited for: the end of a job, with its checkpoint, is not what is measured.
+  // The job has more steps than are waited for, because its end, with a checkpoint, is not
+  // measured.
   training->set_steps(flags.steps + 1000);
   training->set_global_batch(1);
   training->set_learning_rate(1e-5);

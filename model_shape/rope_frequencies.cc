@@ -54,7 +54,7 @@ RopeFrequencies ComputeRopeFrequencies(const ModelConfig& config, int64_t sequen
     theta *= std::pow(rope.factor * stretch - (rope.factor - 1.0), dims / (dims - 2.0));
   }
 
-  // In fp64, rounded once at the end.
+  // Computed in fp64 and rounded once at the end.
   std::vector<double> inverse(config.head_dim / 2);
   for (size_t i = 0; i < inverse.size(); ++i) {
     inverse[i] = std::pow(theta, -2.0 * static_cast<double>(i) / dims);

@@ -70,11 +70,11 @@ class ShardedAdamW : public model::ParameterStore {
   // -1 if none is. Waits for the device.
   int64_t NonFiniteParameter() const;
 
-  // For checkpoints, in host memory. updates(): steps taken, without skipped ones.
+  // What checkpoints save, in host memory. updates(): steps taken, without skipped ones.
   int64_t shard_begin() const;
   int64_t shard_elements() const;
-  // Only the next update waits for the copy, or AwaitSnapshot, which returns the seconds that took.
-  // Outlives this.
+  // Only the next update waits for the copy, or AwaitSnapshot, which returns the seconds that it
+  // waited. What Snapshot returns may outlive this.
   absl::StatusOr<ShardSource> Snapshot();
   double AwaitSnapshot();
   int64_t updates() const;

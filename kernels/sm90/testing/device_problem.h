@@ -60,7 +60,7 @@ inline double RelativeNorm(const std::vector<float>& actual, const std::vector<f
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
-// Also of NaN, which poisoned elements are.
+// NaN counts, too: poisoned elements are NaN.
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }

@@ -29,7 +29,7 @@ class DeviceTimers {
   // nest.
   absl::Status Begin(Phase phase, cudaStream_t stream);
   absl::Status End(cudaStream_t stream);
-  // Between these the stream waits for a transfer: exposed communication.
+  // What passes between these calls is exposed communication: the stream waits for a transfer.
   absl::Status BeginWait(cudaStream_t stream);
   absl::Status EndWait(cudaStream_t stream);
 

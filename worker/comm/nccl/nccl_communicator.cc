@@ -122,7 +122,7 @@ class NcclCommunicator : public DeviceCommunicator {
 
 NcclCommunicator::~NcclCommunicator() {
   cudaSetDevice(session_->options().device);
-  // In order: all ranks let go of a channel together, once what is enqueued is through.
+  // All ranks let go of the channels in the same order, of each once what is enqueued is through.
   for (Lane& lane : lanes_) {
     if (lane.comm != nullptr) {
       const NcclLibrary& nccl = session_->nccl();

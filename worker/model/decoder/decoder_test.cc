@@ -40,7 +40,7 @@ TEST_P(DecoderTest, LogitsLossAndGradientsEqualTransformers) {
   EXPECT_NEAR(decoder.Loss(batch, attention).item<double>(), expected_loss, 2e-3);
   EXPECT_TRUE(store.closed().empty()) << "evaluation has no gradients";
 
-  // Twice: micro-batches add up.
+  // Runs twice, because micro-batches add up.
   for (int i = 0; i < 2; ++i) {
     EXPECT_NEAR(decoder.ForwardBackward(batch, attention).item<double>(), expected_loss, 2e-3);
   }

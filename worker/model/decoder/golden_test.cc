@@ -46,7 +46,7 @@ TEST_P(GoldenTest, LogitsLossAndGradientsEqualTransformers) {
   EXPECT_LE(difference.item<double>(), 1e-4);
   EXPECT_EQ(batch.labels.ne(kIgnoreLabel).sum().item<int64_t>(), batch.tokens.size(0) - 4);
 
-  // Twice: gradients must add up in place.
+  // Runs twice, because gradients must add up in place.
   for (int i = 0; i < 2; ++i) {
     const torch::Tensor loss = decoder.ForwardBackward(batch, attention);
     EXPECT_EQ(loss.scalar_type(), torch::kFloat64);

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
-#include "base/max_over_mean.h"
+#include "base/mean.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::trainer {
