@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "base/clock.h"
+#include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite_store.h"
 
