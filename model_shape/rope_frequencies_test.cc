@@ -111,6 +111,8 @@ TEST(RopeFrequenciesTest, YarnsMagnitude) {
   EXPECT_NEAR(AttentionFactor(scaling), 0.1 * log + 1, 1e-12);
   scaling["mscale"] = 1.0;
   EXPECT_NEAR(AttentionFactor(scaling), 0.1 * log + 1, 1e-12) << "takes both, or neither";
+  EXPECT_NEAR(AttentionFactor({{"rope_type", "yarn"}, {"factor", 40.0}, {"mscale_all_dim", 0.5}}),
+              0.1 * log + 1, 1e-12);
   scaling["mscale_all_dim"] = 0.5;
   EXPECT_NEAR(AttentionFactor(scaling), (0.1 * log + 1) / (0.05 * log + 1), 1e-12);
   scaling["mscale_all_dim"] = 1.0;

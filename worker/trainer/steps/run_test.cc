@@ -84,6 +84,14 @@ TEST_F(RunTest, TheRateIsWhatMovesTheWeights) {
   job.schedule = {.peak = 0.0, .total_steps = 2};
   RunAnew(job);
   for (const EvalRecord& eval : hosts_[0].evals) EXPECT_EQ(eval.loss, hosts_[0].evals[0].loss);
+
+  // That of the step, not the schedule's highest.
+  job.schedule = {.peak = 4e-3, .warmup_steps = 1'000'000, .total_steps = 1'000'000};
+  job.checkpoint_directory = Path("warm");
+  RunAnew(job);
+  for (const EvalRecord& eval : hosts_[0].evals) {
+    EXPECT_NEAR(eval.loss, hosts_[0].evals[0].loss, 1e-5);
+  }
 }
 
 TEST_F(RunTest, AStepsRecordCountsWhatAllRanksDid) {
