@@ -33,7 +33,7 @@
 #include "coordinator/api/state_metrics.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/options.h"
-#include "coordinator/limits/limits.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/planner_source.h"
 #include "coordinator/session/worker_control_service.h"
 #include "coordinator/store/backup.h"

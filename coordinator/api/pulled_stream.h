@@ -3,6 +3,7 @@
 // client costs no memory: it sees job states coalesced, and steps and logs later.
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <functional>
@@ -19,7 +20,7 @@
 #include "base/net/grpc_status.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
-#include "coordinator/limits/client.h"
+#include "coordinator/limits/client_name.h"
 #include "coordinator/limits/quota.h"
 #include "coordinator/store/store.h"
 

@@ -10,7 +10,7 @@
 #include "base/net/address.h"
 #include "base/net/tls.h"
 #include "coordinator/lifecycle/job_controller.h"
-#include "coordinator/limits/limits.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/session/worker_control_service.h"
 #include "coordinator/store/store.h"
 

@@ -8,7 +8,7 @@
 #include "base/net/grpc_status.h"
 #include "base/net/notice.h"
 #include "base/status_macros.h"
-#include "coordinator/limits/client.h"
+#include "coordinator/limits/client_name.h"
 
 namespace ringleader::api {
 namespace {

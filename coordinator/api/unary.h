@@ -15,7 +15,7 @@
 #include "coordinator/access/caller.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
-#include "coordinator/limits/limits.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::api {

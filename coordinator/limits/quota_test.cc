@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "coordinator/limits/client.h"
+#include "coordinator/limits/client_name.h"
 
 namespace ringleader::limits {
 namespace {

@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/net/server_stream.h"
 #include "base/protocol_version.h"
-#include "coordinator/limits/client.h"
+#include "coordinator/limits/client_name.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::session {

@@ -14,7 +14,7 @@
 #include "base/testing/temp_dir.h"
 #include "coordinator/api/server.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
-#include "coordinator/limits/limits.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/store/sqlite_store.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"

@@ -1,4 +1,4 @@
-#include "coordinator/limits/client.h"
+#include "coordinator/limits/client_name.h"
 
 #include "absl/strings/str_cat.h"
 

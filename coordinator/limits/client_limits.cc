@@ -1,4 +1,4 @@
-#include "coordinator/limits/limits.h"
+#include "coordinator/limits/client_limits.h"
 
 #include <CLI/CLI.hpp>
 #include <string>
