@@ -130,6 +130,9 @@ TEST_F(RetentionTest, ARecordGrowsWithWhatUsersRead) {
       EXPECT_EQ(step.step(), ++seen);
       EXPECT_EQ(step.loss(), static_cast<double>(seen));
       EXPECT_EQ(step.worker_imbalance(), 1.01);
+      if (step.layers_size() > 0) {
+        EXPECT_THAT(step.layers(1).tiles_per_ring_step(), ::testing::ElementsAre(64'000'000));
+      }
       EXPECT_LE(step.ByteSizeLong(), 4096u);
       bytes += step.ByteSizeLong();
       if (step.layers_size() == kLayers) ++with_layers;

@@ -2,6 +2,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
@@ -36,7 +37,12 @@ std::string SerializeStep(const v1::StepReport& merged) {
   int figures = 0;
   for (const v1::LayerReport& layer : kept.layers()) figures += layer.tiles_per_ring_step_size();
   if (figures > kFiguresKept * kept.layers_size()) {
-    for (v1::LayerReport& layer : *kept.mutable_layers()) layer.clear_tiles_per_ring_step();
+    for (v1::LayerReport& layer : *kept.mutable_layers()) {
+      const auto& tiles = layer.tiles_per_ring_step();
+      const uint64_t sum = std::accumulate(tiles.begin(), tiles.end(), uint64_t{0});
+      layer.clear_tiles_per_ring_step();
+      layer.add_tiles_per_ring_step(sum);
+    }
   }
   return Serialize(kept);
 }

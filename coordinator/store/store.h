@@ -159,6 +159,8 @@ class ReadTransaction {
   // newest report, at its newest place.
   virtual absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
                                              uint64_t after_sequence, int limit) = 0;
+  // The newest merged report of one step; NOT_FOUND where there is none, or it was thinned out.
+  virtual absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) = 0;
   virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                              int limit) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(
@@ -200,8 +202,8 @@ class WriteTransaction : public ReadTransaction {
 
   // Keeps what a step came to as a whole and by layer. Of older steps only every 16th keeps its
   // layers, so that a job's record does not grow with layers x steps; figures of single ranks and
-  // ring steps, of which there may be thousands, are not kept beyond kFiguresKept (their imbalance
-  // is).
+  // ring steps, of which there may be thousands, are kept up to kFiguresKept. Where there are more,
+  // those of ranks go, and those of ring steps become their sum; their imbalance stays.
   virtual absl::Status PutStep(std::string_view job, const v1::StepReport& merged) = 0;
   // The same, unless there is a report of that step already.
   virtual absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) = 0;
