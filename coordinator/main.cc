@@ -134,8 +134,7 @@ absl::Status CheckFlags(const Flags& flags) {
 
 absl::Status MakeDataDir(const std::string& path) {
   const absl::Status made = store::MakePrivateFolder(path);
-  return made.ok() ? made
-                   : absl::Status(made.code(), "--data-dir: " + std::string(made.message()));
+  return made.ok() ? made : absl::Status(made.code(), "--data-dir: " + std::string(made.message()));
 }
 
 // Ends the process in order, for a reason that only a thread of its own has found.
@@ -169,19 +168,15 @@ absl::Status Serve(const Flags& flags) {
   const std::string database = DatabaseIn(flags.data_dir);
   Failure failure;
   ASSIGN_OR_RETURN(const std::unique_ptr<store::Store> store,
-                   store::OpenSqliteStore({.path = database,
-                                           .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
-                                           .steps_per_job = flags.steps_per_job,
-                                           .reserve_bytes = flags.reserve_mebibytes << 20,
-                                           .clock = Clock::Steady(),
-                                           .on_commit =
-                                               [&](absl::Duration duration, int writes) {
-                                                 commits.OnCommit(duration, writes);
-                                               },
-                                           .on_damage =
-                                               [&](const absl::Status& damage) {
-                                                 failure.Set(damage);
-                                               }}));
+                   store::OpenSqliteStore(
+                       {.path = database,
+                        .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
+                        .steps_per_job = flags.steps_per_job,
+                        .reserve_bytes = flags.reserve_mebibytes << 20,
+                        .clock = Clock::Steady(),
+                        .on_commit = [&](absl::Duration duration,
+                                         int writes) { commits.OnCommit(duration, writes); },
+                        .on_damage = [&](const absl::Status& damage) { failure.Set(damage); }}));
   const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
   ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
                    lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
@@ -197,8 +192,7 @@ absl::Status Serve(const Flags& flags) {
   }
 
   limits::Limits limits(flags.limits, Clock::Steady(), &metrics.registry());
-  session::WorkerControlService workers(controller.get(), Clock::Steady(),
-                                        &limits.silent_sessions);
+  session::WorkerControlService workers(controller.get(), Clock::Steady(), &limits.silent_sessions);
   controller->Start();
   ASSIGN_OR_RETURN(
       const std::unique_ptr<api::Server> server,
@@ -236,9 +230,8 @@ int Main(int argc, char** argv) {
   RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);
   spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
-  const absl::Status status = flags.backup.empty()
-                                  ? Serve(flags)
-                                  : store::BackUp(DatabaseIn(flags.data_dir), flags.backup);
+  const absl::Status status =
+      flags.backup.empty() ? Serve(flags) : store::BackUp(DatabaseIn(flags.data_dir), flags.backup);
   if (!status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;

@@ -1,5 +1,5 @@
-// A few threads for work that may wait: gRPC's own threads must not. Clients take turns, so that one
-// who asks for much waits behind nobody but itself.
+// A few threads for work that may wait: gRPC's own threads must not. Clients take turns, so that
+// one who asks for much waits behind nobody but itself.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace ringleader::api {
 
-// How long a task may take: kSlow ones, which look at files or plan, may take seconds. They get half
-// of the threads at most.
+// How long a task may take: kSlow ones, which look at files or plan, may take seconds. They get
+// half of the threads at most.
 enum class Pace { kQuick, kSlow };
 
 // Thread-safe. Takes every task: how many there are is limited elsewhere (coordinator/limits).

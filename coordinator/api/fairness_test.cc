@@ -88,9 +88,10 @@ TEST_F(FairnessTest, SlowCallsLeaveRoomForOthersAndAreLimited) {
   v1::ListNodesResponse nodes;
   EXPECT_TRUE(nodes_->ListNodes(Context().get(), {}, &nodes).ok());
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(refused.error_message(),
-              AllOf(HasSubstr("submissions and validations at the same time: ipv4:127.0.0.1 has 12"),
-                    HasSubstr("--checks-per-client"), HasSubstr("wait until some have ended")));
+  EXPECT_THAT(
+      refused.error_message(),
+      AllOf(HasSubstr("submissions and validations at the same time: ipv4:127.0.0.1 has 12"),
+            HasSubstr("--checks-per-client"), HasSubstr("wait until some have ended")));
   EXPECT_GE(Metric(kReached), 1);
   hanging->go_on.Notify();
   for (const auto& call : calls) call->done.WaitForNotification();

@@ -53,8 +53,8 @@ constexpr const char* kHealthNames[] = {"",
 class ServerImpl : public Server {
  public:
   ServerImpl(const ServerOptions& options, lifecycle::JobController* controller,
-             session::WorkerControlService* workers, store::Store* store,
-             limits::Limits* limits, prometheus::Registry* registry)
+             session::WorkerControlService* workers, store::Store* store, limits::Limits* limits,
+             prometheus::Registry* registry)
       : options_(options),
         audit_(store, Clock::Real(), options.audit_age),
         metrics_(registry),

@@ -47,8 +47,7 @@ class Server {
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        lifecycle::JobController* controller,
                                                        session::WorkerControlService* workers,
-                                                       store::Store* store,
-                                                       limits::Limits* limits,
+                                                       store::Store* store, limits::Limits* limits,
                                                        prometheus::Registry* registry);
   virtual ~Server() = default;
 

@@ -105,10 +105,9 @@ TEST_F(ServerTest, HealthAndReflection) {
 }
 
 TEST_F(ServerTest, PortInUseIsSaid) {
-  const auto second =
-      Server::Start({.listen = {.host = "127.0.0.1", .port = server_->port(), .path = ""}},
-                    controller_.get(), workers_.get(), store_.get(), limits_.get(),
-                    registry_.get());
+  const auto second = Server::Start(
+      {.listen = {.host = "127.0.0.1", .port = server_->port(), .path = ""}}, controller_.get(),
+      workers_.get(), store_.get(), limits_.get(), registry_.get());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("is in use by another program"));
 }

@@ -72,15 +72,14 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
     finish(holds.status());
     return reactor;
   }
-  executor_.Run(client, pace,
-                [context, finish, handler = std::move(handler), holds = *std::move(holds)] {
-                  const absl::Status status =
-                      context->IsCancelled() ? absl::CancelledError("the caller gave up")
-                                             : handler();
-                  // Who makes one call after the other has one under way, not two.
-                  *holds = {};
-                  finish(status);
-                });
+  executor_.Run(
+      client, pace, [context, finish, handler = std::move(handler), holds = *std::move(holds)] {
+        const absl::Status status =
+            context->IsCancelled() ? absl::CancelledError("the caller gave up") : handler();
+        // Who makes one call after the other has one under way, not two.
+        *holds = {};
+        finish(status);
+      });
   return reactor;
 }
 

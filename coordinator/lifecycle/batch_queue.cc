@@ -29,11 +29,11 @@ void BatchQueue::Push(BatchItem item) {
 
 bool BatchQueue::Await(absl::Duration tick, absl::Duration window) {
   absl::MutexLock lock(&mutex_);
-  const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopped_ || ready_;
-  };
+  const auto something = [this]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || ready_; };
   mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
-  const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || urgent_; };
+  const auto urgent = [this]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || urgent_; };
   if (ready_) mutex_.AwaitWithTimeout(absl::Condition(&urgent), window);
   return !stopped_;
 }

@@ -291,11 +291,11 @@ void JobController::OnMessage(std::shared_ptr<session::Session> session,
                               v1::WorkerMessage message) {
   const size_t bytes = message.ByteSizeLong();
   impl_->Enqueue(
-      {.apply = [session, message = std::move(message)](
-                    ControllerCore& core, store::WriteTransaction& transaction,
-                    absl::Time now) mutable {
-         return core.OnMessage(transaction, session, message, now);
-       },
+      {.apply =
+           [session, message = std::move(message)](
+               ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) mutable {
+             return core.OnMessage(transaction, session, message, now);
+           },
        .session = session,
        .message_bytes = bytes});
 }

@@ -57,8 +57,8 @@ void Quota::GiveBack(const std::string& client) {
 }
 
 double ByteRate::Spent(const Account& account, const Allowance& allowance, absl::Time now) {
-  const double back = absl::ToDoubleSeconds(now - account.time) *
-                      static_cast<double>(allowance.bytes_per_second);
+  const double back =
+      absl::ToDoubleSeconds(now - account.time) * static_cast<double>(allowance.bytes_per_second);
   return std::max(0.0, account.spent - std::max(0.0, back));
 }
 

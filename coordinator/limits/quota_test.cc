@@ -44,9 +44,8 @@ TEST_F(QuotaTest, OneClientLeavesRoomForOthers) {
   }
   const absl::Status own = quota.Take("a").status();
   EXPECT_EQ(own.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(Message(own),
-              AllOf(HasSubstr("cups: a has 2 already"), HasSubstr("--cups-per-client"),
-                    HasSubstr("wash some")));
+  EXPECT_THAT(Message(own), AllOf(HasSubstr("cups: a has 2 already"),
+                                  HasSubstr("--cups-per-client"), HasSubstr("wash some")));
   EXPECT_THAT(Message(quota.Take("c").status()),
               HasSubstr("all clients together have 3 already, the most that the coordinator takes "
                         "(--cups)"));
@@ -63,9 +62,8 @@ TEST_F(QuotaTest, BytesComeBackOverTime) {
   EXPECT_TRUE(rate.Spend("a", 60).ok());
   const absl::Status own = rate.Spend("a", 60);
   EXPECT_EQ(own.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(Message(own),
-              AllOf(HasSubstr("cups: these 60 bytes"), HasSubstr("--cups-per-client"),
-                    HasSubstr("wash some 2 s")));
+  EXPECT_THAT(Message(own), AllOf(HasSubstr("cups: these 60 bytes"), HasSubstr("--cups-per-client"),
+                                  HasSubstr("wash some 2 s")));
   EXPECT_TRUE(rate.Spend("b", 90).ok());
   EXPECT_THAT(Message(rate.Spend("c", 10)), HasSubstr("all clients together"));
   clock_.Advance(absl::Seconds(2));

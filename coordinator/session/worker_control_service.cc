@@ -83,8 +83,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
     const std::weak_ptr<Stream> weak = self();
     hello_alarm_.Set(
         std::chrono::system_clock::now() +
-            std::chrono::microseconds(
-                absl::ToInt64Microseconds(registry_->options.hello_timeout)),
+            std::chrono::microseconds(absl::ToInt64Microseconds(registry_->options.hello_timeout)),
         [weak](bool expired) {
           const std::shared_ptr<Stream> stream = expired ? weak.lock() : nullptr;
           if (stream != nullptr) stream->EndIfSilent();

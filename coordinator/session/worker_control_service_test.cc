@@ -36,9 +36,8 @@ class Listener : public SessionListener {
   // Waits until `bytes` have been delivered; returns whether they were, within a minute.
   bool Await(size_t bytes) {
     absl::MutexLock lock(&mutex_);
-    const auto there = [this, bytes]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return bytes_ >= bytes;
-    };
+    const auto there = [this, bytes]()
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return bytes_ >= bytes; };
     return mutex_.AwaitWithTimeout(absl::Condition(&there), absl::Minutes(1));
   }
   size_t bytes() const {
@@ -79,8 +78,8 @@ class WorkerControlServiceTest : public ::testing::Test {
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
-    stub_ = v1::WorkerControl::NewStub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", port_),
-                                                           grpc::InsecureChannelCredentials()));
+    stub_ = v1::WorkerControl::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port_), grpc::InsecureChannelCredentials()));
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
     stream_ = stub_->Session(&context_);
     v1::WorkerMessage hello;
@@ -121,8 +120,8 @@ class WorkerControlServiceTest : public ::testing::Test {
   prometheus::Registry registry_;
   limits::LimitMetrics metrics_{&registry_};
   limits::Quota silent_{{.label = "silent"}, 10, 10, &metrics_};
-  WorkerControlService service_{&listener_, Clock::Real(), &silent_,
-                                {.waiting_bytes = size_t{64} << 20}};
+  WorkerControlService service_{
+      &listener_, Clock::Real(), &silent_, {.waiting_bytes = size_t{64} << 20}};
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::WorkerControl::Stub> stub_;

@@ -18,8 +18,7 @@ absl::Status CheckIntegrity(Connection& connection) {
   });
 }
 
-IntegrityCheck::IntegrityCheck(std::string path,
-                               std::function<void(const absl::Status&)> on_damage)
+IntegrityCheck::IntegrityCheck(std::string path, std::function<void(const absl::Status&)> on_damage)
     : path_(std::move(path)),
       thread_([this, on_damage = std::move(on_damage)] { Run(on_damage); }) {}
 

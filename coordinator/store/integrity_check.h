@@ -27,7 +27,8 @@ class IntegrityCheck {
 
   const std::string path_;
   absl::Mutex mutex_;
-  std::unique_ptr<Connection> connection_ ABSL_GUARDED_BY(mutex_);  // set while it may be broken off
+  std::unique_ptr<Connection> connection_
+      ABSL_GUARDED_BY(mutex_);  // set while it may be broken off
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

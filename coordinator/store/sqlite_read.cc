@@ -221,8 +221,8 @@ absl::StatusOr<v1::StepReport> SqliteTransaction::GetStep(std::string_view job, 
   });
 }
 
-absl::StatusOr<EvalPage> SqliteTransaction::ListEvals(std::string_view job,
-                                                      uint64_t after_sequence, int limit) {
+absl::StatusOr<EvalPage> SqliteTransaction::ListEvals(std::string_view job, uint64_t after_sequence,
+                                                      int limit) {
   return connection_.Try([&]() -> absl::StatusOr<EvalPage> {
     EvalPage page;
     page.last_sequence = after_sequence;

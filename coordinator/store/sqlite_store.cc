@@ -12,8 +12,8 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "coordinator/store/files/disk_reserve.h"
-#include "coordinator/store/integrity_check.h"
 #include "coordinator/store/files/private_files.h"
+#include "coordinator/store/integrity_check.h"
 #include "coordinator/store/sqlite_connection.h"
 #include "coordinator/store/sqlite_schema.h"
 #include "coordinator/store/sqlite_transaction.h"
@@ -61,8 +61,7 @@ class SqliteStore : public Store {
 
   // The first in the queue commits for all that wait with it, then wakes them and hands the lead to
   // the next.
-  absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body,
-                     Need need) override {
+  absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body, Need need) override {
     if (absl::Status space = Space(); !space.ok() && need == Need::kOrdinary) return space;
     Writer self(body);
     std::vector<Writer*> group;
@@ -149,8 +148,8 @@ class SqliteStore : public Store {
     // While space is scarce the log of what was written begins anew each time, rather than growing
     // to its usual size.
     if (!reserve_.held()) {
-      sqlite3_wal_checkpoint_v2(writer_->database().getHandle(), nullptr,
-                                SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
+      sqlite3_wal_checkpoint_v2(writer_->database().getHandle(), nullptr, SQLITE_CHECKPOINT_PASSIVE,
+                                nullptr, nullptr);
     }
     if (options_.on_commit)
       options_.on_commit(absl::Now() - start, static_cast<int>(changes.size()));

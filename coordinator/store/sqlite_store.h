@@ -31,7 +31,8 @@ struct SqliteOptions {
 };
 
 // Creates the file if there is none, and makes it private to its user. One process at a time:
-// FAILED_PRECONDITION when another holds it; further errors as in Migrate() and Connection::Explain().
+// FAILED_PRECONDITION when another holds it; further errors as in Migrate() and
+// Connection::Explain().
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteOptions options);
 
 }  // namespace ringleader::store

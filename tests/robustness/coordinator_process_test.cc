@@ -344,7 +344,8 @@ TEST_F(CoordinatorProcessTest, DamageThatNobodyCameAcrossEndsTheCoordinator) {
               AllOf(HasSubstr("serving on"), HasSubstr(absl::StrCat(path, ": it is damaged"))));
 }
 
-// 400 MB of events, as fast as they can be sent: what cannot be written yet waits with who sends it.
+// 400 MB of events, as fast as they can be sent: what cannot be written yet waits with who sends
+// it.
 TEST_F(CoordinatorProcessTest, ABurstOfEventsRaisesItsMemoryByLittle) {
   ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
   const auto stub = v1::WorkerControl::NewStub(coordinator_.Channel());

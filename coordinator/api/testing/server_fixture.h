@@ -46,9 +46,7 @@ resources: {trainers: 4}
 
 class ServerTest : public ::testing::Test {
  protected:
-  ServerTest() {
-    Start({.listen = Loopback(), .check_files = false});
-  }
+  ServerTest() { Start({.listen = Loopback(), .check_files = false}); }
   static Address Loopback() { return {.host = "127.0.0.1", .port = 0, .path = ""}; }
 
   // `wrap`: what the server is given in place of the store.
@@ -60,8 +58,7 @@ class ServerTest : public ::testing::Test {
     limits_.reset();
     controller_.reset();
     store_.reset();
-    auto store = store::OpenSqliteStore(
-        {.path = database_, .reserve_bytes = reserve_bytes_});
+    auto store = store::OpenSqliteStore({.path = database_, .reserve_bytes = reserve_bytes_});
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
     auto controller =
@@ -71,8 +68,8 @@ class ServerTest : public ::testing::Test {
     controller_->Start();
     registry_ = std::make_shared<prometheus::Registry>();
     limits_ = std::make_unique<limits::Limits>(limits, &clock_, registry_.get());
-    workers_ = std::make_unique<session::WorkerControlService>(
-        controller_.get(), Clock::Real(), &limits_->silent_sessions, sessions);
+    workers_ = std::make_unique<session::WorkerControlService>(controller_.get(), Clock::Real(),
+                                                               &limits_->silent_sessions, sessions);
     auto server =
         Server::Start(options, controller_.get(), workers_.get(),
                       wrap ? wrap(store_.get()) : store_.get(), limits_.get(), registry_.get());

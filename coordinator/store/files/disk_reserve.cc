@@ -12,8 +12,7 @@
 
 namespace ringleader::store {
 
-DiskReserve::DiskReserve(std::string path, int64_t bytes)
-    : path_(std::move(path)), bytes_(bytes) {
+DiskReserve::DiskReserve(std::string path, int64_t bytes) : path_(std::move(path)), bytes_(bytes) {
   if (bytes_ == 0) {
     unlink(path_.c_str());  // one of an earlier process, which had other settings
     return;

@@ -89,7 +89,8 @@ TEST_F(DiskReserveTest, AFullDiskIsSaidAndWhatIsVitalIsWritten) {
   MakeRoom();
   EXPECT_TRUE(store_->Space().ok());
   EXPECT_TRUE(Create("after", Need::kOrdinary).ok());
-  for (const char* id : {"before", "vital-0", "vital-199", "after"}) EXPECT_TRUE(Get(id).ok()) << id;
+  for (const char* id : {"before", "vital-0", "vital-199", "after"})
+    EXPECT_TRUE(Get(id).ok()) << id;
   EXPECT_EQ(Get("refused").code(), absl::StatusCode::kNotFound);
   // The next time, too.
   FillDisk();

@@ -54,9 +54,8 @@ absl::Status MakePrivateFolder(const std::string& path) {
   }
   struct stat folder = {};
   if (error || stat(path.c_str(), &folder) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("cannot create %s: %s", path,
-                        error ? error.message() : std::string(std::strerror(errno))));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "cannot create %s: %s", path, error ? error.message() : std::string(std::strerror(errno))));
   }
   if ((folder.st_mode & kOthers) == 0 || HoldsOnlyADatabase(path)) return TakeRightsAway(path);
   return absl::FailedPreconditionError(absl::StrFormat(

@@ -1,5 +1,5 @@
-// The database and its folder belong to one user and are nobody else's to read: they hold job files,
-// logs, hashes of tokens and the audit log.
+// The database and its folder belong to one user and are nobody else's to read: they hold job
+// files, logs, hashes of tokens and the audit log.
 #pragma once
 
 #include <memory>

@@ -27,9 +27,10 @@ TEST(PrivateFilesTest, ADatabaseIsItsUsersAlone) {
   const auto open = [&] {
     auto store = OpenSqliteStore({.path = path, .reserve_bytes = 4096});
     ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_TRUE((*store)->Write([](WriteTransaction& t) {
-      return t.Next(Counter::kCommandId).status();
-    }).ok());
+    ASSERT_TRUE(
+        (*store)
+            ->Write([](WriteTransaction& t) { return t.Next(Counter::kCommandId).status(); })
+            .ok());
     for (const char* suffix : {"", "-wal", "-shm", ".lock", ".reserve"}) {
       EXPECT_TRUE(IsPrivate(path + suffix)) << suffix;
     }

@@ -239,8 +239,7 @@ void CoordinatorLink::WriteAll(Stream* stream) {
   uint64_t sent = buffer_->acknowledged();
   absl::Time next_heartbeat = BootNow();
   while (!ended()) {
-    const std::optional<v1::WorkerMessage> message =
-        NextMessage(sent, next_heartbeat - BootNow());
+    const std::optional<v1::WorkerMessage> message = NextMessage(sent, next_heartbeat - BootNow());
     if (message) {
       if (!stream->Write(*message)) return;
       sent = message->sequence();

@@ -28,9 +28,7 @@ class EventBuffer {
   // `max_unsent`: messages beyond it that were never sent make step reports go.
   explicit EventBuffer(size_t max_log_bytes, size_t max_layer_bytes = size_t{64} << 20,
                        size_t max_unsent = 100'000)
-      : max_log_bytes_(max_log_bytes),
-        max_layer_bytes_(max_layer_bytes),
-        max_unsent_(max_unsent) {}
+      : max_log_bytes_(max_log_bytes), max_layer_bytes_(max_layer_bytes), max_unsent_(max_unsent) {}
 
   // Takes the message, with the next sequence.
   void Push(v1::WorkerMessage message);
