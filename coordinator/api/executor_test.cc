@@ -18,8 +18,12 @@ TEST(ExecutorTest, ClientsTakeTurns) {
   std::vector<std::string> order;
   {
     Executor executor(1);
-    absl::Notification all_are_queued;
-    executor.Run("a", Pace::kQuick, [&] { all_are_queued.WaitForNotification(); });
+    absl::Notification begun, all_are_queued;
+    executor.Run("a", Pace::kQuick, [&] {
+      begun.Notify();
+      all_are_queued.WaitForNotification();
+    });
+    begun.WaitForNotification();
     for (int i = 0; i < 3; ++i) executor.Run("a", Pace::kQuick, [&] { order.emplace_back("a"); });
     executor.Run("b", Pace::kQuick, [&] { order.emplace_back("b"); });
     executor.Run("c", Pace::kQuick, [&] { order.emplace_back("c"); });

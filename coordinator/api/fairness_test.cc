@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -25,27 +26,15 @@ using testing::Spec;
 constexpr char kReached[] = "ringleader_coordinator_limit_reached_total";
 
 // A store whose readers wait, as on a disk that hangs.
-class HangingStore : public store::Store {
+class HangingStore : public testing::ForwardingStore {
  public:
-  explicit HangingStore(store::Store* store) : store_(store) {}
+  using ForwardingStore::ForwardingStore;
   absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
-    go_on.WaitForNotification();
-    return store_->Read(body);
+    if (hangs) go_on.WaitForNotification();
+    return ForwardingStore::Read(body);
   }
-  absl::Status Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body,
-                     store::Need need) override {
-    return store_->Write(body, need);
-  }
-  absl::Status Space() override { return absl::OkStatus(); }
-  uint64_t revision() const override { return store_->revision(); }
-  std::unique_ptr<Subscription> Subscribe(
-      std::function<void(const store::Change&)> listener) override {
-    return store_->Subscribe(std::move(listener));
-  }
+  std::atomic<bool> hangs = false;
   absl::Notification go_on;
-
- private:
-  store::Store* const store_;
 };
 
 class FairnessTest : public testing::ServerTest {
@@ -76,6 +65,7 @@ TEST_F(FairnessTest, SlowCallsLeaveRoomForOthersAndAreLimited) {
   const absl::Cleanup stop = [&] { server_.reset(); };
   Start({.listen = Loopback(), .check_files = false}, {.checks_per_client = 12}, {},
         [&](store::Store* store) { return &hanging.emplace(store); });
+  hanging->hangs = true;
   // One more than may be under way; those that wait for a thread are.
   std::vector<std::unique_ptr<AsyncCreate>> calls;
   for (int i = 0; i < 13; ++i) calls.push_back(StartCreate(absl::StrCat("j", i)));
@@ -224,9 +214,7 @@ TEST_F(FairnessTest, SessionsHaveToSayWhoTheyAre) {
   using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::CoordinatorMessage>;
   const auto open = [&]() -> std::unique_ptr<Stream> {
     contexts.push_back(Context());
-    std::unique_ptr<Stream> stream = workers->Session(contexts.back().get());
-    stream->WaitForInitialMetadata();
-    return stream;
+    return workers->Session(contexts.back().get());
   };
   // One that speaks gives its place back.
   const auto speaking = open();

@@ -3,7 +3,12 @@
 
 #include <grpcpp/generic/generic_stub.h>
 
+#include <atomic>
+#include <optional>
+
+#include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "base/protocol_version.h"
 #include "base/testing/test_certificates.h"
 #include "coordinator/api/testing/server_fixture.h"
@@ -102,6 +107,38 @@ TEST_F(ServerTest, HealthAndReflection) {
   for (const char* name : {"JobService", "LogService", "NodeService", "WorkerControl"}) {
     EXPECT_THAT(services, HasSubstr(absl::StrCat("ringleader.v1.", name)));
   }
+}
+
+// While the disk is full no job is taken; the coordinator as a whole is well, and restarted by
+// nobody.
+TEST_F(ServerTest, HealthFollowsTheDisk) {
+  class FullStore : public testing::ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    absl::Status Space() override {
+      return full ? absl::ResourceExhaustedError("the disk is full") : absl::OkStatus();
+    }
+    std::atomic<bool> full = true;
+  };
+  std::optional<FullStore> store;
+  const absl::Cleanup stop = [&] { server_.reset(); };
+  Start({.listen = Loopback(), .check_files = false}, {}, {},
+        [&](store::Store* inner) { return &store.emplace(inner); });
+  const std::string job_service = "ringleader.v1.JobService";
+  const std::string request =
+      absl::StrCat("\x0a", std::string(1, static_cast<char>(job_service.size())), job_service);
+  const std::string serving("\x08\x01"), not_serving("\x08\x02");
+  const auto await = [&](const std::string& state) {
+    const absl::Time give_up = absl::Now() + absl::Minutes(1);
+    while (absl::Now() < give_up) {
+      if (RawCall(channel_, "/grpc.health.v1.Health/Check", request) == state) return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(await(not_serving));
+  EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", ""), serving);
+  store->full = false;
+  EXPECT_TRUE(await(serving));
 }
 
 TEST_F(ServerTest, PortInUseIsSaid) {

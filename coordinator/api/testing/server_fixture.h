@@ -44,6 +44,28 @@ resources: {trainers: 4}
   return spec.value_or(v1::JobSpec());
 }
 
+// A store of which tests change a part.
+class ForwardingStore : public store::Store {
+ public:
+  explicit ForwardingStore(store::Store* store) : store_(store) {}
+  absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
+    return store_->Read(body);
+  }
+  absl::Status Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body,
+                     store::Need need) override {
+    return store_->Write(body, need);
+  }
+  absl::Status Space() override { return store_->Space(); }
+  uint64_t revision() const override { return store_->revision(); }
+  std::unique_ptr<Subscription> Subscribe(
+      std::function<void(const store::Change&)> listener) override {
+    return store_->Subscribe(std::move(listener));
+  }
+
+ private:
+  store::Store* const store_;
+};
+
 class ServerTest : public ::testing::Test {
  protected:
   ServerTest() { Start({.listen = Loopback(), .check_files = false}); }
