@@ -29,8 +29,8 @@ constexpr int kMaxMessageBytes = 16 << 20;
 // Bytes in gRPC's own buffers, of all connections; connections that would take more are slowed down
 // and, at the worst, ended.
 constexpr size_t kTransportBytes = size_t{512} << 20;
-// Of one stream that nobody reads yet: 5 MB a second over a line of 200 ms. Without a probe of the
-// line, which raises this to many MB for whoever sends fast.
+// Bytes of one stream that wait unread: enough for 5 MB a second over a line of 200 ms. gRPC's
+// probe of the line is off, for it raises this to many MB for whoever sends fast.
 constexpr int kStreamLookaheadBytes = 1 << 20;
 // Calls and streams of one connection; a client's further ones wait at its end.
 constexpr int kMaxStreamsOfAConnection = 2000;

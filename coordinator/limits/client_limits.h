@@ -13,19 +13,19 @@ class App;
 
 namespace ringleader::limits {
 
-// Of each, one client gets a part that leaves room for at least nine others.
+// One client gets a tenth at most of what all together get.
 struct Options {
   // Unary calls under way, waiting ones included: those that wait cost a few kilobytes.
   int64_t calls_per_client = 100;
   int64_t calls = 1000;
   // CreateJob and ValidateJob under way, which check files and plan, and may take seconds each.
-  int64_t checks_per_client = 8;
-  int64_t checks = 80;
+  int64_t checks_per_client = 32;
+  int64_t checks = 320;
   // WatchJob and TailLogs: no thread each, but all that follow a job read it at each change.
   int64_t watches_per_client = 1000;
   int64_t watches = 10'000;
-  // Of job files, in CreateJob and ValidateJob. A job is kept for months; at most so much of them
-  // comes in at once, and a sixteenth of that a second.
+  // MiB of job files that CreateJob and ValidateJob bring. A job is kept for months; at most so
+  // much comes in at once, and a sixteenth of that a second.
   int64_t submitted_mebibytes_per_client = 16;
   int64_t submitted_mebibytes = 160;
   // Sessions of workers that have not said hello. A restarted coordinator has all workers of a

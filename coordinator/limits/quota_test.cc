@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "base/testing/fake_clock.h"
 #include "coordinator/limits/client_name.h"
 
 namespace ringleader::limits {

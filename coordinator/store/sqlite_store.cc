@@ -26,7 +26,7 @@ constexpr size_t kMaxGroup = 64;
 // Connections that are kept for readers; more readers at once open their own for a moment.
 constexpr size_t kMaxIdleReaders = 8;
 
-// Of all files that belong to a database, this one may go at any time.
+// The only file of a database that may go at any time.
 std::string ReservePath(const std::string& database) {
   return database + ".reserve";
 }

@@ -30,7 +30,7 @@ int64_t Microseconds(const google::protobuf::Timestamp& time) {
   return time.seconds() * 1000000 + time.nanos() / 1000;
 }
 
-// Without what grows with ranks.
+// The report as it is stored: figures that grow with the number of ranks are left out.
 std::string SerializeStep(const v1::StepReport& merged) {
   v1::StepReport kept = merged;
   if (kept.rank_tiles_size() > kFiguresKept) kept.clear_rank_tiles();

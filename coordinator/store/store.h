@@ -192,7 +192,7 @@ class WriteTransaction : public ReadTransaction {
   // are not written.
   virtual absl::Status CreateJob(v1::Job* job) = 0;
   virtual absl::Status UpdateJob(v1::Job* job) = 0;
-  // With its attempts, reports, logs, checkpoints' records and commands.
+  // Its attempts, reports, logs, checkpoints' records and commands go with it.
   virtual absl::Status DeleteJob(std::string_view id) = 0;
   // What a job that has ended reported: its logs, steps and evaluations. The job itself stays, with
   // its attempts, its progress and its first and last evaluation. Returns whether there was any.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/api/server.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
