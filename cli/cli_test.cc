@@ -105,6 +105,8 @@ resources: {trainers: 4}
       for (int l = 0; l < 2; ++l) {
         report->add_layers()->set_layer(l);
         report->mutable_layers(l)->set_density(l == 0 ? 1.0 : 0.2);
+        report->mutable_layers(l)->set_recall(l == 0 ? -1 : 0.9);
+        report->mutable_layers(l)->set_slashes_at_budget(0.75);
       }
     }
     v1::EvalReport* eval = coordinator_.watch.emplace_back().add_evals();
@@ -490,7 +492,11 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["phases"]["exposed_offload"], 0.75);
   const std::string table = Run({"report", "tiny"}).out;
   EXPECT_THAT(table, HasSubstr("held-out loss                   5.0000 -> 2.5000 (-50.0 %)"));
-  EXPECT_THAT(table, HasSubstr("density, layer 1                20.0 %"));
+  EXPECT_THAT(table, HasSubstr("density, layer 0                100.0 %\n"));
+  EXPECT_THAT(table,
+              HasSubstr("density, layer 1                20.0 %, recall 90.0 %, diagonals set "
+                        "by attention.max_slashes, columns by attention.vertical_mass"));
+  EXPECT_EQ(json["slashes_at_budget_per_layer"][0], 0.75);
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
   coordinator_.watch.clear();
