@@ -153,13 +153,16 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   EXPECT_EQ(spec.attention().estimate_at(), v1::AttentionSpec::END);
   EXPECT_EQ(spec.attention().density(), 0);
   EXPECT_EQ(spec.attention().max_slashes(), 1024);
-  v1::JobSpec share = Job({"attention.density=0.05"});
+  v1::JobSpec share = Job({"attention.density=0.05", "attention.estimate_at=spread",
+                           "attention.head_budgets=by_recall"});
   ApplyDefaults(&share);
   EXPECT_FALSE(share.attention().has_max_slashes());
   EXPECT_FALSE(share.attention().has_max_verticals());
   const auto options = AttentionOptionsOf(share.attention());
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->budget.density, 0.05);
+  EXPECT_EQ(options->estimate_at, patterns::EstimateAt::kSpread);
+  EXPECT_TRUE(options->adapt_heads);
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
   EXPECT_DOUBLE_EQ(spec.training().beta2(), 0.95);
   EXPECT_EQ(spec.scheduling().max_retries(), 3);

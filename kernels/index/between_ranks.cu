@@ -7,7 +7,7 @@ namespace ringleader::kernels::index {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int32_t kPartCandidates = 1024;  // of columns, whose masses a block counts
+constexpr int32_t kPartCandidates = kThreads;  // of columns, whose masses a block counts
 
 unsigned Blocks(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
@@ -59,25 +59,28 @@ __device__ __forceinline__ bool Covered(const uint64_t* diagonals, int64_t delta
   return (diagonals[delta / 64] >> (delta % 64) & 1) != 0;
 }
 
+// What the estimate queries see.
+struct QueryViews {
+  int position[kMaxEstimateQueries], start[kMaxEstimateQueries], block[kMaxEstimateQueries];
+};
+
 // Share of the estimate queries that see `position` whose diagonals do not cover it.
-__device__ double UncoveredShare(const CountSelectionArgs& args, const uint64_t* diagonals,
-                                 int position) {
-  const int tile = args.selected.tile, block = position / tile;
+__device__ double UncoveredShare(const CountSelectionArgs& args, const QueryViews& queries,
+                                 const uint64_t* diagonals, int position) {
+  const int block = position / args.selected.tile;
   int all = 0, uncovered = 0;
   for (int32_t e = 0; e < args.estimate_queries; ++e) {
-    const auto query = static_cast<int>(args.query_positions[e]);
-    if (position > query) continue;
-    if (args.query_starts != nullptr && position < args.query_starts[e]) continue;
+    if (position > queries.position[e] || position < queries.start[e]) continue;
     ++all;
-    if (!Covered(diagonals, query / tile - block)) ++uncovered;
+    if (!Covered(diagonals, queries.block[e] - block)) ++uncovered;
   }
   return all == 0 ? 0.0 : static_cast<double>(uncovered) / static_cast<double>(all);
 }
 
 // Mass of the head's chosen columns that its diagonals do not hold already, among the candidates
 // [first, end).
-__device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_t first,
-                             int32_t end, const uint64_t* diagonals) {
+__device__ double ColumnMass(const CountSelectionArgs& counted, const QueryViews& queries, int head,
+                             int32_t first, int32_t end, const uint64_t* diagonals) {
   const SelectArgs& args = counted.selected;
   const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
   const int32_t count = args.column_counts[head];
@@ -88,7 +91,7 @@ __device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_
     const int32_t position = args.candidate_positions[slot];
     if (position < 0) continue;
     if (sm90::FindColumn(positions, count, position) < 0) continue;
-    sum += args.candidate_mass[slot] * UncoveredShare(counted, diagonals, position);
+    sum += args.candidate_mass[slot] * UncoveredShare(counted, queries, diagonals, position);
   }
   return sum;
 }
@@ -141,10 +144,18 @@ __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t mass
       args.owner_tiles[owner] += selected.load[owner];
     }
   }
+  __shared__ QueryViews queries;
+  for (int32_t e = threadIdx.x; e < args.estimate_queries; e += kThreads) {
+    queries.position[e] = static_cast<int>(args.query_positions[e]);
+    queries.start[e] = args.query_starts == nullptr ? 0 : static_cast<int>(args.query_starts[e]);
+    queries.block[e] = queries.position[e] / selected.tile;
+  }
+  __syncthreads();
   const int32_t candidates = selected.layout.ranks * selected.max_columns;
   const int32_t first = part * kPartCandidates;
   const double columns = BlockSum(
-      ColumnMass(args, head, first, min(first + kPartCandidates, candidates), diagonals), masses);
+      ColumnMass(args, queries, head, first, min(first + kPartCandidates, candidates), diagonals),
+      masses);
   if (threadIdx.x == 0) {
     const IndexMass& mass = selected.masses[head];
     const double heads = selected.heads;

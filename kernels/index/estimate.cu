@@ -253,14 +253,31 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
 }
 
-constexpr int kDiagonalThreads = 128;
+// Where block `block` of the sequence lies among this rank's; -1 if another rank has it.
+__device__ __forceinline__ int LocalBlock(const EstimateParams& p, int block) {
+  const ShardLayout& layout = p.key_layout;
+  if (layout.ranks == 1 || block < 0) return block;
+  if (layout.kind == LayoutKind::kStriped) {  // without divisions of 64 bits
+    const uint32_t length = layout.stripe / p.tile, stripe = static_cast<uint32_t>(block) / length,
+                   turn = stripe / layout.ranks;
+    if (stripe - turn * layout.ranks != static_cast<uint32_t>(layout.rank)) return -1;
+    return static_cast<int>(turn * length + (block - stripe * length));
+  }
+  const int64_t position = static_cast<int64_t>(block) * p.tile;
+  if (layout.Owner(position) != layout.rank) return -1;
+  return static_cast<int>(layout.LocalIndex(position) / p.tile);
+}
 
-// Masses of diagonals from the sums of runs of keys. A thread a diagonal and head, which adds up
-// its one block of keys for each query.
+constexpr int kDiagonalWarps = 8;
+constexpr int kDiagonalThreads = kDiagonalWarps * 32;
+
+// Masses of diagonals from the sums of runs of keys: of 32 diagonals a block, one a lane. Each warp
+// takes some of the queries, of each of which a diagonal holds one block of keys.
 __global__ void __launch_bounds__(kDiagonalThreads) DiagonalKernel(const EstimateParams p) {
   __shared__ float share[kMaxEstimateQueries];  // of the row in 2^-kMassBits, of a run's sum
   __shared__ int query_block[kMaxEstimateQueries];
-  const int head = blockIdx.y;
+  __shared__ int masses[kDiagonalWarps][32];
+  const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int e = threadIdx.x; e < p.queries; e += kDiagonalThreads) {
     const int64_t sum = p.row_sum[head * p.queries + e];
     constexpr double kUnit = static_cast<double>(int64_t{1} << (kMassBits + kRowSumBits));
@@ -268,20 +285,22 @@ __global__ void __launch_bounds__(kDiagonalThreads) DiagonalKernel(const Estimat
     query_block[e] = static_cast<int>(p.query_positions[e] / p.tile);
   }
   __syncthreads();
-  const int delta = static_cast<int>(blockIdx.x) * kDiagonalThreads + static_cast<int>(threadIdx.x);
-  if (delta >= p.blocks) return;
+  const int delta = static_cast<int>(blockIdx.x) * 32 + lane, runs = p.tile / kRun;
   const float* sums = p.run_sums + static_cast<int64_t>(head) * p.queries * p.key_runs;
   int mass = 0;
-  for (int e = 0; e < p.queries; ++e, sums += p.key_runs) {
-    const int block = query_block[e] - delta;
-    if (block < 0) continue;
-    const int64_t position = static_cast<int64_t>(block) * p.tile;
-    if (p.key_layout.ranks > 1 && p.key_layout.Owner(position) != p.key_layout.rank) continue;
-    const int first = static_cast<int>(p.key_layout.LocalIndex(position) / kRun);
-    for (int run = first; run < min(first + p.tile / kRun, p.key_runs); ++run) {
-      mass += __float2int_rn(sums[run] * share[e]);
+#pragma unroll 4
+  for (int e = warp; e < p.queries; e += kDiagonalWarps) {
+    const int block = LocalBlock(p, query_block[e] - delta), first = block * runs;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      if (block < 0 || k >= runs || first + k >= p.key_runs) continue;
+      mass += __float2int_rn(sums[static_cast<int64_t>(e) * p.key_runs + first + k] * share[e]);
     }
   }
+  masses[warp][lane] = mass;
+  __syncthreads();
+  if (warp > 0 || delta >= p.blocks) return;
+  for (int other = 1; other < kDiagonalWarps; ++other) mass += masses[other][lane];
   p.diagonal_mass[static_cast<int64_t>(head) * p.blocks + delta] = mass;
 }
 
@@ -324,8 +343,7 @@ absl::Status Launch(const EstimateArgs& args, Step step, const char* name, cudaS
   RETURN_IF_ERROR(LaunchEstimate<kHeadDim>(name, kernel, combinations * params.chunks, stream,
                                            params, key_map));
   if (step != Step::kMass) return absl::OkStatus();
-  const auto parts =
-      static_cast<unsigned>((params.blocks + kDiagonalThreads - 1) / kDiagonalThreads);
+  const auto parts = static_cast<unsigned>((params.blocks + 31) / 32);
   DiagonalKernel<<<dim3(parts, args.q.heads), kDiagonalThreads, 0, stream>>>(params);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), name);
   return absl::OkStatus();

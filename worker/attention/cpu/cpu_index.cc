@@ -167,11 +167,11 @@ absl::Status CpuCall::Select(const patterns::VerticalSlash& work, const LayerInd
       }
     }
     const int64_t total = std::accumulate(diagonals, diagonals + blocks, int64_t{0});
-    index.column_counts.data()[head] =
-        reference::SelectColumns(candidates.data(), static_cast<int64_t>(candidates.size()), total,
-                                 work.sink_tokens, shares[head], counts[head], index.max_columns,
-                                 index.column_positions.data() + head * columns, &of_columns,
-                                 kernels::TiesGoLate(static_cast<int32_t>(head)));
+    index.column_counts.data()[head] = reference::SelectColumns(
+        candidates.data(), static_cast<int64_t>(candidates.size()), total, work.sink_tokens,
+        shares[head], std::min(counts[head], index.max_columns), index.max_columns,
+        index.column_positions.data() + head * columns, &of_columns,
+        kernels::TiesGoLate(static_cast<int32_t>(head)));
     choice.recall = total > 0 ? static_cast<double>(of_columns.mass + of_diagonals.mass) /
                                     static_cast<double>(total)
                               : 0.0;
