@@ -3,6 +3,7 @@
 # Idempotent: a second call finds everything in place and returns in a second.
 #
 #   --dev             also what the tests and linters need
+#   --package         also what deploy/package.sh needs
 #   --packages        only the packages from Debian
 #   --libtorch        only LibTorch and, where there is a CUDA compiler, NCCL's headers
 #   RINGLEADER_DEPS   where LibTorch goes (default: ~/.cache/ringleader/deps); shared by all checkouts
@@ -20,6 +21,7 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 case ${1:-} in
+  --package) packages+=(dpkg-dev file) ;;
   --dev) packages+=(prometheus clang-format clang-tidy python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
