@@ -312,7 +312,7 @@ first columns (sinks) and the diagonals next to the main one always are. The ker
 a head, which is Toeplitz over blocks, and the list of its columns, which are computed outside the ring
 ([attention.md](attention.md) has the steps). The planner assumes, until a job's reports say how many columns
 and diagonals it keeps, 2 to 10 % of the diagonals, a third of them next to the main one and the rest in
-clusters that thin out with distance, and columns that lie anywhere.
+clusters that thin out with distance, and columns that lie anywhere; no more than the budget, and with `top_k` all of it.
 
 The queries are the sequence's last ones, as in the paper, or with `attention.estimate_at: spread` one from each of as
 many equal parts of it: what only earlier queries attend to counts then, and a key counts by how many see it. `end` is

@@ -322,9 +322,9 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
     ASSERT_TRUE((*engine)->SetDocuments(100, std::vector<int64_t>{0, 7}).ok());
     Tensor out(kTokens, kHeads, kHeadDim);
     std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
-    CpuCall call(&device, /*layer=*/1,
-                 {std::as_const(q_).view(), std::as_const(k_).view(), v_.view(), out.view(),
-                  lse.data()});
+    CpuCall call(
+        &device, /*layer=*/1,
+        {std::as_const(q_).view(), std::as_const(k_).view(), v_.view(), out.view(), lse.data()});
     const absl::Status status = (*engine)->Forward(call).status();
     EXPECT_NE(std::string(status.message()).find("a sequence of 100 tokens, q is of one of 2048"),
               std::string::npos)
