@@ -111,6 +111,13 @@ resources: {trainers: 4}
     eval->set_step(3);
     eval->set_loss(2.5);
     eval->set_seconds(1);
+    v1::TaskAnswers* answers = eval->add_answers();
+    answers->set_task("recall");
+    answers->set_asked(40);
+    answers->set_right(39);
+    answers->set_loss(0.25);
+    eval->mutable_dense()->set_loss(2.25);
+    *eval->mutable_dense()->add_answers() = *answers;
     job.mutable_progress()->set_step(3);
     job.mutable_first_eval()->set_loss(5);
     *job.mutable_last_eval() = *eval;
@@ -366,7 +373,8 @@ TEST_F(CliTest, FollowPrintsALineAStep) {
             "eta 2s\n"
             "step 3/3  loss 3.0000  tokens/s 8192  seconds 2.00  density 0.600  imbalance 1.010  "
             "eta 0s\n"
-            "held-out loss 2.5000 after step 3 (1.0 s)\n"
+            "held-out loss 2.5000, 97.5 % of 40 answers right; dense 2.2500, 97.5 % of 40 answers "
+            "right after step 3 (1.0 s)\n"
             "tiny is SUCCEEDED\n");
 }
 
@@ -483,6 +491,10 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["loss_last"], 3.0);
   EXPECT_EQ(json["heldout_first"], 5.0);
   EXPECT_EQ(json["heldout_last"], 2.5);
+  const nlohmann::json recall = {{"asked", 40}, {"right", 39}, {"loss", 0.25}};
+  EXPECT_EQ(json["last_evaluation"]["answers"]["recall"], recall);
+  EXPECT_EQ(json["last_evaluation"]["dense"],
+            (nlohmann::json{{"loss", 2.25}, {"answers", {{"recall", recall}}}}));
   EXPECT_EQ(json["tokens_per_second"], 8192.0);
   EXPECT_NEAR(json["density"].get<double>(), 0.6, 1e-9);
   EXPECT_NEAR(json["worker_imbalance"].get<double>(), 1.01, 1e-9);
@@ -534,6 +546,15 @@ TEST_F(CliTest, PacksData) {
   EXPECT_NE(none.code, 0);
   EXPECT_THAT(none.err, HasSubstr(Path("none")));
   EXPECT_THAT(Run({"data", "pack", "--help"}).out, HasSubstr("data.document_mask: false"));
+
+  Write("ids", "abcd");
+  Write("ids.marks", "\x02\xff");
+  const Result marked =
+      Run({"data", "pack", "--input", Path("ids"), "--output", Path("p3"), "--format", "uint16",
+           "--vocabulary", "40000", "--separator", "0", "--tasks", "near,far", "--eval-share", "0",
+           "-o", "json"});
+  EXPECT_EQ(marked.code, 0) << marked.err;
+  EXPECT_EQ(nlohmann::json::parse(marked.out)["tasks"], (nlohmann::json{"near", "far"}));
 }
 
 TEST_F(CliTest, CompletionKnowsEveryVerb) {
