@@ -20,7 +20,7 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 case ${1:-} in
-  --dev) packages+=(prometheus clang-format clang-tidy) ;;
+  --dev) packages+=(prometheus clang-format clang-tidy python3-matplotlib) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
   *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;
