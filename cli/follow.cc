@@ -60,10 +60,10 @@ class Follower {
     if (response.has_job()) job_ = response.job();
     for (const v1::StepReport& step : response.steps()) OnStep(step);
     for (const v1::EvalReport& eval : response.evals()) {
-      const std::string dense =
-          eval.has_dense() ? absl::StrFormat("; dense %.4f%s", eval.dense().loss(),
-                                             DescribeAnswers(eval.dense().answers()))
-                           : "";
+      const std::string dense = eval.has_dense()
+                                    ? absl::StrFormat("; dense %.4f%s", eval.dense().loss(),
+                                                      DescribeAnswers(eval.dense().answers()))
+                                    : "";
       Line(absl::StrFormat("held-out loss %.4f%s%s after step %d (%.1f s)", eval.loss(),
                            DescribeAnswers(eval.answers()), dense, eval.step(), eval.seconds()));
     }

@@ -16,7 +16,7 @@ import sys
 
 import tasks
 
-PARTS = 16  # files, so that several processes may write at once
+PARTS = 17  # files, so that several processes may write at once; a prime, so that each holds every kind
 TEXT_SUFFIXES = (".h", ".hpp", ".c")
 CORPUS_BYTES = 64 << 20
 # Kinds with few answers a document more often: a training step then has enough of each.

@@ -65,11 +65,12 @@ nlohmann::ordered_json ByLayer(const std::map<uint32_t, Mean>& means) {
   return values;
 }
 
-nlohmann::ordered_json ToJson(
-    double loss, const google::protobuf::RepeatedPtrField<v1::TaskAnswers>& answers) {
+nlohmann::ordered_json ToJson(double loss,
+                              const google::protobuf::RepeatedPtrField<v1::TaskAnswers>& answers) {
   nlohmann::ordered_json by_task = nlohmann::ordered_json::object();
   for (const v1::TaskAnswers& task : answers) {
-    by_task[task.task()] = {{"asked", task.asked()}, {"right", task.right()}, {"loss", task.loss()}};
+    by_task[task.task()] = {
+        {"asked", task.asked()}, {"right", task.right()}, {"loss", task.loss()}};
   }
   return {{"loss", loss}, {"answers", by_task}};
 }

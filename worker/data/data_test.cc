@@ -238,8 +238,8 @@ TEST_F(MarksTest, SayWhichLabelsCountAndWhoseAnswersTheyAre) {
   EXPECT_THAT(loader->tasks(), ::testing::ElementsAre("near", "far"));
   // 5 6 7 8 | 9 |: 7 and the separators are given, and 9 comes after a separator.
   const LocalSequence sequence = loader->InOrder(0, {.tokens = 6});
-  EXPECT_THAT(sequence.labels, ::testing::ElementsAre(6, kIgnoreLabel, 8, kIgnoreLabel,
-                                                      kIgnoreLabel, kIgnoreLabel));
+  EXPECT_THAT(sequence.labels,
+              ::testing::ElementsAre(6, kIgnoreLabel, 8, kIgnoreLabel, kIgnoreLabel, kIgnoreLabel));
   EXPECT_THAT(sequence.answers, ::testing::ElementsAre(1, 0, 2, 0, 0, 0));
 }
 

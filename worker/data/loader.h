@@ -24,7 +24,7 @@ struct LocalSequence {
   std::vector<int64_t> labels;     // the next token of the sequence, or kIgnoreLabel
   // Which task's answer a label is, as index into Loader::tasks() + 1; 0: none's.
   std::vector<uint8_t> answers;
-  int64_t sequence_length = 0;     // of the whole sequence
+  int64_t sequence_length = 0;  // of the whole sequence
   // Positions of the whole sequence with which a document starts, ascending from 0: the document
   // that the sequence begins with may have begun before it.
   std::vector<int64_t> document_firsts;

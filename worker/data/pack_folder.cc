@@ -164,12 +164,11 @@ absl::StatusOr<std::string> ReadMarks(const PackOptions& options, const Source& 
   const std::string path = source.file.string() + kMarksSuffix;
   ASSIGN_OR_RETURN(std::string marks, ReadFile(path));
   if (marks.size() != tokens) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s holds %d marks for the %d tokens of %s", path, marks.size(), tokens, source.name));
+    return absl::InvalidArgumentError(absl::StrFormat("%s holds %d marks for the %d tokens of %s",
+                                                      path, marks.size(), tokens, source.name));
   }
-  const absl::Status known =
-      CheckMarks({reinterpret_cast<const uint8_t*>(marks.data()), marks.size()},
-                 options.tasks.size());
+  const absl::Status known = CheckMarks(
+      {reinterpret_cast<const uint8_t*>(marks.data()), marks.size()}, options.tasks.size());
   if (!known.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", known.message()));
   return marks;
 }

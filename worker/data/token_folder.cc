@@ -38,9 +38,8 @@ absl::Status CheckTasks(const std::vector<std::string>& tasks) {
 }
 
 absl::Status CheckMarks(std::span<const uint8_t> marks, size_t tasks) {
-  const auto unknown = std::find_if(marks.begin(), marks.end(), [&](uint8_t mark) {
-    return mark > tasks && mark != kGivenMark;
-  });
+  const auto unknown = std::find_if(
+      marks.begin(), marks.end(), [&](uint8_t mark) { return mark > tasks && mark != kGivenMark; });
   if (unknown == marks.end()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "mark %d at %d is none of %d tasks (1 is the first), nor %d (plain) or %d (given)", *unknown,
@@ -84,13 +83,13 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
 
 absl::Status WriteManifest(const std::string& folder, const Manifest& manifest) {
   nlohmann::ordered_json json = {{"format", kFormat},
-                                       {"version", kShardVersion},
-                                       {"tokenizer", manifest.tokenizer},
-                                       {"vocabulary", manifest.vocabulary},
-                                       {"separator", manifest.separator},
-                                       {"tokens", manifest.tokens},
-                                       {"documents", manifest.documents},
-                                       {"shards", manifest.shards}};
+                                 {"version", kShardVersion},
+                                 {"tokenizer", manifest.tokenizer},
+                                 {"vocabulary", manifest.vocabulary},
+                                 {"separator", manifest.separator},
+                                 {"tokens", manifest.tokens},
+                                 {"documents", manifest.documents},
+                                 {"shards", manifest.shards}};
   if (!manifest.tasks.empty()) json["tasks"] = manifest.tasks;
   return WriteFileAtomically(ManifestPath(folder), json.dump(2) + "\n");
 }

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "base/files.h"
 #include "worker/data/pack_folder.h"
 #include "worker/data/token_shard.h"
 #include "worker/trainer/testing/attempt_test.h"
@@ -171,8 +171,8 @@ TEST_F(TrainerProcessTest, EvaluatesAnswersBothWays) {
         EXPECT_EQ(answers.asked(), task == 0 ? 127u : 128u);
         EXPECT_LE(answers.right(), answers.asked());
         EXPECT_NEAR(answers.loss(), alone.evals[e].answers(task).loss(), 1e-3);
-        EXPECT_NEAR(eval.dense().answers(task).loss(),
-                    alone.evals[e].dense().answers(task).loss(), 1e-3);
+        EXPECT_NEAR(eval.dense().answers(task).loss(), alone.evals[e].dense().answers(task).loss(),
+                    1e-3);
       }
     }
   }

@@ -49,7 +49,8 @@ torch::Tensor BackwardLayer(const LayerContext& context, const LayerParameters& 
                             const LayerParameters& gradients, SavedLayer saved,
                             const torch::Tensor& dy);
 
-// softmax(hidden head^T) against labels, with logits for `chunk_tokens` tokens at a time. With d_head
+// softmax(hidden head^T) against labels, with logits for `chunk_tokens` tokens at a time. With
+// d_head
 // ([vocab, hidden] fp32) defined: adds the gradient of the losses' sum to it, the hidden states'
 // gradient takes their place, and `right` is left undefined.
 TokenScores LossPass(const TokenOps& ops, const torch::Tensor& hidden, const torch::Tensor& head,

@@ -74,7 +74,8 @@ TEST_F(LossTest, RightIsTheLabelWithTheLargestLogitAlone) {
   const Tensor twins = head_.clone();
   const Tensor twin = (best + 1).remainder(head_.size(0));
   twins.index_copy_(0, twin.slice(0, 0, 1), head_.index_select(0, best.slice(0, 0, 1)));
-  const Tensor tied = LossPass(ops_, hidden_.slice(0, 0, 1), twins, best.slice(0, 0, 1), {}, 1).right;
+  const Tensor tied =
+      LossPass(ops_, hidden_.slice(0, 0, 1), twins, best.slice(0, 0, 1), {}, 1).right;
   EXPECT_FALSE(tied.item<bool>());
   const Tensor nan = torch::full({1, 8}, NAN);
   EXPECT_FALSE(LossPass(ops_, nan, head_, best.slice(0, 0, 1), {}, 1).right.item<bool>());

@@ -150,7 +150,7 @@ absl::StatusOr<RankScores> StepEngine::Score(const data::LocalSequence& sequence
   const auto* first_loss = losses.const_data_ptr<float>();
   const auto* first_right = right.const_data_ptr<bool>();
   return RankScores{.losses = {first_loss, first_loss + losses.numel()},
-                     .right = {first_right, first_right + right.numel()}};
+                    .right = {first_right, first_right + right.numel()}};
 }
 
 EngineStats StepEngine::TakeStats() {

@@ -36,7 +36,8 @@ class StepLoop {
   // record's checkpoint and evaluation times are left for the caller. `step` counts from 1.
   absl::StatusOr<StepRecord> Train(uint64_t step);
 
-  // Over the held-out sequences, after `step` steps, attending to what training.eval_attention says.
+  // Over the held-out sequences, after `step` steps, attending to what training.eval_attention
+  // says.
   absl::StatusOr<EvalRecord> Evaluate(uint64_t step);
 
   // Steps in a row, up to now, that were skipped for a NaN or infinite gradient.
