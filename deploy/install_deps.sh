@@ -21,12 +21,8 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 case ${1:-} in
-<<<<<<< HEAD
-  --dev) packages+=(prometheus clang-format clang-tidy python3-matplotlib) ;;
-=======
   --package) packages+=(dpkg-dev file) ;;
-  --dev) packages+=(prometheus clang-format clang-tidy python3-yaml) ;;
->>>>>>> main
+  --dev) packages+=(prometheus clang-format clang-tidy python3-matplotlib python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
   *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;
