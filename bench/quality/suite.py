@@ -28,6 +28,7 @@ EPOCH_TOKENS = 48 << 20  # at most so many are made for a stage; more are traine
 class Stage:
     length: int  # tokens of a document; several are packed into a sequence and kept apart
     steps: int
+    batch: int  # sequences; many small steps find how to look things up sooner than few large ones
     rate: float
     rounds: int = 1  # so often, while it does not answer enough
 
@@ -39,10 +40,8 @@ class Plan:
     heads: int
     symbols: int
     tokens: int  # of a sequence
-    batch: int
     curriculum: list
-    more_steps: int
-    more_rate: float
+    more: Stage  # with each pattern
     densities: list
     weights: dict
     eval_documents: int  # of each kind
@@ -50,20 +49,20 @@ class Plan:
 
 PLANS = {
     # One H100, 25 minutes.
-    "gpu": Plan(hidden=512, layers=6, heads=8, symbols=2048, tokens=16384, batch=4,
-                curriculum=[Stage(256, 800, 1.5e-3, rounds=3), Stage(1024, 400, 1e-3, rounds=2),
-                            Stage(4096, 300, 1e-3, rounds=2), Stage(16384, 300, 6e-4, rounds=2)],
-                more_steps=60, more_rate=3e-4, densities=[0.02, 0.05, 0.1, 0.2], weights=generate.WEIGHTS,
+    "gpu": Plan(hidden=512, layers=6, heads=8, symbols=2048, tokens=16384,
+                curriculum=[Stage(256, 1500, 2, 1e-3, rounds=3), Stage(1024, 500, 2, 1e-3, rounds=2),
+                            Stage(4096, 300, 4, 1e-3, rounds=2), Stage(16384, 300, 4, 6e-4, rounds=2)],
+                more=Stage(16384, 60, 4, 3e-4), densities=[0.02, 0.05, 0.1, 0.2], weights=generate.WEIGHTS,
                 eval_documents=4),
     # Two CPU cores, an hour: recall alone, which shows that the recipe learns.
-    "cpu": Plan(hidden=128, layers=2, heads=4, symbols=64, tokens=512, batch=8,
-                curriculum=[Stage(64, 600, 4e-3, rounds=3), Stage(256, 300, 2e-3, rounds=3),
-                            Stage(512, 300, 2e-3, rounds=3)],
-                more_steps=20, more_rate=5e-4, densities=[0.3], weights={"recall": 1, "recall-power": 1}, eval_documents=8),
+    "cpu": Plan(hidden=128, layers=2, heads=4, symbols=64, tokens=512,
+                curriculum=[Stage(128, 2000, 2, 2e-3, rounds=3), Stage(256, 600, 2, 2e-3, rounds=3),
+                            Stage(512, 600, 2, 2e-3, rounds=3)],
+                more=Stage(512, 60, 4, 5e-4), densities=[0.3], weights={"recall": 1, "recall-power": 1}, eval_documents=8),
     # Seconds: every step of the way, and nothing learned.
-    "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512, batch=1,
-                  curriculum=[Stage(64, 2, 1e-3), Stage(512, 2, 1e-3)], more_steps=2, more_rate=1e-3, densities=[0.5],
-                  weights={"recall": 1, "needles": 1}, eval_documents=1),
+    "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512,
+                  curriculum=[Stage(64, 2, 1, 1e-3), Stage(512, 2, 1, 1e-3)], more=Stage(512, 2, 1, 1e-3),
+                  densities=[0.5], weights={"recall": 1, "needles": 1}, eval_documents=1),
 }
 TILE = 64
 
@@ -157,9 +156,9 @@ class Suite:
         folder = self.data(f"held-out-{length}", length, documents + 1, "held out", True)
         return folder, documents * length // self.plan.tokens
 
-    def training(self, length, steps):
-        wanted = min(steps * self.plan.batch * self.plan.tokens, EPOCH_TOKENS)
-        return self.data(f"train-{length}", length, wanted // length + 1, "train", False)
+    def training(self, stage):
+        wanted = min(stage.steps * stage.batch * self.plan.tokens, EPOCH_TOKENS)
+        return self.data(f"train-{stage.length}", stage.length, wanted // stage.length + 1, "train", False)
 
     def config(self):
         path = self.dir / "config.json"
@@ -172,13 +171,13 @@ class Suite:
             "torch_dtype": "float32", "vocab_size": tasks.vocabulary(plan.symbols)}))
         return str(path)
 
-    def job(self, name, length, steps, rate, init, attention, seed):
+    def job(self, name, stage, init, attention, seed):
         """Trains, and returns the job's report; its model is then in jobs/NAME/model."""
         report = self.dir / "jobs" / f"{name}.json"
         if report.exists():
             return json.loads(report.read_text())
-        train = self.training(length, steps)
-        eval_folder, eval_sequences = self.held_out(length)
+        train = self.training(stage)
+        eval_folder, eval_sequences = self.held_out(stage.length)
         self.check_time(max(30.0, 1.3 * self.longest))
         folder = self.dir / "jobs" / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -189,8 +188,8 @@ class Suite:
             "data": {"train": str(train), "eval": str(eval_folder), "sequence_length": self.plan.tokens,
                      "document_mask": True},
             "attention": {**attention, "tile": TILE},
-            "training": {"steps": steps, "global_batch": self.plan.batch, "learning_rate": rate,
-                         "min_learning_rate": rate / 10, "warmup_steps": max(1, steps // 10), "weight_decay": 0.01,
+            "training": {"steps": stage.steps, "global_batch": stage.batch, "learning_rate": stage.rate,
+                         "min_learning_rate": stage.rate / 10, "warmup_steps": stage.steps // 10, "weight_decay": 0.01,
                          "seed": seed, "eval_sequences": eval_sequences, **both},
             "checkpoint": {"directory": str(folder), "every_steps": 0, "keep_last": 1},
             "resources": {"trainers": 1, "engine": self.flags.engine},
@@ -208,7 +207,7 @@ class Suite:
             except subprocess.CalledProcessError:
                 sys.exit(f"quality: {name} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
         found = self.ringctl("report", name, "-o", "json", capture_output=True, text=True).stdout
-        result = {**json.loads(found), "tokens": self.plan.tokens, "document_tokens": length, "attention": attention,
+        result = {**json.loads(found), "tokens": self.plan.tokens, "document_tokens": stage.length, "attention": attention,
                   "wall_seconds": time.monotonic() - started}
         self.longest = max(self.longest, result["wall_seconds"])
         for path in folder.iterdir():
@@ -223,7 +222,7 @@ class Suite:
         for stage in self.plan.curriculum:
             for attempt in range(1, stage.rounds + 1):
                 name = f"dense-{stage.length}-{attempt}"
-                found = self.job(name, stage.length, stage.steps, stage.rate, init, {"pattern": "dense"}, seed=attempt)
+                found = self.job(name, stage, init, {"pattern": "dense"}, seed=attempt)
                 init = str(self.dir / "jobs" / name / "model")
                 reports.append(found)
                 by_task = ", ".join(f"{task} {share:.0%}" for task, share in shares(found["last_evaluation"]).items())
@@ -242,12 +241,12 @@ class Suite:
         found = []
         for pattern, density, attention in jobs:
             name = pattern.replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
-            report = self.job(name, plan.tokens, plan.more_steps, plan.more_rate, init, attention, seed=100)
+            report = self.job(name, plan.more, init, attention, seed=100)
             shutil.rmtree(self.dir / "jobs" / name, ignore_errors=True)  # its model has served
             found.append({"pattern": pattern, "asked_density": density, **report})
             self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
                      f"answers {answered(report['first_evaluation']):.1%} at once, "
-                     f"{answered(report['last_evaluation']):.1%} after {plan.more_steps} steps")
+                     f"{answered(report['last_evaluation']):.1%} after {plan.more.steps} steps")
         return found
 
     def run(self):
@@ -257,7 +256,7 @@ class Suite:
         output.write_text(json.dumps({
             "plan": self.flags.plan, "engine": self.flags.engine, "hardware": self.flags.hardware,
             "commit": self.flags.commit, "date": datetime.date.today().isoformat(), "command": self.flags.command,
-            "more_steps": self.plan.more_steps, "curriculum": curriculum, "patterns": found}, indent=1))
+            "more_steps": self.plan.more.steps, "curriculum": curriculum, "patterns": found}, indent=1))
         self.say(f"all done: {output}")
 
 
