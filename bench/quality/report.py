@@ -27,7 +27,8 @@ class Results:
         self.found = found
         self.dense = found["patterns"][0]
         assert self.dense["pattern"] == "dense", "the first job goes on dense"
-        self.patterns = found["patterns"][1:]
+        names = [job["pattern"] for job in found["patterns"]]
+        self.patterns = sorted(found["patterns"][1:], key=lambda job: (names.index(job["pattern"]), job["density"]))
         self.tasks = [task for task, answers in self.dense["last_evaluation"]["answers"].items()
                       if answers["asked"] and task != "text"]
 
@@ -60,6 +61,7 @@ def table(results):
         "| " + " | ".join(results.tasks) + " |", "|" + "---|" * len(results.tasks),
         "| " + " | ".join(percent(a["right"] / a["asked"]) for a in
                           (results.dense_answers("at once", task) for task in results.tasks)) + " |", "",
+        *([f"{found['jobs_left']} jobs are not done yet.", ""] if found["jobs_left"] else []),
         f"Below, percent of what dense attention answers: at once / after {steps} more steps with the pattern / then asked "
         "dense. Text is the loss over dense attention's after as many steps.", "",
         "| pattern | visited | " + " | ".join(results.tasks) + " | text |", "|" + "---|" * (len(results.tasks) + 3)]

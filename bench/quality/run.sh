@@ -8,7 +8,7 @@
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there
 #   --seconds  begin no job that would not end in so many seconds, and end by then
 #   --text     a folder of text for the task of that name (default: /usr/include)
-#   --output   where table, picture and figures go at the end (default: DIR)
+#   --output   where table, picture and figures go (default: DIR); of what is done so far where time ran out
 #
 # From a checkout or from a bundle (deploy/bundle.sh). One GPU, 25 minutes in all.
 set -euo pipefail
@@ -50,7 +50,9 @@ start_worker quality --trainers 1
 await_nodes 1
 hardware=$([[ $engine == cpu ]] && echo "$(nproc) CPU cores" || nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 commit=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
+code=0
 python3 "$root/bench/quality/suite.py" --dir "$run" --plan "$plan" --engine "$engine" --text "$text" \
   --seconds "$((seconds - SECONDS))" --ringctl "$bin/ringctl" --hardware "$hardware" --commit "$commit" \
-  --command "$command"
-python3 "$root/bench/quality/report.py" "$run/quality.json" --output "${output:-$run}"
+  --command "$command" || code=$?
+[[ ! -e $run/quality.json ]] || python3 "$root/bench/quality/report.py" "$run/quality.json" --output "${output:-$run}"
+exit "$code"

@@ -37,15 +37,15 @@ struct TaskAnswers {
 };
 
 struct EvalOutcome {
-  double loss = 0;                   // mean over labelled tokens
-  uint64_t tokens = 0;               // labelled
-  std::vector<TaskAnswers> answers;  // in the order of the data's tasks
+  double loss = 0;                        // mean over labelled tokens
+  uint64_t tokens = 0;                    // labelled
+  std::vector<TaskAnswers> answers = {};  // in the order of the data's tasks
 };
 
 struct EvalRecord {
-  uint64_t step = 0;                 // steps trained before it
-  EvalOutcome outcome;               // dense if the job evaluates dense alone
-  std::optional<EvalOutcome> dense;  // where the job evaluates both
+  uint64_t step = 0;                      // steps trained before it
+  EvalOutcome outcome = {};               // dense if the job evaluates dense alone
+  std::optional<EvalOutcome> dense = {};  // where the job evaluates both
   double seconds = 0;
 };
 
