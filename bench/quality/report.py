@@ -111,8 +111,8 @@ def picture(results, path):
         axis.axis("off")
     figure.supxlabel("causal tiles visited, percent", fontsize=9)
     figure.supylabel("answers, of what dense attention answers", fontsize=9)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
-    figure.tight_layout(rect=(0.01, 0.04 + 0.025 * len(names), 1, 1))
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="upper center", ncols=len(names), fontsize=7)
+    figure.tight_layout(rect=(0.01, 0.01, 1, 0.91))
     figure.savefig(path, metadata={"Date": None})
 
 
