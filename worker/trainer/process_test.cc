@@ -134,14 +134,15 @@ TEST_F(TrainerProcessTest, EvaluatesAnswersBothWays) {
   }
   ASSERT_TRUE(WriteFileAtomically(Path("ids"), ids).ok());
   ASSERT_TRUE(WriteFileAtomically(Path("ids.marks"), marks).ok());
-  ASSERT_TRUE(data::Pack({.input = data::PackOptions::Input::kUint16,
-                          .paths = {Path("ids")},
-                          .output = Path("marked"),
-                          .eval_share = 0,
-                          .vocabulary = 257,
-                          .separator = 256,
-                          .tasks = {"near", "far"}})
-                  .ok());
+  data::PackOptions pack;
+  pack.input = data::PackOptions::Input::kUint16;
+  pack.paths = {Path("ids")};
+  pack.output = Path("marked");
+  pack.eval_share = 0;
+  pack.vocabulary = 257;
+  pack.separator = 256;
+  pack.tasks = {"near", "far"};
+  ASSERT_TRUE(data::Pack(pack).ok());
   spec.mutable_data()->set_eval(Path("marked/train"));
   spec.mutable_attention()->set_pattern(v1::AttentionSpec::SLIDING_WINDOW);
   spec.mutable_attention()->set_window(64);
