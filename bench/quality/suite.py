@@ -49,7 +49,7 @@ class Plan:
 
 PLANS = {
     # One H100, 25 minutes.
-    "gpu": Plan(hidden=512, layers=6, heads=8, symbols=2048, tokens=16384,
+    "gpu": Plan(hidden=768, layers=8, heads=6, symbols=2048, tokens=16384,
                 curriculum=[Stage(256, 1500, 2, 1e-3, rounds=3), Stage(1024, 500, 2, 1e-3, rounds=2),
                             Stage(4096, 300, 4, 1e-3, rounds=2), Stage(16384, 300, 4, 6e-4, rounds=2)],
                 more=Stage(16384, 60, 4, 3e-4), densities=[0.05, 0.1, 0.02, 0.2], weights=generate.WEIGHTS,
