@@ -31,13 +31,13 @@ class LossTest : public testing::Test {
     labels_.slice(0, 10, 20).fill_(kIgnoreLabel);
   }
 
-  const CpuTokenOps ops_ = CpuTokenOps(/*threads=*/2);
+  const std::unique_ptr<TokenOps> ops_ = NewCpuTokenOps(/*threads=*/2);
   Tensor hidden_, head_, labels_;
 };
 
 TEST_F(LossTest, EqualsCrossEntropyOverAllLogits) {
   const Tensor d_head = torch::zeros_like(head_), d_hidden = hidden_.clone();
-  const Tensor sum = Sum(LossPass(ops_, d_hidden, head_, labels_, d_head, kChunkTokens));
+  const Tensor sum = Sum(LossPass(*ops_, d_hidden, head_, labels_, d_head, kChunkTokens));
 
   const Tensor hidden = hidden_.clone().requires_grad_(), head = head_.clone().requires_grad_();
   namespace F = torch::nn::functional;
@@ -52,13 +52,13 @@ TEST_F(LossTest, EqualsCrossEntropyOverAllLogits) {
 }
 
 TEST_F(LossTest, WithoutGradientsTheSameLosses) {
-  const Tensor losses = LossPass(ops_, hidden_.clone(), head_, labels_, {}, kChunkTokens).losses;
+  const Tensor losses = LossPass(*ops_, hidden_.clone(), head_, labels_, {}, kChunkTokens).losses;
   const Tensor hidden = hidden_.clone();
   const Tensor want =
-      LossPass(ops_, hidden, head_, labels_, torch::zeros_like(head_), kChunkTokens).losses;
+      LossPass(*ops_, hidden, head_, labels_, torch::zeros_like(head_), kChunkTokens).losses;
   EXPECT_TRUE(torch::equal(losses, want));
   const Tensor untouched = hidden_.clone();
-  LossPass(ops_, untouched, head_, labels_, {}, kChunkTokens);
+  LossPass(*ops_, untouched, head_, labels_, {}, kChunkTokens);
   EXPECT_TRUE(torch::equal(untouched, hidden_));
 }
 
@@ -66,7 +66,7 @@ TEST_F(LossTest, RightIsTheLabelWithTheLargestLogitAlone) {
   const Tensor best = hidden_.matmul(head_.t()).argmax(1);
   const Tensor labels = torch::where(torch::arange(150).remainder(3).eq(0), labels_, best);
   labels.slice(0, 10, 20).fill_(kIgnoreLabel);
-  const Tensor right = LossPass(ops_, hidden_, head_, labels, {}, kChunkTokens).right;
+  const Tensor right = LossPass(*ops_, hidden_, head_, labels, {}, kChunkTokens).right;
   EXPECT_TRUE(torch::equal(right, labels.eq(best)));
   EXPECT_GT(right.sum().item<int64_t>(), 80);
 
@@ -75,16 +75,16 @@ TEST_F(LossTest, RightIsTheLabelWithTheLargestLogitAlone) {
   const Tensor twin = (best + 1).remainder(head_.size(0));
   twins.index_copy_(0, twin.slice(0, 0, 1), head_.index_select(0, best.slice(0, 0, 1)));
   const Tensor tied =
-      LossPass(ops_, hidden_.slice(0, 0, 1), twins, best.slice(0, 0, 1), {}, 1).right;
+      LossPass(*ops_, hidden_.slice(0, 0, 1), twins, best.slice(0, 0, 1), {}, 1).right;
   EXPECT_FALSE(tied.item<bool>());
   const Tensor nan = torch::full({1, 8}, NAN);
-  EXPECT_FALSE(LossPass(ops_, nan, head_, best.slice(0, 0, 1), {}, 1).right.item<bool>());
+  EXPECT_FALSE(LossPass(*ops_, nan, head_, best.slice(0, 0, 1), {}, 1).right.item<bool>());
 }
 
 TEST_F(LossTest, NoLabelsNoLossNoGradient) {
   const Tensor d_head = torch::zeros_like(head_);
   const Tensor sum =
-      Sum(LossPass(ops_, hidden_, head_, torch::full({150}, kIgnoreLabel), d_head, kChunkTokens));
+      Sum(LossPass(*ops_, hidden_, head_, torch::full({150}, kIgnoreLabel), d_head, kChunkTokens));
   EXPECT_EQ(sum.item<double>(), 0.0);
   EXPECT_EQ(d_head.abs().max().item<float>(), 0.0f);
 }
