@@ -2,7 +2,7 @@
 # What each attention pattern keeps of what dense attention learns (docs/quality.md): trains a model dense until it
 # answers what documents ask, goes on from it with each pattern at several densities, and asks both ways.
 #
-#   bench/quality/run.sh --dir DIR [--plan gpu|cpu|smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--bin DIR]
+#   bench/quality/run.sh --dir DIR [--plan gpu|smoke] [--engine cuda|cpu] [--text DIR] [--seconds N] [--bin DIR]
 #                        [--output FOLDER]
 #
 #   --dir      keeps what is done; a call that ran out of time (exit code 75) is repeated, and goes on there

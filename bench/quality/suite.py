@@ -54,12 +54,7 @@ PLANS = {
                             Stage(4096, 300, 4, 1e-3, rounds=2), Stage(16384, 300, 4, 6e-4, rounds=2)],
                 more=Stage(16384, 60, 4, 3e-4), densities=[0.05, 0.1, 0.02, 0.2], weights=generate.WEIGHTS,
                 eval_documents=4),
-    # Two CPU cores, an hour: recall alone, which shows that the recipe learns.
-    "cpu": Plan(hidden=128, layers=2, heads=4, symbols=64, tokens=512,
-                curriculum=[Stage(128, 2000, 2, 2e-3, rounds=3), Stage(256, 600, 2, 2e-3, rounds=3),
-                            Stage(512, 600, 2, 2e-3, rounds=3)],
-                more=Stage(512, 60, 4, 5e-4), densities=[0.3], weights={"recall": 1, "recall-power": 1}, eval_documents=8),
-    # Seconds: every step of the way, and nothing learned.
+    # Seconds on a CPU: every step of the way, and nothing learned.
     "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512,
                   curriculum=[Stage(64, 2, 1, 1e-3), Stage(512, 2, 1, 1e-3)], more=Stage(512, 2, 1, 1e-3),
                   densities=[0.5], weights={"recall": 1, "needles": 1}, eval_documents=1),
