@@ -32,7 +32,8 @@ TEST_F(CliTest, FollowPrintsALineAStep) {
             "eta 2s\n"
             "step 3/3  loss 3.0000  tokens/s 8192  seconds 2.00  density 0.600  imbalance 1.010  "
             "eta 0s\n"
-            "held-out loss 2.5000 after step 3 (1.0 s)\n"
+            "held-out loss 2.5000, 97.5 % of 40 answers right; dense 2.2500, 97.5 % of 40 answers "
+            "right after step 3 (1.0 s)\n"
             "tiny is SUCCEEDED\n");
 }
 
@@ -116,6 +117,10 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["loss_last"], 3.0);
   EXPECT_EQ(json["heldout_first"], 5.0);
   EXPECT_EQ(json["heldout_last"], 2.5);
+  const nlohmann::json recall = {{"asked", 40}, {"right", 39}, {"loss", 0.25}};
+  EXPECT_EQ(json["last_evaluation"]["answers"]["recall"], recall);
+  EXPECT_EQ(json["last_evaluation"]["dense"],
+            (nlohmann::json{{"loss", 2.25}, {"answers", {{"recall", recall}}}}));
   EXPECT_EQ(json["tokens_per_second"], 8192.0);
   EXPECT_NEAR(json["density"].get<double>(), 0.6, 1e-9);
   EXPECT_NEAR(json["worker_imbalance"].get<double>(), 1.01, 1e-9);

@@ -74,6 +74,23 @@ std::string SetBy(const Totals& totals, uint32_t layer) {
                       field(totals.verticals_at_budget, "vertical_mass", "max_verticals"));
 }
 
+nlohmann::ordered_json ToJson(double loss,
+                              const google::protobuf::RepeatedPtrField<v1::TaskAnswers>& answers) {
+  nlohmann::ordered_json by_task = nlohmann::ordered_json::object();
+  for (const v1::TaskAnswers& task : answers) {
+    by_task[task.task()] = {
+        {"asked", task.asked()}, {"right", task.right()}, {"loss", task.loss()}};
+  }
+  return {{"loss", loss}, {"answers", by_task}};
+}
+
+// With what training.eval_attention: both adds.
+nlohmann::ordered_json ToJson(const v1::EvalReport& eval) {
+  nlohmann::ordered_json json = ToJson(eval.loss(), eval.answers());
+  if (eval.has_dense()) json["dense"] = ToJson(eval.dense().loss(), eval.dense().answers());
+  return json;
+}
+
 nlohmann::ordered_json ToJson(const Totals& totals) {
   nlohmann::ordered_json phases = nlohmann::ordered_json::object();
   ForEachPhase(totals.phases,
@@ -86,6 +103,8 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
           {"loss_last", totals.loss_last},
           {"heldout_first", job.first_eval().loss()},
           {"heldout_last", job.last_eval().loss()},
+          {"first_evaluation", ToJson(job.first_eval())},
+          {"last_evaluation", ToJson(job.last_eval())},
           {"tokens_per_second", totals.seconds > 0 ? totals.tokens / totals.seconds : 0},
           {"density", totals.density.value()},
           {"density_per_layer", ByLayer(totals.layer_density)},
@@ -111,6 +130,10 @@ void WriteTable(std::ostream& out, const Totals& totals) {
       {"loss", change(totals.loss_first, totals.loss_last)}};
   if (job.has_last_eval()) {
     rows.push_back({"held-out loss", change(job.first_eval().loss(), job.last_eval().loss())});
+    for (const v1::TaskAnswers& task : job.last_eval().answers()) {
+      rows.push_back({absl::StrCat("answers, ", task.task()),
+                      absl::StrCat(task.right(), " of ", task.asked(), " right")});
+    }
   }
   rows.push_back(
       {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});

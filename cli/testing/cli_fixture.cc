@@ -88,6 +88,13 @@ void CliTest::ScriptRun(const std::string& id, v1::Job::State last) {
   eval->set_step(3);
   eval->set_loss(2.5);
   eval->set_seconds(1);
+  v1::TaskAnswers* answers = eval->add_answers();
+  answers->set_task("recall");
+  answers->set_asked(40);
+  answers->set_right(39);
+  answers->set_loss(0.25);
+  eval->mutable_dense()->set_loss(2.25);
+  *eval->mutable_dense()->add_answers() = *answers;
   job.mutable_progress()->set_step(3);
   job.mutable_first_eval()->set_loss(5);
   *job.mutable_last_eval() = *eval;

@@ -33,6 +33,9 @@ struct Plan {
 
 enum class Engine { kCpu, kCuda };
 
+// What evaluation attends to: what training does, everything, or each in turn.
+enum class EvalAttention { kSame, kDense, kBoth };
+
 // INVALID_ARGUMENT where ranks step alike and a plan gives groups different numbers of
 // micro-batches: sharded parameters are gathered by all ranks together, in every forward and
 // backward.
@@ -68,6 +71,7 @@ struct TrainingJob {
   uint64_t seed = 0;
   uint64_t eval_every_steps = 0;
   uint32_t eval_sequences = 0;
+  EvalAttention eval_attention = EvalAttention::kSame;
   uint32_t max_skipped_steps = 0;
   bool deterministic = false;  // the same bits in every run, on GPUs too
 

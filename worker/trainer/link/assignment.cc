@@ -47,6 +47,13 @@ absl::StatusOr<optim::LearningRateSchedule> ToSchedule(const TrainingSpec& spec)
   return schedule;
 }
 
+constexpr std::pair<TrainingSpec::EvalAttention, EvalAttention> kEvalAttentions[] = {
+    {TrainingSpec::EVAL_ATTENTION_UNSPECIFIED, EvalAttention::kSame},
+    {TrainingSpec::SAME, EvalAttention::kSame},
+    {TrainingSpec::DENSE, EvalAttention::kDense},
+    {TrainingSpec::BOTH, EvalAttention::kBoth},
+};
+
 }  // namespace
 
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
@@ -153,6 +160,8 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.seed = training.seed();
   job.eval_every_steps = training.eval_every_steps();
   job.eval_sequences = training.eval_sequences();
+  ASSIGN_OR_RETURN(job.eval_attention, jobspec::Convert(kEvalAttentions, training.eval_attention(),
+                                                        "training.eval_attention"));
   job.max_skipped_steps = training.max_skipped_steps();
   job.attention.deterministic = job.deterministic = training.deterministic();
 

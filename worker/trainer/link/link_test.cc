@@ -245,7 +245,9 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   step.step = 1;
   step.loss = 2.5;
   link->ReportStep(step);
-  link->ReportEval({.step = 1, .loss = 2.0});
+  link->ReportEval({.step = 1,
+                    .outcome = {.loss = 2.0, .answers = {{"far", 4, 3, 0.5}}},
+                    .dense = EvalOutcome{.loss = 1.5, .answers = {{"far", 4, 4, 0.25}}}});
   link->ReportCheckpoint(1, "/checkpoints/step-1", 10, 0.5);
   link->ReportModel("/checkpoints/model");
   EXPECT_TRUE(agent.WaitFor([](const std::vector<RankLog>& logs) {
@@ -257,7 +259,12 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   const RankLog log = agent.Finish()[0];
   ASSERT_EQ(log.steps.size(), 1u);
   EXPECT_EQ(log.steps[0].loss(), 2.5);
-  EXPECT_EQ(log.evals.size(), 1u);
+  ASSERT_EQ(log.evals.size(), 1u);
+  EXPECT_EQ(log.evals[0].loss(), 2.0);
+  EXPECT_EQ(log.evals[0].answers(0).task(), "far");
+  EXPECT_EQ(log.evals[0].answers(0).right(), 3u);
+  EXPECT_EQ(log.evals[0].dense().loss(), 1.5);
+  EXPECT_EQ(log.evals[0].dense().answers(0).right(), 4u);
   EXPECT_EQ(log.checkpoints[0].path(), "/checkpoints/step-1");
   EXPECT_EQ(log.model_path, "/checkpoints/model");
   EXPECT_EQ(log.result->outcome(), v1::TrainerExited::COMPLETED);

@@ -233,7 +233,7 @@ absl::Status Attempt::EvaluateIfDue(uint64_t step) {
   if (is_first()) {
     host_.ReportEval(record);
     std::printf("step %5" PRIu64 "/%" PRIu64 "  held-out loss %.4f\n", step, job_.steps,
-                record.loss);
+                record.outcome.loss);
     std::fflush(stdout);
   }
   return absl::OkStatus();
