@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <climits>
 
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/index/between_ranks.h"
