@@ -353,31 +353,6 @@ __global__ void __launch_bounds__(kSelectThreads)
   }
 }
 
-constexpr int kMaxAdaptedHeads = 1024;
-
-// One block, a thread a head.
-__global__ void AdaptBudgetsKernel(const IndexMass* masses, int heads, int32_t* max_counts) {
-  __shared__ double recall[kMaxAdaptedHeads];
-  __shared__ int good;
-  const int head = threadIdx.x;
-  if (head == 0) good = 0;
-  __syncthreads();
-  if (head < heads) {
-    recall[head] = masses[head].Recall();
-    if (recall[head] > kGoodRecall) atomicAdd(&good, 1);
-  }
-  __syncthreads();
-  if (head >= heads) return;
-  int better = 0;
-  for (int other = 0; other < heads; ++other) {
-    better += recall[other] > recall[head] || (recall[other] == recall[head] && other < head);
-  }
-  for (int kind = 0; kind < 2; ++kind) {
-    int32_t& count = max_counts[kind * heads + head];
-    count = AdaptedCount(count, better, good, heads);
-  }
-}
-
 // Shared memory beside the `used` bytes to keep `elements` masses; only `used` when they do not
 // fit.
 absl::Status CacheBytes(const void* kernel, int64_t used, int64_t elements, size_t* bytes,
@@ -419,14 +394,6 @@ absl::Status SelectColumnCandidates(const ColumnCandidatesArgs& args, cudaStream
   CandidatesKernel<<<args.heads * kCandidateCluster, kCandidateThreads, bytes, stream>>>(args,
                                                                                          cache);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectColumnCandidates");
-  return absl::OkStatus();
-}
-
-absl::Status AdaptBudgets(const IndexMass* masses, int32_t heads, int32_t* max_counts,
-                          cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(heads, "AdaptBudgets: heads", 1, kMaxAdaptedHeads));
-  AdaptBudgetsKernel<<<1, kMaxAdaptedHeads, 0, stream>>>(masses, heads, max_counts);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "AdaptBudgets");
   return absl::OkStatus();
 }
 
