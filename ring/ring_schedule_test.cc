@@ -156,7 +156,16 @@ TEST_P(RingScheduleTest, OfAllRanksAreRankZerosTurned) {
     const auto schedule_of = backward ? BackwardSchedule : ForwardSchedule;
     const RingSchedule first = *schedule_of(shape, 0);
     for (int rank = 0; rank < shape.ranks(); ++rank) {
-      const auto turned = [&](int named) { return NamedByAllRanks(shape, named)[rank]; };
+      const auto turned = [&](int named) {
+        int result = -1;
+        VisitNamed(shape, named, [&](int first_rank, int count, int first_named) {
+          if (rank < first_rank || rank >= first_rank + count) return;
+          EXPECT_EQ(result, -1) << "visited twice";
+          result = first_named + (rank - first_rank);
+        });
+        EXPECT_EQ(NamedByRankZero(shape, rank, result), named);
+        return result;
+      };
       const auto slot = [&](int slot) { return gathers ? turned(slot) : slot; };
       const auto hop = [&](const RingHop& mine, const RingHop& zeros) {
         EXPECT_EQ(mine.link, zeros.link);

@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "absl/strings/str_format.h"
+#include "base/net/message_size.h"
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
@@ -21,8 +22,6 @@
 namespace ringleader::api {
 namespace {
 
-// A worker's events and a job's report fit many times; what is larger is garbage.
-constexpr int kMaxMessageBytes = 16 << 20;
 // Clients behind NAT ping to keep their connection: allowed this often.
 constexpr int kMinPingIntervalMs = 5000;
 // A peer that vanished without closing its connection is found after kKeepaliveMs +
@@ -46,10 +45,12 @@ class ServerImpl : public Server {
         audit_(store, Clock::Real(), options.audit_age),
         metrics_(registry),
         unary_executor_(options.unary_threads, options.max_waiting_calls),
+        submit_executor_(options.submit_threads, options.max_waiting_calls),
         stream_executor_(options.stream_threads, options.max_streams),
         unary_(&unary_executor_, &metrics_, &audit_),
+        submits_(&submit_executor_, &metrics_, &audit_),
         hub_(store, &stream_executor_, &metrics_, options.max_streams),
-        jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
+        jobs_(controller, &hub_, &unary_, &submits_, options.check_files, options.allowed_paths),
         logs_(&hub_),
         nodes_(controller, &unary_),
         workers_(*workers),
@@ -137,8 +138,10 @@ class ServerImpl : public Server {
   access::AuditLog audit_;
   RpcMetrics metrics_;
   Executor unary_executor_;
+  Executor submit_executor_;
   Executor stream_executor_;
   Unary unary_;
+  Unary submits_;
   StreamHub hub_;
   JobService jobs_;
   LogService logs_;

@@ -32,6 +32,8 @@ struct ServerOptions {
   bool check_files = true;
   // Threads that run unary calls, most of which wait for the disk or for the controller.
   int unary_threads = 8;
+  // Threads for submitting and validating jobs alone, which look at files and wait for plans.
+  int submit_threads = 8;
   size_t max_waiting_calls = 1000;
   // Threads that read the store for WatchJob and TailLogs, and how many of those may be open.
   int stream_threads = 2;

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/caller.h"
-#include "coordinator/api/executor.h"
+#include "base/process/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 
 namespace ringleader::api {

@@ -31,6 +31,49 @@ absl::Duration TickInterval(const Options& options) {
 // A full disk stays full for a while: the next try waits this long.
 constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
+// Longer than any one plan takes; the caller's own deadline is shorter, most times.
+constexpr absl::Duration kPreviewPatience = absl::Minutes(1);
+
+// One thing to apply in the next batch. `apply` fails only when the transaction cannot go on; what
+// a request may not do is its own reply. `done` learns what became of the batch.
+struct Item {
+  std::function<absl::Status(ControllerCore&, store::WriteTransaction&, absl::Time)> apply;
+  std::function<void(const absl::Status&)> done = {};
+};
+
+// What waits for the controller's thread. Plans that are still being made may outlive the
+// controller and come here.
+struct Queue {
+  absl::Mutex mutex;
+  std::vector<Item> items ABSL_GUARDED_BY(mutex);
+  bool urgent ABSL_GUARDED_BY(mutex) = false;  // somebody waits for the batch
+  bool stopped ABSL_GUARDED_BY(mutex) = false;
+
+  void Push(Item item) ABSL_LOCKS_EXCLUDED(mutex) {
+    {
+      absl::MutexLock lock(&mutex);
+      if (!stopped) {
+        urgent = urgent || item.done != nullptr;
+        items.push_back(std::move(item));
+        return;
+      }
+    }
+    if (item.done) item.done(absl::UnavailableError("the coordinator is shutting down"));
+  }
+};
+
+// A plan that was asked for is there: the next batch takes it, soon.
+ControllerCore::OnMade IntoQueue(const std::shared_ptr<Queue>& queue) {
+  return [queue](const std::string& job, uint64_t ticket, absl::StatusOr<MadePlan> made) {
+    queue->Push({.apply = [job, ticket, made = std::move(made)](
+                              ControllerCore& core, store::WriteTransaction& transaction,
+                              absl::Time now) {
+                   return core.OnPlanned(transaction, job, ticket, made, now);
+                 },
+                 .done = [](const absl::Status&) {}});
+  };
+}
+
 }  // namespace
 
 class JobController::Impl {
@@ -41,7 +84,8 @@ class JobController::Impl {
         store_(store),
         clock_(clock),
         metrics_(metrics == nullptr ? nullptr : &metrics->registry()),
-        core_(options, plans, &metrics_) {}
+        plans_(plans),
+        core_(options, plans, &metrics_, IntoQueue(queue_)) {}
 
   ~Impl() { Stop(); }
 
@@ -58,31 +102,18 @@ class JobController::Impl {
 
   void Stop() {
     {
-      absl::MutexLock lock(&queue_mutex_);
-      if (stopped_) return;
-      stopped_ = true;
+      absl::MutexLock lock(&queue_->mutex);
+      if (queue_->stopped) return;
+      queue_->stopped = true;
     }
     if (thread_.joinable()) thread_.join();
     RunOnce();
   }
 
-  // One thing to apply in the next batch. `apply` fails only when the transaction cannot go on;
-  // what a request may not do is its own reply. `done` learns what became of the batch.
-  struct Item {
-    std::function<absl::Status(ControllerCore&, store::WriteTransaction&, absl::Time)> apply;
-    std::function<void(const absl::Status&)> done = {};
-  };
-
-  void Enqueue(Item item) {
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      if (!stopped_) {
-        urgent_ = urgent_ || item.done != nullptr;
-        queue_.push_back(std::move(item));
-        return;
-      }
-    }
-    if (item.done) item.done(absl::UnavailableError("the coordinator is shutting down"));
+  void Enqueue(Item item) { queue_->Push(std::move(item)); }
+  bool HasQueued() {
+    absl::MutexLock lock(&queue_->mutex);
+    return !queue_->items.empty();
   }
 
   // Runs `body` in a batch, once per request id, and waits for the commit.
@@ -136,9 +167,9 @@ class JobController::Impl {
   bool RunOnce() {
     std::vector<Item> batch;
     {
-      absl::MutexLock lock(&queue_mutex_);
-      batch.swap(queue_);
-      urgent_ = false;
+      absl::MutexLock lock(&queue_->mutex);
+      batch.swap(queue_->items);
+      queue_->urgent = false;
     }
     absl::Status committed;
     {
@@ -152,7 +183,7 @@ class JobController::Impl {
           if (absl::Status status = item.apply(core_, transaction, now); !status.ok())
             return status;
         }
-        return core_.Commit(transaction, now);
+        return core_.Commit(transaction);
       });
       metrics_.Batch(batch.size(), absl::Now() - begin, committed.ok());
       if (committed.ok()) {
@@ -178,9 +209,28 @@ class JobController::Impl {
     return core_.ListNodes();
   }
 
-  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec) {
-    absl::MutexLock lock(&core_mutex_);
-    return core_.PreviewJob(spec);
+  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape) {
+    struct Answer {
+      absl::StatusOr<MadePlan> made;
+      absl::Notification there;
+    };
+    const auto answer = std::make_shared<Answer>();
+    Preview preview;
+    {
+      absl::MutexLock lock(&core_mutex_);
+      PlanRequest request = core_.PreparePreview(spec, &preview.pending_reason);
+      request.shape = shape;
+      plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
+        answer->made = std::move(made);
+        answer->there.Notify();
+      });
+    }
+    if (!answer->there.WaitForNotificationWithTimeout(kPreviewPatience)) {
+      return absl::DeadlineExceededError("the plan takes too long; try again in a moment");
+    }
+    if (!answer->made.ok()) return answer->made.status();
+    preview.plan = std::move(answer->made->plan);
+    return preview;
   }
 
  private:
@@ -188,20 +238,21 @@ class JobController::Impl {
     const absl::Duration tick = TickInterval(options_);
     while (true) {
       {
-        absl::MutexLock lock(&queue_mutex_);
-        const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
-          return stopped_ || !queue_.empty();
+        Queue& queue = *queue_;
+        absl::MutexLock lock(&queue.mutex);
+        const auto something = [&queue]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue.mutex) {
+          return queue.stopped || !queue.items.empty();
         };
-        queue_mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
+        queue.mutex.AwaitWithTimeout(absl::Condition(&something), tick);
         // Nobody waits for an event to be written, so it waits for others, which share its sync to
         // disk; a request ends the wait.
-        const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
-          return stopped_ || urgent_;
+        const auto urgent = [&queue]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue.mutex) {
+          return queue.stopped || queue.urgent;
         };
-        if (!queue_.empty()) {
-          queue_mutex_.AwaitWithTimeout(absl::Condition(&urgent), options_.batch_window);
+        if (!queue.items.empty()) {
+          queue.mutex.AwaitWithTimeout(absl::Condition(&urgent), options_.batch_window);
         }
-        if (stopped_) return;
+        if (queue.stopped) return;
       }
       if (!RunOnce()) absl::SleepFor(kPauseAfterFailure);
     }
@@ -221,15 +272,12 @@ class JobController::Impl {
   store::Store* const store_;
   const Clock* const clock_;
   LifecycleMetrics metrics_;
+  const std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 
   absl::Mutex core_mutex_;
+  PlanSource* const plans_ ABSL_PT_GUARDED_BY(core_mutex_);
   ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
   bool writable_ ABSL_GUARDED_BY(core_mutex_) = true;
-
-  absl::Mutex queue_mutex_;
-  std::vector<Item> queue_ ABSL_GUARDED_BY(queue_mutex_);
-  bool urgent_ ABSL_GUARDED_BY(queue_mutex_) = false;  // somebody waits for the batch
-  bool stopped_ ABSL_GUARDED_BY(queue_mutex_) = false;
 
   std::thread thread_;
 };
@@ -255,15 +303,17 @@ void JobController::Stop() {
   impl_->Stop();
 }
 void JobController::RunOnce() {
-  impl_->RunOnce();
+  while (impl_->RunOnce() && impl_->HasQueued()) {
+  }
 }
 
 absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
                                                  const store::RequestKey& key,
-                                                 const Ownership& ownership) {
+                                                 const Ownership& ownership,
+                                                 const v1::ModelShape& shape) {
   return impl_->Call<v1::Job>(
       key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.CreateJob(transaction, spec, ownership, now);
+        return core.CreateJob(transaction, spec, shape, ownership, now);
       });
 }
 
@@ -320,8 +370,9 @@ std::vector<v1::Node> JobController::ListNodes() const {
   return impl_->ListNodes();
 }
 
-absl::StatusOr<JobController::Preview> JobController::PreviewJob(const v1::JobSpec& spec) const {
-  return impl_->PreviewJob(spec);
+absl::StatusOr<JobController::Preview> JobController::PreviewJob(
+    const v1::JobSpec& spec, const v1::ModelShape& shape) const {
+  return impl_->PreviewJob(spec, shape);
 }
 
 void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {
@@ -342,11 +393,11 @@ void JobController::OnMessage(std::shared_ptr<session::Session> session,
 }
 
 void JobController::OnClosed(std::shared_ptr<session::Session> session) {
-  impl_->Enqueue({.apply = [session = std::move(session)](ControllerCore& core,
-                                                          store::WriteTransaction&, absl::Time) {
-    core.OnClosed(session);
-    return absl::OkStatus();
-  }});
+  impl_->Enqueue(
+      {.apply = [session = std::move(session)](
+                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+        return core.OnClosed(transaction, session, now);
+      }});
 }
 
 void JobController::OnDeath(std::string node, std::string incarnation,

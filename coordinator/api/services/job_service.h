@@ -16,11 +16,13 @@ class JobService : public v1::JobService::CallbackService {
  public:
   // `check_files`: this machine sees the files that jobs name, so a job whose files are missing is
   // refused. `allowed_paths`: folders below which they must lie; none: anywhere.
-  JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, bool check_files,
-             std::vector<std::string> allowed_paths)
+  // `submits` runs what may take long: no other call waits for it.
+  JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, Unary* submits,
+             bool check_files, std::vector<std::string> allowed_paths)
       : controller_(*controller),
         hub_(*hub),
         unary_(*unary),
+        submits_(*submits),
         check_files_(check_files),
         allowed_paths_(std::move(allowed_paths)) {}
 
@@ -52,8 +54,13 @@ class JobService : public v1::JobService::CallbackService {
  private:
   absl::Status Create(const Change& change, const v1::CreateJobRequest& request, v1::Job* reply);
   absl::Status List(const v1::ListJobsRequest& request, v1::ListJobsResponse* reply);
-  // The specification with its defaults, if a job can be made of it.
-  absl::StatusOr<v1::JobSpec> CheckedSpec(const v1::JobSpec& spec) const;
+  // The specification with its defaults, if a job can be made of it, and its model's shape.
+  struct Checked {
+    v1::JobSpec spec;
+    v1::ModelShape shape;
+  };
+  absl::StatusOr<Checked> Check(const v1::JobSpec& spec) const;
+  absl::StatusOr<v1::ModelShape> LookAtFiles(const v1::JobSpec& spec) const;
   // Cancel, pause and resume differ only in what they call.
   template <typename Request, typename Call>
   grpc::ServerUnaryReactor* Transition(grpc::CallbackServerContext* context, const char* method,
@@ -62,6 +69,7 @@ class JobService : public v1::JobService::CallbackService {
   lifecycle::JobController& controller_;
   StreamHub& hub_;
   Unary& unary_;
+  Unary& submits_;
   const bool check_files_;
   const std::vector<std::string> allowed_paths_;
 };
