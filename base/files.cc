@@ -100,12 +100,11 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_
   struct stat about = {};
   if (fstat(fd, &about) != 0) return Failed("look at", path);
   if (!S_ISREG(about.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " is a ",
-                     S_ISDIR(about.st_mode)    ? "folder"
-                     : S_ISFIFO(about.st_mode) ? "pipe"
-                                               : "device",
-                     "; a file is expected"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a ",
+                                                   S_ISDIR(about.st_mode)    ? "folder"
+                                                   : S_ISFIFO(about.st_mode) ? "pipe"
+                                                                             : "device",
+                                                   "; a file is expected"));
   }
   const auto too_large = [&](uint64_t bytes) {
     return absl::InvalidArgumentError(

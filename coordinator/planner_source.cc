@@ -148,9 +148,10 @@ class PlannerSource : public lifecycle::PlanSource {
     const v1::JobSpec& spec = request.spec;
     lifecycle::MadePlan made;
     // Jobs of earlier releases have no shape in their record: it is read now, if it can be.
-    made.shape = request.shape ? *request.shape
-                               : jobspec::ReadModelShape(spec.model(), kFilePatience)
-                                     .value_or(v1::ModelShape());
+    made.shape =
+        request.shape
+            ? *request.shape
+            : jobspec::ReadModelShape(spec.model(), kFilePatience).value_or(v1::ModelShape());
     const model::ModelConfig model = jobspec::ModelOf(made.shape);
     const planner::ClusterShape cluster = ClusterOf(spec, request.placements, request.nodes);
     const double end = ThreadSeconds() + options_.seconds;
@@ -161,9 +162,9 @@ class PlannerSource : public lifecycle::PlanSource {
           return is_late || stopping_;
         }};
     const planner::CostModel usual(spec, model, cluster);
-    absl::StatusOr<v1::StepPlan> plan = options_.make(
-        spec, model, cluster, learned ? learned->costs : usual,
-        learned ? learned->hints : patterns::PatternHints(), limits);
+    absl::StatusOr<v1::StepPlan> plan =
+        options_.make(spec, model, cluster, learned ? learned->costs : usual,
+                      learned ? learned->hints : patterns::PatternHints(), limits);
     if (is_late) {
       return absl::ResourceExhaustedError(
           absl::StrFormat("its plan took more than %g s of a processor (--plan-seconds); lower "

@@ -113,10 +113,10 @@ TEST(PlannerSourceTest, ReportsMakeTheNextAttemptsPredictionTruer) {
 
 // A planner that runs out of memory, or takes what it may not, fails its own job.
 TEST(PlannerSourceTest, WhatThePlannerThrowsFailsOneJobAlone) {
-  const auto plans = NewPlannerSource(
-      {.make = [](const v1::JobSpec& spec, const auto& model, const auto& cluster,
-                  const auto& costs, const auto& hints,
-                  const auto& limits) -> absl::StatusOr<v1::StepPlan> {
+  const auto plans =
+      NewPlannerSource({.make = [](const v1::JobSpec& spec, const auto& model, const auto& cluster,
+                                   const auto& costs, const auto& hints,
+                                   const auto& limits) -> absl::StatusOr<v1::StepPlan> {
         if (spec.name() == "greedy") throw std::bad_alloc();
         return planner::MakePlan(spec, model, cluster, costs, hints, limits);
       }});
@@ -163,9 +163,9 @@ TEST(PlannerSourceTest, PlansAreCappedInSize) {
 // Previews wait for each other, in a short queue, and jobs do not wait for them.
 TEST(PlannerSourceTest, PreviewsDoNotKeepJobsWaiting) {
   absl::Notification go;
-  const auto plans = NewPlannerSource(
-      {.make = [&go](const v1::JobSpec& spec, const auto&, const auto&, const auto&, const auto&,
-                     const auto&) {
+  const auto plans =
+      NewPlannerSource({.make = [&go](const v1::JobSpec& spec, const auto&, const auto&,
+                                      const auto&, const auto&, const auto&) {
         if (spec.name() == "preview") go.WaitForNotificationWithTimeout(absl::Seconds(60));
         return absl::StatusOr<v1::StepPlan>(v1::StepPlan());
       }});

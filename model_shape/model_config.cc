@@ -255,8 +255,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::s
   config.attention_output_bias = attention_bias;
   config.mlp_bias = !qwen2 && in.Bool("mlp_bias", false);
   if (config.layers > kMaxLayers) {
-    in.Fail("num_hidden_layers", absl::StrFormat("is %d; at most %d are supported", config.layers,
-                                                 kMaxLayers));
+    in.Fail("num_hidden_layers",
+            absl::StrFormat("is %d; at most %d are supported", config.layers, kMaxLayers));
   }
   RETURN_IF_ERROR(in.status());
 

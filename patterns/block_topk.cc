@@ -30,8 +30,8 @@ absl::Status Check(const AttentionOptions& options) {
       absl::StrFormat("attention.topk_blocks is %d; it must not be negative", options.topk_blocks));
 }
 
-// A head lists at most so many tiles, or as many as it has rows: where rows see more, each tile that
-// is listed stands for several, drawn like one.
+// A head lists at most so many tiles, or as many as it has rows: where rows see more, each tile
+// that is listed stands for several, drawn like one.
 constexpr int64_t kMaxListedTiles = int64_t{1} << 21;
 
 int64_t TilesOfRow(int64_t blocks) {

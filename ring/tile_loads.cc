@@ -61,7 +61,8 @@ std::vector<double> OverWindows(const std::vector<double>& values, int ranks, Co
   for (int i = ranks - 2; i >= 0; --i) runs[i] = combine(runs[i], runs[i + 1]);
   for (int i = ranks + 1; i < 2 * ranks - 1; ++i) runs[i] = combine(runs[i], runs[i - 1]);
   std::vector<double> windows(ranks);
-  for (int r = 0; r < ranks; ++r) windows[r] = r == 0 ? runs[0] : combine(runs[r], runs[r + ranks - 1]);
+  for (int r = 0; r < ranks; ++r)
+    windows[r] = r == 0 ? runs[0] : combine(runs[r], runs[r + ranks - 1]);
   return windows;
 }
 
@@ -229,8 +230,8 @@ std::vector<double> TileLoads::LargestSteps() const {
   }
   for (const ListedLoad& load : listed_) {
     double& most = largest[load.rank];
-    most = std::max(most, apart(load.rank - load.owner) + mirrored_[load.rank + load.owner] +
-                              load.tiles);
+    most = std::max(most,
+                    apart(load.rank - load.owner) + mirrored_[load.rank + load.owner] + load.tiles);
   }
   return largest;
 }

@@ -15,8 +15,8 @@ namespace ringleader::ring {
 struct HeadPattern {
   // Block diagonals: query block A attends to key block A - delta where diagonals[delta] is set.
   std::vector<uint8_t> diagonals;  // [blocks], or empty
-  // Key blocks by query block, for patterns that are no diagonals. Where a row has too many to list,
-  // each that is listed stands for row_weights[row] tiles.
+  // Key blocks by query block, for patterns that are no diagonals. Where a row has too many to
+  // list, each that is listed stands for row_weights[row] tiles.
   std::vector<int64_t> row_offsets;  // [blocks + 1], or empty
   std::vector<int32_t> columns;
   std::vector<double> row_weights;  // [blocks], or empty: 1

@@ -16,8 +16,9 @@ std::atomic<int> under_way = 0;
 
 absl::Status TooMany(const std::string& what) {
   return absl::ResourceExhaustedError(
-      absl::StrCat(what, ": too many such calls are under way, some of which may hang; look for a "
-                         "mount that does not answer, and try again later"));
+      absl::StrCat(what,
+                   ": too many such calls are under way, some of which may hang; look for a "
+                   "mount that does not answer, and try again later"));
 }
 
 }  // namespace
@@ -44,9 +45,9 @@ absl::Status WithTimeLimit(absl::Duration limit, const std::string& what,
     return TooMany(what);
   }
   if (outcome->done.WaitForNotificationWithTimeout(limit)) return outcome->status;
-  return absl::DeadlineExceededError(
-      absl::StrCat(what, ": no answer within ", absl::FormatDuration(limit),
-                   "; is it on a mount that does not answer?"));
+  return absl::DeadlineExceededError(absl::StrCat(what, ": no answer within ",
+                                                  absl::FormatDuration(limit),
+                                                  "; is it on a mount that does not answer?"));
 }
 
 }  // namespace ringleader

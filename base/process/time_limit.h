@@ -1,5 +1,5 @@
-// For calls that may never return: what reads from a mount whose server is gone waits in the kernel,
-// and nothing but the server's return ends it.
+// For calls that may never return: what reads from a mount whose server is gone waits in the
+// kernel, and nothing but the server's return ends it.
 #pragma once
 
 #include <functional>

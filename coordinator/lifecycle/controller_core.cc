@@ -213,8 +213,7 @@ std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
 
 void ControllerCore::Schedule() {
   schedule_due_ = false;
-  std::erase_if(planning_,
-                [&](const auto& entry) { return !Stands(entry.first, entry.second); });
+  std::erase_if(planning_, [&](const auto& entry) { return !Stands(entry.first, entry.second); });
   CountTrainers();
   std::vector<scheduler::Request> waiting;
   for (const auto& [id, machine] : machines_) {
@@ -254,17 +253,15 @@ void ControllerCore::BeginPlanning(JobMachine& machine,
   const uint64_t ticket = ++last_ticket_;
   Planning& planning = planning_[id];
   planning = {.ticket = ticket, .placements = placements, .nodes = Inventories(placements)};
-  machine.Wait(absl::StrFormat("planning how to run on %s%s", placements.front().node(),
-                               placements.size() == 1
-                                   ? ""
-                                   : absl::StrFormat(" and %d more", placements.size() - 1)));
+  machine.Wait(absl::StrFormat(
+      "planning how to run on %s%s", placements.front().node(),
+      placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
   PlanRequest request = {
       .spec = machine.job().spec(), .placements = placements, .nodes = planning.nodes};
   if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
-  plans_->Plan(std::move(request),
-               [on_made = on_made_, id, ticket](absl::StatusOr<MadePlan> made) {
-                 on_made(id, ticket, std::move(made));
-               });
+  plans_->Plan(std::move(request), [on_made = on_made_, id, ticket](absl::StatusOr<MadePlan> made) {
+    on_made(id, ticket, std::move(made));
+  });
 }
 
 bool ControllerCore::Stands(const std::string& job, const Planning& planning) {

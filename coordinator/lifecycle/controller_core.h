@@ -75,8 +75,8 @@ class ControllerCore {
   absl::Status OnPlanned(store::WriteTransaction& transaction, const std::string& job,
                          uint64_t ticket, const absl::StatusOr<MadePlan>& made, absl::Time now);
 
-  // Has plans made for what can be placed, and writes all changes. What may be told once the transaction is
-  // durable lies in `outbox` then.
+  // Has plans made for what can be placed, and writes all changes. What may be told once the
+  // transaction is durable lies in `outbox` then.
   absl::Status Commit(store::WriteTransaction& transaction);
   // Tells it: acknowledgements, commands.
   void Publish();

@@ -65,12 +65,13 @@ struct Queue {
 // A plan that was asked for is there: the next batch takes it, soon.
 ControllerCore::OnMade IntoQueue(const std::shared_ptr<Queue>& queue) {
   return [queue](const std::string& job, uint64_t ticket, absl::StatusOr<MadePlan> made) {
-    queue->Push({.apply = [job, ticket, made = std::move(made)](
-                              ControllerCore& core, store::WriteTransaction& transaction,
-                              absl::Time now) {
-                   return core.OnPlanned(transaction, job, ticket, made, now);
-                 },
-                 .done = [](const absl::Status&) {}});
+    queue->Push(
+        {.apply =
+             [job, ticket, made = std::move(made)](
+                 ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+               return core.OnPlanned(transaction, job, ticket, made, now);
+             },
+         .done = [](const absl::Status&) {}});
   };
 }
 

@@ -18,7 +18,7 @@ struct PlanRequest {
   std::optional<v1::ModelShape> shape = {};
   std::vector<v1::Placement> placements = {};
   std::vector<v1::NodeInventory> nodes = {};  // of each placement, in order
-  bool is_preview = false;               // nothing starts with it: those that do go first
+  bool is_preview = false;                    // nothing starts with it: those that do go first
 };
 
 struct MadePlan {

@@ -16,10 +16,10 @@
 namespace ringleader::lifecycle {
 namespace {
 
+using testing::FixedPlan;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using testing::FixedPlan;
 
 class PlanningTest : public testing::ControllerTest {
  protected:

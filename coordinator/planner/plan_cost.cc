@@ -46,17 +46,17 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   PlanCost cost;
   for (const uint64_t length : lengths) {
     const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;
-    const int64_t tiles = pattern.listed_tiles == nullptr
-                              ? 0
-                              : pattern.listed_tiles(*attention, blocks);
+    const int64_t tiles =
+        pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);
     // Forward and backward, each on links as they are and on infinitely fast ones.
     cost.rank_steps += 4 * rings * layers * ranks * ranks;
     cost.tiles += layouts * layers * heads * (blocks + tiles);
     const double kept = static_cast<double>(std::min(ranks * ranks, heads * tiles));
     cost.bytes += static_cast<double>(layouts * layers) *
                   (static_cast<double>(ranks) * kBytesPerRank + kept * kBytesPerListedTile);
-    cost.bytes += static_cast<double>(heads) * (static_cast<double>(blocks) * kBytesPerBlock +
-                                                static_cast<double>(tiles) * sizeof(int32_t)) /
+    cost.bytes += static_cast<double>(heads) *
+                  (static_cast<double>(blocks) * kBytesPerBlock +
+                   static_cast<double>(tiles) * sizeof(int32_t)) /
                   static_cast<double>(lengths.size());
   }
   return cost;
@@ -74,8 +74,7 @@ absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const Plan
                                    spec.data().sequence_lengths().end());
   return absl::ResourceExhaustedError(absl::StrCat(
       "its plan, for ", spec.parallelism().context(), " ranks in a ring (parallelism.context)",
-      lengths.size() > 1 ? absl::StrCat(" and ", lengths.size(),
-                                        " different data.sequence_lengths")
+      lengths.size() > 1 ? absl::StrCat(" and ", lengths.size(), " different data.sequence_lengths")
                          : "",
       ", takes ", amount, "; lower ", lengths.size() > 1 ? "either" : "parallelism.context",
       ", or set parallelism.layout and parallelism.ring, so that less is compared"));

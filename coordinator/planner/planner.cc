@@ -233,10 +233,10 @@ void AddHostReason(const v1::JobSpec& spec, const model::ModelConfig& model,
   const MemoryEstimate memory = EstimateMemory(spec, model, cluster, plan->ring().kind());
   const double bytes = HostBytes(memory, spec, cluster);
   if (bytes <= 0) return;
-  plan->add_reasons(absl::StrFormat(
-      "at least %.1f GiB of what a trainer's layers keep for backward wait in host "
-      "memory (resources.offload); the prediction takes its copies for hidden",
-      bytes / (1024.0 * 1024 * 1024)));
+  plan->add_reasons(
+      absl::StrFormat("at least %.1f GiB of what a trainer's layers keep for backward wait in host "
+                      "memory (resources.offload); the prediction takes its copies for hidden",
+                      bytes / (1024.0 * 1024 * 1024)));
 }
 
 }  // namespace
@@ -261,8 +261,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   absl::Status refused;
   for (const Candidate& candidate : candidates) {
     if (limits.stop && limits.stop()) return absl::CancelledError("the planner was stopped");
-    absl::StatusOr<v1::StepPlan> plan =
-        Try(candidate, spec, model, cluster, group, usual, &pricer);
+    absl::StatusOr<v1::StepPlan> plan = Try(candidate, spec, model, cluster, group, usual, &pricer);
     if (!model.known()) return plan;
     if (plan.ok()) {
       tried.push_back(*std::move(plan));

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "coordinator/planner/cost/cost_model.h"
+#include "coordinator/planner/cost/shapes.h"
 #include "coordinator/planner/plan_cost.h"
-#include "coordinator/planner/shapes.h"
 #include "model_shape/model_config.h"
 #include "patterns/sample.h"
 #include "ringleader/v1/job_spec.pb.h"

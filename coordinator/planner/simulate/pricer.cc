@@ -111,8 +111,7 @@ const std::vector<Pricer::Layers>& Pricer::LayersOf(const Setting& setting, uint
   const int64_t sparse = model_.layers - dense;
   const int samples = SampledLayers(attention, sparse, setting.ring.ranks());
   for (int i = 0; i < samples; ++i) {
-    counted.push_back(
-        Count(setting, tokens, false, static_cast<double>(sparse) / samples, i + 1));
+    counted.push_back(Count(setting, tokens, false, static_cast<double>(sparse) / samples, i + 1));
   }
   return counted;
 }
@@ -129,15 +128,15 @@ v1::Prediction Pricer::PriceLength(const Setting& setting, const CostModel& cost
                     .inter_node = cluster_.inter_node,
                     .kv_bytes = kv * (cuda ? 2 : 4)};
   // Of a layer, with what it computes again.
-  const double mlp_backward = 0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
-                              static_cast<double>(model_.weights_per_token()) *
-                              cost_model.Seconds(Phase::kLinear, {.rows = local_tokens, .calls = 1});
+  const double mlp_backward =
+      0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
+      static_cast<double>(model_.weights_per_token()) *
+      cost_model.Seconds(Phase::kLinear, {.rows = local_tokens, .calls = 1});
   RingTimes sum;
   double index_seconds = 0, tiles = 0, largest_tiles = 0, step_imbalance = 0;
   for (const Layers& alike : LayersOf(setting, tokens)) {
     const double index =
-        alike.are_dense ? 0
-                        : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
+        alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
       ring.gradient_bytes = backward ? kv * 4 : 0;

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "coordinator/planner/cost/cost_model.h"
-#include "coordinator/planner/shapes.h"
+#include "coordinator/planner/cost/shapes.h"
 #include "model_shape/model_config.h"
 #include "patterns/attention_options.h"
 #include "patterns/sample.h"

@@ -131,8 +131,7 @@ class Player {
     const int inner = setup_.group.inner;
     ring::VisitNamed(setup_.shape, hop.from, [&](int first, int count, int from) {
       for (int i = 0; i < count; ++i) {
-        const bool same_node =
-            setup_.group.outer == 1 || (first + i) / inner == (from + i) / inner;
+        const bool same_node = setup_.group.outer == 1 || (first + i) / inner == (from + i) / inner;
         const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
         route.kv_seconds[first + i] = Transfer(link, setup_.kv_bytes);
         route.gradient_seconds[first + i] = Transfer(link, setup_.gradient_bytes);

@@ -1,10 +1,11 @@
 // Plays one attention layer's ring: the schedule that trainers run (ring/ring_schedule.h), on all
-// ranks at once, and when each of them computes, waits and transfers. O(ranks²) but for all-gather, in O(ranks) memory.
+// ranks at once, and when each of them computes, waits and transfers. O(ranks²) but for all-gather,
+// in O(ranks) memory.
 #pragma once
 
 #include <cstdint>
 
-#include "coordinator/planner/shapes.h"
+#include "coordinator/planner/cost/shapes.h"
 #include "ring/ring_schedule.h"
 #include "ring/tile_loads.h"
 
