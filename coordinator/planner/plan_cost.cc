@@ -42,7 +42,7 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
       is_sparse ? SampledLayers(*attention, model.layers, static_cast<int>(ranks)) : 0;
   const int64_t layers = samples + (is_sparse && attention->dense_layers.empty() ? 0 : 1);
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
-  const int64_t heads = pattern.is_known_before_data ? 1 : kSampledHeads;
+  const int64_t heads = pattern.is_known_before_data() ? 1 : kSampledHeads;
   PlanCost cost;
   for (const uint64_t length : lengths) {
     const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;

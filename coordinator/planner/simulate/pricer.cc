@@ -29,7 +29,7 @@ double OptimizerSeconds(const model::ModelConfig& model, const CostModel& cost_m
 
 int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks) {
   const bool one_is_enough =
-      patterns::DefinitionOf(attention.pattern).is_known_before_data || ranks > kManyRanks;
+      patterns::DefinitionOf(attention.pattern).is_known_before_data() || ranks > kManyRanks;
   return static_cast<int>(std::min<int64_t>(layers, one_is_enough ? 1 : kSampledLayers));
 }
 
