@@ -165,13 +165,17 @@ double Strength(double mass) {
   return std::log(1 - std::min(mass, 0.999)) / std::log(0.1);
 }
 
+// Of more columns, each that is drawn stands for several.
+constexpr int64_t kMaxDrawnColumns = int64_t{1} << 18;
+
 // A third of `wanted` diagonals next to the main one, the rest in clusters that thin out with
 // distance.
 ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, Random* random) {
   ring::HeadPattern head = Band(blocks, std::max(local, wanted / 3));
   int64_t set = std::count(head.diagonals.begin(), head.diagonals.end(), 1);
   constexpr int64_t kWidths[] = {1, 1, 1, 2, 4, 8};
-  while (set < wanted) {
+  // Where nearly all are wanted, the last ones are hard to hit.
+  for (int64_t draws = 0; set < wanted && draws < 4 * blocks; ++draws) {
     const double u = random->Unit();
     auto at = static_cast<int64_t>(static_cast<double>(blocks) * u * u);
     for (int64_t width = kWidths[random->Below(std::ssize(kWidths))];
@@ -179,6 +183,10 @@ ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, Rando
       set += head.diagonals[at] == 0;
       head.diagonals[at] = 1;
     }
+  }
+  for (int64_t at = 0; set < wanted; ++at) {
+    set += head.diagonals[at] == 0;
+    head.diagonals[at] = 1;
   }
   return head;
 }
@@ -209,7 +217,11 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
   }
   const int64_t columns =
       std::min({int64_t{std::llround(verticals)}, int64_t{budget.max_verticals}, tokens});
-  for (int64_t i = 0; i < columns; ++i) head.columns_in_block[random->Below(blocks)] += 1;
+  const int64_t drawn = std::min(columns, kMaxDrawnColumns);
+  for (int64_t i = 0; i < drawn; ++i) {
+    head.columns_in_block[random->Below(blocks)] +=
+        static_cast<double>(columns) / static_cast<double>(drawn);
+  }
   for (double& count : head.columns_in_block) {
     count = std::min(count, static_cast<double>(options.tile));
   }

@@ -176,6 +176,11 @@ absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank) 
   return schedule;
 }
 
+int NamedByRank(const RingShape& shape, int rank, int named) {
+  return (rank / shape.inner + named / shape.inner) % shape.outer * shape.inner +
+         (rank % shape.inner + named % shape.inner) % shape.inner;
+}
+
 int NamedByRankZero(const RingShape& shape, int rank, int named) {
   const int nodes = named / shape.inner - rank / shape.inner;
   const int local = named % shape.inner - rank % shape.inner;

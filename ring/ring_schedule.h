@@ -92,22 +92,11 @@ absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
 
 // The schedules of a shape differ by a rotation alone: the same steps, slots and links, and where
-// rank 0's names rank `named`, rank r's names the rank that is as far from r, counted around the
-// ring of nodes and around a node. One schedule so stands for all. (All-gather: its slots are
-// numbered by ranks and turn likewise.) visit(first, count, named): ranks [first, first + count)
-// name ranks [named, named + count). Two runs a node at most, and two in all without nodes.
-template <typename Visit>
-void VisitNamed(const RingShape& shape, int named, const Visit& visit) {
-  const int local = named % shape.inner;
-  int node = named / shape.inner;
-  for (int n = 0; n < shape.outer; ++n) {
-    visit(n * shape.inner, shape.inner - local, node * shape.inner + local);
-    if (local > 0) visit((n + 1) * shape.inner - local, local, node * shape.inner);
-    node = node + 1 < shape.outer ? node + 1 : 0;
-  }
-}
-
-// Whom rank 0's schedule names where that of `rank` names `named`.
+// rank 0's names rank `named`, that of `rank` names the rank that is as far from it, counted around
+// the ring of nodes and around a node. One schedule so stands for all. (All-gather: its slots are
+// numbered by ranks and turn likewise.)
+int NamedByRank(const RingShape& shape, int rank, int named);
+// The other way round: whom rank 0's schedule names where that of `rank` names `named`.
 int NamedByRankZero(const RingShape& shape, int rank, int named);
 
 }  // namespace ringleader::ring

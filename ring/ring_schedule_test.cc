@@ -157,12 +157,7 @@ TEST_P(RingScheduleTest, OfAllRanksAreRankZerosTurned) {
     const RingSchedule first = *schedule_of(shape, 0);
     for (int rank = 0; rank < shape.ranks(); ++rank) {
       const auto turned = [&](int named) {
-        int result = -1;
-        VisitNamed(shape, named, [&](int first_rank, int count, int first_named) {
-          if (rank < first_rank || rank >= first_rank + count) return;
-          EXPECT_EQ(result, -1) << "visited twice";
-          result = first_named + (rank - first_rank);
-        });
+        const int result = NamedByRank(shape, rank, named);
         EXPECT_EQ(NamedByRankZero(shape, rank, result), named);
         return result;
       };

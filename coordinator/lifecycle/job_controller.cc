@@ -32,7 +32,7 @@ absl::Duration TickInterval(const Options& options) {
 constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
 // Longer than any one plan takes; the caller's own deadline is shorter, most times.
-constexpr absl::Duration kPreviewPatience = absl::Minutes(1);
+constexpr absl::Duration kPreviewPatience = absl::Seconds(30);
 
 // One thing to apply in the next batch. `apply` fails only when the transaction cannot go on; what
 // a request may not do is its own reply. `done` learns what became of the batch.

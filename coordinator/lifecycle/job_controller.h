@@ -91,7 +91,7 @@ class JobController : public session::SessionListener {
   std::vector<v1::Node> ListNodes() const;
 
   // What would happen to a job of this specification now, without creating it. Waits for the plan:
-  // RESOURCE_EXHAUSTED when others wait for theirs, DEADLINE_EXCEEDED after a minute; further
+  // RESOURCE_EXHAUSTED when others wait for theirs, DEADLINE_EXCEEDED after half a minute; further
   // errors say why no plan can be made.
   struct Preview {
     v1::StepPlan plan;

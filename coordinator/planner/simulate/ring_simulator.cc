@@ -16,14 +16,14 @@ using ring::RingLink;
 using ring::RingSchedule;
 using ring::RingStep;
 
-using Times = std::vector<double>;  // by rank
+using Times = std::vector<double>;  // by rank, in some Order
 
 double Transfer(const Link& link, double bytes) {
   if (link.bytes_per_second <= 0) return 0;  // infinitely fast
   return link.latency_seconds + bytes / link.bytes_per_second;
 }
 
-// Rank 0's; all ranks' are this one turned (ring::VisitNamed).
+// Rank 0's; all ranks' are this one turned (ring::NamedByRank).
 RingSchedule ScheduleOf(const RingSetup& setup) {
   return (setup.gradient_bytes > 0 ? ring::BackwardSchedule : ring::ForwardSchedule)(setup.shape, 0)
       .value();
@@ -57,6 +57,44 @@ void Arrive(double* __restrict arrived, const double* __restrict mine,
   for (int i = 0; i < count; ++i) arrived[i] = std::max(mine[i], theirs[i]) + travel[i];
 }
 
+// The order in which a ring's ranks lie in memory: in rows of nodes or, where there are more nodes
+// than ranks on each, in rows of ranks with the same place on theirs. What all ranks do together
+// then goes along few long runs.
+struct Order {
+  explicit Order(const ring::RingShape& shape)
+      : by_node(shape.inner >= shape.outer),
+        rows(by_node ? shape.outer : shape.inner),
+        columns(by_node ? shape.inner : shape.outer),
+        row_stride(by_node ? shape.inner : 1),
+        column_stride(by_node ? 1 : shape.inner) {}
+
+  int Rank(int row, int column) const { return row * row_stride + column * column_stride; }
+  int Index(int rank) const {
+    return rank / row_stride % rows * columns + rank / column_stride % columns;
+  }
+
+  // visit({row, column}, {row, column}, count): so many ranks from the first on, each along its
+  // row, name those from the second on, where rank 0 names `named`.
+  struct Place {
+    int row = 0, column = 0;
+  };
+  template <typename Visit>
+  void VisitRuns(int named, const Visit& visit) const {
+    const int turned = named / column_stride % columns;
+    int named_row = named / row_stride % rows;
+    for (int row = 0; row < rows; ++row) {
+      visit(Place{row, 0}, Place{named_row, turned}, columns - turned);
+      if (turned > 0) visit(Place{row, columns - turned}, Place{named_row, 0}, turned);
+      named_row = named_row + 1 < rows ? named_row + 1 : 0;
+    }
+  }
+  int Index(const Place& place) const { return place.row * columns + place.column; }
+
+  const bool by_node;
+  const int rows, columns;
+  const int row_stride, column_stride;  // in ranks
+};
+
 // Walks a schedule on all ranks. What lies in a slot is there, on each rank, from a time on.
 class Player {
  public:
@@ -67,20 +105,17 @@ class Player {
         loads_(loads),
         seconds_(seconds),
         ranks_(loads.ranks()),
+        order_(setup.shape),
         never_(ranks_),
         ready_(ranks_),
+        done_(ranks_),
         keys_there_(schedule.kv_slots, Times(ranks_)),
         gradients_there_(schedule.grad_slots, Times(ranks_)) {
-    for (int r = 0; r < ranks_; ++r) {
-      done_.push_back(seconds.lead + loads.columns(r) * seconds.per_tile);
+    for (int rank = 0; rank < ranks_; ++rank) {
+      done_[order_.Index(rank)] = seconds.lead + loads.columns(rank) * seconds.per_tile;
     }
     ListBySteps();
-    if (!loads.is_mirrored()) return;
-    for (const int odd : {0, 1}) {
-      for (int sum = odd; sum < 2 * ranks_ - 1; sum += 2) {
-        mirrored_[odd].push_back(loads.mirrored(sum) * seconds.per_tile);
-      }
-    }
+    if (loads.is_mirrored()) ListMirrored();
   }
 
   // When the last rank is done.
@@ -118,7 +153,19 @@ class Player {
     std::vector<int64_t> next = listed_begin_;
     listed_.resize(loads_.listed().size());
     for (const ring::ListedLoad& load : loads_.listed()) {
-      listed_[next[step(load)]++] = {load.rank, load.tiles * seconds_.per_tile};
+      listed_[next[step(load)]++] = {order_.Index(load.rank), load.tiles * seconds_.per_tile};
+    }
+  }
+
+  // Along a run, the sum of a rank and the one that it names goes up by two columns at a time.
+  void ListMirrored() {
+    for (int rows = 0; rows < 2 * order_.rows - 1; ++rows) {
+      for (const int odd : {0, 1}) {
+        Times& seconds = mirrored_.emplace_back();
+        for (int columns = odd; columns < 2 * order_.columns - 1; columns += 2) {
+          seconds.push_back(loads_.mirrored(order_.Rank(rows, columns)) * seconds_.per_tile);
+        }
+      }
     }
   }
 
@@ -129,21 +176,21 @@ class Player {
     route.kv_seconds.resize(ranks_);
     route.gradient_seconds.resize(ranks_);
     const int inner = setup_.group.inner;
-    ring::VisitNamed(setup_.shape, hop.from, [&](int first, int count, int from) {
-      for (int i = 0; i < count; ++i) {
-        const bool same_node = setup_.group.outer == 1 || (first + i) / inner == (from + i) / inner;
-        const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
-        route.kv_seconds[first + i] = Transfer(link, setup_.kv_bytes);
-        route.gradient_seconds[first + i] = Transfer(link, setup_.gradient_bytes);
-      }
-    });
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const int from = ring::NamedByRank(setup_.shape, rank, hop.from);
+      const bool same_node = setup_.group.outer == 1 || rank / inner == from / inner;
+      const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
+      route.kv_seconds[order_.Index(rank)] = Transfer(link, setup_.kv_bytes);
+      route.gradient_seconds[order_.Index(rank)] = Transfer(link, setup_.gradient_bytes);
+    }
     return route;
   }
 
   // When what every rank sends, once it and its successor are ready, has arrived.
   void Move(const RingHop& hop, const Times& ready, const Times& travel, Times* arrived) const {
-    ring::VisitNamed(setup_.shape, hop.from, [&](int first, int count, int from) {
-      Arrive(&(*arrived)[first], &ready[first], &ready[from], &travel[first], count);
+    order_.VisitRuns(hop.from, [&](const Order::Place& to, const Order::Place& from, int count) {
+      const int first = order_.Index(to);
+      Arrive(&(*arrived)[first], &ready[first], &ready[order_.Index(from)], &travel[first], count);
     });
   }
 
@@ -161,18 +208,21 @@ class Player {
   void Compute(size_t t) {
     const RingStep& step = schedule_.steps[t];
     const Times& keys = keys_there_[step.kv_slot];
-    ring::VisitNamed(setup_.shape, step.owner, [&](int first, int count, int owner) {
-      const double add = loads_.apart(first - owner) * seconds_.per_tile + seconds_.per_step;
+    order_.VisitRuns(step.owner, [&](const Order::Place& at, const Order::Place& owner, int count) {
+      const int first = order_.Index(at);
+      const int apart = order_.Rank(at.row, at.column) - order_.Rank(owner.row, owner.column);
+      const double add = loads_.apart(apart) * seconds_.per_tile + seconds_.per_step;
       if (!loads_.is_mirrored()) {
         RaiseAndAdd(&done_[first], &keys[first], add, count);
-      } else {
-        const int sum = first + owner;
-        RaiseAndAdd(&done_[first], &keys[first], add, &mirrored_[sum % 2][sum / 2], count);
+        return;
       }
+      const int columns = at.column + owner.column;
+      const Times& mirrored = mirrored_[2 * (at.row + owner.row) + columns % 2];
+      RaiseAndAdd(&done_[first], &keys[first], add, &mirrored[columns / 2], count);
     });
     if (listed_.empty()) return;
     for (int64_t i = listed_begin_[t]; i < listed_begin_[t + 1]; ++i) {
-      done_[listed_[i].rank] += listed_[i].seconds;
+      done_[listed_[i].index] += listed_[i].seconds;
     }
   }
 
@@ -186,7 +236,7 @@ class Player {
   }
 
   struct ListedSeconds {
-    int rank = 0;
+    int index = 0;
     double seconds = 0;
   };
 
@@ -195,16 +245,16 @@ class Player {
   const ring::TileLoads& loads_;
   const StepSeconds& seconds_;
   const int ranks_;
+  const Order order_;
   const Times never_;  // zeros
   Times ready_;
+  Times done_;  // when each rank is done with the steps so far
   std::map<RingLink, Route> routes_;
   std::vector<Times> keys_there_;       // by slot
   std::vector<Times> gradients_there_;  // by slot
   std::vector<int64_t> listed_begin_;   // by step
   std::vector<ListedSeconds> listed_;
-  // loads_.mirrored() of even and of odd sums: along a run of ranks, a step's sums go up by two.
-  Times mirrored_[2];
-  Times done_;  // when each rank is done with the steps so far
+  std::vector<Times> mirrored_;  // [sum of rows][sum of columns is odd][sum of columns / 2]
 };
 
 // Each rank fetches its share over the network, then nodes pass all of it around inside.
