@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/net/message_size.h"
-#include "base/process/executor.h"
+#include "base/process/task_threads.h"
 #include "base/status_macros.h"
 #include "jobspec/model_spec.h"
 #include "model_shape/model_config.h"
@@ -56,6 +56,7 @@ planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
 
 // Two jobs are planned at a time, and one preview: none waits for a kind other than its own.
 constexpr int kPlanThreads = 2;
+constexpr size_t kMaxPlans = 1000;  // more than the controller asks for at once
 constexpr size_t kMaxPreviews = 4;
 
 // How long the file of a job of an earlier release may take to be read.
@@ -87,12 +88,8 @@ class PlannerSource : public lifecycle::PlanSource {
     const auto work = [this, request = std::move(request), learned = std::move(learned), done] {
       done(Guarded(request, learned));
     };
-    if (!is_preview) {
-      plans_.Run(work);
-    } else if (!previews_.TryRun(work)) {
-      done(absl::ResourceExhaustedError(
-          "the planner is busy with other validations; try again in a moment"));
-    }
+    if ((is_preview ? previews_ : plans_).TryRun(work)) return;
+    done(absl::ResourceExhaustedError("the planner is busy with others; try again in a moment"));
   }
 
   void Started(const v1::Job& job, const v1::StepPlan& plan,
@@ -193,8 +190,8 @@ class PlannerSource : public lifecycle::PlanSource {
   std::map<std::string, Running> running_;  // by job id
   std::atomic<bool> stopping_ = false;
   // Last: their threads end before what they use goes.
-  Executor plans_{kPlanThreads, 0};
-  Executor previews_{1, kMaxPreviews};
+  TaskThreads plans_{kPlanThreads, kMaxPlans};
+  TaskThreads previews_{1, kMaxPreviews};
 };
 
 }  // namespace

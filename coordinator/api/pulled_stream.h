@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/net/grpc_status.h"
-#include "base/process/executor.h"
+#include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 #include "coordinator/store/store.h"
 

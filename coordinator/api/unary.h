@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "base/process/executor.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/caller.h"
+#include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 
 namespace ringleader::api {

@@ -1,8 +1,8 @@
-#include "base/process/executor.h"
+#include "coordinator/api/executor.h"
 
 #include <utility>
 
-namespace ringleader {
+namespace ringleader::api {
 
 Executor::Executor(int threads, size_t max_queued) : max_queued_(max_queued) {
   threads_.reserve(static_cast<size_t>(threads));
@@ -43,4 +43,4 @@ void Executor::Work() {
   }
 }
 
-}  // namespace ringleader
+}  // namespace ringleader::api

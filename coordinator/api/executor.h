@@ -9,7 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
-namespace ringleader {
+namespace ringleader::api {
 
 // Thread-safe. The destructor runs what is queued, then joins.
 class Executor {
@@ -36,4 +36,4 @@ class Executor {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace ringleader
+}  // namespace ringleader::api
