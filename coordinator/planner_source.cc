@@ -54,10 +54,16 @@ planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
   return cluster;
 }
 
-// Two jobs are planned at a time, and one preview: none waits for a kind other than its own.
-constexpr int kPlanThreads = 2;
-constexpr size_t kMaxPlans = 1000;  // more than the controller asks for at once
-constexpr size_t kMaxPreviews = 4;
+// Jobs whose plans may take seconds, all others, and previews have a thread each: none waits for
+// another kind. Of the first two the controller asks for few at a time.
+constexpr size_t kMaxQueued = 1000, kMaxPreviews = 4;
+constexpr uint32_t kManyRanks = 1024;
+constexpr int kManyLengths = 16;
+
+bool MayTakeLong(const v1::JobSpec& spec) {
+  return spec.parallelism().context() > kManyRanks ||
+         spec.data().sequence_lengths_size() > kManyLengths;
+}
 
 // How long the file of a job of an earlier release may take to be read.
 constexpr absl::Duration kFilePatience = absl::Seconds(10);
@@ -84,11 +90,12 @@ class PlannerSource : public lifecycle::PlanSource {
     if (const auto running = running_.find(request.spec.name()); running != running_.end()) {
       learned = {running->second.costs, planner::HintsFrom(running->second.recent)};
     }
-    const bool is_preview = request.is_preview;
+    const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
     const auto work = [this, request = std::move(request), learned = std::move(learned), done] {
       done(Guarded(request, learned));
     };
-    if ((is_preview ? previews_ : plans_).TryRun(work)) return;
+    TaskThreads& threads = is_preview ? previews_ : may_take_long ? long_plans_ : plans_;
+    if (threads.TryRun(work)) return;
     done(absl::ResourceExhaustedError("the planner is busy with others; try again in a moment"));
   }
 
@@ -130,7 +137,7 @@ class PlannerSource : public lifecycle::PlanSource {
   // On a thread of the pool, from here to Make().
   absl::StatusOr<lifecycle::MadePlan> Guarded(const lifecycle::PlanRequest& request,
                                               const std::optional<Learned>& learned) const {
-    if (stopping_) return absl::CancelledError("the coordinator is shutting down");
+    if (IsVain(request)) return absl::CancelledError("nobody waits for this plan");
     try {
       return Make(request, learned);
     } catch (const std::bad_alloc&) {
@@ -138,6 +145,10 @@ class PlannerSource : public lifecycle::PlanSource {
           "there is not enough memory to make its plan; lower parallelism.context or "
           "data.sequence_length");
     }
+  }
+
+  bool IsVain(const lifecycle::PlanRequest& request) const {
+    return stopping_ || (request.is_overtaken != nullptr && *request.is_overtaken);
   }
 
   absl::StatusOr<lifecycle::MadePlan> Make(const lifecycle::PlanRequest& request,
@@ -156,7 +167,7 @@ class PlannerSource : public lifecycle::PlanSource {
     const planner::PlanLimits limits = {
         .seconds = options_.seconds, .bytes = options_.bytes, .stop = [&] {
           is_late = ThreadSeconds() > end;
-          return is_late || stopping_;
+          return is_late || IsVain(request);
         }};
     const planner::CostModel usual(spec, model, cluster);
     absl::StatusOr<v1::StepPlan> plan =
@@ -190,7 +201,8 @@ class PlannerSource : public lifecycle::PlanSource {
   std::map<std::string, Running> running_;  // by job id
   std::atomic<bool> stopping_ = false;
   // Last: their threads end before what they use goes.
-  TaskThreads plans_{kPlanThreads, kMaxPlans};
+  TaskThreads plans_{1, kMaxQueued};
+  TaskThreads long_plans_{1, kMaxQueued};
   TaskThreads previews_{1, kMaxPreviews};
 };
 

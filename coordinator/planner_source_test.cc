@@ -186,6 +186,34 @@ TEST(PlannerSourceTest, PreviewsDoNotKeepJobsWaiting) {
   go.Notify();
 }
 
+// A job whose plan takes long keeps none waiting whose plan does not, nor does one that is gone.
+TEST(PlannerSourceTest, LongPlansDoNotKeepOthersWaiting) {
+  absl::Notification go;
+  std::atomic<int> made = 0;
+  const auto plans =
+      NewPlannerSource({.make = [&](const v1::JobSpec& spec, const auto&, const auto&, const auto&,
+                                    const auto&, const auto&) {
+        ++made;
+        if (spec.name() == "long") go.WaitForNotificationWithTimeout(absl::Seconds(60));
+        return absl::StatusOr<v1::StepPlan>(v1::StepPlan());
+      }});
+  lifecycle::PlanRequest first = Request(2048, 2048 * 64), second = first;
+  first.spec.set_name("long");
+  const auto is_overtaken = std::make_shared<std::atomic<bool>>(false);
+  second.is_overtaken = is_overtaken;
+  absl::Notification ended;
+  plans->Plan(first, [](const absl::StatusOr<lifecycle::MadePlan>&) {});
+  plans->Plan(second, [&](const absl::StatusOr<lifecycle::MadePlan>& plan) {
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kCancelled);
+    ended.Notify();
+  });
+  EXPECT_TRUE(Plan(*plans, Request(4, 16384)).ok());
+  *is_overtaken = true;
+  go.Notify();
+  EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  EXPECT_EQ(made, 2);
+}
+
 TEST(PlannerSourceTest, AJobWithoutAShapeHasItReadOnce) {
   const TempDir folder;
   std::ofstream(folder.File("config.json")) << R"({

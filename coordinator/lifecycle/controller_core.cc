@@ -40,6 +40,7 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
   }
   machines_.clear();
   nodes_.clear();
+  for (const auto& [id, planning] : planning_) *planning.is_overtaken = true;
   planning_.clear();
   unacknowledged_.clear();
   outbox_.clear();
@@ -213,7 +214,9 @@ std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
 
 void ControllerCore::Schedule() {
   schedule_due_ = false;
-  std::erase_if(planning_, [&](const auto& entry) { return !Stands(entry.first, entry.second); });
+  std::erase_if(planning_, [&](const auto& entry) {
+    return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
+  });
   CountTrainers();
   std::vector<scheduler::Request> waiting;
   for (const auto& [id, machine] : machines_) {
@@ -226,9 +229,9 @@ void ControllerCore::Schedule() {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
       machine.Wait(decision.pending_reason);
-    } else if (planning_.size() >= kMaxPlanning) {
+    } else if (plans_under_way_ >= kMaxPlanning) {
       machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
-                                   planning_.size()));
+                                   plans_under_way_));
     } else {
       BeginPlanning(machine, decision.placements);
     }
@@ -252,12 +255,17 @@ void ControllerCore::BeginPlanning(JobMachine& machine,
   const std::string& id = machine.job().spec().name();
   const uint64_t ticket = ++last_ticket_;
   Planning& planning = planning_[id];
-  planning = {.ticket = ticket, .placements = placements, .nodes = Inventories(placements)};
+  planning = {.ticket = ticket,
+              .placements = placements,
+              .nodes = Inventories(placements),
+              .is_overtaken = std::make_shared<std::atomic<bool>>(false)};
   machine.Wait(absl::StrFormat(
       "planning how to run on %s%s", placements.front().node(),
       placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
-  PlanRequest request = {
-      .spec = machine.job().spec(), .placements = placements, .nodes = planning.nodes};
+  PlanRequest request = {.spec = machine.job().spec(),
+                         .placements = placements,
+                         .nodes = planning.nodes,
+                         .is_overtaken = planning.is_overtaken};
   if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
   plans_->Plan(std::move(request), [on_made = on_made_, id, ticket](absl::StatusOr<MadePlan> made) {
     on_made(id, ticket, std::move(made));
@@ -281,11 +289,12 @@ bool ControllerCore::Stands(const std::string& job, const Planning& planning) {
 absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, const std::string& job,
                                        uint64_t ticket, const absl::StatusOr<MadePlan>& made,
                                        absl::Time now) {
+  --plans_under_way_;
+  schedule_due_ = true;
   const auto found = planning_.find(job);
   if (found == planning_.end() || found->second.ticket != ticket) return absl::OkStatus();
   const Planning planning = std::move(found->second);
   planning_.erase(found);
-  schedule_due_ = true;
   if (!Stands(job, planning)) return absl::OkStatus();
   JobMachine& machine = *Find(job);
   if (!made.ok()) {

@@ -2,6 +2,7 @@
 // and the passing of time change them inside a store transaction. Not thread-safe.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -132,6 +133,7 @@ class ControllerCore {
     uint64_t ticket = 0;
     std::vector<v1::Placement> placements;
     std::vector<v1::NodeInventory> nodes;  // as the plan sees them
+    std::shared_ptr<std::atomic<bool>> is_overtaken;
   };
   void BeginPlanning(JobMachine& machine, const std::vector<v1::Placement>& placements);
   // Whether an attempt may still begin so.
@@ -158,7 +160,8 @@ class ControllerCore {
   std::map<std::string, NodeRecord, std::less<>> nodes_;                      // by node id
   std::map<uint64_t, SentCommand> unacknowledged_;                            // by command id
   std::map<std::string, Planning, std::less<>> planning_;                     // by job id
-  uint64_t last_ticket_ = 0;  // never taken back, so that no old plan is taken for a new one
+  uint64_t last_ticket_ = 0;    // never taken back, so that no old plan is taken for a new one
+  size_t plans_under_way_ = 0;  // those that were overtaken included
   bool schedule_due_ = true;
 
   std::vector<std::pair<std::shared_ptr<session::Session>, v1::CoordinatorMessage>> outbox_;

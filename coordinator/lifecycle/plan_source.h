@@ -1,7 +1,9 @@
 // What the lifecycle asks of the planner: a seam, so that tests need no cost model.
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 

@@ -61,6 +61,8 @@ TEST_F(PlanningTest, ACancelledJobGivesItsSlotsBackAtOnce) {
   ASSERT_TRUE(Cancel("j").ok());
   ASSERT_THAT(plans_.waiting, SizeIs(2));
   EXPECT_EQ(plans_.waiting[1].request.spec.name(), "k");
+  EXPECT_TRUE(*plans_.waiting[0].request.is_overtaken);
+  EXPECT_FALSE(*plans_.waiting[1].request.is_overtaken);
   Answer();  // for the job that is no more
   EXPECT_THAT(session->Commands(), IsEmpty());
   EXPECT_EQ(Job("j").state(), v1::Job::CANCELLED);
