@@ -229,9 +229,9 @@ void ControllerCore::Schedule() {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
       machine.Wait(decision.pending_reason);
-    } else if (plans_under_way_ >= kMaxPlanning) {
+    } else if (*plans_under_way_ >= kMaxPlanning) {
       machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
-                                   plans_under_way_));
+                                   plans_under_way_->load()));
     } else {
       BeginPlanning(machine, decision.placements);
     }
@@ -289,7 +289,6 @@ bool ControllerCore::Stands(const std::string& job, const Planning& planning) {
 absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, const std::string& job,
                                        uint64_t ticket, const absl::StatusOr<MadePlan>& made,
                                        absl::Time now) {
-  --plans_under_way_;
   schedule_due_ = true;
   const auto found = planning_.find(job);
   if (found == planning_.end() || found->second.ticket != ticket) return absl::OkStatus();

@@ -161,7 +161,9 @@ class ControllerCore {
   std::map<uint64_t, SentCommand> unacknowledged_;                            // by command id
   std::map<std::string, Planning, std::less<>> planning_;                     // by job id
   uint64_t last_ticket_ = 0;    // never taken back, so that no old plan is taken for a new one
-  size_t plans_under_way_ = 0;  // those that were overtaken included
+  // Those that were overtaken included.
+  const std::shared_ptr<std::atomic<size_t>> plans_under_way_ =
+      std::make_shared<std::atomic<size_t>>(0);
   bool schedule_due_ = true;
 
   std::vector<std::pair<std::shared_ptr<session::Session>, v1::CoordinatorMessage>> outbox_;
