@@ -267,7 +267,10 @@ void ControllerCore::BeginPlanning(JobMachine& machine,
                          .nodes = planning.nodes,
                          .is_overtaken = planning.is_overtaken};
   if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
-  plans_->Plan(std::move(request), [on_made = on_made_, id, ticket](absl::StatusOr<MadePlan> made) {
+  ++*plans_under_way_;
+  plans_->Plan(std::move(request), [on_made = on_made_, under_way = plans_under_way_, id,
+                                    ticket](absl::StatusOr<MadePlan> made) {
+    --*under_way;
     on_made(id, ticket, std::move(made));
   });
 }
