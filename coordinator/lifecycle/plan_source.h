@@ -20,7 +20,9 @@ struct PlanRequest {
   std::optional<v1::ModelShape> shape = {};
   std::vector<v1::Placement> placements = {};
   std::vector<v1::NodeInventory> nodes = {};  // of each placement, in order
-  bool is_preview = false;                    // nothing starts with it: those that do go first
+  bool is_preview = false;                    // nothing starts with it
+  // True once something has overtaken the plan: whatever comes of it is not looked at. May be null.
+  std::shared_ptr<const std::atomic<bool>> is_overtaken = nullptr;
 };
 
 struct MadePlan {
