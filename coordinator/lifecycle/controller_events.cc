@@ -251,8 +251,9 @@ absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,
   // A worker acknowledges commands one after the other: if one of them ended the session, it is the
   // first that is left.
   const auto suspect =
-      std::find_if(unacknowledged_.begin(), unacknowledged_.end(),
-                   [&](const auto& entry) { return entry.second.sent_on == session.get(); });
+      std::find_if(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& entry) {
+        return entry.second.node == session->node() && entry.second.sent_on == session.get();
+      });
   if (suspect == unacknowledged_.end()) return absl::OkStatus();
   suspect->second.sent_on = nullptr;
   if (++suspect->second.sessions_ended < kMaxSessionsEnded) return absl::OkStatus();
