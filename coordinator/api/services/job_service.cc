@@ -36,7 +36,7 @@ absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec) c
         "spec: ", bytes, " bytes; at most ", kMaxSpecBytes,
         " are allowed; data.sequence_lengths and attention.dense_layers are what may be long"));
   }
-  Checked checked = {.spec = spec};
+  Checked checked = {.spec = spec, .shape = {}};
   checked.spec.DiscardUnknownFields();
   if (checked.spec.ByteSizeLong() != spec.ByteSizeLong()) {
     return absl::InvalidArgumentError(
