@@ -256,7 +256,10 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   // same kind of machines adds in the same order, and so gets the same losses bit for bit.
   const CostModel usual(spec, model, cluster);
   const patterns::PatternHints nothing_measured;
-  Pricer pricer(spec, model, cluster, nothing_measured);
+  std::set<Pricer::Layout> layouts;
+  for (const Candidate& candidate : candidates)
+    layouts.insert({candidate.layout, candidate.stripe});
+  Pricer pricer(spec, model, cluster, nothing_measured, layouts);
   std::vector<v1::StepPlan> tried;
   absl::Status refused;
   for (const Candidate& candidate : candidates) {

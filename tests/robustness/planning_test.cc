@@ -210,8 +210,10 @@ TEST_F(PlanningTest, SpecificationsAreCappedInSize) {
 // A job whose plan cannot be made fails by name once there is room for it, and those behind it run.
 TEST_F(PlanningTest, AJobWithoutAPlanFailsAndTheNextOneRuns) {
   v1::JobSpec spec = Job("impossible", 2);
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
   spec.mutable_attention()->add_dense_layers(99);
-  ASSERT_TRUE(Create(spec).ok());
+  const grpc::Status created = Create(spec);
+  ASSERT_TRUE(created.ok()) << created.error_message();
   ASSERT_TRUE(Create(Job("next", 2)).ok());
   const FakeWorker third({.node = "n2", .trainers = 2}, coordinator_.Channel());
   EXPECT_TRUE(Eventually([&] { return Get("impossible").state() == v1::Job::FAILED; }));

@@ -35,10 +35,9 @@ int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, i
 
 // A plan's part in what is computed.
 struct Pricer::Setting {
-  patterns::AttentionOptions attention;  // with the plan's layout
+  patterns::AttentionOptions attention;
   ring::RingShape ring;
-  v1::ParallelismSpec::Layout layout;
-  uint32_t stripe = 0;
+  Layout layout;
 
   int64_t Blocks(uint64_t tokens) const {
     return (static_cast<int64_t>(tokens) + attention.tile - 1) / attention.tile;
@@ -53,10 +52,7 @@ struct Pricer::Setting {
 absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) const {
   Setting setting;
   ASSIGN_OR_RETURN(setting.attention, jobspec::AttentionOptionsOf(spec_.attention()));
-  ASSIGN_OR_RETURN(setting.attention.layout, jobspec::LayoutOf(plan.layout()));
-  setting.attention.stripe = static_cast<int>(plan.stripe());
-  setting.layout = plan.layout();
-  setting.stripe = plan.stripe();
+  setting.layout = {plan.layout(), plan.stripe()};
   setting.ring.inner = static_cast<int>(plan.ring().inner());
   setting.ring.outer = static_cast<int>(plan.ring().outer());
   ASSIGN_OR_RETURN(setting.ring.kind, jobspec::RingOf(plan.ring().kind()));
@@ -64,60 +60,65 @@ absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) cons
   return setting;
 }
 
-// `count` layers that look like this one.
-Pricer::Layers Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, double count,
-                             uint64_t seed) const {
-  const patterns::AttentionOptions& attention = setting.attention;
+absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, double count,
+                           uint64_t seed) {
+  patterns::AttentionOptions attention = setting.attention;
   const patterns::PatternHints hints = dense ? patterns::PatternHints() : hints_;
   const int64_t blocks = setting.Blocks(tokens);
   const std::vector<ring::HeadPattern> heads =
       patterns::SampleLayer(attention, dense, blocks, kSampledHeads, hints, seed);
-  kernels::ShardLayout layout = patterns::LayoutOf(attention, setting.ring.ranks(), 0, 0);
-  layout.tokens = blocks * attention.tile;  // whole tiles
-  Layers layers = {
-      .are_dense = dense, .count = count, .loads = ring::TileLoads(setting.ring.ranks())};
   const double weight = static_cast<double>(model_.heads) / static_cast<double>(heads.size());
-  for (const ring::HeadPattern& head : heads) {
-    layers.loads.AddHead(head, layout, attention.tile, weight);
+  for (const Layout& layout : layouts_) {
+    ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(layout.first));
+    attention.stripe = static_cast<int>(layout.second);
+    kernels::ShardLayout shards = patterns::LayoutOf(attention, setting.ring.ranks(), 0, 0);
+    shards.tokens = blocks * attention.tile;  // whole tiles
+    Layers layers = {
+        .are_dense = dense, .count = count, .loads = ring::TileLoads(setting.ring.ranks())};
+    for (const ring::HeadPattern& head : heads) {
+      layers.loads.AddHead(head, shards, attention.tile, weight);
+    }
+    const std::vector<double> totals = layers.loads.RankTotals();
+    layers.tiles = std::accumulate(totals.begin(), totals.end(), 0.0);
+    layers.largest_tiles = *std::max_element(totals.begin(), totals.end());
+    layers.step_imbalance = layers.loads.StepImbalance();
+    // Shorter sequences are denser than reports say, by how much is not measured.
+    const bool measured = hints.density > 0 && spec_.data().sequence_lengths().empty();
+    if (measured && layers.tiles > 0) {
+      const double factor = hints.density * setting.CausalTiles(tokens, model_) / layers.tiles;
+      layers.loads.Scale(factor);
+      layers.tiles *= factor;
+      layers.largest_tiles *= factor;
+    }
+    layers_[{tokens, layout}].push_back(std::move(layers));
   }
-  const std::vector<double> totals = layers.loads.RankTotals();
-  layers.tiles = std::accumulate(totals.begin(), totals.end(), 0.0);
-  layers.largest_tiles = *std::max_element(totals.begin(), totals.end());
-  layers.step_imbalance = layers.loads.StepImbalance();
-  // Shorter sequences are denser than reports say, by how much is not measured.
-  const bool measured = hints.density > 0 && spec_.data().sequence_lengths().empty();
-  if (measured && layers.tiles > 0) {
-    const double factor = hints.density * setting.CausalTiles(tokens, model_) / layers.tiles;
-    layers.loads.Scale(factor);
-    layers.tiles *= factor;
-    layers.largest_tiles *= factor;
-  }
-  return layers;
+  return absl::OkStatus();
 }
 
-const std::vector<Pricer::Layers>& Pricer::LayersOf(const Setting& setting, uint64_t tokens) {
-  const auto [found, is_new] =
-      layers_.try_emplace(std::tuple(tokens, setting.layout, setting.stripe));
-  std::vector<Layers>& counted = found->second;
-  if (!is_new) return counted;
+absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Setting& setting,
+                                                                    uint64_t tokens) {
+  layouts_.insert(setting.layout);
+  const auto counted = layers_.find({tokens, setting.layout});
+  if (counted != layers_.end()) return &counted->second;
+  for (const Layout& layout : layouts_) layers_.erase({tokens, layout});  // counted anew, together
   const patterns::AttentionOptions& attention = setting.attention;
   const std::set<int> listed(attention.dense_layers.begin(), attention.dense_layers.end());
   const int64_t dense = attention.pattern == patterns::Pattern::kDense
                             ? model_.layers
                             : std::min<int64_t>(model_.layers, std::ssize(listed));
-  if (dense > 0) {
-    counted.push_back(Count(setting, tokens, true, static_cast<double>(dense), 0));
-  }
+  if (dense > 0) RETURN_IF_ERROR(Count(setting, tokens, true, static_cast<double>(dense), 0));
   const int64_t sparse = model_.layers - dense;
   const int samples = SampledLayers(attention, sparse, setting.ring.ranks());
   for (int i = 0; i < samples; ++i) {
-    counted.push_back(Count(setting, tokens, false, static_cast<double>(sparse) / samples, i + 1));
+    const double alike = static_cast<double>(sparse) / samples;
+    RETURN_IF_ERROR(Count(setting, tokens, false, alike, i + 1));
   }
-  return counted;
+  return &layers_[{tokens, setting.layout}];
 }
 
-v1::Prediction Pricer::PriceLength(const Setting& setting, const CostModel& cost_model,
-                                   uint64_t tokens, double sequences) {
+absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
+                                                   const CostModel& cost_model, uint64_t tokens,
+                                                   double sequences) {
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
   const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
@@ -134,7 +135,8 @@ v1::Prediction Pricer::PriceLength(const Setting& setting, const CostModel& cost
       cost_model.Seconds(Phase::kLinear, {.rows = local_tokens, .calls = 1});
   RingTimes sum;
   double index_seconds = 0, tiles = 0, largest_tiles = 0, step_imbalance = 0;
-  for (const Layers& alike : LayersOf(setting, tokens)) {
+  ASSIGN_OR_RETURN(const std::vector<Layers>* const alike_layers, LayersOf(setting, tokens));
+  for (const Layers& alike : *alike_layers) {
     const double index =
         alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
     for (const bool backward : {false, true}) {
@@ -185,7 +187,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceUnequal(const v1::StepPlan& plan,
   std::map<uint64_t, v1::Prediction> of_one;  // by length: one sequence a group
   for (const uint64_t length : all) {
     if (of_one.contains(length)) continue;
-    of_one[length] = PriceLength(setting, cost_model, length, 1);
+    ASSIGN_OR_RETURN(of_one[length], PriceLength(setting, cost_model, length, 1));
   }
   const v1::Prediction& longest = of_one.rbegin()->second;
   v1::Prediction slowest;
@@ -218,7 +220,8 @@ absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
   double step_tokens = 0;
   if (spec_.data().sequence_lengths().empty()) {
     const uint64_t tokens = spec_.data().sequence_length();
-    prediction = PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data());
+    ASSIGN_OR_RETURN(prediction,
+                     PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
     step_tokens = static_cast<double>(tokens) * batch;
   } else {
     ASSIGN_OR_RETURN(prediction, PriceUnequal(plan, setting, cost_model));

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 #include <map>
-#include <tuple>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,10 +29,18 @@ inline constexpr int kSampledHeads = 4;
 // kept for all rings and cost models. Not thread-safe.
 class Pricer {
  public:
-  // All must outlive the pricer. `hints` come from reports, if there are any.
+  // A layout of the sequence, with its stripe in tokens.
+  using Layout = std::pair<v1::ParallelismSpec::Layout, uint32_t>;
+
+  // All must outlive the pricer. `hints` come from reports, if there are any. `layouts`: those of
+  // the plans to come, all of which are counted when one is asked for, from the same samples.
   Pricer(const v1::JobSpec& spec, const model::ModelConfig& model, const ClusterShape& cluster,
-         const patterns::PatternHints& hints)
-      : spec_(spec), model_(model), cluster_(cluster), hints_(hints) {}
+         const patterns::PatternHints& hints, std::set<Layout> layouts = {})
+      : spec_(spec),
+        model_(model),
+        cluster_(cluster),
+        hints_(hints),
+        layouts_(std::move(layouts)) {}
 
   // What a step is predicted to cost under `plan`. INVALID_ARGUMENT names an enumerator of the job
   // or the plan that is unknown, or a sequence of its micro-batches beyond the global batch.
@@ -53,11 +62,13 @@ class Pricer {
   struct Setting;
 
   absl::StatusOr<Setting> SettingOf(const v1::StepPlan& plan) const;
-  const std::vector<Layers>& LayersOf(const Setting& setting, uint64_t tokens);
-  Layers Count(const Setting& setting, uint64_t tokens, bool dense, double count,
-               uint64_t seed) const;
-  v1::Prediction PriceLength(const Setting& setting, const CostModel& cost_model, uint64_t tokens,
-                             double sequences);
+  // In the setting's layout. Counts those of all layouts first if they are not there.
+  absl::StatusOr<const std::vector<Layers>*> LayersOf(const Setting& setting, uint64_t tokens);
+  // Adds `count` layers that look like one sample to layers_, in every layout.
+  absl::Status Count(const Setting& setting, uint64_t tokens, bool dense, double count,
+                     uint64_t seed);
+  absl::StatusOr<v1::Prediction> PriceLength(const Setting& setting, const CostModel& cost_model,
+                                             uint64_t tokens, double sequences);
   absl::StatusOr<v1::Prediction> PriceUnequal(const v1::StepPlan& plan, const Setting& setting,
                                               const CostModel& cost_model);
 
@@ -65,9 +76,8 @@ class Pricer {
   const model::ModelConfig& model_;
   const ClusterShape& cluster_;
   const patterns::PatternHints& hints_;
-  // By tokens, layout and stripe.
-  std::map<std::tuple<uint64_t, v1::ParallelismSpec::Layout, uint32_t>, std::vector<Layers>>
-      layers_;
+  std::set<Layout> layouts_;
+  std::map<std::pair<uint64_t, Layout>, std::vector<Layers>> layers_;  // by tokens and layout
   int64_t rank_steps_ = 0;
 };
 
