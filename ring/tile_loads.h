@@ -57,7 +57,7 @@ class TileLoads {
   double mirrored(int sum) const { return mirrored_[sum]; }
   std::span<const ListedLoad> listed() const { return listed_; }
 
-  // By rank, over all owners and columns.
+  // Each rank's tiles, over all owners and columns.
   std::vector<double> RankTotals() const;
   // Mean over ranks of max/mean over owners, which are the ring's steps; 1 where there are no
   // tiles.
