@@ -160,6 +160,7 @@ void TileLoads::AddRows(const HeadPattern& head, const ShardLayout& blocks, doub
     met.clear();
   }
   if (listed_.empty()) {
+    added.shrink_to_fit();
     listed_ = std::move(added);
     return;
   }

@@ -16,10 +16,11 @@ namespace {
 // Measured, rounded down (docs/planner.md).
 constexpr double kRankStepsPerSecond = 1e9;
 constexpr double kTilesPerSecond = 1e8;
-// A rank's loads and times; a tile that is listed, for its head and for its two ranks; a block of a
-// sampled head.
+// A rank's loads and times; a tile that is listed, in each layout, and while it is counted or
+// played; a block of a sampled head.
 constexpr double kBytesPerRank = 400;
-constexpr double kBytesPerListedTile = 56;
+constexpr double kBytesPerListedTile = 16;
+constexpr double kBytesPerTileAtWork = 64;
 constexpr double kBytesPerBlock = 24;
 constexpr double kMiB = 1024.0 * 1024;
 
@@ -42,7 +43,7 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
       is_sparse ? SampledLayers(*attention, model.layers, static_cast<int>(ranks)) : 0;
   const int64_t layers = samples + (is_sparse && attention->dense_layers.empty() ? 0 : 1);
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
-  const int64_t heads = pattern.is_known_before_data() ? 1 : kSampledHeads;
+  const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks));
   PlanCost cost;
   for (const uint64_t length : lengths) {
     const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;

@@ -112,10 +112,14 @@ TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
 // Three layouts on two kinds of rings that are walked, and the one that is chosen once more: each
 // forward and backward, on links as they are and on infinitely fast ones.
 TEST(PlanCostTest, EightThousandRanksStayWithinTwoSecondsAndAQuarterOfAGibibyte) {
-  const PlanCost cost = CostOf(LongJob(8192, 4194304), ThreeBillion(), 3, 7);
+  v1::JobSpec spec = LongJob(8192, 4194304);
+  const PlanCost cost = CostOf(spec, ThreeBillion(), 3, 7);
   EXPECT_EQ(cost.rank_steps, int64_t{7} * 4 * 8192 * 8192);
   EXPECT_LT(cost.seconds(), 2);
   EXPECT_LT(cost.bytes, 256.0 * 1024 * 1024);
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::BLOCK_TOPK);
+  jobspec::ApplyDefaults(&spec);
+  EXPECT_LT(CostOf(spec, ThreeBillion(), 3, 7).bytes, 256.0 * 1024 * 1024);
 }
 
 TEST(PlanCostTest, PlansBeyondTheLimitsAreRefusedByName) {

@@ -15,8 +15,9 @@
 namespace ringleader::planner {
 namespace {
 
-// More sampled layers change predictions by less than patterns vary.
+// More layers and heads change predictions by less than patterns vary.
 constexpr int kSampledLayers = 3;
+constexpr int kSampledHeads = 4;
 // Work grows with the square of the ranks, while layers look more and more alike.
 constexpr int kManyRanks = 256;
 
@@ -31,6 +32,13 @@ int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, i
   const bool one_is_enough =
       patterns::DefinitionOf(attention.pattern).is_known_before_data() || ranks > kManyRanks;
   return static_cast<int>(std::min<int64_t>(layers, one_is_enough ? 1 : kSampledLayers));
+}
+
+int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
+  const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention.pattern);
+  // What is listed tile by tile takes memory by tiles where there are more pairs of ranks.
+  const bool is_large = pattern.listed_tiles != nullptr && ranks > kManyRanks;
+  return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
 }
 
 // A plan's part in what is computed.
@@ -65,8 +73,8 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
   patterns::AttentionOptions attention = setting.attention;
   const patterns::PatternHints hints = dense ? patterns::PatternHints() : hints_;
   const int64_t blocks = setting.Blocks(tokens);
-  const std::vector<ring::HeadPattern> heads =
-      patterns::SampleLayer(attention, dense, blocks, kSampledHeads, hints, seed);
+  const std::vector<ring::HeadPattern> heads = patterns::SampleLayer(
+      attention, dense, blocks, SampledHeads(attention, setting.ring.ranks()), hints, seed);
   const double weight = static_cast<double>(model_.heads) / static_cast<double>(heads.size());
   for (const Layout& layout : layouts_) {
     ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(layout.first));

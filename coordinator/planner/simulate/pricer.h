@@ -23,7 +23,7 @@ namespace ringleader::planner {
 // How many layers, and heads of each, are sampled to stand for all of a pattern's, on `ranks`
 // ranks.
 int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks);
-inline constexpr int kSampledHeads = 4;
+int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
 
 // What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
 // kept for all rings and cost models. Not thread-safe.
