@@ -112,10 +112,6 @@ class JobController::Impl {
   }
 
   void Enqueue(Item item) { queue_->Push(std::move(item)); }
-  bool HasQueued() {
-    absl::MutexLock lock(&queue_->mutex);
-    return !queue_->items.empty();
-  }
 
   // Runs `body` in a batch, once per request id, and waits for the commit.
   template <typename Reply>
@@ -304,8 +300,7 @@ void JobController::Stop() {
   impl_->Stop();
 }
 void JobController::RunOnce() {
-  while (impl_->RunOnce() && impl_->HasQueued()) {
-  }
+  if (impl_->RunOnce()) impl_->RunOnce();
 }
 
 absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,

@@ -105,8 +105,8 @@ class JobController : public session::SessionListener {
   void OnDeath(std::string node, std::string incarnation,
                std::function<void(const absl::Status&)> done) override;
 
-  // For tests, in place of Start(): what has queued, with a look at the clock, and then what that
-  // has queued.
+  // For tests, in place of Start(): one batch with a look at the clock, and another for the plans
+  // that it asked for.
   void RunOnce();
 
  private:
