@@ -160,7 +160,7 @@ class ControllerCore {
   std::map<std::string, NodeRecord, std::less<>> nodes_;                      // by node id
   std::map<uint64_t, SentCommand> unacknowledged_;                            // by command id
   std::map<std::string, Planning, std::less<>> planning_;                     // by job id
-  uint64_t last_ticket_ = 0;    // never taken back, so that no old plan is taken for a new one
+  uint64_t last_ticket_ = 0;  // never taken back, so that no old plan is taken for a new one
   // Those that were overtaken included.
   const std::shared_ptr<std::atomic<size_t>> plans_under_way_ =
       std::make_shared<std::atomic<size_t>>(0);
