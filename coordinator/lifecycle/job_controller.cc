@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/process/metrics.h"
 #include "base/status_macros.h"
+#include "coordinator/lifecycle/batch_queue.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
 
@@ -34,36 +35,8 @@ constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 // Longer than any one plan takes; the caller's own deadline is shorter, most times.
 constexpr absl::Duration kPreviewPatience = absl::Seconds(30);
 
-// One thing to apply in the next batch. `apply` fails only when the transaction cannot go on; what
-// a request may not do is its own reply. `done` learns what became of the batch.
-struct Item {
-  std::function<absl::Status(ControllerCore&, store::WriteTransaction&, absl::Time)> apply;
-  std::function<void(const absl::Status&)> done = {};
-};
-
-// What waits for the controller's thread. Plans that are still being made may outlive the
-// controller and come here.
-struct Queue {
-  absl::Mutex mutex;
-  std::vector<Item> items ABSL_GUARDED_BY(mutex);
-  bool urgent ABSL_GUARDED_BY(mutex) = false;  // somebody waits for the batch
-  bool stopped ABSL_GUARDED_BY(mutex) = false;
-
-  void Push(Item item) ABSL_LOCKS_EXCLUDED(mutex) {
-    {
-      absl::MutexLock lock(&mutex);
-      if (!stopped) {
-        urgent = urgent || item.done != nullptr;
-        items.push_back(std::move(item));
-        return;
-      }
-    }
-    if (item.done) item.done(absl::UnavailableError("the coordinator is shutting down"));
-  }
-};
-
 // A plan that was asked for is there: the next batch takes it, soon.
-ControllerCore::OnMade IntoQueue(const std::shared_ptr<Queue>& queue) {
+ControllerCore::OnMade IntoQueue(const std::shared_ptr<BatchQueue>& queue) {
   return [queue](const std::string& job, uint64_t ticket, absl::StatusOr<MadePlan> made) {
     queue->Push(
         {.apply =
@@ -71,7 +44,8 @@ ControllerCore::OnMade IntoQueue(const std::shared_ptr<Queue>& queue) {
                  ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
                return core.OnPlanned(transaction, job, ticket, made, now);
              },
-         .done = [](const absl::Status&) {}});
+         .done = [](const absl::Status&) {},
+         .vital = true});
   };
 }
 
@@ -102,16 +76,12 @@ class JobController::Impl {
   }
 
   void Stop() {
-    {
-      absl::MutexLock lock(&queue_->mutex);
-      if (queue_->stopped) return;
-      queue_->stopped = true;
-    }
+    if (!queue_->Stop()) return;
     if (thread_.joinable()) thread_.join();
     RunOnce();
   }
 
-  void Enqueue(Item item) { queue_->Push(std::move(item)); }
+  void Enqueue(BatchItem item) { queue_->Push(std::move(item)); }
 
   // Runs `body` in a batch, once per request id, and waits for the commit.
   template <typename Reply>
@@ -162,12 +132,7 @@ class JobController::Impl {
 
   // Returns false if what there was to write could not be written.
   bool RunOnce() {
-    std::vector<Item> batch;
-    {
-      absl::MutexLock lock(&queue_->mutex);
-      batch.swap(queue_->items);
-      queue_->urgent = false;
-    }
+    std::vector<BatchItem> batch = queue_->Take(store_->Space());
     absl::Status committed;
     {
       absl::MutexLock lock(&core_mutex_);
@@ -175,13 +140,14 @@ class JobController::Impl {
       const bool due = core_.Tick(now);
       if (!due && batch.empty()) return true;
       const absl::Time begin = absl::Now();
-      committed = store_->Write([&](store::WriteTransaction& transaction) -> absl::Status {
-        for (Item& item : batch) {
-          if (absl::Status status = item.apply(core_, transaction, now); !status.ok())
-            return status;
-        }
-        return core_.Commit(transaction);
-      });
+      committed = store_->Write(
+          [&](store::WriteTransaction& transaction) -> absl::Status {
+            for (BatchItem& item : batch) {
+              RETURN_IF_ERROR(item.apply(core_, transaction, now));
+            }
+            return core_.Commit(transaction);
+          },
+          store::Need::kVital);
       metrics_.Batch(batch.size(), absl::Now() - begin, committed.ok());
       if (committed.ok()) {
         core_.Publish();
@@ -195,9 +161,7 @@ class JobController::Impl {
         if (writable_) spdlog::info("can write again");
       }
     }
-    for (Item& item : batch) {
-      if (item.done) item.done(committed);
-    }
+    BatchQueue::Finish(std::move(batch), committed);
     return committed.ok();
   }
 
@@ -233,24 +197,7 @@ class JobController::Impl {
  private:
   void Loop() {
     const absl::Duration tick = TickInterval(options_);
-    while (true) {
-      {
-        Queue& queue = *queue_;
-        absl::MutexLock lock(&queue.mutex);
-        const auto something = [&queue]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue.mutex) {
-          return queue.stopped || !queue.items.empty();
-        };
-        queue.mutex.AwaitWithTimeout(absl::Condition(&something), tick);
-        // Nobody waits for an event to be written, so it waits for others, which share its sync to
-        // disk; a request ends the wait.
-        const auto urgent = [&queue]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue.mutex) {
-          return queue.stopped || queue.urgent;
-        };
-        if (!queue.items.empty()) {
-          queue.mutex.AwaitWithTimeout(absl::Condition(&urgent), options_.batch_window);
-        }
-        if (queue.stopped) return;
-      }
+    while (queue_->Await(tick, options_.batch_window)) {
       if (!RunOnce()) absl::SleepFor(kPauseAfterFailure);
     }
   }
@@ -269,7 +216,8 @@ class JobController::Impl {
   store::Store* const store_;
   const Clock* const clock_;
   LifecycleMetrics metrics_;
-  const std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
+  // Plans that are still being made may outlive the controller and come here.
+  const std::shared_ptr<BatchQueue> queue_ = std::make_shared<BatchQueue>();
 
   absl::Mutex core_mutex_;
   PlanSource* const plans_ ABSL_PT_GUARDED_BY(core_mutex_);
@@ -373,27 +321,31 @@ absl::StatusOr<JobController::Preview> JobController::PreviewJob(
 
 void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {
   impl_->Enqueue(
-      {.apply = [session = std::move(session), hello = std::move(hello)](
-                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.OnHello(transaction, session, hello, now);
-      }});
+      {.apply = [session, hello = std::move(hello)](
+                    ControllerCore& core, store::WriteTransaction& transaction,
+                    absl::Time now) { return core.OnHello(transaction, session, hello, now); },
+       .vital = true,
+       .session = session});
 }
 
 void JobController::OnMessage(std::shared_ptr<session::Session> session,
                               v1::WorkerMessage message) {
-  impl_->Enqueue({.apply = [session = std::move(session), message = std::move(message)](
-                               ControllerCore& core, store::WriteTransaction& transaction,
-                               absl::Time now) mutable {
-    return core.OnMessage(transaction, session, message, now);
-  }});
+  const size_t bytes = message.ByteSizeLong();
+  impl_->Enqueue(
+      {.apply =
+           [session, message = std::move(message)](
+               ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) mutable {
+             return core.OnMessage(transaction, session, message, now);
+           },
+       .session = session,
+       .message_bytes = bytes});
 }
 
 void JobController::OnClosed(std::shared_ptr<session::Session> session) {
   impl_->Enqueue(
-      {.apply = [session = std::move(session)](
-                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.OnClosed(transaction, session, now);
-      }});
+      {.apply = [session](ControllerCore& core, store::WriteTransaction& transaction,
+                          absl::Time now) { return core.OnClosed(transaction, session, now); },
+       .session = session});
 }
 
 void JobController::OnDeath(std::string node, std::string incarnation,

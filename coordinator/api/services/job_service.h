@@ -16,13 +16,11 @@ class JobService : public v1::JobService::CallbackService {
  public:
   // `check_files`: this machine sees the files that jobs name, so a job whose files are missing is
   // refused. `allowed_paths`: folders below which they must lie; none: anywhere.
-  // `submits` runs what may take long: no other call waits for it.
-  JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, Unary* submits,
-             bool check_files, std::vector<std::string> allowed_paths)
+  JobService(lifecycle::JobController* controller, StreamHub* hub, Unary* unary, bool check_files,
+             std::vector<std::string> allowed_paths)
       : controller_(*controller),
         hub_(*hub),
         unary_(*unary),
-        submits_(*submits),
         check_files_(check_files),
         allowed_paths_(std::move(allowed_paths)) {}
 
@@ -69,7 +67,6 @@ class JobService : public v1::JobService::CallbackService {
   lifecycle::JobController& controller_;
   StreamHub& hub_;
   Unary& unary_;
-  Unary& submits_;
   const bool check_files_;
   const std::vector<std::string> allowed_paths_;
 };
