@@ -63,6 +63,7 @@ struct Flags {
   std::vector<std::string> allowed_paths;
   TlsOptions tls;
   LoggingOptions logging;
+  PlannerOptions planner;
   lifecycle::Options lifecycle;
   limits::Options limits;
 };
@@ -114,6 +115,16 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--audit-days", flags->audit_days, "how long the audit log keeps a record")
       ->check(CLI::Range(1, 36500))
       ->capture_default_str();
+  app.add_option("--plan-seconds", flags->planner.seconds,
+                 "processor time that the plan of one job may take; more fails the job")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option_function<double>(
+         "--plan-mebibytes",
+         [flags](const double& mebibytes) { flags->planner.bytes = mebibytes * 1024 * 1024; },
+         "memory that the plan of one job may take; more fails the job")
+      ->check(CLI::PositiveNumber)
+      ->default_str("256");
   jobspec::AddRootFlag(app, &flags->allowed_paths);
   AddTlsFlags(app, &flags->tls);
   AddLoggingFlags(app, &flags->logging);
@@ -180,7 +191,7 @@ absl::Status Serve(const Flags& flags) {
                         .on_commit = [&](absl::Duration duration,
                                          int writes) { commits.OnCommit(duration, writes); },
                         .on_damage = [&](const absl::Status& damage) { failure.Set(damage); }}));
-  const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
+  const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource(flags.planner);
   ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
                    lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
                                                     Clock::Steady(), &metrics));

@@ -224,6 +224,9 @@ double Strength(double mass) {
   return std::log(1 - std::min(mass, 0.999)) / std::log(0.1);
 }
 
+// Of more columns, each that is drawn stands for several.
+constexpr int64_t kMaxDrawnColumns = int64_t{1} << 18;
+
 // A third of `wanted` diagonals next to the main one, the rest in clusters that thin out with
 // distance, while their costs are below `most`.
 ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, int64_t most,
@@ -241,7 +244,8 @@ ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, int64
   const auto wants_more = [&] { return set < wanted && taken < most; };
   for (int64_t delta = local; delta < wanted / 3 && wants_more(); ++delta) take(delta);
   constexpr int64_t kWidths[] = {1, 1, 1, 2, 4, 8};
-  while (wants_more()) {
+  // Where nearly all are wanted, the last ones are hard to hit.
+  for (int64_t draws = 0; wants_more() && draws < 4 * blocks; ++draws) {
     const double u = random->Unit();
     auto at = static_cast<int64_t>(static_cast<double>(blocks) * u * u);
     for (int64_t width = kWidths[random->Below(std::ssize(kWidths))]; width > 0 && wants_more();
@@ -249,6 +253,7 @@ ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, int64
       take(at);
     }
   }
+  for (int64_t at = 0; at < blocks && wants_more(); ++at) take(at);
   return head;
 }
 
@@ -285,7 +290,11 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
     head.columns_in_block[i / options.tile] += 1;
   }
   const int64_t columns = std::min({int64_t{std::llround(verticals)}, counts.columns, tokens});
-  for (int64_t i = 0; i < columns; ++i) head.columns_in_block[random->Below(blocks)] += 1;
+  const int64_t drawn = std::min(columns, kMaxDrawnColumns);
+  for (int64_t i = 0; i < drawn; ++i) {
+    head.columns_in_block[random->Below(blocks)] +=
+        static_cast<double>(columns) / static_cast<double>(drawn);
+  }
   for (double& count : head.columns_in_block) {
     count = std::min(count, static_cast<double>(options.tile));
   }

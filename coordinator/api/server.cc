@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "base/net/message_size.h"
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
@@ -24,8 +25,6 @@
 namespace ringleader::api {
 namespace {
 
-// A worker's events and a job's report fit many times; what is larger is garbage.
-constexpr int kMaxMessageBytes = 16 << 20;
 // Bytes in gRPC's own buffers, of all connections; connections that would take more are slowed down
 // and, at the worst, ended.
 constexpr size_t kTransportBytes = size_t{512} << 20;

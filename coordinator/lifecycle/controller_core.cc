@@ -8,11 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
+
+// Plans that are made at the same time: each holds a copy of its job's specification.
+constexpr size_t kMaxPlanning = 32;
 
 std::string NodeName(std::string_view id) {
   return "nodes/" + std::string(id);
@@ -36,6 +40,8 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
   }
   machines_.clear();
   nodes_.clear();
+  for (const auto& [id, planning] : planning_) *planning.is_overtaken = true;
+  planning_.clear();
   unacknowledged_.clear();
   outbox_.clear();
   ASSIGN_OR_RETURN(std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
@@ -93,6 +99,7 @@ JobMachine* ControllerCore::Find(std::string_view job) {
 
 absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& transaction,
                                                   const v1::JobSpec& spec,
+                                                  const v1::ModelShape& shape,
                                                   const Ownership& ownership, absl::Time now) {
   v1::Job job;
   job.set_name("jobs/" + spec.name());
@@ -100,6 +107,7 @@ absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& trans
   job.set_uid(absl::StrFormat("%s-%x", spec.name(), absl::ToUnixNanos(now)));
   job.set_etag("1");
   *job.mutable_spec() = spec;
+  *job.mutable_model_shape() = shape;
   job.set_owner(ownership.owner);
   job.set_project(ownership.project);
   job.set_state(v1::Job::PENDING);
@@ -172,8 +180,14 @@ absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& tr
 
 void ControllerCore::CountTrainers() {
   for (auto& [id, record] : nodes_) {
-    record.trainers_in_use = 0;
+    record.trainers_in_use = record.reserved = 0;
     record.jobs.clear();
+  }
+  for (const auto& [id, planning] : planning_) {
+    for (const v1::Placement& placement : planning.placements) {
+      const auto node = nodes_.find(NodeId(placement.node()));
+      if (node != nodes_.end()) node->second.reserved += placement.trainers();
+    }
   }
   for (const auto& [id, machine] : machines_) {
     const v1::Attempt* attempt = machine->attempt();
@@ -198,26 +212,31 @@ std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
   return slots;
 }
 
-absl::Status ControllerCore::Schedule(store::WriteTransaction& transaction, absl::Time now) {
+void ControllerCore::Schedule() {
   schedule_due_ = false;
+  std::erase_if(planning_, [&](const auto& entry) {
+    return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
+  });
   CountTrainers();
   std::vector<scheduler::Request> waiting;
   for (const auto& [id, machine] : machines_) {
-    if (machine->job().state() == v1::Job::PENDING) {
+    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
       waiting.push_back(scheduler::MakeRequest(machine->job()));
     }
   }
-  if (waiting.empty()) return absl::OkStatus();
+  if (waiting.empty()) return;
   for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
       machine.Wait(decision.pending_reason);
+    } else if (*plans_under_way_ >= kMaxPlanning) {
+      machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
+                                   plans_under_way_->load()));
     } else {
-      RETURN_IF_ERROR(Place(transaction, machine, decision.placements, now));
+      BeginPlanning(machine, decision.placements);
     }
   }
   CountTrainers();
-  return absl::OkStatus();
 }
 
 std::vector<v1::NodeInventory> ControllerCore::Inventories(
@@ -231,25 +250,70 @@ std::vector<v1::NodeInventory> ControllerCore::Inventories(
   return inventories;
 }
 
-absl::StatusOr<v1::StepPlan> ControllerCore::MakePlan(
-    const v1::JobSpec& spec, const std::vector<v1::Placement>& placements) const {
-  return plans_->Plan(spec, placements, Inventories(placements));
+void ControllerCore::BeginPlanning(JobMachine& machine,
+                                   const std::vector<v1::Placement>& placements) {
+  const std::string& id = machine.job().spec().name();
+  const uint64_t ticket = ++last_ticket_;
+  Planning& planning = planning_[id];
+  planning = {.ticket = ticket,
+              .placements = placements,
+              .nodes = Inventories(placements),
+              .is_overtaken = std::make_shared<std::atomic<bool>>(false)};
+  machine.Wait(absl::StrFormat(
+      "planning how to run on %s%s", placements.front().node(),
+      placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
+  PlanRequest request = {.spec = machine.job().spec(),
+                         .placements = placements,
+                         .nodes = planning.nodes,
+                         .is_overtaken = planning.is_overtaken};
+  if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
+  ++*plans_under_way_;
+  plans_->Plan(std::move(request), [on_made = on_made_, under_way = plans_under_way_, id,
+                                    ticket](absl::StatusOr<MadePlan> made) {
+    --*under_way;
+    on_made(id, ticket, std::move(made));
+  });
 }
 
-absl::Status ControllerCore::Place(store::WriteTransaction& transaction, JobMachine& machine,
-                                   const std::vector<v1::Placement>& placements, absl::Time now) {
-  const absl::StatusOr<v1::StepPlan> plan = MakePlan(machine.job().spec(), placements);
-  if (!plan.ok()) {
-    machine.Reject(absl::StrCat("no plan: ", std::string(plan.status().message())), now);
+bool ControllerCore::Stands(const std::string& job, const Planning& planning) {
+  const JobMachine* const machine = Find(job);
+  if (machine == nullptr || machine->job().state() != v1::Job::PENDING) return false;
+  for (size_t i = 0; i < planning.placements.size(); ++i) {
+    const auto node = nodes_.find(NodeId(planning.placements[i].node()));
+    if (node == nodes_.end() || !node->second.TakesTrainers()) return false;
+    if (!google::protobuf::util::MessageDifferencer::Equals(node->second.node.inventory(),
+                                                            planning.nodes[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, const std::string& job,
+                                       uint64_t ticket, const absl::StatusOr<MadePlan>& made,
+                                       absl::Time now) {
+  schedule_due_ = true;
+  const auto found = planning_.find(job);
+  if (found == planning_.end() || found->second.ticket != ticket) return absl::OkStatus();
+  const Planning planning = std::move(found->second);
+  planning_.erase(found);
+  if (!Stands(job, planning)) return absl::OkStatus();
+  JobMachine& machine = *Find(job);
+  if (!made.ok()) {
+    machine.Reject(absl::StrCat("no plan: ", std::string(made.status().message())), now);
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(const uint64_t token, transaction.Next(store::Counter::kFencingToken));
-  machine.Place(placements, *plan, token, now);
-  plans_->Started(machine.job(), *plan, Inventories(placements));
+  if (!machine.job().has_model_shape()) {
+    *machine.mutable_job()->mutable_model_shape() = made->shape;
+  }
+  machine.Place(planning.placements, made->plan, token, now);
+  plans_->Started(machine.job(), made->plan, planning.nodes);
   return absl::OkStatus();
 }
 
-absl::StatusOr<JobController::Preview> ControllerCore::PreviewJob(const v1::JobSpec& spec) const {
+PlanRequest ControllerCore::PreparePreview(const v1::JobSpec& spec,
+                                           std::string* pending_reason) const {
   v1::Job job;
   *job.mutable_spec() = spec;
   // It comes after everything that waits already.
@@ -257,34 +321,34 @@ absl::StatusOr<JobController::Preview> ControllerCore::PreviewJob(const v1::JobS
   std::vector<scheduler::Request> waiting = {scheduler::MakeRequest(job)};
   waiting.back().id.clear();  // not the waiting job of the same name, if there is one
   for (const auto& [id, machine] : machines_) {
-    if (machine->job().state() == v1::Job::PENDING) {
+    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
       waiting.push_back(scheduler::MakeRequest(machine->job()));
     }
   }
-  JobController::Preview preview;
-  std::vector<v1::Placement> placements;
+  PlanRequest request = {.spec = spec, .is_preview = true};
   for (scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     if (!decision.id.empty()) continue;
-    placements = std::move(decision.placements);
-    preview.pending_reason = std::move(decision.pending_reason);
+    request.placements = std::move(decision.placements);
+    *pending_reason = std::move(decision.pending_reason);
   }
-  if (placements.empty()) {  // as if one node had room for all
-    v1::Placement& placement = placements.emplace_back();
+  if (request.placements.empty()) {  // as if one node had room for all
+    v1::Placement& placement = request.placements.emplace_back();
     placement.set_node("nodes/any");
     placement.set_trainers(spec.resources().trainers());
   }
-  ASSIGN_OR_RETURN(preview.plan, MakePlan(spec, placements));
-  return preview;
+  request.nodes = Inventories(request.placements);
+  return request;
 }
 
 // --- Writing down.
 
-void ControllerCore::Remember(const std::string& node, const v1::Command& command) {
-  unacknowledged_[command.command_id()] = {.node = node,
-                                           .job = command.job(),
-                                           .attempt = command.attempt(),
-                                           .token = command.fencing_token(),
-                                           .is_start = command.has_start()};
+ControllerCore::SentCommand& ControllerCore::Remember(const std::string& node,
+                                                      const v1::Command& command) {
+  return unacknowledged_[command.command_id()] = {.node = node,
+                                                  .job = command.job(),
+                                                  .attempt = command.attempt(),
+                                                  .token = command.fencing_token(),
+                                                  .is_start = command.has_start()};
 }
 
 absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine) {
@@ -319,9 +383,10 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
   for (Effects::NodeCommand& effect : effects.commands) {
     const std::string node = NodeId(effect.node);
     RETURN_IF_ERROR(transaction.PutCommand(node, &effect.command));
-    Remember(node, effect.command);
+    SentCommand& sent = Remember(node, effect.command);
     const auto record = nodes_.find(node);
     if (record == nodes_.end() || record->second.session == nullptr) continue;
+    sent.sent_on = record->second.session.get();
     v1::CoordinatorMessage message;
     *message.mutable_command() = std::move(effect.command);
     outbox_.emplace_back(record->second.session, std::move(message));
@@ -338,15 +403,12 @@ absl::Status ControllerCore::UpdateDrains(store::WriteTransaction& transaction) 
   return absl::OkStatus();
 }
 
-absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::Time now) {
-  // Placing follows from changes and makes some itself, e.g. a job that no plan fits.
-  for (int round = 0; round < 2; ++round) {
-    for (const auto& [id, machine] : machines_) {
-      RETURN_IF_ERROR(Flush(transaction, *machine));
-    }
-    if (!schedule_due_) break;
-    RETURN_IF_ERROR(Schedule(transaction, now));
+absl::Status ControllerCore::Commit(store::WriteTransaction& transaction) {
+  // What changed may make room, which Flush() notes.
+  for (const auto& [id, machine] : machines_) {
+    RETURN_IF_ERROR(Flush(transaction, *machine));
   }
+  if (schedule_due_) Schedule();
   for (const auto& [id, machine] : machines_) {
     RETURN_IF_ERROR(Flush(transaction, *machine));
     if (!machine->Finished()) continue;

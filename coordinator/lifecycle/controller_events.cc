@@ -61,6 +61,10 @@ uint64_t StepOf(const v1::AttemptEvent& event) {
   return 0;
 }
 
+// Sessions that end while the same command is not acknowledged, until it is not sent again. One may
+// end by chance.
+constexpr int kMaxSessionsEnded = 2;
+
 // The part that says which data folder a worker process uses.
 std::string_view FolderOf(std::string_view incarnation) {
   return incarnation.substr(0, incarnation.find('.'));
@@ -161,6 +165,10 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   StopStrays(record, hello);
   ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(id));
   for (v1::Command& command : commands) {
+    if (const auto sent = unacknowledged_.find(command.command_id());
+        sent != unacknowledged_.end()) {
+      sent->second.sent_on = session.get();
+    }
     v1::CoordinatorMessage again;
     *again.mutable_command() = std::move(command);
     outbox_.emplace_back(session, std::move(again));
@@ -231,13 +239,30 @@ void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello
   }
 }
 
-void ControllerCore::OnClosed(const std::shared_ptr<session::Session>& session) {
+absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,
+                                      const std::shared_ptr<session::Session>& session,
+                                      absl::Time now) {
   const auto found = nodes_.find(session->node());
-  if (found == nodes_.end() || found->second.session != session) return;
+  if (found == nodes_.end() || found->second.session != session) return absl::OkStatus();
   found->second.last_heard = std::max(found->second.last_heard, session->last_heard());
   found->second.session = nullptr;
   schedule_due_ = true;
   spdlog::info("nodes/{} disconnected", session->node());
+  // A worker acknowledges commands one after the other: if one of them ended the session, it is the
+  // first that is left.
+  const auto suspect =
+      std::find_if(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& entry) {
+        return entry.second.node == session->node() && entry.second.sent_on == session.get();
+      });
+  if (suspect == unacknowledged_.end()) return absl::OkStatus();
+  suspect->second.sent_on = nullptr;
+  if (++suspect->second.sessions_ended < kMaxSessionsEnded) return absl::OkStatus();
+  const SentCommand command = suspect->second;
+  RETURN_IF_ERROR(transaction.DeleteCommand(suspect->first));
+  unacknowledged_.erase(suspect);
+  JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
+  if (machine != nullptr) machine->OnDeadlyCommand("nodes/" + command.node, command.is_start, now);
+  return absl::OkStatus();
 }
 
 absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,

@@ -32,6 +32,23 @@ absl::Duration TickInterval(const Options& options) {
 // A full disk stays full for a while: the next try waits this long.
 constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
+// Longer than any one plan takes; the caller's own deadline is shorter, most times.
+constexpr absl::Duration kPreviewPatience = absl::Seconds(30);
+
+// A plan that was asked for is there: the next batch takes it, soon.
+ControllerCore::OnMade IntoQueue(const std::shared_ptr<BatchQueue>& queue) {
+  return [queue](const std::string& job, uint64_t ticket, absl::StatusOr<MadePlan> made) {
+    queue->Push(
+        {.apply =
+             [job, ticket, made = std::move(made)](
+                 ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+               return core.OnPlanned(transaction, job, ticket, made, now);
+             },
+         .done = [](const absl::Status&) {},
+         .vital = true});
+  };
+}
+
 }  // namespace
 
 class JobController::Impl {
@@ -42,7 +59,8 @@ class JobController::Impl {
         store_(store),
         clock_(clock),
         metrics_(metrics == nullptr ? nullptr : &metrics->registry()),
-        core_(options, plans, &metrics_) {}
+        plans_(plans),
+        core_(options, plans, &metrics_, IntoQueue(queue_)) {}
 
   ~Impl() { Stop(); }
 
@@ -58,12 +76,12 @@ class JobController::Impl {
   }
 
   void Stop() {
-    if (!queue_.Stop()) return;
+    if (!queue_->Stop()) return;
     if (thread_.joinable()) thread_.join();
     RunOnce();
   }
 
-  void Enqueue(BatchItem item) { queue_.Push(std::move(item)); }
+  void Enqueue(BatchItem item) { queue_->Push(std::move(item)); }
 
   // Runs `body` in a batch, once per request id, and waits for the commit.
   template <typename Reply>
@@ -114,7 +132,7 @@ class JobController::Impl {
 
   // Returns false if what there was to write could not be written.
   bool RunOnce() {
-    std::vector<BatchItem> batch = queue_.Take(store_->Space());
+    std::vector<BatchItem> batch = queue_->Take(store_->Space());
     absl::Status committed;
     {
       absl::MutexLock lock(&core_mutex_);
@@ -127,7 +145,7 @@ class JobController::Impl {
             for (BatchItem& item : batch) {
               RETURN_IF_ERROR(item.apply(core_, transaction, now));
             }
-            return core_.Commit(transaction, now);
+            return core_.Commit(transaction);
           },
           store::Need::kVital);
       metrics_.Batch(batch.size(), absl::Now() - begin, committed.ok());
@@ -152,15 +170,34 @@ class JobController::Impl {
     return core_.ListNodes();
   }
 
-  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec) {
-    absl::MutexLock lock(&core_mutex_);
-    return core_.PreviewJob(spec);
+  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape) {
+    struct Answer {
+      absl::StatusOr<MadePlan> made;
+      absl::Notification there;
+    };
+    const auto answer = std::make_shared<Answer>();
+    Preview preview;
+    {
+      absl::MutexLock lock(&core_mutex_);
+      PlanRequest request = core_.PreparePreview(spec, &preview.pending_reason);
+      request.shape = shape;
+      plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
+        answer->made = std::move(made);
+        answer->there.Notify();
+      });
+    }
+    if (!answer->there.WaitForNotificationWithTimeout(kPreviewPatience)) {
+      return absl::DeadlineExceededError("the plan takes too long; try again in a moment");
+    }
+    if (!answer->made.ok()) return answer->made.status();
+    preview.plan = std::move(answer->made->plan);
+    return preview;
   }
 
  private:
   void Loop() {
     const absl::Duration tick = TickInterval(options_);
-    while (queue_.Await(tick, options_.batch_window)) {
+    while (queue_->Await(tick, options_.batch_window)) {
       if (!RunOnce()) absl::SleepFor(kPauseAfterFailure);
     }
   }
@@ -179,12 +216,14 @@ class JobController::Impl {
   store::Store* const store_;
   const Clock* const clock_;
   LifecycleMetrics metrics_;
+  // Plans that are still being made may outlive the controller and come here.
+  const std::shared_ptr<BatchQueue> queue_ = std::make_shared<BatchQueue>();
 
   absl::Mutex core_mutex_;
+  PlanSource* const plans_ ABSL_PT_GUARDED_BY(core_mutex_);
   ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
   bool writable_ ABSL_GUARDED_BY(core_mutex_) = true;
 
-  BatchQueue queue_;
   std::thread thread_;
 };
 
@@ -209,15 +248,16 @@ void JobController::Stop() {
   impl_->Stop();
 }
 void JobController::RunOnce() {
-  impl_->RunOnce();
+  if (impl_->RunOnce()) impl_->RunOnce();
 }
 
 absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
                                                  const store::RequestKey& key,
-                                                 const Ownership& ownership) {
+                                                 const Ownership& ownership,
+                                                 const v1::ModelShape& shape) {
   return impl_->Call<v1::Job>(
       key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.CreateJob(transaction, spec, ownership, now);
+        return core.CreateJob(transaction, spec, shape, ownership, now);
       });
 }
 
@@ -274,8 +314,9 @@ std::vector<v1::Node> JobController::ListNodes() const {
   return impl_->ListNodes();
 }
 
-absl::StatusOr<JobController::Preview> JobController::PreviewJob(const v1::JobSpec& spec) const {
-  return impl_->PreviewJob(spec);
+absl::StatusOr<JobController::Preview> JobController::PreviewJob(
+    const v1::JobSpec& spec, const v1::ModelShape& shape) const {
+  return impl_->PreviewJob(spec, shape);
 }
 
 void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {
@@ -301,12 +342,10 @@ void JobController::OnMessage(std::shared_ptr<session::Session> session,
 }
 
 void JobController::OnClosed(std::shared_ptr<session::Session> session) {
-  impl_->Enqueue({.apply =
-                      [session](ControllerCore& core, store::WriteTransaction&, absl::Time) {
-                        core.OnClosed(session);
-                        return absl::OkStatus();
-                      },
-                  .session = session});
+  impl_->Enqueue(
+      {.apply = [session](ControllerCore& core, store::WriteTransaction& transaction,
+                          absl::Time now) { return core.OnClosed(transaction, session, now); },
+       .session = session});
 }
 
 void JobController::OnDeath(std::string node, std::string incarnation,

@@ -92,6 +92,8 @@ class JobMachine {
   void OnReady(const v1::TrainerReady& ready, absl::Time now);
   void OnExit(const v1::TrainerExited& exited, absl::Time now);
   void OnStartRefused(const std::string& node, const std::string& why, absl::Time now);
+  // A command for the node is not sent again, because each session in which it was sent ended.
+  void OnDeadlyCommand(const std::string& node, bool is_start, absl::Time now);
   // The worker process that started the trainers is dead, and they with it. `how`: for users.
   void OnWorkerDied(const std::string& node, const std::string& how, absl::Time now);
   // Returns the merged report when this one completes a step.

@@ -108,6 +108,25 @@ void JobMachine::OnStartRefused(const std::string& node, const std::string& why,
   Settle(now);
 }
 
+// Whatever of a start came to be is a stray at the worker's next hello.
+void JobMachine::OnDeadlyCommand(const std::string& node, bool is_start, absl::Time now) {
+  if (live() == nullptr) return;
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (placement.node() != node) continue;
+    for (uint32_t i = 0; is_start && i < placement.trainers(); ++i) {
+      SetRank(placement.first_rank() + i, RankStatus::FAILED);
+    }
+    v1::Failure failure =
+        Retryable(static_cast<int>(placement.first_rank()), node,
+                  absl::StrCat("the worker's session ended each time that it was sent ",
+                               is_start ? "the job" : "a command for the job",
+                               ", which is not sent again: look into the worker's log"));
+    failure.set_retryable(false);
+    Blame(std::move(failure), false, now);
+  }
+  Settle(now);
+}
+
 v1::Failure JobMachine::Lose(const v1::Placement& placement, const std::string& how) {
   int first = -1;
   for (uint32_t i = 0; i < placement.trainers(); ++i) {

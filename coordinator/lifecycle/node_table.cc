@@ -31,7 +31,7 @@ std::optional<uint64_t> EventLog::TakeAcknowledgement() {
 scheduler::NodeSlots NodeRecord::Slots() const {
   return {.id = node.name().substr(std::string_view("nodes/").size()),
           .total = node.inventory().trainers(),
-          .in_use = trainers_in_use + static_cast<uint32_t>(strays.size()),
+          .in_use = trainers_in_use + reserved + static_cast<uint32_t>(strays.size()),
           .ready = TakesTrainers(),
           .has_gpus = node.inventory().gpus_size() > 0,
           .domain = node.inventory().topology_domain()};

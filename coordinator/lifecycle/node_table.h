@@ -69,6 +69,7 @@ struct NodeRecord {
   // in the way until they have.
   std::set<std::tuple<std::string, uint32_t, uint32_t>> strays;
   uint32_t trainers_in_use = 0;   // by our attempts
+  uint32_t reserved = 0;          // trainers of attempts that are being planned
   std::vector<std::string> jobs;  // "jobs/{id}" with trainers here
 
   bool TakesTrainers() const {

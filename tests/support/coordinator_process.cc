@@ -6,13 +6,13 @@
 
 namespace ringleader::testing {
 
-CoordinatorProcess::CoordinatorProcess(std::vector<std::string> extra_flags)
-    : extra_flags_(std::move(extra_flags)) {}
+CoordinatorProcess::CoordinatorProcess(std::vector<std::string> extra_flags, bool check_files)
+    : extra_flags_(std::move(extra_flags)), check_files_(check_files) {}
 
 void CoordinatorProcess::Spawn() {
   std::vector<std::string> flags = {
       "--listen",         address(),         "--data-dir",    data_dir(),
-      "--metrics-listen", metrics_address(), "--check-files", "false"};
+      "--metrics-listen", metrics_address(), "--check-files", check_files_ ? "true" : "false"};
   flags.insert(flags.end(), extra_flags_.begin(), extra_flags_.end());
   process_ = std::make_unique<Process>(ProgramPath("ringleader-coordinator"), flags,
                                        File(absl::StrCat("coordinator-", ++starts_, ".log")));

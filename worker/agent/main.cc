@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/net/address.h"
 #include "base/net/channel.h"
+#include "base/net/message_size.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/limits.h"
@@ -139,8 +140,10 @@ absl::Status Serve(const Flags& flags) {
                                                           .node = flags.name,
                                                           .incarnation = incarnation,
                                                           .tls = flags.tls}));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel,
-                   OpenChannel(flags.coordinator, flags.tls));
+                   OpenChannel(flags.coordinator, flags.tls, "", arguments));
   Metrics metrics("worker");
   WorkerMetrics worker_metrics(metrics.registry());
   if (!flags.metrics_listen.empty()) {
