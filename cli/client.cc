@@ -239,15 +239,15 @@ class GrpcClient : public Client {
     const auto code = static_cast<absl::StatusCode>(status.error_code());
     if (!IsAway(status)) return absl::Status(code, status.error_message());
     return absl::UnavailableError(
-        absl::StrCat("no coordinator answers at ", context_.address, " (", status.error_message(),
-                     "); start one, or name another with --address or RINGLEADER_ADDRESS"));
+        absl::StrCat("no coordinator answers at ", context_.address, " (",
+                     ExplainConnection(status.error_message()), "); start one, or name another with --address or RINGLEADER_ADDRESS"));
   }
 
   void SayIsAway(const grpc::Status& status) {
     if (said_away_) return;
     said_away_ = true;
     context_.err << "ringctl: the coordinator at " << context_.address << " is away ("
-                 << status.error_message() << "); trying again\n"
+                 << ExplainConnection(status.error_message()) << "); trying again\n"
                  << std::flush;
   }
   void SayIsBack() {

@@ -115,7 +115,11 @@ class ControllerCore {
   std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
   absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec,
                                         const std::vector<v1::Placement>& placements) const;
-  absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine);
+  absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine, absl::Time now);
+  // Sets nodes aside that fail one job after another.
+  void JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now);
+  // No other job writes into the job's checkpoint folder, as far as paths tell.
+  absl::Status CheckDirectory(const v1::JobSpec& spec) const;
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
 
   struct SentCommand {

@@ -268,9 +268,11 @@ absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
 }
 
 absl::StatusOr<v1::Job> JobController::CancelJob(std::string_view id, std::string_view etag,
-                                                 const store::RequestKey& key,
-                                                 const JobCheck& may) {
-  return impl_->ChangeJob(id, etag, key, may, &JobMachine::Cancel);
+                                                 const store::RequestKey& key, const JobCheck& may,
+                                                 bool checkpoint) {
+  return impl_->ChangeJob(id, etag, key, may, [checkpoint](JobMachine& machine, absl::Time now) {
+    return machine.Cancel(now, checkpoint);
+  });
 }
 
 absl::StatusOr<v1::Job> JobController::PauseJob(std::string_view id, std::string_view etag,

@@ -58,6 +58,19 @@ class EventLog {
   std::set<uint64_t> held_;
 };
 
+// Whether a node fails the attempts of one job after another.
+class FailureLog {
+ public:
+  // An attempt of the job with this uid failed by the own fault of a rank there.
+  void Add(const std::string& job_uid, absl::Time now) { failed_[job_uid] = now; }
+  void Clear() { failed_.clear(); }
+  // How many jobs did so since `begin`.
+  size_t JobsSince(absl::Time begin);
+
+ private:
+  std::map<std::string, absl::Time> failed_;  // by job uid: when last
+};
+
 struct NodeRecord {
   v1::Node node;                              // what is stored
   std::shared_ptr<session::Session> session;  // null: not connected
@@ -65,14 +78,21 @@ struct NodeRecord {
   EventLog log;
   bool out_of_sight = false;
   bool leaving = false;  // its worker is shutting down
-  // Ranks of attempts that are none of ours any more, as {job, attempt, rank}: told to stop, and
-  // in the way until they have.
-  std::set<std::tuple<std::string, uint32_t, uint32_t>> strays;
+  FailureLog failures;
+  // Until when it gets no attempts because it failed too many, and why; past: it does get them.
+  absl::Time set_aside_until = absl::InfinitePast();
+  std::string set_aside_reason;
+  // Ranks of attempts that are none of ours any more, as {token, rank}: told to stop, and in the way
+  // until they have.
+  std::set<std::pair<uint64_t, uint32_t>> strays;
   uint32_t trainers_in_use = 0;   // by our attempts
   std::vector<std::string> jobs;  // "jobs/{id}" with trainers here
 
+  bool set_aside() const { return set_aside_until != absl::InfinitePast(); }
+  void TakeBack() { set_aside_until = absl::InfinitePast(); }
   bool TakesTrainers() const {
-    return session != nullptr && !out_of_sight && !leaving && node.state() == v1::Node::READY;
+    return session != nullptr && !out_of_sight && !leaving && !set_aside() &&
+           node.state() == v1::Node::READY;
   }
   scheduler::NodeSlots Slots() const;
   // As users see it.

@@ -1,6 +1,8 @@
 // The control plane's time-outs, with the reason for each default.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
@@ -26,6 +28,14 @@ struct Options {
   // Before the n-th retry in a row: retry_backoff * 2^(n-1), at most max_retry_backoff.
   absl::Duration retry_backoff = absl::Seconds(2);
   absl::Duration max_retry_backoff = absl::Minutes(5);
+  // A node that refused to start an attempt gets no other of that job for so long; twice as long
+  // after each further refusal, at most max_retry_backoff.
+  absl::Duration refusal_pause = absl::Seconds(30);
+  // A node on which attempts of so many jobs failed one after the other within the window, and none
+  // completed a step, is set aside for a while, unless it is the last one that takes trainers.
+  uint32_t set_aside_after_jobs = 3;
+  absl::Duration set_aside_window = absl::Minutes(15);
+  absl::Duration set_aside_for = absl::Minutes(30);
   // From being asked to leave until SIGKILL: with a checkpoint, and without.
   absl::Duration checkpoint_grace = absl::Seconds(120);
   absl::Duration abort_grace = absl::Seconds(5);

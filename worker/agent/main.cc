@@ -187,8 +187,11 @@ absl::Status Serve(const Flags& flags) {
     WaitForShutdownSignal();
     worker->Drain("the worker was told to stop");
   }).detach();
-  worker->Run();
-  return absl::OkStatus();
+  const absl::Status ended = worker->Run();
+  return ended.ok() ? ended
+                    : absl::Status(ended.code(), absl::StrCat("refused by the coordinator at ",
+                                                              flags.coordinator, ": ",
+                                                              ended.message()));
 }
 
 int Main(int argc, char** argv) {

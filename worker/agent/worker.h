@@ -43,8 +43,9 @@ class Worker : public TrainerListener {
                                                         WorkerMetrics* metrics);
   ~Worker() override;
 
-  // Works until a drain that was asked for is over. Trainers live as long as the calling thread.
-  void Run();
+  // Works until a drain that was asked for is over, or until the coordinator refuses this worker
+  // for good, and returns why. Trainers live as long as the calling thread.
+  absl::Status Run();
   // Checkpoint, then stop: the coordinator is told, its attempts here move off, and Run() returns.
   // From any thread.
   void Drain(const std::string& reason);
@@ -78,6 +79,7 @@ class Worker : public TrainerListener {
   std::string drain_reason_;
   absl::Time drain_deadline_;
   absl::Time alone_since_ = absl::InfiniteFuture();  // draining, and no coordinator to ask
+  absl::Status refused_;
 
   Supervisor supervisor_;
   // Their threads call the supervisor and post tasks: they end before it does.
