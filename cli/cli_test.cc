@@ -416,6 +416,21 @@ TEST_F(CliTest, FollowingResumesBehindWhatItHasSeen) {
   EXPECT_EQ(coordinator_.watch_requests[3].after_step(), 3);
 }
 
+// The job was deleted, and its name given to another, while the coordinator was away.
+TEST_F(CliTest, FollowingEndsWhereAnotherJobHasTheName) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  int jobs = 0;
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    if (!response.has_job()) continue;
+    response.mutable_job()->set_uid(jobs++ == 0 ? "tiny-1" : "tiny-2");
+  }
+  ASSERT_GE(jobs, 2);
+  const Result result = Run({"watch", "tiny"});
+  EXPECT_EQ(result.code, kNotFound);
+  EXPECT_THAT(result.err, HasSubstr("another job has its name now (tiny-2, not tiny-1)"));
+  EXPECT_THAT(result.out, Not(HasSubstr("SUCCEEDED")));
+}
+
 TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   AddJob("tiny", v1::Job::RUNNING);
   for (int i = 1; i <= 4; ++i) {
@@ -449,6 +464,9 @@ TEST_F(CliTest, TransitionsAndTheirRefusals) {
   EXPECT_EQ(Run({"pause", "tiny"}).out, "tiny is PAUSING\n");
   EXPECT_EQ(Run({"resume", "tiny"}).out, "tiny is PENDING\n");
   EXPECT_EQ(Run({"cancel", "tiny"}).out, "tiny is CANCELLING\n");
+  EXPECT_FALSE(coordinator_.cancel_requests.back().checkpoint());
+  EXPECT_EQ(Run({"cancel", "tiny", "--checkpoint"}).code, 0);
+  EXPECT_TRUE(coordinator_.cancel_requests.back().checkpoint());
   EXPECT_EQ(Run({"delete", "tiny"}).out, "tiny is deleted\n");
   const Result missing = Run({"get", "tiny"});
   EXPECT_EQ(missing.code, kNotFound);

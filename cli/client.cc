@@ -137,6 +137,7 @@ class GrpcClient : public Client {
       v1::WatchJobRequest request,
       const std::function<void(const v1::WatchJobResponse&)>& on_response) override {
     uint64_t eval_step = 0, known_eval_step = 0;
+    std::string uid;  // of the job that was asked about
     return Follow<v1::WatchJobResponse>(
         [&](grpc::ClientContext* context) {
           // A new stream sends all evaluations again.
@@ -144,7 +145,15 @@ class GrpcClient : public Client {
           return jobs_->WatchJob(context, request);
         },
         [&](v1::WatchJobResponse& response) {
-          if (response.has_job()) request.set_after_revision(response.job().revision());
+          if (response.has_job()) {
+            if (uid.empty()) uid = response.job().uid();
+            if (response.job().uid() != uid) {
+              return absl::NotFoundError(
+                  absl::StrCat(request.name(), " was deleted, and another job has its name now (",
+                               response.job().uid(), ", not ", uid, ")"));
+            }
+            request.set_after_revision(response.job().revision());
+          }
           for (const v1::StepReport& step : response.steps()) request.set_after_step(step.step());
           auto* evals = response.mutable_evals();
           evals->erase(std::remove_if(evals->begin(), evals->end(),
@@ -155,6 +164,7 @@ class GrpcClient : public Client {
                        evals->end());
           for (const v1::EvalReport& eval : *evals) eval_step = eval.step();
           on_response(response);
+          return absl::OkStatus();
         });
   }
 
@@ -171,6 +181,7 @@ class GrpcClient : public Client {
             request.set_last_lines(0);
           }
           on_response(response);
+          return absl::OkStatus();
         });
   }
 
@@ -217,7 +228,11 @@ class GrpcClient : public Client {
         SayIsBack();
         give_up = absl::InfiniteFuture();
         tries = 1;
-        on_response(response);
+        if (const absl::Status wanted = on_response(response); !wanted.ok()) {
+          call.TryCancel();
+          reader->Finish();
+          return wanted;
+        }
       }
       const grpc::Status status = reader->Finish();
       if (status.ok()) return absl::OkStatus();
@@ -240,7 +255,8 @@ class GrpcClient : public Client {
     if (!IsAway(status)) return absl::Status(code, status.error_message());
     return absl::UnavailableError(
         absl::StrCat("no coordinator answers at ", context_.address, " (",
-                     ExplainConnection(status.error_message()), "); start one, or name another with --address or RINGLEADER_ADDRESS"));
+                     ExplainConnection(status.error_message()),
+                     "); start one, or name another with --address or RINGLEADER_ADDRESS"));
   }
 
   void SayIsAway(const grpc::Status& status) {

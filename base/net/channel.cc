@@ -2,10 +2,31 @@
 
 #include <grpcpp/create_channel.h>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/net/address.h"
 #include "base/status_macros.h"
 
 namespace ringleader {
+namespace {
+
+struct Explanation {
+  const char* sign;  // part of gRPC's or OpenSSL's message
+  const char* meaning;
+};
+
+constexpr Explanation kExplanations[] = {
+    {"WRONG_VERSION_NUMBER",
+     "TLS mismatch: the other side speaks plain text; leave out --tls-cert, --tls-key and "
+     "--tls-ca, "
+     "or give them to it, too"},
+    {"CERTIFICATE_VERIFY_FAILED",
+     "TLS mismatch: its certificate is not signed by --tls-ca, or has expired"},
+    {"Socket closed",
+     "if it speaks TLS, this side needs --tls-ca, and --tls-cert and --tls-key or a token"},
+};
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const TlsOptions& tls,
@@ -20,6 +41,14 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
   // and HTTP/2 take four round trips, and a busy machine takes its own time.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 10'000);
   return grpc::CreateCustomChannel(FormatAddress(parsed), credentials, arguments);
+}
+
+std::string ExplainConnection(const std::string& message) {
+  for (const Explanation& explanation : kExplanations) {
+    if (!absl::StrContains(message, explanation.sign)) continue;
+    return absl::StrCat(message, "; ", explanation.meaning);
+  }
+  return message;
 }
 
 }  // namespace ringleader

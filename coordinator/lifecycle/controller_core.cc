@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,14 +19,6 @@ std::string NodeName(std::string_view id) {
 }
 std::string NodeId(std::string_view name) {
   return std::string(name.substr(std::string_view("nodes/").size()));
-}
-
-// checkpoint.directory, spelt one way.
-std::string FolderName(const v1::JobSpec& spec) {
-  std::string path =
-      std::filesystem::path(spec.checkpoint().directory()).lexically_normal().string();
-  if (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path;
 }
 
 absl::Status CheckEtag(const v1::Job& job, std::string_view etag) {
@@ -122,10 +113,10 @@ JobMachine* ControllerCore::Find(std::string_view job) {
 }
 
 absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
-  const std::string wanted = FolderName(spec);
+  const std::string wanted = CheckpointFolder(spec);
   for (const auto& [id, machine] : machines_) {
+    if (machine->checkpoint_folder() != wanted || wanted.empty() || id == spec.name()) continue;
     const v1::Job& other = machine->job();
-    if (wanted.empty() || id == spec.name() || FolderName(other.spec()) != wanted) continue;
     return absl::FailedPreconditionError(absl::StrFormat(
         "checkpoint.directory: %s is that of %s, which is %s; choose another folder", wanted,
         other.name(), v1::Job::State_Name(other.state())));
@@ -341,8 +332,7 @@ void ControllerCore::Remember(const std::string& node, const v1::Command& comman
                                            .is_start = command.has_start()};
 }
 
-void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effects,
-                                absl::Time now) {
+void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now) {
   for (const std::string& name : effects.nodes_that_served) {
     if (const auto node = nodes_.find(NodeId(name)); node != nodes_.end()) {
       node->second.failures.Clear();

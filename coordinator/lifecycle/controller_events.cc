@@ -313,7 +313,7 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const s
                command.job, ack.message());
   JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
   if (machine != nullptr && command.is_start) {
-    machine->OnStartRefused("nodes/" + node, ack.message(), ack.later(), now);
+    machine->OnStartRefused("nodes/" + node, ack.message(), now, ack.later());
   }
   return absl::OkStatus();
 }

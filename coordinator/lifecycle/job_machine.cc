@@ -1,6 +1,7 @@
 #include "coordinator/lifecycle/job_machine.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -36,7 +37,15 @@ bool Dead(const RankStatus& rank) {
   return rank.state() >= RankStatus::COMPLETED;
 }
 
-JobMachine::JobMachine(Job job, const Options* options) : options_(options), job_(std::move(job)) {
+std::string CheckpointFolder(const v1::JobSpec& spec) {
+  std::string path =
+      std::filesystem::path(spec.checkpoint().directory()).lexically_normal().string();
+  if (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+JobMachine::JobMachine(Job job, const Options* options)
+    : options_(options), job_(std::move(job)), checkpoint_folder_(CheckpointFolder(job_.spec())) {
   if (const Attempt* last = attempt()) {
     merger_ = StepMerger(static_cast<uint32_t>(last->ranks_size()), last->last_step());
     if (IsLive(last->state()) && last->has_failure()) {
@@ -49,8 +58,8 @@ JobMachine::JobMachine(Job job, const Options* options) : options_(options), job
 void JobMachine::Adopt(absl::Time now) {
   start_deadline_ = now + options_->start_timeout;
   if (job_.state() == Job::RETRYING) {
-    const absl::Time latest = now + BackOff(options_->retry_backoff, options_->max_retry_backoff,
-                                            job_.retries_used());
+    const absl::Time latest =
+        now + BackOff(options_->retry_backoff, options_->max_retry_backoff, job_.retries_used());
     if (ToTime(job_.retry_time()) > latest) {
       SetTime(latest, job_.mutable_retry_time());
       effects_.job_changed = true;

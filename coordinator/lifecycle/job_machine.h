@@ -29,6 +29,9 @@
 
 namespace ringleader::lifecycle {
 
+// checkpoint.directory without "..", doubled slashes and a slash at its end.
+std::string CheckpointFolder(const v1::JobSpec& spec);
+
 // A process that runs no longer, or never will.
 bool Dead(const v1::RankStatus& rank);
 
@@ -64,14 +67,17 @@ struct Effects {
 // job_outcome.cc (how attempts end) and job_progress.cc (what they report of their training).
 class JobMachine {
  public:
-  // `job`: new, or as the store has it; then Adopt() comes next. `options` must outlive the machine.
+  // `job`: new, or as the store has it; then Adopt() comes next. `options` must outlive the
+  // machine.
   JobMachine(v1::Job job, const Options* options);
   // The coordinator was away, for nobody knows how long, and its clock may have been set meanwhile:
-  // what is stored says when things were to happen by a clock that is gone. Time-outs start anew, and
-  // a retry waits no longer than its back-off.
+  // what is stored says when things were to happen by a clock that is gone. Time-outs start anew,
+  // and a retry waits no longer than its back-off.
   void Adopt(absl::Time now);
 
   const v1::Job& job() const { return job_; }
+  // checkpoint.directory, spelt one way; empty where the job has none.
+  const std::string& checkpoint_folder() const { return checkpoint_folder_; }
   v1::Job* mutable_job() { return &job_; }  // for what the store sets
   // The last attempt; null before the first.
   const v1::Attempt* attempt() const;
@@ -106,7 +112,8 @@ class JobMachine {
   void OnExit(const v1::TrainerExited& exited, absl::Time now);
   // `later`: not for anything in the job; the attempt counts for no retry. Either way the node gets
   // no attempt of this job for a while.
-  void OnStartRefused(const std::string& node, const std::string& why, bool later, absl::Time now);
+  void OnStartRefused(const std::string& node, const std::string& why, absl::Time now,
+                      bool later = false);
   // The worker process that started the trainers is dead, and they with it. `how`: for users.
   void OnWorkerDied(const std::string& node, const std::string& how, absl::Time now);
   // Returns the merged report when this one completes a step.
@@ -160,6 +167,7 @@ class JobMachine {
 
   const Options* const options_;
   v1::Job job_;
+  const std::string checkpoint_folder_;
   Effects effects_;
   StepMerger merger_;
   std::map<std::string, absl::Time> out_of_sight_;  // node → last heard

@@ -94,10 +94,9 @@ void JobMachine::OnExit(const TrainerExited& exited, absl::Time now) {
   Settle(now);
 }
 
-void JobMachine::OnStartRefused(const std::string& node, const std::string& why, bool later,
-                                absl::Time now) {
-  avoid_[node] =
-      now + BackOff(options_->refusal_pause, options_->max_retry_backoff, ++refusals_);
+void JobMachine::OnStartRefused(const std::string& node, const std::string& why, absl::Time now,
+                                bool later) {
+  avoid_[node] = now + BackOff(options_->refusal_pause, options_->max_retry_backoff, ++refusals_);
   if (live() == nullptr) return;
   const bool is_cause = later && !attempt()->has_failure();
   for (const v1::Placement& placement : attempt()->placements()) {
@@ -290,9 +289,9 @@ void JobMachine::Retry(absl::Time now) {
   if (refused_for_now_) {
     SetTime(now + options_->retry_backoff, job_.mutable_retry_time());
     SetState(Job::RETRYING,
-             absl::StrFormat("%s; it does not count as a retry, and goes elsewhere for %s", what,
-                             absl::FormatDuration(absl::Trunc(
-                                 avoid_[failure.node()] - now, absl::Seconds(1)))),
+             absl::StrFormat(
+                 "%s; it does not count as a retry, and goes elsewhere for %s", what,
+                 absl::FormatDuration(absl::Trunc(avoid_[failure.node()] - now, absl::Seconds(1)))),
              now);
     return;
   }

@@ -82,8 +82,8 @@ struct NodeRecord {
   // Until when it gets no attempts because it failed too many, and why; past: it does get them.
   absl::Time set_aside_until = absl::InfinitePast();
   std::string set_aside_reason;
-  // Ranks of attempts that are none of ours any more, as {token, rank}: told to stop, and in the way
-  // until they have.
+  // Ranks of attempts that are none of ours any more, as {token, rank}: told to stop, and in the
+  // way until they have.
   std::set<std::pair<uint64_t, uint32_t>> strays;
   uint32_t trainers_in_use = 0;   // by our attempts
   std::vector<std::string> jobs;  // "jobs/{id}" with trainers here

@@ -6,10 +6,10 @@ namespace ringleader::lifecycle {
 namespace {
 
 using ::testing::AllOf;
+using testing::FakeSession;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using testing::FakeSession;
 
 class RecoveryTest : public testing::ControllerTest {
  protected:

@@ -55,6 +55,7 @@ class Cluster : public ::testing::Test {
   std::vector<int> TrainerPids(const std::string& worker);
   int coordinator_port() const { return port_; }
   const std::string& dir() const { return dir_; }
+  const std::string& bin() const { return bin_; }  // where the programs are
 
   v1::JobSpec Spec(const std::string& name, uint32_t trainers, uint64_t steps,
                    const std::map<std::string, std::string>& labels = {}) const;

@@ -100,8 +100,8 @@ TEST_F(TrainerTest, AStoppedWorkersTrainersEndWithTheirLeaseAndPublishNothingMor
   const std::vector<int> old_trainers = TrainerPids("a");
   ASSERT_EQ(old_trainers.size(), 2u);
   kill(WorkerPid("a"), SIGSTOP);
-  const v1::Job job =
-      Await("job", [](const v1::Job& job) { return job.attempts_size() == 2; }, absl::Minutes(2));
+  const v1::Job job = Await(
+      "job", [](const v1::Job& job) { return job.attempts_size() == 2; }, absl::Minutes(2));
   for (const int pid : old_trainers) EXPECT_FALSE(Runs(pid)) << "trains still";
   AwaitStep("job", Get("job").progress().step() + 20);
   const absl::StatusOr<std::string> owner = ReadFile(spec.checkpoint().directory() + "/owner.json");

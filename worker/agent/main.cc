@@ -188,10 +188,10 @@ absl::Status Serve(const Flags& flags) {
     worker->Drain("the worker was told to stop");
   }).detach();
   const absl::Status ended = worker->Run();
-  return ended.ok() ? ended
-                    : absl::Status(ended.code(), absl::StrCat("refused by the coordinator at ",
-                                                              flags.coordinator, ": ",
-                                                              ended.message()));
+  return ended.ok()
+             ? ended
+             : absl::Status(ended.code(), absl::StrCat("refused by the coordinator at ",
+                                                       flags.coordinator, ": ", ended.message()));
 }
 
 int Main(int argc, char** argv) {

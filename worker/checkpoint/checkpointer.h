@@ -24,7 +24,8 @@ namespace ringleader::checkpoint {
 struct CheckpointerOptions {
   std::string directory;  // the same folder for all ranks, on storage that all nodes see
   int keep_last = 2;      // whole checkpoints to keep, at least 1
-  // Who claimed the folder (ClaimDirectory): nothing is published, or removed, once it is another's.
+  // Who claimed the folder (ClaimDirectory): nothing is published, or removed, once it is
+  // another's.
   FolderOwner owner = {};
   // The folder of the checkpoint that this run goes on from; empty if from none. Later ones that
   // are there already are damaged, or it would be one of them: they take no place of keep_last's,

@@ -81,8 +81,8 @@ absl::Status MayClaim(const std::string& directory, const FolderOwner& owner,
         "or remove %s/%s once that job is over for good",
         directory, recorded.job, recorded.uid, owner.job, directory, kOwnerName));
   }
-  const bool replaced = recorded.uid == owner.uid ? recorded.token > owner.token
-                                                  : recorded.token >= owner.token;
+  const bool replaced =
+      recorded.uid == owner.uid ? recorded.token > owner.token : recorded.token >= owner.token;
   return replaced ? Replaced(directory, owner, recorded) : absl::OkStatus();
 }
 
@@ -141,8 +141,7 @@ absl::StatusOr<FolderOwner> ParseOwner(std::string_view text, const std::string&
           absl::StrFormat("%s: format version %d; this program reads up to %d: use a newer one",
                           source, root.at("version").get<uint64_t>(), kVersion));
     }
-    return FolderOwner{
-        .job = root.at("job"), .uid = root.at("uid"), .token = root.at("token")};
+    return FolderOwner{.job = root.at("job"), .uid = root.at("uid"), .token = root.at("token")};
   } catch (const Json::exception&) {
     return damaged();
   }

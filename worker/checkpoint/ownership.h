@@ -22,9 +22,9 @@ struct FolderOwner {
   uint64_t token = 0;  // fencing token of the attempt; grows over a coordinator's lifetime
 };
 
-// Makes `owner` the owner of `directory`, which exists. ABORTED if an attempt with a newer token has
-// owned it; FAILED_PRECONDITION if a job of another name does, or if the storage has no locks. (An
-// earlier job of the same name is gone: a coordinator gives a name again only when nothing runs
+// Makes `owner` the owner of `directory`, which exists. ABORTED if an attempt with a newer token
+// has owned it; FAILED_PRECONDITION if a job of another name does, or if the storage has no locks.
+// (An earlier job of the same name is gone: a coordinator gives a name again only when nothing runs
 // under it.) DATA_LOSS if owner.json is damaged, UNAVAILABLE if somebody held the lock for all of
 // `patience`.
 absl::Status ClaimDirectory(const std::string& directory, const FolderOwner& owner,

@@ -16,9 +16,9 @@
 namespace ringleader::trainer {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::AllReachedStep;
 using testing::FakeAgent;
+using ::testing::HasSubstr;
 using testing::RankLog;
 
 class OwnershipProcessTest : public testing::AttemptTest {
@@ -82,9 +82,9 @@ TEST_F(OwnershipProcessTest, ALeaseThatIsRenewedGoesOn) {
 TEST_F(OwnershipProcessTest, AnAttemptThatWasReplacedPublishesNothingAndEnds) {
   v1::JobSpec spec = EndlessJob(2);
   const auto old = Start(spec);
-  ASSERT_TRUE(old->WaitFor(
-      [](const std::vector<RankLog>& logs) { return !logs[0].checkpoints.empty(); }))
-      << Output();
+  ASSERT_TRUE(old->WaitFor([](const std::vector<RankLog>& logs) {
+    return !logs[0].checkpoints.empty();
+  })) << Output();
   ASSERT_EQ(kill(old->pid(0), SIGSTOP), 0);
   ++fencing_token_;
   const std::vector<RankLog> newer = StopEarly(spec);

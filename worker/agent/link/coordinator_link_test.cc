@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -15,7 +18,8 @@ namespace {
 // Welcomes everybody, in the name of a protocol version, and sends a command after it.
 class FakeCoordinator : public v1::WorkerControl::Service {
  public:
-  explicit FakeCoordinator(uint32_t version) : version_(version) {
+  explicit FakeCoordinator(uint32_t version, const grpc::Status& refusal = grpc::Status::OK)
+      : version_(version), refusal_(refusal) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
@@ -29,9 +33,10 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     ++sessions_;
     v1::WorkerMessage message;
     if (!stream->Read(&message)) return grpc::Status::OK;
+    if (!refusal_.ok()) return refusal_;
     v1::CoordinatorMessage welcome;
-    welcome.mutable_welcome()->set_lease_milliseconds(10'000);
-    welcome.mutable_welcome()->set_heartbeat_milliseconds(1000);
+    welcome.mutable_welcome()->set_lease_milliseconds(lease_milliseconds_);
+    welcome.mutable_welcome()->set_heartbeat_milliseconds(lease_milliseconds_ / 10);
     welcome.mutable_welcome()->set_fence_milliseconds(90'000);
     welcome.mutable_welcome()->set_protocol_version(version_);
     stream->Write(welcome);
@@ -39,6 +44,11 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     command.mutable_command()->set_command_id(1);
     stream->Write(command);
     while (stream->Read(&message)) {
+      if (!message.has_heartbeat()) continue;
+      ++heartbeats_;
+      v1::CoordinatorMessage answer;
+      answer.set_heartbeat_number(message.heartbeat().number());
+      stream->Write(answer);
     }
     return grpc::Status::OK;
   }
@@ -48,10 +58,15 @@ class FakeCoordinator : public v1::WorkerControl::Service {
                                grpc::InsecureChannelCredentials());
   }
   int sessions() const { return sessions_; }
+  int heartbeats() const { return heartbeats_; }
+  void set_lease_milliseconds(uint32_t lease) { lease_milliseconds_ = lease; }
 
  private:
   const uint32_t version_;
+  const grpc::Status refusal_;
+  std::atomic<uint32_t> lease_milliseconds_ = 10'000;
   std::atomic<int> sessions_ = 0;
+  std::atomic<int> heartbeats_ = 0;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -68,6 +83,12 @@ class CoordinatorLinkTest : public ::testing::Test {
     const absl::Time deadline = absl::Now() + patience;
     while (commands_ < commands && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
     sessions_ = link.sessions();
+  }
+
+  static bool Eventually(const std::function<bool()>& done) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!done() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+    return done();
   }
 
   EventBuffer buffer_{1000};
@@ -95,6 +116,70 @@ TEST_F(CoordinatorLinkTest, TakesNoCommandFromAnotherVersionAndTriesAgainSlowly)
     // After half of 200, 400, 800 ms at the least.
     EXPECT_LE(coordinator.sessions(), 5);
   }
+}
+
+TEST_F(CoordinatorLinkTest, SaysNothingForAWorkerWhoseLoopDoesNotComeRound) {
+  FakeCoordinator coordinator(kProtocolVersion);
+  coordinator.set_lease_milliseconds(300);
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {},
+                        .on_refused = [](const absl::Status&) {}});
+  EXPECT_EQ(link.lease_end(), absl::InfiniteFuture());
+  link.Start();
+  ASSERT_TRUE(Eventually([&] { return coordinator.heartbeats() > 0; }));
+  // A heartbeat may be on its way when the lease is over; none follows it.
+  int heard = -1;
+  ASSERT_TRUE(Eventually([&] {
+    const int before = std::exchange(heard, coordinator.heartbeats());
+    absl::SleepFor(absl::Milliseconds(300));
+    return before == coordinator.heartbeats();
+  }));
+  const absl::Time end = link.lease_end();
+  link.CheckLease();
+  EXPECT_TRUE(Eventually([&] { return coordinator.heartbeats() > heard; }));
+  EXPECT_TRUE(Eventually([&] { return link.lease_end() > end; }));
+}
+
+TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForWhatItIsHearsWhyOnceAndTriesNoMore) {
+  for (const grpc::StatusCode code : {grpc::PERMISSION_DENIED, grpc::UNAUTHENTICATED}) {
+    const FakeCoordinator coordinator(kProtocolVersion, {code, "not nodes/a"});
+    absl::Mutex mutex;
+    std::vector<absl::Status> refusals;
+    CoordinatorLink link(coordinator.Channel(), &buffer_,
+                         {.hello = [] { return v1::WorkerHello(); },
+                          .on_welcome = [] {},
+                          .on_command = [](v1::Command) {},
+                          .on_refused =
+                              [&](const absl::Status& why) {
+                                absl::MutexLock lock(&mutex);
+                                refusals.push_back(why);
+                              }});
+    link.Start();
+    EXPECT_TRUE(Eventually([&] {
+      absl::MutexLock lock(&mutex);
+      return !refusals.empty();
+    }));
+    link.Stop();
+    EXPECT_EQ(coordinator.sessions(), 1);
+    ASSERT_EQ(refusals.size(), 1u);
+    EXPECT_EQ(refusals[0].message(), "not nodes/a");
+  }
+}
+
+TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForTheMomentTriesAgain) {
+  const FakeCoordinator coordinator(kProtocolVersion, {grpc::ALREADY_EXISTS, "another is there"});
+  bool refused = false;
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {},
+                        .on_refused = [&](const absl::Status&) { refused = true; }});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return coordinator.sessions() >= 3; }));
+  link.Stop();
+  EXPECT_FALSE(refused);
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ class Supervisor {
   std::map<uint64_t, Attempt> attempts_;           // by token
   std::map<std::string, uint64_t> highest_token_;  // by job
   std::set<uint64_t> commands_seen_;
-  std::string refusing_;  // why starts are refused; empty: they are not
+  std::string refusing_;                           // why starts are refused; empty: they are not
   absl::Time lease_end_ = absl::InfiniteFuture();  // boot time
 
   mutable absl::Mutex mutex_;

@@ -214,15 +214,16 @@ class AgentLinkTest : public ::testing::Test {
   std::vector<absl::Time> leases_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<AgentLink> Attach(uint64_t token = FakeAgent::kToken) {
-    return AgentLink::Attach({.socket = socket_, .rank = 0, .fencing_token = token},
-                             [this](const std::string& reason) {
-                               absl::MutexLock lock(&mutex_);
-                               left_ = reason;
-                             },
-                             [this](absl::Time end) {
-                               absl::MutexLock lock(&mutex_);
-                               leases_.push_back(end);
-                             });
+    return AgentLink::Attach(
+        {.socket = socket_, .rank = 0, .fencing_token = token},
+        [this](const std::string& reason) {
+          absl::MutexLock lock(&mutex_);
+          left_ = reason;
+        },
+        [this](absl::Time end) {
+          absl::MutexLock lock(&mutex_);
+          leases_.push_back(end);
+        });
   }
   std::string WaitUntilLeft() {
     absl::MutexLock lock(&mutex_);
