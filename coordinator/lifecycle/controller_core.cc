@@ -342,6 +342,13 @@ void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effect
     const auto node = nodes_.find(NodeId(failure.node));
     if (node == nodes_.end()) continue;
     NodeRecord& record = node->second;
+    // A job that fails on two nodes is to blame itself.
+    bool failed_elsewhere = false;
+    for (auto& [id, other] : nodes_) {
+      if (id == node->first || !other.failures.Forget(machine.job().uid())) continue;
+      failed_elsewhere = true;
+    }
+    if (failed_elsewhere) continue;
     record.failures.Add(machine.job().uid(), now);
     const size_t jobs = record.failures.JobsSince(now - options_.set_aside_window);
     const bool is_last = std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {

@@ -334,7 +334,7 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
       std::find_if(job.attempts().begin(), job.attempts().end(), [&](const v1::Attempt& a) {
         return a.number() == event.attempt() && a.fencing_token() == event.fencing_token();
       });
-  // Of a job that had the name before.
+  // The event is of a job that had the name before.
   if (attempt == job.attempts().end()) return false;
   const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
   const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&

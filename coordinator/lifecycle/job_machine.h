@@ -91,7 +91,7 @@ class JobMachine {
   // `checkpoint`: the trainers write one before they leave.
   absl::Status Cancel(absl::Time now, bool checkpoint = false);
   absl::Status Pause(absl::Time now);
-  // Of a paused job, or of one that failed: it goes on from its newest checkpoint.
+  // A paused job, or one that failed, goes on from its newest checkpoint.
   absl::Status Resume(absl::Time now);
 
   // Has the ranks trace their next steps.

@@ -357,6 +357,20 @@ TEST_F(JobMachineTest, CancelMayWaitForACheckpointAndNeedNot) {
   EXPECT_EQ(machine_.job().progress().checkpoint_step(), 3u);
 }
 
+TEST_F(JobMachineTest, AFailedJobIsNotResumedBesideItsTrainers) {
+  Run();
+  machine_.OnSight("nodes/b", now_, now_);
+  Exit(0, TrainerExited::FAILED, /*collateral=*/false, /*retryable=*/false);
+  Exit(1, TrainerExited::FAILED, true);
+  Pass(options_.blame_window);
+  ASSERT_EQ(state(), Job::FAILED);
+  EXPECT_THAT(std::string(machine_.Resume(now_).message()),
+              HasSubstr("wait until its trainers are known to be dead"));
+  Pass(options_.adoption_timeout);
+  EXPECT_TRUE(machine_.Resume(now_).ok());
+  EXPECT_EQ(state(), Job::PENDING);
+}
+
 TEST_F(JobMachineTest, CancelWithoutAnAttempt) {
   ASSERT_TRUE(machine_.Cancel(now_).ok());
   EXPECT_EQ(state(), Job::CANCELLED);

@@ -64,6 +64,8 @@ class FailureLog {
   // An attempt of the job with this uid failed by the own fault of a rank there.
   void Add(const std::string& job_uid, absl::Time now) { failed_[job_uid] = now; }
   void Clear() { failed_.clear(); }
+  // Forgets the job; returns whether it had failed here.
+  bool Forget(const std::string& job_uid) { return failed_.erase(job_uid) > 0; }
   // How many jobs did so since `begin`.
   size_t JobsSince(absl::Time begin);
 
@@ -79,7 +81,8 @@ struct NodeRecord {
   bool out_of_sight = false;
   bool leaving = false;  // its worker is shutting down
   FailureLog failures;
-  // Until when it gets no attempts because it failed too many, and why; past: it does get them.
+  // It failed too many attempts and gets no other until this time (infinitely past: it gets them);
+  // why, for people.
   absl::Time set_aside_until = absl::InfinitePast();
   std::string set_aside_reason;
   // Ranks of attempts that are none of ours any more, as {token, rank}: told to stop, and in the

@@ -20,7 +20,7 @@ struct Options {
   // itself after `fence_after`, which leaves it the difference to do so.
   absl::Duration adoption_timeout = absl::Seconds(120);
   absl::Duration fence_after = absl::Seconds(90);
-  // From placement until every rank listens: loading a large model takes minutes.
+  // Every rank has to listen so soon after its placement: loading a large model takes minutes.
   absl::Duration start_timeout = absl::Minutes(10);
   // After the first sign of failure, so long is waited for the rank whose own fault it was: ranks
   // that lost their peer often report before the worker that saw the peer die.
@@ -36,7 +36,7 @@ struct Options {
   uint32_t set_aside_after_jobs = 3;
   absl::Duration set_aside_window = absl::Minutes(15);
   absl::Duration set_aside_for = absl::Minutes(30);
-  // From being asked to leave until SIGKILL: with a checkpoint, and without.
+  // Trainers that are asked to leave have so long until SIGKILL: with a checkpoint, and without.
   absl::Duration checkpoint_grace = absl::Seconds(120);
   absl::Duration abort_grace = absl::Seconds(5);
   // Events that arrive within it share one transaction.

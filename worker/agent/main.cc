@@ -31,8 +31,8 @@
 namespace ringleader::agent {
 namespace {
 
-// For a name service and a network that come up beside this daemon. Longer than whatever restarts
-// it takes for a crash loop.
+// The name service and the network may come up beside this daemon. This is longer than whatever
+// restarts it takes for a crash loop.
 constexpr absl::Duration kNetworkPatience = absl::Seconds(15);
 
 struct Flags {

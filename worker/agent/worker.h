@@ -30,7 +30,7 @@ struct WorkerOptions {
   v1::NodeInventory inventory;
   SupervisorOptions supervisor;
   size_t max_log_buffer_bytes = size_t{32} << 20;
-  // From SIGTERM on: for the attempts here to write a checkpoint and move elsewhere.
+  // The attempts here have so long after SIGTERM to write a checkpoint and move elsewhere.
   absl::Duration drain_timeout = absl::Seconds(150);
 };
 
@@ -47,7 +47,7 @@ class Worker : public TrainerListener {
   // for good, and returns why. Trainers live as long as the calling thread.
   absl::Status Run();
   // Checkpoint, then stop: the coordinator is told, its attempts here move off, and Run() returns.
-  // From any thread.
+  // Thread-safe.
   void Drain(const std::string& reason);
 
   void OnTrainerMessage(std::shared_ptr<TrainerConnection> connection,

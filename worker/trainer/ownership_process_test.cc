@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "base/boot_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -32,6 +33,15 @@ class OwnershipProcessTest : public testing::AttemptTest {
     ASSERT_TRUE(agent.WaitFor([step](const std::vector<RankLog>& logs) {
       return AllReachedStep(logs, step);
     })) << Output();
+  }
+  // How the process ended; all zeros if it did not by `deadline` (BootNow()).
+  static siginfo_t EndOf(pid_t pid, absl::Time deadline) {
+    siginfo_t info{};
+    while (info.si_pid == 0 && BootNow() < deadline) {
+      absl::SleepFor(absl::Milliseconds(5));
+      (void)waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT | WNOHANG);
+    }
+    return info;
   }
   static std::set<std::string> Checkpoints(const v1::JobSpec& spec) {
     std::set<std::string> names;
@@ -59,8 +69,7 @@ TEST_F(OwnershipProcessTest, ATrainerEndsWithItsLeaseThoughItIsStopped) {
     ASSERT_LT(BootNow(), end) << "it took too long to take the lease for this to test anything";
   }
   ASSERT_EQ(kill(agent->pid(0), SIGSTOP), 0);
-  siginfo_t info{};
-  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(agent->pid(0)), &info, WEXITED | WNOWAIT), 0);
+  const siginfo_t info = EndOf(agent->pid(0), end + absl::Seconds(30));
   EXPECT_GE(BootNow(), end);
   EXPECT_EQ(info.si_code, CLD_KILLED);
   EXPECT_EQ(info.si_status, SIGKILL);
