@@ -95,7 +95,7 @@ TEST_F(TlsTest, AMismatchIsNamed) {
       absl::StrCat(" --tls-cert ", tls.cert_path, " --tls-key ", tls.key_path, " --tls-ca ");
   EXPECT_THAT(say(flags + certificates_->Options("client", "other").ca_path),
               HasSubstr("TLS mismatch: its certificate is not signed by --tls-ca"));
-  certificates_.reset();
+  const std::unique_ptr<TestCertificates> kept = std::move(certificates_);
   KillCoordinator();
   StartCoordinator();
   EXPECT_THAT(say(flags + tls.ca_path),

@@ -137,7 +137,12 @@ absl::Status CoordinatorLink::RunSession() {
     mutex_.Await(absl::Condition(&answered));  // CheckLease() ends a wait in vain
   }
   WriteAll(stream.get());
-  context.TryCancel();
+  {
+    // Where the coordinator has ended the stream its reason is to be read, and a cancelled call may
+    // have lost it.
+    absl::MutexLock lock(&mutex_);
+    if (!ended_ || !refused_.ok()) context.TryCancel();
+  }
   reader.join();
   const grpc::Status status = stream->Finish();
   absl::MutexLock lock(&mutex_);

@@ -29,7 +29,7 @@ class CoordinatorLink {
     std::function<void()> on_welcome;
     std::function<void(v1::Command)> on_command;
     // The coordinator refused this worker for what it is, before any session: the link gives up.
-    std::function<void(const absl::Status&)> on_refused;
+    std::function<void(const absl::Status&)> on_refused = {};
   };
 
   CoordinatorLink(std::shared_ptr<grpc::Channel> channel, EventBuffer* buffer, Callbacks callbacks);
