@@ -4,7 +4,6 @@
 #include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
-#include <prometheus/text_serializer.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -76,15 +75,14 @@ void Metrics::AddCollectable(const std::shared_ptr<prometheus::Collectable>& col
 
 Metrics::~Metrics() = default;
 
-absl::Status Metrics::Listen(const Address& address, bool insecure) {
+absl::Status Metrics::Listen(const Address& address, bool everybody_may_read) {
   if (!address.path.empty()) {
     return absl::InvalidArgumentError("metrics are served over TCP: give host:port");
   }
-  if (!insecure && !IsLoopback(address)) {
+  if (!everybody_may_read && !IsLoopback(address)) {
     return absl::FailedPreconditionError(
         absl::StrFormat("%s is not a loopback address, and metrics are served without TLS: give "
-                        "--insecure if whoever can reach "
-                        "it may read them",
+                        "--metrics-public if whoever can reach it may read them",
                         FormatAddress(address)));
   }
   RETURN_IF_ERROR(CheckCanListen(address));
@@ -105,17 +103,6 @@ void Metrics::StopListening() {
 
 int Metrics::port() const {
   return exposer_ == nullptr ? 0 : exposer_->GetListeningPorts().front();
-}
-
-std::string Metrics::Render() const {
-  std::vector<prometheus::MetricFamily> families;
-  for (const auto& weak : collectables_) {
-    const std::shared_ptr<prometheus::Collectable> collectable = weak.lock();
-    if (collectable == nullptr) continue;
-    for (prometheus::MetricFamily& family : collectable->Collect())
-      families.push_back(std::move(family));
-  }
-  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace ringleader

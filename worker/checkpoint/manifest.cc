@@ -118,7 +118,7 @@ absl::StatusOr<CheckpointInfo> ParseManifest(std::string_view text,
     if (root.at(kChecksumKey) != ChecksumOf(root)) {
       return absl::DataLossError(source + ": damaged: it does not match its own checksum");
     }
-    // After the checksum: a flipped bit must not pass for a newer version.
+    // The version is checked after the checksum: a flipped bit must not pass for a newer version.
     if (root["version"] > kFormatVersion) {
       return absl::FailedPreconditionError(
           absl::StrFormat("%s: format version %d; this program reads up to %d: use a newer one",

@@ -68,7 +68,7 @@ class IncomingStreams {
   // Waits until gRPC has let go of all streams: shut the server down first.
   ~IncomingStreams();
 
-  // For the server to start on a call.
+  // A stream for the server to start on a call.
   IncomingStream* Open(grpc::ByteBuffer* response);
 
   void Receive(StreamId stream, int from, PendingTransferPtr transfer);
