@@ -93,7 +93,7 @@ TEST_F(CliTest, FollowingEndsWhereAnotherJobHasTheName) {
   const Result result = Run({"watch", "tiny"});
   EXPECT_EQ(result.code, kNotFound);
   EXPECT_THAT(result.err, HasSubstr("another job has its name now (tiny-2, not tiny-1)"));
-  EXPECT_THAT(result.out, Not(HasSubstr("SUCCEEDED")));
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("SUCCEEDED")));
 }
 
 TEST_F(CliTest, LogsResumeBehindTheLastLine) {
