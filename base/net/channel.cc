@@ -16,12 +16,15 @@ struct Explanation {
 };
 
 constexpr Explanation kExplanations[] = {
-    {"WRONG_VERSION_NUMBER",
+    {"wrong version number",
      "TLS mismatch: the other side speaks plain text; leave out --tls-cert, --tls-key and "
      "--tls-ca, "
      "or give them to it, too"},
-    {"CERTIFICATE_VERIFY_FAILED",
+    {"certificate verify failed",
      "TLS mismatch: its certificate is not signed by --tls-ca, or has expired"},
+    {"Handshake read failed",
+     "TLS mismatch: one side does not accept the other's certificate, which --tls-ca must have "
+     "signed, for this name, and which must not have expired"},
     {"Socket closed",
      "if it speaks TLS, this side needs --tls-ca, and --tls-cert and --tls-key or a token"},
 };
