@@ -138,7 +138,11 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["phases"]["exposed_offload"], 0.75);
   const std::string table = Run({"report", "tiny"}).out;
   EXPECT_THAT(table, HasSubstr("held-out loss                   5.0000 -> 2.5000 (-50.0 %)"));
-  EXPECT_THAT(table, HasSubstr("density, layer 1                20.0 %"));
+  EXPECT_THAT(table, HasSubstr("density, layer 0                100.0 %\n"));
+  EXPECT_THAT(table,
+              HasSubstr("density, layer 1                20.0 %, recall 90.0 %, diagonals set "
+                        "by attention.max_slashes, columns by attention.vertical_mass"));
+  EXPECT_EQ(json["slashes_at_budget_per_layer"][0], 0.75);
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
   coordinator_.watch.clear();

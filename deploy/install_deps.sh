@@ -18,7 +18,7 @@ packages=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev
   libsqlitecpp-dev libsqlite3-dev prometheus-cpp-dev libcli11-dev libyaml-cpp-dev
   nlohmann-json3-dev libspdlog-dev libssl-dev libxxhash-dev openssl
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev
 )
 case ${1:-} in
   --package) packages+=(dpkg-dev file) ;;

@@ -86,6 +86,32 @@ TEST(CountTilesTest, ArePredictedExactlyWherePositionsTell) {
   EXPECT_EQ(known, 2);
 }
 
+TEST(SampleTest, AShareOfTheTilesIsWhatIsPredicted) {
+  AttentionOptions options{
+      .pattern = Pattern::kVerticalSlash, .select = Select::kTopK, .tile = 64, .stripe = 64};
+  for (const double density : {0.02, 0.05, 0.2}) {
+    options.budget.density = density;
+    for (const int64_t blocks : {1024, 8192}) {
+      ring::TileLoads loads(1);
+      const auto heads = SampleLayer(options, false, blocks, 8, {}, 3);
+      for (const ring::HeadPattern& head : heads) {
+        loads.AddHead(head, {.tokens = blocks * 64}, 64, 1.0 / 8);
+      }
+      const double causal = static_cast<double>(blocks) * static_cast<double>(blocks + 1) / 2;
+      // A head keeps to it, also where its columns cost twice what these do.
+      EXPECT_LT(loads.RankTotals()[0] / causal, density);
+      EXPECT_GT(loads.RankTotals()[0] / causal, 0.8 * density);
+    }
+  }
+}
+
+TEST(CheckTest, ADensityIsAShare) {
+  AttentionOptions options{.pattern = Pattern::kVerticalSlash, .tile = 64, .stripe = 64};
+  options.budget.density = 1.5;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.density must lie in [0, 1]; got 1.5"));
+}
+
 TEST(SampleTest, HintsReplaceGuesses) {
   const AttentionOptions options{
       .pattern = Pattern::kVerticalSlash, .budget = {.max_slashes = 1024}, .tile = 64};

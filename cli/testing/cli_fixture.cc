@@ -80,6 +80,8 @@ void CliTest::ScriptRun(const std::string& id, v1::Job::State last) {
     for (int l = 0; l < 2; ++l) {
       report->add_layers()->set_layer(l);
       report->mutable_layers(l)->set_density(l == 0 ? 1.0 : 0.2);
+      report->mutable_layers(l)->set_recall(l == 0 ? -1 : 0.9);
+      report->mutable_layers(l)->set_slashes_at_budget(0.75);
     }
   }
   v1::EvalReport* eval = coordinator_.watch.emplace_back().add_evals();

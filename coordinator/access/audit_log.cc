@@ -19,6 +19,7 @@ constexpr size_t kMaxMessageBytes = 500;
 constexpr double kBurst = 1000;
 constexpr absl::Duration kSecondsPerRecord = absl::Seconds(10);
 constexpr absl::Duration kTrimInterval = absl::Hours(1);
+constexpr absl::Duration kLookForSpace = absl::Seconds(1);
 
 }  // namespace
 
@@ -87,6 +88,11 @@ void AuditLog::Run() {
       };
       mutex_.AwaitWithTimeout(absl::Condition(&something), absl::Minutes(1));
       last = stopping_;
+      // Records wait for space as long as there is room for them here.
+      if (!last && !store_.Space().ok()) {
+        mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookForSpace);
+        continue;
+      }
       records.swap(queue_);
       left_out = std::exchange(left_out_, 0);
     }

@@ -188,8 +188,10 @@ class AccessTest : public ::testing::Test {
     controller_ =
         lifecycle::JobController::Create({}, store_.get(), &plans_, Clock::Real(), nullptr).value();
     controller_->Start();
-    workers_ = std::make_unique<session::WorkerControlService>(controller_.get(), Clock::Real());
     registry_ = std::make_shared<prometheus::Registry>();
+    limits_ = std::make_unique<limits::Limits>(limits::Options(), Clock::Real(), registry_.get());
+    workers_ = std::make_unique<session::WorkerControlService>(controller_.get(), Clock::Real(),
+                                                               &limits_->silent_sessions);
     auto server = Start({.listen = kListen,
                          .tls = Certificates().Options("server"),
                          .access_path = dir_.File("access.yaml"),
@@ -199,7 +201,8 @@ class AccessTest : public ::testing::Test {
   }
 
   absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options) {
-    return Server::Start(options, controller_.get(), workers_.get(), store_.get(), registry_.get());
+    return Server::Start(options, controller_.get(), workers_.get(), store_.get(), limits_.get(),
+                         registry_.get());
   }
   void WriteAccess(const std::string& text) {
     // In one go, as an editor or Kubernetes does it.
@@ -239,8 +242,9 @@ class AccessTest : public ::testing::Test {
   lifecycle::testing::FixedPlan plans_;
   std::unique_ptr<store::Store> store_;
   std::unique_ptr<lifecycle::JobController> controller_;
-  std::unique_ptr<session::WorkerControlService> workers_;
   std::shared_ptr<prometheus::Registry> registry_;
+  std::unique_ptr<limits::Limits> limits_;
+  std::unique_ptr<session::WorkerControlService> workers_;
   std::unique_ptr<Server> server_;
 };
 

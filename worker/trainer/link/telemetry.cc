@@ -48,6 +48,8 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->set_verticals(layer.verticals);
     out->set_slashes(layer.slashes);
     out->set_recall(layer.recall);
+    out->set_verticals_at_budget(layer.verticals_at_budget);
+    out->set_slashes_at_budget(layer.slashes_at_budget);
     out->mutable_tiles_per_ring_step()->Add(layer.tiles_per_ring_step.begin(),
                                             layer.tiles_per_ring_step.end());
     out->set_column_tiles(layer.column_tiles);

@@ -24,6 +24,7 @@ patterns::VerticalSlashBudget Merge(patterns::VerticalSlashBudget budget,
   if (budget.slash_mass == 0) budget.slash_mass = job.slash_mass;
   if (budget.max_verticals == 0) budget.max_verticals = job.max_verticals;
   if (budget.max_slashes == 0) budget.max_slashes = job.max_slashes;
+  budget.density = job.density;
   return budget;
 }
 
