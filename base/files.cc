@@ -83,6 +83,17 @@ absl::Status RenameDurably(const std::string& from, const std::string& to) {
   return SyncFolder(to);
 }
 
+absl::Status ReplaceFolder(const std::string& fresh, const std::string& target) {
+  const std::string replaced = target + ".old";
+  std::error_code error;
+  // Left by a process that was killed below.
+  std::filesystem::remove_all(replaced, error);
+  if (std::filesystem::exists(target, error)) RETURN_IF_ERROR(RenameDurably(target, replaced));
+  RETURN_IF_ERROR(RenameDurably(fresh, target));
+  std::filesystem::remove_all(replaced, error);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));

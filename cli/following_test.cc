@@ -82,6 +82,21 @@ TEST_F(CliTest, FollowingResumesBehindWhatItHasSeen) {
   EXPECT_EQ(coordinator_.watch_requests[3].after_step(), 3);
 }
 
+// The job was deleted, and its name given to another, while the coordinator was away.
+TEST_F(CliTest, FollowingEndsWhereAnotherJobHasTheName) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  int jobs = 0;
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    if (!response.has_job()) continue;
+    response.mutable_job()->set_uid(jobs++ == 0 ? "tiny-1" : "tiny-2");
+  }
+  ASSERT_GE(jobs, 2);
+  const Result result = Run({"watch", "tiny"});
+  EXPECT_EQ(result.code, kNotFound);
+  EXPECT_THAT(result.err, HasSubstr("another job has its name now (tiny-2, not tiny-1)"));
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("SUCCEEDED")));
+}
+
 TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   AddJob("tiny", v1::Job::RUNNING);
   for (int i = 1; i <= 4; ++i) {

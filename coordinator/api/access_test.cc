@@ -73,7 +73,8 @@ data: {train: /job/train, eval: /job/eval, sequence_length: 16384}
 attention: {pattern: dense}
 parallelism: {context: 4, data: 1}
 training: {steps: 40}
-checkpoint: {directory: /job/checkpoints}
+checkpoint: {directory: /job/checkpoints/)",
+                                                 name, R"(}
 resources: {trainers: 4}
 )"),
                                     {});

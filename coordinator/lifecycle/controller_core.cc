@@ -53,16 +53,29 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
                           "ringleader-coordinator, or restore the backup made before the upgrade",
                           job.name(), static_cast<int>(job.state())));
     }
-    machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_));
+    machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_))
+        .first->second->Adopt(now);
   }
   ASSIGN_OR_RETURN(const std::vector<v1::Node> nodes, transaction.ListNodes());
   for (const v1::Node& node : nodes) {
     const std::string id = NodeId(node.name());
     NodeRecord& record = nodes_[id];
     record.node = node;
-    record.last_heard = now;
+    // The coordinator before may have promised its trainers more time than this one would.
+    const absl::Duration promised = absl::Milliseconds(node.fence_milliseconds());
+    record.last_heard = now + std::max(absl::ZeroDuration(), promised - options_.fence_after);
     ASSIGN_OR_RETURN(const std::vector<v1::Command> commands, transaction.ListCommands(id));
     for (const v1::Command& command : commands) Remember(id, command);
+  }
+  // An attempt that was out of sight is so until its nodes say hello.
+  for (auto& [id, machine] : machines_) {
+    const v1::Attempt* const attempt = machine->attempt();
+    if (attempt == nullptr || attempt->state() != v1::Attempt::UNKNOWN) continue;
+    for (const v1::Placement& placement : attempt->placements()) {
+      const auto node = nodes_.find(NodeId(placement.node()));
+      if (node == nodes_.end()) continue;
+      machine->OnSight(placement.node(), node->second.last_heard, now);
+    }
   }
   schedule_due_ = true;
   CountTrainers();
@@ -73,6 +86,11 @@ bool ControllerCore::Tick(absl::Time now) {
   for (auto& [id, record] : nodes_) {
     if (record.session)
       record.last_heard = std::max(record.last_heard, record.session->last_heard());
+    if (record.set_aside() && now >= record.set_aside_until) {
+      record.TakeBack();
+      schedule_due_ = true;
+      spdlog::info("nodes/{} is no longer set aside", id);
+    }
     const bool out_of_sight = now - record.last_heard > options_.lease;
     if (out_of_sight == record.out_of_sight) continue;
     record.out_of_sight = out_of_sight;
@@ -83,6 +101,9 @@ bool ControllerCore::Tick(absl::Time now) {
       machine->OnSight(NodeName(id), out_of_sight ? std::optional(record.last_heard) : std::nullopt,
                        now);
     }
+  }
+  for (auto& [id, machine] : machines_) {
+    schedule_due_ = machine->EndAvoidance(now) || schedule_due_;
   }
   bool due = schedule_due_;
   for (auto& [id, machine] : machines_) {
@@ -97,10 +118,23 @@ JobMachine* ControllerCore::Find(std::string_view job) {
   return found == machines_.end() ? nullptr : found->second.get();
 }
 
+absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
+  const std::string wanted = CheckpointFolder(spec);
+  for (const auto& [id, machine] : machines_) {
+    if (machine->checkpoint_folder() != wanted || wanted.empty() || id == spec.name()) continue;
+    const v1::Job& other = machine->job();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "checkpoint.directory: %s is that of %s, which is %s; choose another folder", wanted,
+        other.name(), v1::Job::State_Name(other.state())));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& transaction,
                                                   const v1::JobSpec& spec,
                                                   const v1::ModelShape& shape,
                                                   const Ownership& ownership, absl::Time now) {
+  RETURN_IF_ERROR(CheckDirectory(spec));
   v1::Job job;
   job.set_name("jobs/" + spec.name());
   // Ids can be used again after a job was deleted; this cannot.
@@ -124,7 +158,7 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
                                                   const JobCheck& may, const Intent& intent,
                                                   absl::Time now) {
   JobMachine* machine = Find(id);
-  std::unique_ptr<JobMachine> ended;  // only to say what it may not do any longer
+  std::unique_ptr<JobMachine> ended;
   if (machine == nullptr) {
     ASSIGN_OR_RETURN(v1::Job job, transaction.GetJob(id));
     ended = std::make_unique<JobMachine>(std::move(job), &options_);
@@ -133,7 +167,11 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
   if (may) RETURN_IF_ERROR(may(machine->job()));
   RETURN_IF_ERROR(CheckEtag(machine->job(), etag));
   RETURN_IF_ERROR(intent(*machine, now));
-  if (!ended) RETURN_IF_ERROR(Flush(transaction, *machine));
+  if (ended != nullptr && !ended->Finished()) {  // it goes on
+    RETURN_IF_ERROR(CheckDirectory(ended->job().spec()));
+    machines_.insert_or_assign(std::string(id), std::move(ended));
+  }
+  if (ended == nullptr) RETURN_IF_ERROR(Flush(transaction, *machine, now));
   return machine->job();
 }
 
@@ -160,6 +198,11 @@ absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& tr
     return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));
   }
   NodeRecord& record = found->second;
+  if (!draining && record.set_aside()) {
+    record.TakeBack();
+    record.failures.Clear();
+    schedule_due_ = true;
+  }
   const bool was_draining = record.node.state() != v1::Node::READY;
   if (draining != was_draining) {
     record.node.set_state(draining ? v1::Node::DRAINING : v1::Node::READY);
@@ -222,6 +265,7 @@ void ControllerCore::Schedule() {
   for (const auto& [id, machine] : machines_) {
     if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
       waiting.push_back(scheduler::MakeRequest(machine->job()));
+      waiting.back().avoid = machine->AvoidedNodes();
     }
   }
   if (waiting.empty()) return;
@@ -312,8 +356,9 @@ absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, con
   return absl::OkStatus();
 }
 
-PlanRequest ControllerCore::PreparePreview(const v1::JobSpec& spec,
-                                           std::string* pending_reason) const {
+absl::StatusOr<PlanRequest> ControllerCore::PreparePreview(const v1::JobSpec& spec,
+                                                           std::string* pending_reason) const {
+  RETURN_IF_ERROR(CheckDirectory(spec));
   v1::Job job;
   *job.mutable_spec() = spec;
   // It comes after everything that waits already.
@@ -351,8 +396,44 @@ ControllerCore::SentCommand& ControllerCore::Remember(const std::string& node,
                                                   .is_start = command.has_start()};
 }
 
-absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine) {
+void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now) {
+  for (const std::string& name : effects.nodes_that_served) {
+    if (const auto node = nodes_.find(NodeId(name)); node != nodes_.end()) {
+      node->second.failures.Clear();
+    }
+  }
+  for (const Effects::NodeFailure& failure : effects.node_failures) {
+    const auto node = nodes_.find(NodeId(failure.node));
+    if (node == nodes_.end()) continue;
+    NodeRecord& record = node->second;
+    // A job that fails on two nodes is to blame itself.
+    bool failed_elsewhere = false;
+    for (auto& [id, other] : nodes_) {
+      if (id == node->first || !other.failures.Forget(machine.job().uid())) continue;
+      failed_elsewhere = true;
+    }
+    if (failed_elsewhere) continue;
+    record.failures.Add(machine.job().uid(), now);
+    const size_t jobs = record.failures.JobsSince(now - options_.set_aside_window);
+    const bool is_last = std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+      return &entry.second != &record && entry.second.TakesTrainers();
+    });
+    if (jobs < options_.set_aside_after_jobs || is_last) continue;
+    record.set_aside_until = now + options_.set_aside_for;
+    record.failures.Clear();
+    record.set_aside_reason = absl::StrFormat(
+        "set aside until %s: attempts of %d jobs failed here one after the other, the last (%s): "
+        "%s; ringctl undrain %s takes it back at once",
+        absl::FormatTime(absl::RFC3339_sec, record.set_aside_until, absl::UTCTimeZone()), jobs,
+        machine.job().name(), failure.message, node->first);
+    spdlog::warn("{} is {}", failure.node, record.set_aside_reason);
+  }
+}
+
+absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine,
+                                   absl::Time now) {
   Effects effects = machine.Take();
+  JudgeNodes(machine, effects, now);
   for (const std::string& transition : effects.transitions) spdlog::info("{}", transition);
   for (const v1::Job::State state : effects.entered) metrics_->JobBecame(state);
   for (const v1::Attempt::State state : effects.ended) metrics_->AttemptEnded(state);
@@ -403,14 +484,14 @@ absl::Status ControllerCore::UpdateDrains(store::WriteTransaction& transaction) 
   return absl::OkStatus();
 }
 
-absl::Status ControllerCore::Commit(store::WriteTransaction& transaction) {
+absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::Time now) {
   // What changed may make room, which Flush() notes.
   for (const auto& [id, machine] : machines_) {
-    RETURN_IF_ERROR(Flush(transaction, *machine));
+    RETURN_IF_ERROR(Flush(transaction, *machine, now));
   }
   if (schedule_due_) Schedule();
   for (const auto& [id, machine] : machines_) {
-    RETURN_IF_ERROR(Flush(transaction, *machine));
+    RETURN_IF_ERROR(Flush(transaction, *machine, now));
     if (!machine->Finished()) continue;
     plans_->Forget(machine->job());
   }

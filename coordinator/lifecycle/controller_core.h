@@ -78,14 +78,16 @@ class ControllerCore {
 
   // Has plans made for what can be placed, and writes all changes. What may be told once the
   // transaction is durable lies in `outbox` then.
-  absl::Status Commit(store::WriteTransaction& transaction);
+  absl::Status Commit(store::WriteTransaction& transaction, absl::Time now);
   // Tells it: acknowledgements, commands.
   void Publish();
 
   std::vector<v1::Node> ListNodes() const;
   // Where a job of this specification would run, as if one node had room for all if none has, and
-  // why it would wait; the latter is empty if it would not.
-  PlanRequest PreparePreview(const v1::JobSpec& spec, std::string* pending_reason) const;
+  // why it would wait; the latter is empty if it would not. FAILED_PRECONDITION where another job
+  // has its checkpoint folder.
+  absl::StatusOr<PlanRequest> PreparePreview(const v1::JobSpec& spec,
+                                             std::string* pending_reason) const;
   const std::map<std::string, std::unique_ptr<JobMachine>, std::less<>>& machines() const {
     return machines_;
   }
@@ -112,7 +114,7 @@ class ControllerCore {
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                       v1::AttemptEvent& event);
-  // Of a job that has ended: fills a gap that an attempt which was given up left in its record.
+  // The job has ended: fills a gap that an attempt which was given up left in its record.
   absl::Status OnStepOfEndedJob(store::WriteTransaction& transaction,
                                 const v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
@@ -138,7 +140,11 @@ class ControllerCore {
   void BeginPlanning(JobMachine& machine, const std::vector<v1::Placement>& placements);
   // Whether an attempt may still begin so.
   bool Stands(const std::string& job, const Planning& planning);
-  absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine);
+  absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine, absl::Time now);
+  // Sets nodes aside that fail one job after another.
+  void JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now);
+  // No other job writes into the job's checkpoint folder, as far as paths tell.
+  absl::Status CheckDirectory(const v1::JobSpec& spec) const;
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
 
   struct SentCommand {

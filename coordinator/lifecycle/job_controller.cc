@@ -145,7 +145,7 @@ class JobController::Impl {
             for (BatchItem& item : batch) {
               RETURN_IF_ERROR(item.apply(core_, transaction, now));
             }
-            return core_.Commit(transaction);
+            return core_.Commit(transaction, now);
           },
           store::Need::kVital);
       metrics_.Batch(batch.size(), absl::Now() - begin, committed.ok());
@@ -179,7 +179,7 @@ class JobController::Impl {
     Preview preview;
     {
       absl::MutexLock lock(&core_mutex_);
-      PlanRequest request = core_.PreparePreview(spec, &preview.pending_reason);
+      ASSIGN_OR_RETURN(PlanRequest request, core_.PreparePreview(spec, &preview.pending_reason));
       request.shape = shape;
       plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
         answer->made = std::move(made);
@@ -262,9 +262,11 @@ absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
 }
 
 absl::StatusOr<v1::Job> JobController::CancelJob(std::string_view id, std::string_view etag,
-                                                 const store::RequestKey& key,
-                                                 const JobCheck& may) {
-  return impl_->ChangeJob(id, etag, key, may, &JobMachine::Cancel);
+                                                 const store::RequestKey& key, const JobCheck& may,
+                                                 bool checkpoint) {
+  return impl_->ChangeJob(id, etag, key, may, [checkpoint](JobMachine& machine, absl::Time now) {
+    return machine.Cancel(now, checkpoint);
+  });
 }
 
 absl::StatusOr<v1::Job> JobController::PauseJob(std::string_view id, std::string_view etag,

@@ -69,8 +69,10 @@ class JobController : public session::SessionListener {
   // allow it (says which would); ABORTED where `etag` is set and not the job's.
   //
   // Cancelling a cancelled job, pausing a paused one and resuming a running one change nothing.
+  // `checkpoint`: the trainers write one before they leave; to cancel again without ends the wait.
   absl::StatusOr<v1::Job> CancelJob(std::string_view id, std::string_view etag,
-                                    const store::RequestKey& key, const JobCheck& may = {});
+                                    const store::RequestKey& key, const JobCheck& may = {},
+                                    bool checkpoint = false);
   absl::StatusOr<v1::Job> PauseJob(std::string_view id, std::string_view etag,
                                    const store::RequestKey& key, const JobCheck& may = {});
   absl::StatusOr<v1::Job> ResumeJob(std::string_view id, std::string_view etag,

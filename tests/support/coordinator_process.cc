@@ -64,7 +64,7 @@ v1::JobSpec TestJob(const std::string& name, uint32_t trainers, uint64_t steps) 
   spec.mutable_parallelism()->set_context(trainers);
   spec.mutable_parallelism()->set_data(1);
   spec.mutable_training()->set_steps(steps);
-  spec.mutable_checkpoint()->set_directory("/job/checkpoints");
+  spec.mutable_checkpoint()->set_directory("/job/checkpoints/" + name);
   spec.mutable_resources()->set_trainers(trainers);
   return spec;
 }

@@ -32,8 +32,8 @@
 namespace ringleader::agent {
 namespace {
 
-// For a name service and a network that come up beside this daemon. Longer than whatever restarts
-// it takes for a crash loop.
+// The name service and the network may come up beside this daemon. This is longer than whatever
+// restarts it takes for a crash loop.
 constexpr absl::Duration kNetworkPatience = absl::Seconds(15);
 
 struct Flags {
@@ -195,8 +195,11 @@ absl::Status Serve(const Flags& flags) {
     WaitForShutdownSignal();
     worker->Drain("the worker was told to stop");
   }).detach();
-  worker->Run();
-  return absl::OkStatus();
+  const absl::Status ended = worker->Run();
+  return ended.ok()
+             ? ended
+             : absl::Status(ended.code(), absl::StrCat("refused by the coordinator at ",
+                                                       flags.coordinator, ": ", ended.message()));
 }
 
 int Main(int argc, char** argv) {

@@ -13,6 +13,7 @@
 #include "base/net/tls.h"
 #include "base/process/limits.h"
 #include "base/process/logging.h"
+#include "base/process/process_end.h"
 #include "base/process/signals.h"
 #include "spdlog/spdlog.h"
 #include "worker/comm/grpc/grpc_communicator.h"
@@ -126,12 +127,23 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   CLI11_PARSE(app, argc, argv);
   SetUpLogging("trainer", logging);
 
+  absl::StatusOr<ProcessEnd> end = ProcessEnd::Create();
+  if (!end.ok()) {
+    spdlog::error("{}", std::string(end.status().message()));
+    return kExitFailed;
+  }
   // Leaving at once loses nothing: checkpoints are whole or absent, and the worker knows why it
   // asked.
-  const std::unique_ptr<AgentLink> link = AgentLink::Attach(options, [](const std::string& reason) {
+  const auto leave = [](const std::string& reason) {
     spdlog::warn("leaving now: {}", reason);
     _exit(kExitFailed);
-  });
+  };
+  const std::unique_ptr<AgentLink> link =
+      AgentLink::Attach(options, leave, [&end, leave](absl::Time lease_end) {
+        if (const absl::Status set = end->Set(lease_end); !set.ok()) {
+          leave(std::string(set.message()));
+        }
+      });
   std::thread([&link] {
     WaitForShutdownSignal();
     link->RequestStop("SIGTERM");

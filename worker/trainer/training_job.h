@@ -43,7 +43,9 @@ absl::Status CheckMicroBatches(bool ranks_step_alike, const Plan& plan);
 
 struct TrainingJob {
   std::string name;  // job id
+  std::string uid;   // of this job alone, whatever has its name later
   uint32_t attempt = 0;
+  uint64_t fencing_token = 0;  // of the attempt
   int rank = 0;
   int world_size = 1;  // context * data
   int ranks_per_node = 1;

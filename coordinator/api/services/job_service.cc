@@ -155,9 +155,11 @@ grpc::ServerUnaryReactor* JobService::CancelJob(grpc::CallbackServerContext* con
                                                 v1::Job* reply) {
   return Transition(
       context, "CancelJob", request, reply,
-      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
-         const store::RequestKey& key,
-         const lifecycle::JobCheck& may) { return controller.CancelJob(id, etag, key, may); });
+      [checkpoint = request->checkpoint()](
+          lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+          const store::RequestKey& key, const lifecycle::JobCheck& may) {
+        return controller.CancelJob(id, etag, key, may, checkpoint);
+      });
 }
 
 grpc::ServerUnaryReactor* JobService::PauseJob(grpc::CallbackServerContext* context,

@@ -37,7 +37,8 @@ data: {train: /job/train, eval: /job/eval, sequence_length: 16384}
 attention: {pattern: vertical_slash, select: top_p}
 parallelism: {context: 4, data: 1}
 training: {steps: 40}
-checkpoint: {directory: /job/checkpoints}
+checkpoint: {directory: /job/checkpoints/)",
+                                                 name, R"(}
 resources: {trainers: 4}
 )"),
                                     {});

@@ -55,7 +55,7 @@ class EventBuffer {
     size_t log_bytes = 0;
     size_t layer_bytes = 0;
   };
-  // Of one rank of one attempt: lines lost since the last that was kept.
+  // One rank of one attempt, whose lost lines are counted since the last that was kept.
   using Source = std::pair<uint64_t, int32_t>;  // token, rank
 
   void PushLocked(v1::WorkerMessage message, size_t log_bytes, size_t layer_bytes)

@@ -61,7 +61,7 @@ absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
   if (std::ifstream(path) >> id) return id;
   absl::BitGen random;
   id = absl::StrFormat("%016x", absl::Uniform<uint64_t>(random));
-  // In one step: a worker that is killed in between must not leave half an id.
+  // The file appears in one step: a worker that is killed in between must not leave half an id.
   const std::string draft = path + ".new";
   std::ofstream file(draft);
   file << id << std::endl;

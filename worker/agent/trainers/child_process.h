@@ -41,7 +41,7 @@ class Process {
   int TakeStdout();
   int TakeStderr();
 
-  // To the whole group; nothing happens if it is gone.
+  // Signals the whole process group; nothing happens if it is gone.
   void Signal(int signal);
   // The child's end if it has come; does not block. The rest of its group is killed then.
   std::optional<ExitStatus> Poll();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "worker/trainer/host.h"
 #include "worker/trainer/training_job.h"
 
@@ -39,8 +40,13 @@ class AgentLink : public Host {
   // Leave now, from a thread of the link: the worker asked for it, or is gone.
   using LeaveCallback = std::function<void(const std::string& reason)>;
 
+  // This process may live until then (BootNow()); comes before the assignment, and again with every
+  // renewal. From a thread of the link.
+  using LeaseCallback = std::function<void(absl::Time end)>;
+
   // Dials the socket and says hello.
-  static std::unique_ptr<AgentLink> Attach(const AgentLinkOptions& options, LeaveCallback leave);
+  static std::unique_ptr<AgentLink> Attach(const AgentLinkOptions& options, LeaveCallback leave,
+                                           LeaseCallback on_lease);
   // Sends what is queued, for 2 s at most.
   ~AgentLink() override;
 

@@ -107,7 +107,9 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   jobspec::ApplyDefaults(&spec);
   TrainingJob job;
   job.name = assignment.job();
+  job.uid = assignment.job_uid();
   job.attempt = assignment.attempt();
+  job.fencing_token = assignment.fencing_token();
   job.rank = static_cast<int>(assignment.rank());
   job.world_size = static_cast<int>(assignment.world_size());
   job.ranks_per_node = static_cast<int>(std::max(1u, assignment.ranks_per_node()));

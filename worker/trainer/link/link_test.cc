@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/protocol_version.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
@@ -210,13 +211,19 @@ class AgentLinkTest : public ::testing::Test {
   std::string socket_ = directory_.File("agent.sock");
   absl::Mutex mutex_;
   std::string left_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::Time> leases_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<AgentLink> Attach(uint64_t token = FakeAgent::kToken) {
-    return AgentLink::Attach({.socket = socket_, .rank = 0, .fencing_token = token},
-                             [this](const std::string& reason) {
-                               absl::MutexLock lock(&mutex_);
-                               left_ = reason;
-                             });
+    return AgentLink::Attach(
+        {.socket = socket_, .rank = 0, .fencing_token = token},
+        [this](const std::string& reason) {
+          absl::MutexLock lock(&mutex_);
+          left_ = reason;
+        },
+        [this](absl::Time end) {
+          absl::MutexLock lock(&mutex_);
+          leases_.push_back(end);
+        });
   }
   std::string WaitUntilLeft() {
     absl::MutexLock lock(&mutex_);
@@ -302,6 +309,25 @@ TEST_F(AgentLinkTest, LeavesAtOnceWhenToldToAbort) {
   message.mutable_stop()->set_reason("rank 3 failed");
   agent.Send(0, message);
   EXPECT_EQ(WaitUntilLeft(), "rank 3 failed");
+}
+
+TEST_F(AgentLinkTest, HandsOnItsLeaseAndEachRenewal) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+  const absl::Time first = BootNow() + absl::Hours(2), second = BootNow() + absl::Hours(3);
+  agent.set_lease_end(first);
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  agent.Send(0, testing::LeaseUntil(second));
+  agent.Send(0, testing::Stop(v1::StopTrainers::ABORT));
+  WaitUntilLeft();  // messages arrive in order
+  absl::MutexLock lock(&mutex_);
+  EXPECT_THAT(leases_, ElementsAre(first, second));
+}
+
+TEST_F(AgentLinkTest, BeginsNothingWithoutALease) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
+  agent.set_lease_end(std::nullopt);
+  EXPECT_THAT(std::string(Attach()->WaitForAssignment().status().message()), HasSubstr("no lease"));
 }
 
 TEST_F(AgentLinkTest, LeavesWhenTheWorkerIsGoneOrRefusesIt) {
