@@ -8,11 +8,6 @@
 #include "ringleader/v1/access.pb.h"
 #include "ringleader/v1/job.pb.h"
 
-namespace grpc {
-class AuthContext;
-class ServerContextBase;
-}  // namespace grpc
-
 namespace ringleader::access {
 
 struct Caller {
@@ -39,13 +34,8 @@ bool IsCallerName(std::string_view name);
 v1::Role ParseRole(std::string_view text);
 std::string_view RoleText(v1::Role role);
 
-// Hands the caller on from the gate to the handlers of the call.
-void Attach(const Caller& caller, grpc::AuthContext* context);
-// Of a call on a port without TLS: the local caller. With TLS: what the gate attached; nobody, if
-// it did not.
-Caller CallerOf(const grpc::ServerContextBase& context);
-
-// A line of the audit log, but for what was done and what became of it.
+// A line of the audit log, but for what was done and what became of it. `address`: of the peer, as
+// gRPC writes it.
 v1::AuditRecord RecordOf(const Caller& caller, std::string_view address);
 
 }  // namespace ringleader::access

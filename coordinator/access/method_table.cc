@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -68,6 +69,9 @@ std::string Names(Roles roles) {
   return names.empty() ? "nobody" : absl::StrJoin(names, ", ");
 }
 
+// gRPC serves these itself, so that no handler of the coordinator asks again who calls.
+constexpr std::string_view kServedByGrpc = "/grpc.";
+
 }  // namespace
 
 bool HasRow(std::string_view path) {
@@ -82,6 +86,14 @@ std::string ShortMethod(std::string_view path) {
   }
   return absl::CHexEscape(absl::StrCat(std::string(path.substr(dot + 1, slash - dot - 1)), ".",
                                        std::string(path.substr(slash + 1, 100))));
+}
+
+absl::Status CheckBeforeHandler(std::string_view path, const Caller& caller) {
+  const auto row = Rows().find(path);
+  const bool handled = row != Rows().end() && row->second != kNobody &&
+                       !absl::StartsWith(path, kServedByGrpc) &&
+                       caller.role != v1::ROLE_UNSPECIFIED;
+  return handled ? absl::OkStatus() : CheckMethod(path, caller);
 }
 
 absl::Status CheckMethod(std::string_view path, const Caller& caller) {

@@ -10,10 +10,11 @@
 namespace ringleader::api {
 
 StreamHub::StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics,
-                     size_t max_streams)
+                     access::Gate* gate, size_t max_streams)
     : store_(*store),
       executor_(*executor),
       metrics_(*metrics),
+      gate_(*gate),
       max_streams_(max_streams),
       subscription_(store->Subscribe([this](const store::Change& change) { OnChange(change); })) {}
 

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/net/grpc_status.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 #include "coordinator/store/store.h"
@@ -36,7 +37,8 @@ class Wakeable {
 class StreamHub {
  public:
   // At most `max_streams` at once.
-  StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics, size_t max_streams);
+  StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics, access::Gate* gate,
+            size_t max_streams);
   // All streams must have ended.
   ~StreamHub();
 
@@ -52,6 +54,7 @@ class StreamHub {
   store::Store& store() { return store_; }
   Executor& executor() { return executor_; }
   RpcMetrics& metrics() { return metrics_; }
+  access::Gate& gate() { return gate_; }
 
  private:
   void OnChange(const store::Change& change) ABSL_LOCKS_EXCLUDED(mu_);
@@ -59,6 +62,7 @@ class StreamHub {
   store::Store& store_;
   Executor& executor_;
   RpcMetrics& metrics_;
+  access::Gate& gate_;
   const size_t max_streams_;
 
   absl::Mutex mu_;
@@ -114,13 +118,19 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
     hub_.metrics().StreamOpened(service_, method_);
   }
 
-  // Begins with `start`'s status: ends at once unless OK. The last thing that a constructor calls.
-  void Start(const std::string& job, absl::Status start) {
+  // Begins with `start`'s status: ends at once unless OK, and unless the gate admits the caller.
+  // The last thing that a constructor calls.
+  void Start(const grpc::CallbackServerContext& context, const std::string& job,
+             absl::Status start) {
     if (start.ok()) {
       job_ = job;
       start = hub_.Add(job, this);
       registered_ = start.ok();
     }
+    // After Add(): when somebody is shut out just now, either the hub ends this stream, or the gate
+    // knows already.
+    const absl::Status admitted = hub_.gate().Admit(context, service_, method_).status();
+    if (!admitted.ok()) start = admitted;
     if (!start.ok()) {
       absl::MutexLock lock(&mu_);
       end_ = start;

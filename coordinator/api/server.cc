@@ -44,16 +44,20 @@ class ServerImpl : public Server {
              prometheus::Registry* registry)
       : options_(options),
         audit_(store, Clock::Real(), options.audit_age),
+        gate_(std::make_shared<access::Gate>(
+            access::GateOptions{
+                .listen = options.listen, .tls = options.tls, .access_path = options.access_path},
+            store, &audit_, Clock::Real())),
         metrics_(registry),
         unary_executor_(options.unary_threads, options.max_waiting_calls),
         stream_executor_(options.stream_threads, options.max_streams),
-        unary_(&unary_executor_, &metrics_, &audit_),
-        hub_(store, &stream_executor_, &metrics_, options.max_streams),
+        unary_(&unary_executor_, &metrics_, gate_.get(), &audit_),
+        hub_(store, &stream_executor_, &metrics_, gate_.get(), options.max_streams),
+        access_(store, gate_.get(), &unary_, [this] { hub_.EndOpen(RolesChanged()); }),
         jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
         logs_(&hub_),
         nodes_(controller, &unary_),
-        workers_(*workers),
-        store_(*store) {}
+        workers_(*workers) {}
 
   ~ServerImpl() override { ServerImpl::Shutdown(); }
 
@@ -63,13 +67,9 @@ class ServerImpl : public Server {
                                                                options_.access_path.empty()
                                                                    ? ClientCertificate::kRequired
                                                                    : ClientCertificate::kOptional));
-    ASSIGN_OR_RETURN(gate_, access::Gate::Create({.listen = options_.listen,
-                                                  .tls = options_.tls,
-                                                  .access_path = options_.access_path},
-                                                 &store_, &audit_, Clock::Real()));
+    RETURN_IF_ERROR(gate_->Load());
     if (options_.tls.enabled()) credentials->SetAuthMetadataProcessor(gate_);
-    access_ = std::make_unique<AccessService>(&store_, gate_.get(), &unary_,
-                                              [this] { EndOpenStreams(); });
+    workers_.SetGate(gate_);
     if (options_.listen.port != 0) RETURN_IF_ERROR(CheckCanListen(options_.listen));
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -82,19 +82,11 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
     builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-    builder.RegisterService(access_.get());
+    builder.RegisterService(&access_);
     builder.RegisterService(&jobs_);
     builder.RegisterService(&logs_);
     builder.RegisterService(&nodes_);
     builder.RegisterService(&workers_);
-    workers_.SetOnRefused([this](const access::Caller& caller, const std::string& address,
-                                 const std::string& method, const std::string& node,
-                                 const absl::Status& status) {
-      v1::AuditRecord record = access::RecordOf(caller, address);
-      record.set_method("WorkerControl." + method);
-      record.set_resource(node);
-      audit_.NoteTurnedAway(std::move(record), status);
-    });
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {
       return absl::UnavailableError(absl::StrFormat(
@@ -103,7 +95,13 @@ class ServerImpl : public Server {
     }
     for (const char* name : kHealthNames)
       server_->GetHealthCheckService()->SetServingStatus(name, true);
-    gate_->Watch([this] { EndOpenStreams(); });
+    // A node shows a certificate, so that workers are only concerned by the file.
+    gate_->Watch(
+        [this] {
+          hub_.EndOpen(RolesChanged());
+          workers_.CloseOpen(RolesChanged());
+        },
+        [this] { hub_.EndOpen(RolesChanged()); });
     return absl::OkStatus();
   }
 
@@ -120,33 +118,28 @@ class ServerImpl : public Server {
         std::chrono::system_clock::now() +
         std::chrono::microseconds(absl::ToInt64Microseconds(options_.shutdown_grace)));
     server_->Wait();
-    workers_.SetOnRefused(nullptr);
     server_.reset();
   }
 
  private:
-  // Those who opened them come again at once, and are looked at anew.
-  void EndOpenStreams() {
-    const absl::Status status =
-        absl::UnavailableError("who may do what has changed; the call may be made again");
-    hub_.EndOpen(status);
-    workers_.CloseOpen(status);
+  // Why open streams end: those who opened them come again at once, and are looked at anew.
+  static absl::Status RolesChanged() {
+    return absl::UnavailableError("who may do what has changed; the call may be made again");
   }
 
   const ServerOptions options_;
   access::AuditLog audit_;
+  const std::shared_ptr<access::Gate> gate_;
   RpcMetrics metrics_;
   Executor unary_executor_;
   Executor stream_executor_;
   Unary unary_;
   StreamHub hub_;
+  AccessService access_;
   JobService jobs_;
   LogService logs_;
   NodeService nodes_;
   session::WorkerControlService& workers_;
-  store::Store& store_;
-  std::shared_ptr<access::Gate> gate_;
-  std::unique_ptr<AccessService> access_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

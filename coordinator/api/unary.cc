@@ -21,6 +21,13 @@ std::string Shortened(const std::string& text) {
 grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
                                      std::function<absl::Status()> handler) {
+  return RunAs(context, service, method,
+               [handler = std::move(handler)](const access::Caller&) { return handler(); });
+}
+
+grpc::ServerUnaryReactor* Unary::RunAs(grpc::CallbackServerContext* context,
+                                       const std::string& service, const std::string& method,
+                                       CallerHandler handler) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   const absl::Time arrival = absl::Now();
   // Finish() is the last thing done: the context, the request and the reply are gone after it.
@@ -29,26 +36,33 @@ grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
     metrics_.UnaryDone(service, method, reply.error_code(), absl::Now() - arrival);
     reactor->Finish(reply);
   };
-  const bool queued = executor_.TryRun([context, finish, handler = std::move(handler)] {
-    finish(context->IsCancelled() ? absl::CancelledError("the caller gave up") : handler());
+  absl::StatusOr<access::Caller> caller = gate_.Admit(*context, service, method);
+  if (!caller.ok()) {
+    finish(caller.status());
+    return reactor;
+  }
+  const bool queued = executor_.TryRun([context, finish, caller = *std::move(caller),
+                                        handler = std::move(handler)] {
+    finish(context->IsCancelled() ? absl::CancelledError("the caller gave up") : handler(caller));
   });
   if (!queued)
     finish(absl::ResourceExhaustedError("the coordinator is busy; try again in a moment"));
   return reactor;
 }
 
-std::function<absl::Status()> Unary::AuditedHandler(
-    const grpc::CallbackServerContext& context, const std::string& service,
-    const std::string& method, const std::string& resource, const std::string& request_id,
-    std::function<absl::Status(const Change&)> handler) {
-  Change change;
-  change.caller = access::CallerOf(context);
-  change.record = access::RecordOf(change.caller, context.peer());
-  change.record.set_method(absl::StrCat(service, ".", method));
-  change.record.set_resource(Shortened(resource));
-  change.record.set_request_id(Shortened(request_id));
-  change.method = method;
-  return [this, change = std::move(change), handler = std::move(handler)] {
+Unary::CallerHandler Unary::AuditedHandler(const grpc::CallbackServerContext& context,
+                                           const std::string& service, const std::string& method,
+                                           const std::string& resource,
+                                           const std::string& request_id,
+                                           std::function<absl::Status(const Change&)> handler) {
+  return [this, address = context.peer(), name = absl::StrCat(service, ".", method), method,
+          resource = Shortened(resource), request_id = Shortened(request_id),
+          handler = std::move(handler)](const access::Caller& caller) {
+    Change change = {
+        .caller = caller, .record = access::RecordOf(caller, address), .method = method};
+    change.record.set_method(name);
+    change.record.set_resource(resource);
+    change.record.set_request_id(request_id);
     absl::Status status = handler(change);
     if (!status.ok()) audit_.Note(change.record, status);
     return status;

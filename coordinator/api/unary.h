@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/caller.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 
@@ -27,12 +28,12 @@ struct Change {
 class Unary {
  public:
   // None may go before the last call has ended.
-  Unary(Executor* executor, RpcMetrics* metrics, access::AuditLog* audit)
-      : executor_(*executor), metrics_(*metrics), audit_(*audit) {}
+  Unary(Executor* executor, RpcMetrics* metrics, access::Gate* gate, access::AuditLog* audit)
+      : executor_(*executor), metrics_(*metrics), gate_(*gate), audit_(*audit) {}
 
-  // Runs `handler` on the executor and ends the call with its status; the request and reply that it
-  // captured live until then. RESOURCE_EXHAUSTED when too many calls wait; a call that its client
-  // gave up while it waited is not begun.
+  // Runs `handler` on the executor, if the gate admits the caller, and ends the call with its
+  // status; the request and reply that it captured live until then. RESOURCE_EXHAUSTED when too
+  // many calls wait; a call that its client gave up while it waited is not begun.
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const std::string& service,
                                 const std::string& method, std::function<absl::Status()> handler);
 
@@ -43,21 +44,23 @@ class Unary {
                                       const std::string& service, const std::string& method,
                                       const std::string& resource, const Request& request,
                                       std::function<absl::Status(const Change&)> handler) {
-    return Run(context, service, method,
-               AuditedHandler(*context, service, method, resource, request.request_id(),
-                              std::move(handler)));
+    return RunAs(context, service, method,
+                 AuditedHandler(*context, service, method, resource, request.request_id(),
+                                std::move(handler)));
   }
 
  private:
-  std::function<absl::Status()> AuditedHandler(const grpc::CallbackServerContext& context,
-                                               const std::string& service,
-                                               const std::string& method,
-                                               const std::string& resource,
-                                               const std::string& request_id,
-                                               std::function<absl::Status(const Change&)> handler);
+  using CallerHandler = std::function<absl::Status(const access::Caller&)>;
+  grpc::ServerUnaryReactor* RunAs(grpc::CallbackServerContext* context, const std::string& service,
+                                  const std::string& method, CallerHandler handler);
+  CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
+                               const std::string& service, const std::string& method,
+                               const std::string& resource, const std::string& request_id,
+                               std::function<absl::Status(const Change&)> handler);
 
   Executor& executor_;
   RpcMetrics& metrics_;
+  access::Gate& gate_;
   access::AuditLog& audit_;
 };
 

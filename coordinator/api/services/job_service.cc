@@ -195,8 +195,8 @@ grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* c
 }
 
 grpc::ServerWriteReactor<v1::WatchJobResponse>* JobService::WatchJob(
-    grpc::CallbackServerContext* /*context*/, const v1::WatchJobRequest* request) {
-  return NewJobWatch(&hub_, *request);
+    grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) {
+  return NewJobWatch(&hub_, *context, *request);
 }
 
 }  // namespace ringleader::api

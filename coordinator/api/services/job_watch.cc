@@ -13,14 +13,15 @@ constexpr int kStepsPerMessage = 200;
 
 class JobWatch : public PulledStream<v1::WatchJobResponse> {
  public:
-  JobWatch(StreamHub* hub, const v1::WatchJobRequest& request)
+  JobWatch(StreamHub* hub, const grpc::CallbackServerContext& context,
+           const v1::WatchJobRequest& request)
       : PulledStream(hub, "JobService", "WatchJob"),
         include_steps_(request.include_steps()),
         after_step_(request.after_step()),
         seen_revision_(request.after_revision()) {
     absl::StatusOr<std::string> id = store::JobIdFromName(request.name());
     if (id.ok()) id_ = *id;
-    Start(id_, id.status());
+    Start(context, id_, id.status());
   }
 
  private:
@@ -66,9 +67,10 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::WatchJobResponse>* NewJobWatch(StreamHub* hub,
-                                                            const v1::WatchJobRequest& request) {
-  return new JobWatch(hub, request);
+grpc::ServerWriteReactor<v1::WatchJobResponse>* NewJobWatch(
+    StreamHub* hub, const grpc::CallbackServerContext& context,
+    const v1::WatchJobRequest& request) {
+  return new JobWatch(hub, context, request);
 }
 
 }  // namespace ringleader::api
