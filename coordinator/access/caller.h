@@ -18,6 +18,9 @@ struct Caller {
   // Whoever reaches a port without roles, which is on this machine or declared open: may do
   // everything, as any node, too.
   bool local = false;
+  // The name by which a certificate is known, as CertificateNames::Texts() writes it; empty for a
+  // token.
+  std::string certificate = {};
 
   // PERMISSION_DENIED unless it is that node (id) that calls.
   absl::Status MaySpeakFor(std::string_view node) const;

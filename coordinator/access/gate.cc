@@ -1,6 +1,6 @@
 #include "coordinator/access/gate.h"
 
-#include <grpc/grpc_security_constants.h>
+#include <grpcpp/server_context.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/net/certificate_names.h"
 #include "base/net/token.h"
 #include "base/status_macros.h"
 #include "coordinator/access/method_table.h"
@@ -23,22 +24,6 @@ constexpr size_t kMaxAgentBytes = 100;
 
 std::string Text(grpc::string_ref text) {
   return std::string(text.data(), text.size());
-}
-
-std::vector<std::string> Properties(const grpc::AuthContext& context, const char* name) {
-  std::vector<std::string> values;
-  for (const grpc::string_ref& value : context.FindPropertyValues(name)) {
-    values.push_back(Text(value));
-  }
-  return values;
-}
-
-CertificateNames NamesOf(const grpc::AuthContext& context) {
-  const std::vector<std::string> common = Properties(context, GRPC_X509_CN_PROPERTY_NAME);
-  return {.uris = Properties(context, GRPC_PEER_URI_PROPERTY_NAME),
-          .dns = Properties(context, GRPC_PEER_DNS_PROPERTY_NAME),
-          .emails = Properties(context, GRPC_PEER_EMAIL_PROPERTY_NAME),
-          .common_name = common.empty() ? "" : common.front()};
 }
 
 std::string Header(const grpc::AuthMetadataProcessor::InputMetadata& metadata, const char* name) {
@@ -220,7 +205,8 @@ absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
   absl::MutexLock lock(&mutex_);
   ASSIGN_OR_RETURN(Caller caller, file_.Find(names));
   caller.credential = absl::CHexEscape(absl::StrCat(
-      "certificate ", names.common_name.empty() ? "" : absl::StrCat("CN=", names.common_name)));
+      "certificate ",
+      names.common_name.empty() ? caller.certificate : absl::StrCat("CN=", names.common_name)));
   return caller;
 }
 
@@ -239,7 +225,7 @@ grpc::Status Gate::Process(const InputMetadata& metadata, grpc::AuthContext* con
 }
 
 absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
-                                   std::string_view service, std::string_view method) {
+                                   const std::string& service, const std::string& method) {
   const std::string path = absl::StrCat("/ringleader.v1.", service, "/", method);
   const absl::StatusOr<Caller> caller =
       Identify(context.client_metadata(), *context.auth_context());
@@ -250,11 +236,12 @@ absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
   return refused;
 }
 
-void Gate::NoteRefused(const Caller& caller, std::string_view address, std::string_view method_path,
-                       std::string_view resource, const absl::Status& status) {
+void Gate::NoteRefused(const Caller& caller, const std::string& address,
+                       const std::string& method_path, const std::string& resource,
+                       const absl::Status& status) {
   v1::AuditRecord record = RecordOf(caller, address);
   record.set_method(ShortMethod(method_path));
-  record.set_resource(std::string(resource));
+  record.set_resource(resource);
   audit_.Note(std::move(record), status);
 }
 

@@ -11,13 +11,11 @@
 #pragma once
 
 #include <grpcpp/security/auth_metadata_processor.h>
-#include <grpcpp/support/server_callback.h>
 
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -30,6 +28,10 @@
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/caller.h"
 #include "coordinator/store/store.h"
+
+namespace grpc {
+class CallbackServerContext;
+}
 
 namespace ringleader::access {
 
@@ -63,11 +65,12 @@ class Gate : public grpc::AuthMetadataProcessor {
 
   // Who calls this method of "ringleader.v1.{service}". PERMISSION_DENIED says which roles may, and
   // UNAUTHENTICATED why the caller is nobody; both are noted in the audit log.
-  absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context, std::string_view service,
-                               std::string_view method) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context,
+                               const std::string& service, const std::string& method)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Notes in the audit log that a caller was refused `resource`. `address`: of the peer.
-  void NoteRefused(const Caller& caller, std::string_view address, std::string_view method_path,
-                   std::string_view resource, const absl::Status& status);
+  void NoteRefused(const Caller& caller, const std::string& address, const std::string& method_path,
+                   const std::string& resource, const absl::Status& status);
 
   // UNAUTHENTICATED for a token that is none, or no more.
   absl::StatusOr<Caller> CallerOfToken(const std::string& text) const ABSL_LOCKS_EXCLUDED(mutex_);

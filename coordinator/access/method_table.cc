@@ -4,7 +4,6 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -91,8 +90,7 @@ std::string ShortMethod(std::string_view path) {
 absl::Status CheckBeforeHandler(std::string_view path, const Caller& caller) {
   const auto row = Rows().find(path);
   const bool handled = row != Rows().end() && row->second != kNobody &&
-                       !absl::StartsWith(path, kServedByGrpc) &&
-                       caller.role != v1::ROLE_UNSPECIFIED;
+                       !path.starts_with(kServedByGrpc) && caller.role != v1::ROLE_UNSPECIFIED;
   return handled ? absl::OkStatus() : CheckMethod(path, caller);
 }
 

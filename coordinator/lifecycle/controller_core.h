@@ -117,6 +117,8 @@ class ControllerCore {
                                         const std::vector<v1::Placement>& placements) const;
   absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine);
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
+  // So that trainers know from whose nodes to take streams.
+  void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 
   struct SentCommand {
     std::string node;

@@ -123,6 +123,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   *node.mutable_inventory() = hello.inventory();
   node.set_worker_version(hello.version());
   node.set_session_epoch(epoch);
+  node.set_certificate(session->certificate());
   RETURN_IF_ERROR(transaction.PutNode(node));
 
   if (record.log.incarnation() != session->incarnation()) {

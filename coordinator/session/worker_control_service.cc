@@ -65,6 +65,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
 
   const std::string& node() const override { return node_; }
   const std::string& incarnation() const override { return incarnation_; }
+  std::string certificate() const override { return caller_.certificate; }
   absl::Time last_heard() const override {
     absl::MutexLock lock(&mutex_);
     return last_heard_;

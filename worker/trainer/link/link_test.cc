@@ -238,7 +238,7 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   const Assignment assignment = link->WaitForAssignment().value();
   EXPECT_EQ(assignment.job.name, "tiny");
   EXPECT_EQ(assignment.listen_host, "127.0.0.1");
-  EXPECT_THAT(link->ReportReady("127.0.0.1:5").value(), ElementsAre("127.0.0.1:5"));
+  EXPECT_THAT(link->ReportReady("127.0.0.1:5")->addresses, ElementsAre("127.0.0.1:5"));
 
   link->SetPlace(3, "backward");
   StepRecord step;
