@@ -56,8 +56,11 @@ TEST_F(AccessTest, OffLoopbackNothingStartsWithoutRoles) {
       complaint({.listen = everywhere, .tls = insecure, .access_path = dir_.File("access.yaml")}),
       HasSubstr("plain_text_is_admin: true"));
   std::ofstream(dir_.File("open.yaml")) << "plain_text_is_admin: true\n";
-  EXPECT_TRUE(
-      Start({.listen = everywhere, .tls = insecure, .access_path = dir_.File("open.yaml")}).ok());
+  ServerOptions open = {
+      .listen = everywhere, .tls = insecure, .access_path = dir_.File("open.yaml")};
+  EXPECT_THAT(complaint(open), HasSubstr("--allow-path is missing"));
+  open.allowed_paths = {"/data"};
+  EXPECT_TRUE(Start(open).ok());
   // A file whose roles nobody can show is no protection on loopback, either.
   EXPECT_THAT(complaint({.listen = kListen, .access_path = dir_.File("access.yaml")}),
               HasSubstr("plain_text_is_admin: true"));

@@ -17,6 +17,7 @@
 #include "coordinator/api/services/log_service.h"
 #include "coordinator/api/services/node_service.h"
 #include "coordinator/api/unary.h"
+#include "jobspec/roots.h"
 
 namespace ringleader::api {
 namespace {
@@ -68,6 +69,7 @@ class ServerImpl : public Server {
                                                                    ? ClientCertificate::kRequired
                                                                    : ClientCertificate::kOptional));
     RETURN_IF_ERROR(gate_->Load());
+    RETURN_IF_ERROR(jobspec::CheckRootsGiven(options_.allowed_paths, options_.listen));
     if (options_.tls.enabled()) credentials->SetAuthMetadataProcessor(gate_);
     workers_.SetGate(gate_);
     if (options_.listen.port != 0) RETURN_IF_ERROR(CheckCanListen(options_.listen));

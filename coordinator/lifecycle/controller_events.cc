@@ -8,6 +8,7 @@
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
+#include "jobspec/text.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
@@ -59,6 +60,12 @@ uint64_t StepOf(const v1::AttemptEvent& event) {
   if (event.has_eval()) return event.eval().step();
   if (event.has_checkpoint()) return event.checkpoint().step();
   return 0;
+}
+
+// Shown to people, whose terminals obey control characters.
+const std::string& PathOf(const v1::AttemptEvent& event) {
+  if (event.has_model_exported()) return event.model_exported().path();
+  return event.checkpoint().path();
 }
 
 // The part that says which data folder a worker process uses.
@@ -316,11 +323,12 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
   if (attempt == job.attempts().end()) return false;
   const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
   const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&
-                       StepOf(event) <= job.spec().training().steps();
+                       StepOf(event) <= job.spec().training().steps() &&
+                       !jobspec::HasControls(PathOf(event));
   if (!genuine) {
     spdlog::warn(
-        "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere or the "
-        "job has no such step: ignored",
+        "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere, or the "
+        "job has no such step or path: ignored",
         record.node.name(), event.attempt(), job.name());
   }
   return genuine;

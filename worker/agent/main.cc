@@ -164,6 +164,8 @@ absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(const TlsOptions trainer_tls,
                    TlsOfTrainers(flags.tls, inventory_options.address));
   inventory_options.visible_gpus = std::getenv("CUDA_VISIBLE_DEVICES");
+  ASSIGN_OR_RETURN(const Address coordinator_address, ParseAddress(flags.coordinator));
+  RETURN_IF_ERROR(jobspec::CheckRootsGiven(flags.allowed_paths, coordinator_address));
   const v1::NodeInventory inventory = TakeInventory(inventory_options);
   std::vector<std::string> gpus;
   for (const v1::Gpu& gpu : inventory.gpus()) gpus.push_back(gpu.uuid());
