@@ -36,7 +36,7 @@ if(RINGLEADER_TORCH)
   target_link_libraries(ringleader_torch INTERFACE
     ${torch_root}/torch/lib/libtorch_cpu.so ${torch_root}/torch/lib/libc10.so)
   target_link_options(ringleader_torch INTERFACE
-    -Wl,-rpath,${torch_root}/torch/lib -Wl,-rpath-link,${torch_root}/nvidia/cu13/lib)
+    -Wl,-rpath-link,${torch_root}/nvidia/cu13/lib)
 
   # Tensors cost a quarter of a minute to parse: once here, then every TORCH target reuses it. torch/torch.h, which
   # brings torch::nn and more that nothing here uses, would be 1.5 times as large, and cost each source 3 seconds more.

@@ -3,6 +3,7 @@
 # Idempotent: a second call finds everything in place and returns in a second.
 #
 #   --dev             also what the tests and linters need
+#   --package         also what deploy/package.sh needs
 #   --packages        only the packages from Debian
 #   --libtorch        only LibTorch and, where there is a CUDA compiler, NCCL's headers
 #   RINGLEADER_DEPS   where LibTorch goes (default: ~/.cache/ringleader/deps); shared by all checkouts
@@ -20,12 +21,13 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 case ${1:-} in
-  --dev) packages+=(prometheus clang-format clang-tidy) ;;
+  --package) packages+=(dpkg-dev file) ;;
+  --dev) packages+=(prometheus clang-format clang-tidy python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
   *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;
 esac
-# RUNLEVEL: of the prometheus package only promtool is wanted, not a daemon that takes a port.
+# RUNLEVEL: the tests start a Prometheus of their own; the package shall start no daemon that takes a port.
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 
 missing=()

@@ -38,7 +38,7 @@ constexpr char kPatternsPreamble[] = R"(# Attention patterns
 What a query may attend to is one of the patterns below, chosen for a job by `attention.pattern`. All are
 causal, go with every layout and ring, and are computed in tiles of `attention.tile` tokens
 ([attention.md](attention.md)). Each is one definition in `patterns/`: its name, its fields of the job file, its
-checks, what the planner assumes of it, and its section here.
+checks, how its index is built and its tiles are counted, what the planner assumes of it, and its section here.
 
 This page is generated from those definitions; a test keeps the two alike
 (`RINGLEADER_UPDATE_DOCS=1 build/bin/jobspec_test` writes it anew).
@@ -51,15 +51,15 @@ Beside its kernels and tests, a pattern takes these files:
 
 1. `proto/ringleader/v1/job_spec.proto`: an enumerator of `AttentionSpec.Pattern`, and its fields if it has any.
 2. `patterns/attention_options.h`: an enumerator of `patterns::Pattern`, and the options that its fields fill.
-3. `patterns/<name>.cc`: its definition (`patterns/pattern.h`).
+3. `patterns/<name>.cc`: its definition (`patterns/pattern.h`). `build` says how a layer's index is built from the verbs
+   of a device (`patterns/index/index_device.h`), the same for CPU and GPU.
 4. `patterns/registry.cc`: a line for the definition. Its name is the protocol's enumerator in lower case.
 5. `patterns/CMakeLists.txt`: the source.
-6. `worker/attention/index/`: what builds its index, in the table of builders by `patterns::Pattern`. A pattern
-   that is known before the data needs a tile pattern of the kernels instead.
 
 Then `RINGLEADER_UPDATE_DOCS=1 build/bin/jobspec_test` writes `docs/job_file.md` and this page. Parsing, defaults, checks,
-`ringctl plan`, the coordinator's planner and the trainers' assignment need no change: they go through the
-definition. A pattern that one of them does not know is refused by its number.
+`ringctl plan`, the coordinator's planner, the trainers' assignment, the ring and its devices need no change: they go
+through the definition. A pattern that one of them does not know is refused by its number. The kernels of a pattern that
+scores blocks are steps of `kernels/include/ringleader/kernels/block_choice.h`, which devices pass on as they are.
 )";
 
 std::string DefaultText(const Field& field) {

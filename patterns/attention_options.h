@@ -17,28 +17,34 @@ enum class Pattern {
   kBlockTopK,      // MoBA: every query block picks the key blocks it scores highest
 };
 
+// kVerticalSlash: how columns and diagonals are chosen.
 enum class Select {
-  kTopP,  // until the mass of LayerBudget is covered, at most the counts of LayerBudget
-  kTopK,  // the counts of LayerBudget
+  kTopP,  // until the budget's mass is covered, at most its counts
+  kTopK,  // the budget's counts
 };
 
-// How much of the sequence a layer attends to. A plan may replace it between steps.
-struct LayerBudget {
-  bool dense = false;
+// kVerticalSlash: how many of them.
+struct VerticalSlashBudget {
   double vertical_mass = 0.9;  // in (0, 1]
   double slash_mass = 0.9;
   uint32_t max_verticals = 4096;  // columns (tokens)
   uint32_t max_slashes = 256;     // block diagonals
 };
 
+// What a plan says of a layer between steps.
+struct LayerBudget {
+  bool dense = false;
+  VerticalSlashBudget vertical_slash = {};
+};
+
 struct AttentionOptions {
   Pattern pattern = Pattern::kDense;
-  Select select = Select::kTopP;
-  LayerBudget budget = {};  // of every layer that is not in `dense_layers`
+  Select select = Select::kTopP;    // kVerticalSlash, as the next
+  VerticalSlashBudget budget = {};  // of layers for which no plan says another
   std::vector<int> dense_layers = {};
-  int estimate_queries = 64;  // at the end of the sequence; at most 256
-  int sink_tokens = 64;       // columns at the start that are always kept
-  int local_blocks = 1;       // block diagonals that are always kept besides the main one
+  int estimate_queries = 64;  // kVerticalSlash: at the end of the sequence; at most 256
+  int sink_tokens = 64;       // kVerticalSlash: columns at the start that are always kept
+  int local_blocks = 1;       // kVerticalSlash: block diagonals that are, besides the main one
   int64_t window = 0;         // kSlidingWindow: tokens a query sees, itself included
   int block_size = 512;       // kBlockTopK: keys of a block, a multiple of `tile`
   int topk_blocks = 8;        // kBlockTopK: blocks kept besides a query's own

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -28,6 +29,39 @@ absl::Status Check(const AttentionOptions& options) {
   if (options.topk_blocks >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrFormat("attention.topk_blocks is %d; it must not be negative", options.topk_blocks));
+}
+
+absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
+                   LayerIndex& index) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
+  const int64_t row = int64_t{inputs.kv_heads} * inputs.head_dim, part = local_tiles * row;
+  const DeviceArray<float> gathered = AllocateArray<float>(device, layout.ranks * part);
+  RETURN_IF_ERROR(device.Run(kernels::TileKeySumsStep{
+      .tile = options.tile, .sums = gathered.data() + layout.rank * part}));
+  DeviceArray<float> key_sums = gathered;  // by tile of the sequence
+  if (layout.ranks > 1) {
+    RETURN_IF_ERROR(device.Gather(gathered.data(), part * static_cast<int64_t>(sizeof(float))));
+    key_sums = AllocateArray<float>(device, layout.ranks * part);
+    RETURN_IF_ERROR(device.Run(kernels::OrderTilesStep{.gathered = gathered.data(),
+                                                       .layout = layout,
+                                                       .tile = options.tile,
+                                                       .row = row,
+                                                       .ordered = key_sums.data()}));
+  }
+  const int64_t blocks = (layout.tokens + options.block_size - 1) / options.block_size;
+  index.pattern = kernels::TilePattern::kCsr;
+  index.block_size = options.block_size;
+  index.kept_blocks = static_cast<int32_t>(std::min<int64_t>(options.topk_blocks + 1, blocks));
+  index.chosen = AllocateArray<uint32_t>(
+      device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
+  return device.Run(kernels::MeanGateStep{.key_sums = key_sums.data(),
+                                          .query_layout = layout,
+                                          .document_starts = index.document_starts(),
+                                          .tile = options.tile,
+                                          .block_size = options.block_size,
+                                          .topk_blocks = options.topk_blocks,
+                                          .chosen = index.chosen.data()});
 }
 
 // Half of each row's choices are blocks that the whole head favours.
@@ -70,10 +104,11 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .pattern = Pattern::kBlockTopK,
     .name = "block_topk",
     .sees = "key blocks chosen per query block",
-    .is_known_before_data = false,
+    .count_tiles = nullptr,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,
+    .build = Build,
     .sample = Sample,
     .page =
         R"(Mixture of Block Attention (MoBA, arXiv 2502.13189). Keys are cut into blocks of

@@ -31,16 +31,6 @@ absl::Status CheckLayout(const AttentionOptions& options) {
 
 }  // namespace
 
-absl::Status CheckBudget(const LayerBudget& budget) {
-  for (const double mass : {budget.vertical_mass, budget.slash_mass}) {
-    if (!(mass > 0.0 && mass <= 1.0)) {
-      return Invalid(absl::StrFormat(
-          "attention.vertical_mass and slash_mass must lie in (0, 1]; got %g", mass));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   if (options.tile != 64 && options.tile != 128) {
     return Invalid(absl::StrFormat("attention.tile is %d; allowed are 64 and 128", options.tile));
@@ -50,7 +40,6 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
                                    options.ring.inner, ranks));
   }
   RETURN_IF_ERROR(CheckLayout(options));
-  RETURN_IF_ERROR(CheckBudget(options.budget));
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition != nullptr) return definition->check(options);
   return Invalid(

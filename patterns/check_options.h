@@ -10,7 +10,6 @@
 
 namespace ringleader::patterns {
 
-absl::Status CheckBudget(const LayerBudget& budget);
 // `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
 // What a sequence must divide into. The options have passed CheckOptions.

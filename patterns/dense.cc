@@ -1,4 +1,5 @@
 #include "patterns/pattern.h"
+#include "ring/band_tiles.h"
 
 namespace ringleader::patterns {
 
@@ -6,10 +7,19 @@ extern constinit const PatternDefinition kDenseDefinition = {
     .pattern = Pattern::kDense,
     .name = "dense",
     .sees = "everything before it",
-    .is_known_before_data = true,
+    .count_tiles =
+        [](const kernels::TileSelection& tiles, const kernels::ShardLayout& query,
+           const kernels::ShardLayout& key) {
+          return ring::BandTiles(query, key, tiles.tile, /*window=*/0, tiles.document_starts);
+        },
     .needs_whole_tiles = false,
     .fields = {},
     .check = [](const AttentionOptions&) { return absl::OkStatus(); },
+    .build =
+        [](const AttentionOptions&, const IndexInputs&, IndexDevice&, LayerIndex& index) {
+          index.pattern = kernels::TilePattern::kCausal;
+          return absl::OkStatus();
+        },
     .sample = [](const AttentionOptions&, int64_t blocks, const PatternHints&,
                  Random*) { return Band(blocks, blocks); },
     .page =

@@ -1,4 +1,4 @@
-// Which budget applies to a layer: the options', until a plan replaces it.
+// Which options apply to a layer: the job's, until a plan replaces its budget.
 #pragma once
 
 #include <span>
@@ -14,11 +14,15 @@ class LayerBudgets {
   // `options` outlive it.
   explicit LayerBudgets(const AttentionOptions& options) : options_(options) {}
 
-  // By layer; layers past the end keep the options'. INVALID_ARGUMENT changes nothing.
+  // By layer; layers past the end keep the options'. INVALID_ARGUMENT, from the pattern's checks,
+  // changes nothing.
   absl::Status Set(std::span<const LayerBudget> budgets);
-  LayerBudget Of(int layer) const;
+  // The pattern of a layer that is to stay dense is kDense.
+  AttentionOptions Of(int layer) const;
 
  private:
+  AttentionOptions Under(const LayerBudget& budget) const;
+
   const AttentionOptions& options_;
   std::vector<LayerBudget> budgets_;
 };

@@ -1,19 +1,23 @@
 // Attention patterns, each as one definition: its name, its fields of the job file and what they
-// may hold, its checks, what the planner assumes before a job's own reports, and its page of the
-// documentation. One file each (dense.cc, sliding_window.cc, ...); registry.cc lists them. No
-// protobuf, no LibTorch: coordinator, trainers and ringctl read the same definitions.
-// docs/patterns.md says how to add one.
+// may hold, its checks, how its index is built on any device, what it counts, what the planner
+// assumes before a job's own reports, and its page of the documentation. One file each (dense.cc,
+// sliding_window.cc, ...); registry.cc lists them. No protobuf, no LibTorch: coordinator, trainers
+// and ringctl read the same definitions. docs/patterns.md says how to add one.
 #pragma once
 
 #include <charconv>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <system_error>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "patterns/attention_options.h"
+#include "patterns/index/index_device.h"
+#include "patterns/index/layer_index.h"
 #include "patterns/sample.h"
 #include "ring/tile_loads.h"
 
@@ -41,7 +45,7 @@ struct PatternField {
   std::string_view with_path = {}, with_value = {};
 };
 
-// `read` of a number: of the options, of their budget.
+// `read` of a number.
 template <typename T>
 bool ReadNumber(std::string_view text, T* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
@@ -51,27 +55,28 @@ template <auto member>
 bool Read(std::string_view text, AttentionOptions* options) {
   return ReadNumber(text, &(options->*member));
 }
-template <auto member>
-bool ReadBudget(std::string_view text, AttentionOptions* options) {
-  return ReadNumber(text, &(options->budget.*member));
-}
 
 struct PatternDefinition {
   Pattern pattern;
   std::string_view name;  // in the job file; v1::AttentionSpec::Pattern has it in capitals
   std::string_view sees;  // what a query may attend to, as a part of a sentence
-  // Every head and layer visits the same tiles, known from positions alone. Otherwise an index is
-  // chosen online.
-  bool is_known_before_data;
+  // Exact, where every head and layer visits the same tiles, known from positions alone. Null where
+  // an index is chosen online, which then tells.
+  TileCount count_tiles;
   // Whether contiguous shards must be whole tiles: lists of tiles are in tiles of the sequence.
   bool needs_whole_tiles;
   std::span<const PatternField> fields;
   // INVALID_ARGUMENT names the field; nothing that concerns other patterns.
   absl::Status (*check)(const AttentionOptions& options);
+  // Sets what the pattern has in a layer's index, on all ranks together.
+  absl::Status (*build)(const AttentionOptions& options, const IndexInputs& inputs,
+                        IndexDevice& device, LayerIndex& index);
   // What one head is likely to visit; exactly what it visits if that is known before the data.
   ring::HeadPattern (*sample)(const AttentionOptions& options, int64_t blocks,
                               const PatternHints& hints, Random* random);
   std::string_view page;  // Markdown below the heading in docs/patterns.md
+
+  bool is_known_before_data() const { return count_tiles != nullptr; }
 };
 
 // In the order of the enumerators.
@@ -80,5 +85,11 @@ std::span<const PatternDefinition* const> Definitions();
 const PatternDefinition* FindDefinition(Pattern pattern);
 // Of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
+
+// What a layer with these options attends to. INVALID_ARGUMENT names a pattern that no definition
+// has.
+absl::StatusOr<std::shared_ptr<LayerIndex>> BuildIndex(const AttentionOptions& options,
+                                                       const IndexInputs& inputs,
+                                                       IndexDevice& device);
 
 }  // namespace ringleader::patterns

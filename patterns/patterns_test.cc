@@ -60,6 +60,32 @@ TEST(SampleTest, StaticPatternsAreExact) {
   }
 }
 
+// What trainers report as visited is what the planner assumed.
+TEST(CountTilesTest, ArePredictedExactlyWherePositionsTell) {
+  constexpr int kRanks = 4, kTile = 64;
+  int known = 0;
+  for (const PatternDefinition* definition : Definitions()) {
+    if (!definition->is_known_before_data()) continue;
+    ++known;
+    const AttentionOptions options{.pattern = definition->pattern, .window = 200, .tile = kTile};
+    for (const auto kind : {kernels::LayoutKind::kZigzag, kernels::LayoutKind::kStriped}) {
+      kernels::ShardLayout query{.kind = kind, .ranks = kRanks, .stripe = kTile, .tokens = 2048};
+      ring::TileLoads loads(kRanks);
+      loads.AddHead(SampleLayer(options, false, 2048 / kTile, 1, {}, 1)[0], query, kTile, 1);
+      const kernels::TileSelection tiles{
+          .tile = kTile, .window = definition->pattern == Pattern::kSlidingWindow ? 200 : 0};
+      for (; query.rank < kRanks; ++query.rank) {
+        kernels::ShardLayout key = query;
+        for (key.rank = 0; key.rank < kRanks; ++key.rank) {
+          EXPECT_EQ(definition->count_tiles(tiles, query, key), loads.of(query.rank, key.rank))
+              << definition->name;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(known, 2);
+}
+
 TEST(SampleTest, HintsReplaceGuesses) {
   const AttentionOptions options{
       .pattern = Pattern::kVerticalSlash, .budget = {.max_slashes = 1024}, .tile = 64};

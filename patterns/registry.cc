@@ -1,5 +1,7 @@
 #include <cstdlib>
 
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -36,6 +38,22 @@ const PatternDefinition& DefinitionOf(Pattern pattern) {
   const PatternDefinition* const definition = FindDefinition(pattern);
   if (definition == nullptr) std::abort();
   return *definition;
+}
+
+absl::StatusOr<std::shared_ptr<LayerIndex>> BuildIndex(const AttentionOptions& options,
+                                                       const IndexInputs& inputs,
+                                                       IndexDevice& device) {
+  const PatternDefinition* const definition = FindDefinition(options.pattern);
+  if (definition == nullptr) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention pattern %d is unknown to this worker", static_cast<int>(options.pattern)));
+  }
+  auto index = std::make_shared<LayerIndex>();
+  index->tile = options.tile;
+  index->documents = inputs.documents;
+  index->count_tiles = definition->count_tiles;
+  RETURN_IF_ERROR(definition->build(options, inputs, device, *index));
+  return index;
 }
 
 }  // namespace ringleader::patterns

@@ -17,7 +17,7 @@ std::vector<ring::HeadPattern> SampleLayer(const AttentionOptions& options, bool
                                            int64_t blocks, int heads, const PatternHints& hints,
                                            uint64_t seed) {
   const PatternDefinition& definition = DefinitionOf(dense ? Pattern::kDense : options.pattern);
-  if (definition.is_known_before_data) heads = 1;
+  if (definition.is_known_before_data()) heads = 1;
   Random random(seed);
   std::vector<ring::HeadPattern> sample;
   sample.reserve(heads);

@@ -1,5 +1,6 @@
 #include "absl/strings/str_format.h"
 #include "patterns/pattern.h"
+#include "ring/band_tiles.h"
 
 namespace ringleader::patterns {
 namespace {
@@ -18,6 +19,18 @@ absl::Status Check(const AttentionOptions& options) {
       "attention.window is %d; a sliding window needs at least 1 token", options.window));
 }
 
+int64_t CountTiles(const kernels::TileSelection& tiles, const kernels::ShardLayout& query,
+                   const kernels::ShardLayout& key) {
+  return ring::BandTiles(query, key, tiles.tile, tiles.window, tiles.document_starts);
+}
+
+absl::Status Build(const AttentionOptions& options, const IndexInputs&, IndexDevice&,
+                   LayerIndex& index) {
+  index.pattern = kernels::TilePattern::kWindow;
+  index.window = options.window;
+  return absl::OkStatus();
+}
+
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random*) {
   // The nearest tokens of two blocks d apart lie (d - 1) tiles and one token apart.
@@ -30,10 +43,11 @@ extern constinit const PatternDefinition kSlidingWindowDefinition = {
     .pattern = Pattern::kSlidingWindow,
     .name = "sliding_window",
     .sees = "the last tokens",
-    .is_known_before_data = true,
+    .count_tiles = CountTiles,
     .needs_whole_tiles = false,
     .fields = kFields,
     .check = Check,
+    .build = Build,
     .sample = Sample,
     .page =
         R"(A query sees itself and the `attention.window` − 1 tokens before it. No index is built: a tile is

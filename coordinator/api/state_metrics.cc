@@ -1,32 +1,18 @@
 #include "coordinator/api/state_metrics.h"
 
 #include <filesystem>
+#include <iterator>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "coordinator/api/gauge_family.h"
+#include "coordinator/api/job_metrics.h"
 
 namespace ringleader::api {
 namespace {
 
 const prometheus::Histogram::BucketBoundaries kCommitSeconds = {0.0005, 0.001, 0.0025, 0.005, 0.01,
                                                                 0.025,  0.05,  0.1,    0.25,  1};
-
-// More running jobs than this are counted, but have no series of their own.
-constexpr int kMaxJobSeries = 1000;
-
-prometheus::MetricFamily GaugeFamily(std::string name, std::string help) {
-  return {.name = std::move(name),
-          .help = std::move(help),
-          .type = prometheus::MetricType::Gauge,
-          .metric = {}};
-}
-
-void AddGauge(prometheus::MetricFamily* family, std::string label, std::string value,
-              double number) {
-  prometheus::ClientMetric& metric = family->metric.emplace_back();
-  metric.label.push_back({std::move(label), std::move(value)});
-  metric.gauge.value = number;
-}
 
 double FileBytes(const std::string& path) {
   std::error_code error;
@@ -63,19 +49,17 @@ std::vector<prometheus::MetricFamily> StateCollector::Collect() const {
   CollectNodes(&families);
   prometheus::MetricFamily& bytes = families.emplace_back(GaugeFamily(
       "ringleader_coordinator_store_bytes", "Size of the database and of its write-ahead log."));
-  AddGauge(&bytes, "file", "database", FileBytes(database_path_));
-  AddGauge(&bytes, "file", "wal", FileBytes(database_path_ + "-wal"));
+  AddGauge(&bytes, {{"file", "database"}}, FileBytes(database_path_));
+  AddGauge(&bytes, {{"file", "wal"}}, FileBytes(database_path_ + "-wal"));
   return families;
 }
 
 void StateCollector::CollectJobs(std::vector<prometheus::MetricFamily>* families) const {
   std::vector<std::pair<v1::Job::State, int64_t>> counts;
-  store::JobPage running;
+  std::vector<prometheus::MetricFamily> running;
   const absl::Status read = store_.Read([&](store::ReadTransaction& t) -> absl::Status {
     ASSIGN_OR_RETURN(counts, t.CountJobs());
-    ASSIGN_OR_RETURN(running,
-                     t.ListJobs({.terms = {{.value = "RUNNING"}}, .limit = kMaxJobSeries}));
-    return absl::OkStatus();
+    return CollectRunningJobs(t, &running);
   });
   // A store that cannot be read has no count; 0 would be a lie.
   if (!read.ok()) return;
@@ -88,32 +72,12 @@ void StateCollector::CollectJobs(std::vector<prometheus::MetricFamily>* families
   prometheus::MetricFamily jobs =
       GaugeFamily("ringleader_coordinator_jobs", "Jobs that are stored, by state.");
   for (int state = v1::Job::PENDING; state < v1::Job::State_ARRAYSIZE; ++state) {
-    AddGauge(&jobs, "state", v1::Job::State_Name(static_cast<v1::Job::State>(state)),
+    AddGauge(&jobs, {{"state", v1::Job::State_Name(static_cast<v1::Job::State>(state))}},
              by_state[static_cast<size_t>(state)]);
   }
   families->push_back(std::move(jobs));
 
-  prometheus::MetricFamily steps =
-      GaugeFamily("ringleader_job_completed_steps", "Steps that a running job completed.");
-  prometheus::MetricFamily loss =
-      GaugeFamily("ringleader_job_loss", "Training loss of a running job's last step.");
-  prometheus::MetricFamily speed = GaugeFamily("ringleader_job_tokens_per_second",
-                                               "Tokens that a running job trains in a second.");
-  prometheus::MetricFamily imbalance =
-      GaugeFamily("ringleader_job_worker_imbalance_ratio",
-                  "Attention work of a running job's busiest rank over the mean.");
-  for (const v1::Job& job : running.jobs) {
-    const std::string& id = job.spec().name();
-    const v1::Progress& progress = job.progress();
-    AddGauge(&steps, "job", id, static_cast<double>(progress.step()));
-    if (progress.step() == 0) continue;
-    AddGauge(&loss, "job", id, progress.loss());
-    AddGauge(&speed, "job", id, progress.tokens_per_second());
-    AddGauge(&imbalance, "job", id, progress.worker_imbalance());
-  }
-  for (prometheus::MetricFamily* family : {&steps, &loss, &speed, &imbalance}) {
-    if (!family->metric.empty()) families->push_back(std::move(*family));
-  }
+  std::move(running.begin(), running.end(), std::back_inserter(*families));
 }
 
 void StateCollector::CollectNodes(std::vector<prometheus::MetricFamily>* families) const {
@@ -127,15 +91,15 @@ void StateCollector::CollectNodes(std::vector<prometheus::MetricFamily>* familie
   prometheus::MetricFamily nodes =
       GaugeFamily("ringleader_coordinator_nodes", "Nodes that are known, by state.");
   for (int state = v1::Node::READY; state < v1::Node::State_ARRAYSIZE; ++state) {
-    AddGauge(&nodes, "state", v1::Node::State_Name(static_cast<v1::Node::State>(state)),
+    AddGauge(&nodes, {{"state", v1::Node::State_Name(static_cast<v1::Node::State>(state))}},
              by_state[static_cast<size_t>(state)]);
   }
   families->push_back(std::move(nodes));
   prometheus::MetricFamily trainers =
       GaugeFamily("ringleader_coordinator_trainer_slots",
                   "Trainer slots of ready nodes, and trainers that are placed.");
-  AddGauge(&trainers, "kind", "ready", slots);
-  AddGauge(&trainers, "kind", "in_use", used);
+  AddGauge(&trainers, {{"kind", "ready"}}, slots);
+  AddGauge(&trainers, {{"kind", "in_use"}}, used);
   families->push_back(std::move(trainers));
 }
 

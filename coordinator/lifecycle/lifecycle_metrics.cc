@@ -45,6 +45,15 @@ LifecycleMetrics::LifecycleMetrics(prometheus::Registry* registry) {
                    .Name("ringleader_coordinator_attempts_ended_total")
                    .Help("Attempts that ended, by outcome")
                    .Register(*registry);
+  // A rate over a series that begins at 1 misses the first event, so that all begin at 0.
+  for (int state = v1::Job::PENDING; state < v1::Job::State_ARRAYSIZE; ++state) {
+    transitions_->Add({{"to", v1::Job::State_Name(static_cast<v1::Job::State>(state))}});
+  }
+  for (const v1::Attempt::State outcome :
+       {v1::Attempt::SUCCEEDED, v1::Attempt::FAILED, v1::Attempt::CANCELLED, v1::Attempt::PAUSED,
+        v1::Attempt::FENCED}) {
+    attempts_->Add({{"outcome", v1::Attempt::State_Name(outcome)}});
+  }
 }
 
 void LifecycleMetrics::Batch(size_t items, absl::Duration duration, bool committed) {

@@ -180,6 +180,18 @@ absl::StatusOr<StepPage> SqliteTransaction::ListSteps(std::string_view job, uint
   });
 }
 
+absl::StatusOr<v1::StepReport> SqliteTransaction::GetStep(std::string_view job, uint64_t step) {
+  return connection_.Try([&]() -> absl::StatusOr<v1::StepReport> {
+    const std::string name = absl::StrCat("jobs/", std::string(job), ", step ", step);
+    Cursor row = connection_.Query("SELECT data FROM steps WHERE job = ? AND step = ?", job,
+                                   static_cast<int64_t>(step));
+    if (!row.Next()) return absl::NotFoundError(absl::StrCat(name, " has no report"));
+    v1::StepReport report;
+    RETURN_IF_ERROR(Parse(row.Bytes(0), name, &report));
+    return report;
+  });
+}
+
 absl::StatusOr<EvalPage> SqliteTransaction::ListEvals(std::string_view job,
                                                       uint64_t after_sequence) {
   return connection_.Try([&]() -> absl::StatusOr<EvalPage> {

@@ -35,6 +35,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<std::vector<std::pair<v1::Job::State, int64_t>>> CountJobs() override;
   absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
                                      uint64_t after_sequence, int limit) override;
+  absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) override;
   absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence) override;
   absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(std::string_view job) override;
   absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) override;

@@ -151,6 +151,8 @@ class ReadTransaction {
   // newest report, at its newest place.
   virtual absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
                                              uint64_t after_sequence, int limit) = 0;
+  // The newest merged report of one step; NOT_FOUND where there is none, or it was thinned out.
+  virtual absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) = 0;
   virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(
       std::string_view job) = 0;

@@ -143,8 +143,8 @@ void BenchBlocks(const Shape& shape, Report& report) {
   DeviceBuffer<float> query_sums(int64_t{tiles} * heads * dim),
       key_sums(int64_t{tiles} * kv_heads * dim), means(int64_t{kv_heads} * blocks * dim),
       lse(std::vector<float>(heads * n, kLse)), density(std::vector<float>(heads, kDensity));
-  DeviceBuffer<uint32_t> chosen_by_mean(int64_t{heads} * tiles * index::BlockWords(blocks)),
-      chosen_by_mass(int64_t{heads} * tiles * index::BlockWords(tiles));
+  DeviceBuffer<uint32_t> chosen_by_mean(int64_t{heads} * tiles * BlockWords(blocks)),
+      chosen_by_mass(int64_t{heads} * tiles * BlockWords(tiles));
   DeviceBuffer<int32_t> mass(int64_t{heads} * tiles * tiles);
   DeviceBuffer<int64_t> kept(heads), total(heads);
   const TileListBuffers lists(heads, tiles,

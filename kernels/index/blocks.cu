@@ -4,6 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/threshold.cuh"
 
@@ -340,6 +341,56 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) 
                    stream>>>(args, query_tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMean");
   return absl::OkStatus();
+}
+
+namespace {
+
+struct Step {
+  const TokenMajor<const __nv_bfloat16>&q, &k;
+  float* workspace;
+  cudaStream_t stream;
+
+  absl::Status operator()(const TileKeySumsStep& step) const {
+    return TileSums(k, step.tile, step.sums, stream);
+  }
+  absl::Status operator()(const OrderTilesStep& step) const {
+    return OrderTileSums(step.gathered, step.layout, step.tile, step.row, step.ordered, stream);
+  }
+  absl::Status operator()(const MeanGateStep& step) const {
+    const int64_t tiles = (q.tokens + step.tile - 1) / step.tile;
+    RETURN_IF_ERROR(TileSums(q, step.tile, workspace, stream));
+    return SelectBlocksByMean({.query_sums = workspace,
+                               .key_sums = step.key_sums,
+                               .query_layout = step.query_layout,
+                               .document_starts = step.document_starts,
+                               .heads = q.heads,
+                               .kv_heads = k.heads,
+                               .head_dim = q.head_dim,
+                               .tile = step.tile,
+                               .block_size = step.block_size,
+                               .topk_blocks = step.topk_blocks,
+                               .means = workspace + tiles * q.heads * q.head_dim,
+                               .chosen = step.chosen},
+                              stream);
+  }
+};
+
+}  // namespace
+
+size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
+                               const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step) {
+  const auto* const gate = std::get_if<MeanGateStep>(&step);
+  if (gate == nullptr) return 0;
+  // Sums of queries by tile, means of keys by block.
+  const int64_t tiles = (q.tokens + gate->tile - 1) / gate->tile,
+                blocks = (gate->query_layout.tokens + gate->block_size - 1) / gate->block_size;
+  return sizeof(float) * (tiles * q.heads + blocks * k.heads) * q.head_dim;
+}
+
+absl::Status RunBlockStep(const TokenMajor<const __nv_bfloat16>& q,
+                          const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step,
+                          void* workspace, cudaStream_t stream) {
+  return std::visit(Step{q, k, static_cast<float*>(workspace), stream}, step);
 }
 
 absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream) {

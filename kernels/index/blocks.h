@@ -6,18 +6,14 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::kernels::index {
-
-// A choice of key blocks (block_size tokens of the sequence) for each tile of queries: bit B of row
-// [head, query tile] at words[row * BlockWords(blocks) + B / 32] >> B % 32 & 1.
-inline int32_t BlockWords(int32_t blocks) {
-  return (blocks + 31) / 32;
-}
 
 // sums[tile, head, :] = the sum of the tile's tokens, added in their order in fp32.
 // sums: [tiles, heads, head_dim]
@@ -43,6 +39,14 @@ struct BlockGateArgs {
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
 };
 absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream);
+
+// Takes one step, in BlockStepWorkspaceBytes(...) bytes, aligned to 16. q and k: [n, heads, d] and
+// [n, kv_heads, d], this rank's.
+size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
+                               const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step);
+absl::Status RunBlockStep(const TokenMajor<const __nv_bfloat16>& q,
+                          const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step,
+                          void* workspace, cudaStream_t stream);
 
 // Exact block mass: adds to mass[head, query tile, B] the sum of exp(logit - lse) over the tile's
 // queries and the keys of block B, in units of 2^-22, for the blocks that the owner of `k` has.

@@ -289,7 +289,7 @@ TEST_F(CoordinatorProcessTest, MetricsAreCleanAndForgetEndedJobs) {
     return Get("distinctive").progress().step() >= 2;
   }));
   EXPECT_THAT(check("while it runs"),
-              HasSubstr("ringleader_job_completed_steps{job=\"distinctive\"} "));
+              HasSubstr("ringleader_job_completed_steps{job_name=\"distinctive\"} "));
   ASSERT_TRUE(Eventually([&] {
     worker.Step();
     return Get("distinctive").state() == v1::Job::SUCCEEDED;

@@ -67,7 +67,7 @@ class Predictor {
     if (dense_layers > 0) AddLayers(true, dense_layers, 0, {});
     const double sparse_layers = layers - dense_layers;
     const bool one_is_enough =
-        patterns::DefinitionOf(attention_.pattern).is_known_before_data || ranks_ > kManyRanks;
+        patterns::DefinitionOf(attention_.pattern).is_known_before_data() || ranks_ > kManyRanks;
     const int samples = sparse_layers == 0 ? 0
                         : one_is_enough    ? 1
                                            : std::min<int>(kSampledLayers, sparse_layers);

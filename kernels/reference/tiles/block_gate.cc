@@ -71,6 +71,53 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
   return selected;
 }
 
+namespace {
+
+struct Step {
+  Engine& engine;
+  const TokenMajor<const float>&q, &k;
+
+  void operator()(const TileKeySumsStep& step) const {
+    TileKeySums(engine, k, step.tile, step.sums);
+  }
+  void operator()(const OrderTilesStep& step) const {
+    ShardLayout owner = step.layout;
+    const int64_t local_tiles = TileCount(owner.local_tokens(), step.tile);
+    for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
+      for (int64_t b = 0; b < local_tiles; ++b) {
+        std::copy_n(step.gathered + (owner.rank * local_tiles + b) * step.row, step.row,
+                    step.ordered + owner.Position(b * step.tile) / step.tile * step.row);
+      }
+    }
+  }
+  void operator()(const MeanGateStep& step) const {
+    const std::vector<char> selected =
+        SelectBlocks(engine, {.q = q,
+                              .query_layout = step.query_layout,
+                              .document_starts = step.document_starts,
+                              .key_sums = step.key_sums,
+                              .kv_heads = k.heads,
+                              .tile = step.tile,
+                              .block_size = step.block_size,
+                              .topk_blocks = step.topk_blocks});
+    const int64_t blocks = TileCount(step.query_layout.tokens, step.block_size);
+    const int64_t rows = static_cast<int64_t>(selected.size()) / blocks,
+                  words = BlockWords(static_cast<int32_t>(blocks));
+    std::fill_n(step.chosen, rows * words, 0u);
+    for (int64_t i = 0; i < rows * blocks; ++i) {
+      const int64_t block = i % blocks;
+      if (selected[i] != 0) step.chosen[i / blocks * words + block / 32] |= 1u << block % 32;
+    }
+  }
+};
+
+}  // namespace
+
+void RunBlockStep(Engine& engine, const TokenMajor<const float>& q,
+                  const TokenMajor<const float>& k, const BlockStep& step) {
+  std::visit(Step{engine, q, k}, step);
+}
+
 TileCsr CsrOfBlocks(const std::vector<char>& selected, int heads, int tile, int block_size,
                     const ShardLayout& query, const ShardLayout& owner,
                     const int32_t* document_starts) {

@@ -7,6 +7,7 @@
 
 #include "kernels/reference/math/engine.h"
 #include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::kernels::reference {
 
@@ -30,6 +31,10 @@ struct BlockTopKArgs {
 // selected: [heads, query tiles, blocks of block_size], non-zero where kept; ties go to the lower
 // block.
 std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args);
+
+// Takes one step; q and k: [n, heads, d] and [n, kv_heads, d], this rank's.
+void RunBlockStep(Engine& engine, const TokenMajor<const float>& q,
+                  const TokenMajor<const float>& k, const BlockStep& step);
 
 // The selection as tile lists of this rank's queries against `owner`'s keys: TileSelection's CSR,
 // without the tiles that documents hide. document_starts: as in BlockTopKArgs.

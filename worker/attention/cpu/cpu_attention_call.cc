@@ -114,8 +114,8 @@ AttentionStats CpuAttentionDevice::TakeStats(const ring::RingSchedule& /*forward
 
 std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
     std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) {
-  const EstimateQueries estimate =
-      ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
+  const patterns::EstimateQueries estimate =
+      patterns::ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = Copy(documents->local_starts),

@@ -75,21 +75,20 @@ class CpuCall : public AttentionCall {
 
   DeviceMemory Allocate(int64_t bytes) override;
   int64_t element_bytes() const override { return sizeof(float); }
-  absl::Status Sum(SumType type, void* values, int64_t count) override;
+  absl::Status Sum(patterns::SumType type, void* values, int64_t count) override;
   absl::Status Max(float* values, int64_t count) override;
   absl::Status Gather(void* values, int64_t bytes) override;
-  absl::Status PrepareEstimate(const VerticalSlash& work) override;
-  absl::Status RowMax(const VerticalSlash& work) override;
-  absl::Status RowSum(const VerticalSlash& work) override;
-  absl::Status Mass(const VerticalSlash& work) override;
-  absl::Status Candidates(const VerticalSlash& work) override;
-  absl::Status MergeParts(const VerticalSlash& work) override;
-  absl::Status Select(const VerticalSlash& work, const LayerIndex& index) override;
+  absl::Status PrepareEstimate(const patterns::VerticalSlash& work) override;
+  absl::Status RowMax(const patterns::VerticalSlash& work) override;
+  absl::Status RowSum(const patterns::VerticalSlash& work) override;
+  absl::Status Mass(const patterns::VerticalSlash& work) override;
+  absl::Status Candidates(const patterns::VerticalSlash& work) override;
+  absl::Status MergeParts(const patterns::VerticalSlash& work) override;
+  absl::Status Select(const patterns::VerticalSlash& work, const LayerIndex& index) override;
   // Recall is that of every eighth estimate query.
-  absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) override;
-  absl::Status TileSums(const BlockTopK& work) override;
-  absl::Status OrderTileSums(const BlockTopK& work) override;
-  absl::Status Gate(const BlockTopK& work, const LayerIndex& index) override;
+  absl::Status CountSelection(const patterns::VerticalSlash& work,
+                              const LayerIndex& index) override;
+  absl::Status Run(const kernels::BlockStep& step) override;
 
  private:
   // Part 0: the keys, part 1: the values that a step attends to.

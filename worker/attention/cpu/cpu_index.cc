@@ -4,15 +4,13 @@
 #include "base/status_macros.h"
 #include "kernels/reference/index/index_select.h"
 #include "kernels/reference/tiles/block_gate.h"
+#include "patterns/index/vertical_slash.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
-#include "worker/attention/index/block_topk.h"
-#include "worker/attention/index/vertical_slash.h"
 #include "worker/attention/stats/stopwatch.h"
 
 namespace ringleader::attention {
 
 using comm::Channel;
-using kernels::ShardLayout;
 using kernels::TokenMajor;
 namespace reference = kernels::reference;
 
@@ -27,9 +25,9 @@ DeviceMemory CpuCall::Allocate(int64_t bytes) {
   return {new char[bytes](), std::default_delete<char[]>()};
 }
 
-absl::Status CpuCall::Sum(SumType type, void* values, int64_t count) {
+absl::Status CpuCall::Sum(patterns::SumType type, void* values, int64_t count) {
   const Stopwatch watch(device_.exposed_seconds());
-  if (type == SumType::kQueries) {
+  if (type == patterns::SumType::kQueries) {
     return device_.communicator().AllReduceSum(Channel::kControl, static_cast<float*>(values),
                                                count);
   }
@@ -55,7 +53,7 @@ absl::Status CpuCall::Gather(void* values, int64_t bytes) {
   return device_.communicator().AllGather(Channel::kControl, mine.data(), bytes, values);
 }
 
-absl::Status CpuCall::PrepareEstimate(const VerticalSlash& work) {
+absl::Status CpuCall::PrepareEstimate(const patterns::VerticalSlash& work) {
   int64_t* const positions = work.query_positions.data();
   if (work.documents == nullptr) {
     std::iota(positions, positions + work.queries, work.layout.tokens - work.queries);
@@ -75,7 +73,7 @@ absl::Status CpuCall::PrepareEstimate(const VerticalSlash& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::RowMax(const VerticalSlash& work) {
+absl::Status CpuCall::RowMax(const patterns::VerticalSlash& work) {
   TokenMajor<const float> queries = tensors_.q;
   queries.tokens = work.queries;
   if (work.query_rows.data() != nullptr) {
@@ -106,17 +104,17 @@ absl::Status CpuCall::RowMax(const VerticalSlash& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::RowSum(const VerticalSlash& /*work*/) {
+absl::Status CpuCall::RowSum(const patterns::VerticalSlash& /*work*/) {
   estimate_->RowSum();
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::Mass(const VerticalSlash& /*work*/) {
+absl::Status CpuCall::Mass(const patterns::VerticalSlash& /*work*/) {
   estimate_->Mass();
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::Candidates(const VerticalSlash& work) {
+absl::Status CpuCall::Candidates(const patterns::VerticalSlash& work) {
   const int32_t columns = work.parts.max_columns;
   const int64_t n = work.layout.local_tokens();
   device_.engine().pool().For(work.heads, [&](int64_t head, int) {
@@ -134,7 +132,7 @@ absl::Status CpuCall::Candidates(const VerticalSlash& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::MergeParts(const VerticalSlash& work) {
+absl::Status CpuCall::MergeParts(const patterns::VerticalSlash& work) {
   const kernels::IndexParts all = work.merged_parts();
   const int64_t diagonals = work.heads * work.parts.blocks;
   const int64_t candidates = int64_t{work.heads} * work.parts.max_columns;
@@ -150,7 +148,7 @@ absl::Status CpuCall::MergeParts(const VerticalSlash& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::Select(const VerticalSlash& work, const LayerIndex& index) {
+absl::Status CpuCall::Select(const patterns::VerticalSlash& work, const LayerIndex& index) {
   const int64_t blocks = work.parts.blocks, columns = index.max_columns;
   slashes_.resize(work.heads);
   device_.engine().pool().For(work.heads, [&](int64_t head, int) {
@@ -175,7 +173,7 @@ absl::Status CpuCall::Select(const VerticalSlash& work, const LayerIndex& index)
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::CountSelection(const VerticalSlash& work, const LayerIndex& index) {
+absl::Status CpuCall::CountSelection(const patterns::VerticalSlash& work, const LayerIndex& index) {
   LayerStats& stats = device_.StatsOf(layer_);
   const int64_t n = work.layout.local_tokens();
   const int32_t* const counts = index.column_counts.data();
@@ -205,39 +203,8 @@ absl::Status CpuCall::CountSelection(const VerticalSlash& work, const LayerIndex
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::TileSums(const BlockTopK& work) {
-  reference::TileKeySums(device_.engine(), tensors_.k, work.tile, work.mine());
-  return absl::OkStatus();
-}
-
-absl::Status CpuCall::OrderTileSums(const BlockTopK& work) {
-  ShardLayout owner = work.layout;
-  for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
-    for (int64_t b = 0; b < work.local_tiles; ++b) {
-      std::copy_n(work.gathered.data() + (owner.rank * work.local_tiles + b) * work.row(),
-                  work.row(),
-                  work.key_sums.data() + owner.Position(b * work.tile) / work.tile * work.row());
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CpuCall::Gate(const BlockTopK& work, const LayerIndex& index) {
-  const std::vector<char> selected =
-      reference::SelectBlocks(device_.engine(), {.q = tensors_.q,
-                                                 .query_layout = work.layout,
-                                                 .document_starts = work.document_starts,
-                                                 .key_sums = work.key_sums.data(),
-                                                 .kv_heads = work.kv_heads,
-                                                 .tile = work.tile,
-                                                 .block_size = work.block_size,
-                                                 .topk_blocks = work.topk_blocks});
-  const int64_t rows = work.heads * work.local_tiles;
-  const int64_t blocks = static_cast<int64_t>(selected.size()) / rows, words = (blocks + 31) / 32;
-  for (int64_t i = 0; i < rows * blocks; ++i) {
-    const int64_t row = i / blocks, block = i % blocks;
-    if (selected[i] != 0) index.chosen.data()[row * words + block / 32] |= 1u << block % 32;
-  }
+absl::Status CpuCall::Run(const kernels::BlockStep& step) {
+  reference::RunBlockStep(device_.engine(), tensors_.q, tensors_.k, step);
   return absl::OkStatus();
 }
 

@@ -42,21 +42,20 @@ class CudaCall : public AttentionCall {
 
   DeviceMemory Allocate(int64_t bytes) override;
   int64_t element_bytes() const override { return sizeof(__nv_bfloat16); }
-  absl::Status Sum(SumType type, void* values, int64_t count) override;
+  absl::Status Sum(patterns::SumType type, void* values, int64_t count) override;
   absl::Status Max(float* values, int64_t count) override;
   absl::Status Gather(void* values, int64_t bytes) override;
-  absl::Status PrepareEstimate(const VerticalSlash& work) override;
-  absl::Status RowMax(const VerticalSlash& work) override;
-  absl::Status RowSum(const VerticalSlash& work) override;
-  absl::Status Mass(const VerticalSlash& work) override;
-  absl::Status Candidates(const VerticalSlash& work) override;
-  absl::Status MergeParts(const VerticalSlash& work) override;
-  absl::Status Select(const VerticalSlash& work, const LayerIndex& index) override;
+  absl::Status PrepareEstimate(const patterns::VerticalSlash& work) override;
+  absl::Status RowMax(const patterns::VerticalSlash& work) override;
+  absl::Status RowSum(const patterns::VerticalSlash& work) override;
+  absl::Status Mass(const patterns::VerticalSlash& work) override;
+  absl::Status Candidates(const patterns::VerticalSlash& work) override;
+  absl::Status MergeParts(const patterns::VerticalSlash& work) override;
+  absl::Status Select(const patterns::VerticalSlash& work, const LayerIndex& index) override;
   // On the device; recall is that of all estimate queries.
-  absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) override;
-  absl::Status TileSums(const BlockTopK& work) override;
-  absl::Status OrderTileSums(const BlockTopK& work) override;
-  absl::Status Gate(const BlockTopK& work, const LayerIndex& index) override;
+  absl::Status CountSelection(const patterns::VerticalSlash& work,
+                              const LayerIndex& index) override;
+  absl::Status Run(const kernels::BlockStep& step) override;
 
  private:
   // Part 0: the keys, part 1: the values that a step attends to.
@@ -64,7 +63,7 @@ class CudaCall : public AttentionCall {
   // Part 0 of a gradient slot: of keys, part 1: of values.
   kernels::TokenMajor<float> GradientsIn(void* slot, int part) const;
   absl::Status CountTiles(const Step& step, const kernels::TileSelection& tiles);
-  kernels::index::EstimateArgs EstimateArgsOf(const VerticalSlash& work) const;
+  kernels::index::EstimateArgs EstimateArgsOf(const patterns::VerticalSlash& work) const;
 
   CudaAttentionDevice& device_;
   const int layer_;
@@ -73,7 +72,6 @@ class CudaCall : public AttentionCall {
   torch::Tensor masses_, max_counts_;    // [2, heads], of columns and of diagonals
   kernels::index::SelectArgs selected_;  // after Select
   std::vector<torch::Tensor> selected_memory_;
-  torch::Tensor query_sums_;  // block top-k
   // Forward: [n, heads, d] fp32, read only where lse says it was written.
   torch::Tensor sums_;
   // Backward, fp32.

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kernels/ops/cuda_call.h"
-#include "ring/band_tiles.h"
 
 namespace ringleader::attention {
 
@@ -49,8 +48,8 @@ absl::Status CudaAttentionDevice::End() {
 
 std::shared_ptr<const DeviceDocuments> CudaAttentionDevice::Upload(
     std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) {
-  const EstimateQueries estimate =
-      ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
+  const patterns::EstimateQueries estimate =
+      patterns::ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = UploadArray(documents->local_starts),
@@ -105,9 +104,11 @@ int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ShardLay
   const auto [known, inserted] =
       band_tiles_.try_emplace({owner.rank, mine.tokens, index.window}, int64_t{0});
   if (inserted) {
-    known->second = ring::BandTiles(
-        mine, owner, index.tile, index.window,
-        index.documents == nullptr ? nullptr : index.documents->host->local_starts.data());
+    kernels::TileSelection tiles = index.Tiles();
+    if (index.documents != nullptr) {
+      tiles.document_starts = index.documents->host->local_starts.data();
+    }
+    known->second = index.count_tiles(tiles, mine, owner);
   }
   return known->second;
 }

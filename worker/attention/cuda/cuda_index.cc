@@ -5,10 +5,9 @@
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
 #include "kernels/ops/cuda_call.h"
+#include "patterns/index/vertical_slash.h"
 #include "worker/attention/cuda/cuda_attention_call.h"
 #include "worker/attention/cuda/device_slots.h"
-#include "worker/attention/index/block_topk.h"
-#include "worker/attention/index/vertical_slash.h"
 
 namespace ringleader::attention {
 
@@ -21,7 +20,7 @@ using torch::Tensor;
 
 namespace {
 
-const int64_t* QueryStarts(const VerticalSlash& work) {
+const int64_t* QueryStarts(const patterns::VerticalSlash& work) {
   return work.documents == nullptr ? nullptr : work.documents->estimate_starts.data();
 }
 
@@ -34,9 +33,9 @@ DeviceMemory CudaCall::Allocate(int64_t bytes) {
   return {std::move(tensor), data};
 }
 
-absl::Status CudaCall::Sum(SumType type, void* values, int64_t count) {
+absl::Status CudaCall::Sum(patterns::SumType type, void* values, int64_t count) {
   const ElementType element =
-      type == SumType::kQueries ? ElementType::kBfloat16 : ElementType::kInt64;
+      type == patterns::SumType::kQueries ? ElementType::kBfloat16 : ElementType::kInt64;
   return AwaitTransfer(
       device_.communicator().AllReduceSum(Channel::kControl, values, count, element, Stream()),
       device_.stats().timers(), Stream());
@@ -55,7 +54,7 @@ absl::Status CudaCall::Gather(void* values, int64_t bytes) {
       device_.stats().timers(), Stream());
 }
 
-absl::Status CudaCall::PrepareEstimate(const VerticalSlash& work) {
+absl::Status CudaCall::PrepareEstimate(const patterns::VerticalSlash& work) {
   masses_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kFloat));
   max_counts_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kInt));
   return index::PrepareEstimate(
@@ -74,7 +73,7 @@ absl::Status CudaCall::PrepareEstimate(const VerticalSlash& work) {
       Stream());
 }
 
-index::EstimateArgs CudaCall::EstimateArgsOf(const VerticalSlash& work) const {
+index::EstimateArgs CudaCall::EstimateArgsOf(const patterns::VerticalSlash& work) const {
   kernels::TokenMajor<const __nv_bfloat16> queries = View(tensors_.q);
   if (work.query_rows.data() == nullptr) {
     queries.data += (queries.tokens - work.queries) * queries.token_stride;
@@ -97,19 +96,19 @@ index::EstimateArgs CudaCall::EstimateArgsOf(const VerticalSlash& work) const {
           .diagonal_mass = work.mine()};
 }
 
-absl::Status CudaCall::RowMax(const VerticalSlash& work) {
+absl::Status CudaCall::RowMax(const patterns::VerticalSlash& work) {
   return index::EstimateRowMax(EstimateArgsOf(work), Stream());
 }
 
-absl::Status CudaCall::RowSum(const VerticalSlash& work) {
+absl::Status CudaCall::RowSum(const patterns::VerticalSlash& work) {
   return index::EstimateRowSum(EstimateArgsOf(work), Stream());
 }
 
-absl::Status CudaCall::Mass(const VerticalSlash& work) {
+absl::Status CudaCall::Mass(const patterns::VerticalSlash& work) {
   return index::EstimateMass(EstimateArgsOf(work), Stream());
 }
 
-absl::Status CudaCall::Candidates(const VerticalSlash& work) {
+absl::Status CudaCall::Candidates(const patterns::VerticalSlash& work) {
   return index::SelectColumnCandidates(
       {.column_mass = work.column_mass_of.data(),
        .layout = work.layout,
@@ -121,7 +120,7 @@ absl::Status CudaCall::Candidates(const VerticalSlash& work) {
       Stream());
 }
 
-absl::Status CudaCall::MergeParts(const VerticalSlash& work) {
+absl::Status CudaCall::MergeParts(const patterns::VerticalSlash& work) {
   const kernels::IndexParts all = work.merged_parts();
   int32_t* const merged = work.merged.data();
   return index::MergeIndexParts(work.parts, work.gathered.data(), work.layout.ranks, merged,
@@ -129,7 +128,7 @@ absl::Status CudaCall::MergeParts(const VerticalSlash& work) {
                                 Stream());
 }
 
-absl::Status CudaCall::Select(const VerticalSlash& work, const LayerIndex& layer) {
+absl::Status CudaCall::Select(const patterns::VerticalSlash& work, const LayerIndex& layer) {
   const int64_t heads = work.heads, blocks = work.parts.blocks, ranks = work.layout.ranks;
   const auto ints = tensors_.q.options().dtype(torch::kInt),
              longs = tensors_.q.options().dtype(torch::kLong);
@@ -167,7 +166,8 @@ absl::Status CudaCall::Select(const VerticalSlash& work, const LayerIndex& layer
   return index::Select(selected_, Stream());
 }
 
-absl::Status CudaCall::CountSelection(const VerticalSlash& work, const LayerIndex& layer) {
+absl::Status CudaCall::CountSelection(const patterns::VerticalSlash& work,
+                                      const LayerIndex& layer) {
   device_.stats().SetEstimated(layer_);
   const CounterSlots slots = device_.stats().SlotsOf(layer_);
   const std::vector<Tensor> memory = std::exchange(selected_memory_, {});  // freed in stream order
@@ -181,36 +181,11 @@ absl::Status CudaCall::CountSelection(const VerticalSlash& work, const LayerInde
                                Stream());
 }
 
-absl::Status CudaCall::TileSums(const BlockTopK& work) {
-  query_sums_ = torch::empty({work.local_tiles, work.heads, work.head_dim},
-                             tensors_.q.options().dtype(torch::kFloat));
-  RETURN_IF_ERROR(index::TileSums(View(tensors_.q), work.tile,
-                                  query_sums_.mutable_data_ptr<float>(), Stream()));
-  return index::TileSums(View(tensors_.k), work.tile, work.mine(), Stream());
-}
-
-absl::Status CudaCall::OrderTileSums(const BlockTopK& work) {
-  return index::OrderTileSums(work.gathered.data(), work.layout, work.tile, work.row(),
-                              work.key_sums.data(), Stream());
-}
-
-absl::Status CudaCall::Gate(const BlockTopK& work, const LayerIndex& layer) {
-  const int64_t blocks = (work.layout.tokens + work.block_size - 1) / work.block_size;
-  const Tensor query_sums = std::exchange(query_sums_, {});
-  const Tensor means = torch::empty({work.kv_heads, blocks, work.head_dim}, query_sums.options());
-  return index::SelectBlocksByMean({.query_sums = query_sums.const_data_ptr<float>(),
-                                    .key_sums = work.key_sums.data(),
-                                    .query_layout = work.layout,
-                                    .document_starts = work.document_starts,
-                                    .heads = work.heads,
-                                    .kv_heads = work.kv_heads,
-                                    .head_dim = work.head_dim,
-                                    .tile = work.tile,
-                                    .block_size = work.block_size,
-                                    .topk_blocks = work.topk_blocks,
-                                    .means = means.mutable_data_ptr<float>(),
-                                    .chosen = layer.chosen.data()},
-                                   Stream());
+absl::Status CudaCall::Run(const kernels::BlockStep& step) {
+  const auto q = View(tensors_.q), k = View(tensors_.k);
+  const Tensor scratch = kernels::ops::Scratch(
+      static_cast<int64_t>(index::BlockStepWorkspaceBytes(q, k, step)), tensors_.q);
+  return index::RunBlockStep(q, k, step, scratch.mutable_data_ptr(), Stream());
 }
 
 }  // namespace ringleader::attention

@@ -13,15 +13,22 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "patterns/index/device_array.h"
+#include "patterns/index/index_device.h"
+#include "patterns/index/layer_index.h"
 #include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
-#include "worker/attention/index/device_array.h"
-#include "worker/attention/index/index_device.h"
-#include "worker/attention/index/layer_index.h"
 #include "worker/attention/runner/ring_slots.h"
 #include "worker/attention/stats/attention_stats.h"
 
 namespace ringleader::attention {
+
+using patterns::DeviceArray;
+using patterns::DeviceDocuments;
+using patterns::DeviceMemory;
+using patterns::IndexDevice;
+using patterns::LayerIndex;
+using patterns::SequenceDocuments;
 
 // Of one rank's q: [tokens, heads, head_dim], k and v: [tokens, kv_heads, head_dim].
 struct CallShape {

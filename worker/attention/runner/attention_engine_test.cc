@@ -263,15 +263,15 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
 
 TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
   const auto choose = [](int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
-    const auto documents = MakeDocuments({.tokens = tokens}, firsts);
-    return ChooseEstimateQueries(tokens, count, documents->get());
+    const auto documents = patterns::MakeDocuments({.tokens = tokens}, firsts);
+    return patterns::ChooseEstimateQueries(tokens, count, documents->get());
   };
   using Positions = std::vector<int64_t>;
   EXPECT_EQ(choose(100, 3, {0}).positions, (Positions{97, 98, 99}));
   EXPECT_TRUE(choose(100, 3, {0}).starts.empty());
   EXPECT_EQ(choose(5, 9, {0}).positions, (Positions{0, 1, 2, 3, 4}));
   // A separator is passed over, but for the last document's, which the sequence cuts off.
-  const EstimateQueries two = choose(100, 4, {0, 50});
+  const patterns::EstimateQueries two = choose(100, 4, {0, 50});
   EXPECT_EQ(two.positions, (Positions{47, 48, 98, 99}));
   EXPECT_EQ(two.starts, (Positions{0, 0, 50, 50}));
   // The document of two tokens has no share.
@@ -279,7 +279,7 @@ TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
   // As many queries as tokens: all of them.
   EXPECT_EQ(choose(6, 6, {0, 1, 4}).positions, (Positions{0, 1, 2, 3, 4, 5}));
   for (int64_t count = 1; count <= 64; ++count) {
-    const EstimateQueries many = choose(64, count, {0, 1, 2, 3, 30, 31, 63});
+    const patterns::EstimateQueries many = choose(64, count, {0, 1, 2, 3, 30, 31, 63});
     EXPECT_EQ(static_cast<int64_t>(many.positions.size()), count);
     for (int64_t e = 0; e < count; ++e) {
       EXPECT_LE(many.starts[e], many.positions[e]);
@@ -329,7 +329,7 @@ TEST_F(AttentionEngineTest, DenseLayersAndBudgetsReplaceThePattern) {
   options.dense_layers = {0, 1};
   EXPECT_EQ(Run(options, 1)[0].stats.layers.at(1).density, 1.0);
   options.dense_layers = {};
-  const patterns::LayerBudget narrow{.vertical_mass = 1e-6, .slash_mass = 1e-6};
+  const patterns::LayerBudget narrow{.vertical_slash = {.vertical_mass = 1e-6, .slash_mass = 1e-6}};
   const LayerStats stats = Run(options, 1, {patterns::LayerBudget{}, narrow})[0].stats.layers.at(1);
   EXPECT_EQ(stats.verticals, 4.0);  // the sinks
   EXPECT_EQ(stats.slashes, 2.0);    // the diagonal and its neighbour
@@ -369,7 +369,7 @@ TEST(BandTilesTest, OfDocumentsTooCountsWhatTheListsHold) {
             .kind = layout, .ranks = 4, .rank = pair / 4, .stripe = 128, .tokens = kTokens};
         ShardLayout key = query;
         key.rank = pair % 4;
-        const auto documents = MakeDocuments(query, firsts);
+        const auto documents = patterns::MakeDocuments(query, firsts);
         ASSERT_TRUE(documents.ok()) << documents.status();
         const int32_t* const starts = (*documents)->local_starts.data();
         const auto lists = kernels::reference::TileLists::Build(
@@ -426,7 +426,11 @@ TEST(CheckOptionsTest, ErrorsNameTheOption) {
           {.pattern = patterns::Pattern::kVerticalSlash, .estimate_queries = 999, .stripe = 128}, 1)
           .find("attention.estimate_queries"),
       std::string::npos);
-  EXPECT_NE(message({.budget = {.slash_mass = 0.0}, .stripe = 128}, 1).find("slash_mass"),
+  EXPECT_NE(message({.pattern = patterns::Pattern::kVerticalSlash,
+                     .budget = {.slash_mass = 0.0},
+                     .stripe = 128},
+                    1)
+                .find("slash_mass"),
             std::string::npos);
 }
 

@@ -4,8 +4,8 @@
 
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
+#include "patterns/pattern.h"
 #include "ring/band_tiles.h"
-#include "worker/attention/index/build_index.h"
 
 namespace ringleader::attention {
 
@@ -46,8 +46,9 @@ absl::Status RingRunner::SetBudgets(std::span<const patterns::LayerBudget> budge
 }
 
 absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
-  ASSIGN_OR_RETURN(std::shared_ptr<const SequenceDocuments> documents,
-                   MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts));
+  ASSIGN_OR_RETURN(
+      std::shared_ptr<const SequenceDocuments> documents,
+      patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts));
   documents_ = documents == nullptr
                    ? nullptr
                    : device_.Upload(std::move(documents), options_.estimate_queries);
@@ -83,8 +84,8 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   const CallShape shape = call.shape();
   const ShardLayout mine = LayoutOf(device_.rank(), shape.tokens);
   RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), shape.tokens));
-  RETURN_IF_ERROR(
-      CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(), mine.tokens));
+  RETURN_IF_ERROR(patterns::CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
+                                           mine.tokens));
   LayerStats& stats = device_.StatsOf(call.layer());
   stats.tiles_per_ring_step.resize(forward_.steps.size());
   stats.causal_tiles += ring::CausalTiles(mine, options_.tile) * shape.heads;
@@ -114,14 +115,14 @@ absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCal
   const CallShape shape = call.shape();
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
   ASSIGN_OR_RETURN(std::shared_ptr<LayerIndex> index,
-                   BuildIndex(options_, budgets_.Of(call.layer()),
-                              {.layout = LayoutOf(device_.rank(), shape.tokens),
-                               .heads = shape.heads,
-                               .kv_heads = shape.kv_heads,
-                               .head_dim = shape.head_dim,
-                               .scale = shape.scale(),
-                               .documents = documents_},
-                              call));
+                   patterns::BuildIndex(budgets_.Of(call.layer()),
+                                        {.layout = LayoutOf(device_.rank(), shape.tokens),
+                                         .heads = shape.heads,
+                                         .kv_heads = shape.kv_heads,
+                                         .head_dim = shape.head_dim,
+                                         .scale = shape.scale(),
+                                         .documents = documents_},
+                                        call));
   RETURN_IF_ERROR(device_.End());
   return index;
 }

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "worker/attention/index/build_index.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::attention {
 namespace {
@@ -116,22 +116,25 @@ class LoggingCall : public AttentionCall {
     return std::make_shared<std::vector<char>>(bytes);
   }
   int64_t element_bytes() const override { return 2; }
-  absl::Status Sum(SumType, void*, int64_t) override { return Say("sum"); }
+  absl::Status Sum(patterns::SumType, void*, int64_t) override { return Say("sum"); }
   absl::Status Max(float*, int64_t) override { return Say("max"); }
   absl::Status Gather(void*, int64_t) override { return Say("gather"); }
-  absl::Status PrepareEstimate(const VerticalSlash&) override { return Say("queries"); }
-  absl::Status RowMax(const VerticalSlash&) override { return Say("row max"); }
-  absl::Status RowSum(const VerticalSlash&) override { return Say("row sum"); }
-  absl::Status Mass(const VerticalSlash&) override { return Say("mass"); }
-  absl::Status Candidates(const VerticalSlash&) override { return Say("candidates"); }
-  absl::Status MergeParts(const VerticalSlash&) override { return Say("merge"); }
-  absl::Status Select(const VerticalSlash&, const LayerIndex&) override { return Say("select"); }
-  absl::Status CountSelection(const VerticalSlash&, const LayerIndex&) override {
+  absl::Status PrepareEstimate(const patterns::VerticalSlash&) override { return Say("queries"); }
+  absl::Status RowMax(const patterns::VerticalSlash&) override { return Say("row max"); }
+  absl::Status RowSum(const patterns::VerticalSlash&) override { return Say("row sum"); }
+  absl::Status Mass(const patterns::VerticalSlash&) override { return Say("mass"); }
+  absl::Status Candidates(const patterns::VerticalSlash&) override { return Say("candidates"); }
+  absl::Status MergeParts(const patterns::VerticalSlash&) override { return Say("merge"); }
+  absl::Status Select(const patterns::VerticalSlash&, const LayerIndex&) override {
+    return Say("select");
+  }
+  absl::Status CountSelection(const patterns::VerticalSlash&, const LayerIndex&) override {
     return Say("count");
   }
-  absl::Status TileSums(const BlockTopK&) override { return Say("tile sums"); }
-  absl::Status OrderTileSums(const BlockTopK&) override { return Say("order"); }
-  absl::Status Gate(const BlockTopK&, const LayerIndex&) override { return Say("gate"); }
+  absl::Status Run(const kernels::BlockStep& step) override {
+    constexpr const char* kNames[] = {"tile sums", "order", "gate"};
+    return Say(kNames[step.index()]);
+  }
 
  private:
   absl::Status Say(const char* what, const Step* step = nullptr) {
@@ -203,7 +206,7 @@ TEST(BuildIndexTest, AnUnknownPatternIsNamed) {
   LoggingDevice device(/*rank=*/0, /*ranks=*/1);
   LoggingCall call(&device);
   const absl::Status status =
-      BuildIndex({.pattern = static_cast<patterns::Pattern>(17)}, {}, {}, call).status();
+      patterns::BuildIndex({.pattern = static_cast<patterns::Pattern>(17)}, {}, call).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(status.message()).find("pattern 17"), std::string::npos) << status;
 }

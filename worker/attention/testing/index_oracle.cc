@@ -6,14 +6,14 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "worker/attention/index/sequence_documents.h"
+#include "patterns/index/sequence_documents.h"
 
 namespace ringleader::attention::testing {
 
 namespace {
 
 template <typename T>
-std::vector<T> HostCopy(const DeviceArray<T>& array,
+std::vector<T> HostCopy(const patterns::DeviceArray<T>& array,
                         const std::function<void(void*, const void*, size_t)>& copy) {
   std::vector<T> host(array.size);
   if (array.size > 0) copy(host.data(), array.data(), host.size() * sizeof(T));
@@ -72,7 +72,7 @@ absl::Status Check(const Choice& choice, double tolerance) {
 
 }  // namespace
 
-HostIndex ToHost(const LayerIndex& index,
+HostIndex ToHost(const patterns::LayerIndex& index,
                  const std::function<void(void*, const void*, size_t)>& copy) {
   return {.tile = index.tile,
           .diagonals = HostCopy(index.diagonals, copy),
@@ -85,7 +85,7 @@ HostIndex ToHost(const LayerIndex& index,
           .documents = index.documents};
 }
 
-HostIndex ToHost(const LayerIndex& index) {
+HostIndex ToHost(const patterns::LayerIndex& index) {
   return ToHost(index,
                 [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
 }
@@ -94,8 +94,9 @@ IndexOracle::IndexOracle(const kernels::TokenMajor<const float>& q,
                          const kernels::TokenMajor<const float>& k,
                          const patterns::AttentionOptions& options, std::span<const int64_t> firsts)
     : tokens_(q.tokens), heads_(q.heads), tile_(options.tile) {
-  const auto documents = MakeDocuments({.tokens = tokens_}, firsts);
-  positions_ = ChooseEstimateQueries(tokens_, options.estimate_queries, documents->get()).positions;
+  const auto documents = patterns::MakeDocuments({.tokens = tokens_}, firsts);
+  positions_ = patterns::ChooseEstimateQueries(tokens_, options.estimate_queries, documents->get())
+                   .positions;
   const auto queries = static_cast<int64_t>(positions_.size());
   const int64_t blocks = (tokens_ + tile_ - 1) / tile_;
   shares_.assign(heads_ * queries * tokens_, 0.0);
@@ -142,7 +143,7 @@ absl::Status IndexOracle::CheckSelection(const HostIndex& index,
                                          const patterns::AttentionOptions& options,
                                          double tolerance) const {
   const bool top_k = options.select == patterns::Select::kTopK;
-  const patterns::LayerBudget& budget = options.budget;
+  const patterns::VerticalSlashBudget& budget = options.budget;
   for (int head = 0; head < heads_; ++head) {
     Choice columns{.what = "column",
                    .mass = ColumnMass(head),

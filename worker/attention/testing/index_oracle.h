@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
+#include "patterns/index/layer_index.h"
 #include "ringleader/kernels/attention.h"
-#include "worker/attention/index/layer_index.h"
 
 namespace ringleader::attention::testing {
 
@@ -23,7 +23,7 @@ struct HostIndex {
   std::vector<int32_t> column_counts;
   int32_t max_columns = 0;
   std::vector<std::byte> column_keys, column_values;
-  std::shared_ptr<const DeviceDocuments> documents;
+  std::shared_ptr<const patterns::DeviceDocuments> documents;
 
   bool Covers(int head, int64_t delta) const {
     return (diagonals[int64_t{head} * diagonal_words + delta / 64] >> (delta % 64) & 1) != 0;
@@ -35,9 +35,9 @@ struct HostIndex {
   }
 };
 // copy(to, from, bytes) copies from the device's memory.
-HostIndex ToHost(const LayerIndex& index,
+HostIndex ToHost(const patterns::LayerIndex& index,
                  const std::function<void(void*, const void*, size_t)>& copy);
-HostIndex ToHost(const LayerIndex& index);  // of the CPU engine
+HostIndex ToHost(const patterns::LayerIndex& index);  // of the CPU engine
 
 class IndexOracle {
  public:

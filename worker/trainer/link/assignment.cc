@@ -71,12 +71,13 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
   }
   plan.stripe = static_cast<int>(proto.stripe());
   for (const v1::LayerBudget& budget : proto.layer_budgets()) {
-    plan.layer_budgets.push_back({.layer = budget.layer(),
-                                  .budget = {.dense = budget.dense(),
-                                             .vertical_mass = budget.vertical_mass(),
-                                             .slash_mass = budget.slash_mass(),
-                                             .max_verticals = budget.max_verticals(),
-                                             .max_slashes = budget.max_slashes()}});
+    plan.layer_budgets.push_back(
+        {.layer = budget.layer(),
+         .budget = {.dense = budget.dense(),
+                    .vertical_slash = {.vertical_mass = budget.vertical_mass(),
+                                       .slash_mass = budget.slash_mass(),
+                                       .max_verticals = budget.max_verticals(),
+                                       .max_slashes = budget.max_slashes()}}});
   }
   for (const v1::MicroBatchAssignment& assignment : proto.micro_batches()) {
     // Groups are few; a number beyond any cluster is garbage, not something to allocate for.

@@ -18,7 +18,8 @@ using attention::Stopwatch;
 using comm::Channel;
 
 // What a plan leaves open (0) stays as the job has it.
-patterns::LayerBudget Merge(patterns::LayerBudget budget, const patterns::LayerBudget& job) {
+patterns::VerticalSlashBudget Merge(patterns::VerticalSlashBudget budget,
+                                    const patterns::VerticalSlashBudget& job) {
   if (budget.vertical_mass == 0) budget.vertical_mass = job.vertical_mass;
   if (budget.slash_mass == 0) budget.slash_mass = job.slash_mass;
   if (budget.max_verticals == 0) budget.max_verticals = job.max_verticals;
@@ -63,12 +64,14 @@ absl::Status StepLoop::Apply(const Plan& plan) {
                                                       plan.version, layers - 1,
                                                       parts_.engine->config().layers));
   }
-  std::vector<patterns::LayerBudget> budgets(layers, job_.attention.budget);
+  std::vector<patterns::LayerBudget> budgets(layers, {.vertical_slash = job_.attention.budget});
   for (const int layer : job_.attention.dense_layers) {
     if (layer < layers) budgets[layer].dense = true;
   }
   for (const Plan::Budget& budget : plan.layer_budgets) {
-    budgets[budget.layer] = Merge(budget.budget, job_.attention.budget);
+    budgets[budget.layer] = {
+        .dense = budget.budget.dense,
+        .vertical_slash = Merge(budget.budget.vertical_slash, job_.attention.budget)};
   }
   RETURN_IF_ERROR(parts_.engine->SetBudgets(budgets));
   plan_ = plan;

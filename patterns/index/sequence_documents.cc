@@ -1,11 +1,11 @@
-#include "worker/attention/index/sequence_documents.h"
+#include "patterns/index/sequence_documents.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_format.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
     const kernels::ShardLayout& layout, std::span<const int64_t> firsts) {
@@ -68,4 +68,4 @@ EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count,
   return queries;
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

@@ -1,18 +1,15 @@
-// The vertical-slash index (MTraining, arXiv 2510.18830, section 4.1, Algorithm 1), whose
-// arithmetic ringleader/kernels/index.h defines: estimate, merge over ranks, select.
+// The numbers and the memory of one build of the vertical-slash index (MTraining, arXiv 2510.18830,
+// section 4.1, Algorithm 1), which patterns/vertical_slash.cc walks through: estimate, merge over
+// ranks, select. ringleader/kernels/index.h defines the arithmetic.
 #pragma once
 
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "patterns/attention_options.h"
+#include "patterns/index/layer_index.h"
 #include "ringleader/kernels/index_parts.h"
-#include "worker/attention/index/build_index.h"
-#include "worker/attention/index/index_device.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
-// The numbers and the memory of one build.
 struct VerticalSlash {
   kernels::ShardLayout layout;  // of this rank
   int32_t heads = 0;
@@ -53,9 +50,4 @@ struct VerticalSlash {
   }
 };
 
-// Sets the diagonals and columns of `index`, and memory for the columns' keys and values.
-absl::Status BuildVerticalSlash(const patterns::AttentionOptions& options,
-                                const patterns::LayerBudget& budget, const IndexInputs& inputs,
-                                IndexDevice& device, LayerIndex& index);
-
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

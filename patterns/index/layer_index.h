@@ -6,13 +6,20 @@
 #include <cstdint>
 #include <memory>
 
+#include "patterns/index/device_array.h"
+#include "patterns/index/sequence_documents.h"
 #include "ringleader/kernels/attention.h"
-#include "worker/attention/index/device_array.h"
-#include "worker/attention/index/sequence_documents.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
+
+// Tiles of `query`'s queries and `key`'s keys that one head visits; the selection's document_starts
+// are in the host's memory.
+using TileCount = int64_t (*)(const kernels::TileSelection& tiles,
+                              const kernels::ShardLayout& query, const kernels::ShardLayout& key);
 
 struct LayerIndex {
+  // PatternDefinition's: null where the tiles are chosen online.
+  TileCount count_tiles = nullptr;
   kernels::TilePattern pattern = kernels::TilePattern::kCausal;
   int32_t tile = 128;
   int64_t window = 0;
@@ -26,9 +33,8 @@ struct LayerIndex {
   int32_t max_columns = 0;                            // 0: the pattern has no columns
   DeviceArray<std::byte> column_keys, column_values;  // [heads, max_columns, d], of q's type
 
-  // Block top-k: the blocks of block_size tokens that each tile of queries keeps, from which the
-  // lists of a hop's tiles are built. Bit B of row [head, query tile] is
-  // chosen[row * words + B / 32] >> B % 32 & 1.
+  // Blocks of block_size tokens that each tile of queries keeps
+  // (ringleader/kernels/block_choice.h), from which the lists of a hop's tiles are built.
   DeviceArray<uint32_t> chosen;  // [heads, query tiles, words]
   int32_t block_size = 0;
   int32_t kept_blocks = 0;  // of a query tile, at most
@@ -55,4 +61,4 @@ struct LayerIndex {
   }
 };
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

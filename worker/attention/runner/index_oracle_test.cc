@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
+#include "patterns/index/vertical_slash.h"
 #include "ringleader/kernels/index.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
-#include "worker/attention/index/vertical_slash.h"
 #include "worker/attention/runner/ring_runner.h"
 #include "worker/comm/testing/local_communicator.h"
 
@@ -43,7 +43,7 @@ double InQueries(int32_t mass) {
 class RecordingCall : public CpuCall {
  public:
   using CpuCall::CpuCall;
-  absl::Status Select(const VerticalSlash& work, const LayerIndex& index) override {
+  absl::Status Select(const patterns::VerticalSlash& work, const LayerIndex& index) override {
     for (int64_t i = 0; i < work.heads * work.parts.blocks; ++i) {
       masses.diagonals.push_back(InQueries(work.merged_diagonal_mass()[i]));
     }

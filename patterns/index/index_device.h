@@ -1,17 +1,28 @@
-// What the index pipelines ask of a device. The pipelines (vertical_slash.cc, block_topk.cc) own
-// the numbers, the order of the steps and what ranks exchange; a device owns the arithmetic.
+// What patterns ask of a device when they build an index. A pattern (patterns/vertical_slash.cc,
+// patterns/block_topk.cc) owns the numbers, the order of the steps and what ranks exchange; a
+// device owns the arithmetic. Everything that ranks merge is an integer sum, a maximum or a
+// concatenation in rank order, so that an index is the same on any number of ranks.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "worker/attention/index/device_array.h"
-#include "worker/attention/index/layer_index.h"
+#include "patterns/index/device_array.h"
+#include "patterns/index/layer_index.h"
+#include "ringleader/kernels/block_choice.h"
+#include "ringleader/kernels/shard_layout.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 struct VerticalSlash;
-struct BlockTopK;
+
+// One rank's view of a layer's call.
+struct IndexInputs {
+  kernels::ShardLayout layout;  // of this rank
+  int32_t heads = 0, kv_heads = 0, head_dim = 0;
+  float scale = 0.0f;                                          // of logits
+  std::shared_ptr<const DeviceDocuments> documents = nullptr;  // null: one
+};
 
 // Of the types that ranks sum.
 enum class SumType { kQueries, kInt64 };  // kQueries: the type of q
@@ -43,10 +54,8 @@ class IndexDevice {
   // Adds verticals, slashes and recall to the layer's statistics.
   virtual absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) = 0;
 
-  // Block top-k, in this order; block_topk.h says what each reads and writes.
-  virtual absl::Status TileSums(const BlockTopK& work) = 0;
-  virtual absl::Status OrderTileSums(const BlockTopK& work) = 0;
-  virtual absl::Status Gate(const BlockTopK& work, const LayerIndex& index) = 0;
+  // Patterns that choose blocks.
+  virtual absl::Status Run(const kernels::BlockStep& step) = 0;
 };
 
 template <typename T>
@@ -54,4 +63,4 @@ DeviceArray<T> AllocateArray(IndexDevice& device, int64_t size) {
   return {.memory = device.Allocate(size * static_cast<int64_t>(sizeof(T))), .size = size};
 }
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

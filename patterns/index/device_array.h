@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 // The last owner frees it.
 using DeviceMemory = std::shared_ptr<void>;
@@ -18,4 +18,4 @@ struct DeviceArray {
   T* data() const { return static_cast<T*>(memory.get()); }
 };
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

@@ -9,10 +9,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "patterns/index/device_array.h"
 #include "ringleader/kernels/shard_layout.h"
-#include "worker/attention/index/device_array.h"
 
-namespace ringleader::attention {
+namespace ringleader::patterns {
 
 // One rank's view of a sequence of several documents. Immutable.
 struct SequenceDocuments {
@@ -49,4 +49,4 @@ struct EstimateQueries {
 EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count,
                                       const SequenceDocuments* documents);
 
-}  // namespace ringleader::attention
+}  // namespace ringleader::patterns

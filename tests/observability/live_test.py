@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Asks a Prometheus for every expression that the dashboards and rules hold while a job runs.
+
+live_test.py PROMETHEUS-ADDRESS JOB. Every panel's expression returns series. A rule's expression is evaluated, and the
+metrics that it selects exist with the labels that it selects them by: the alerts themselves must not fire."""
+
+import json
+import sys
+import time
+import unittest
+import urllib.parse
+import urllib.request
+
+import queries
+
+ADDRESS, JOB = sys.argv[1:3]
+
+
+def query(expression):
+    url = f"http://{ADDRESS}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        answer = json.load(reply)
+    assert answer["status"] == "success", (expression, answer)
+    return answer["data"]["result"]
+
+
+def filled_in(expression):
+    for name, value in (("$__rate_interval", "10s"), ("$job_name", JOB), ("$job", ".+"), ("$instance", ".+")):
+        expression = expression.replace(name, value)
+    return expression
+
+
+class Live(unittest.TestCase):
+
+    def test_panels_return_series(self):
+        for name, dashboard in queries.dashboards():
+            for panel in queries.panels(dashboard):
+                for target in panel["targets"]:
+                    with self.subTest(dashboard=name, panel=panel["title"], expression=target["expr"]):
+                        result = query(filled_in(target["expr"]))
+                        self.assertTrue(result, "no series")
+                        self.assertTrue(all(series["value"][1] != "NaN" for series in result), result)
+
+    def test_variables_have_values(self):
+        for name, dashboard in queries.dashboards():
+            for variable in dashboard["templating"]["list"]:
+                if variable["type"] != "query":
+                    continue
+                selector, label = variable["query"]["query"].removeprefix("label_values(").rstrip(")").rsplit(", ", 1)
+                with self.subTest(dashboard=name, variable=variable["name"]):
+                    self.assertTrue(all(label in series["metric"] for series in query(filled_in(selector))))
+                    self.assertTrue(query(filled_in(selector)))
+
+    def test_rules_select_what_exists(self):
+        for rule in queries.rules():
+            with self.subTest(rule=rule.get("alert") or rule["record"]):
+                query(rule["expr"])
+                for metric, labels in queries.selected(rule["expr"]):
+                    series = query(metric)
+                    self.assertTrue(series, f"{metric} has no series")
+                    self.assertTrue(all(label in s["metric"] for s in series for label in labels), (metric, labels))
+
+    def test_no_alert_fires(self):
+        self.assertEqual([s["metric"] for s in query('ALERTS{alertstate="firing"}')], [])
+
+
+def await_series():
+    """Until two scrapes have seen the job's layers: rates need two."""
+    deadline = time.monotonic() + 180
+    wanted = f'count_over_time(ringleader_job_layer_density_ratio{{job_name="{JOB}"}}[30s]) >= 6'
+    while not query(wanted):
+        if time.monotonic() > deadline:
+            sys.exit(f"Prometheus saw no layers of {JOB} within 180 s")
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    await_series()
+    unittest.main(argv=sys.argv[:1])
