@@ -99,13 +99,12 @@ absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>&
         slot.message->GetReflection()->GetString(*slot.message, slot.descriptor);
     if (path.empty() || path == field.default_value) continue;
     const bool allowed = IsAllowed(path, roots, check);
-    const fs::path link =
-        allowed && check == RootCheck::kFiles ? LinkOut(path, roots) : fs::path();
+    const fs::path link = allowed && check == RootCheck::kFiles ? LinkOut(path, roots) : fs::path();
     if (allowed && link.empty()) continue;
-    return absl::PermissionDeniedError(absl::StrCat(
-        std::string(field.path), ": '", Printable(link.empty() ? path : link.string()),
-        "' is not, or does not lead, below ", absl::StrJoin(roots, " or "),
-        ", where jobs may read and write (--allow-path)"));
+    return absl::PermissionDeniedError(
+        absl::StrCat(std::string(field.path), ": '", Printable(link.empty() ? path : link.string()),
+                     "' is not, or does not lead, below ", absl::StrJoin(roots, " or "),
+                     ", where jobs may read and write (--allow-path)"));
   }
   return absl::OkStatus();
 }

@@ -21,8 +21,8 @@ void AddRootFlag(CLI::App& app, std::vector<std::string>* roots);
 absl::Status CheckRoots(const std::vector<std::string>& roots);
 
 // FAILED_PRECONDITION where there are none, although other machines reach the coordinator at
-// `address`: jobs are other people's then, and where they may read and write has to be said. "/" says
-// anywhere.
+// `address`: jobs are other people's then, and where they may read and write has to be said. "/"
+// says anywhere.
 absl::Status CheckRootsGiven(const std::vector<std::string>& roots, const Address& address);
 
 // kText: paths as they are written, for a machine that does not see the files. kFiles: also where

@@ -49,10 +49,11 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: %s", path, error.what()));
   }
   for (const std::string& shard : manifest.shards) {
-    if (!shard.empty() && shard == std::filesystem::path(shard).filename() && shard != "..") continue;
-    return absl::DataLossError(absl::StrFormat(
-        "%s is damaged: a shard is a file of the same folder, not '%s'", path,
-        absl::CHexEscape(shard)));
+    if (!shard.empty() && shard == std::filesystem::path(shard).filename() && shard != "..")
+      continue;
+    return absl::DataLossError(
+        absl::StrFormat("%s is damaged: a shard is a file of the same folder, not '%s'", path,
+                        absl::CHexEscape(shard)));
   }
   if (manifest.separator >= manifest.vocabulary) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: separator %d, vocabulary %d", path,
