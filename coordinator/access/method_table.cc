@@ -54,7 +54,8 @@ const Table& Rows() {
       {"/ringleader.v1.PeerExchange/Stream", kNobody},
       {"/ringleader.v1.TrainerLink/Attach", kNobody},
       {"/grpc.health.v1.Health/Check", kAnyone},
-      {"/grpc.health.v1.Health/Watch", kAnyone},
+      // A stream, and so not for callers that are nobody: they could open any number.
+      {"/grpc.health.v1.Health/Watch", kPeople | kNode},
       {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kPeople},
   };
   return *kRows;
