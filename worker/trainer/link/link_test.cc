@@ -265,6 +265,24 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   EXPECT_EQ(left_, "");
 }
 
+TEST_F(AgentLinkTest, SaysItsSecretAndHearsWhoseCertificatesItsPeersHave) {
+  FakeAgent agent(socket_, SingleRankSpec(), {}, 2);  // the other rank never comes
+  const auto link = AgentLink::Attach(
+      {.socket = socket_, .fencing_token = FakeAgent::kToken, .secret = "rlt_mine"},
+      [](const std::string&) {});
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  v1::AgentMessage message;
+  for (const char* node : {"a", "b"}) {
+    message.mutable_connect()->add_addresses("127.0.0.1:1");
+    message.mutable_connect()->add_certificates(absl::StrCat("uri ringleader://node/", node));
+  }
+  agent.Send(0, message);
+  EXPECT_THAT(link->ReportReady("127.0.0.1:5")->certificates,
+              ElementsAre("uri ringleader://node/a", "uri ringleader://node/b"));
+  EXPECT_TRUE(agent.WaitFor(
+      [](const std::vector<RankLog>& logs) { return logs[0].hello.secret() == "rlt_mine"; }));
+}
+
 TEST_F(AgentLinkTest, PlansWaitUntilTaken) {
   FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
   auto link = Attach();
