@@ -121,7 +121,8 @@ TEST_F(DataTest, AShardIsAFileOfItsFolder) {
   ASSERT_TRUE(Pack(Options()).ok());
   Manifest manifest = *ReadManifest(Train());
   const std::string good = manifest.shards.at(0);
-  for (const std::string& name : {"../train/" + good, "/etc/passwd", "..", "", "a/" + good}) {
+  for (const std::string& name :
+       std::vector<std::string>{"../train/" + good, "/etc/passwd", "..", "", "a/" + good}) {
     manifest.shards[0] = name;
     ASSERT_TRUE(WriteManifest(Train(), manifest).ok());
     const auto folder = TokenFolder::Open(Train());
