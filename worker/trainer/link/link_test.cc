@@ -277,7 +277,10 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
 }
 
 TEST_F(AgentLinkTest, SaysItsSecretAndHearsWhoseCertificatesItsPeersHave) {
-  FakeAgent agent(socket_, SingleRankSpec(), {}, 2);  // the other rank never comes
+  v1::JobSpec spec = SingleRankSpec();
+  spec.mutable_parallelism()->set_context(2);
+  spec.mutable_resources()->set_trainers(2);
+  FakeAgent agent(socket_, spec, {}, 2);  // the other rank never comes
   const auto link = AgentLink::Attach(
       {.socket = socket_, .fencing_token = FakeAgent::kToken, .secret = "rlt_mine"},
       [](const std::string&) {});
@@ -291,7 +294,7 @@ TEST_F(AgentLinkTest, SaysItsSecretAndHearsWhoseCertificatesItsPeersHave) {
   EXPECT_THAT(link->ReportReady("127.0.0.1:5")->certificates,
               ElementsAre("uri ringleader://node/a", "uri ringleader://node/b"));
   EXPECT_TRUE(agent.WaitFor(
-      [](const std::vector<RankLog>& logs) { return logs[0].hello.secret() == "rlt_mine"; }));
+      [](const std::vector<RankLog>& logs) { return logs[0].hello->secret() == "rlt_mine"; }));
 }
 
 TEST_F(AgentLinkTest, PlansWaitUntilTaken) {
