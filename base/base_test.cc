@@ -23,6 +23,7 @@
 #include "base/process/config.h"
 #include "base/process/metrics.h"
 #include "base/protocol_version.h"
+#include "base/testing/metrics_page.h"
 #include "base/testing/temp_dir.h"
 #include "base/testing/test_certificates.h"
 #include "google/rpc/error_details.pb.h"
@@ -148,9 +149,10 @@ TEST(MetricsTest, SaysThatThePortIsInUseAndRefusesToBeSeen) {
   EXPECT_EQ(metrics.Listen(Parsed("0.0.0.0:0"), false).code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(metrics.Listen(Parsed("127.0.0.1:0"), false).ok());
-  EXPECT_GT(metrics.port(), 0);
-  EXPECT_THAT(metrics.Render(), HasSubstr("ringleader_build_info{component=\"test\""));
-  EXPECT_THAT(metrics.Render(), HasSubstr("process_resident_memory_bytes"));
+  ASSERT_GT(metrics.port(), 0);
+  const std::string page = MetricsPage(absl::StrCat("127.0.0.1:", metrics.port()));
+  EXPECT_THAT(page, HasSubstr("ringleader_build_info{component=\"test\""));
+  EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
 }
 
 TEST(ClockTest, SteadyAdvancesByWhatPassesWhateverTheWallClockSays) {

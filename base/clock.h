@@ -11,13 +11,13 @@ class Clock {
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;
 
-  // The machine's clock: what time it is for people, and anybody's to set. Lives for ever.
+  // The machine's clock: the time of day, which an administrator may set. Lives for ever.
   static Clock* Real();
 
-  // For leases and time-outs: a clock that is set meanwhile must not end them. The machine's clock
-  // as it was at the first call, and the time that has passed since, suspension included. Close
-  // enough to Real() to be stored and shown; it is off by as much as that was corrected since this
-  // process started. Lives for ever.
+  // A clock for leases and time-outs, which setting the time of day must not end: the machine's
+  // clock as it was at the first call, and the time that has passed since, suspension included.
+  // Close enough to Real() to be stored and shown; it is off by as much as that was corrected since
+  // this process started. Lives for ever.
   static Clock* Steady();
 };
 
@@ -31,19 +31,6 @@ class SteadyClock : public Clock {
  private:
   absl::Time (*const boot_now_)();
   const absl::Duration offset_;
-};
-
-// A clock that moves only when told to. Not thread-safe: set it up before threads read it, or
-// between their steps.
-class FakeClock : public Clock {
- public:
-  explicit FakeClock(absl::Time start = absl::UnixEpoch() + absl::Hours(24 * 365 * 50))
-      : now_(start) {}
-  absl::Time Now() const override { return now_; }
-  void Advance(absl::Duration by) { now_ += by; }
-
- private:
-  absl::Time now_;
 };
 
 }  // namespace ringleader

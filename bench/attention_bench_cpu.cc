@@ -1,9 +1,9 @@
-// Attention on the CPU, measured: ours beside LibTorch's scaled_dot_product_attention, time against
-// density, the share of the index, and the balance of layouts. Ratios come from runs that alternate
-// in one process, so that a busy machine slows both sides.
+// Attention on the CPU, measured: ours beside LibTorch's scaled_dot_product_attention, and time
+// against density. Ratios come from runs that alternate in one process, so that a busy machine
+// slows both sides. training_bench --engine cpu measures whole steps, with the share of the index.
 //
-//   attention_bench_cpu [--tokens N] [--repeats N] [--threads N] [--section
-//   dense|density|index|balance]
+//   attention_bench_cpu [--tokens N] [--repeats N] [--threads N] [--clock cpu]
+//       [--section dense|density]
 #include <torch/autograd.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -20,11 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "bench/attention_bench_balance.h"
+#include "kernels/ops/token_view.h"
 #include "kernels/reference/attention/attention.h"
 #include "kernels/reference/tiles/tile_lists.h"
-#include "worker/attention/cpu/cpu_ring_attention.h"
-#include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::bench {
 namespace {
@@ -65,12 +63,7 @@ double Median(std::vector<double> values) {
 
 template <typename T>
 TokenMajor<T> View(const Tensor& x) {
-  return {.data = x.data_ptr<std::remove_const_t<T>>(),
-          .tokens = x.size(0),
-          .heads = static_cast<int32_t>(x.size(1)),
-          .head_dim = static_cast<int32_t>(x.size(2)),
-          .token_stride = x.stride(0),
-          .head_stride = x.stride(1)};
+  return kernels::ops::TokenView<T>(x, x.data_ptr<std::remove_const_t<T>>());
 }
 
 // One sequence on one rank, called without autograd: what the engine itself costs.
@@ -230,78 +223,6 @@ void BenchDensity(const Options& options, Engine& engine) {
   }
 }
 
-// Queries and keys with structure: a few keys that all queries like, and a rotation that makes
-// nearby keys alike, so that verticals and slashes exist.
-Tensor WithStructure(Tensor x, bool key) {
-  const int64_t n = x.size(0), d = x.size(2);
-  const Tensor position = torch::arange(n, torch::kFloat32).view({n, 1, 1});
-  const Tensor frequency = torch::pow(10000.0, -torch::arange(0, d, 2, torch::kFloat32) / d);
-  const Tensor angle = position * frequency.view({1, 1, -1});
-  Tensor base = torch::cat({angle.cos(), angle.sin()}, -1) * 1.5;
-  if (key) {
-    const Tensor hot = torch::randint(n, {n / 256});
-    base.index_add_(0, hot, torch::full({hot.size(0), 1, d}, 0.3));
-  }
-  return x * 0.5 + base;
-}
-
-void BenchIndex(const Options& options) {
-  std::printf(
-      "\n## Vertical-slash against dense, one rank, 4 heads, 2 kv heads, d 64, tile 64\n\n");
-  std::printf(
-      "| tokens | density | verticals | slashes | recall | index ms | forward ms | backward ms | "
-      "index share | dense ms | speed-up |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
-  for (const int64_t tokens : {options.tokens, 2 * options.tokens, 4 * options.tokens}) {
-    const Tensor q = WithStructure(torch::randn({tokens, 4, 64}), false);
-    const Tensor k = WithStructure(torch::randn({tokens, 2, 64}), true);
-    const Tensor v = torch::randn({tokens, 2, 64});
-    const Tensor d_out = torch::randn({tokens, 4, 64});
-    // Means over the runs after the first, dense and sparse by turns.
-    attention::AttentionStats sparse, dense;
-    comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
-      const auto make = [&](patterns::Pattern pattern) {
-        auto attention = attention::CreateCpuRingAttention(
-            {.pattern = pattern,
-             .budget = {.vertical_mass = 0.5,
-                        .slash_mass = 0.5,
-                        .max_verticals = static_cast<uint32_t>(tokens / 64),
-                        .max_slashes = static_cast<uint32_t>(tokens / 2048)},
-             .tile = 64,
-             .threads = options.threads},
-            &communicator);
-        Problem::Check(attention.status());
-        return *std::move(attention);
-      };
-      const auto vertical_slash = make(patterns::Pattern::kVerticalSlash);
-      const auto full = make(patterns::Pattern::kDense);
-      for (int i = 0; i <= options.repeats; ++i) {
-        if (i == 1) vertical_slash->TakeStats(), full->TakeStats();
-        for (attention::ContextAttention* each : {vertical_slash.get(), full.get()}) {
-          const attention::AttentionOutput output = each->Forward(0, q, k, v);
-          output.record->Backward(q, k, v, output.out, output.lse, d_out);
-        }
-      }
-      sparse = vertical_slash->TakeStats();
-      dense = full->TakeStats();
-      for (attention::AttentionStats* stats : {&sparse, &dense}) {
-        stats->seconds.index /= options.repeats;
-        stats->seconds.forward /= options.repeats;
-        stats->seconds.backward /= options.repeats;
-      }
-    });
-    const attention::LayerStats& layer = sparse.layers[0];
-    const auto total = [](const attention::AttentionSeconds& s) {
-      return s.index + s.forward + s.backward;
-    };
-    std::printf(
-        "| %lld | %.3f | %.0f | %.0f | %.2f | %.1f | %.1f | %.1f | %.1f %% | %.0f | %.1f |\n",
-        static_cast<long long>(tokens), layer.density, layer.verticals, layer.slashes, layer.recall,
-        sparse.seconds.index * 1e3, sparse.seconds.forward * 1e3, sparse.seconds.backward * 1e3,
-        100.0 * sparse.seconds.index / total(sparse.seconds), total(dense.seconds) * 1e3,
-        total(dense.seconds) / total(sparse.seconds));
-  }
-}
-
 // The first "model name" of /proc/cpuinfo.
 void PrintProcessor() {
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -337,8 +258,6 @@ int Main(int argc, char** argv) {
   };
   if (wanted("dense")) BenchDense(options, engine);
   if (wanted("density")) BenchDensity(options, engine);
-  if (wanted("index")) BenchIndex(options);
-  if (wanted("balance")) BenchBalance();
   return 0;
 }
 

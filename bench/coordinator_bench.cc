@@ -110,7 +110,8 @@ double CpuSeconds(pid_t pid) {
   std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
   std::string line;
   std::getline(stat, line);
-  // Behind the program's name, which may hold spaces: fields 14 and 15 of the whole line.
+  // The times are fields 14 and 15 of the line; they are counted from the end of the program's
+  // name, which may hold spaces.
   std::istringstream fields(line.substr(line.rfind(')') + 2));
   std::string skipped;
   for (int i = 3; i < 14; ++i) fields >> skipped;
@@ -295,7 +296,7 @@ int Main(int argc, char** argv) {
   report["command"] =
       absl::StrFormat("coordinator_bench --workers %d --jobs %d --running %d --seconds %d",
                       flags.workers, flags.jobs, flags.running, flags.seconds);
-  // Of the minute before: other programs' work shows in the latencies.
+  // The load of the minute before, because other programs' work shows in the latencies.
   double load = 0;
   std::ifstream("/proc/loadavg") >> load;
   report["load_average"] = load;

@@ -16,7 +16,7 @@
 #                 on two GPUs. Their speed says nothing
 #   --dry-run     print the commands alone
 #
-# From a bundle (deploy/bundle.sh --only '^(comm_nccl_test|attention_cuda_test|trainer_cuda_test|training_bench)$' FOLDER)
+# Run it from a bundle (deploy/bundle.sh --only '^(comm_nccl_test|attention_cuda_test|trainer_cuda_test|training_bench)$' FOLDER)
 # or a build folder. The parts, in this order, and what they leave in DIR:
 #   quickstart  deploy/quickstart.sh --gpu: a job of 131,072 tokens a GPU through the whole service; needs 80 GB of disk
 #   tests    comm_nccl_test, attention_cuda_test's ring over NCCL, trainer_cuda_test

@@ -1,14 +1,15 @@
-// Training steps of a real model shape on the GPUs of one machine: this process plays the worker of
-// as many trainer processes as there are GPUs in a case, and prints what they report.
+// Training steps of a real model shape on the GPUs of one machine, or on its CPU (--engine cpu):
+// this process plays the worker of as many trainer processes as a case has ranks (--gpus), and
+// prints what they report.
 //
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
 //       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
-//       [--config FILE]
+//       [--config FILE] [--engine cuda|cpu]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. Weights and tokens are random. The first step of a case warms up and is not counted; the
 // row is the step of median time. With --nodes 2 NCCL takes either half of the GPUs for a machine
-// of its own and goes through the network between them. --profile traces one step behind the
+// of its own and goes through the network between them. --profile traces one step after the
 // counted ones.
 #include <unistd.h>
 
@@ -120,7 +121,8 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   v1::ParallelismSpec::KvGradients_Parse(absl::AsciiStrToUpper(flags.kv_gradients), &kv_gradients);
   spec.mutable_parallelism()->set_kv_gradients(kv_gradients);
   v1::TrainingSpec* training = spec.mutable_training();
-  // More than are waited for: the end of a job, with its checkpoint, is not what is measured.
+  // The job has more steps than are waited for, because its end, with a checkpoint, is not
+  // measured.
   training->set_steps(flags.steps + 1000);
   training->set_global_batch(1);
   training->set_learning_rate(1e-5);
@@ -285,7 +287,7 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
 
 int Main(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Training steps on the GPUs of this machine.");
+  CLI::App app("Training steps on this machine, by the trainers that jobs get.");
   const auto here = std::filesystem::canonical("/proc/self/exe").parent_path();
   flags.trainer = here / "ringleader-trainer";
   for (const char* root : {"..", "../.."}) {  // of a bundle, of a build folder in a checkout
@@ -294,10 +296,11 @@ int Main(int argc, char** argv) {
   }
   app.add_option("--trainer", flags.trainer, "the trainer's program");
   app.add_option("--config", flags.config, "config.json of the model; the Qwen2.5-3B shape");
-  app.add_option("--engine", flags.engine, "cuda, or cpu to try this program out")
+  app.add_option("--engine", flags.engine, "of the trainers: cuda or cpu")
       ->check(CLI::IsMember({"cuda", "cpu"}));
   app.add_option("--tokens", flags.tokens, "sequence lengths")->delimiter(',');
-  app.add_option("--gpus", flags.gpus, "ring sizes")->delimiter(',');
+  app.add_option("--gpus", flags.gpus, "ranks of the ring: one a GPU, or CPU ranks")
+      ->delimiter(',');
   app.add_option("--mode", flags.modes, "dense, sparse")
       ->delimiter(',')
       ->check(CLI::IsMember({"dense", "sparse"}));

@@ -3,7 +3,7 @@
 namespace ringleader::bench {
 namespace {
 
-// Of all matrices that a token is multiplied with.
+// The parameters of all matrices that a token is multiplied with.
 double MatrixParameters(const model::ModelConfig& config) {
   const double projections =
       static_cast<double>(2 * config.heads + 2 * config.kv_heads) * config.head_dim;

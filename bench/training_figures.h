@@ -16,7 +16,7 @@ struct TrainingCase {
 
 struct TrainingFigures {
   double density = 0;  // of causal tiles, mean over layers
-  double recall = -1;  // likewise; -1 where nothing was estimated
+  double recall = -1;  // mean over the layers that estimate it; -1 where none does
   double step_seconds = 0;
   double tokens_per_second = 0;
   // Model FLOPs a second and GPU over the GPU's peak. FLOPs of a token: 6 for each parameter it

@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <limits>
 #include <ostream>
 #include <random>
 
@@ -23,6 +24,7 @@ namespace {
 
 // An answer that takes longer is treated like a coordinator that is away.
 constexpr int kCallSeconds = 20;
+constexpr int kPageSize = 1000;  // of listings, the most that the coordinator gives
 
 bool IsAway(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
@@ -79,58 +81,21 @@ class GrpcClient : public Client {
   absl::StatusOr<v1::ListJobsResponse> ListJobs(const std::string& filter, int limit) override {
     v1::ListJobsRequest request;
     request.set_filter(filter);
-    v1::ListJobsResponse all;
-    while (all.jobs_size() < limit) {
-      request.set_page_size(std::min(limit - all.jobs_size(), 1000));
-      ASSIGN_OR_RETURN(v1::ListJobsResponse page,
-                       Read(jobs_.get(), &v1::JobService::Stub::ListJobs, request));
-      for (v1::Job& job : *page.mutable_jobs()) *all.add_jobs() = std::move(job);
-      all.set_total_size(page.total_size());
-      all.set_next_page_token(page.next_page_token());
-      if (page.next_page_token().empty()) break;
-      request.set_page_token(page.next_page_token());
-    }
-    return all;
+    return List(jobs_.get(), &v1::JobService::Stub::ListJobs, request,
+                &v1::ListJobsResponse::mutable_jobs, limit);
   }
-
   absl::StatusOr<v1::ListNodesResponse> ListNodes() override {
-    v1::ListNodesRequest request;
-    v1::ListNodesResponse all;
-    do {
-      ASSIGN_OR_RETURN(v1::ListNodesResponse page,
-                       Read(nodes_.get(), &v1::NodeService::Stub::ListNodes, request));
-      for (v1::Node& node : *page.mutable_nodes()) *all.add_nodes() = std::move(node);
-      request.set_page_token(page.next_page_token());
-    } while (!request.page_token().empty());
-    return all;
+    return List(nodes_.get(), &v1::NodeService::Stub::ListNodes, v1::ListNodesRequest(),
+                &v1::ListNodesResponse::mutable_nodes);
   }
-
   absl::StatusOr<v1::ListTokensResponse> ListTokens() override {
-    v1::ListTokensRequest request;
-    v1::ListTokensResponse all;
-    do {
-      ASSIGN_OR_RETURN(v1::ListTokensResponse page,
-                       Read(access_.get(), &v1::AccessService::Stub::ListTokens, request));
-      for (v1::Token& token : *page.mutable_tokens()) *all.add_tokens() = std::move(token);
-      request.set_page_token(page.next_page_token());
-    } while (!request.page_token().empty());
-    return all;
+    return List(access_.get(), &v1::AccessService::Stub::ListTokens, v1::ListTokensRequest(),
+                &v1::ListTokensResponse::mutable_tokens);
   }
-
   absl::StatusOr<v1::ListAuditRecordsResponse> ListAuditRecords(v1::ListAuditRecordsRequest request,
                                                                 int limit) override {
-    v1::ListAuditRecordsResponse all;
-    do {
-      request.set_page_size(std::min(limit - all.records_size(), 1000));
-      ASSIGN_OR_RETURN(v1::ListAuditRecordsResponse page,
-                       Read(access_.get(), &v1::AccessService::Stub::ListAuditRecords, request));
-      for (v1::AuditRecord& record : *page.mutable_records()) {
-        *all.add_records() = std::move(record);
-      }
-      all.set_next_page_token(page.next_page_token());
-      request.set_page_token(page.next_page_token());
-    } while (!request.page_token().empty() && all.records_size() < limit);
-    return all;
+    return List(access_.get(), &v1::AccessService::Stub::ListAuditRecords, request,
+                &v1::ListAuditRecordsResponse::mutable_records, limit);
   }
 
   absl::Status WatchJob(
@@ -189,6 +154,26 @@ class GrpcClient : public Client {
     return Call(stub, method, request, context_.retry.read_patience);
   }
 
+  // All pages up to `limit` entries: the last page, with the entries of those before it at its
+  // front.
+  template <typename Stub, typename Request, typename Response, typename Entry>
+  absl::StatusOr<Response> List(Stub* stub, Method<Stub, Request, Response> method, Request request,
+                                google::protobuf::RepeatedPtrField<Entry>* (Response::*entries)(),
+                                int limit = std::numeric_limits<int>::max()) {
+    google::protobuf::RepeatedPtrField<Entry> all;
+    while (true) {
+      request.set_page_size(std::min(limit - all.size(), kPageSize));
+      ASSIGN_OR_RETURN(Response page, Read(stub, method, request));
+      std::move((page.*entries)()->begin(), (page.*entries)()->end(),
+                google::protobuf::RepeatedFieldBackInserter(&all));
+      if (page.next_page_token().empty() || all.size() >= limit) {
+        (page.*entries)()->Swap(&all);
+        return page;
+      }
+      request.set_page_token(page.next_page_token());
+    }
+  }
+
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> Call(Stub* stub, Method<Stub, Request, Response> method,
                                 const Request& request, absl::Duration patience) {
@@ -225,7 +210,8 @@ class GrpcClient : public Client {
     }
   }
 
-  // After the `tries`-th failure in a row; `status` itself if trying again is no use or too late.
+  // Waits after the `tries`-th failure in a row; returns `status` itself if trying again is no use
+  // or too late.
   absl::Status WaitToTryAgain(const grpc::Status& status, uint32_t tries, absl::Time give_up) {
     const absl::Duration delay =
         BackOff(context_.retry.first_delay, context_.retry.longest_delay, tries);

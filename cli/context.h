@@ -48,7 +48,7 @@ struct Context {
   Clock* clock = Clock::Real();
   std::function<std::optional<std::string>(const char*)> environment;
 
-  // From flags, environment and the configuration file.
+  // What flags, the environment and the configuration file say.
   std::string address = {};
   std::string config_path = {};
   std::string format_name = {};

@@ -111,7 +111,7 @@ class Planner {
           const TrainingPlan candidate = Make(plan, sharding);
           const bool fits = candidate.memory.total() <= device;
           if (fits && candidate.memory.host_total() <= limits_.host) return candidate;
-          // Of those that fit the device the one with the least on the host says most.
+          // Among those that fit the device, the one with the least on the host says most.
           const bool told = host_.has_value() && host_->memory.total() <= limits_.device;
           if (!told) host_ = candidate;
         }
@@ -192,9 +192,12 @@ TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& sh
                                                  : layout.ShardElements(shape.ranks) + in_use);
   memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
   if (shape.ranks > 1) {
-    // The whole gradient, and what arrives of it from other ranks.
-    const bool whole_gradient = shape.device_is_host && sharding == ParameterSharding::kWhole;
-    memory.buckets = kFloat * (whole_gradient ? 2 * layout.PaddedElements(shape.ranks) : in_use);
+    memory.buckets = kFloat * in_use;
+    // The owner's part of a block as a peer sends it; between GPUs, NCCL adds it up on its way.
+    const int64_t largest = std::ranges::max(blocks, {}, &ParameterBlock::elements).elements;
+    if (shape.device_is_host) {
+      memory.buckets += kFloat * std::min(largest, layout.ShardElements(shape.ranks));
+    }
   }
   const int64_t kept = std::min(plan.kept_layers, config.layers);
   const int64_t away = std::min(plan.host_layers, config.layers - kept);

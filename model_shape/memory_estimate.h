@@ -50,7 +50,7 @@ struct TrainingMemory {
   int64_t working = 0;  // the largest of a layer in backward, attention in work, a chunk of logits
   int64_t copies = 0;   // a checkpoint's copy of the shard, a part of the export: device_is_host
   int64_t total() const { return parameters + optimizer + buckets + saved + working + copies; }
-  // In host memory, counted only where something is kept there.
+  // What lies in host memory; counted only where something is kept there.
   int64_t host_saved = 0;   // pinned: what host_layers keep
   int64_t host_copies = 0;  // a checkpoint's copy of the shard; a rank's part of the export
   int64_t host_total() const { return host_saved + host_copies; }

@@ -206,8 +206,8 @@ TEST(TrainingMemoryTest, RefusesWhatTheHostDoesNotHold) {
                     HasSubstr("120.0 GiB are there")));
 }
 
-// A CPU rank, which has no second memory: whole parameters and gradients, and the copies for
-// checkpoints and the export, lie beside the rest.
+// A CPU rank, which has no second memory: the copies for checkpoints and the export lie beside the
+// rest.
 class CpuMemoryTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -237,15 +237,17 @@ TEST_F(CpuMemoryTest, OptimizerIsSharedAndActivationsFollowTheTokens) {
   EXPECT_NEAR(static_cast<double>(one.optimizer) / four.optimizer, 4.0, 0.1);
   EXPECT_NEAR(static_cast<double>(one.saved + one.working) / (four.saved + four.working), 4.0, 0.1);
   EXPECT_GE(four.parameters, one.parameters);
-  // The whole gradient, and as much that comes from other ranks.
-  EXPECT_EQ(four.buckets, 2 * 4 * layout.PaddedElements(4));
-  EXPECT_GT(four.total(), four.parameters + four.optimizer + four.buckets + four.saved);
-  // Sharded parameters go with blocks of the gradient, as on GPUs.
-  const TrainingMemory sharded =
-      EstimateMemory(config_, Shape(4, 1 << 18), {}, ParameterSharding::kShard);
+  // Blocks of the gradient, as on GPUs, and what a peer sends of one.
   TrainingShape gpu = Shape(4, 1 << 18);
   gpu.device_is_host = false;
-  EXPECT_EQ(sharded.buckets, EstimateMemory(config_, gpu, {}, ParameterSharding::kShard).buckets);
+  const int64_t blocks = EstimateMemory(config_, gpu, {}, kWhole).buckets;
+  EXPECT_EQ(four.buckets, blocks + 4 * layout.ShardElements(4));
+  EXPECT_GT(four.total(), four.parameters + four.optimizer + four.buckets + four.saved);
+  // The same where parameters are sharded, too.
+  const TrainingMemory sharded =
+      EstimateMemory(config_, Shape(4, 1 << 18), {}, ParameterSharding::kShard);
+  EXPECT_EQ(sharded.buckets, four.buckets);
+  EXPECT_EQ(EstimateMemory(config_, gpu, {}, ParameterSharding::kShard).buckets, blocks);
 }
 
 TEST_F(CpuMemoryTest, RecomputingTakesLess) {

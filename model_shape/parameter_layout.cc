@@ -49,7 +49,7 @@ class NormalDraws {
   const uint64_t key_;
 };
 
-// Lays slots out one behind the other.
+// Lays slots out one after the other.
 class Builder {
  public:
   explicit Builder(ParameterLayout& layout) : layout_(layout) {}

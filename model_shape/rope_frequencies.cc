@@ -30,8 +30,8 @@ void ApplyYarn(const RopeConfig& rope, double dims, std::vector<double>& inverse
   }
 }
 
-// By wavelength: short ones stay, those beyond the pretrained length shrink by `factor`, linear in
-// frequency between.
+// Scales frequencies by their wavelength: short ones stay, those beyond the pretrained length
+// shrink by `factor`, linear in frequency between.
 void ApplyLlama3(const RopeConfig& rope, std::vector<double>& inverse) {
   for (double& frequency : inverse) {
     const double turns = rope.original_max_positions * frequency / (2.0 * std::numbers::pi);
@@ -54,7 +54,7 @@ RopeFrequencies ComputeRopeFrequencies(const ModelConfig& config, int64_t sequen
     theta *= std::pow(rope.factor * stretch - (rope.factor - 1.0), dims / (dims - 2.0));
   }
 
-  // In fp64, rounded once at the end.
+  // Computed in fp64 and rounded once at the end.
   std::vector<double> inverse(config.head_dim / 2);
   for (size_t i = 0; i < inverse.size(); ++i) {
     inverse[i] = std::pow(theta, -2.0 * static_cast<double>(i) / dims);

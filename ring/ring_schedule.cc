@@ -73,8 +73,8 @@ RingSchedule GatherSchedule(const RingShape& shape, int rank, bool backward) {
 
 // Slot numbers of keys: the rank's own, two that take turns on the inner ring, two on the outer.
 constexpr int kInnerSlot = 1, kOuterSlot = 3;
-// Of gradients: two that steps compute into by turns, two that receive on the inner ring, one each
-// that leaves for and comes from another node.
+// Slot numbers of gradients: steps take turns to compute into two, two receive on the inner ring,
+// one leaves for another node and one comes from there.
 constexpr int kReceiveSlot = 2, kLeavingSlot = 4, kArrivingSlot = 5;
 
 RingSchedule EmptySchedule(const RingShape& shape, int rank) {

@@ -43,7 +43,7 @@ class TileLoads {
     return listed_.empty() ? tiles : tiles + listed_[size_t(rank) * ranks_ + owner];
   }
   double columns(int rank) const { return column_[rank]; }
-  // By rank, over all owners and columns.
+  // Each rank's tiles, over all owners and columns.
   std::vector<double> RankTotals() const;
 
  private:

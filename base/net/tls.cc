@@ -60,7 +60,7 @@ absl::StatusOr<X509Ptr> ParseCertificate(const std::string& flag, const std::str
   return certificate;
 }
 
-// gRPC takes anything here and then fails each handshake without a word: check what it will be
+// gRPC takes anything here and then fails each handshake without saying why: check what it will be
 // given.
 absl::Status CheckAuthority(const TlsOptions& options) {
   ASSIGN_OR_RETURN(const std::string ca, ReadPem("tls-ca", options.ca_path));

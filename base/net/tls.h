@@ -39,8 +39,9 @@ inline constexpr int kTlsReloadSeconds = 2;
 // call, because some show a token instead. A certificate that is shown must be good in both.
 enum class ClientCertificate { kRequired, kOptional };
 
-// With certificates: mutual TLS; both sides must show one that --tls-ca signed. Without: plain
-// text, but FAILED_PRECONDITION unless `address` is loopback or --insecure was given.
+// Where options name certificates, both sides must show one that --tls-ca signed (mutual TLS).
+// Where they name none, traffic is plain text: FAILED_PRECONDITION unless `address` is loopback or
+// --insecure was given.
 // INVALID_ARGUMENT names the flag whose file is missing or is no PEM, a key that does not belong to
 // its certificate, and a certificate that has expired.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentials(

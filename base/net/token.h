@@ -10,8 +10,8 @@ namespace ringleader {
 // 256 random bits as text that is known for a token where it turns up, e.g. "rlt_…".
 std::string NewToken();
 
-// Of a token's text: the 32 bytes of its SHA-256, all that a coordinator keeps. (No salt and no
-// slow hash: nobody guesses 256 bits.)
+// The 32 bytes of the SHA-256 of a token's text, which are all that a coordinator keeps. (No salt
+// and no slow hash: nobody guesses 256 bits.)
 std::string TokenHash(const std::string& text);
 
 // The token in a file, without white space around it. FAILED_PRECONDITION names a file that cannot

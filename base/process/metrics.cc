@@ -4,7 +4,6 @@
 #include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
-#include <prometheus/text_serializer.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -105,17 +104,6 @@ void Metrics::StopListening() {
 
 int Metrics::port() const {
   return exposer_ == nullptr ? 0 : exposer_->GetListeningPorts().front();
-}
-
-std::string Metrics::Render() const {
-  std::vector<prometheus::MetricFamily> families;
-  for (const auto& weak : collectables_) {
-    const std::shared_ptr<prometheus::Collectable> collectable = weak.lock();
-    if (collectable == nullptr) continue;
-    for (prometheus::MetricFamily& family : collectable->Collect())
-      families.push_back(std::move(family));
-  }
-  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace ringleader

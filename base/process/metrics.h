@@ -45,9 +45,6 @@ class Metrics {
   // The port being served; what was asked for unless that was 0.
   int port() const;
 
-  // The page itself, for tests.
-  std::string Render() const;
-
  private:
   class ProcessCollector;
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/mean.h"
 #include "base/status_macros.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
@@ -19,16 +20,6 @@
 
 namespace ringleader::cli {
 namespace {
-
-struct Mean {
-  double sum = 0;
-  int count = 0;
-  void Add(double value) {
-    sum += value;
-    ++count;
-  }
-  double value() const { return count > 0 ? sum / count : 0; }
-};
 
 struct Totals {
   v1::Job job;

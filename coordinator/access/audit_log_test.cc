@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/status_macros.h"
+#include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite_store.h"
 

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <span>
 
-#include "base/max_over_mean.h"
+#include "base/mean.h"
 #include "proto/phase_fields.h"
 
 namespace ringleader::lifecycle {

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "base/status_macros.h"
+#include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/store/sqlite_connection.h"
 #include "coordinator/store/sqlite_store.h"

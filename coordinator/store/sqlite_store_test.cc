@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
+#include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 
 namespace ringleader::store {

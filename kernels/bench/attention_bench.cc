@@ -27,6 +27,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
+#include "kernels/ops/token_view.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
 
@@ -47,9 +48,7 @@ at::TensorOptions OnGpu(at::ScalarType type) {
 
 template <typename T>
 TokenMajor<T> View(const at::Tensor& tensor) {
-  return {
-      static_cast<T*>(tensor.data_ptr()),   tensor.size(0),   static_cast<int32_t>(tensor.size(1)),
-      static_cast<int32_t>(tensor.size(2)), tensor.stride(0), tensor.stride(1)};
+  return ops::TokenView(tensor, static_cast<T*>(tensor.data_ptr()));
 }
 
 // What one rank holds.

@@ -133,16 +133,14 @@ class FusedBench {
                                               .dim = dim};
     Add("swiglu", "forward", rows, dim, 3 * tensor,
         [&] { return fused::SwigluForward(forward, nullptr); });
-    fused::SwigluBackwardArgs backward = {.gate = forward.gate,
-                                          .up = forward.up,
-                                          .d_out = {d_out.data(), dim},
-                                          .d_gate = {d_gate_up.data(), 2 * dim},
-                                          .d_up = {d_gate_up.data() + dim, 2 * dim},
-                                          .rows = rows,
-                                          .dim = dim};
-    Add("swiglu", "backward", rows, dim, 5 * tensor,
-        [&] { return fused::SwigluBackward(backward, nullptr); });
-    backward.out = {out.data(), dim};
+    const fused::SwigluBackwardArgs backward = {.gate = forward.gate,
+                                                .up = forward.up,
+                                                .d_out = {d_out.data(), dim},
+                                                .d_gate = {d_gate_up.data(), 2 * dim},
+                                                .d_up = {d_gate_up.data() + dim, 2 * dim},
+                                                .out = {out.data(), dim},
+                                                .rows = rows,
+                                                .dim = dim};
     Add("swiglu", "backward+out", rows, dim, 6 * tensor,
         [&] { return fused::SwigluBackward(backward, nullptr); });
   }

@@ -91,11 +91,6 @@ __global__ void __launch_bounds__(kNormBlocks) SumNormKernel(const float* partia
   if (threadIdx.x == 0) *out = total;
 }
 
-__global__ void ClipScaleKernel(const float* squared_norm, float max_norm, float* scale) {
-  const float norm = sqrtf(*squared_norm);
-  *scale = !isfinite(norm) ? norm : max_norm > 0.0f && norm > max_norm ? max_norm / norm : 1.0f;
-}
-
 }  // namespace
 
 absl::Status AdamwStep(const AdamwArgs& args, cudaStream_t stream) {
@@ -145,16 +140,6 @@ absl::Status SquaredNorm(const float* values, int64_t count, float* out, void* w
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SquaredNorm");
   SumNormKernel<<<1, kNormBlocks, 0, stream>>>(partials, out);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SquaredNorm: total");
-  return absl::OkStatus();
-}
-
-absl::Status ClipScale(const float* squared_norm, float max_norm, float* scale,
-                       cudaStream_t stream) {
-  if (squared_norm == nullptr || scale == nullptr) {
-    return absl::InvalidArgumentError("ClipScale: squared_norm and scale must both be set");
-  }
-  ClipScaleKernel<<<1, 1, 0, stream>>>(squared_norm, max_norm, scale);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ClipScale");
   return absl::OkStatus();
 }
 

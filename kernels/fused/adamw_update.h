@@ -40,9 +40,4 @@ size_t SquaredNormWorkspaceBytes();
 absl::Status SquaredNorm(const float* values, int64_t count, float* out, void* workspace,
                          cudaStream_t stream);
 
-// *scale = min(1, max_norm / sqrt(*squared_norm)); not finite when the norm is not. max_norm <= 0
-// means no clipping.
-absl::Status ClipScale(const float* squared_norm, float max_norm, float* scale,
-                       cudaStream_t stream);
-
 }  // namespace ringleader::kernels::fused

@@ -120,7 +120,7 @@ __device__ __forceinline__ void LoadRows(const CrossEntropyArgs& args,
 // Adds a chunk to a thread's sum.
 template <int kVectors>
 __device__ __forceinline__ void AddVectors(const Bf16x8 (&x)[kVectors], Softmax& mine) {
-  // In pairs of bf16; a NaN stays.
+  // The maximum is taken of pairs of bf16; a NaN stays.
   __nv_bfloat162 top = x[0].pair[0];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {

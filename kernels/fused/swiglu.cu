@@ -50,7 +50,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool kOut>
 __global__ void __launch_bounds__(kThreads)
     SwigluBackwardKernel(const SwigluBackwardArgs args, int chunks) {
   const Place at = BlockPlace(chunks);
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     StoreStream(args.d_gate.data + at.row * args.d_gate.stride + c, Pack(g));
     StoreStream(args.d_up.data + at.row * args.d_up.stride + c, Pack(x));
-    if (kOut) StoreStream(args.out.data + at.row * args.out.stride + c, Pack(out));
+    StoreStream(args.out.data + at.row * args.out.stride + c, Pack(out));
   }
 }
 
@@ -120,13 +119,9 @@ absl::Status SwigluBackward(const SwigluBackwardArgs& args, cudaStream_t stream)
   RETURN_IF_ERROR(CheckMatrix(args.d_out, "SwigluBackward: d_out", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.d_gate, "SwigluBackward: d_gate", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.d_up, "SwigluBackward: d_up", args.dim));
-  const unsigned grid = static_cast<unsigned>(args.rows * chunks);
-  if (args.out.data != nullptr) {
-    RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluBackward: out", args.dim));
-    SwigluBackwardKernel<true><<<grid, kThreads, 0, stream>>>(args, static_cast<int>(chunks));
-  } else {
-    SwigluBackwardKernel<false><<<grid, kThreads, 0, stream>>>(args, static_cast<int>(chunks));
-  }
+  RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluBackward: out", args.dim));
+  SwigluBackwardKernel<<<static_cast<unsigned>(args.rows * chunks), kThreads, 0, stream>>>(
+      args, static_cast<int>(chunks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SwigluBackward");
   return absl::OkStatus();
 }

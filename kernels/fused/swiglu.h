@@ -27,13 +27,13 @@ struct SwigluForwardArgs {
 };
 absl::Status SwigluForward(const SwigluForwardArgs& args, cudaStream_t stream);
 
-// `out`, when set, receives the forward result again: it is not saved between the passes, and the
+// `out` receives the forward result again: it is not saved between the passes, and the
 // down projection's weight gradient needs it at this very point. d_gate and d_up may alias gate and
 // up, or d_out.
 struct SwigluBackwardArgs {
   RowMatrix<const __nv_bfloat16> gate = {}, up = {}, d_out = {};
   RowMatrix<__nv_bfloat16> d_gate = {}, d_up = {};
-  RowMatrix<__nv_bfloat16> out = {};  // or null
+  RowMatrix<__nv_bfloat16> out = {};
   int64_t rows = 0;
   int64_t dim = 0;
 };

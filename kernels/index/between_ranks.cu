@@ -136,7 +136,7 @@ __device__ int64_t ColumnTiles(const CountSelectionArgs& counted, int head, int3
   int64_t tiles = 0;
   for (int64_t a = threadIdx.x; a < query_tiles; a += kThreads) {
     const int64_t block = args.layout.Position(a * args.tile) / args.tile;
-    // Of the tile's first row; the others' documents start no earlier.
+    // Where the document of the tile's first row starts; those of other rows start no earlier.
     const int64_t start =
         counted.document_starts == nullptr ? 0 : counted.document_starts[a * args.tile];
     for (int32_t c = first; c < end; ++c) {

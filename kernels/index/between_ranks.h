@@ -1,5 +1,5 @@
 // What stands between the kernels of kernels/index and the exchanges between ranks, on the device.
-// Under the rules of kernels/sm90/attention.h.
+// The rules of kernels/sm90/attention.h hold here, too.
 #pragma once
 
 #include <cuda_bf16.h>

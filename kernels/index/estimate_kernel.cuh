@@ -65,7 +65,7 @@ struct EstimateShared {
   int key_position[kStages][2];  // of each half of a tile
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];
-  // Only in kernels that know packed documents: the first key that a query sees.
+  // The first key that a query sees, in kernels that know packed documents.
   int query_start[kBlockQueries];
   int run_max_start[kBlockRuns];
 };

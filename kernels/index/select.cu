@@ -151,7 +151,7 @@ class Bitmap {
   }
 
  private:
-  // In device memory past the first-level cache, where atomics do not show.
+  // Reads device memory past the first-level cache, where atomics do not show.
   __device__ uint32_t Word(int k) const {
     return *static_cast<const volatile uint32_t*>(words_ + k * kSelectThreads + threadIdx.x);
   }

@@ -30,13 +30,6 @@ ShardLayout WholeSequence(int64_t tokens) {
   return {.tokens = tokens};
 }
 
-template <typename Args, typename Bytes, typename Run>
-void CallWithWorkspace(const Args& args, const torch::Tensor& like, Bytes bytes, Run run) {
-  const int64_t needed = bytes(args);
-  const torch::Tensor scratch = Scratch(needed, like);
-  Check(run(args, sm90::Workspace{scratch.mutable_data_ptr(), needed}, Stream()));
-}
-
 struct Gathered {
   torch::Tensor keys, values;  // [heads, max_columns, d]
 };
@@ -59,28 +52,29 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const torch::Tensor out = torch::zeros(q.sizes(), floats);
     const torch::Tensor lse = torch::full({q.size(1), q.size(0)}, -INFINITY, floats);
     const ShardLayout layout = WholeSequence(q.size(0));
-    CallWithWorkspace(AttentionForwardArgs<__nv_bfloat16>{.q = View(q),
-                                                          .k = View(k),
-                                                          .v = View(v),
-                                                          .out = FloatView(out),
-                                                          .lse = lse.mutable_data_ptr<float>(),
-                                                          .query_layout = layout,
-                                                          .key_layout = layout,
-                                                          .tiles = visit->tiles,
-                                                          .scale = visit->scale},
-                      q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward);
+    Check(
+        CallWithWorkspace(AttentionForwardArgs<__nv_bfloat16>{.q = View(q),
+                                                              .k = View(k),
+                                                              .v = View(v),
+                                                              .out = FloatView(out),
+                                                              .lse = lse.mutable_data_ptr<float>(),
+                                                              .query_layout = layout,
+                                                              .key_layout = layout,
+                                                              .tiles = visit->tiles,
+                                                              .scale = visit->scale},
+                          q, sm90::ForwardWorkspaceBytes, sm90::AttentionForward));
     if (visit->columns.positions != nullptr) {
       const Gathered columns = Gather(q, k, v, *visit);
-      CallWithWorkspace(sm90::ColumnForwardArgs{.q = View(q),
-                                                .keys = Bf16(columns.keys),
-                                                .values = Bf16(columns.values),
-                                                .columns = visit->columns,
-                                                .tiles = visit->tiles,
-                                                .query_layout = layout,
-                                                .out = FloatView(out),
-                                                .lse = lse.mutable_data_ptr<float>(),
-                                                .scale = visit->scale},
-                        q, sm90::ColumnForwardWorkspaceBytes, sm90::ColumnForward);
+      Check(CallWithWorkspace(sm90::ColumnForwardArgs{.q = View(q),
+                                                      .keys = Bf16(columns.keys),
+                                                      .values = Bf16(columns.values),
+                                                      .columns = visit->columns,
+                                                      .tiles = visit->tiles,
+                                                      .query_layout = layout,
+                                                      .out = FloatView(out),
+                                                      .lse = lse.mutable_data_ptr<float>(),
+                                                      .scale = visit->scale},
+                              q, sm90::ColumnForwardWorkspaceBytes, sm90::ColumnForward));
     }
     torch::Tensor rounded = out.to(torch::kBFloat16);
     context->save_for_backward({q, k, v, rounded, lse});
@@ -101,42 +95,44 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                         dv = torch::zeros(v.sizes(), floats);
     const ShardLayout layout = WholeSequence(q.size(0));
     const bool deterministic = at::globalContext().deterministicAlgorithms();
-    CallWithWorkspace(AttentionBackwardArgs<__nv_bfloat16>{.q = View(q),
-                                                           .k = View(k),
-                                                           .v = View(v),
-                                                           .d_out = View(d_out),
-                                                           .lse = lse.const_data_ptr<float>(),
-                                                           .delta = delta.const_data_ptr<float>(),
-                                                           .dq = FloatView(dq),
-                                                           .dk = FloatView(dk),
-                                                           .dv = FloatView(dv),
-                                                           .query_layout = layout,
-                                                           .key_layout = layout,
-                                                           .tiles = visit->tiles,
-                                                           .scale = visit->scale,
-                                                           .deterministic = deterministic},
-                      q, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward);
+    Check(CallWithWorkspace(
+        AttentionBackwardArgs<__nv_bfloat16>{.q = View(q),
+                                             .k = View(k),
+                                             .v = View(v),
+                                             .d_out = View(d_out),
+                                             .lse = lse.const_data_ptr<float>(),
+                                             .delta = delta.const_data_ptr<float>(),
+                                             .dq = FloatView(dq),
+                                             .dk = FloatView(dk),
+                                             .dv = FloatView(dv),
+                                             .query_layout = layout,
+                                             .key_layout = layout,
+                                             .tiles = visit->tiles,
+                                             .scale = visit->scale,
+                                             .deterministic = deterministic},
+        q, sm90::BackwardWorkspaceBytes, sm90::AttentionBackward));
     if (visit->columns.positions != nullptr) {
       // Columns are gathered again rather than kept: that copies thousands of rows, where keeping
       // them would take their memory in all layers.
       const Gathered columns = Gather(q, k, v, *visit);
       const torch::Tensor d_keys = torch::zeros(columns.keys.sizes(), floats),
                           d_values = torch::zeros(columns.keys.sizes(), floats);
-      CallWithWorkspace(sm90::ColumnBackwardArgs{.q = View(q),
-                                                 .d_out = View(d_out),
-                                                 .keys = Bf16(columns.keys),
-                                                 .values = Bf16(columns.values),
-                                                 .columns = visit->columns,
-                                                 .tiles = visit->tiles,
-                                                 .query_layout = layout,
-                                                 .lse = lse.const_data_ptr<float>(),
-                                                 .delta = delta.const_data_ptr<float>(),
-                                                 .dq = FloatView(dq),
-                                                 .d_keys = d_keys.mutable_data_ptr<float>(),
-                                                 .d_values = d_values.mutable_data_ptr<float>(),
-                                                 .scale = visit->scale,
-                                                 .deterministic = deterministic},
-                        q, sm90::ColumnBackwardWorkspaceBytes, sm90::ColumnBackward);
+      Check(
+          CallWithWorkspace(sm90::ColumnBackwardArgs{.q = View(q),
+                                                     .d_out = View(d_out),
+                                                     .keys = Bf16(columns.keys),
+                                                     .values = Bf16(columns.values),
+                                                     .columns = visit->columns,
+                                                     .tiles = visit->tiles,
+                                                     .query_layout = layout,
+                                                     .lse = lse.const_data_ptr<float>(),
+                                                     .delta = delta.const_data_ptr<float>(),
+                                                     .dq = FloatView(dq),
+                                                     .d_keys = d_keys.mutable_data_ptr<float>(),
+                                                     .d_values = d_values.mutable_data_ptr<float>(),
+                                                     .scale = visit->scale,
+                                                     .deterministic = deterministic},
+                            q, sm90::ColumnBackwardWorkspaceBytes, sm90::ColumnBackward));
       Check(sm90::ScatterColumns(d_keys.const_data_ptr<float>(), d_values.const_data_ptr<float>(),
                                  layout, visit->columns, static_cast<int32_t>(q.size(1)),
                                  FloatView(dk), FloatView(dv), Stream()));

@@ -37,6 +37,12 @@ void CheckCuda(const torch::Tensor& x, torch::ScalarType type, const char* name)
               ": the last dimension must be dense; strides are ", x.strides());
 }
 
+void CheckRows(const torch::Tensor& x, const char* name) {
+  CheckCuda(x, torch::kBFloat16, name);
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), name, " must be a dense matrix, it is ", x.sizes(),
+              " with strides ", x.strides());
+}
+
 const __nv_bfloat16* Bf16(const torch::Tensor& x) {
   return reinterpret_cast<const __nv_bfloat16*>(x.const_data_ptr<at::BFloat16>());
 }
@@ -44,28 +50,17 @@ __nv_bfloat16* MutableBf16(const torch::Tensor& x) {
   return reinterpret_cast<__nv_bfloat16*>(x.mutable_data_ptr<at::BFloat16>());
 }
 
-namespace {
-
-template <typename T>
-TokenMajor<T> ViewOf(const torch::Tensor& x, T* data) {
-  TORCH_CHECK(x.dim() == 3, "expected [tokens, heads, head_dim], got ", x.sizes());
-  return {data,        x.size(0),  static_cast<int32_t>(x.size(1)), static_cast<int32_t>(x.size(2)),
-          x.stride(0), x.stride(1)};
-}
-
-}  // namespace
-
 TokenMajor<const __nv_bfloat16> View(const torch::Tensor& x) {
   CheckCuda(x, torch::kBFloat16, "tensor");
-  return ViewOf(x, Bf16(x));
+  return TokenView(x, Bf16(x));
 }
 TokenMajor<__nv_bfloat16> MutableView(const torch::Tensor& x) {
   CheckCuda(x, torch::kBFloat16, "tensor");
-  return ViewOf(x, MutableBf16(x));
+  return TokenView(x, MutableBf16(x));
 }
 TokenMajor<float> FloatView(const torch::Tensor& x) {
   CheckCuda(x, torch::kFloat, "tensor");
-  return ViewOf(x, x.mutable_data_ptr<float>());
+  return TokenView(x, x.mutable_data_ptr<float>());
 }
 
 torch::Tensor Scratch(int64_t bytes, const torch::Tensor& like) {

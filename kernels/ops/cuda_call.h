@@ -7,7 +7,8 @@
 #include <torch/types.h>
 
 #include "absl/status/status.h"
-#include "ringleader/kernels/attention.h"
+#include "kernels/ops/token_view.h"
+#include "kernels/sm90/attention.h"
 
 namespace ringleader::kernels::ops {
 
@@ -23,6 +24,8 @@ void Check(const absl::Status& status);
 
 // Throws unless `x` is a CUDA tensor of `type` whose last dimension is dense.
 void CheckCuda(const torch::Tensor& x, torch::ScalarType type, const char* name);
+// Throws unless `x` is a dense bf16 matrix on a GPU.
+void CheckRows(const torch::Tensor& x, const char* name);
 
 // The memory of a bf16 tensor, to read or to write.
 const __nv_bfloat16* Bf16(const torch::Tensor& x);
@@ -35,5 +38,14 @@ TokenMajor<float> FloatView(const torch::Tensor& x);
 
 // Scratch memory from LibTorch's allocator, safe to drop once the work is enqueued.
 torch::Tensor Scratch(int64_t bytes, const torch::Tensor& like);
+
+// run(args, workspace of bytes(args) on `like`'s device, Stream()), as attention's kernels are
+// called.
+template <typename Args, typename Bytes, typename Run>
+absl::Status CallWithWorkspace(const Args& args, const torch::Tensor& like, Bytes bytes, Run run) {
+  const int64_t needed = bytes(args);
+  const torch::Tensor scratch = Scratch(needed, like);
+  return run(args, sm90::Workspace{scratch.mutable_data_ptr(), needed}, Stream());
+}
 
 }  // namespace ringleader::kernels::ops

@@ -3,6 +3,7 @@
 #include <torch/autograd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/rms_norm.h"
@@ -16,44 +17,29 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// y, rstd and, with a residual, the sum that was normalised.
-struct NormOutputs {
-  torch::Tensor y, rstd, sum;
-};
-NormOutputs NormRows(const torch::Tensor& x, const torch::Tensor& residual,
-                     const torch::Tensor& weight, double epsilon) {
-  CheckCuda(x, torch::kBFloat16, "RmsNorm: x");
-  CheckCuda(weight, torch::kBFloat16, "RmsNorm: weight");
-  TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "RmsNorm: x must be a dense [n, hidden], it is ",
-              x.sizes());
-  NormOutputs out = {torch::empty_like(x),
-                     torch::empty({x.size(0), 1}, x.options().dtype(torch::kFloat)),
-                     residual.defined() ? torch::empty_like(x) : torch::Tensor()};
-  Check(fused::RmsNormForward({.x = Bf16(x),
-                               .residual = residual.defined() ? Bf16(residual) : nullptr,
-                               .weight = Bf16(weight),
-                               .sum = residual.defined() ? MutableBf16(out.sum) : nullptr,
-                               .y = MutableBf16(out.y),
-                               .rstd = out.rstd.mutable_data_ptr<float>(),
-                               .rows = x.size(0),
-                               .dim = x.size(1),
-                               .epsilon = static_cast<float>(epsilon)},
-                              Stream()));
-  return out;
+// The gradients of a norm's input and of its weight, in the weight's type.
+std::pair<torch::Tensor, torch::Tensor> NormGradients(const variable_list& saved,
+                                                      const torch::Tensor& dy,
+                                                      const torch::Tensor& d_sum) {
+  const torch::Tensor &sum = saved[0], &weight = saved[1], &rstd = saved[2];
+  const torch::Tensor dx = torch::empty_like(sum);
+  const torch::Tensor d_weight = torch::zeros(weight.sizes(), rstd.options());
+  NormBackward(dy.contiguous(), sum, rstd, weight,
+               d_sum.defined() ? d_sum.contiguous() : torch::Tensor(), dx, d_weight);
+  return {dx, d_weight.to(weight.scalar_type())};
 }
 
 class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
  public:
   static torch::Tensor forward(AutogradContext* context, const torch::Tensor& x,
                                const torch::Tensor& weight, double epsilon) {
-    const NormOutputs out = NormRows(x, {}, weight, epsilon);
+    const NormRows out = NormForward(x, {}, weight, epsilon, {});
     context->save_for_backward({x, weight, out.rstd});
     return out.y;
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const NormGradient d = NormBackward(gradients[0], saved[0], saved[2], saved[1]);
-    return {d.dx, d.dweight.to(saved[1].scalar_type()), {}};
+    const auto [dx, d_weight] = NormGradients(context->get_saved_variables(), gradients[0], {});
+    return {dx, d_weight, {}};
   }
 };
 
@@ -62,17 +48,15 @@ class AddRmsNormFunction : public torch::autograd::Function<AddRmsNormFunction> 
   static variable_list forward(AutogradContext* context, const torch::Tensor& x,
                                const torch::Tensor& residual, const torch::Tensor& weight,
                                double epsilon) {
-    CheckCuda(residual, torch::kBFloat16, "AddRmsNorm: residual");
-    TORCH_CHECK(residual.sizes() == x.sizes() && residual.is_contiguous(),
-                "AddRmsNorm: residual must be dense and of x's shape ", x.sizes());
-    const NormOutputs out = NormRows(x, residual, weight, epsilon);
-    context->save_for_backward({out.sum, weight, out.rstd});
-    return {out.y, out.sum};
+    const torch::Tensor sum = torch::empty_like(x);
+    const NormRows out = NormForward(x, residual, weight, epsilon, sum);
+    context->save_for_backward({sum, weight, out.rstd});
+    return {out.y, sum};
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const NormGradient d = NormBackward(gradients[0], saved[0], saved[2], saved[1], gradients[1]);
-    return {d.dx, d.dx, d.dweight.to(saved[1].scalar_type()), {}};
+    const auto [dx, d_weight] =
+        NormGradients(context->get_saved_variables(), gradients[0], gradients[1]);
+    return {dx, dx, d_weight, {}};
   }
 };
 
@@ -83,7 +67,11 @@ class SwiGluFunction : public torch::autograd::Function<SwiGluFunction> {
     return SwiGluForward(gate_up);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    return {SwiGluBackward(gradients[0].contiguous(), context->get_saved_variables()[0]).dgate_up};
+    const torch::Tensor d_activation = gradients[0].contiguous();
+    const torch::Tensor gate_up = context->get_saved_variables()[0];
+    const torch::Tensor d_gate_up = torch::empty(gate_up.sizes(), gate_up.options());
+    SwiGluBackward(d_activation, gate_up, torch::empty_like(d_activation), d_gate_up);
+    return {d_gate_up};
   }
 };
 
@@ -95,14 +83,15 @@ class RopeFunction : public torch::autograd::Function<RopeFunction> {
     context->save_for_backward({positions, inv_freq});
     context->saved_data["scale"] = scale;
     const torch::Tensor q_out = q.contiguous().clone(), k_out = k.contiguous().clone();
-    RotateInPlace(q_out, k_out, positions, inv_freq, scale, false);
+    Rotate(q_out, k_out, positions, inv_freq, scale, /*inverse=*/false, q_out, k_out);
     return {q_out, k_out};
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
     const torch::Tensor dq = gradients[0].contiguous().clone(),
                         dk = gradients[1].contiguous().clone();
-    RotateInPlace(dq, dk, saved[0], saved[1], context->saved_data["scale"].toDouble(), true);
+    Rotate(dq, dk, saved[0], saved[1], context->saved_data["scale"].toDouble(), /*inverse=*/true,
+           dq, dk);
     return {dq, dk, {}, {}, {}};
   }
 };
@@ -117,11 +106,10 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                                bool needs_gradient) {
     CheckCuda(hidden, torch::kBFloat16, "LinearCrossEntropySum: hidden");
     CheckCuda(head, torch::kBFloat16, "LinearCrossEntropySum: head");
-    CheckCuda(labels, torch::kLong, "LinearCrossEntropySum: labels");
     const int64_t tokens = hidden.size(0), vocabulary = head.size(0);
     const int64_t stride = (vocabulary + 7) / 8 * 8;
     const auto floats = hidden.options().dtype(torch::kFloat);
-    const torch::Tensor losses = torch::empty({tokens}, floats), one = torch::ones({1}, floats);
+    const torch::Tensor losses = torch::empty({tokens}, floats);
     const torch::Tensor buffer =
         torch::empty({std::min(tokens, kChunkRows), stride}, hidden.options());
     torch::Tensor d_hidden, d_head;
@@ -134,15 +122,8 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
       const torch::Tensor chunk = hidden.slice(0, begin, begin + rows);
       torch::Tensor logits = buffer.slice(0, 0, rows).slice(1, 0, vocabulary);
       at::mm_out(logits, chunk, head.t());
-      Check(fused::CrossEntropy({.logits = MutableBf16(logits),
-                                 .stride = stride,
-                                 .labels = labels.const_data_ptr<int64_t>() + begin,
-                                 .loss = losses.mutable_data_ptr<float>() + begin,
-                                 .rows = rows,
-                                 .vocabulary = vocabulary,
-                                 .gradient = needs_gradient,
-                                 .gradient_scale = one.const_data_ptr<float>()},
-                                Stream()));
+      losses.slice(0, begin, begin + rows)
+          .copy_(CrossEntropy(logits, labels.slice(0, begin, begin + rows), needs_gradient));
       if (needs_gradient) {
         torch::Tensor d_rows = d_hidden.slice(0, begin, begin + rows);
         at::mm_out(d_rows, logits, head);
@@ -165,33 +146,48 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 
 }  // namespace
 
-NormResult NormForward(const torch::Tensor& x, const torch::Tensor& weight, double epsilon) {
-  const NormOutputs out = NormRows(x, {}, weight, epsilon);
-  return {out.y, out.rstd};
+NormRows NormForward(const torch::Tensor& x, const torch::Tensor& residual,
+                     const torch::Tensor& weight, double epsilon, const torch::Tensor& sum) {
+  CheckRows(x, "RmsNorm: x");
+  CheckCuda(weight, torch::kBFloat16, "RmsNorm: weight");
+  if (residual.defined()) {
+    CheckRows(residual, "RmsNorm: residual");
+    TORCH_CHECK(residual.sizes() == x.sizes(), "RmsNorm: residual must be ", x.sizes());
+  }
+  NormRows out = {torch::empty_like(x),
+                  torch::empty({x.size(0), 1}, x.options().dtype(torch::kFloat))};
+  Check(fused::RmsNormForward({.x = Bf16(x),
+                               .residual = residual.defined() ? Bf16(residual) : nullptr,
+                               .weight = Bf16(weight),
+                               .sum = residual.defined() ? MutableBf16(sum) : nullptr,
+                               .y = MutableBf16(out.y),
+                               .rstd = out.rstd.mutable_data_ptr<float>(),
+                               .rows = x.size(0),
+                               .dim = x.size(1),
+                               .epsilon = static_cast<float>(epsilon)},
+                              Stream()));
+  return out;
 }
 
-NormGradient NormBackward(const torch::Tensor& dy, const torch::Tensor& x,
-                          const torch::Tensor& rstd, const torch::Tensor& weight,
-                          const torch::Tensor& d_sum) {
-  CheckCuda(dy, torch::kBFloat16, "NormBackward: dy");
-  const torch::Tensor dense = dy.contiguous();
-  const torch::Tensor past = d_sum.defined() ? d_sum.contiguous() : torch::Tensor();
-  NormGradient out = {torch::empty_like(x),
-                      torch::zeros({x.size(1)}, x.options().dtype(torch::kFloat))};
+void NormBackward(const torch::Tensor& dy, const torch::Tensor& sum, const torch::Tensor& rstd,
+                  const torch::Tensor& weight, const torch::Tensor& d_sum, const torch::Tensor& dx,
+                  const torch::Tensor& d_weight) {
+  CheckRows(dy, "NormBackward: dy");
+  CheckRows(sum, "NormBackward: sum");
+  CheckCuda(d_weight, torch::kFloat, "NormBackward: d_weight");
   const torch::Tensor scratch =
-      Scratch(static_cast<int64_t>(fused::RmsNormWorkspaceBytes(x.size(1))), x);
-  Check(fused::RmsNormBackward({.h = Bf16(x),
+      Scratch(static_cast<int64_t>(fused::RmsNormWorkspaceBytes(sum.size(1))), sum);
+  Check(fused::RmsNormBackward({.h = Bf16(sum),
                                 .weight = Bf16(weight),
                                 .rstd = rstd.const_data_ptr<float>(),
-                                .dy = Bf16(dense),
-                                .d_sum = past.defined() ? Bf16(past) : nullptr,
-                                .dx = MutableBf16(out.dx),
-                                .d_weight = out.dweight.mutable_data_ptr<float>(),
+                                .dy = Bf16(dy),
+                                .d_sum = d_sum.defined() ? Bf16(d_sum) : nullptr,
+                                .dx = MutableBf16(dx),
+                                .d_weight = d_weight.mutable_data_ptr<float>(),
                                 .workspace = scratch.mutable_data_ptr(),
-                                .rows = x.size(0),
-                                .dim = x.size(1)},
+                                .rows = sum.size(0),
+                                .dim = sum.size(1)},
                                Stream()));
-  return out;
 }
 
 torch::Tensor SwiGluForward(const torch::Tensor& gate_up) {
@@ -207,37 +203,57 @@ torch::Tensor SwiGluForward(const torch::Tensor& gate_up) {
   return out;
 }
 
-SwiGluGradient SwiGluBackward(const torch::Tensor& dactivation, const torch::Tensor& gate_up) {
-  CheckCuda(dactivation, torch::kBFloat16, "SwiGluBackward: dactivation");
+void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
+                    const torch::Tensor& activation, const torch::Tensor& d_gate_up) {
+  CheckRows(d_activation, "SwiGluBackward: d_activation");
   CheckCuda(gate_up, torch::kBFloat16, "SwiGluBackward: gate_up");
-  const int64_t rows = gate_up.size(0), inner = gate_up.size(1) / 2, stride = gate_up.stride(0);
-  SwiGluGradient out = {torch::empty({rows, inner}, gate_up.options()),
-                        torch::empty({rows, 2 * inner}, gate_up.options())};
+  CheckRows(activation, "SwiGluBackward: activation");
+  CheckRows(d_gate_up, "SwiGluBackward: d_gate_up");
+  const int64_t inner = d_activation.size(1), stride = gate_up.stride(0);
   Check(fused::SwigluBackward({.gate = {Bf16(gate_up), stride},
                                .up = {Bf16(gate_up) + inner, stride},
-                               .d_out = {Bf16(dactivation), dactivation.stride(0)},
-                               .d_gate = {MutableBf16(out.dgate_up), 2 * inner},
-                               .d_up = {MutableBf16(out.dgate_up) + inner, 2 * inner},
-                               .out = {MutableBf16(out.activation), inner},
-                               .rows = rows,
+                               .d_out = {Bf16(d_activation), inner},
+                               .d_gate = {MutableBf16(d_gate_up), 2 * inner},
+                               .d_up = {MutableBf16(d_gate_up) + inner, 2 * inner},
+                               .out = {MutableBf16(activation), inner},
+                               .rows = gate_up.size(0),
                                .dim = inner},
                               Stream()));
-  return out;
 }
 
-void RotateInPlace(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& positions,
-                   const torch::Tensor& inv_freq, double scale, bool inverse) {
-  CheckCuda(positions, torch::kLong, "Rope: positions");
-  CheckCuda(inv_freq, torch::kFloat, "Rope: inv_freq");
+void Rotate(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& positions,
+            const torch::Tensor& inv_freq, double scale, bool inverse, const torch::Tensor& q_out,
+            const torch::Tensor& k_out) {
+  CheckCuda(positions, torch::kLong, "Rotate: positions");
+  CheckCuda(inv_freq, torch::kFloat, "Rotate: inv_freq");
   Check(fused::Rope({.q = View(q),
                      .k = View(k),
-                     .q_out = MutableView(q),
-                     .k_out = MutableView(k),
+                     .q_out = MutableView(q_out),
+                     .k_out = MutableView(k_out),
                      .positions = positions.const_data_ptr<int64_t>(),
                      .inv_freq = inv_freq.const_data_ptr<float>(),
                      .scale = static_cast<float>(scale),
                      .inverse = inverse},
                     Stream()));
+}
+
+torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels,
+                           bool gradient) {
+  CheckCuda(logits, torch::kBFloat16, "CrossEntropy: logits");
+  CheckCuda(labels, torch::kLong, "CrossEntropy: labels");
+  const auto floats = logits.options().dtype(torch::kFloat);
+  torch::Tensor losses = torch::empty({logits.size(0)}, floats);
+  const torch::Tensor one = torch::ones({1}, floats);
+  Check(fused::CrossEntropy({.logits = MutableBf16(logits),
+                             .stride = logits.stride(0),
+                             .labels = labels.const_data_ptr<int64_t>(),
+                             .loss = losses.mutable_data_ptr<float>(),
+                             .rows = logits.size(0),
+                             .vocabulary = logits.size(1),
+                             .gradient = gradient,
+                             .gradient_scale = one.const_data_ptr<float>()},
+                            Stream()));
+  return losses;
 }
 
 torch::Tensor RmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double epsilon) {

@@ -1,6 +1,6 @@
-// The element-wise and row-wise steps of a decoder layer on the GPU: first as plain
-// functions, which the decoder calls, then as differentiable operators. bf16 CUDA tensors, last
-// dimension dense.
+// The element-wise and row-wise steps of a decoder layer on the GPU: first as plain functions that
+// write into tensors of the caller's, which the decoder calls, then as differentiable operators.
+// bf16 CUDA tensors, last dimension dense; what does not fit surfaces as c10::Error.
 #pragma once
 
 #include <torch/types.h>
@@ -9,33 +9,36 @@
 
 namespace ringleader::kernels::ops {
 
-struct NormResult {
+struct NormRows {
   torch::Tensor y;     // [n, hidden]
-  torch::Tensor rstd;  // [n, 1] fp32
+  torch::Tensor rstd;  // [n, 1] fp32, 1 / rms of what was normalised
 };
-NormResult NormForward(const torch::Tensor& x, const torch::Tensor& weight, double epsilon);
-
-struct NormGradient {
-  torch::Tensor dx;       // [n, hidden]
-  torch::Tensor dweight;  // [hidden] fp32
-};
-// `d_sum`: a gradient that reaches x past the norm and is added to dx; may be undefined.
-NormGradient NormBackward(const torch::Tensor& dy, const torch::Tensor& x,
-                          const torch::Tensor& rstd, const torch::Tensor& weight,
-                          const torch::Tensor& d_sum = {});
+// Normalises x: [n, hidden] or, with a residual, x + residual, which it then writes to `sum`. `sum`
+// may be the residual; without a residual both are undefined.
+NormRows NormForward(const torch::Tensor& x, const torch::Tensor& residual,
+                     const torch::Tensor& weight, double epsilon, const torch::Tensor& sum);
+// dx: [n, hidden], which may be dy, = the gradient of what was normalised (`sum`), plus d_sum,
+// which reaches it past the norm (may be undefined). Adds to d_weight: [hidden] fp32.
+void NormBackward(const torch::Tensor& dy, const torch::Tensor& sum, const torch::Tensor& rstd,
+                  const torch::Tensor& weight, const torch::Tensor& d_sum, const torch::Tensor& dx,
+                  const torch::Tensor& d_weight);
 
 // gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner].
 torch::Tensor SwiGluForward(const torch::Tensor& gate_up);
-struct SwiGluGradient {
-  torch::Tensor activation;  // [n, inner], forward's result again
-  torch::Tensor dgate_up;    // [n, 2 inner]
-};
-SwiGluGradient SwiGluBackward(const torch::Tensor& dactivation, const torch::Tensor& gate_up);
+// activation: [n, inner], forward's result again; d_gate_up: [n, 2 inner]. Every element is read
+// before its results are written: the results may be the inputs.
+void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
+                    const torch::Tensor& activation, const torch::Tensor& d_gate_up);
 
-// Rotates q: [n, heads, d] and k: [n, kv_heads, d] in place, by positions: [n] int64 and
-// inv_freq: [d / 2] fp32. `inverse` rotates back: the gradient.
-void RotateInPlace(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& positions,
-                   const torch::Tensor& inv_freq, double scale, bool inverse);
+// Rotates q: [n, heads, d] and k: [n, kv_heads, d] into outputs of their shapes, which may be the
+// inputs, by positions: [n] int64 and inv_freq: [d / 2] fp32. `inverse` rotates back: the gradient.
+void Rotate(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& positions,
+            const torch::Tensor& inv_freq, double scale, bool inverse, const torch::Tensor& q_out,
+            const torch::Tensor& k_out);
+
+// logits: [n, vocabulary], rows may be padded -> losses: [n] fp32, 0 where the label is
+// fused::kIgnoredLabel. With `gradient`, the gradient of the losses' sum takes the logits' place.
+torch::Tensor CrossEntropy(const torch::Tensor& logits, const torch::Tensor& labels, bool gradient);
 
 // What follows is differentiable.
 

@@ -1,9 +1,8 @@
 #include "tests/support/coordinator_process.h"
 
-#include <cstdio>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/testing/metrics_page.h"
 
 namespace ringleader::testing {
 
@@ -50,14 +49,7 @@ bool CoordinatorProcess::Serving() const {
 }
 
 std::string CoordinatorProcess::Metrics() const {
-  std::string page;
-  FILE* const pipe =
-      popen(absl::StrCat("curl -sf http://", metrics_address(), "/metrics").c_str(), "r");
-  if (pipe == nullptr) return page;
-  char buffer[4096];
-  while (const size_t bytes = fread(buffer, 1, sizeof(buffer), pipe)) page.append(buffer, bytes);
-  pclose(pipe);
-  return page;
+  return MetricsPage(metrics_address());
 }
 
 v1::JobSpec TestJob(const std::string& name, uint32_t trainers, uint64_t steps) {

@@ -27,7 +27,7 @@ absl::Status CreateEmptyFolder(const std::string& path) {
   return error ? absl::ErrnoToStatus(error.value(), "create folder " + path) : absl::OkStatus();
 }
 
-// What an attempt that died left behind.
+// Removes what an attempt that died left there.
 void RemoveLeftovers(const std::string& directory) {
   std::error_code ignored;
   std::vector<fs::path> leftovers;
@@ -46,7 +46,7 @@ std::set<std::string> LaterThan(const std::string& resumed_from, const std::stri
   std::set<std::string> later;
   ParsedName from, other;
   if (!ParseCheckpointName(fs::path(resumed_from).filename().string(), from)) return later;
-  // That a folder cannot be listed is Publish's to report.
+  // Publish reports a folder that cannot be listed.
   for (const std::string& name : ListCheckpoints(directory).value_or(std::vector<std::string>())) {
     if (ParseCheckpointName(name, other) && other > from) later.insert(name);
   }
@@ -123,7 +123,7 @@ void Checkpointer::WriterLoop() {
       writing_ = true;
     }
     const absl::StatusOr<std::string> path = Write(snapshot);
-    // Before `writing_` falls: whoever waits must find the callback done.
+    // The callback comes before `writing_` falls: whoever waits for that must find it done.
     if (comm_->rank() == 0) on_saved_(snapshot.state.step, path);
     absl::MutexLock lock(&mutex_);
     writing_ = false;

@@ -69,7 +69,7 @@ absl::Status AwaitProbe(const std::string& directory, uint64_t token, int rank,
   }
 }
 
-// What attempts that died left behind, too.
+// Removes the probes of all attempts, those that died included.
 void RemoveAllProbes(const std::string& directory) {
   std::error_code ignored;
   std::vector<fs::path> probes;

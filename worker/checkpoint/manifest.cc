@@ -19,8 +19,8 @@ std::string Hex(uint64_t checksum) {
   return absl::StrFormat("%016x", checksum);
 }
 
-// Over everything in the manifest but the checksum itself, in nlohmann's compact form: keys sorted,
-// no blanks.
+// The checksum of everything in the manifest but the checksum itself, in nlohmann's compact form:
+// keys sorted, no blanks.
 std::string ChecksumOf(Json root) {
   root.erase("xxh3_64");
   const std::string canonical = root.dump();
@@ -126,7 +126,7 @@ absl::StatusOr<CheckpointInfo> ParseManifest(std::string_view text,
     if (root.at("xxh3_64") != ChecksumOf(root)) {
       return absl::DataLossError(source + ": damaged: it does not match its own checksum");
     }
-    // After the checksum: a flipped bit must not pass for a newer version.
+    // The version is checked after the checksum: a flipped bit must not pass for a newer version.
     if (root["version"] > kFormatVersion) {
       return absl::FailedPreconditionError(
           absl::StrFormat("%s: format version %d; this program reads up to %d: use a newer one",

@@ -36,7 +36,7 @@ static_assert(sizeof(ShardHeader) == 64);
 
 constexpr int kSections = 3;
 
-// In the order of the file.
+// A shard's arrays in the order of the file.
 std::array<std::vector<float>*, kSections> Sections(optim::OptimizerShard& shard) {
   return {&shard.master, &shard.first_moment, &shard.second_moment};
 }

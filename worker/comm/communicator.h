@@ -18,7 +18,7 @@ namespace ringleader::comm {
 
 // Transfers on different channels never wait for each other; within a channel and pair they arrive
 // in order. A ring keeps KV inside a node, KV between nodes and travelling dKV apart, so that none
-// queues behind another.
+// waits for another.
 enum class Channel : uint32_t {
   kControl = 0,
   kKvInner = 1,

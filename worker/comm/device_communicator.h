@@ -1,9 +1,9 @@
 // Transfers and collectives between the GPUs of one attempt, enqueued on streams: nothing here but
-// Allocate, and freeing what it gave, waits for the device. NCCL is behind it
+// Allocate, and freeing what it gave, waits for the device. NCCL implements it
 // (nccl_communicator.h); neither its headers nor LibTorch's appear here.
 //
 // Every channel has a communicator and a stream of its own, so that KV inside a node, KV between
-// nodes, travelling dKV and gradients never queue behind each other. A call first makes the
+// nodes, travelling dKV and gradients never wait for each other. A call first makes the
 // channel's stream wait for what is enqueued on `after`, then enqueues the transfer there; whoever
 // reads the result, or overwrites what was sent, makes its own stream wait with Transfer::Order.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace ringleader::comm {
 
-// Of what a collective sums; sums are taken in fp32.
+// The type of what a collective sums; sums are taken in fp32.
 enum class ElementType { kFloat32, kBfloat16, kInt32, kInt64 };
 
 // A point on a channel's stream. Copies share it; an empty one orders nothing.
@@ -52,7 +52,7 @@ class DeviceCommunicator {
   // no transfer of any rank is under way on it. RESOURCE_EXHAUSTED where the GPU has no more.
   virtual absl::StatusOr<std::shared_ptr<void>> Allocate(size_t bytes,
                                                          std::span<const Channel> channels) = 0;
-  // Of what Allocate gave and nobody has freed.
+  // The bytes that Allocate gave and nobody has freed.
   virtual size_t allocated_bytes() const = 0;
 
   // Sends to `to` while receiving from `from`; either may be this rank (both, then) or -1 for none.

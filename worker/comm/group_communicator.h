@@ -16,7 +16,7 @@ namespace ringleader::comm {
 
 class GroupCommunicator : public Communicator {
  public:
-  // Over all ranks of `transport`.
+  // Spans all ranks of `transport`.
   explicit GroupCommunicator(const std::shared_ptr<Transport>& transport);
 
   int rank() const override { return rank_; }

@@ -49,7 +49,7 @@ class Loader {
 
  private:
   Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed);
-  // From token `start` of the stream on.
+  // The sequence that begins at token `start` of the stream.
   LocalSequence Read(uint64_t start, const kernels::ShardLayout& layout) const;
 
   TokenFolder folder_;

@@ -38,14 +38,14 @@ struct AdamWPass {
   // weight_decay: 0 where these elements are not decayed. step: from 1.
   AdamWPass(const AdamWOptions& options, double learning_rate, double weight_decay, int64_t step,
             double scale);
-  // On the calling thread; elements do not depend on each other.
+  // Works on the calling thread; elements do not depend on each other.
   void Run(float* master, float* m, float* v, const float* gradient, int64_t count) const;
 
  private:
   float beta1_, beta2_, epsilon_, rate_, root_, kept_, scale_;
 };
 
-// In fp64, in a fixed order: a float sum over a large shard would lose the small gradients.
+// The sum is in fp64, in a fixed order: a float sum over a large shard would lose small gradients.
 double SumOfSquares(const float* values, int64_t count);
 
 }  // namespace ringleader::optim

@@ -30,11 +30,6 @@ class CpuTransfer : public ShardTransfer {
 
 }  // namespace
 
-absl::Status CpuShardDevice::ReduceScatterSum(const Tensor& data, const Tensor& sum) {
-  return comm_.ReduceScatterSum(Channel::kGradients, data.const_data_ptr<float>(),
-                                static_cast<size_t>(sum.numel()), sum.mutable_data_ptr<float>());
-}
-
 // The owner's own part first, then its peers' in the order of ranks.
 absl::StatusOr<ShardTransferPtr> CpuShardDevice::ReduceSum(const Tensor& data, const Tensor& sum,
                                                            int owner) {

@@ -11,7 +11,7 @@
 namespace ringleader::optim {
 
 // Collectives use Channel::kGradients. Those that bring something block; what is merely sent
-// travels behind the caller's work. A snapshot is copied at once.
+// travels while the caller works on. A snapshot is copied at once.
 class CpuShardDevice : public ShardDevice {
  public:
   // `comm` spans the ranks that share the model and must outlive this.
@@ -21,8 +21,6 @@ class CpuShardDevice : public ShardDevice {
   int size() const override { return comm_.size(); }
   torch::Device device() const override { return torch::kCPU; }
   torch::ScalarType sum_type() const override { return torch::kDouble; }
-  bool sums_once_a_step() const override { return true; }
-  absl::Status ReduceScatterSum(const torch::Tensor& data, const torch::Tensor& sum) override;
   absl::StatusOr<ShardTransferPtr> ReduceSum(const torch::Tensor& data, const torch::Tensor& sum,
                                              int owner) override;
   absl::StatusOr<ShardTransferPtr> AllReduceSum(const torch::Tensor& data) override;

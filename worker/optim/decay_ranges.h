@@ -15,7 +15,7 @@ struct DecayRange {
 };
 
 // [begin, end), multiples of the layout's alignment, cut by whether weights decay: matrices do,
-// norms and biases do not. Rising and without gaps; every cut is aligned. Padding behind a matrix
+// norms and biases do not. Rising and without gaps; every cut is aligned. Padding after a matrix
 // counts as decayed: it is 0 and stays 0.
 std::vector<DecayRange> CutByDecay(const model::ParameterLayout& layout, int64_t begin,
                                    int64_t end);

@@ -17,7 +17,7 @@ namespace ringleader::optim {
 // One copy at a time. Begin and Wait belong to the thread that trains, Copy and End to any one.
 class ShardCopier {
  public:
-  // On the calling thread's device.
+  // Copies from the calling thread's device.
   ShardCopier() = default;
   ShardCopier(const ShardCopier&) = delete;
   ~ShardCopier();
@@ -32,8 +32,8 @@ class ShardCopier {
   absl::Status Copy(std::span<const Section> sections, int64_t elements);
   void End();
 
-  // Until no copy is between Begin and End: its source must not change before. Returns the seconds
-  // that took.
+  // Waits until no copy is between Begin and End, before which its source must not change. Returns
+  // the seconds that it waited.
   double Wait();
 
  private:

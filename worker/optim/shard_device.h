@@ -47,17 +47,8 @@ class ShardDevice {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual torch::Device device() const = 0;
-  // Of sums over a shard and over ranks: fp32, or fp64.
+  // The type of sums over a shard and over ranks: fp32 or fp64.
   virtual torch::ScalarType sum_type() const = 0;
-
-  // Whether gradients are summed over ranks once a step rather than block by block while backward
-  // runs, where parameters are whole: then ranks may add up different numbers of micro-batches.
-  virtual bool sums_once_a_step() const { return false; }
-  // Where it does. data: [size() * n] fp32; sum: [n], this rank's part of the sum. Blocks.
-  virtual absl::Status ReduceScatterSum(const torch::Tensor& /*data*/,
-                                        const torch::Tensor& /*sum*/) {
-    return absl::UnimplementedError("this device sums gradients block by block");
-  }
 
   // data: [count] fp32 of all ranks, summed into `owner`'s sum, which may be data and is ignored
   // elsewhere.

@@ -41,7 +41,7 @@ absl::Status Await(std::vector<ShardTransferPtr>& transfers) {
   return absl::OkStatus();
 }
 
-// For the calls of ParameterStore, whose errors are c10::Errors.
+// Turns a status into the error of ParameterStore's calls, c10::Error.
 void Check(const absl::Status& status) {
   TORCH_CHECK(status.ok(), std::string(status.message()));
 }
@@ -61,12 +61,9 @@ struct ShardedAdamW::State {
   GatheredBlock gathered[4];  // not whole: even layers, odd layers, embedding, final block
   Tensor master, first_moment, second_moment;  // [elements] fp32
   Tensor gradient;                             // [elements] fp32, reduced
-  // [ranks * elements] fp32, this rank's part of the whole gradient; where it is summed over ranks
-  // once a step.
-  Tensor local;
-  Bucket buckets[4];                        // even layers, odd layers, embedding, final
-  std::vector<ShardTransferPtr> gathering;  // of parameters
-  Tensor totals;                            // [3] of the device's sum_type()
+  Bucket buckets[4];                           // even layers, odd layers, embedding, final
+  std::vector<ShardTransferPtr> gathering;     // of parameters
+  Tensor totals;                               // [3] of the device's sum_type()
   int64_t updates = 0;
 
   int last_block() const { return static_cast<int>(layout.blocks.size()) - 1; }
@@ -106,10 +103,6 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
     bucket.buffer = gradient.narrow(0, range.begin, range.elements);
     return absl::OkStatus();
   }
-  if (local.defined()) {
-    bucket.buffer = local.narrow(0, range.begin, range.elements);
-    return absl::OkStatus();
-  }
   RETURN_IF_ERROR(Await(bucket.reductions));
   // Layers differ in nothing, so a bucket that fits one fits all.
   if (!bucket.buffer.defined()) bucket.buffer = torch::empty({range.elements}, gradient.options());
@@ -126,7 +119,7 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
 
 absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
   bucket.open = false;
-  if (ranks == 1 || local.defined()) return absl::OkStatus();
+  if (ranks == 1) return absl::OkStatus();
   const model::ParameterBlock& range = layout.blocks[bucket.block];
   return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
     const Tensor part = bucket.buffer.narrow(0, from - range.begin, to - from);
@@ -170,7 +163,7 @@ absl::Status ShardedAdamW::State::GatherParameters() {
   return absl::OkStatus();
 }
 
-// Begins to gather a block in its place, behind what is enqueued so far, readers of the place
+// Begins to gather a block in its place, after all that is enqueued so far, readers of the place
 // included.
 absl::Status ShardedAdamW::State::Fetch(int block) {
   const model::ParameterBlock& range = layout.blocks[block];
@@ -222,9 +215,6 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
   state->first_moment = torch::zeros({state->elements}, floats);
   state->second_moment = torch::zeros({state->elements}, floats);
   state->gradient = torch::zeros({state->elements}, floats);
-  if (state->whole && state->ranks > 1 && device.sums_once_a_step()) {
-    state->local = torch::zeros({state->elements * state->ranks}, floats);
-  }
   state->parameters = torch::empty(
       {state->whole ? state->elements * state->ranks : state->elements}, floats.dtype(type));
   state->totals = torch::zeros({3}, floats.dtype(device.sum_type()));
@@ -236,7 +226,7 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
 void ShardedAdamW::ZeroGradients() {
   // The last reductions write what is zeroed.
   for (Bucket& bucket : state_->buckets) Check(Await(bucket.reductions));
-  (state_->local.defined() ? state_->local : state_->gradient).zero_();
+  state_->gradient.zero_();
 }
 
 Tensor ShardedAdamW::Parameters(int block, int next) {
@@ -269,14 +259,19 @@ void ShardedAdamW::CloseGradient(int block) {
   Check(state_->Close(bucket));
 }
 
+void ShardedAdamW::PassMicroBatch() {
+  TORCH_CHECK(state_->whole, "where parameters are sharded, every rank takes part in all forwards");
+  for (int block = state_->last_block(); block >= 0; --block) {
+    OpenGradient(block);
+    CloseGradient(block);
+  }
+}
+
 absl::StatusOr<ShardedStep> ShardedAdamW::Step(double learning_rate, const Tensor& loss_sum,
                                                int64_t tokens) {
   State& state = *state_;
   const torch::NoGradGuard no_grad;
   for (Bucket& bucket : state.buckets) RETURN_IF_ERROR(Await(bucket.reductions));
-  if (state.local.defined()) {
-    RETURN_IF_ERROR(state.device->ReduceScatterSum(state.local, state.gradient));
-  }
 
   // [squared norm of the sum's gradient, loss, tokens]
   RETURN_IF_ERROR(state.device->SumOfSquares(state.gradient, state.totals[0]));

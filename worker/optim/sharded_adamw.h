@@ -6,8 +6,7 @@
 //
 // Gradients arrive block by block in fp32 while backward runs: as ranges are contiguous, a block
 // belongs to one or two ranks, and one reduction to each owner adds it up where it is needed,
-// behind the backward of the next layer. A CPU rank whose parameters are whole adds up the whole
-// gradient instead, and the step reduces it (stage 1 as far as gradients go).
+// while the next layer's backward runs (on CPUs before it).
 #pragma once
 
 #include <torch/types.h>
@@ -48,13 +47,17 @@ class ShardedAdamW : public model::ParameterStore {
       model::ParameterSharding sharding = model::ParameterSharding::kWhole);
   ~ShardedAdamW() override;
 
-  // Between steps: the gradient starts at 0.
+  // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
   // ParameterStore.
   torch::Tensor Parameters(int block, int next) override;
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
+  // Takes part in the reductions of a micro-batch to which this rank adds nothing, because other
+  // ranks have more micro-batches in this step. Only where parameters are whole: to gather sharded
+  // ones takes a forward and a backward of all ranks.
+  void PassMicroBatch();
 
   // loss_sum: a scalar on the device, over this rank's micro-batches, and `tokens` how many
   // labels it sums; the gradient is taken of the mean over all ranks' tokens. Clips, updates this
@@ -67,11 +70,11 @@ class ShardedAdamW : public model::ParameterStore {
   // -1 if none is. Waits for the device.
   int64_t NonFiniteParameter() const;
 
-  // For checkpoints, in host memory. updates(): steps taken, without skipped ones.
+  // What checkpoints save, in host memory. updates(): steps taken, without skipped ones.
   int64_t shard_begin() const;
   int64_t shard_elements() const;
-  // Only the next update waits for the copy, or AwaitSnapshot, which returns the seconds that took.
-  // Outlives this.
+  // Only the next update waits for the copy, or AwaitSnapshot, which returns the seconds that it
+  // waited. What Snapshot returns may outlive this.
   absl::StatusOr<ShardSource> Snapshot();
   double AwaitSnapshot();
   int64_t updates() const;

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -19,48 +18,16 @@
 #include "worker/optim/cpu_shard_device.h"
 #include "worker/optim/cuda_shard_device.h"
 #include "worker/optim/shard_copier.h"
-#include "worker/optim/testing/take_shard.h"
+#include "worker/optim/testing/small_model.h"
 
 namespace ringleader::optim {
 namespace {
 
 using torch::Tensor;
 
-model::ModelConfig Config() {
-  model::ModelConfig config;
-  config.vocab_size = 61;
-  config.hidden_size = 32;
-  config.intermediate_size = 40;
-  config.layers = 3;
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.head_dim = 8;
-  config.qkv_bias = true;
-  return config;
-}
-
-std::vector<float> Random(const model::ParameterLayout& layout, int ranks, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(layout.PaddedElements(ranks), 0.0f);
-  for (const model::ParameterSlot& slot : layout.slots) {
-    for (int64_t i = 0; i < slot.elements; ++i) values[slot.offset + i] = normal(generator);
-  }
-  return values;
-}
-
-// One backward's worth of gradients: `values` [elements] times `factor`, from the last block to the
-// first.
-void AddGradients(ShardedAdamW& adamw, const model::ParameterLayout& layout,
-                  const std::vector<float>& values, float factor) {
-  for (int block = static_cast<int>(layout.blocks.size()) - 1; block >= 0; --block) {
-    const model::ParameterBlock& range = layout.blocks[block];
-    const Tensor bucket = adamw.OpenGradient(block);
-    const Tensor part =
-        torch::from_blob(const_cast<float*>(values.data()) + range.begin, {range.elements});
-    bucket.add_(part.to(bucket.device()), factor);
-    adamw.CloseGradient(block);
-  }
+// Padded for `ranks`.
+std::vector<float> RandomShards(const model::ParameterLayout& layout, int ranks, uint32_t seed) {
+  return Random(layout, layout.PaddedElements(ranks), seed);
 }
 
 Tensor Loss(double value) {
@@ -69,7 +36,7 @@ Tensor Loss(double value) {
 
 class ShardedAdamWTest : public model::GpuTest {
  protected:
-  const model::ParameterLayout layout_ = model::MakeParameterLayout(Config());
+  const model::ParameterLayout layout_ = model::MakeParameterLayout(SmallModel());
 };
 
 // A GPU's optimizer, on its own or over ranks that share the GPU.
@@ -110,10 +77,10 @@ std::vector<float> ParametersOnCpu(const model::ParameterLayout& layout,
                                    std::vector<double>* norms) {
   std::vector<float> parameters(layout.elements);
   comm::testing::RunRanks(1, [&](comm::Communicator& comm) {
-    OnCpu adamw(comm, options, layout, Random(layout, 1, 1));
+    OnCpu adamw(comm, options, layout, RandomShards(layout, 1, 1));
     for (int step = 0; step < steps; ++step) {
       adamw->ZeroGradients();
-      AddGradients(*adamw, layout, Random(layout, 1, 100 + step), 1.0f);
+      AddGradients(*adamw, layout, RandomShards(layout, 1, 100 + step), 1.0f);
       const auto result = adamw->Step(0.01, torch::ones({}), 1);
       ASSERT_TRUE(result.ok()) << result.status();
       norms->push_back(result->gradient_norm);
@@ -128,12 +95,12 @@ TEST_F(ShardedAdamWTest, FollowsTheCpu) {
     const AdamWOptions options{.weight_decay = 0.3, .clip_norm = clip_norm};
     std::vector<double> norms;
     const std::vector<float> expected = ParametersOnCpu(layout_, options, 5, &norms);
-    const std::vector<float> start = Random(layout_, 1, 1);
+    const std::vector<float> start = RandomShards(layout_, 1, 1);
     OnGpu adamw(options, layout_, nullptr, torch::kFloat, start);
     for (int step = 0; step < 5; ++step) {
       adamw->ZeroGradients();
       // Two micro-batches of 4 tokens each: gradients of sums, the step is of the mean.
-      const std::vector<float> gradients = Random(layout_, 1, 100 + step);
+      const std::vector<float> gradients = RandomShards(layout_, 1, 100 + step);
       for (int i = 0; i < 2; ++i) AddGradients(*adamw, layout_, gradients, 4.0f);
       const auto result = adamw->Step(0.01, Loss(16.0), 8);
       ASSERT_TRUE(result.ok()) << result.status();
@@ -152,9 +119,9 @@ TEST_F(ShardedAdamWTest, FollowsTheCpu) {
 }
 
 TEST_F(ShardedAdamWTest, ParametersAreTheMasterWeightsRounded) {
-  const std::vector<float> start = Random(layout_, 1, 1);
+  const std::vector<float> start = RandomShards(layout_, 1, 1);
   OnGpu adamw({}, layout_, nullptr, torch::kBFloat16, start);
-  AddGradients(*adamw, layout_, Random(layout_, 1, 5), 1.0f);
+  AddGradients(*adamw, layout_, RandomShards(layout_, 1, 5), 1.0f);
   ASSERT_TRUE(adamw->Step(0.1, Loss(1.0), 1).ok());
   const absl::StatusOr<OptimizerShard> shard = TakeShard(*adamw);
   ASSERT_TRUE(shard.ok()) << shard.status();
@@ -174,9 +141,9 @@ TEST_F(ShardedAdamWTest, ParametersAreTheMasterWeightsRounded) {
 TEST_F(ShardedAdamWTest, ABadGradientSkipsTheStepAndIsNamed) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    const std::vector<float> start = Random(layout_, 1, 1);
+    const std::vector<float> start = RandomShards(layout_, 1, 1);
     OnGpu adamw({}, layout_, nullptr, torch::kFloat, start);
-    std::vector<float> gradients = Random(layout_, 1, 2);
+    std::vector<float> gradients = RandomShards(layout_, 1, 2);
     const model::ParameterSlot& slot = layout_.slots[7];
     gradients[slot.offset + 1] = bad;
     AddGradients(*adamw, layout_, gradients, 1.0f);
@@ -193,7 +160,7 @@ TEST_F(ShardedAdamWTest, ABadGradientSkipsTheStepAndIsNamed) {
 }
 
 TEST_F(ShardedAdamWTest, AStepWithoutTokensChangesNothing) {
-  const std::vector<float> start = Random(layout_, 1, 1);
+  const std::vector<float> start = RandomShards(layout_, 1, 1);
   OnGpu adamw({}, layout_, nullptr, torch::kFloat, start);
   const auto step = adamw->Step(0.1, Loss(0.0), 0);
   ASSERT_TRUE(step.ok()) << step.status();
@@ -213,13 +180,13 @@ TEST_F(ShardedAdamWTest, FollowsTheCpuOnAnyNumberOfRanks) {
   const std::vector<float> expected = ParametersOnCpu(layout_, {}, 3, &norms);
   for (const int ranks : {1, 2, 3, 4}) {
     comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
-      const std::vector<float> start = Random(layout_, ranks, 1);
+      const std::vector<float> start = RandomShards(layout_, ranks, 1);
       OnGpu adamw({}, layout_, &comm, torch::kFloat, ShardOf(layout_, ranks, comm.rank(), start));
       for (int step = 0; step < 3; ++step) {
         adamw->ZeroGradients();
         // Rank r sums r + 1 tokens: what it adds is its part of the sum of all.
         const int64_t tokens = ranks * (ranks + 1) / 2;
-        const std::vector<float> gradients = Random(layout_, ranks, 100 + step);
+        const std::vector<float> gradients = RandomShards(layout_, ranks, 100 + step);
         const auto own = static_cast<float>(comm.rank() + 1);
         for (int i = 0; i < 2; ++i) AddGradients(*adamw, layout_, gradients, 0.5f * own);
         const auto result = adamw->Step(0.01, Loss(3.0 * own), comm.rank() + 1);
@@ -248,12 +215,12 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
     constexpr int kSequences = 12, kSteps = 3;
     std::vector<float> result(layout_.elements);
     comm::testing::RunDeviceRanks(ranks, [&](comm::DeviceCommunicator& comm) {
-      std::vector<float> start = Random(layout_, ranks, 1);
+      std::vector<float> start = RandomShards(layout_, ranks, 1);
       for (float& value : start) value *= 0.1f;
       OnGpu adamw({.clip_norm = 0.1}, layout_, &comm, torch::kFloat,
                   ShardOf(layout_, ranks, comm.rank(), start), sharding);
       const model::PlainTokenOps ops;
-      model::Decoder decoder(Config(), ops, *adamw, {});
+      model::Decoder decoder(SmallModel(), ops, *adamw, {});
       model::DenseContextAttention attention;
       for (int step = 0; step < kSteps; ++step) {
         adamw->ZeroGradients();
@@ -293,22 +260,22 @@ TEST_F(ShardedAdamWTest, RanksTrainTheModelThatOneRankTrains) {
 TEST_F(ShardedAdamWTest, TheCpuGoesOnWithItsShard) {
   std::vector<double> norms;
   const std::vector<float> expected = ParametersOnCpu(layout_, {}, 4, &norms);
-  const std::vector<float> start = Random(layout_, 1, 1);
+  const std::vector<float> start = RandomShards(layout_, 1, 1);
   OnGpu adamw({}, layout_, nullptr, torch::kFloat, start);
   const auto on_gpu = [&](int step) {
     adamw->ZeroGradients();
-    AddGradients(*adamw, layout_, Random(layout_, 1, 100 + step), 1.0f);
+    AddGradients(*adamw, layout_, RandomShards(layout_, 1, 100 + step), 1.0f);
     ASSERT_TRUE(adamw->Step(0.01, Loss(1.0), 1).ok());
   };
   on_gpu(0);
   comm::testing::RunRanks(1, [&](comm::Communicator& comm) {
-    OnCpu cpu(comm, {}, layout_, Random(layout_, 1, 9));
+    OnCpu cpu(comm, {}, layout_, RandomShards(layout_, 1, 9));
     absl::StatusOr<OptimizerShard> shard = TakeShard(*adamw);
     ASSERT_TRUE(shard.ok()) << shard.status();
     ASSERT_TRUE(cpu->Restore(*shard, adamw->updates()).ok());
     for (const int step : {1, 2}) {
       cpu->ZeroGradients();
-      AddGradients(*cpu, layout_, Random(layout_, 1, 100 + step), 1.0f);
+      AddGradients(*cpu, layout_, RandomShards(layout_, 1, 100 + step), 1.0f);
       ASSERT_TRUE(cpu->Step(0.01, torch::ones({}), 1).ok());
     }
     ASSERT_TRUE(adamw->Restore(*TakeShard(*cpu), cpu->updates()).ok());
@@ -325,7 +292,7 @@ TEST_F(ShardedAdamWTest, TheCpuGoesOnWithItsShard) {
 }
 
 TEST_F(ShardedAdamWTest, ASnapshotIsOfItsTimeAndTheNextUpdateWaitsForIt) {
-  const std::vector<float> start = Random(layout_, 1, 1);
+  const std::vector<float> start = RandomShards(layout_, 1, 1);
   OnGpu adamw({}, layout_, nullptr, torch::kFloat, start);
   absl::StatusOr<ShardSource> source = adamw->Snapshot();
   ASSERT_TRUE(source.ok()) << source.status();
@@ -334,7 +301,7 @@ TEST_F(ShardedAdamWTest, ASnapshotIsOfItsTimeAndTheNextUpdateWaitsForIt) {
     absl::SleepFor(absl::Milliseconds(200));
     shard = (*std::move(source))();
   });
-  AddGradients(*adamw, layout_, Random(layout_, 1, 2), 1.0f);
+  AddGradients(*adamw, layout_, RandomShards(layout_, 1, 2), 1.0f);
   const absl::Time begin = absl::Now();
   EXPECT_TRUE(adamw->Step(0.1, Loss(1.0), 1).ok());
   EXPECT_GT(absl::Now() - begin, absl::Milliseconds(100));

@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using testing::Losses;
 using testing::RankLog;
 
-// In shapes that the kernels take.
+// A job in shapes that the kernels take.
 constexpr char kConfig[] = R"({
   "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 264,
   "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -46,7 +46,7 @@ int RanksPerGpu() {
 
 class CudaProcessTest : public testing::AttemptTest {
  protected:
-  // On this many GPUs.
+  // The job on this many GPUs.
   v1::JobSpec GpuJob(int context, int data = 1) {
     v1::JobSpec spec = Job(context, data);
     std::ofstream(Path("config.json")) << kConfig;

@@ -55,7 +55,7 @@ class Host {
   // The newest plan that arrived and was not taken yet, in a form that travels to other ranks;
   // empty if none.
   virtual std::string TakePlan() = 0;
-  // For how many steps a trace was asked for since the last call; 0: none was.
+  // The number of steps that a user asked to have traced since the last call; 0: none.
   virtual uint32_t TakeProfileSteps() = 0;
   virtual absl::StatusOr<Plan> ParsePlan(const std::string& bytes) const = 0;
 };

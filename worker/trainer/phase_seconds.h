@@ -19,10 +19,10 @@ struct PhaseSeconds {
   double exposed_offload = 0;  // waiting for kept activations on their way to or from host memory
   double optimizer = 0;
   double checkpoint = 0;  // time that the step loop was held up, before this step
-  double evaluation = 0;  // likewise
+  double evaluation = 0;  // the same
 };
 
-// By field of the message; a test compares the two.
+// Each field of the message with its member here; a test compares the two.
 inline constexpr std::array kPhases = {
     std::pair("data", &PhaseSeconds::data),
     std::pair("index", &PhaseSeconds::index),

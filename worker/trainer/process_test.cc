@@ -100,6 +100,26 @@ TEST_F(TrainerProcessTest, AnyNumberOfRanksTrainsTheSameModel) {
   }
 }
 
+// The ranks of a group that has come to its end take part in the sums of the others' gradients.
+TEST_F(TrainerProcessTest, GroupsMayTrainDifferentNumbersOfSequences) {
+  v1::JobSpec spec = Job(1, 2);
+  spec.mutable_training()->set_global_batch(4);
+  const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
+  UseCheckpoints(&spec, Path("uneven"));
+  v1::StepPlan plan = TinyPlan(spec);
+  const std::vector<uint32_t> sequences[] = {{2}, {0, 1, 3}};
+  for (uint32_t group = 0; group < 2; ++group) {
+    v1::MicroBatchAssignment* assignment = plan.add_micro_batches();
+    assignment->set_group(group);
+    assignment->mutable_sequences()->Add(sequences[group].begin(), sequences[group].end());
+  }
+  const std::vector<double> losses = Losses(Start(spec, plan)->Finish()[0]);
+  ASSERT_EQ(losses.size(), expected.size()) << Output();
+  for (size_t i = 0; i < losses.size(); ++i) {
+    EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i]) << i;
+  }
+}
+
 TEST_F(TrainerProcessTest, KeepsPackedDocumentsApartOnAnyNumberOfRanks) {
   v1::JobSpec spec = Job(1);
   spec.mutable_training()->set_eval_sequences(8);
@@ -452,7 +472,7 @@ TEST_F(TrainerProcessTest, DamagedCheckpointsArePassedOverByName) {
   EXPECT_TRUE(std::filesystem::exists(directory + "/step-0000000004")) << "keep_last is 2";
   EXPECT_TRUE(std::filesystem::exists(directory + "/step-0000000006.1"));
 
-  // Without a whole one it does not start over as if nothing had been there.
+  // Where no checkpoint is whole it does not start over as if there had been none.
   std::string last;
   for (const auto& folder : std::filesystem::directory_iterator(directory)) {
     if (!folder.path().filename().string().starts_with("step-")) continue;

@@ -25,7 +25,7 @@ namespace ringleader::trainer {
 namespace {
 
 constexpr int kExitFailed = 1;
-// From an abort to the end of this process, at most.
+// The longest that this process lives after an abort.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
 // Up to three streams in each direction with every other rank, each a connection; then shards,
 // libraries and devices.
@@ -63,7 +63,7 @@ Result Failure(const absl::Status& status, bool collateral) {
   _exit(result.kind == Result::Kind::kFailed ? kExitFailed : 0);
 }
 
-// Without descriptors left gRPC tries again for ever, and says nothing.
+// gRPC tries again for ever, and says nothing, when no descriptor is left.
 void CheckOpenFileLimit(int limit, int world_size) {
   const int wanted = kConnectionsPerPeer * (world_size - 1) + kOtherFiles;
   if (limit >= wanted) return;
@@ -73,7 +73,8 @@ void CheckOpenFileLimit(int limit, int world_size) {
       limit, world_size, wanted);
 }
 
-// From the assignment to the last step; the other ranks hear of a failure before this returns.
+// Trains from the assignment to the last step; the other ranks hear of a failure before this
+// returns.
 Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, int open_file_limit,
              RunFunction run) {
   const auto stopped_or_failed = [](const absl::Status& status) -> Result {

@@ -34,8 +34,8 @@ struct Plan {
 enum class Engine { kCpu, kCuda };
 
 // INVALID_ARGUMENT where ranks step alike and a plan gives groups different numbers of
-// micro-batches: on GPUs, and where parameters are sharded, all ranks sum the gradients of each
-// micro-batch as they come, and so must come to as many.
+// micro-batches: sharded parameters are gathered by all ranks together, in every forward and
+// backward.
 absl::Status CheckMicroBatches(bool ranks_step_alike, const Plan& plan);
 
 struct TrainingJob {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"

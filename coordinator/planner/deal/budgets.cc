@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "base/mean.h"
 #include "jobspec/fields.h"
 
 namespace ringleader::planner {
@@ -13,16 +14,6 @@ namespace {
 constexpr double kLargestMass = 0.995;
 constexpr double kNoticeable = 0.005;  // of mass
 constexpr double kLargestStep = 1.5;   // factor on density in one go: the model holds only nearby
-
-struct Mean {
-  double sum = 0;
-  int count = 0;
-  void Add(double value) {
-    sum += value;
-    ++count;
-  }
-  double value() const { return sum / count; }
-};
 
 // The mass at which density is `factor` times that at `mass`.
 double Scaled(double mass, double factor, double base, double tolerance) {

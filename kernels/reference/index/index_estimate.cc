@@ -15,7 +15,7 @@ namespace {
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 constexpr int kRun = kMassRun;
 
-// In units of 2^-bits. What is not a number has no mass: the step's loss will say so.
+// `value` in units of 2^-bits. What is not a number has no mass: the step's loss will say so.
 int64_t FixedPoint(float value, int bits) {
   return std::isfinite(value) ? std::llrint(std::ldexp(static_cast<double>(value), bits)) : 0;
 }

@@ -19,7 +19,7 @@ struct RowMath {
                           float* d_gate, float* d_up, float* out);
 };
 
-// For the instruction set of BestTileMath.
+// The functions for BestTileMath's instruction set.
 const RowMath& BestRowMath();
 
 namespace internal {

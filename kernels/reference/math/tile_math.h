@@ -35,8 +35,8 @@ struct TileMath {
   // out[i] = exp2(x[i] - shift)
   void (*exp2)(int64_t count, float shift, const float* x, float* out);
 
-  // Over s[rows, columns], columns a multiple of panel; each sum in an order of its own that only
-  // depends on the shape:
+  // Maxima and sums over s[rows, columns], columns a multiple of panel; the order of a sum depends
+  // only on the shape:
   //   maximum[i] = max(maximum[i], s[i, :])
   //   sums[i] = sum over j of exp2(s[i, j] - shift[i])
   //   sums[j] = sum over i of exp2(s[i, j] - shift[i])
@@ -51,7 +51,7 @@ struct TileMath {
 // for less.
 const TileMath& BestTileMath();
 
-// By name, or null where this processor lacks it: for tests.
+// The arithmetic of this name, or null where this processor lacks it: for tests.
 const TileMath* FindTileMath(const char* name);
 
 namespace internal {

@@ -71,7 +71,7 @@ class TileLists {
 
   const TileList& OfHead(int head) const { return lists_[lists_.size() == 1 ? 0 : head]; }
   bool shared() const { return lists_.size() == 1; }
-  // Over all heads.
+  // The number of tiles of all heads.
   int64_t TotalTiles() const;
 
  private:

@@ -60,7 +60,7 @@ inline double RelativeNorm(const std::vector<float>& actual, const std::vector<f
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
-// Also of NaN, which poisoned elements are.
+// NaN counts, too: poisoned elements are NaN.
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -295,7 +295,7 @@ inline Result ReferenceRun(const Problem& p, const TileSelection& tiles) {
   return r;
 }
 
-// Of run 0, `first` takes `gradients`; of later runs they must be the same bits.
+// Run 0 leaves its `gradients` in `first`; those of later runs must be the same bits.
 inline void AssertSameBits(std::vector<std::vector<float>> gradients, int run,
                            std::vector<std::vector<float>>& first) {
   if (run == 0) {

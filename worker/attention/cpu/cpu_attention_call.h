@@ -42,7 +42,7 @@ class CpuAttentionDevice : public AttentionDevice {
   double exposed_before_ = 0.0;
 };
 
-// One layer's call. Attention stands in cpu_call.cc, the index in cpu_index.cc.
+// One layer's call. Attention is in cpu_attention_call.cc, the index in cpu_index.cc.
 class CpuCall : public AttentionCall {
  public:
   struct Tensors {

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "kernels/ops/token_view.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
 #include "worker/attention/runner/ring_attention.h"
 
@@ -15,12 +16,7 @@ using torch::Tensor;
 template <typename T>
 kernels::TokenMajor<T> View(const Tensor& x) {
   if (!x.defined()) return {};
-  return {.data = x.data_ptr<std::remove_const_t<T>>(),
-          .tokens = x.size(0),
-          .heads = static_cast<int32_t>(x.size(1)),
-          .head_dim = static_cast<int32_t>(x.size(2)),
-          .token_stride = x.stride(0),
-          .head_stride = x.stride(1)};
+  return kernels::ops::TokenView<T>(x, x.data_ptr<std::remove_const_t<T>>());
 }
 
 // What the engine adds to.

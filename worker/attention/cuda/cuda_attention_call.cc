@@ -18,6 +18,7 @@ namespace fused = kernels::fused;
 namespace sm90 = kernels::sm90;
 using kernels::ShardLayout;
 using kernels::TokenMajor;
+using kernels::ops::CallWithWorkspace;
 using kernels::ops::FloatView;
 using kernels::ops::MutableBf16;
 using kernels::ops::Stream;
@@ -33,13 +34,6 @@ TokenMajor<T> DenseView(T* data, int64_t tokens, int32_t heads, int32_t head_dim
 
 const __nv_bfloat16* Bf16(const DeviceArray<std::byte>& array) {
   return reinterpret_cast<const __nv_bfloat16*>(array.data());
-}
-
-template <typename Args, typename Bytes, typename Run>
-absl::Status CallWithWorkspace(const Args& args, const Tensor& like, Bytes bytes, Run run) {
-  const int64_t needed = bytes(args);
-  const Tensor scratch = kernels::ops::Scratch(needed, like);
-  return run(args, sm90::Workspace{scratch.mutable_data_ptr(), needed}, Stream());
 }
 
 // The tiles of one hop and, of kCsr, the lists that they point into.

@@ -15,7 +15,7 @@
 
 namespace ringleader::attention {
 
-// Of tensors that are aligned to 16 bytes. Attention stands in cuda_call.cc, the index in
+// Takes tensors that are aligned to 16 bytes. Attention is in cuda_attention_call.cc, the index in
 // cuda_index.cc.
 class CudaCall : public AttentionCall {
  public:

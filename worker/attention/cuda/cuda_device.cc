@@ -19,8 +19,8 @@ using torch::Tensor;
 
 namespace {
 
-// Inside a node, between nodes. Sums between nodes go where nothing that an inner ring waits for
-// queues before them.
+// The channels of a ring inside a node and between nodes. Gradients between nodes take a channel on
+// which nothing that an inner ring waits for can be ahead of them.
 constexpr std::array kKvChannels = {comm::Channel::kKvInner, comm::Channel::kKvOuter};
 constexpr std::array kGradientChannels = {comm::Channel::kGradKv, comm::Channel::kKvOuter};
 

@@ -59,7 +59,7 @@ class CudaAttentionDevice : public AttentionDevice {
   comm::DeviceCommunicator& communicator_;
   DeviceStats stats_;
   RingMemory kv_memory_, gradient_memory_, wire_memory_;
-  // By (owner, tokens, window), of `band_documents_`.
+  // What BandTilesOf found by (owner, tokens, window), for the documents `band_documents_`.
   std::map<std::tuple<int, int64_t, int64_t>, int64_t> band_tiles_;
   std::shared_ptr<const DeviceDocuments> band_documents_;
 };

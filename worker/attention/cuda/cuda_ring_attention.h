@@ -19,13 +19,13 @@ class DeviceCommunicator;
 
 namespace ringleader::attention {
 
-// For the current device: a Hopper GPU, whose LibTorch half this loads (no program links it).
-// `communicator` spans the ranks that share one sequence, is theirs alone for its KV, dKV and
-// control channels, and must outlive the result and all records; its size is ring.inner *
+// Works on the current device, a Hopper GPU, and loads LibTorch's CUDA half, which no program
+// links. `communicator` spans the ranks that share one sequence, is theirs alone for its KV, dKV
+// and control channels, and must outlive the result and all records; its size is ring.inner *
 // ring.outer.
 //
 // Tensors are bfloat16 on that device, head_dim 64 or 128, and work is enqueued on the stream that
-// LibTorch has current. With `options.threads` unused. INVALID_ARGUMENT names an option that does
+// LibTorch has current. `options.threads` is not used. INVALID_ARGUMENT names an option that does
 // not fit; UNAVAILABLE says that LibTorch's CUDA half does not load; FAILED_PRECONDITION that the
 // GPU is no Hopper.
 absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(

@@ -14,7 +14,8 @@
 
 namespace ringleader::attention {
 
-// Of one stream at a time, which must be in order between calls. Not thread-safe.
+// Times one stream at a time; what the streams of successive calls do must be in order. Not
+// thread-safe.
 class DeviceTimers {
  public:
   using Phase = double AttentionSeconds::*;
@@ -28,7 +29,7 @@ class DeviceTimers {
   // nest.
   absl::Status Begin(Phase phase, cudaStream_t stream);
   absl::Status End(cudaStream_t stream);
-  // Between these the stream waits for a transfer: exposed communication.
+  // What passes between these calls is exposed communication: the stream waits for a transfer.
   absl::Status BeginWait(cudaStream_t stream);
   absl::Status EndWait(cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// What RingRunner asks of a device: the CPU engine (cpu/cpu_call.h) or a GPU
-// (cuda/cuda_call.h). The runner owns the order of hops and steps; a device owns tensors,
-// memory, transfers and arithmetic.
+// What RingRunner asks of a device: the CPU engine (cpu/cpu_attention_call.h) or a
+// GPU (cuda/cuda_attention_call.h). The runner owns the order of hops and steps; a device owns
+// tensors, memory, transfers and arithmetic.
 //
 // On GPUs every verb enqueues work on LibTorch's current stream and returns; allocation may throw
 // c10::Error there.
@@ -30,7 +30,7 @@ using patterns::IndexDevice;
 using patterns::LayerIndex;
 using patterns::SequenceDocuments;
 
-// Of one rank's q: [tokens, heads, head_dim], k and v: [tokens, kv_heads, head_dim].
+// The sizes of one rank's q: [tokens, heads, head_dim], k and v: [tokens, kv_heads, head_dim].
 struct CallShape {
   int64_t tokens = 0;
   int32_t heads = 0, kv_heads = 0, head_dim = 0;

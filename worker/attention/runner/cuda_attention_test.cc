@@ -1,261 +1,44 @@
 // Ring attention on a GPU, all ranks of a ring as threads that share it: against the CPU engine,
 // against the mask that an index stands for, and on several ranks against one.
-#include <c10/cuda/CUDAGuard.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/ops/cuda_call.h"
-#include "worker/attention/cpu/cpu_ring_attention.h"
-#include "worker/attention/cuda/cuda_attention_call.h"
+#include "kernels/ops/token_view.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
-#include "worker/attention/runner/ring_runner.h"
 #include "worker/attention/testing/differentiable_attention.h"
+#include "worker/attention/testing/gpu_rings.h"
 #include "worker/attention/testing/index_oracle.h"
 #include "worker/attention/testing/ring_settings.h"
-#include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/comm/testing/hosts.h"
 #include "worker/comm/testing/local_device_communicator.h"
 
 namespace ringleader::attention {
 namespace {
 
-using kernels::ShardLayout;
-using kernels::ops::Check;
+using testing::ExpectNear;
+using testing::GpuCount;
+using testing::Gpus;
+using testing::kLayers;
+using testing::kTolerance;
+using testing::MaskedAttention;
+using testing::RelativeError;
+using testing::Result;
+using testing::RunOnCpu;
+using testing::RunOnGpu;
+using testing::Sequence;
 using torch::Tensor;
 
-// bf16 in, out, and in what the backward kernels multiply.
-constexpr double kTolerance = 1e-2;
-
-// Of the index's masses, as a share of a head's. The oracle reads the same bf16 values, whose
-// products fp32 holds exactly; what differs is fp32 sums of 64 of them. A term is below 32, the
-// tensor cores keep 2^-22 of the largest one in each of 64 additions, and the logit is an eighth of
-// the sum: 64 * 32 * 2^-22 / 8 = 6e-5 at worst, and exp makes that a relative error of the masses.
-// Maximum and sum of a row add as much each, exp2 and fixed point 1e-6.
+// How far a mass of the index may be off, as a share of its head's. The oracle reads the same bf16
+// values, whose products fp32 holds exactly; what differs is fp32 sums of 64 of them. A term is
+// below 32, the tensor cores keep 2^-22 of the largest one in each of 64 additions, and the logit
+// is an eighth of the sum: 64 * 32 * 2^-22 / 8 = 6e-5 at worst, and exp makes that a relative error
+// of the masses. Maximum and sum of a row add as much each, exp2 and fixed point 1e-6.
 constexpr double kMassTolerance = 2e-4;
-
-int GpuCount() {
-  int devices = 0;
-  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
-}
-
-enum class Gpus { kShared, kOneEach };
-
-// Runs `body` on a thread a rank: all on one GPU, or each on its own with NCCL between them. Under
-// tests/gpu/hosts.sh the latter are dealt out to processes, which may share GPUs.
-void RunRanks(Gpus gpus, int ranks, const std::function<void(comm::DeviceCommunicator&)>& body) {
-  if (gpus == Gpus::kShared) return comm::testing::RunDeviceRanks(ranks, body);
-  comm::testing::RunRanks(comm::testing::HostCommunicators(ranks), [&](comm::Communicator& host) {
-    const int gpus = GpuCount();
-    TORCH_CHECK(gpus > 0, "there is no GPU");
-    const int gpu = host.rank() % gpus;
-    cudaSetDevice(gpu);
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(gpu));
-    auto device = comm::CreateNcclCommunicator({.device = gpu}, &host);
-    TORCH_CHECK(device.ok(), std::string(device.status().message()));
-    body(**device);
-    host.Barrier().IgnoreError();  // nobody leaves while others' transfers run
-  });
-}
-
-// One sequence in bf16, on the CPU, and the gradient of its output.
-struct Sequence {
-  Tensor q, k, v, d_out;
-
-  Sequence(int64_t tokens, int heads, int kv_heads, int head_dim) {
-    torch::manual_seed(7);
-    const auto random = [&](int of) {
-      return torch::randn({tokens, of, head_dim}).to(torch::kBFloat16);
-    };
-    q = random(heads) * 1.5;
-    k = random(kv_heads);
-    v = random(kv_heads);
-    d_out = random(heads);
-  }
-};
-
-struct Result {
-  Tensor out, dq, dk, dv;             // of the whole sequence, float32 on the CPU
-  std::vector<AttentionStats> stats;  // by rank
-  std::vector<testing::HostIndex> index;
-  std::vector<Tensor> rows;  // of this process's ranks; empty: all are here
-};
-
-Result EmptyResult(const Sequence& s, int ranks) {
-  const auto zeros = [](const Tensor& x) { return torch::zeros(x.sizes(), torch::kFloat); };
-  return {.out = zeros(s.q),
-          .dq = zeros(s.q),
-          .dk = zeros(s.k),
-          .dv = zeros(s.v),
-          .stats = std::vector<AttentionStats>(ranks),
-          .index = std::vector<testing::HostIndex>(ranks),
-          .rows = {}};
-}
-
-Tensor PositionsOf(const patterns::AttentionOptions& options, int ranks, int rank, int64_t tokens) {
-  patterns::AttentionOptions resolved = options;
-  if (resolved.stripe == 0) resolved.stripe = resolved.tile;
-  const ShardLayout layout = patterns::LayoutOf(resolved, ranks, rank, tokens / ranks);
-  Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
-  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
-    positions.data_ptr<int64_t>()[i] = layout.Position(i);
-  }
-  return positions;
-}
-
-constexpr int kLayers = 3;
-
-// Three layers forward, then backward, as a step does: their buffers are the same. The result is
-// the first layer's.
-Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options,
-                Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {}) {
-  const int ranks = options.ring.inner * options.ring.outer;
-  Result result = EmptyResult(sequence, ranks);
-  std::mutex mutex;
-  RunRanks(gpus, ranks, [&](comm::DeviceCommunicator& communicator) {
-    const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
-    const int rank = communicator.rank();
-    CudaAttentionDevice device(&communicator, {.bf16_gradients = options.bf16_gradients,
-                                               .deterministic = options.deterministic});
-    auto engine = RingRunner::Create(options, &device);
-    TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
-    const Tensor positions = PositionsOf(options, ranks, rank, sequence.q.size(0));
-    const auto shard = [&](const Tensor& x) {
-      return x.index_select(0, positions).to(torch::kCUDA);
-    };
-    const Tensor q = shard(sequence.q), k = shard(sequence.k), v = shard(sequence.v),
-                 d_out = shard(sequence.d_out);
-    std::vector<CallTensors> calls(kLayers, {.q = q, .k = k, .v = v});
-    std::vector<std::shared_ptr<const LayerIndex>> indices;
-    Check((*engine)->SetDocuments(sequence.q.size(0), documents));
-    for (int layer = 0; layer < kLayers; ++layer) {
-      CudaCall call(&device, layer, &calls[layer]);
-      auto index = (*engine)->Forward(call);
-      Check(index.status());
-      indices.push_back(*std::move(index));
-    }
-    // Backward is of what forward saw, whatever comes next.
-    Check((*engine)->SetDocuments(sequence.q.size(0), {}));
-    for (int layer = kLayers - 1; layer >= 0; --layer) {
-      calls[layer].d_out = d_out;
-      CudaCall call(&device, layer, &calls[layer]);
-      Check((*engine)->Backward(*indices[layer], call));
-    }
-    result.stats[rank] = (*engine)->TakeStats();
-    result.index[rank] = testing::ToHost(*indices[0], [](void* to, const void* from, size_t bytes) {
-      ASSERT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-    });
-    const std::lock_guard lock(mutex);
-    const auto put = [&](Tensor& whole, const Tensor& part) {
-      whole.index_copy_(0, positions, part.cpu().to(torch::kFloat));
-    };
-    put(result.out, calls[0].out);
-    put(result.dq, calls[0].gradients.dq);
-    put(result.dk, calls[0].gradients.dk);
-    put(result.dv, calls[0].gradients.dv);
-    result.rows.push_back(positions);
-  });
-  return result;
-}
-
-Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
-                const std::vector<int64_t>& documents = {}) {
-  options.ring = {};
-  Result result = EmptyResult(sequence, 1);
-  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
-    auto attention = CreateCpuRingAttention(options, &communicator);
-    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
-    const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
-    const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
-    Check((*attention)->SetDocuments(sequence.q.size(0), documents));
-    const Tensor out = testing::DifferentiableAttention(**attention, 0, q, k, v);
-    out.backward(sequence.d_out.to(torch::kFloat));
-    result.stats[0] = (*attention)->TakeStats();
-    result.out = out.detach();
-    result.dq = q.grad();
-    result.dk = k.grad();
-    result.dv = v.grad();
-  });
-  return result;
-}
-
-double RelativeError(const Tensor& actual, const Tensor& expected) {
-  return ((actual - expected).norm() / expected.norm()).item<double>();
-}
-
-void ExpectNear(const Result& actual, const Result& expected, double tolerance = kTolerance) {
-  const auto here = [&](const Tensor& x) {
-    return actual.rows.empty() ? x : x.index_select(0, torch::cat(actual.rows));
-  };
-  EXPECT_LT(RelativeError(here(actual.out), here(expected.out)), tolerance);
-  EXPECT_LT(RelativeError(here(actual.dq), here(expected.dq)), tolerance);
-  EXPECT_LT(RelativeError(here(actual.dk), here(expected.dk)), tolerance);
-  EXPECT_LT(RelativeError(here(actual.dv), here(expected.dv)), tolerance);
-}
-
-// Softmax attention in double precision over what the index's lists and the documents say, and its
-// gradients.
-Result MaskedAttention(const Sequence& s, const testing::HostIndex& index) {
-  const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
-  const int64_t tile = index.tile;
-  Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
-  const int64_t blocks = (n + tile - 1) / tile;
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t delta = 0; delta < blocks; ++delta) {
-      if (!index.Covers(static_cast<int>(h), delta)) continue;
-      for (int64_t a = delta; a < blocks; ++a) {
-        mask[h]
-            .slice(0, a * tile, (a + 1) * tile)
-            .slice(1, (a - delta) * tile, (a - delta + 1) * tile)
-            .fill_(true);
-      }
-    }
-    for (const int64_t position : index.Columns(static_cast<int>(h))) {
-      mask[h].select(1, position).fill_(true);
-    }
-  }
-  mask = mask.logical_and(torch::ones({n, n}).tril().to(torch::kBool));
-  if (index.documents != nullptr) {
-    const std::vector<int64_t>& firsts = index.documents->host->firsts;
-    for (size_t i = 1; i < firsts.size(); ++i) {
-      mask.slice(1, firsts[i], n).slice(2, 0, firsts[i]).fill_(false);
-    }
-  }
-  mask = mask.to(torch::kCUDA);
-  const auto leaf = [](const Tensor& x) {
-    return x.to(torch::kCUDA).to(torch::kDouble).requires_grad_();
-  };
-  const Tensor q = leaf(s.q), k = leaf(s.k), v = leaf(s.v);
-  const auto by_head = [&](const Tensor& x) {
-    return x.transpose(0, 1).repeat_interleave(heads / x.size(1), 0);
-  };
-  EXPECT_EQ(group * s.k.size(1), heads);
-  const Tensor logits = by_head(q)
-                            .matmul(by_head(k).transpose(1, 2))
-                            .div(std::sqrt(static_cast<double>(s.q.size(2))))
-                            .masked_fill(mask.logical_not(), -INFINITY);
-  const Tensor out = logits.softmax(-1).matmul(by_head(v)).transpose(0, 1);
-  out.backward(s.d_out.to(torch::kCUDA).to(torch::kDouble));
-  const auto back = [](const Tensor& x) { return x.detach().cpu().to(torch::kFloat); };
-  Result result = EmptyResult(s, 0);
-  result.out = back(out);
-  result.dq = back(q.grad());
-  result.dk = back(k.grad());
-  result.dv = back(v.grad());
-  return result;
-}
-
-uint64_t TotalTiles(const Result& result) {
-  uint64_t tiles = 0;
-  for (const AttentionStats& of_rank : result.stats) tiles += of_rank.TotalTiles();
-  return tiles;
-}
 
 class CudaAttentionTest : public ::testing::Test {
  protected:
@@ -299,9 +82,7 @@ class CudaRanksTest : public CudaAttentionTest,
                         const std::vector<int64_t>& documents = {}) {
     const Tensor q = Small().q.to(torch::kFloat), k = Small().k.to(torch::kFloat);
     const auto view = [](const Tensor& x) {
-      return kernels::TokenMajor<const float>{
-          x.const_data_ptr<float>(),       x.size(0),   static_cast<int32_t>(x.size(1)),
-          static_cast<int32_t>(x.size(2)), x.stride(0), x.stride(1)};
+      return kernels::ops::TokenView(x, x.const_data_ptr<float>());
     };
     const testing::IndexOracle oracle(view(q), view(k), options, documents);
     const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
@@ -337,7 +118,7 @@ class CudaRanksTest : public CudaAttentionTest,
       EXPECT_EQ(of_rank.column_counts, index.column_counts);
       EXPECT_EQ(of_rank.column_keys, index.column_keys);
     }
-    EXPECT_EQ(TotalTiles(actual), TotalTiles(expected.one));
+    EXPECT_EQ(actual.TotalTiles(), expected.one.TotalTiles());
     const LayerStats& one = expected.one.stats[0].layers.at(0);
     for (const AttentionStats& of_rank : actual.stats) {
       EXPECT_NEAR(of_rank.layers.at(0).recall, one.recall, 1e-9);
@@ -393,7 +174,7 @@ TEST_P(CudaRanksTest, VerticalSlashIndexIsTheOracles) {
                     .tile = 64});
 }
 
-// Of one token, within a tile, at its border, of many tiles.
+// Documents of one token, within a tile, that end at its border, and of many tiles.
 const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
 
 TEST_P(CudaRanksTest, Documents) {
@@ -432,7 +213,8 @@ TEST_P(CudaStatisticsTest, AreThoseOfTheCpu) {
   EXPECT_NEAR(layer.verticals, cpu.verticals, 0.02 * cpu.verticals);
   EXPECT_NEAR(layer.slashes, cpu.slashes, 0.5);
   EXPECT_NEAR(layer.density, cpu.density, 0.05 * cpu.density);
-  // Of all estimate queries, not of every eighth: a short document may have one of the eight.
+  // Recall here is that of all estimate queries, not of every eighth: a short document may have one
+  // of the eight.
   EXPECT_NEAR(layer.recall, cpu.recall, GetParam().empty() ? 0.05 : 0.1);
   EXPECT_GT(gpu.stats[0].seconds.index, 0.0);
   EXPECT_GT(gpu.stats[0].seconds.forward, 0.0);

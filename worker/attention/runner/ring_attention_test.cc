@@ -170,7 +170,8 @@ TEST_P(ManyRanksTest, BlockTopK) {
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
-// With StartBackward first; and of two layers in turn, as a model calls.
+// Backward whose ring was started ahead of it (StartBackward), of two layers in turn, as a model
+// calls.
 TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
   const Sequence sequence(1024);
   patterns::AttentionOptions options{.tile = 64};

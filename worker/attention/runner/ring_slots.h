@@ -19,7 +19,7 @@ class RingSlots {
  public:
   virtual ~RingSlots() = default;
 
-  // In the device's memory; uninitialised until something was received or written.
+  // A slot's place in the device's memory; uninitialised until something was received or written.
   virtual void* memory(int slot) const = 0;
 
   // Awaits transfers into the slot; some may still send it.
@@ -42,10 +42,10 @@ class RingSlots {
   virtual absl::StatusOr<Arrival> Send(const ring::RingHop& hop) = 0;
   virtual absl::Status ZeroSlot(int slot) = 0;
   virtual absl::Status AddSlot(int to, int from) = 0;
-  // Before the slot is sent: awaits its content, and what else a device needs.
+  // Called before the slot is sent: awaits its content, and what else a device needs.
   virtual absl::Status AwaitBeforeSend(int slot) { return AwaitContent(slot); }
 
-  // A transfer that was started without Start. receive_slot may be kEverySlot.
+  // Remembers a transfer that was started without Start. receive_slot may be kEverySlot.
   void Track(int send_slot, int receive_slot, Arrival arrival);
   bool in_flight() const { return !in_flight_.empty(); }
 

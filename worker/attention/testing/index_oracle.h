@@ -46,7 +46,7 @@ class IndexOracle {
   IndexOracle(const kernels::TokenMajor<const float>& q, const kernels::TokenMajor<const float>& k,
               const patterns::AttentionOptions& options, std::span<const int64_t> firsts);
 
-  // Of one head, where an estimate query's softmax has the mass 1.
+  // The masses of one head, where an estimate query's softmax has the mass 1.
   std::span<const double> ColumnMass(int head) const;    // [tokens]
   std::span<const double> DiagonalMass(int head) const;  // [blocks]
 

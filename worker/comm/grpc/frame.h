@@ -17,8 +17,8 @@ namespace ringleader::comm {
 // `header` holds every field but the payload.
 grpc::ByteBuffer EncodeFrame(const v1::Frame& header);
 
-// With the `bytes` at `offset` of `transfer` as payload. They stay claimed until gRPC has let go of
-// them. Call with the transfer claimed; this claim passes to the frame.
+// A frame whose payload is the `bytes` at `offset` of `transfer`. They stay claimed until gRPC has
+// let go of them. Call with the transfer claimed; this claim passes to the frame.
 grpc::ByteBuffer EncodeFrame(const v1::Frame& header, const PendingTransferPtr& transfer,
                              size_t offset, size_t bytes);
 
@@ -31,7 +31,7 @@ class FrameReader {
 
   const v1::Frame& header() const { return header_; }
   size_t payload_bytes() const { return payload_bytes_; }
-  // Once.
+  // May be called once.
   void CopyPayload(char* destination);
 
  private:

@@ -36,7 +36,7 @@ struct GrpcCommunicatorOptions {
 // gone". To leave in order, destroy the communicator after a last Barrier.
 class GrpcListener {
  public:
-  // On a port that the system picks. FAILED_PRECONDITION for plain text off loopback,
+  // Listens on a port that the system picks. FAILED_PRECONDITION for plain text off loopback,
   // INVALID_ARGUMENT for certificates that cannot work.
   static absl::StatusOr<std::unique_ptr<GrpcListener>> Listen(
       const GrpcCommunicatorOptions& options);
@@ -45,7 +45,7 @@ class GrpcListener {
   const std::string& address() const;  // host:port
 
   // addresses: by rank. Blocks until all ranks are connected with each other; DEADLINE_EXCEEDED
-  // names those that are not. Once.
+  // names those that are not. May be called once.
   //
   // certificates: by rank, the name that the certificate of the rank's node has, as
   // CertificateNames::Texts() writes it. Streams of that rank are taken from nobody else; where
@@ -53,10 +53,10 @@ class GrpcListener {
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(
       const std::vector<std::string>& addresses, const std::vector<std::string>& certificates = {});
 
-  // Ends a Connect that waits. From any thread.
+  // Ends a Connect that waits. Any thread may call it.
   void Abort(const std::string& reason);
-  // After an abort, before a process that does not take its communicators down ends: until the
-  // peers have heard of it, or 1 s.
+  // After an abort, waits until the peers have heard of it, at most 1 s: for a process that ends
+  // without taking its communicators down.
   void AwaitAbortHeard();
 
  private:

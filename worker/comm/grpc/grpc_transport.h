@@ -43,7 +43,7 @@ class GrpcTransport : public Transport {
   absl::Status status() const override;
   bool aborted_by_peer() const override;
 
-  // After an abort: until the peers have heard of it, or 1 s.
+  // After an abort, waits until the peers have heard of it, at most 1 s.
   void WaitForAbortToBeHeard();
 
  private:

@@ -81,7 +81,7 @@ void IncomingStream::ReadOn() {
 }
 
 void IncomingStream::OnCancel() {
-  // Unless parked, a read is under way or about to start, and ends the stream.
+  // A stream that is not parked has a read under way, or about to start, which ends it.
   if (owner_->Cancel(this)) OnReadDone(false);
 }
 

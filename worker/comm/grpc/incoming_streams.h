@@ -75,11 +75,11 @@ class IncomingStreams {
   // Waits until gRPC has let go of all streams: shut the server down first.
   ~IncomingStreams();
 
-  // For the server to start on a call. `names`: of the peer's certificate.
+  // A stream for the server to start on a call. `names`: of the peer's certificate.
   IncomingStream* Open(CertificateNames names, grpc::ByteBuffer* response);
 
   // Whom to take streams from, by rank: a name that the peer's certificate must hold, or none;
-  // empty for none at all. Once; until then first frames wait.
+  // empty for none at all. To be called once; until then first frames wait.
   void SetCertificates(const std::vector<std::string>& certificates);
 
   void Receive(StreamId stream, int from, PendingTransferPtr transfer);

@@ -18,9 +18,12 @@
 namespace ringleader::comm {
 namespace {
 
-// Of a call that NCCL finishes in the background; short against any transfer.
+// How often a call that NCCL finishes in the background is asked whether it has; short against any
+// transfer.
 constexpr absl::Duration kPollInterval = absl::Microseconds(50);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
+// What a channel's kernels take from computation at most (bench/results/attention_ring_bench.md).
+constexpr int kThreadBlocks = 16;
 
 struct TypeInfo {
   ncclDataType_t nccl;
@@ -97,7 +100,7 @@ class NcclCommunicator : public DeviceCommunicator {
   absl::StatusOr<Lane*> Open(Channel channel);
   absl::Status Connect(Channel channel, Lane* lane);
   absl::Status RegisterMemories(Channel channel, const Lane& lane);
-  // Until NCCL has done what it was asked on `comm`.
+  // Waits until NCCL has done what it was asked on `comm`.
   absl::Status AwaitNccl(WatchedComm& comm, const std::string& what, absl::Time deadline);
 
   // Puts `call(comm, stream)` on the channel's stream after what is on `after`.
@@ -119,7 +122,7 @@ class NcclCommunicator : public DeviceCommunicator {
 
 NcclCommunicator::~NcclCommunicator() {
   cudaSetDevice(session_->options().device);
-  // In order: all ranks let go of a channel together, once what is enqueued is through.
+  // All ranks let go of the channels in the same order, of each once what is enqueued is through.
   for (Lane& lane : lanes_) {
     if (lane.comm != nullptr) {
       const NcclLibrary& nccl = session_->nccl();
@@ -183,8 +186,7 @@ absl::Status NcclCommunicator::Connect(Channel channel, Lane* lane) {
 
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  const int blocks = channel == Channel::kGradients ? options.gradient_blocks : options.kv_blocks;
-  if (blocks > 0) config.maxCTAs = blocks;
+  config.maxCTAs = kThreadBlocks;
   lane->comm = std::make_shared<WatchedComm>(what);
   ncclComm_t comm = nullptr;
   const ncclResult_t started = nccl.comm_init_rank_config(&comm, size_, id, rank_, &config);

@@ -17,19 +17,16 @@ namespace ringleader::comm {
 
 struct NcclOptions {
   int device = 0;  // CUDA's number of this rank's GPU
-  // Until all ranks of a group have come to make a channel.
+  // How long to wait until all ranks of a group have come to make a channel.
   absl::Duration create_timeout = absl::Seconds(60);
-  // Without any transfer of a channel ending while one is under way: then a peer hangs. Longer than
-  // the longest computation between two transfers.
+  // How long a channel may go without the end of any transfer while one is under way: after that a
+  // peer is taken to hang. Longer than the longest computation between two transfers.
   absl::Duration transfer_timeout = absl::Seconds(180);
-  // Thread blocks that a channel's kernels take from computation at most; 0: as NCCL likes.
-  int kv_blocks = 16;        // kKvInner, kKvOuter, kGradKv, kControl
-  int gradient_blocks = 16;  // kGradients
 };
 
-// Over all ranks of `host`, which carries ids and bad news and must outlive the result and what is
-// split off it. A failure anywhere (an asynchronous error, an overdue transfer, the host's abort)
-// aborts all of it, and the host with it, so that every rank leaves. Collective over `host`.
+// Spans all ranks of `host`, which carries ids and news of failures and must outlive the result and
+// what is split off it. A failure anywhere (an asynchronous error, an overdue transfer, the host's
+// abort) aborts all of it, and the host with it, so that every rank leaves. Collective over `host`.
 // UNAVAILABLE where NCCL does not load; with one rank it is not needed.
 absl::StatusOr<std::unique_ptr<DeviceCommunicator>> CreateNcclCommunicator(
     const NcclOptions& options, Communicator* host);

@@ -314,7 +314,7 @@ TEST_P(NcclCommunicatorTest, TheWatchdogNamesAnOverdueTransfer) {
   if (GetParam() == 1) GTEST_SKIP() << "one rank waits for nobody";
   OnGpus(GetParam(), {.transfer_timeout = absl::Seconds(1)}, [](Rank& r) {
     Buffer data(std::vector<float>(1024, 1.0f)), received(1024);
-    // Once around, so that all pairs are connected.
+    // One transfer around the ring connects all pairs.
     Must(r.device.SendReceive(Channel::kKvInner, data.data(), data.bytes(), (r.rank + 1) % r.size,
                               received.data(), received.bytes(), (r.rank + r.size - 1) % r.size,
                               r.stream))

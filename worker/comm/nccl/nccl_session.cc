@@ -14,7 +14,7 @@ namespace ringleader::comm {
 namespace {
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(50);
-// In which a broken connection between hosts shows up after NCCL noticed.
+// How long after NCCL a host's communicator may notice a broken connection.
 constexpr absl::Duration kPeerNewsDelay = absl::Seconds(1);
 // A channel's buffers take a few hundred MB; where less is free, that is what NCCL failed for.
 constexpr size_t kLittleMemory = size_t{512} << 20;
@@ -170,7 +170,7 @@ absl::Status NcclSession::CheckComms() {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked =
         comm->Use([&](ncclComm_t c) { return nccl_->comm_get_async_error(c, &state); });
-    // Not created yet, or being taken down by its owner: nothing to tell.
+    // A communicator that is not created yet, or is being taken down by its owner, has no error.
     if (asked != ncclSuccess || state == ncclSuccess || state == ncclInProgress) continue;
     return NcclError(state, comm->name());
   }

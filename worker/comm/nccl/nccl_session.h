@@ -80,7 +80,7 @@ class NcclSession {
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
-  // Puts a communicator, and later what is enqueued on it, under the watchdog's eyes.
+  // Has the watchdog check a communicator and, from the second overload on, each transfer on it.
   void Watch(std::shared_ptr<WatchedComm> comm) ABSL_LOCKS_EXCLUDED(mutex_);
   void Watch(const DeviceOperation& operation, std::shared_ptr<const DeviceEventPool::Event> done)
       ABSL_LOCKS_EXCLUDED(mutex_);

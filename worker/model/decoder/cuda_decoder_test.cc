@@ -62,10 +62,10 @@ TEST_P(GoldenGpuTest, Fp32IsTight) {
 
 TEST_P(GoldenGpuTest, Bf16IsWithinItsRounding) {
   const int64_t head_dim = LoadGolden(GetParam()).config.head_dim;
-  const CudaTokenOps fused;
+  const auto fused = NewCudaTokenOps();
   const PlainTokenOps plain;
   // Heads of 8 are too small for the fused rotation.
-  const TokenOps& ops = head_dim % 16 == 0 ? static_cast<const TokenOps&>(fused) : plain;
+  const TokenOps& ops = head_dim % 16 == 0 ? static_cast<const TokenOps&>(*fused) : plain;
   for (const Recompute recompute : kPolicies) {
     ExpectParity(ops, torch::kBFloat16, recompute, 2e-2, 6e-2);
   }
@@ -151,7 +151,7 @@ TEST_F(SmallModelTest, GpuAgreesWithCpu) {
     const Result fp32 = Run(config, PlainTokenOps(), torch::kCUDA, torch::kFloat, {});
     EXPECT_NEAR(fp32.loss, cpu.loss, 1e-5 * cpu.loss);
     ExpectEqualBySlot(config, fp32.gradients, cpu.gradients, 1e-3);
-    const Result bf16 = Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, {});
+    const Result bf16 = Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, {});
     EXPECT_NEAR(bf16.loss, cpu.loss, 2e-3 * cpu.loss);
     ExpectEqualBySlot(config, bf16.gradients, cpu.gradients, 5e-2);
   }
@@ -161,7 +161,8 @@ TEST_F(SmallModelTest, GpuAgreesWithCpu) {
 TEST_F(SmallModelTest, RecomputingDoesNotChangeABit) {
   const ModelConfig config = SmallConfig(true);
   const auto run = [&](Recompute recompute) {
-    return Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.recompute = recompute});
+    return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16,
+               {.recompute = recompute});
   };
   const Result full = run(Recompute::kFull);
   for (const Recompute recompute : kPolicies) {
@@ -180,7 +181,7 @@ TEST_F(SmallModelTest, HostMemoryDoesNotChangeABit) {
   const int64_t n = 2048;
   for (const Recompute recompute : kPolicies) {
     const auto run = [&](int64_t host_layers, HostCopies* copies) {
-      return Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16,
+      return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16,
                  {.recompute = recompute, .host_layers = host_layers}, copies, n);
     };
     const Result expected = run(0, nullptr);
@@ -206,7 +207,8 @@ TEST_F(SmallModelTest, ALayerThatOutgrowsItsPlaceIsAnError) {
   auto copies = HostActivations::Create(2, 1000);
   ASSERT_TRUE(copies.ok()) << copies.status();
   try {
-    Run(config, CudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.host_layers = 2}, copies->get());
+    Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.host_layers = 2},
+        copies->get());
     FAIL() << "accepted";
   } catch (const c10::Error& error) {
     EXPECT_THAT(error.what_without_backtrace(),

@@ -1,123 +1,16 @@
-// The fused kernels as TokenOps against LibTorch's operators in fp64, on the same bf16 values.
 #include "worker/model/decoder/cuda_token_ops.h"
 
 #include "worker/model/testing/need_gpu.h"
-#include "worker/model/testing/plain_token_ops.h"
+#include "worker/model/testing/token_ops_test.h"
 
 namespace ringleader::model {
-namespace {
 
-using torch::Tensor;
+INSTANTIATE_TEST_SUITE_P(Cuda, TokenOpsTest,
+                         testing::Values(TokenOpsCase{.name = "bf16 on a GPU",
+                                                      .device = torch::kCUDA,
+                                                      .type = torch::kBFloat16,
+                                                      .tolerance = 6e-3,
+                                                      .make = [] { return NewCudaTokenOps(); },
+                                                      .prepare = [] { NeedGpu(); }}));
 
-constexpr double kTolerance = 6e-3;  // bf16 results
-
-Tensor Random(at::IntArrayRef sizes, double scale = 1.0) {
-  return (torch::randn(sizes, torch::kCUDA) * scale).to(torch::kBFloat16);
-}
-Tensor Zeros(at::IntArrayRef sizes) {
-  return torch::zeros(sizes, torch::dtype(torch::kFloat).device(torch::kCUDA));
-}
-double Error(const Tensor& actual, const Tensor& expected) {
-  const Tensor e = expected.to(torch::kDouble);
-  return ((actual.to(torch::kDouble) - e).norm() / e.norm()).item<double>();
-}
-Tensor Wide(const Tensor& x) {
-  return x.to(torch::kDouble);
-}
-
-class CudaTokenOpsTest : public GpuTest {
- protected:
-  const CudaTokenOps fused_ = {};
-  const PlainTokenOps plain_ = {};
-};
-
-TEST_F(CudaTokenOpsTest, NormAndItsGradient) {
-  const Tensor x = Random({300, 2048}), residual = Random({300, 2048}), weight = Random({2048});
-  const auto expected = plain_.NormForward(Wide(x), Wide(residual), Wide(weight), 1e-6);
-  const auto actual = fused_.NormForward(x, residual.clone(), weight, 1e-6);
-  EXPECT_LT(Error(actual.sum, expected.sum), kTolerance);
-  EXPECT_LT(Error(actual.y, expected.y), kTolerance);
-  EXPECT_LT(Error(actual.rstd, expected.rstd), kTolerance);
-  EXPECT_LT(Error(fused_.NormForward(x, {}, weight, 1e-6).y,
-                  plain_.NormForward(Wide(x), {}, Wide(weight), 1e-6).y),
-            kTolerance);
-
-  const Tensor dy = Random({300, 2048}), past = Random({300, 2048});
-  const Tensor d_weight = Zeros({2048}), d_weight_expected = Zeros({2048}).to(torch::kDouble);
-  for (const Tensor& d_sum : {past, Tensor()}) {
-    const Tensor dx =
-        fused_.NormBackward(dy.clone(), actual.sum, actual.rstd, weight, d_sum, d_weight);
-    const Tensor dx_expected =
-        plain_.NormBackward(Wide(dy), Wide(actual.sum), expected.rstd, Wide(weight),
-                            d_sum.defined() ? Wide(d_sum) : Tensor(), d_weight_expected);
-    EXPECT_LT(Error(dx, dx_expected), kTolerance);
-    EXPECT_LT(Error(d_weight, d_weight_expected), kTolerance) << "added to, not set";
-  }
-}
-
-TEST_F(CudaTokenOpsTest, RotationOfPackedHeads) {
-  const int64_t n = 257;
-  const Rotary rotary{
-      .positions = torch::randint(1 << 20, {n}, torch::dtype(torch::kLong).device(torch::kCUDA)),
-      .inverse_frequencies = torch::rand({64}, torch::kCUDA),
-      .scale = 1.1};
-  const Tensor packed = Random({n, 20, 128}), expected = packed.clone();
-  const auto q = [](const Tensor& x) { return x.slice(1, 0, 16); };
-  const auto k = [](const Tensor& x) { return x.slice(1, 16, 18); };
-  for (const bool inverse : {false, true}) {
-    fused_.Rotate(q(packed), k(packed), rotary, inverse, q(packed), k(packed));
-    plain_.Rotate(q(expected), k(expected), rotary, inverse, q(expected), k(expected));
-    EXPECT_LT(Error(packed, expected), kTolerance);
-  }
-  // From one tensor into another of other strides, as backward does.
-  const Tensor dq = Random({n, 16, 128}), dk = Random({n, 2, 128});
-  fused_.Rotate(dq, dk, rotary, true, q(packed), k(packed));
-  plain_.Rotate(dq, dk, rotary, true, q(expected), k(expected));
-  EXPECT_LT(Error(packed, expected), kTolerance);
-}
-
-TEST_F(CudaTokenOpsTest, SwiGluAndItsGradient) {
-  const Tensor gate_up = Random({129, 2752}), upstream = Random({129, 1376});
-  EXPECT_LT(Error(fused_.SwiGlu(gate_up), plain_.SwiGlu(Wide(gate_up))), kTolerance);
-  const auto expected = plain_.SwiGluBackward(Wide(upstream), Wide(gate_up));
-  const auto actual = fused_.SwiGluBackward(upstream.clone(), gate_up.clone());
-  EXPECT_LT(Error(actual.activation, expected.activation), kTolerance);
-  EXPECT_LT(Error(actual.d_gate_up, expected.d_gate_up), kTolerance);
-}
-
-TEST_F(CudaTokenOpsTest, WeightGradientsAddUpInFp32) {
-  const Tensor dy = Random({4096, 320}), x = Random({4096, 192});
-  const Tensor d_weight = Zeros({320, 192});
-  for (int i = 0; i < 2; ++i) fused_.AddWeightGradient(dy, x, d_weight);
-  EXPECT_LT(Error(d_weight, 2 * Wide(dy).t().mm(Wide(x))), 1e-5);
-}
-
-TEST_F(CudaTokenOpsTest, CrossEntropyOfPaddedRows) {
-  const int64_t n = 67, vocab = 1003;
-  const Tensor buffer = Random({n, 1008}, 3.0);
-  const Tensor logits = buffer.slice(1, 0, vocab), before = Wide(logits).clone();
-  Tensor labels = torch::randint(vocab, {n}, torch::dtype(torch::kLong).device(torch::kCUDA));
-  labels[5] = kIgnoreLabel;
-  const Tensor expected = plain_.CrossEntropy(before, labels, /*gradient=*/true);
-  EXPECT_LT(Error(fused_.CrossEntropy(logits, labels, /*gradient=*/false), expected), 1e-3);
-  EXPECT_LT(Error(fused_.CrossEntropy(logits, labels, /*gradient=*/true), expected), 1e-3);
-  EXPECT_LT(Error(logits, before), kTolerance);
-}
-
-TEST_F(CudaTokenOpsTest, EmbeddingGradientIsTheSameEveryTime) {
-  const int64_t n = 20000, vocab = 50;
-  const Tensor dx = Random({n, 64});
-  const Tensor tokens = torch::randint(vocab, {n}, torch::dtype(torch::kLong).device(torch::kCUDA));
-  const Tensor expected = Zeros({vocab, 64}).to(torch::kDouble).index_add(0, tokens, Wide(dx));
-  Tensor first;
-  for (int i = 0; i < 5; ++i) {
-    const Tensor table = Zeros({vocab, 64});
-    fused_.AddEmbeddingGradient(dx, tokens, table);
-    EXPECT_LT(Error(table, expected), 1e-5);
-    if (i == 0) first = table;
-    EXPECT_TRUE(torch::equal(table, first));
-  }
-}
-
-}  // namespace
 }  // namespace ringleader::model

@@ -24,10 +24,10 @@ class DecoderTest : public testing::TestWithParam<Case> {};
 
 TEST_P(DecoderTest, LogitsLossAndGradientsEqualTransformers) {
   const Golden golden = LoadGolden(GetParam().name);
-  const CpuTokenOps ops(/*threads=*/2);
+  const auto ops = NewCpuTokenOps(/*threads=*/2);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
   // Chunks that do not divide the tokens.
-  Decoder decoder(golden.config, ops, store,
+  Decoder decoder(golden.config, *ops, store,
                   {.recompute = {.recompute = GetParam().recompute, .kept_layers = 1},
                    .mlp_chunk_tokens = 7,
                    .loss_chunk_tokens = 5});
@@ -40,7 +40,7 @@ TEST_P(DecoderTest, LogitsLossAndGradientsEqualTransformers) {
   EXPECT_NEAR(decoder.Loss(batch, attention).item<double>(), expected_loss, 2e-3);
   EXPECT_TRUE(store.closed().empty()) << "evaluation has no gradients";
 
-  // Twice: micro-batches add up.
+  // Runs twice, because micro-batches add up.
   for (int i = 0; i < 2; ++i) {
     EXPECT_NEAR(decoder.ForwardBackward(batch, attention).item<double>(), expected_loss, 2e-3);
   }
@@ -54,9 +54,9 @@ TEST_P(DecoderTest, LogitsLossAndGradientsEqualTransformers) {
 
 TEST_P(DecoderTest, EveryBlockClosesOnceFromTheBack) {
   const Golden golden = LoadGolden(GetParam().name);
-  const CpuTokenOps ops(/*threads=*/2);
+  const auto ops = NewCpuTokenOps(/*threads=*/2);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-  Decoder decoder(golden.config, ops, store, {.recompute = {.recompute = GetParam().recompute}});
+  Decoder decoder(golden.config, *ops, store, {.recompute = {.recompute = GetParam().recompute}});
   DenseContextAttention attention;
   decoder.ForwardBackward({.tokens = torch::arange(8),
                            .positions = torch::arange(8),

@@ -36,9 +36,9 @@ class GoldenTest : public testing::TestWithParam<Case> {
 
 TEST_P(GoldenTest, LogitsLossAndGradientsEqualTransformers) {
   const Golden golden = LoadGolden(GetParam().name);
-  const CpuTokenOps ops(/*threads=*/1);
+  const auto ops = NewCpuTokenOps(/*threads=*/1);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-  Decoder decoder(golden.config, ops, store, {.recompute = {.recompute = GetParam().recompute}});
+  Decoder decoder(golden.config, *ops, store, {.recompute = {.recompute = GetParam().recompute}});
   const TokenBatch batch = BatchOf(golden);
   DenseContextAttention attention;
   const torch::Tensor difference =
@@ -46,7 +46,7 @@ TEST_P(GoldenTest, LogitsLossAndGradientsEqualTransformers) {
   EXPECT_LE(difference.item<double>(), 1e-4);
   EXPECT_EQ(batch.labels.ne(kIgnoreLabel).sum().item<int64_t>(), batch.tokens.size(0) - 4);
 
-  // Twice: gradients must add up in place.
+  // Runs twice, because gradients must add up in place.
   for (int i = 0; i < 2; ++i) {
     const torch::Tensor loss = decoder.ForwardBackward(batch, attention);
     EXPECT_EQ(loss.scalar_type(), torch::kFloat64);
@@ -102,9 +102,9 @@ TEST_P(GoldenTest, ExportHasTheNamesShapesAndTypesOfTheOriginal) {
 
 TEST(DecoderTest, TokensAndLabelsOutsideTheVocabularyAreErrors) {
   const Golden golden = LoadGolden("qwen2");
-  const CpuTokenOps ops(/*threads=*/1);
+  const auto ops = NewCpuTokenOps(/*threads=*/1);
   FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-  Decoder decoder(golden.config, ops, store, {});
+  Decoder decoder(golden.config, *ops, store, {});
   DenseContextAttention attention;
   const torch::Tensor inside = torch::tensor({0, 1, 60}, torch::kInt64);
   const torch::Tensor outside = torch::tensor({0, 1, 61}, torch::kInt64);
@@ -124,9 +124,9 @@ TEST(DecoderTest, NeitherRecomputingNorThreadsChangeABit) {
   for (const std::string& name : GoldenNames()) {
     const Golden golden = LoadGolden(name);
     const auto gradients = [&](const RecomputePlan& plan, int threads) {
-      const CpuTokenOps ops(threads);
+      const auto ops = NewCpuTokenOps(threads);
       FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-      Decoder decoder(golden.config, ops, store, {.recompute = plan});
+      Decoder decoder(golden.config, *ops, store, {.recompute = plan});
       DenseContextAttention attention;
       const torch::Tensor tokens = torch::arange(600) % 7;
       decoder.ForwardBackward({.tokens = tokens,

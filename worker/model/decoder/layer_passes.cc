@@ -113,7 +113,7 @@ Tensor BackwardLayer(const LayerContext& context, const LayerParameters& paramet
   const double epsilon = config.rms_norm_epsilon;
   const int64_t n = dy.size(0);
   const Tensor attended = saved.attended.reshape({n, -1});
-  if (saved.packed.defined()) {  // keys and values travel behind the MLP
+  if (saved.packed.defined()) {  // keys and values travel while the MLP runs
     const PackedHeads heads(saved.packed, config);
     saved.record->StartBackward(heads.k, heads.v);
   }

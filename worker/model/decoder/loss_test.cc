@@ -27,13 +27,13 @@ class LossTest : public testing::Test {
     labels_.slice(0, 10, 20).fill_(kIgnoreLabel);
   }
 
-  const CpuTokenOps ops_ = CpuTokenOps(/*threads=*/2);
+  const std::unique_ptr<TokenOps> ops_ = NewCpuTokenOps(/*threads=*/2);
   Tensor hidden_, head_, labels_;
 };
 
 TEST_F(LossTest, EqualsCrossEntropyOverAllLogits) {
   const Tensor d_head = torch::zeros_like(head_), d_hidden = hidden_.clone();
-  const Tensor sum = LossPass(ops_, d_hidden, head_, labels_, d_head, kChunkTokens);
+  const Tensor sum = LossPass(*ops_, d_hidden, head_, labels_, d_head, kChunkTokens);
 
   const Tensor hidden = hidden_.clone().requires_grad_(), head = head_.clone().requires_grad_();
   namespace F = torch::nn::functional;
@@ -49,20 +49,21 @@ TEST_F(LossTest, EqualsCrossEntropyOverAllLogits) {
 }
 
 TEST_F(LossTest, WithoutGradientsOnlyTheSum) {
-  const Tensor sum = LossPass(ops_, hidden_.clone(), head_, labels_, {}, kChunkTokens);
+  const Tensor sum = LossPass(*ops_, hidden_.clone(), head_, labels_, {}, kChunkTokens);
   const Tensor hidden = hidden_.clone();
   const double want =
-      LossPass(ops_, hidden, head_, labels_, torch::zeros_like(head_), kChunkTokens).item<double>();
+      LossPass(*ops_, hidden, head_, labels_, torch::zeros_like(head_), kChunkTokens)
+          .item<double>();
   EXPECT_EQ(sum.item<double>(), want);
   const Tensor untouched = hidden_.clone();
-  LossPass(ops_, untouched, head_, labels_, {}, kChunkTokens);
+  LossPass(*ops_, untouched, head_, labels_, {}, kChunkTokens);
   EXPECT_TRUE(torch::equal(untouched, hidden_));
 }
 
 TEST_F(LossTest, NoLabelsNoLossNoGradient) {
   const Tensor d_head = torch::zeros_like(head_);
   const Tensor sum =
-      LossPass(ops_, hidden_, head_, torch::full({150}, kIgnoreLabel), d_head, kChunkTokens);
+      LossPass(*ops_, hidden_, head_, torch::full({150}, kIgnoreLabel), d_head, kChunkTokens);
   EXPECT_EQ(sum.item<double>(), 0.0);
   EXPECT_EQ(d_head.abs().max().item<float>(), 0.0f);
 }

@@ -43,7 +43,8 @@ class TokenOps {
                                      const torch::Tensor& d_sum,
                                      const torch::Tensor& d_weight) const = 0;
 
-  // Once for a sequence, before its layers rotate: adds what the device computes ahead.
+  // Adds what the device computes ahead of all rotations. Called once for a sequence, before its
+  // layers.
   virtual void PrepareRotary(Rotary& /*rotary*/) const {}
   // q: [n, heads, d], k: [n, kv_heads, d] into outputs of the same shapes, which may be the inputs;
   // strided by token. `inverse` rotates back: the gradient.

@@ -177,7 +177,7 @@ absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
   for (const std::string& file : files) {
     RETURN_IF_ERROR(ReadWeights(fs::path(folder) / file, config, slots, loaded, window));
   }
-  // A tensor left at zero would train without a word.
+  // A tensor left at zero would train, and nobody would notice.
   for (const ParameterSlot& slot : layout.slots) {
     if (!loaded.contains(slot.name)) {
       return absl::InvalidArgumentError(

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Only types that weights come in; `where` names file and tensor.
+// Knows only the types that weights come in; `where` names file and tensor.
 absl::StatusOr<StoredType> ParseType(const Json& value, const std::string& where) {
   for (const StoredType type :
        {StoredType::kFloat32, StoredType::kBFloat16, StoredType::kFloat16}) {
@@ -35,7 +35,7 @@ absl::StatusOr<StoredTensor> ParseTensor(const std::string& name, const Json& en
   ASSIGN_OR_RETURN(tensor.type, ParseType(entry["dtype"], where));
 
   const Json& shape = entry["shape"];
-  // More dimensions than any weight has; keeps a hostile header from growing the vector.
+  // No weight has as many dimensions; the limit keeps a hostile header from growing the vector.
   if (!shape.is_array() || shape.size() > 8) {
     return absl::InvalidArgumentError(where + ": shape must be a list of at most 8 sizes");
   }
@@ -141,8 +141,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, 
             [](const StoredTensor& a, const StoredTensor& b) {
               return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
             });
-  // In order of their offsets each tensor must start where the one before ended, down to the last
-  // byte.
+  // Each tensor must start where the one before it ended, and the last end with the file.
   uint64_t end = 0;
   for (const StoredTensor& tensor : header.tensors) {
     if (tensor.begin != end) {

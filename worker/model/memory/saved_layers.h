@@ -20,10 +20,10 @@ class HostCopies {
  public:
   virtual ~HostCopies() = default;
 
-  // Behind what is enqueued on the current stream; `layer`'s place in host memory is overwritten.
-  // The tensors are dense, and must be left alone, and alive, until Await(layer).
+  // Starts a copy of `tensors` to `layer`'s place in host memory, after what is enqueued on the
+  // current stream. The tensors are dense, and must be left alone, and alive, until Await(layer).
   virtual void StartOut(int layer, std::span<const torch::Tensor> tensors) = 0;
-  // Likewise back into tensors of the same sizes in the same order, uninitialised.
+  // Starts the copy back, into uninitialised tensors of the same sizes in the same order.
   virtual void StartIn(int layer, std::span<const torch::Tensor> tensors) = 0;
   // What is enqueued on the current stream from here on comes after the layer's last copy.
   virtual void Await(int layer) = 0;
@@ -35,19 +35,19 @@ class HostCopies {
 // Return of each from the last down. A pass that ends early waits for its copies. Not thread-safe.
 class SavedLayers {
  public:
-  // At most `slots` layers on the device at a time. copies: may be null where layers <= slots; must
-  // outlive this.
+  // Keeps at most `slots` layers on the device at a time. copies: may be null where layers <=
+  // slots; must outlive this.
   SavedLayers(int layers, int slots, HostCopies* copies);
   ~SavedLayers();
   SavedLayers(const SavedLayers&) = delete;
   SavedLayers& operator=(const SavedLayers&) = delete;
 
-  // Before forward of `layer`: the memory that it will need is free.
+  // Called before `layer`'s forward: frees the memory that it will need.
   void MakeRoom(int layer);
   void Keep(int layer, SavedLayer saved);
-  // For its backward. The caller drops what it took before it calls Return.
+  // What `layer`'s backward needs. The caller drops what it took before it calls Return.
   SavedLayer Take(int layer);
-  // Its backward is enqueued: another layer comes back into its memory.
+  // Called when `layer`'s backward is enqueued: another layer comes back into its memory.
   void Return(int layer);
 
  private:

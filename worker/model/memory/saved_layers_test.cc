@@ -133,10 +133,10 @@ class OffloadedDecoderTest : public testing::Test {
   };
   Result Run(Recompute recompute, int64_t host_layers, HostCopies* copies) {
     Golden golden = LoadGolden("qwen2");
-    const CpuTokenOps ops(/*threads=*/1);
+    const auto ops = NewCpuTokenOps(/*threads=*/1);
     FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
     Decoder decoder(
-        golden.config, ops, store,
+        golden.config, *ops, store,
         {.recompute = {.recompute = recompute, .host_layers = host_layers}, .host_copies = copies});
     const TokenBatch batch = BatchOf(golden);
     DenseContextAttention attention;

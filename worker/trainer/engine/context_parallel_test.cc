@@ -74,9 +74,9 @@ Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options, int
     for (int64_t i = 0; i < layout.local_tokens(); ++i) {
       positions.data_ptr<int64_t>()[i] = layout.Position(i);
     }
-    const model::CpuTokenOps ops(/*threads=*/1);
+    const auto ops = model::NewCpuTokenOps(/*threads=*/1);
     model::FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
-    model::Decoder decoder(golden.config, ops, store,
+    model::Decoder decoder(golden.config, *ops, store,
                            {.recompute = {.recompute = model::Recompute::kNone}});
     auto attention = attention::CreateCpuRingAttention(options, &communicator);
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));

@@ -19,7 +19,7 @@ namespace {
 class CpuDevice : public EngineDevice {
  public:
   CpuDevice(const TrainingJob& job, comm::Communicator& world)
-      : job_(job), world_(world), token_ops_(job.threads) {}
+      : job_(job), world_(world), token_ops_(model::NewCpuTokenOps(job.threads)) {}
   absl::Status SetUp();
 
   std::string Describe() const override {
@@ -31,7 +31,7 @@ class CpuDevice : public EngineDevice {
     ASSIGN_OR_RETURN(const int64_t share, HostMemoryShare(job_.ranks_per_node));
     return model::MemoryLimits{.device = share};
   }
-  const model::TokenOps& token_ops() const override { return token_ops_; }
+  const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return std::make_unique<optim::CpuShardDevice>(world_, job_.threads);
@@ -66,7 +66,7 @@ class CpuDevice : public EngineDevice {
   comm::Communicator& world_;
   std::unique_ptr<comm::Communicator> context_;  // the ranks that share this rank's sequences
   std::unique_ptr<attention::ContextAttention> attention_;
-  const model::CpuTokenOps token_ops_;
+  const std::unique_ptr<model::TokenOps> token_ops_;
   Timer timers_[2];
 };
 

@@ -30,8 +30,9 @@
 namespace ringleader::trainer {
 namespace {
 
-// Of a GPU's memory, for what the plan leaves out: NCCL's buffers, the attention index, kernels'
-// code, and what the allocator loses in fragments where a job comes near the limit.
+// The share of a GPU's memory that is kept for what the plan leaves out: NCCL's buffers, the
+// attention index, kernels' code, and what the allocator loses in fragments where a job comes near
+// the limit.
 constexpr double kReservedShare = 0.14;
 
 // One GPU is visible where the worker gave this trainer its own; all of them otherwise.
@@ -47,7 +48,8 @@ absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
   return job.rank % job.ranks_per_node % count;
 }
 
-// Before the libraries that read it start. LibTorch then throws where it has no such operator.
+// Sets what the libraries read as they start: called before. LibTorch then throws where it has no
+// such operator.
 void ComputeDeterministically() {
   // cuBLAS: one workspace a stream. NCCL: sums of all sizes in the order of the ring.
   for (const auto& [name, value] :
@@ -72,7 +74,7 @@ class CudaDevice : public EngineDevice {
   torch::ScalarType type() const override { return torch::kBFloat16; }
   bool is_host() const override { return false; }
   absl::StatusOr<model::MemoryLimits> FreeMemory() override;
-  const model::TokenOps& token_ops() const override { return token_ops_; }
+  const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return optim::CudaShardDevice::Create(gpus_.get());
@@ -104,7 +106,7 @@ class CudaDevice : public EngineDevice {
   std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
   std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
   std::unique_ptr<attention::ContextAttention> attention_;
-  const model::CudaTokenOps token_ops_;
+  const std::unique_ptr<model::TokenOps> token_ops_ = model::NewCudaTokenOps();
   std::unique_ptr<model::HostActivations> host_activations_;  // null: nothing leaves the GPU
   DeviceTimer timers_[2];
 };

@@ -1,4 +1,4 @@
-// In builds without CUDA.
+// What builds without CUDA have in place of a GPU engine: an error.
 #include "worker/trainer/engine/engine_device.h"
 
 namespace ringleader::trainer {

@@ -13,7 +13,7 @@ class DeviceTimer {
   ~DeviceTimer();
   void Start(cudaStream_t stream);
   void Stop(cudaStream_t stream);
-  // Of the last interval, once; 0 if there was none since.
+  // The last interval's time, once; 0 if there was none since the last call.
   double Seconds();
 
  private:

@@ -29,7 +29,7 @@ class EngineDevice {
 
   // "CPU, fp32, 2 threads each"
   virtual std::string Describe() const = 0;
-  // Of parameters and activations.
+  // The type of parameters and activations.
   virtual torch::ScalarType type() const = 0;
   virtual bool is_host() const = 0;
   // What this rank may plan with, before any rank has taken any of it.
@@ -37,9 +37,9 @@ class EngineDevice {
 
   virtual const model::TokenOps& token_ops() const = 0;
   virtual attention::ContextAttention& attention() = 0;
-  // Once; for the optimizer's tensors, over all ranks.
+  // The device of the optimizer's tensors, over all ranks. Called once.
   virtual absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() = 0;
-  // Once, where the plan keeps what `layers` layers save in host memory, `layer_bytes` each.
+  // Called once, where the plan keeps what `layers` layers save in host memory, `layer_bytes` each.
   // RESOURCE_EXHAUSTED where the system does not give it.
   virtual absl::StatusOr<model::HostCopies*> PinHostMemory(int64_t layers, int64_t layer_bytes) = 0;
 
@@ -52,9 +52,9 @@ class EngineDevice {
   virtual void Begin(Interval interval) = 0;
   virtual void End(Interval interval) = 0;
   virtual double TakeSeconds(Interval interval) = 0;
-  // In which the device waited for what is kept in host memory, since the last call.
+  // The seconds in which the device waited for what is kept in host memory, since the last call.
   virtual double TakeOffloadSeconds() = 0;
-  // The most that this rank held, since the start.
+  // The most bytes that this rank held since the start.
   virtual uint64_t PeakBytes() const = 0;
 };
 

@@ -10,7 +10,7 @@
 namespace ringleader::trainer {
 namespace {
 
-// The number behind `key` in a file of /proc or of a control group; 0 if it is not there.
+// The number that follows `key` in a file of /proc or of a control group; 0 if it is not there.
 uint64_t ReadValue(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   std::string word;

@@ -14,7 +14,7 @@ namespace ringleader::trainer {
 absl::StatusOr<uint64_t> AvailableMemoryBytes(const std::string& own_cgroup = "/proc/self/cgroup",
                                               const std::string& cgroup_root = "/sys/fs/cgroup");
 
-// Of that, what each of a node's `ranks` may plan to take: all but a share for everything else that
+// What each of a node's `ranks` may plan to take of it: all but a share for everything else that
 // goes on there. All ranks have to ask before any of them takes it.
 absl::StatusOr<int64_t> HostMemoryShare(int ranks);
 

@@ -14,7 +14,8 @@ absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job) {
                                                    : job.model_init + "/config.json");
 }
 
-// Not at::parallel_for, which is a template over OpenMP: in programs built without it, one thread.
+// Starts threads of its own: at::parallel_for is a template over OpenMP and has one thread in
+// programs that are built without it.
 void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
                  const model::ParameterLayout& layout, int64_t first, int64_t count,
                  float* values) {

@@ -95,7 +95,7 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
 }
 
 bool StepEngine::ranks_step_alike() const {
-  return memory_plan_.sharding == model::ParameterSharding::kShard || !shards_->sums_once_a_step();
+  return memory_plan_.sharding == model::ParameterSharding::kShard;
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
@@ -125,6 +125,11 @@ absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence) {
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + loss : loss;
   labels_ += CountLabels(sequence);
   return absl::OkStatus();
+}
+
+void StepEngine::PassMicroBatch() {
+  const torch::NoGradGuard no_grad;
+  optimizer_->PassMicroBatch();
 }
 
 absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {

@@ -58,10 +58,10 @@ class StepEngine {
   const model::ParameterLayout& layout() const { return decoder_->layout(); }
   // How the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
-  // Whether every rank has to come to as many micro-batches a step.
+  // Whether every rank has to come to as many micro-batches a step, because parameters are sharded.
   bool ranks_step_alike() const;
 
-  // From the next step on; layers behind the end keep the job's.
+  // Sets the budgets of the steps from the next one on; layers past the end keep the job's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
     return device_->attention().SetBudgets(budgets);
   }
@@ -70,6 +70,9 @@ class StepEngine {
   // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
   void BeginStep();
   absl::Status ForwardBackward(const data::LocalSequence& sequence);
+  // In place of a forward and backward, where other ranks have more micro-batches than this one:
+  // ranks sum the gradients of each micro-batch together.
+  void PassMicroBatch();
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
   // This rank's part of the loss, without gradients.
@@ -114,8 +117,10 @@ class StepEngine {
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<model::Decoder> decoder_;
 
-  torch::Tensor loss_sum_;  // of the step's micro-batches so far, a scalar on the device
-  int64_t labels_ = 0;      // likewise
+  // Of the step's micro-batches so far: the sum of losses, a scalar on the device, and how many
+  // labels it sums.
+  torch::Tensor loss_sum_;
+  int64_t labels_ = 0;
 };
 
 }  // namespace ringleader::trainer

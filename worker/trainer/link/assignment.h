@@ -1,4 +1,4 @@
-// From the worker's protobuf messages to the plain structs that the torch side trains with.
+// Turns the worker's protobuf messages into the plain structs that the torch side trains with.
 #pragma once
 
 #include "absl/status/statusor.h"

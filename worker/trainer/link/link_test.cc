@@ -341,7 +341,7 @@ TEST_F(AgentLinkTest, RefusesAWorkerOfAnotherProtocolVersion) {
     FakeAgent agent(socket_, SingleRankSpec(), {}, 1);
     agent.set_protocol_version(version);
     const absl::Status refused = Attach()->WaitForAssignment().status();
-    // Not an error of the job: another attempt may find a worker of this release.
+    // The job is not at fault: another attempt may find a worker of this release.
     EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << version;
     EXPECT_THAT(std::string(refused.message()),
                 HasSubstr(absl::StrCat("speaks protocol version ", version)));

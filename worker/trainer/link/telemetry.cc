@@ -5,13 +5,13 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
-#include "base/max_over_mean.h"
+#include "base/mean.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::trainer {
 namespace {
 
-// Over ring steps, of this rank's tiles, all layers together.
+// How unevenly this rank's tiles, all layers together, are spread over the steps of the ring.
 double StepImbalance(const std::vector<attention::LayerStats>& layers) {
   std::vector<uint64_t> tiles;
   for (const attention::LayerStats& layer : layers) {

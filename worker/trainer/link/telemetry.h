@@ -1,4 +1,4 @@
-// From the step loop's records to the messages that go up.
+// Turns the step loop's records into the messages that go up.
 #pragma once
 
 #include "ringleader/v1/telemetry.pb.h"

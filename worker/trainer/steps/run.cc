@@ -359,8 +359,8 @@ absl::StatusOr<Outcome> Run(const TrainingJob& job, comm::Communicator& world, H
     outcome = absl::InternalError(error.what());
   }
   if (outcome.ok()) return outcome;
-  // The process ends now: to take a broken device down may hang, or crash before the reason is
-  // told.
+  // The process ends now: to take a broken device down may hang, or crash before the worker knows
+  // the reason.
   static_cast<void>(attempt.release());
   // An error that passes through LibTorch loses its code: the communicator knows whether it was a
   // peer's failure. What this rank found wrong by itself stays its own, whoever was first.

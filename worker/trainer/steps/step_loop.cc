@@ -27,6 +27,14 @@ patterns::VerticalSlashBudget Merge(patterns::VerticalSlashBudget budget,
   return budget;
 }
 
+// The most sequences that a data-parallel group trains in a step.
+size_t LargestGroup(const TrainingJob& job, const Plan& plan) {
+  if (plan.micro_batches.empty()) return (job.global_batch + job.data - 1) / job.data;
+  size_t largest = 0;
+  for (const auto& group : plan.micro_batches) largest = std::max(largest, group.size());
+  return largest;
+}
+
 }  // namespace
 
 StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
@@ -102,6 +110,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       parts_.host->SetPlace(step, "forward and backward");
       RETURN_IF_ERROR(engine.ForwardBackward(local));
     }
+    for (size_t i = sequences.size(); i < LargestGroup(job_, plan_); ++i) engine.PassMicroBatch();
 
     parts_.host->SetPlace(step, "optimizer");
     ASSIGN_OR_RETURN(const StepUpdate update, engine.Update(record.learning_rate));

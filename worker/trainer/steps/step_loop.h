@@ -43,7 +43,7 @@ class StepLoop {
   void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
 
  private:
-  // Of this rank's part of a sequence of so many tokens.
+  // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   // The error of too many skipped steps: which rank's which gradient.
   absl::Status NonFiniteGradient(uint64_t step);

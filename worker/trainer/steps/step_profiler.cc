@@ -52,7 +52,7 @@ void StepProfiler::Save() {
     const auto trace = torch::autograd::profiler::disableProfiler();
     std::error_code error;
     std::filesystem::create_directories(directory_, error);
-    // Under its name only when it is whole.
+    // A trace gets its name only when it is whole.
     const std::string partial = directory_ + "/." + std::filesystem::path(path).filename().string();
     trace->save(partial);
     std::filesystem::rename(partial, path);

@@ -15,9 +15,9 @@ class StepProfiler {
       : directory_(std::move(directory)), rank_(rank), cuda_(cuda) {}
   ~StepProfiler();
 
-  // From the step after `done` on. A trace under way is saved first.
+  // Traces `steps` steps, beginning with the one after `done`. A trace under way is saved first.
   void Start(uint64_t done, uint32_t steps);
-  // After every step.
+  // Called after every step.
   void StepDone(uint64_t step);
 
  private:

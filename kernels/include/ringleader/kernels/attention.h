@@ -86,8 +86,8 @@ struct AttentionBackwardArgs {
   const float* delta = nullptr;  // [heads, n_q]
   TokenMajor<float> dq;          // [n_q, heads, d]
   TokenMajor<float> dk, dv;      // [n_k, kv_heads, d]
-  // In place of dk and dv, which then have no data: the same in the type of k and v. A call sums
-  // its terms in fp32, adds what is there and rounds once. Not on the CPU, whose T is fp32 anyway.
+  // The same gradients in the type of k and v, where dk and dv have no data. A call sums its terms
+  // in fp32, adds what is there and rounds once. The CPU engine, whose T is fp32, takes dk and dv.
   TokenMajor<T> rounded_dk = {}, rounded_dv = {};
   ShardLayout query_layout;
   ShardLayout key_layout;

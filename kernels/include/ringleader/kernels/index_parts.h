@@ -16,7 +16,7 @@ struct IndexParts {
   int64_t blocks = 0;
   int32_t max_columns = 0;
 
-  // Of one rank, in elements; each of the three parts begins at a multiple of 16 bytes.
+  // The sizes of one rank's parts, in elements; each of the three begins at a multiple of 16 bytes.
   RINGLEADER_HOST_DEVICE int64_t candidate_mass() const { return RoundUp(heads * blocks); }
   RINGLEADER_HOST_DEVICE int64_t candidate_positions() const {
     return candidate_mass() + RoundUp(int64_t{heads} * max_columns);

@@ -1,4 +1,4 @@
-// How uneven loads are.
+// Means, and how uneven loads are.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,16 @@
 #include <span>
 
 namespace ringleader {
+
+struct Mean {
+  double sum = 0;
+  int count = 0;
+  void Add(double value) {
+    sum += value;
+    ++count;
+  }
+  double value() const { return count > 0 ? sum / count : 0; }
+};
 
 // The largest of `loads` over their mean; 1 where there is no load at all, because then nobody
 // waits for anybody.

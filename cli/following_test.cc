@@ -1,0 +1,135 @@
+// ringctl against a coordinator in this process: following a running job, and what is reported of
+// it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/testing/cli_fixture.h"
+
+namespace ringleader::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST_F(CliTest, FollowPrintsALineAStep) {
+  ScriptRun("other", v1::Job::SUCCEEDED);
+  const Result result = Run({"watch", "other"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("other is SUCCEEDED\n"));
+
+  coordinator_.watch.clear();
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  coordinator_.jobs.erase("jobs/tiny");
+  const Result follow = Run({"submit", Path("job.yaml"), "--follow"});
+  EXPECT_EQ(follow.code, 0) << follow.err;
+  EXPECT_EQ(follow.out,
+            "tiny is PENDING\n"
+            "tiny is RUNNING\n"
+            "step 1/3  loss 5.0000  tokens/s 8192  seconds 2.00  density 0.600  imbalance 1.010  "
+            "eta 4s\n"
+            "step 2/3  loss 4.0000  tokens/s 8192  seconds 2.00  density 0.600  imbalance 1.010  "
+            "eta 2s\n"
+            "step 3/3  loss 3.0000  tokens/s 8192  seconds 2.00  density 0.600  imbalance 1.010  "
+            "eta 0s\n"
+            "held-out loss 2.5000 after step 3 (1.0 s)\n"
+            "tiny is SUCCEEDED\n");
+}
+
+TEST_F(CliTest, FollowingEndsWithTheJobsResult) {
+  ScriptRun("bad", v1::Job::FAILED);
+  const Result failed = Run({"watch", "bad"});
+  EXPECT_EQ(failed.code, kJobFailed);
+  EXPECT_THAT(failed.out, HasSubstr("bad is FAILED: rank 2 on b: out of memory"));
+  coordinator_.watch.clear();
+  ScriptRun("gone", v1::Job::CANCELLED);
+  EXPECT_EQ(Run({"watch", "gone"}).code, kJobCancelled);
+}
+
+TEST_F(CliTest, ATerminalGetsABar) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
+  const Result result = Run({"watch", "tiny"}, /*is_terminal=*/true);
+  EXPECT_THAT(result.out, HasSubstr("\r\033[K[########----------------] 1/3  loss 5.0000  8,192 "
+                                    "tokens/s  ETA 4s  imbalance 1.010"));
+  EXPECT_THAT(result.out, HasSubstr("[########################] 3/3"));
+}
+
+TEST_F(CliTest, ASkippedStepStaysInSight) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    for (v1::StepReport& step : *response.mutable_steps()) step.set_skipped(step.step() == 2);
+  }
+  EXPECT_THAT(Run({"watch", "tiny"}, /*is_terminal=*/true).out,
+              HasSubstr("\nstep 2  skipped: gradient was not finite\n"));
+  EXPECT_THAT(Run({"watch", "tiny"}).out, HasSubstr("eta 2s  skipped: gradient was not finite\n"));
+}
+
+TEST_F(CliTest, FollowingResumesBehindWhatItHasSeen) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
+  const std::string undisturbed = Run({"watch", "tiny"}).out;
+  coordinator_.watch_requests.clear();
+  coordinator_.break_streams_after = {3, 0, 2};
+  const Result result = Run({"watch", "tiny"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, undisturbed);
+  ASSERT_EQ(coordinator_.watch_requests.size(), 4);
+  EXPECT_EQ(coordinator_.watch_requests[1].after_revision(), 2);
+  EXPECT_EQ(coordinator_.watch_requests[1].after_step(), 1);
+  EXPECT_EQ(coordinator_.watch_requests[3].after_step(), 3);
+}
+
+TEST_F(CliTest, LogsResumeBehindTheLastLine) {
+  AddJob("tiny", v1::Job::RUNNING);
+  for (int i = 1; i <= 4; ++i) {
+    v1::LogLine& line = coordinator_.log.emplace_back();
+    line.set_offset(i);
+    line.set_attempt(1);
+    line.set_rank(i % 2);
+    line.set_text("line " + std::to_string(i));
+  }
+  coordinator_.break_streams_after = {2};
+  const Result result = Run({"logs", "-f", "tiny", "--tail", "100"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "[rank 1] line 1\n[rank 0] line 2\n[rank 1] line 3\n[rank 0] line 4\n");
+  ASSERT_EQ(coordinator_.log_requests.size(), 2);
+  EXPECT_EQ(coordinator_.log_requests[0].last_lines(), 100);
+  EXPECT_EQ(coordinator_.log_requests[1].last_lines(), 0);
+  EXPECT_EQ(coordinator_.log_requests[1].after_offset(), 2);
+  EXPECT_EQ(Run({"logs", "tiny", "--rank", "0", "--attempt", "1"}).out, "line 2\nline 4\n");
+}
+
+TEST_F(CliTest, ProfileSaysWhereTheTracesGo) {
+  coordinator_.jobs["jobs/tiny"].set_name("jobs/tiny");
+  EXPECT_THAT(Run({"profile", "tiny", "--steps", "3"}).out,
+              HasSubstr("tiny traces its next 3 steps into /checkpoints/3"));
+  EXPECT_NE(Run({"profile", "nobody"}).code, 0);
+  EXPECT_NE(Run({"profile", "tiny", "--steps", "0"}).code, 0);
+}
+
+TEST_F(CliTest, ReportSumsUpTheSteps) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  const auto json = nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out);
+  EXPECT_EQ(json["loss_first"], 5.0);
+  EXPECT_EQ(json["loss_last"], 3.0);
+  EXPECT_EQ(json["heldout_first"], 5.0);
+  EXPECT_EQ(json["heldout_last"], 2.5);
+  EXPECT_EQ(json["tokens_per_second"], 8192.0);
+  EXPECT_NEAR(json["density"].get<double>(), 0.6, 1e-9);
+  EXPECT_NEAR(json["worker_imbalance"].get<double>(), 1.01, 1e-9);
+  EXPECT_EQ(json["phases"]["linear"], 1.5);
+  EXPECT_EQ(json["phases"]["exposed_offload"], 0.75);
+  const std::string table = Run({"report", "tiny"}).out;
+  EXPECT_THAT(table, HasSubstr("held-out loss                   5.0000 -> 2.5000 (-50.0 %)"));
+  EXPECT_THAT(table, HasSubstr("density, layer 1                20.0 %"));
+  AddJob("young", v1::Job::RUNNING);
+  EXPECT_EQ(Run({"report", "young"}).code, kConflict);
+  coordinator_.watch.clear();
+  AddJob("stopped", v1::Job::CANCELLED);
+  EXPECT_THAT(Run({"report", "stopped"}).err, HasSubstr("ended without a step"));
+}
+
+}  // namespace
+}  // namespace ringleader::cli

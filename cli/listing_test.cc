@@ -1,0 +1,195 @@
+// ringctl against a coordinator in this process: what it lists and shows of jobs, nodes, tokens and
+// the audit log, and how it changes them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/net/token.h"
+#include "cli/testing/cli_fixture.h"
+
+namespace ringleader::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(CliTest, ListShowsARowAJob) {
+  AddJob("waits", v1::Job::PENDING).set_state_reason("needs 16 trainers; 9 free on 3 nodes");
+  v1::Job& job = AddJob("runs", v1::Job::RUNNING);
+  job.mutable_progress()->set_step(2);
+  job.mutable_progress()->set_loss(3.25);
+  job.mutable_progress()->set_tokens_per_second(12345);
+  job.mutable_progress()->set_eta_seconds(80);
+  AddJob("zzz", v1::Job::SUCCEEDED);
+  const Result result = Run({"list"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out,
+            "NAME   STATE      STEP  LOSS    TOKENS/S  ETA    AGE  REASON\n"
+            "runs   RUNNING    2/3   3.2500  12,345    1m20s  5m   -\n"
+            "waits  PENDING    0/3   -       -         -      5m   needs 16 trainers; 9 free on 3 "
+            "nodes\n"
+            "zzz    SUCCEEDED  0/3   -       -         -      5m   -\n");
+}
+
+TEST_F(CliTest, ListShowsOwnersWhereThereAreSomeAndFiltersByThem) {
+  v1::Job& job = AddJob("a", v1::Job::PENDING);
+  job.set_owner("alice@example.org");
+  job.set_project("ocean");
+  AddJob("b", v1::Job::PENDING);
+  const Result result = Run(
+      {"list", "--owner", "alice@example.org", "--project", "ocean", "--filter", "state=PENDING"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out,
+            "NAME  OWNER              PROJECT  STATE    STEP  LOSS  TOKENS/S  ETA  AGE  REASON\n"
+            "a     alice@example.org  ocean    PENDING  0/3   -     -         -    5m   -\n"
+            "b     -                  -        PENDING  0/3   -     -         -    5m   -\n");
+  EXPECT_EQ(coordinator_.filters.at(0),
+            "state=PENDING AND owner=\"alice@example.org\" AND project=\"ocean\"");
+  EXPECT_THAT(Run({"get", "a"}).out, HasSubstr("owner    alice@example.org"));
+  Run({"list", "--owner", "a\" OR \"b"});
+  EXPECT_EQ(coordinator_.filters.back(), R"(owner="a\" OR \"b")");
+}
+
+TEST_F(CliTest, AnEmptyListIsAList) {
+  EXPECT_EQ(Run({"list", "-o", "json"}).out, "{\n  \"jobs\": []\n}\n");
+  EXPECT_EQ(Run({"nodes", "-o", "yaml"}).out, "nodes:\n  []\n");
+}
+
+TEST_F(CliTest, ListSaysWhatItLeftOut) {
+  for (const char* id : {"a", "b", "c"}) AddJob(id, v1::Job::PENDING);
+  const Result result = Run({"list", "--limit", "1"});
+  EXPECT_THAT(result.out, Not(HasSubstr("b  ")));
+  EXPECT_THAT(result.err, HasSubstr("1 of 3 jobs"));
+}
+
+TEST_F(CliTest, GetInThreeFormats) {
+  v1::Job& job = AddJob("tiny", v1::Job::FAILED);
+  job.set_state_reason("out of retries");
+  job.mutable_spec()->set_name("tiny");
+  job.mutable_spec()->mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
+  v1::Attempt* attempt = job.add_attempts();
+  attempt->set_number(1);
+  attempt->set_state(v1::Attempt::FAILED);
+  attempt->set_last_step(2);
+  attempt->add_placements()->set_node("nodes/b");
+  attempt->mutable_placements(0)->set_trainers(4);
+  attempt->mutable_failure()->set_rank(2);
+  attempt->mutable_failure()->set_node("nodes/b");
+  attempt->mutable_failure()->set_message("out of memory");
+  EXPECT_EQ(Run({"get", "tiny"}).out,
+            "name    tiny\n"
+            "state   FAILED\n"
+            "reason  out of retries\n"
+            "age     5m\n"
+            "steps   0/3\n"
+            "\n"
+            "ATTEMPT  STATE   STEPS  NODES  REASON\n"
+            "1        FAILED  0..2   b×4    rank 2 on b: out of memory\n");
+  const auto json = nlohmann::json::parse(Run({"get", "jobs/tiny", "-o", "json"}).out);
+  EXPECT_EQ(json["state"], "FAILED");
+  EXPECT_EQ(json["attempts"][0]["failure"]["rank"], 2);
+  const std::string yaml = Run({"get", "tiny", "-o", "yaml"}).out;
+  EXPECT_THAT(yaml, HasSubstr("state: FAILED"));
+  EXPECT_THAT(yaml, HasSubstr("pattern: vertical_slash"));  // as in a job file
+}
+
+TEST_F(CliTest, NodesCanBeDrained) {
+  v1::Node& node = coordinator_.nodes.emplace_back();
+  node.set_name("nodes/a");
+  node.set_state(v1::Node::READY);
+  node.set_trainers_in_use(1);
+  node.mutable_inventory()->set_trainers(2);
+  node.mutable_inventory()->set_cpu_cores(8);
+  node.mutable_inventory()->set_memory_bytes(uint64_t{16} << 30);
+  node.add_jobs("jobs/tiny");
+  node.mutable_last_heartbeat_time()->set_seconds(1'000'000 - 1);
+  EXPECT_EQ(Run({"nodes"}).out,
+            "NAME  STATE  TRAINERS  DEVICES  MEMORY    SEEN  JOBS  REASON\n"
+            "a     READY  1/2       8 cores  16.0 GiB  1s    tiny  -\n");
+  EXPECT_THAT(Run({"nodes", "-o", "json"}).out, HasSubstr("\"READY\""));
+  EXPECT_EQ(Run({"drain", "a"}).out, "a is DRAINING\n");
+  EXPECT_EQ(Run({"undrain", "nodes/a"}).out, "a is READY\n");
+  EXPECT_EQ(Run({"drain", "b"}).code, kNotFound);
+}
+
+TEST_F(CliTest, TransitionsAndTheirRefusals) {
+  AddJob("tiny", v1::Job::RUNNING);
+  EXPECT_EQ(Run({"pause", "tiny"}).out, "tiny is PAUSING\n");
+  EXPECT_EQ(Run({"resume", "tiny"}).out, "tiny is PENDING\n");
+  EXPECT_EQ(Run({"cancel", "tiny"}).out, "tiny is CANCELLING\n");
+  EXPECT_EQ(Run({"delete", "tiny"}).out, "tiny is deleted\n");
+  const Result missing = Run({"get", "tiny"});
+  EXPECT_EQ(missing.code, kNotFound);
+  EXPECT_EQ(missing.err, "ringctl: there is no jobs/tiny\n");
+  AddJob("done", v1::Job::SUCCEEDED);
+  EXPECT_EQ(Run({"cancel", "done"}).code, kConflict);
+}
+
+TEST_F(CliTest, AuditShowsPagesAndFilters) {
+  for (int i = 0; i < 5; ++i) {
+    v1::AuditRecord& record = coordinator_.audit.emplace_back();
+    record.set_caller("alice");
+    record.set_method("JobService.CreateJob");
+    record.set_resource("jobs/j" + std::to_string(i));
+    record.set_outcome("OK");
+    record.mutable_time()->set_seconds(1'000'000);
+  }
+  const Result all = Run({"audit"});
+  EXPECT_EQ(all.code, 0) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("1970-01-12 13:46:40  alice"));
+  EXPECT_THAT(all.out, HasSubstr("jobs/j4"));
+  const Result some = Run({"audit", "--limit", "3", "--who", "alice", "--method", "CreateJob",
+                           "--resource", "jobs/a", "--outcome", "OK", "--since", "1h"});
+  EXPECT_THAT(some.out, Not(HasSubstr("jobs/j3")));
+  EXPECT_THAT(some.err, HasSubstr("there are more"));
+  const v1::ListAuditRecordsRequest& request = coordinator_.audit_requests.back();
+  EXPECT_EQ(request.caller(), "alice");
+  EXPECT_EQ(request.method(), "CreateJob");
+  EXPECT_EQ(request.resource(), "jobs/a");
+  EXPECT_EQ(request.outcome(), "OK");
+  EXPECT_EQ(request.after_time().seconds(), 1'000'000 - 3600);
+  EXPECT_EQ(Run({"audit", "--until", "1970-01-12T00:00:00Z"}).code, 0);
+  EXPECT_EQ(coordinator_.audit_requests.back().before_time().seconds(), 950'400);
+  EXPECT_EQ(Run({"audit", "--since", "yesterday"}).code, kUsage);
+}
+
+TEST_F(CliTest, TokensAreMadeHereShownOnceAndRevoked) {
+  const Result made = Run({"token", "create", "--user", "dave", "--role", "viewer", "--days", "7"});
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_THAT(made.out, ::testing::MatchesRegex("rlt_[A-Za-z0-9_-]{43}\n"));
+  const v1::CreateTokenRequest& request = coordinator_.token_requests.at(0);
+  EXPECT_EQ(request.sha256(), TokenHash(made.out.substr(0, made.out.size() - 1)));
+  EXPECT_EQ(request.role(), v1::VIEWER);
+  EXPECT_EQ(request.lifetime_seconds(), 7u * 24 * 3600);
+  EXPECT_THAT(made.err, HasSubstr("this is 1, of dave"));
+  EXPECT_NE(Run({"token", "create", "--user", "dave"}).out, made.out);
+  EXPECT_THAT(Run({"token", "list"}).out, HasSubstr("1      dave  -        viewer"));
+  EXPECT_EQ(Run({"token", "revoke", "1"}).out, "1, of dave, is revoked\n");
+  EXPECT_EQ(Run({"token", "revoke", "tokens/1"}).code, kNotFound);
+  EXPECT_EQ(Run({"token", "create", "--user", "a", "--role", "node"}).code, kUsage);
+  EXPECT_EQ(Run({"token", "create", "--user", "a", "--days", "400"}).code, kUsage);
+  EXPECT_EQ(Run({"token"}).code, kUsage);
+}
+
+TEST_F(CliTest, ATokenIsReadFromAFileAndNotSentInPlainText) {
+  Write("token", " rlt_abc\n");
+  const Result plain = Run({"list", "--token-file", Path("token")});
+  EXPECT_EQ(plain.code, kConflict);
+  EXPECT_THAT(plain.err, HasSubstr("is not sent to"));
+  EXPECT_TRUE(coordinator_.filters.empty());
+  environment_["RINGLEADER_TOKEN"] = "two words";
+  EXPECT_THAT(Run({"list"}).err, HasSubstr("RINGLEADER_TOKEN holds no token"));
+  EXPECT_THAT(Run({"list", "--token-file", Path("token")}).err, HasSubstr("is not sent to"));
+  environment_.erase("RINGLEADER_TOKEN");
+  EXPECT_THAT(Run({"list", "--token-file", Path("absent")}).err, HasSubstr("cannot read"));
+  Write("settings.yaml", "token_file: " + Path("token") + "\n");
+  EXPECT_THAT(Run({"list", "--config", Path("settings.yaml")}).err, HasSubstr("is not sent to"));
+  for (const std::string& garbled : {std::string(), std::string("a\x01"), std::string(600, 'x')}) {
+    Write("token", garbled);
+    EXPECT_EQ(Run({"list", "--token-file", Path("token")}).code, kUsage);
+  }
+}
+
+}  // namespace
+}  // namespace ringleader::cli

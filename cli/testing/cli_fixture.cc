@@ -1,0 +1,97 @@
+#include "cli/testing/cli_fixture.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "cli/app.h"
+
+namespace ringleader::cli {
+
+CliTest::CliTest()
+    : folder_(std::filesystem::path(::testing::TempDir()) / ("cli_" + std::to_string(getpid()))),
+      clock_(absl::FromUnixSeconds(1'000'000)) {
+  std::filesystem::create_directories(folder_ / "tokens");
+  Write("tokens/manifest.json", "{}");
+  Write("config.json", R"({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256,
+      "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320})");
+  Write("job.yaml", R"(
+name: tiny
+model: {config: config.json}
+data: {train: tokens, sequence_length: 16384}
+parallelism: {context: 4}
+training: {steps: 3}
+checkpoint: {directory: checkpoints}
+resources: {trainers: 4}
+)");
+}
+
+void CliTest::Write(const std::string& name, const std::string& text) const {
+  std::ofstream(folder_ / name) << text;
+}
+
+Result CliTest::Run(const std::vector<std::string>& arguments, bool is_terminal) {
+  std::ostringstream out, err;
+  Context context{.out = out,
+                  .err = err,
+                  .is_terminal = is_terminal,
+                  .clock = &clock_,
+                  .environment = [this](const char* name) -> std::optional<std::string> {
+                    const auto found = environment_.find(name);
+                    if (found == environment_.end()) return std::nullopt;
+                    return found->second;
+                  }};
+  context.retry.first_delay = absl::Milliseconds(5);
+  context.retry.longest_delay = absl::Milliseconds(50);
+  const int code = RunRingctl(arguments, std::move(context));
+  return {code, out.str(), err.str()};
+}
+
+v1::Job& CliTest::AddJob(const std::string& id, v1::Job::State state) {
+  v1::Job& job = coordinator_.jobs["jobs/" + id];
+  job.set_name("jobs/" + id);
+  job.set_state(state);
+  job.set_revision(1);
+  job.mutable_progress()->set_total_steps(3);
+  job.mutable_create_time()->set_seconds(1'000'000 - 300);
+  return job;
+}
+
+void CliTest::ScriptRun(const std::string& id, v1::Job::State last) {
+  v1::Job job = AddJob(id, v1::Job::PENDING);
+  const auto add_job = [&](v1::Job::State state, uint64_t revision) {
+    job.set_state(state);
+    job.set_revision(revision);
+    *coordinator_.watch.emplace_back().mutable_job() = job;
+  };
+  add_job(v1::Job::PENDING, 1);
+  add_job(v1::Job::RUNNING, 2);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    v1::StepReport* report = coordinator_.watch.emplace_back().add_steps();
+    report->set_step(step);
+    report->set_loss(6.0 - static_cast<double>(step));
+    report->set_tokens(16384);
+    report->set_step_seconds(2);
+    report->set_worker_imbalance(1.01);
+    report->set_step_imbalance(1.1);
+    report->mutable_phases()->set_linear(0.5);
+    report->mutable_phases()->set_exposed_offload(0.25);
+    for (int l = 0; l < 2; ++l) {
+      report->add_layers()->set_layer(l);
+      report->mutable_layers(l)->set_density(l == 0 ? 1.0 : 0.2);
+    }
+  }
+  v1::EvalReport* eval = coordinator_.watch.emplace_back().add_evals();
+  eval->set_step(3);
+  eval->set_loss(2.5);
+  eval->set_seconds(1);
+  job.mutable_progress()->set_step(3);
+  job.mutable_first_eval()->set_loss(5);
+  *job.mutable_last_eval() = *eval;
+  if (last == v1::Job::FAILED) job.set_state_reason("rank 2 on b: out of memory");
+  add_job(last, 3);
+  coordinator_.jobs[job.name()] = job;
+}
+
+}  // namespace ringleader::cli

@@ -1,0 +1,47 @@
+// ringctl as a user runs it, against a coordinator in this process.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/testing/fake_clock.h"
+#include "cli/context.h"
+#include "cli/testing/fake_coordinator.h"
+
+namespace ringleader::cli {
+
+// What a command leaves behind.
+struct Result {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+// A folder with a job file and what it names, and an environment that points to the coordinator.
+class CliTest : public ::testing::Test {
+ protected:
+  CliTest();
+  ~CliTest() override { std::filesystem::remove_all(folder_); }
+
+  void Write(const std::string& name, const std::string& text) const;
+  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+
+  Result Run(const std::vector<std::string>& arguments, bool is_terminal = false);
+
+  // A job of three steps that the coordinator knows.
+  v1::Job& AddJob(const std::string& id, v1::Job::State state);
+  // A run of three steps: a script for WatchJob that ends in `last`.
+  void ScriptRun(const std::string& id, v1::Job::State last);
+
+  FakeCoordinator coordinator_;
+  std::filesystem::path folder_;
+  FakeClock clock_;
+  std::map<std::string, std::string> environment_ = {{"RINGLEADER_ADDRESS", coordinator_.address()},
+                                                     {"HOME", "/nonexistent"}};
+};
+
+}  // namespace ringleader::cli

@@ -1,0 +1,227 @@
+#include "worker/attention/testing/gpu_rings.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "kernels/ops/cuda_call.h"
+#include "worker/attention/cpu/cpu_ring_attention.h"
+#include "worker/attention/cuda/cuda_attention_call.h"
+#include "worker/attention/runner/ring_runner.h"
+#include "worker/attention/testing/differentiable_attention.h"
+#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/comm/testing/hosts.h"
+#include "worker/comm/testing/local_device_communicator.h"
+
+namespace ringleader::attention::testing {
+
+using kernels::ShardLayout;
+using kernels::ops::Check;
+using torch::Tensor;
+
+int GpuCount() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+namespace {
+
+// Runs `body` on a thread a rank.
+void RunRanks(Gpus gpus, int ranks, const std::function<void(comm::DeviceCommunicator&)>& body) {
+  if (gpus == Gpus::kShared) return comm::testing::RunDeviceRanks(ranks, body);
+  comm::testing::RunRanks(comm::testing::HostCommunicators(ranks), [&](comm::Communicator& host) {
+    const int gpus = GpuCount();
+    TORCH_CHECK(gpus > 0, "there is no GPU");
+    const int gpu = host.rank() % gpus;
+    cudaSetDevice(gpu);
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(gpu));
+    auto device = comm::CreateNcclCommunicator({.device = gpu}, &host);
+    TORCH_CHECK(device.ok(), std::string(device.status().message()));
+    body(**device);
+    host.Barrier().IgnoreError();  // nobody leaves while others' transfers run
+  });
+}
+
+Result EmptyResult(const Sequence& s, int ranks) {
+  const auto zeros = [](const Tensor& x) { return torch::zeros(x.sizes(), torch::kFloat); };
+  return {.out = zeros(s.q),
+          .dq = zeros(s.q),
+          .dk = zeros(s.k),
+          .dv = zeros(s.v),
+          .stats = std::vector<AttentionStats>(ranks),
+          .index = std::vector<HostIndex>(ranks),
+          .rows = {}};
+}
+
+Tensor PositionsOf(const patterns::AttentionOptions& options, int ranks, int rank, int64_t tokens) {
+  patterns::AttentionOptions resolved = options;
+  if (resolved.stripe == 0) resolved.stripe = resolved.tile;
+  const ShardLayout layout = patterns::LayoutOf(resolved, ranks, rank, tokens / ranks);
+  Tensor positions = torch::empty({layout.local_tokens()}, torch::kLong);
+  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+    positions.data_ptr<int64_t>()[i] = layout.Position(i);
+  }
+  return positions;
+}
+
+}  // namespace
+
+Sequence::Sequence(int64_t tokens, int heads, int kv_heads, int head_dim) {
+  torch::manual_seed(7);
+  const auto random = [&](int of) {
+    return torch::randn({tokens, of, head_dim}).to(torch::kBFloat16);
+  };
+  q = random(heads) * 1.5;
+  k = random(kv_heads);
+  v = random(kv_heads);
+  d_out = random(heads);
+}
+
+uint64_t Result::TotalTiles() const {
+  uint64_t tiles = 0;
+  for (const AttentionStats& of_rank : stats) tiles += of_rank.TotalTiles();
+  return tiles;
+}
+
+Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options, Gpus gpus,
+                const std::vector<int64_t>& documents) {
+  const int ranks = options.ring.inner * options.ring.outer;
+  Result result = EmptyResult(sequence, ranks);
+  std::mutex mutex;
+  RunRanks(gpus, ranks, [&](comm::DeviceCommunicator& communicator) {
+    const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromPool());
+    const int rank = communicator.rank();
+    CudaAttentionDevice device(&communicator, {.bf16_gradients = options.bf16_gradients,
+                                               .deterministic = options.deterministic});
+    auto engine = RingRunner::Create(options, &device);
+    TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
+    const Tensor positions = PositionsOf(options, ranks, rank, sequence.q.size(0));
+    const auto shard = [&](const Tensor& x) {
+      return x.index_select(0, positions).to(torch::kCUDA);
+    };
+    const Tensor q = shard(sequence.q), k = shard(sequence.k), v = shard(sequence.v),
+                 d_out = shard(sequence.d_out);
+    std::vector<CallTensors> calls(kLayers, {.q = q, .k = k, .v = v});
+    std::vector<std::shared_ptr<const LayerIndex>> indices;
+    Check((*engine)->SetDocuments(sequence.q.size(0), documents));
+    for (int layer = 0; layer < kLayers; ++layer) {
+      CudaCall call(&device, layer, &calls[layer]);
+      auto index = (*engine)->Forward(call);
+      Check(index.status());
+      indices.push_back(*std::move(index));
+    }
+    // Backward is of what forward saw, whatever comes next.
+    Check((*engine)->SetDocuments(sequence.q.size(0), {}));
+    for (int layer = kLayers - 1; layer >= 0; --layer) {
+      calls[layer].d_out = d_out;
+      CudaCall call(&device, layer, &calls[layer]);
+      Check((*engine)->Backward(*indices[layer], call));
+    }
+    result.stats[rank] = (*engine)->TakeStats();
+    result.index[rank] = ToHost(*indices[0], [](void* to, const void* from, size_t bytes) {
+      ASSERT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+    });
+    const std::lock_guard lock(mutex);
+    const auto put = [&](Tensor& whole, const Tensor& part) {
+      whole.index_copy_(0, positions, part.cpu().to(torch::kFloat));
+    };
+    put(result.out, calls[0].out);
+    put(result.dq, calls[0].gradients.dq);
+    put(result.dk, calls[0].gradients.dk);
+    put(result.dv, calls[0].gradients.dv);
+    result.rows.push_back(positions);
+  });
+  return result;
+}
+
+Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
+                const std::vector<int64_t>& documents) {
+  options.ring = {};
+  Result result = EmptyResult(sequence, 1);
+  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    auto attention = CreateCpuRingAttention(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
+    const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
+    Check((*attention)->SetDocuments(sequence.q.size(0), documents));
+    const Tensor out = DifferentiableAttention(**attention, 0, q, k, v);
+    out.backward(sequence.d_out.to(torch::kFloat));
+    result.stats[0] = (*attention)->TakeStats();
+    result.out = out.detach();
+    result.dq = q.grad();
+    result.dk = k.grad();
+    result.dv = v.grad();
+  });
+  return result;
+}
+
+Result MaskedAttention(const Sequence& s, const HostIndex& index) {
+  const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
+  const int64_t tile = index.tile;
+  Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
+  const int64_t blocks = (n + tile - 1) / tile;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t delta = 0; delta < blocks; ++delta) {
+      if (!index.Covers(static_cast<int>(h), delta)) continue;
+      for (int64_t a = delta; a < blocks; ++a) {
+        mask[h]
+            .slice(0, a * tile, (a + 1) * tile)
+            .slice(1, (a - delta) * tile, (a - delta + 1) * tile)
+            .fill_(true);
+      }
+    }
+    for (const int64_t position : index.Columns(static_cast<int>(h))) {
+      mask[h].select(1, position).fill_(true);
+    }
+  }
+  mask = mask.logical_and(torch::ones({n, n}).tril().to(torch::kBool));
+  if (index.documents != nullptr) {
+    const std::vector<int64_t>& firsts = index.documents->host->firsts;
+    for (size_t i = 1; i < firsts.size(); ++i) {
+      mask.slice(1, firsts[i], n).slice(2, 0, firsts[i]).fill_(false);
+    }
+  }
+  mask = mask.to(torch::kCUDA);
+  const auto leaf = [](const Tensor& x) {
+    return x.to(torch::kCUDA).to(torch::kDouble).requires_grad_();
+  };
+  const Tensor q = leaf(s.q), k = leaf(s.k), v = leaf(s.v);
+  const auto by_head = [&](const Tensor& x) {
+    return x.transpose(0, 1).repeat_interleave(heads / x.size(1), 0);
+  };
+  EXPECT_EQ(group * s.k.size(1), heads);
+  const Tensor logits = by_head(q)
+                            .matmul(by_head(k).transpose(1, 2))
+                            .div(std::sqrt(static_cast<double>(s.q.size(2))))
+                            .masked_fill(mask.logical_not(), -INFINITY);
+  const Tensor out = logits.softmax(-1).matmul(by_head(v)).transpose(0, 1);
+  out.backward(s.d_out.to(torch::kCUDA).to(torch::kDouble));
+  const auto back = [](const Tensor& x) { return x.detach().cpu().to(torch::kFloat); };
+  Result result = EmptyResult(s, 0);
+  result.out = back(out);
+  result.dq = back(q.grad());
+  result.dk = back(k.grad());
+  result.dv = back(v.grad());
+  return result;
+}
+
+double RelativeError(const Tensor& actual, const Tensor& expected) {
+  return ((actual - expected).norm() / expected.norm()).item<double>();
+}
+
+void ExpectNear(const Result& actual, const Result& expected, double tolerance) {
+  const auto here = [&](const Tensor& x) {
+    return actual.rows.empty() ? x : x.index_select(0, torch::cat(actual.rows));
+  };
+  EXPECT_LT(RelativeError(here(actual.out), here(expected.out)), tolerance);
+  EXPECT_LT(RelativeError(here(actual.dq), here(expected.dq)), tolerance);
+  EXPECT_LT(RelativeError(here(actual.dk), here(expected.dk)), tolerance);
+  EXPECT_LT(RelativeError(here(actual.dv), here(expected.dv)), tolerance);
+}
+
+}  // namespace ringleader::attention::testing
