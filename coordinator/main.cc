@@ -40,6 +40,7 @@ namespace {
 struct Flags {
   std::string listen = "127.0.0.1:7070";
   std::string metrics_listen = "127.0.0.1:7071";
+  bool metrics_public = false;
   std::string data_dir;
   int64_t log_mebibytes_per_job = 64;
   int64_t steps_per_job = store::SqliteOptions().steps_per_job;
@@ -60,6 +61,8 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--metrics-listen", flags->metrics_listen,
                  "address of http://…/metrics; \"off\" for none")
       ->capture_default_str();
+  app.add_flag("--metrics-public", flags->metrics_public,
+               "serve metrics in plain text off loopback, too: to whoever reaches the address");
   app.add_option("--log-mebibytes-per-job", flags->log_mebibytes_per_job,
                  "bound on the stored log of one job")
       ->check(CLI::Range(1, 1 << 20))
@@ -122,7 +125,7 @@ absl::Status Serve(const Flags& flags) {
   const absl::Cleanup stop_metrics = [&metrics] { metrics.StopListening(); };
   if (flags.metrics_listen != "off") {
     ASSIGN_OR_RETURN(const Address metrics_listen, ParseAddress(flags.metrics_listen));
-    RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure));
+    RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure || flags.metrics_public));
   }
 
   session::WorkerControlService workers(controller.get(), Clock::Steady());

@@ -42,6 +42,7 @@ struct Flags {
   std::string name = DefaultNodeId();
   std::string trainer_binary;
   std::string metrics_listen;
+  bool metrics_public = false;
   InventoryOptions inventory;
   double hang_timeout_seconds = 600;
   double pulse_timeout_seconds = 30;
@@ -75,6 +76,10 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "Path of ringleader-trainer; the one beside this program unless set");
   app.add_option("--metrics-listen", flags->metrics_listen,
                  "Address for Prometheus; none unless set");
+  app.add_flag("--metrics-public", flags->metrics_public,
+               "Serve metrics in plain text off loopback, too: to whoever reaches the address");
+  app.add_option("--hostname", flags->inventory.hostname,
+                 "This machine's name, as dashboards of its GPUs know it; the system's unless set");
   app.add_option("--hang-timeout", flags->hang_timeout_seconds,
                  "Seconds in the same phase of the same step after which a trainer is killed")
       ->check(CLI::PositiveNumber)
@@ -147,7 +152,7 @@ absl::Status Serve(const Flags& flags) {
   WorkerMetrics worker_metrics(metrics.registry());
   if (!flags.metrics_listen.empty()) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.metrics_listen));
-    RETURN_IF_ERROR(metrics.Listen(address, flags.tls.insecure));
+    RETURN_IF_ERROR(metrics.Listen(address, flags.tls.insecure || flags.metrics_public));
   }
   InventoryOptions inventory_options = flags.inventory;
   if (inventory_options.address.empty()) {
