@@ -26,7 +26,7 @@ absl::Status Invalid(const YAML::Node& node, const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat("line ", node.Mark().line + 1, ": ", parts...));
 }
 
-// What every caller must have, wherever it is said.
+// Whether a caller's name and project can be such, wherever they come from.
 absl::Status CheckCaller(const Caller& caller) {
   if (!IsCallerName(caller.name)) {
     return absl::InvalidArgumentError(
@@ -88,7 +88,7 @@ absl::StatusOr<Caller> ParseEntry(const YAML::Node& node) {
   return entry;
 }
 
-// "ringleader://node/a", "ringleader://user/ocean/alice".
+// The caller of "ringleader://node/a" or "ringleader://user/ocean/alice".
 absl::StatusOr<Caller> ParseUri(const std::string& uri) {
   const std::vector<std::string> parts =
       absl::StrSplit(absl::string_view(uri).substr(kScheme.size()), '/');

@@ -14,11 +14,11 @@ namespace ringleader::access {
 
 class AccessFile {
  public:
-  // Nobody has a role.
+  // A file in which nobody has a role.
   AccessFile() = default;
   // INVALID_ARGUMENT names the file, the line and what is expected there.
   static absl::StatusOr<AccessFile> Parse(const std::string& text, const std::string& path);
-  // Also for what cannot be read: FAILED_PRECONDITION.
+  // The file's text, at most 1 MiB. FAILED_PRECONDITION where it cannot be read.
   static absl::StatusOr<std::string> Read(const std::string& path);
 
   // The first entry whose name is among these decides, whatever other names the certificate has,
@@ -27,12 +27,12 @@ class AccessFile {
   // certificate.
   absl::StatusOr<Caller> Find(const CertificateNames& names) const;
 
-  // Whoever reaches a port in plain text is an admin.
+  // Whether callers on a port in plain text, who cannot show who they are, are admins.
   bool plain_text_is_admin() const { return plain_text_is_admin_; }
 
  private:
-  // Whom a certificate with the name Caller::certificate stands for; role unspecified: nobody, shut
-  // out.
+  // A certificate with the name Caller::certificate stands for this caller. Where the role is
+  // unspecified, whoever shows the certificate is shut out.
   std::vector<Caller> entries_;
   bool roles_in_certificates_ = false;
   bool plain_text_is_admin_ = false;

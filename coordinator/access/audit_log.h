@@ -18,12 +18,12 @@
 
 namespace ringleader::access {
 
-// Thread-safe. No call waits for the disk.
+// Thread-safe. Callers of the log never wait for the disk.
 class AuditLog {
  public:
   // Keeps records for `max_age`. `store` must outlive the log.
   AuditLog(store::Store* store, const Clock* clock, absl::Duration max_age);
-  // Writes what is queued.
+  // Writes the records that are queued.
   ~AuditLog();
 
   // `status`: why the call failed. Anybody who reaches the port can make calls that fail, so each
@@ -55,7 +55,7 @@ class AuditLog {
   std::thread thread_;
 };
 
-// "OK", "PERMISSION_DENIED" and so on.
+// The name of a code as records have it: "OK", "PERMISSION_DENIED" and so on.
 std::string OutcomeText(absl::StatusCode code);
 
 }  // namespace ringleader::access

@@ -116,7 +116,7 @@ bool Gate::TakeUpFile(std::string* complaint) {
   }
   const absl::Status loaded = LoadFile();
   if (!loaded.ok()) {
-    // Once, not every second.
+    // A mistake is logged once, not every second.
     if (*complaint != loaded.message()) {
       spdlog::error("{}; what it said before stays in force", std::string(loaded.message()));
     }

@@ -45,7 +45,7 @@ struct GateOptions {
 // Thread-safe.
 class Gate : public grpc::AuthMetadataProcessor {
  public:
-  // `store`, `audit` and `clock` must outlive the gate. It admits nobody before Load().
+  // `store`, `audit` and `clock` must outlive the gate. Load() comes first.
   Gate(GateOptions options, store::Store* store, AuditLog* audit, const Clock* clock);
   ~Gate() override;
 
@@ -53,14 +53,14 @@ class Gate : public grpc::AuthMetadataProcessor {
   // nothing says who may do what there, and where a file says it but nobody can show who they are;
   // INVALID_ARGUMENT for a file that says it wrongly.
   absl::Status Load() ABSL_LOCKS_EXCLUDED(mutex_);
-  // From now on looks at the file every second and takes over what changed in it; a file that is
-  // wrong changes nothing and is logged. From the gate's thread, when callers that were admitted
-  // before may not be any more, calls `on_roles` after the file has changed and `on_token_expired`
-  // after a token has expired.
+  // From now on a thread looks at the file every second and takes over what has changed in it; a
+  // file that is wrong changes nothing, and the log says so. The thread calls `on_roles` when the
+  // file has changed and `on_token_expired` when a token has expired: callers that were admitted
+  // before may not be admitted any more.
   void Watch(std::function<void()> on_roles, std::function<void()> on_token_expired);
   // Neither function is being called when it returns. Idempotent.
   void StopWatching();
-  // To be called after a token was created or revoked: what the store holds counts from now on.
+  // To be called after a token was created or revoked: the tokens in the store count from now on.
   absl::Status LoadTokens() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Who calls this method of "ringleader.v1.{service}". PERMISSION_DENIED says which roles may, and
@@ -72,7 +72,7 @@ class Gate : public grpc::AuthMetadataProcessor {
   void NoteRefused(const Caller& caller, const std::string& address, const std::string& method_path,
                    const std::string& resource, const absl::Status& status);
 
-  // UNAUTHENTICATED for a token that is none, or no more.
+  // UNAUTHENTICATED for a text that is no token of the store, and for one that has expired.
   absl::StatusOr<Caller> CallerOfToken(const std::string& text) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   bool IsBlocking() const override { return false; }
@@ -81,12 +81,14 @@ class Gate : public grpc::AuthMetadataProcessor {
 
  private:
   absl::Status LoadFile() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Nobody, if the call shows nothing. UNAUTHENTICATED for what is shown and wrong.
+  // A caller without role if the call shows neither token nor certificate. UNAUTHENTICATED if it
+  // shows one that is wrong.
   absl::StatusOr<Caller> Identify(const InputMetadata& metadata,
                                   const grpc::AuthContext& context) const
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // The body of the thread that watches.
   void Look();
-  // Whether the file's text is another than before.
+  // Reads the file; true if its text has changed. `complaint`: what was logged last.
   bool TakeUpFile(std::string* complaint);
   bool ATokenExpired(absl::Time after, absl::Time until) const ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -33,7 +33,7 @@ const Table& Rows() {
       {"/ringleader.v1.JobService/ListJobs", kPeople},
       {"/ringleader.v1.JobService/WatchJob", kPeople},
       {"/ringleader.v1.JobService/ValidateJob", kUsers},
-      // These four and ProfileJob: of jobs that are the caller's own or its project's
+      // Users call these four and ProfileJob for jobs of their own and of their project alone
       // (Caller::MayChange).
       {"/ringleader.v1.JobService/DeleteJob", kUsers},
       {"/ringleader.v1.JobService/CancelJob", kUsers},
@@ -48,13 +48,13 @@ const Table& Rows() {
       {"/ringleader.v1.AccessService/ListTokens", kAdmin},
       {"/ringleader.v1.AccessService/RevokeToken", kAdmin},
       {"/ringleader.v1.AccessService/ListAuditRecords", kAdmin},
-      // Each for its own node (Caller::MaySpeakFor).
+      // A node calls these for itself alone (Caller::MaySpeakFor).
       {"/ringleader.v1.WorkerControl/Session", kNode},
       {"/ringleader.v1.WorkerControl/ReportDeath", kNode},
       {"/ringleader.v1.PeerExchange/Stream", kNobody},
       {"/ringleader.v1.TrainerLink/Attach", kNobody},
       {"/grpc.health.v1.Health/Check", kAnyone},
-      // A stream, and so not for callers that are nobody: they could open any number.
+      // Callers that are nobody could open any number of these streams.
       {"/grpc.health.v1.Health/Watch", kPeople | kNode},
       {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kPeople},
   };
