@@ -241,6 +241,7 @@ TEST(GrpcCommunicatorTest, ARankIsTakenFromItsNodeAlone) {
   auto stub = v1::PeerExchange::NewStub(grpc::CreateChannel(
       listener->address(), *ChannelCredentials(certificates.Options("mallory"), address)));
   grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
   v1::StreamEnd end;
   auto writer = stub->Stream(&context, &end);
   v1::Frame hello;
