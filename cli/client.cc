@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/back_off.h"
 #include "base/net/channel.h"
+#include "base/net/notice.h"
 #include "base/status_macros.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
@@ -183,6 +184,7 @@ class GrpcClient : public Client {
       call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
       Response response;
       const grpc::Status status = (stub->*method)(&call, request, &response);
+      SayNotice(call);
       if (status.ok()) {
         SayIsBack();
         return response;
@@ -236,6 +238,18 @@ class GrpcClient : public Client {
                  << status.error_message() << "); trying again\n"
                  << std::flush;
   }
+  // What the coordinator wants people to know, once each.
+  void SayNotice(const grpc::ClientContext& call) {
+    const auto& metadata = call.GetServerTrailingMetadata();
+    const auto found = metadata.find(kNoticeKey);
+    if (found == metadata.end()) return;
+    std::string notice(found->second.data(), found->second.size());
+    if (notice == notice_) return;
+    notice_ = std::move(notice);
+    context_.err << "ringctl: the coordinator at " << context_.address << " says: " << notice_
+                 << "\n"
+                 << std::flush;
+  }
   void SayIsBack() {
     if (!said_away_) return;
     said_away_ = false;
@@ -248,6 +262,7 @@ class GrpcClient : public Client {
   std::unique_ptr<v1::LogService::Stub> logs_;
   std::unique_ptr<v1::NodeService::Stub> nodes_;
   bool said_away_ = false;
+  std::string notice_;
 };
 
 std::string WithPrefix(const char* prefix, const std::string& id) {

@@ -3,10 +3,13 @@
 //
 //   ringleader-coordinator --data-dir DIR [--listen HOST:PORT] [--metrics-listen HOST:PORT]
 //   [--config FILE]
+//   ringleader-coordinator --data-dir DIR --backup FILE
 //
 // Ends with 0 after SIGTERM or SIGINT; training goes on without it, and it takes up where it left
-// when it is back.
+// when it is back. With 1 if its database turns out to be damaged.
+#include <signal.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -14,7 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
@@ -28,8 +33,12 @@
 #include "coordinator/api/state_metrics.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/options.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/planner_source.h"
 #include "coordinator/session/worker_control_service.h"
+#include "coordinator/store/backup.h"
+#include "coordinator/store/files/private_files.h"
+#include "coordinator/store/retention.h"
 #include "coordinator/store/sqlite_store.h"
 #include "jobspec/roots.h"
 #include "prometheus/registry.h"
@@ -44,6 +53,10 @@ struct Flags {
   std::string data_dir;
   int64_t log_mebibytes_per_job = 64;
   int64_t steps_per_job = store::SqliteOptions().steps_per_job;
+  int64_t reserve_mebibytes = 64;
+  int64_t keep_events_days = 90;
+  int64_t keep_jobs_days = 365;
+  std::string backup;
   bool check_files = true;
   std::string access;
   int64_t audit_days = 90;
@@ -51,6 +64,7 @@ struct Flags {
   TlsOptions tls;
   LoggingOptions logging;
   lifecycle::Options lifecycle;
+  limits::Options limits;
 };
 
 void AddFlags(CLI::App& app, Flags* flags) {
@@ -72,6 +86,24 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "thinned out")
       ->check(CLI::Range(128, 100'000'000))
       ->capture_default_str();
+  app.add_option("--reserve-mebibytes", flags->reserve_mebibytes,
+                 "space in --data-dir that is given up when the disk runs full, so that training "
+                 "goes on until somebody makes room")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--keep-events", flags->keep_events_days,
+                 "days that the logs, steps and evaluations of a job are kept after its end")
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->capture_default_str();
+  app.add_option("--keep-jobs", flags->keep_jobs_days,
+                 "days that a job is kept after its end; not less than --keep-events")
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->capture_default_str();
+  app.add_option("--backup", flags->backup,
+                 "write a copy of the database, which a coordinator may be using, to this file, "
+                 "and end");
   app.add_option(
          "--check-files", flags->check_files,
          "refuse jobs whose files this machine does not see; false when only the workers see them")
@@ -86,34 +118,68 @@ void AddFlags(CLI::App& app, Flags* flags) {
   AddTlsFlags(app, &flags->tls);
   AddLoggingFlags(app, &flags->logging);
   lifecycle::AddLifecycleFlags(app, &flags->lifecycle);
+  limits::AddLimitFlags(app, &flags->limits);
+}
+
+std::string DatabaseIn(const std::string& data_dir) {
+  return (std::filesystem::path(data_dir) / "ringleader.db").string();
+}
+
+absl::Status CheckFlags(const Flags& flags) {
+  RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
+  RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
+  if (flags.keep_jobs_days < flags.keep_events_days) {
+    return absl::InvalidArgumentError(
+        "--keep-jobs must not be less than --keep-events: what a job reported goes with it");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MakeDataDir(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (!error) return absl::OkStatus();
-  return absl::FailedPreconditionError("--data-dir: cannot create " + path + ": " +
-                                       error.message());
+  const absl::Status made = store::MakePrivateFolder(path);
+  return made.ok() ? made : absl::Status(made.code(), "--data-dir: " + std::string(made.message()));
 }
+
+// Ends the process in order, for a reason that only a thread of its own has found.
+class Failure {
+ public:
+  void Set(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      absl::MutexLock lock(&mutex_);
+      status_ = status;
+    }
+    kill(getpid(), SIGTERM);
+  }
+  absl::Status status() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return status_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
 
 // Starts everything in order: the port opens last, when all that it needs works.
 absl::Status Serve(const Flags& flags) {
-  RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
-  RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
+  RETURN_IF_ERROR(CheckFlags(flags));
   ASSIGN_OR_RETURN(const Address listen, ParseAddress(flags.listen));
   RETURN_IF_ERROR(MakeDataDir(flags.data_dir));
 
   Metrics metrics("coordinator");
   api::CommitMetrics commits(&metrics.registry());
-  const std::string database = (std::filesystem::path(flags.data_dir) / "ringleader.db").string();
+  const std::string database = DatabaseIn(flags.data_dir);
+  Failure failure;
   ASSIGN_OR_RETURN(const std::unique_ptr<store::Store> store,
-                   store::OpenSqliteStore({.path = database,
-                                           .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
-                                           .steps_per_job = flags.steps_per_job,
-                                           .clock = Clock::Steady(),
-                                           .on_commit = [&](absl::Duration duration, int writes) {
-                                             commits.OnCommit(duration, writes);
-                                           }}));
+                   store::OpenSqliteStore(
+                       {.path = database,
+                        .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
+                        .steps_per_job = flags.steps_per_job,
+                        .reserve_bytes = flags.reserve_mebibytes << 20,
+                        .clock = Clock::Steady(),
+                        .on_commit = [&](absl::Duration duration,
+                                         int writes) { commits.OnCommit(duration, writes); },
+                        .on_damage = [&](const absl::Status& damage) { failure.Set(damage); }}));
   const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
   ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
                    lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
@@ -128,7 +194,8 @@ absl::Status Serve(const Flags& flags) {
     RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure || flags.metrics_public));
   }
 
-  session::WorkerControlService workers(controller.get(), Clock::Steady());
+  limits::Limits limits(flags.limits, Clock::Steady(), &metrics.registry());
+  session::WorkerControlService workers(controller.get(), Clock::Steady(), &limits.silent_sessions);
   controller->Start();
   ASSIGN_OR_RETURN(
       const std::unique_ptr<api::Server> server,
@@ -138,7 +205,10 @@ absl::Status Serve(const Flags& flags) {
                           .audit_age = absl::Hours(24 * flags.audit_days),
                           .allowed_paths = flags.allowed_paths,
                           .check_files = flags.check_files},
-                         controller.get(), &workers, store.get(), &metrics.registry()));
+                         controller.get(), &workers, store.get(), &limits, &metrics.registry()));
+  const store::Retention retention(store.get(), Clock::Steady(),
+                                   {.events = absl::Hours(24 * flags.keep_events_days),
+                                    .jobs = absl::Hours(24 * flags.keep_jobs_days)});
   Address served = listen;
   if (served.path.empty()) served.port = server->port();
   spdlog::info("serving on {}", FormatAddress(served));
@@ -148,7 +218,7 @@ absl::Status Serve(const Flags& flags) {
   server->Shutdown();
   controller->Stop();
   spdlog::info("stopped");
-  return absl::OkStatus();
+  return failure.status();
 }
 
 }  // namespace
@@ -163,10 +233,13 @@ int Main(int argc, char** argv) {
   RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);
   spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
-  if (const absl::Status status = Serve(flags); !status.ok()) {
+  const absl::Status status =
+      flags.backup.empty() ? Serve(flags) : store::BackUp(DatabaseIn(flags.data_dir), flags.backup);
+  if (!status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;
   }
+  if (!flags.backup.empty()) spdlog::info("{} is a copy of the database", flags.backup);
   return 0;
 }
 

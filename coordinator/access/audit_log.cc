@@ -21,6 +21,7 @@ constexpr absl::Duration kTimePerRecord = absl::Seconds(10);
 // Names come from certificates and tokens, so that there are only as many as operators made.
 constexpr size_t kMaxAllowances = 10'000;
 constexpr absl::Duration kTrimInterval = absl::Hours(1);
+constexpr absl::Duration kLookForSpace = absl::Seconds(1);
 
 }  // namespace
 
@@ -88,6 +89,11 @@ void AuditLog::Run() {
       };
       mutex_.AwaitWithTimeout(absl::Condition(&something), absl::Minutes(1));
       last = stopping_;
+      // Records wait for space as long as there is room for them here.
+      if (!last && !store_.Space().ok()) {
+        mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookForSpace);
+        continue;
+      }
       records.swap(queue_);
       left_out = std::exchange(left_out_, 0);
     }

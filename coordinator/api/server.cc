@@ -5,8 +5,11 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include <chrono>
+#include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
@@ -24,12 +27,22 @@ namespace {
 
 // A worker's events and a job's report fit many times; what is larger is garbage.
 constexpr int kMaxMessageBytes = 16 << 20;
+// Bytes in gRPC's own buffers, of all connections; connections that would take more are slowed down
+// and, at the worst, ended.
+constexpr size_t kTransportBytes = size_t{512} << 20;
+// Bytes of one stream that wait unread: enough for 5 MB a second over a line of 200 ms. gRPC's
+// probe of the line is off, for it raises this to many MB for whoever sends fast.
+constexpr int kStreamLookaheadBytes = 1 << 20;
+// Calls and streams of one connection; a client's further ones wait at its end.
+constexpr int kMaxStreamsOfAConnection = 2000;
 // Clients behind NAT ping to keep their connection: allowed this often.
 constexpr int kMinPingIntervalMs = 5000;
 // A peer that vanished without closing its connection is found after kKeepaliveMs +
 // kKeepaliveTimeoutMs.
 constexpr int kKeepaliveMs = 20000;
 constexpr int kKeepaliveTimeoutMs = 10000;
+
+constexpr absl::Duration kHealthInterval = absl::Milliseconds(500);
 
 constexpr const char* kHealthNames[] = {"",
                                         "ringleader.v1.AccessService",
@@ -41,7 +54,7 @@ constexpr const char* kHealthNames[] = {"",
 class ServerImpl : public Server {
  public:
   ServerImpl(const ServerOptions& options, lifecycle::JobController* controller,
-             session::WorkerControlService* workers, store::Store* store,
+             session::WorkerControlService* workers, store::Store* store, limits::Limits* limits,
              prometheus::Registry* registry)
       : options_(options),
         audit_(store, Clock::Real(), options.audit_age),
@@ -50,15 +63,16 @@ class ServerImpl : public Server {
                 .listen = options.listen, .tls = options.tls, .access_path = options.access_path},
             store, &audit_, Clock::Real())),
         metrics_(registry),
-        unary_executor_(options.unary_threads, options.max_waiting_calls),
-        stream_executor_(options.stream_threads, options.max_streams),
-        unary_(&unary_executor_, &metrics_, gate_.get(), &audit_),
-        hub_(store, &stream_executor_, &metrics_, gate_.get(), options.max_streams),
+        unary_executor_(options.unary_threads),
+        stream_executor_(options.stream_threads),
+        unary_(&unary_executor_, limits, store, &metrics_, gate_.get(), &audit_),
+        hub_(store, &stream_executor_, &metrics_, gate_.get(), &limits->watches),
         access_(store, gate_.get(), &unary_, [this] { hub_.EndOpen(RolesChanged()); }),
         jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
         logs_(&hub_),
         nodes_(controller, &unary_),
-        workers_(*workers) {}
+        workers_(*workers),
+        store_(*store) {}
 
   ~ServerImpl() override { ServerImpl::Shutdown(); }
 
@@ -84,6 +98,13 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
     builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    // What was sent and is not read yet waits here, in every connection's share of it; beyond that,
+    // with those who sent it.
+    grpc::ResourceQuota quota("coordinator");
+    builder.SetResourceQuota(quota.Resize(kTransportBytes));
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfAConnection);
     builder.RegisterService(&access_);
     builder.RegisterService(&jobs_);
     builder.RegisterService(&logs_);
@@ -104,6 +125,7 @@ class ServerImpl : public Server {
           workers_.CloseOpen(RolesChanged());
         },
         [this] { hub_.EndOpen(RolesChanged()); });
+    health_ = std::thread([this] { ReportHealth(); });
     return absl::OkStatus();
   }
 
@@ -111,6 +133,11 @@ class ServerImpl : public Server {
 
   void Shutdown() override {
     if (server_ == nullptr) return;
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    health_.join();
     gate_->StopWatching();
     // Load balancers and clients look elsewhere before calls begin to fail.
     server_->GetHealthCheckService()->Shutdown();
@@ -124,6 +151,17 @@ class ServerImpl : public Server {
   }
 
  private:
+  // While the disk is full no job is taken, and training goes on: load balancers and dashboards see
+  // that of the service that takes jobs, and nobody is told to restart the coordinator.
+  void ReportHealth() {
+    absl::MutexLock lock(&mutex_);
+    while (!stopping_) {
+      server_->GetHealthCheckService()->SetServingStatus("ringleader.v1.JobService",
+                                                         store_.Space().ok());
+      mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kHealthInterval);
+    }
+  }
+
   // Why open streams end: those who opened them come again at once, and are looked at anew.
   static absl::Status RolesChanged() {
     return absl::UnavailableError("who may do what has changed; the call may be made again");
@@ -142,8 +180,12 @@ class ServerImpl : public Server {
   LogService logs_;
   NodeService nodes_;
   session::WorkerControlService& workers_;
+  store::Store& store_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread health_;
 };
 
 }  // namespace
@@ -151,9 +193,9 @@ class ServerImpl : public Server {
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       lifecycle::JobController* controller,
                                                       session::WorkerControlService* workers,
-                                                      store::Store* store,
+                                                      store::Store* store, limits::Limits* limits,
                                                       prometheus::Registry* registry) {
-  auto server = std::make_unique<ServerImpl>(options, controller, workers, store, registry);
+  auto server = std::make_unique<ServerImpl>(options, controller, workers, store, limits, registry);
   RETURN_IF_ERROR(server->Listen());
   return server;
 }

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/process/metrics.h"
 #include "base/status_macros.h"
+#include "coordinator/lifecycle/batch_queue.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
 
@@ -57,33 +58,12 @@ class JobController::Impl {
   }
 
   void Stop() {
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      if (stopped_) return;
-      stopped_ = true;
-    }
+    if (!queue_.Stop()) return;
     if (thread_.joinable()) thread_.join();
     RunOnce();
   }
 
-  // One thing to apply in the next batch. `apply` fails only when the transaction cannot go on;
-  // what a request may not do is its own reply. `done` learns what became of the batch.
-  struct Item {
-    std::function<absl::Status(ControllerCore&, store::WriteTransaction&, absl::Time)> apply;
-    std::function<void(const absl::Status&)> done = {};
-  };
-
-  void Enqueue(Item item) {
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      if (!stopped_) {
-        urgent_ = urgent_ || item.done != nullptr;
-        queue_.push_back(std::move(item));
-        return;
-      }
-    }
-    if (item.done) item.done(absl::UnavailableError("the coordinator is shutting down"));
-  }
+  void Enqueue(BatchItem item) { queue_.Push(std::move(item)); }
 
   // Runs `body` in a batch, once per request id, and waits for the commit.
   template <typename Reply>
@@ -134,12 +114,7 @@ class JobController::Impl {
 
   // Returns false if what there was to write could not be written.
   bool RunOnce() {
-    std::vector<Item> batch;
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      batch.swap(queue_);
-      urgent_ = false;
-    }
+    std::vector<BatchItem> batch = queue_.Take(store_->Space());
     absl::Status committed;
     {
       absl::MutexLock lock(&core_mutex_);
@@ -147,13 +122,14 @@ class JobController::Impl {
       const bool due = core_.Tick(now);
       if (!due && batch.empty()) return true;
       const absl::Time begin = absl::Now();
-      committed = store_->Write([&](store::WriteTransaction& transaction) -> absl::Status {
-        for (Item& item : batch) {
-          if (absl::Status status = item.apply(core_, transaction, now); !status.ok())
-            return status;
-        }
-        return core_.Commit(transaction, now);
-      });
+      committed = store_->Write(
+          [&](store::WriteTransaction& transaction) -> absl::Status {
+            for (BatchItem& item : batch) {
+              RETURN_IF_ERROR(item.apply(core_, transaction, now));
+            }
+            return core_.Commit(transaction, now);
+          },
+          store::Need::kVital);
       metrics_.Batch(batch.size(), absl::Now() - begin, committed.ok());
       if (committed.ok()) {
         core_.Publish();
@@ -167,9 +143,7 @@ class JobController::Impl {
         if (writable_) spdlog::info("can write again");
       }
     }
-    for (Item& item : batch) {
-      if (item.done) item.done(committed);
-    }
+    BatchQueue::Finish(std::move(batch), committed);
     return committed.ok();
   }
 
@@ -186,23 +160,7 @@ class JobController::Impl {
  private:
   void Loop() {
     const absl::Duration tick = TickInterval(options_);
-    while (true) {
-      {
-        absl::MutexLock lock(&queue_mutex_);
-        const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
-          return stopped_ || !queue_.empty();
-        };
-        queue_mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
-        // Nobody waits for an event to be written, so it waits for others, which share its sync to
-        // disk; a request ends the wait.
-        const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
-          return stopped_ || urgent_;
-        };
-        if (!queue_.empty()) {
-          queue_mutex_.AwaitWithTimeout(absl::Condition(&urgent), options_.batch_window);
-        }
-        if (stopped_) return;
-      }
+    while (queue_.Await(tick, options_.batch_window)) {
       if (!RunOnce()) absl::SleepFor(kPauseAfterFailure);
     }
   }
@@ -226,11 +184,7 @@ class JobController::Impl {
   ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
   bool writable_ ABSL_GUARDED_BY(core_mutex_) = true;
 
-  absl::Mutex queue_mutex_;
-  std::vector<Item> queue_ ABSL_GUARDED_BY(queue_mutex_);
-  bool urgent_ ABSL_GUARDED_BY(queue_mutex_) = false;  // somebody waits for the batch
-  bool stopped_ ABSL_GUARDED_BY(queue_mutex_) = false;
-
+  BatchQueue queue_;
   std::thread thread_;
 };
 
@@ -326,27 +280,33 @@ absl::StatusOr<JobController::Preview> JobController::PreviewJob(const v1::JobSp
 
 void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {
   impl_->Enqueue(
-      {.apply = [session = std::move(session), hello = std::move(hello)](
-                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.OnHello(transaction, session, hello, now);
-      }});
+      {.apply = [session, hello = std::move(hello)](
+                    ControllerCore& core, store::WriteTransaction& transaction,
+                    absl::Time now) { return core.OnHello(transaction, session, hello, now); },
+       .vital = true,
+       .session = session});
 }
 
 void JobController::OnMessage(std::shared_ptr<session::Session> session,
                               v1::WorkerMessage message) {
-  impl_->Enqueue({.apply = [session = std::move(session), message = std::move(message)](
-                               ControllerCore& core, store::WriteTransaction& transaction,
-                               absl::Time now) mutable {
-    return core.OnMessage(transaction, session, message, now);
-  }});
+  const size_t bytes = message.ByteSizeLong();
+  impl_->Enqueue(
+      {.apply =
+           [session, message = std::move(message)](
+               ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) mutable {
+             return core.OnMessage(transaction, session, message, now);
+           },
+       .session = session,
+       .message_bytes = bytes});
 }
 
 void JobController::OnClosed(std::shared_ptr<session::Session> session) {
-  impl_->Enqueue({.apply = [session = std::move(session)](ControllerCore& core,
-                                                          store::WriteTransaction&, absl::Time) {
-    core.OnClosed(session);
-    return absl::OkStatus();
-  }});
+  impl_->Enqueue({.apply =
+                      [session](ControllerCore& core, store::WriteTransaction&, absl::Time) {
+                        core.OnClosed(session);
+                        return absl::OkStatus();
+                      },
+                  .session = session});
 }
 
 void JobController::OnDeath(std::string node, std::string incarnation,

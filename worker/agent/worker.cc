@@ -190,6 +190,7 @@ void Worker::UpdateMetrics() {
   metrics_->SetBuffered(events_.size());
   metrics_->SetSessions(link_.sessions());
   metrics_->SetDroppedLogLines(events_.dropped_log_lines());
+  metrics_->SetDroppedStepReports(events_.dropped_step_reports());
 }
 
 }  // namespace ringleader::agent

@@ -43,7 +43,7 @@ absl::StatusOr<v1::JobSpec> JobService::CheckedSpec(const v1::JobSpec& spec) con
 grpc::ServerUnaryReactor* JobService::CreateJob(grpc::CallbackServerContext* context,
                                                 const v1::CreateJobRequest* request,
                                                 v1::Job* reply) {
-  return unary_.RunChange(
+  return unary_.RunCheckedChange(
       context, kService, "CreateJob", absl::StrCat("jobs/", request->spec().name()), *request,
       [this, request, reply](const Change& change) { return Create(change, *request, reply); });
 }
@@ -184,14 +184,15 @@ grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* context,
                                                   const v1::ValidateJobRequest* request,
                                                   v1::ValidateJobResponse* reply) {
-  return unary_.Run(context, kService, "ValidateJob", [this, request, reply]() -> absl::Status {
-    ASSIGN_OR_RETURN(*reply->mutable_spec(), CheckedSpec(request->spec()));
-    ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
-                     controller_.PreviewJob(reply->spec()));
-    *reply->mutable_plan() = std::move(preview.plan);
-    reply->set_pending_reason(std::move(preview.pending_reason));
-    return absl::OkStatus();
-  });
+  return unary_.RunCheck(context, kService, "ValidateJob", request->ByteSizeLong(),
+                         [this, request, reply]() -> absl::Status {
+                           ASSIGN_OR_RETURN(*reply->mutable_spec(), CheckedSpec(request->spec()));
+                           ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
+                                            controller_.PreviewJob(reply->spec()));
+                           *reply->mutable_plan() = std::move(preview.plan);
+                           reply->set_pending_reason(std::move(preview.pending_reason));
+                           return absl::OkStatus();
+                         });
 }
 
 grpc::ServerWriteReactor<v1::WatchJobResponse>* JobService::WatchJob(

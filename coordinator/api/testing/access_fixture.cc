@@ -86,8 +86,10 @@ AccessTest::AccessTest() {
   controller_ =
       lifecycle::JobController::Create({}, store_.get(), &plans_, Clock::Real(), nullptr).value();
   controller_->Start();
-  workers_ = std::make_unique<session::WorkerControlService>(controller_.get(), Clock::Real());
   registry_ = std::make_shared<prometheus::Registry>();
+  limits_ = std::make_unique<limits::Limits>(limits::Options(), Clock::Real(), registry_.get());
+  workers_ = std::make_unique<session::WorkerControlService>(controller_.get(), Clock::Real(),
+                                                             &limits_->silent_sessions);
   auto server = Start({.listen = kListen,
                        .tls = Certificates().Options("server"),
                        .access_path = dir_.File("access.yaml"),

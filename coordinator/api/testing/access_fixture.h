@@ -114,7 +114,8 @@ class AccessTest : public ::testing::Test {
   AccessTest();
 
   absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options) {
-    return Server::Start(options, controller_.get(), workers_.get(), store_.get(), registry_.get());
+    return Server::Start(options, controller_.get(), workers_.get(), store_.get(), limits_.get(),
+                         registry_.get());
   }
   void WriteAccess(const std::string& text);
   // A connection of its own.
@@ -132,8 +133,9 @@ class AccessTest : public ::testing::Test {
   lifecycle::testing::FixedPlan plans_;
   std::unique_ptr<store::Store> store_;
   std::unique_ptr<lifecycle::JobController> controller_;
-  std::unique_ptr<session::WorkerControlService> workers_;
   std::shared_ptr<prometheus::Registry> registry_;
+  std::unique_ptr<limits::Limits> limits_;
+  std::unique_ptr<session::WorkerControlService> workers_;
   std::unique_ptr<Server> server_;
 };
 

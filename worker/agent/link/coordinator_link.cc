@@ -104,6 +104,8 @@ bool CoordinatorLink::RunSession() {
     refused_ = absl::OkStatus();
     last_received_ = BootNow();
     heartbeats_sent_.clear();
+    ahead_.clear();
+    ahead_bytes_ = window_bytes_ = 0;
   }
   const std::unique_ptr<Stream> stream = stub_->Session(&context);
   std::thread reader([&] { ReadAll(stream.get()); });
@@ -155,6 +157,7 @@ void CoordinatorLink::ReadAll(Stream* stream) {
         it = heartbeats_sent_.erase(it);
       }
     }
+    if (message.has_intake()) OnIntake(message.intake());
     if (message.has_welcome() && !OnWelcome(message.welcome())) break;
     if (message.acknowledged_sequence() > 0) buffer_->Acknowledge(message.acknowledged_sequence());
     if (message.has_command()) callbacks_.on_command(std::move(*message.mutable_command()));
@@ -202,12 +205,41 @@ bool CoordinatorLink::WriteHeartbeat(Stream* stream) {
   return stream->Write(message);
 }
 
+void CoordinatorLink::OnIntake(const v1::Intake& intake) {
+  absl::MutexLock lock(&mutex_);
+  window_bytes_ = intake.window_bytes();
+  while (!ahead_.empty() && ahead_.front().first <= intake.taken_sequence()) {
+    ahead_bytes_ -= ahead_.front().second;
+    ahead_.pop_front();
+  }
+}
+
+std::optional<v1::WorkerMessage> CoordinatorLink::NextMessage(uint64_t sent,
+                                                              absl::Duration patience) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return window_bytes_ == 0 || ahead_bytes_ < window_bytes_ || ended_ || stopping_;
+    };
+    if (!room()) {
+      mutex_.AwaitWithTimeout(absl::Condition(&room), patience);
+      return std::nullopt;  // the caller looks at the clock first
+    }
+  }
+  std::optional<v1::WorkerMessage> message = buffer_->Next(sent, patience);
+  if (message) {
+    absl::MutexLock lock(&mutex_);
+    ahead_.emplace_back(message->sequence(), message->ByteSizeLong());
+    ahead_bytes_ += ahead_.back().second;
+  }
+  return message;
+}
+
 void CoordinatorLink::WriteAll(Stream* stream) {
   uint64_t sent = buffer_->acknowledged();
   absl::Time next_heartbeat = BootNow();
   while (!ended()) {
-    const std::optional<v1::WorkerMessage> message =
-        buffer_->Next(sent, next_heartbeat - BootNow());
+    const std::optional<v1::WorkerMessage> message = NextMessage(sent, next_heartbeat - BootNow());
     if (message) {
       if (!stream->Write(*message)) return;
       sent = message->sequence();

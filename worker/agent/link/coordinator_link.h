@@ -5,11 +5,14 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -60,6 +63,9 @@ class CoordinatorLink {
   bool WriteHeartbeat(Stream* stream);
   // Sends messages and heartbeats until the session ends.
   void WriteAll(Stream* stream);
+  // The next message after `sent`, once the coordinator has room for it; none after `patience`.
+  std::optional<v1::WorkerMessage> NextMessage(uint64_t sent, absl::Duration patience);
+  void OnIntake(const v1::Intake& intake);
   bool ended() const;
 
   const std::unique_ptr<v1::WorkerControl::Stub> stub_;
@@ -84,6 +90,12 @@ class CoordinatorLink {
   absl::Time hello_sent_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_heartbeat_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, absl::Time> heartbeats_sent_ ABSL_GUARDED_BY(mutex_);  // not confirmed yet
+
+  // Numbered messages of this session that the coordinator has not taken, as far as it has said:
+  // {sequence, bytes}, and how many bytes they may hold; 0: it has not said.
+  std::deque<std::pair<uint64_t, size_t>> ahead_ ABSL_GUARDED_BY(mutex_);
+  size_t ahead_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t window_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ringleader::agent

@@ -15,7 +15,9 @@ namespace {
 // Welcomes everybody, in the name of a protocol version, and sends a command after it.
 class FakeCoordinator : public v1::WorkerControl::Service {
  public:
-  explicit FakeCoordinator(uint32_t version) : version_(version) {
+  // `window_bytes`: what workers may send ahead; 0: nothing is said of it.
+  explicit FakeCoordinator(uint32_t version, uint64_t window_bytes = 0)
+      : version_(version), window_bytes_(window_bytes) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
@@ -34,11 +36,18 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     welcome.mutable_welcome()->set_heartbeat_milliseconds(1000);
     welcome.mutable_welcome()->set_fence_milliseconds(90'000);
     welcome.mutable_welcome()->set_protocol_version(version_);
+    if (window_bytes_ > 0) welcome.mutable_intake()->set_window_bytes(window_bytes_);
     stream->Write(welcome);
     v1::CoordinatorMessage command;
     command.mutable_command()->set_command_id(1);
     stream->Write(command);
     while (stream->Read(&message)) {
+      ++(message.has_heartbeat() ? heartbeats_ : events_);
+      if (!take_) continue;
+      v1::CoordinatorMessage answer;
+      answer.mutable_intake()->set_taken_sequence(static_cast<uint64_t>(events_));
+      answer.mutable_intake()->set_window_bytes(window_bytes_);
+      stream->Write(answer);
     }
     return grpc::Status::OK;
   }
@@ -48,10 +57,17 @@ class FakeCoordinator : public v1::WorkerControl::Service {
                                grpc::InsecureChannelCredentials());
   }
   int sessions() const { return sessions_; }
+  int events() const { return events_; }
+  int heartbeats() const { return heartbeats_; }
+  void Take() { take_ = true; }
 
  private:
   const uint32_t version_;
+  const uint64_t window_bytes_;
   std::atomic<int> sessions_ = 0;
+  std::atomic<int> events_ = 0;
+  std::atomic<int> heartbeats_ = 0;
+  std::atomic<bool> take_ = false;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -95,6 +111,33 @@ TEST_F(CoordinatorLinkTest, TakesNoCommandFromAnotherVersionAndTriesAgainSlowly)
     // After half of 200, 400, 800 ms at the least.
     EXPECT_LE(coordinator.sessions(), 5);
   }
+}
+
+// While the coordinator takes nothing, heartbeats go on, and events beyond the window wait here.
+TEST_F(CoordinatorLinkTest, SendsNoFurtherAheadThanTheCoordinatorSays) {
+  constexpr int kEvents = 50;
+  for (int i = 0; i < kEvents; ++i) {
+    v1::WorkerMessage message;
+    message.mutable_drain()->set_reason(std::string(1000, 'x'));
+    buffer_.Push(std::move(message));
+  }
+  FakeCoordinator coordinator(kProtocolVersion, 5000);
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  const auto await = [&](const auto& done) {
+    while (!done() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+    return done();
+  };
+  ASSERT_TRUE(await([&] { return coordinator.heartbeats() >= 3; }));
+  EXPECT_EQ(coordinator.events(), 5);
+  EXPECT_TRUE(link.connected());
+  coordinator.Take();
+  EXPECT_TRUE(await([&] { return coordinator.events() == kEvents; }));
+  EXPECT_EQ(coordinator.sessions(), 1);
 }
 
 }  // namespace
