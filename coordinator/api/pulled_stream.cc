@@ -10,10 +10,11 @@
 namespace ringleader::api {
 
 StreamHub::StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics,
-                     limits::Quota* open)
+                     access::Gate* gate, limits::Quota* open)
     : store_(*store),
       executor_(*executor),
       metrics_(*metrics),
+      gate_(*gate),
       open_(*open),
       subscription_(store->Subscribe([this](const store::Change& change) { OnChange(change); })) {}
 

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/net/grpc_status.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 #include "coordinator/limits/client_name.h"
@@ -41,7 +42,8 @@ class Wakeable {
 class StreamHub {
  public:
   // `open`: how many there may be at once.
-  StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics, limits::Quota* open);
+  StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics, access::Gate* gate,
+            limits::Quota* open);
   // All streams must have ended.
   ~StreamHub();
 
@@ -59,6 +61,7 @@ class StreamHub {
   store::Store& store() { return store_; }
   Executor& executor() { return executor_; }
   RpcMetrics& metrics() { return metrics_; }
+  access::Gate& gate() { return gate_; }
 
  private:
   void OnChange(const store::Change& change) ABSL_LOCKS_EXCLUDED(mu_);
@@ -66,6 +69,7 @@ class StreamHub {
   store::Store& store_;
   Executor& executor_;
   RpcMetrics& metrics_;
+  access::Gate& gate_;
   limits::Quota& open_;
 
   absl::Mutex mu_;
@@ -119,20 +123,27 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   PulledStream(StreamHub* hub, const grpc::CallbackServerContext& context, std::string service,
                std::string method)
       : hub_(*hub),
-        client_(limits::ClientOf(access::CallerOf(context), context.peer())),
+        caller_(hub->gate().Admit(context, service, method)),
+        client_(limits::ClientOf(caller_.value_or(access::Caller()), context.peer())),
         service_(std::move(service)),
         method_(std::move(method)) {
     hub_.metrics().StreamOpened(service_, method_);
   }
 
-  // Begins with `start`'s status: ends at once unless OK. The last thing that a constructor calls.
-  void Start(const std::string& job, absl::Status start) {
+  // Begins with `start`'s status: ends at once unless OK, and unless the gate admits the caller.
+  // The last thing that a constructor calls.
+  void Start(const grpc::CallbackServerContext& context, const std::string& job,
+             absl::Status start) {
+    if (!caller_.ok()) start = caller_.status();
     if (start.ok()) {
       job_ = job;
       absl::StatusOr<limits::Quota::Hold> hold = hub_.Add(client_, job, this);
       start = hold.status();
       if (hold.ok()) hold_ = *std::move(hold);
     }
+    // Again, after Add(): when somebody is shut out just now, either the hub ends this stream, or
+    // the gate knows already.
+    if (start.ok()) start = hub_.gate().Admit(context, service_, method_).status();
     if (!start.ok()) {
       absl::MutexLock lock(&mu_);
       end_ = start;
@@ -189,6 +200,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   }
 
   StreamHub& hub_;
+  const absl::StatusOr<access::Caller> caller_;
   const std::string client_;
   const std::string service_;
   const std::string method_;

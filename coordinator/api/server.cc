@@ -21,6 +21,7 @@
 #include "coordinator/api/services/log_service.h"
 #include "coordinator/api/services/node_service.h"
 #include "coordinator/api/unary.h"
+#include "jobspec/roots.h"
 
 namespace ringleader::api {
 namespace {
@@ -56,11 +57,16 @@ class ServerImpl : public Server {
              prometheus::Registry* registry)
       : options_(options),
         audit_(store, Clock::Real(), options.audit_age),
+        gate_(std::make_shared<access::Gate>(
+            access::GateOptions{
+                .listen = options.listen, .tls = options.tls, .access_path = options.access_path},
+            store, &audit_, Clock::Real())),
         metrics_(registry),
         unary_executor_(options.unary_threads),
         stream_executor_(options.stream_threads),
-        unary_(&unary_executor_, limits, store, &metrics_, &audit_),
-        hub_(store, &stream_executor_, &metrics_, &limits->watches),
+        unary_(&unary_executor_, limits, store, &metrics_, gate_.get(), &audit_),
+        hub_(store, &stream_executor_, &metrics_, gate_.get(), &limits->watches),
+        access_(store, gate_.get(), &unary_, [this] { hub_.EndOpen(RolesChanged()); }),
         jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
         logs_(&hub_),
         nodes_(controller, &unary_),
@@ -75,13 +81,10 @@ class ServerImpl : public Server {
                                                                options_.access_path.empty()
                                                                    ? ClientCertificate::kRequired
                                                                    : ClientCertificate::kOptional));
-    ASSIGN_OR_RETURN(gate_, access::Gate::Create({.listen = options_.listen,
-                                                  .tls = options_.tls,
-                                                  .access_path = options_.access_path},
-                                                 &store_, &audit_, Clock::Real()));
+    RETURN_IF_ERROR(gate_->Load());
+    RETURN_IF_ERROR(jobspec::CheckRootsGiven(options_.allowed_paths, options_.listen));
     if (options_.tls.enabled()) credentials->SetAuthMetadataProcessor(gate_);
-    access_ = std::make_unique<AccessService>(&store_, gate_.get(), &unary_,
-                                              [this] { EndOpenStreams(); });
+    workers_.SetGate(gate_);
     if (options_.listen.port != 0) RETURN_IF_ERROR(CheckCanListen(options_.listen));
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -101,19 +104,11 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfAConnection);
-    builder.RegisterService(access_.get());
+    builder.RegisterService(&access_);
     builder.RegisterService(&jobs_);
     builder.RegisterService(&logs_);
     builder.RegisterService(&nodes_);
     builder.RegisterService(&workers_);
-    workers_.SetOnRefused([this](const access::Caller& caller, const std::string& address,
-                                 const std::string& method, const std::string& node,
-                                 const absl::Status& status) {
-      v1::AuditRecord record = access::RecordOf(caller, address);
-      record.set_method("WorkerControl." + method);
-      record.set_resource(node);
-      audit_.NoteTurnedAway(std::move(record), status);
-    });
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {
       return absl::UnavailableError(absl::StrFormat(
@@ -122,7 +117,13 @@ class ServerImpl : public Server {
     }
     for (const char* name : kHealthNames)
       server_->GetHealthCheckService()->SetServingStatus(name, true);
-    gate_->Watch([this] { EndOpenStreams(); });
+    // A node shows a certificate, so that workers are only concerned by the file.
+    gate_->Watch(
+        [this] {
+          hub_.EndOpen(RolesChanged());
+          workers_.CloseOpen(RolesChanged());
+        },
+        [this] { hub_.EndOpen(RolesChanged()); });
     health_ = std::thread([this] { ReportHealth(); });
     return absl::OkStatus();
   }
@@ -145,7 +146,6 @@ class ServerImpl : public Server {
         std::chrono::system_clock::now() +
         std::chrono::microseconds(absl::ToInt64Microseconds(options_.shutdown_grace)));
     server_->Wait();
-    workers_.SetOnRefused(nullptr);
     server_.reset();
   }
 
@@ -161,28 +161,25 @@ class ServerImpl : public Server {
     }
   }
 
-  // Those who opened them come again at once, and are looked at anew.
-  void EndOpenStreams() {
-    const absl::Status status =
-        absl::UnavailableError("who may do what has changed; the call may be made again");
-    hub_.EndOpen(status);
-    workers_.CloseOpen(status);
+  // Why open streams end: those who opened them come again at once, and are looked at anew.
+  static absl::Status RolesChanged() {
+    return absl::UnavailableError("who may do what has changed; the call may be made again");
   }
 
   const ServerOptions options_;
   access::AuditLog audit_;
+  const std::shared_ptr<access::Gate> gate_;
   RpcMetrics metrics_;
   Executor unary_executor_;
   Executor stream_executor_;
   Unary unary_;
   StreamHub hub_;
+  AccessService access_;
   JobService jobs_;
   LogService logs_;
   NodeService nodes_;
   session::WorkerControlService& workers_;
   store::Store& store_;
-  std::shared_ptr<access::Gate> gate_;
-  std::unique_ptr<AccessService> access_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   absl::Mutex mutex_;

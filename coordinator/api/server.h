@@ -27,7 +27,7 @@ struct ServerOptions {
   std::string access_path = {};
   // How long the audit log keeps a record.
   absl::Duration audit_age = absl::Hours(24 * 90);
-  // Jobs' paths lie below these folders; none: anywhere.
+  // Jobs' paths lie below these folders; none: anywhere, which is for loopback alone.
   std::vector<std::string> allowed_paths = {};
   // Refuse jobs whose files this machine does not see.
   bool check_files = true;

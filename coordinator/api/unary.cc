@@ -41,19 +41,20 @@ absl::StatusOr<std::shared_ptr<Unary::Holds>> Unary::Admit(const std::string& cl
 grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
                                      std::function<absl::Status()> handler) {
-  return RunAtPace(context, service, method, Pace::kQuick, 0, std::move(handler));
+  return RunAtPace(context, service, method, Pace::kQuick, 0,
+                   [handler = std::move(handler)](const access::Caller&) { return handler(); });
 }
 
 grpc::ServerUnaryReactor* Unary::RunCheck(grpc::CallbackServerContext* context,
                                           const std::string& service, const std::string& method,
                                           size_t bytes, std::function<absl::Status()> handler) {
-  return RunAtPace(context, service, method, Pace::kSlow, bytes, std::move(handler));
+  return RunAtPace(context, service, method, Pace::kSlow, bytes,
+                   [handler = std::move(handler)](const access::Caller&) { return handler(); });
 }
 
 grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
                                            const std::string& service, const std::string& method,
-                                           Pace pace, size_t bytes,
-                                           std::function<absl::Status()> handler) {
+                                           Pace pace, size_t bytes, CallerHandler handler) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   const absl::Time arrival = absl::Now();
   // Finish() is the last thing done: the context, the request and the reply are gone after it.
@@ -66,35 +67,43 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
     }
     reactor->Finish(reply);
   };
-  const std::string client = limits::ClientOf(access::CallerOf(*context), context->peer());
+  absl::StatusOr<access::Caller> caller = gate_.Admit(*context, service, method);
+  if (!caller.ok()) {
+    finish(caller.status());
+    return reactor;
+  }
+  const std::string client = limits::ClientOf(*caller, context->peer());
   absl::StatusOr<std::shared_ptr<Holds>> holds = Admit(client, pace, bytes);
   if (!holds.ok()) {
     finish(holds.status());
     return reactor;
   }
-  executor_.Run(
-      client, pace, [context, finish, handler = std::move(handler), holds = *std::move(holds)] {
-        const absl::Status status =
-            context->IsCancelled() ? absl::CancelledError("the caller gave up") : handler();
-        // Who makes one call after the other has one under way, not two.
-        *holds = {};
-        finish(status);
-      });
+  executor_.Run(client, pace,
+                [context, finish, caller = *std::move(caller), handler = std::move(handler),
+                 holds = *std::move(holds)] {
+                  const absl::Status status = context->IsCancelled()
+                                                  ? absl::CancelledError("the caller gave up")
+                                                  : handler(caller);
+                  // Who makes one call after the other has one under way, not two.
+                  *holds = {};
+                  finish(status);
+                });
   return reactor;
 }
 
-std::function<absl::Status()> Unary::AuditedHandler(
-    const grpc::CallbackServerContext& context, const std::string& service,
-    const std::string& method, const std::string& resource, const std::string& request_id,
-    std::function<absl::Status(const Change&)> handler) {
-  Change change;
-  change.caller = access::CallerOf(context);
-  change.record = access::RecordOf(change.caller, context.peer());
-  change.record.set_method(absl::StrCat(service, ".", method));
-  change.record.set_resource(Shortened(resource));
-  change.record.set_request_id(Shortened(request_id));
-  change.method = method;
-  return [this, change = std::move(change), handler = std::move(handler)] {
+Unary::CallerHandler Unary::AuditedHandler(const grpc::CallbackServerContext& context,
+                                           const std::string& service, const std::string& method,
+                                           const std::string& resource,
+                                           const std::string& request_id,
+                                           std::function<absl::Status(const Change&)> handler) {
+  return [this, address = context.peer(), name = absl::StrCat(service, ".", method), method,
+          resource = Shortened(resource), request_id = Shortened(request_id),
+          handler = std::move(handler)](const access::Caller& caller) {
+    Change change = {
+        .caller = caller, .record = access::RecordOf(caller, address), .method = method};
+    change.record.set_method(name);
+    change.record.set_resource(resource);
+    change.record.set_request_id(request_id);
     absl::Status status = handler(change);
     if (!status.ok()) audit_.Note(change.record, status);
     return status;

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/caller.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
 #include "coordinator/limits/client_limits.h"
@@ -32,17 +33,19 @@ class Unary {
  public:
   // None may go before the last call has ended.
   Unary(Executor* executor, limits::Limits* limits, store::Store* store, RpcMetrics* metrics,
-        access::AuditLog* audit)
+        access::Gate* gate, access::AuditLog* audit)
       : executor_(*executor),
         limits_(*limits),
         store_(*store),
         metrics_(*metrics),
+        gate_(*gate),
         audit_(*audit) {}
 
-  // Runs `handler` on the executor and ends the call with its status; the request and reply that it
-  // captured live until then. RESOURCE_EXHAUSTED when the client, or all, have too many calls under
-  // way; a call that its client gave up while it waited is not begun. A reply carries what is wrong
-  // with the coordinator, if anything is (kNoticeKey of base/net/notice.h).
+  // Runs `handler` on the executor, if the gate admits the caller, and ends the call with its
+  // status; the request and reply that it captured live until then. RESOURCE_EXHAUSTED when the
+  // client, or all, have too many calls under way; a call that its client gave up while it waited
+  // is not begun. A reply carries what is wrong with the coordinator, if anything is (kNoticeKey of
+  // base/net/notice.h).
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const std::string& service,
                                 const std::string& method, std::function<absl::Status()> handler);
 
@@ -59,9 +62,9 @@ class Unary {
                                       const std::string& service, const std::string& method,
                                       const std::string& resource, const Request& request,
                                       std::function<absl::Status(const Change&)> handler) {
-    return Run(context, service, method,
-               AuditedHandler(*context, service, method, resource, request.request_id(),
-                              std::move(handler)));
+    return RunAtPace(context, service, method, Pace::kQuick, 0,
+                     AuditedHandler(*context, service, method, resource, request.request_id(),
+                                    std::move(handler)));
   }
   // Both at once.
   template <typename Request>
@@ -69,29 +72,28 @@ class Unary {
                                              const std::string& service, const std::string& method,
                                              const std::string& resource, const Request& request,
                                              std::function<absl::Status(const Change&)> handler) {
-    return RunCheck(context, service, method, request.ByteSizeLong(),
-                    AuditedHandler(*context, service, method, resource, request.request_id(),
-                                   std::move(handler)));
+    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(),
+                     AuditedHandler(*context, service, method, resource, request.request_id(),
+                                    std::move(handler)));
   }
 
  private:
+  using CallerHandler = std::function<absl::Status(const access::Caller&)>;
   struct Holds;
   absl::StatusOr<std::shared_ptr<Holds>> Admit(const std::string& client, Pace pace, size_t bytes);
   grpc::ServerUnaryReactor* RunAtPace(grpc::CallbackServerContext* context,
                                       const std::string& service, const std::string& method,
-                                      Pace pace, size_t bytes,
-                                      std::function<absl::Status()> handler);
-  std::function<absl::Status()> AuditedHandler(const grpc::CallbackServerContext& context,
-                                               const std::string& service,
-                                               const std::string& method,
-                                               const std::string& resource,
-                                               const std::string& request_id,
-                                               std::function<absl::Status(const Change&)> handler);
+                                      Pace pace, size_t bytes, CallerHandler handler);
+  CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
+                               const std::string& service, const std::string& method,
+                               const std::string& resource, const std::string& request_id,
+                               std::function<absl::Status(const Change&)> handler);
 
   Executor& executor_;
   limits::Limits& limits_;
   store::Store& store_;
   RpcMetrics& metrics_;
+  access::Gate& gate_;
   access::AuditLog& audit_;
 };
 

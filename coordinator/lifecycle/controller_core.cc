@@ -430,6 +430,19 @@ void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effect
   }
 }
 
+void ControllerCore::AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const {
+  std::vector<std::string> certificates(static_cast<size_t>(peers->addresses_size()));
+  bool any = false;
+  for (const v1::Placement& placement : attempt.placements()) {
+    const auto record = nodes_.find(NodeId(placement.node()));
+    if (record == nodes_.end() || record->second.node.certificate().empty()) continue;
+    const auto first = certificates.begin() + placement.first_rank();
+    std::fill(first, first + placement.trainers(), record->second.node.certificate());
+    any = true;
+  }
+  if (any) peers->mutable_certificates()->Assign(certificates.begin(), certificates.end());
+}
+
 absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine,
                                    absl::Time now) {
   Effects effects = machine.Take();
@@ -463,6 +476,9 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
   }
   for (Effects::NodeCommand& effect : effects.commands) {
     const std::string node = NodeId(effect.node);
+    if (effect.command.has_connect()) {
+      AddCertificates(*machine.attempt(), effect.command.mutable_connect());
+    }
     RETURN_IF_ERROR(transaction.PutCommand(node, &effect.command));
     SentCommand& sent = Remember(node, effect.command);
     const auto record = nodes_.find(node);

@@ -146,6 +146,8 @@ class ControllerCore {
   // No other job writes into the job's checkpoint folder, as far as paths tell.
   absl::Status CheckDirectory(const v1::JobSpec& spec) const;
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
+  // So that trainers know from whose nodes to take streams.
+  void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 
   struct SentCommand {
     std::string node;

@@ -9,6 +9,7 @@
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
+#include "jobspec/text.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
@@ -89,6 +90,12 @@ bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
 // end by chance.
 constexpr int kMaxSessionsEnded = 2;
 
+// Shown to people, whose terminals obey control characters.
+const std::string& PathOf(const v1::AttemptEvent& event) {
+  if (event.has_model_exported()) return event.model_exported().path();
+  return event.checkpoint().path();
+}
+
 // The part that says which data folder a worker process uses.
 std::string_view FolderOf(std::string_view incarnation) {
   return incarnation.substr(0, incarnation.find('.'));
@@ -155,6 +162,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   node.set_worker_version(hello.version());
   node.set_session_epoch(epoch);
   node.set_fence_milliseconds(milliseconds(options_.fence_after));
+  node.set_certificate(session->certificate());
   RETURN_IF_ERROR(transaction.PutNode(node));
 
   if (record.log.incarnation() != session->incarnation()) {
@@ -363,11 +371,12 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
   if (attempt == job.attempts().end()) return false;
   const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
   const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&
-                       InRange(event, job.spec().training().steps());
+                       InRange(event, job.spec().training().steps()) &&
+                       !jobspec::HasControls(PathOf(event));
   if (!genuine) {
     spdlog::warn(
         "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere, the "
-        "job has no such step, or a figure is none: ignored",
+        "job has no such step or path, or a figure is none: ignored",
         record.node.name(), event.attempt(), job.name());
   }
   return genuine;

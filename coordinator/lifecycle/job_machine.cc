@@ -240,6 +240,7 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
     start->set_ranks_per_node(placements.front().trainers());
     start->set_checkpoint_step(job_.progress().checkpoint_step());
     start->set_job_uid(job_.uid());
+    start->set_owner(job_.owner());
     Send(placement, std::move(command));
   }
   UpdateSight(now);

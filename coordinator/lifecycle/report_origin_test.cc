@@ -156,6 +156,32 @@ TEST_F(ReportOriginTest, ANodeWithoutRanksHasNothingToSayOfTheJob) {
   EXPECT_THAT(LogTexts(), ElementsAre("true"));
 }
 
+TEST_F(ReportOriginTest, TrainersLearnWhoseCertificateEachRankHas) {
+  AllReady();
+  const std::string of_a = "uri ringleader://node/a", of_b = "uri ringleader://node/b";
+  for (const auto& session : {a_, b_}) {
+    const std::vector<v1::Command> commands = session->Commands();
+    ASSERT_THAT(commands, SizeIs(1));
+    EXPECT_THAT(commands[0].connect().certificates(), ElementsAre(of_a, of_a, of_b, of_b));
+  }
+}
+
+TEST_F(ReportOriginTest, PathsWithControlCharactersAreIgnored) {
+  AllReady();
+  v1::AttemptEvent checkpoint;
+  checkpoint.mutable_checkpoint()->set_step(3);
+  checkpoint.mutable_checkpoint()->set_path("/checkpoints/\x1b[2Jstep-3");
+  Say(a_, 3, checkpoint);
+  v1::AttemptEvent exported;
+  exported.mutable_model_exported()->set_path("/checkpoints/\nmodel");
+  Say(a_, 4, exported);
+  EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
+  EXPECT_EQ(Job().model_directory(), "");
+  exported.mutable_model_exported()->set_path("/checkpoints/model");
+  Say(a_, 5, exported);
+  EXPECT_EQ(Job().model_directory(), "/checkpoints/model");
+}
+
 TEST_F(ReportOriginTest, LinesOfAnotherJobOfTheNameAreIgnored) {
   AllReady();
   token_ += 100;

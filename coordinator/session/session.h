@@ -19,6 +19,9 @@ class Session {
 
   virtual const std::string& node() const = 0;  // id, without "nodes/"
   virtual const std::string& incarnation() const = 0;
+  // The name in the certificate by which the node is known, as CertificateNames::Texts() writes it;
+  // empty where there are no roles.
+  virtual std::string certificate() const { return ""; }
   // When the newest message arrived.
   virtual absl::Time last_heard() const = 0;
 

@@ -12,16 +12,19 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "base/net/server_stream.h"
 #include "base/protocol_version.h"
+#include "base/status_macros.h"
 #include "coordinator/limits/client_name.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::session {
 namespace {
 
+constexpr char kService[] = "WorkerControl";
 constexpr size_t kRefusalsRemembered = 10'000;
 
 // What a worker may send ahead: enough to keep a slow line busy, and little enough that a burst of
@@ -38,7 +41,7 @@ constexpr size_t kWindowsInMemory = 4;
 struct WorkerControlService::Registry {
   SessionListener* listener = nullptr;
   const Clock* clock = nullptr;
-  OnRefused on_refused;
+  std::shared_ptr<access::Gate> gate;
   absl::Mutex mutex;
   bool closed ABSL_GUARDED_BY(mutex) = false;
   std::unordered_set<std::shared_ptr<WorkerControlService::Stream>> streams ABSL_GUARDED_BY(mutex);
@@ -56,6 +59,21 @@ struct WorkerControlService::Registry {
                       kLargestWindow);
   }
 
+  absl::StatusOr<access::Caller> Admit(const grpc::CallbackServerContext& context,
+                                       const char* method) const {
+    return gate == nullptr ? access::LocalCaller() : gate->Admit(context, kService, method);
+  }
+  // PERMISSION_DENIED, and noted, unless the caller may speak for that node. `node`: its id;
+  // `name`: "nodes/{id}".
+  absl::Status CheckNode(const access::Caller& caller, const std::string& address,
+                         const char* method, const std::string& node, const std::string& name) {
+    const absl::Status may = caller.MaySpeakFor(node);
+    if (!may.ok()) {
+      gate->NoteRefused(caller, address, absl::StrCat("/ringleader.v1.", kService, "/", method),
+                        name, may);
+    }
+    return may;
+  }
   bool FirstRefusal(const std::string& incarnation) {
     absl::MutexLock lock(&mutex);
     if (refused.size() >= kRefusalsRemembered) refused.clear();
@@ -68,11 +86,12 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
   using Base = ServerStream<v1::WorkerMessage, v1::CoordinatorMessage>;
 
  public:
-  Stream(std::shared_ptr<Registry> registry, access::Caller caller, std::string address)
+  Stream(std::shared_ptr<Registry> registry, std::string address)
       : registry_(std::move(registry)),
-        caller_(std::move(caller)),
         address_(std::move(address)),
         last_heard_(registry_->clock->Now()) {}
+  // Once, before the first message.
+  void SetCaller(access::Caller caller) { caller_ = std::move(caller); }
 
   // The stream has to say hello in time. `silent`: its place among those that have not.
   void AwaitHello(limits::Quota::Hold silent) {
@@ -92,6 +111,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
 
   const std::string& node() const override { return node_; }
   const std::string& incarnation() const override { return incarnation_; }
+  std::string certificate() const override { return caller_.certificate; }
   absl::Time last_heard() const override {
     absl::MutexLock lock(&mutex_);
     return last_heard_;
@@ -188,12 +208,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
     v1::WorkerHello& hello = *message.mutable_hello();
     absl::StatusOr<std::string> id = store::NodeIdFromName(hello.node());
     if (!id.ok()) return id.status();
-    if (const absl::Status may = caller_.MaySpeakFor(*id); !may.ok()) {
-      if (registry_->on_refused) {
-        registry_->on_refused(caller_, address_, "Session", hello.node(), may);
-      }
-      return may;
-    }
+    RETURN_IF_ERROR(registry_->CheckNode(caller_, address_, "Session", *id, hello.node()));
     if (hello.incarnation().empty()) {
       return absl::InvalidArgumentError("hello.incarnation must be set");
     }
@@ -235,7 +250,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
   }
 
   const std::shared_ptr<Registry> registry_;
-  const access::Caller caller_;
+  access::Caller caller_;
   const std::string address_;
   // Set by the hello, before anybody else knows of the session.
   std::string node_;
@@ -265,21 +280,30 @@ WorkerControlService::~WorkerControlService() = default;
 
 grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* WorkerControlService::Session(
     grpc::CallbackServerContext* context) {
-  const access::Caller caller = access::CallerOf(*context);
-  absl::StatusOr<limits::Quota::Hold> silent =
-      registry_->silent->Take(limits::ClientOf(caller, context->peer()));
-  auto stream = std::make_shared<Stream>(registry_, caller, context->peer());
-  if (silent.ok()) stream->AwaitHello(*std::move(silent));
+  auto stream = std::make_shared<Stream>(registry_, context->peer());
   stream->Begin();
-  if (!silent.ok()) {
-    stream->Close(silent.status());
+  {
+    absl::MutexLock lock(&registry_->mutex);
+    if (registry_->closed) {
+      stream->Close(absl::UnavailableError("the coordinator is shutting down"));
+    } else {
+      registry_->streams.insert(stream);
+    }
+  }
+  // After it is known here: when somebody is shut out just now, either CloseOpen() ends the stream,
+  // or the gate knows already. gRPC reads no message before this function has returned.
+  absl::StatusOr<access::Caller> caller = registry_->Admit(*context, "Session");
+  if (!caller.ok()) {
+    stream->Close(caller.status());
     return stream.get();
   }
-  absl::MutexLock lock(&registry_->mutex);
-  if (registry_->closed) {
-    stream->Close(absl::UnavailableError("the coordinator is shutting down"));
+  absl::StatusOr<limits::Quota::Hold> silent =
+      registry_->silent->Take(limits::ClientOf(*caller, context->peer()));
+  stream->SetCaller(*std::move(caller));
+  if (silent.ok()) {
+    stream->AwaitHello(*std::move(silent));
   } else {
-    registry_->streams.insert(stream);
+    stream->Close(silent.status());
   }
   return stream.get();
 }
@@ -289,13 +313,11 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
                                                             v1::ReportDeathResponse*) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   absl::StatusOr<std::string> node = store::NodeIdFromName(request->node());
-  absl::Status refused = node.status();
+  const absl::StatusOr<access::Caller> caller = registry_->Admit(*context, "ReportDeath");
+  absl::Status refused = caller.status();
+  if (refused.ok()) refused = node.status();
   if (refused.ok()) {
-    const access::Caller caller = access::CallerOf(*context);
-    refused = caller.MaySpeakFor(*node);
-    if (!refused.ok() && registry_->on_refused) {
-      registry_->on_refused(caller, context->peer(), "ReportDeath", request->node(), refused);
-    }
+    refused = registry_->CheckNode(*caller, context->peer(), "ReportDeath", *node, request->node());
   }
   if (refused.ok() && request->incarnation().empty()) {
     refused = absl::InvalidArgumentError("incarnation must be set");
@@ -310,8 +332,8 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
   return reactor;
 }
 
-void WorkerControlService::SetOnRefused(OnRefused on_refused) {
-  registry_->on_refused = std::move(on_refused);
+void WorkerControlService::SetGate(std::shared_ptr<access::Gate> gate) {
+  registry_->gate = std::move(gate);
 }
 
 void WorkerControlService::CloseAll() {

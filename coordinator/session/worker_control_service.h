@@ -1,12 +1,11 @@
 // The server side of WorkerControl.Session: gRPC streams in, Session and SessionListener out.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/clock.h"
-#include "coordinator/access/caller.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/limits/quota.h"
 #include "coordinator/session/session.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
@@ -45,12 +44,10 @@ class WorkerControlService : public v1::WorkerControl::CallbackService {
   // Ends every stream so, but takes new ones: who may open one has changed.
   void CloseOpen(const absl::Status& status);
 
-  // A call for a node ("nodes/{id}", as the caller wrote it) that the caller may not speak for.
-  using OnRefused = std::function<void(const access::Caller& caller, const std::string& address,
-                                       const std::string& method, const std::string& node,
-                                       const absl::Status& status)>;
-  // Who is to hear of these, if not null. To be called while the service is not served.
-  void SetOnRefused(OnRefused on_refused);
+  // Who admits callers, and hears of those that speak for a node that they may not speak for. To be
+  // called before the service is served; without it every caller is the local one, who may speak
+  // for any node.
+  void SetGate(std::shared_ptr<access::Gate> gate);
 
  private:
   class Stream;

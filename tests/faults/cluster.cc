@@ -148,6 +148,7 @@ void Cluster::StartWorker(const std::string& name, int trainers, const std::stri
   AppendTlsFlags(certificates_.get(),
                  certificate == certificate_of_.end() ? "client" : certificate->second, &command);
   for (const std::string& path : allowed_paths_) command.push_back("--allow-path=" + path);
+  if (!run_as_.empty()) command.push_back("--run-as=" + run_as_);
   for (const auto& [flag, seconds] : worker_flags_) {
     command.push_back(absl::StrCat(flag, "=", seconds));
   }

@@ -87,6 +87,7 @@ class Cluster : public ::testing::Test {
   std::map<std::string, double> coordinator_flags_;
   std::map<std::string, double> worker_flags_;
   std::vector<std::string> allowed_paths_;  // of workers
+  std::string run_as_;                      // of workers; empty: their own user
   std::string trainer_ = "fake_trainer";    // what workers start from then on
   // If set, what starts from then on speaks mutual TLS.
   std::unique_ptr<TestCertificates> certificates_;

@@ -32,6 +32,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/process/process_end.h"
+#include "base/process/trainer_secret.h"
 #include "base/protocol_version.h"
 #include "ringleader/v1/trainer_link.grpc.pb.h"
 #include "tests/faults/ring.h"
@@ -61,6 +62,9 @@ class FakeTrainer {
     hello.mutable_hello()->set_fencing_token(arguments_.token);
     hello.mutable_hello()->set_pid(static_cast<uint32_t>(getpid()));
     hello.mutable_hello()->set_protocol_version(kProtocolVersion);
+    if (const char* secret = std::getenv(kTrainerSecretVariable)) {
+      hello.mutable_hello()->set_secret(secret);
+    }
     Send(hello);
     std::thread reader([this] { ReadAll(); });
     {

@@ -26,6 +26,7 @@
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
 #include "worker/agent/node/inventory.h"
+#include "worker/agent/node/run_as.h"
 #include "worker/agent/node/witness.h"
 #include "worker/agent/worker.h"
 
@@ -49,6 +50,7 @@ struct Flags {
   double drain_timeout_seconds = 150;
   size_t log_buffer_bytes = size_t{32} << 20;
   std::vector<std::string> allowed_paths;
+  std::vector<std::string> run_as;
   TlsOptions tls;
   LoggingOptions logging;
 };
@@ -94,6 +96,10 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--log-buffer-bytes", flags->log_buffer_bytes,
                  "Log lines kept while the coordinator is away")
       ->capture_default_str();
+  app.add_option("--run-as", flags->run_as,
+                 "User as whom trainers run; OWNER=USER for the jobs of one owner; may be given "
+                 "more than once; needs root; the worker's own user unless set")
+      ->allow_extra_args(false);
   jobspec::AddRootFlag(app, &flags->allowed_paths);
   AddTlsFlags(app, &flags->tls);
   AddLoggingFlags(app, &flags->logging);
@@ -133,6 +139,7 @@ absl::StatusOr<TlsOptions> TlsOfTrainers(const TlsOptions& tls, const std::strin
 
 absl::Status Serve(const Flags& flags) {
   RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
+  ASSIGN_OR_RETURN(const RunAs run_as, RunAs::Parse(flags.run_as));
   ASSIGN_OR_RETURN(const std::string trainer, TrainerBinary(flags));
   ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(flags.data_dir, absl::Seconds(10)));
   const std::string incarnation = data_dir.DrawIncarnation();
@@ -165,6 +172,8 @@ absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(const TlsOptions trainer_tls,
                    TlsOfTrainers(flags.tls, inventory_options.address));
   inventory_options.visible_gpus = std::getenv("CUDA_VISIBLE_DEVICES");
+  ASSIGN_OR_RETURN(const Address coordinator_address, ParseAddress(flags.coordinator));
+  RETURN_IF_ERROR(jobspec::CheckRootsGiven(flags.allowed_paths, coordinator_address));
   const v1::NodeInventory inventory = TakeInventory(inventory_options);
   std::vector<std::string> gpus;
   for (const v1::Gpu& gpu : inventory.gpus()) gpus.push_back(gpu.uuid());
@@ -179,6 +188,7 @@ absl::Status Serve(const Flags& flags) {
                      .listen_host = inventory.address(),
                      .tls = trainer_tls,
                      .allowed_paths = flags.allowed_paths,
+                     .run_as = run_as,
                      .life_fd = witness.life_fd(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
                      .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},

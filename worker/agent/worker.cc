@@ -13,6 +13,7 @@
 #include "base/boot_clock.h"
 #include "base/process/version.h"
 #include "base/protocol_version.h"
+#include "base/status_macros.h"
 
 namespace ringleader::agent {
 namespace {
@@ -46,6 +47,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", worker->data_dir_.socket_path()));
   }
+  if (options.supervisor.run_as.any()) RETURN_IF_ERROR(worker->data_dir_.OpenToOtherUsers());
   return worker;
 }
 

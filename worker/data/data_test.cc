@@ -116,6 +116,21 @@ TEST_F(DataTest, ManyShardsReadAsOneStream) {
   EXPECT_EQ(TextOf(*folder), expected);
 }
 
+TEST_F(DataTest, AShardIsAFileOfItsFolder) {
+  AddText("a", "text");
+  ASSERT_TRUE(Pack(Options()).ok());
+  Manifest manifest = *ReadManifest(Train());
+  const std::string good = manifest.shards.at(0);
+  for (const std::string& name :
+       std::vector<std::string>{"../train/" + good, "/etc/passwd", "..", "", "a/" + good}) {
+    manifest.shards[0] = name;
+    ASSERT_TRUE(WriteManifest(Train(), manifest).ok());
+    const auto folder = TokenFolder::Open(Train());
+    EXPECT_EQ(folder.status().code(), absl::StatusCode::kDataLoss) << name;
+    EXPECT_THAT(std::string(folder.status().message()), HasSubstr("a file of the same folder"));
+  }
+}
+
 TEST_F(DataTest, HoldsOutTheAskedShareOfDocumentsAndNeverSharesOne) {
   for (int i = 0; i < 1000; ++i) AddText(absl::StrCat("f", i), absl::StrCat("<", i, ">"));
   PackOptions options = Options();

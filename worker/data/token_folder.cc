@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
@@ -73,6 +74,13 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
     if (json.contains("tasks")) json.at("tasks").get_to(manifest.tasks);
   } catch (const nlohmann::json::exception& error) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: %s", path, error.what()));
+  }
+  for (const std::string& shard : manifest.shards) {
+    if (!shard.empty() && shard == std::filesystem::path(shard).filename() && shard != "..")
+      continue;
+    return absl::DataLossError(
+        absl::StrFormat("%s is damaged: a shard is a file of the same folder, not '%s'", path,
+                        absl::CHexEscape(shard)));
   }
   if (manifest.separator >= manifest.vocabulary) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: separator %d, vocabulary %d", path,

@@ -21,7 +21,7 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
         seen_revision_(request.after_revision()) {
     absl::StatusOr<std::string> id = store::JobIdFromName(request.name());
     if (id.ok()) id_ = *id;
-    Start(id_, id.status());
+    Start(context, id_, id.status());
   }
 
  private:

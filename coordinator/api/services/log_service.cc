@@ -35,7 +35,7 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
     query_.after_offset = request.after_offset();
     query_.limit = kLinesPerMessage;
     query_.last_lines = static_cast<int>(request.last_lines());
-    Start(query_.job, std::move(valid));
+    Start(context, query_.job, std::move(valid));
   }
 
  private:

@@ -29,6 +29,7 @@ class FakeSession : public session::Session {
 
   const std::string& node() const override { return node_; }
   const std::string& incarnation() const override { return incarnation_; }
+  std::string certificate() const override { return "uri ringleader://node/" + node_; }
   absl::Time last_heard() const override { return heard_ ? *heard_ : clock_->Now(); }
   void Send(v1::CoordinatorMessage message) override { sent_.push_back(std::move(message)); }
   void Taken() override { ++taken_; }

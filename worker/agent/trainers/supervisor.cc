@@ -10,6 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/boot_clock.h"
+#include "base/net/token.h"
+#include "base/process/trainer_secret.h"
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
 #include "proto/timestamps.h"
@@ -136,6 +138,7 @@ absl::Status Supervisor::Start(const v1::Command& command) {
   const v1::StartTrainers& start = command.start();
   RETURN_IF_ERROR(
       jobspec::CheckPaths(start.spec(), options_.allowed_paths, jobspec::RootCheck::kFiles));
+  RETURN_IF_ERROR(options_.run_as.UserOf(start.owner()).status());
   // Slot by slot, as the coordinator counts: a trainer whose end was reported holds none, whatever
   // its peers do. What an older attempt of the job holds is free by the time this one is spawned.
   uint32_t taken = 0;
@@ -240,14 +243,24 @@ void Supervisor::Spawn(Attempt& attempt) {
 
 absl::Status Supervisor::SpawnTrainer(Attempt& attempt, Trainer& trainer) {
   const v1::Command& start = attempt.start;
+  ASSIGN_OR_RETURN(const std::optional<LocalUser> user,
+                   options_.run_as.UserOf(start.start().owner()));
   ASSIGN_OR_RETURN(const std::string directory,
-                   data_dir_->TrainerDirectory(start.job(), start.attempt(), trainer.rank));
+                   data_dir_->TrainerDirectory(start.job(), start.attempt(), trainer.rank, user));
   trainer.slot = FreeSlot();
   ProcessOptions options = {
       .command = {options_.trainer_binary, "--socket", data_dir_->socket_path(), "--rank",
                   absl::StrCat(trainer.rank), "--token", absl::StrCat(start.fencing_token())},
       .directory = directory,
-      .inherited_fds = {data_dir_->lock_fd()}};
+      .inherited_fds = {data_dir_->lock_fd()},
+      .user = user};
+  if (user.has_value()) {
+    trainer.secret = NewToken();
+    options.environment = {{"HOME", user->home},
+                           {"USER", user->name},
+                           {"LOGNAME", user->name},
+                           {kTrainerSecretVariable, trainer.secret}};
+  }
   for (const std::string& flag : TlsFlags(options_.tls)) options.command.push_back(flag);
   if (options_.life_fd >= 0) options.inherited_fds.push_back(options_.life_fd);
   if (start.start().spec().resources().engine() == v1::ResourcesSpec::CUDA) {

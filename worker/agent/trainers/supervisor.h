@@ -36,7 +36,8 @@ struct SupervisorOptions {
   std::string listen_host;        // where trainers listen for their peers
   TlsOptions tls;                 // between trainers; they run in folders of their own: whole paths
   std::vector<std::string> allowed_paths =
-      {};            // folders below which jobs' paths lie; none: anywhere
+      {};  // folders below which jobs' paths lie; none: anywhere
+  RunAs run_as = {};
   int life_fd = -1;  // that trainers keep open while they live (Witness); -1: none
   // A trainer that sends no pulse for so long is stuck as a whole; one whose pulses show the same
   // step and phase for so long hangs in it.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/net/token.h"
 #include "base/protocol_version.h"
 #include "worker/agent/trainers/supervisor.h"
 
@@ -19,8 +20,10 @@ void Supervisor::OnHello(const std::shared_ptr<TrainerConnection>& connection,
       if (candidate.rank == hello.rank()) trainer = &candidate;
     }
   }
+  // Hashes, so that the time that the comparison takes tells nothing of the secret.
   if (trainer == nullptr || !trainer->process ||
-      static_cast<uint32_t>(trainer->process->pid()) != hello.pid()) {
+      static_cast<uint32_t>(trainer->process->pid()) != hello.pid() ||
+      TokenHash(trainer->secret) != TokenHash(hello.secret())) {
     connection->Close(absl::PermissionDeniedError("not a trainer that this worker started"));
     return;
   }

@@ -57,6 +57,7 @@ class AgentLink::Impl {
     message.mutable_hello()->set_fencing_token(options.fencing_token);
     message.mutable_hello()->set_pid(getpid());
     message.mutable_hello()->set_protocol_version(kProtocolVersion);
+    message.mutable_hello()->set_secret(options.secret);
     Send(std::move(message));
     reader_ = std::thread([this] { ReadLoop(); });
     writer_ = std::thread([this] { WriteLoop(); });
@@ -86,7 +87,7 @@ class AgentLink::Impl {
     return NotToCome("an assignment");
   }
 
-  absl::StatusOr<std::vector<std::string>> WaitForPeers() {
+  absl::StatusOr<Peers> WaitForPeers() {
     absl::MutexLock lock(&mutex_);
     const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return peers_.has_value() || stop_requested_ || ended_;
@@ -175,7 +176,11 @@ class AgentLink::Impl {
         assignment_ = std::move(*message.mutable_assignment());
         break;
       case v1::AgentMessage::kConnect:
-        peers_.emplace(message.connect().addresses().begin(), message.connect().addresses().end());
+        peers_.emplace();
+        peers_->addresses.assign(message.connect().addresses().begin(),
+                                 message.connect().addresses().end());
+        peers_->certificates.assign(message.connect().certificates().begin(),
+                                    message.connect().certificates().end());
         break;
       case v1::AgentMessage::kPlan:
         plan_ = message.plan().SerializeAsString();
@@ -229,7 +234,7 @@ class AgentLink::Impl {
   mutable absl::Mutex mutex_;
   std::deque<v1::TrainerMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::TrainerAssignment> assignment_ ABSL_GUARDED_BY(mutex_);
-  std::optional<std::vector<std::string>> peers_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Peers> peers_ ABSL_GUARDED_BY(mutex_);
   std::string plan_ ABSL_GUARDED_BY(mutex_);
   uint32_t profile_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int context_ranks_ ABSL_GUARDED_BY(mutex_) = 1;
@@ -264,7 +269,7 @@ absl::StatusOr<Assignment> AgentLink::WaitForAssignment() {
   return assignment;
 }
 
-absl::StatusOr<std::vector<std::string>> AgentLink::ReportReady(const std::string& address) {
+absl::StatusOr<Peers> AgentLink::ReportReady(const std::string& address) {
   v1::TrainerMessage message;
   message.mutable_ready()->set_rank(impl_->rank());
   message.mutable_ready()->set_address(address);

@@ -18,6 +18,13 @@ struct AgentLinkOptions {
   std::string socket;  // path
   int rank = 0;
   uint64_t fencing_token = 0;
+  std::string secret = {};  // by which the worker knows the process that it started
+};
+
+// The other ranks, by rank.
+struct Peers {
+  std::vector<std::string> addresses;
+  std::vector<std::string> certificates;  // names in them; empty: none is known
 };
 
 struct Assignment {
@@ -52,8 +59,7 @@ class AgentLink : public Host {
 
   // These wait for the worker. CANCELLED once a stop was requested, UNAVAILABLE if the link ended.
   absl::StatusOr<Assignment> WaitForAssignment();
-  // Addresses by rank.
-  absl::StatusOr<std::vector<std::string>> ReportReady(const std::string& address);
+  absl::StatusOr<Peers> ReportReady(const std::string& address);
 
   // As if the worker had asked for a checkpoint and the end: SIGTERM.
   void RequestStop(const std::string& reason);

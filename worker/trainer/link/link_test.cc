@@ -177,6 +177,17 @@ TEST(AssignmentTest, MicroBatchesAreKeptByGroup) {
   EXPECT_FALSE(ToPlan(proto, 1).ok());
 }
 
+TEST(AssignmentTest, NumbersThatOverflowAreRefused) {
+  v1::StepPlan proto;
+  proto.add_layer_budgets()->set_layer(0xffffffff);  // the next number is 0
+  EXPECT_THAT(std::string(ToPlan(proto, 4).status().message()),
+              HasSubstr("a budget for layer 4294967295"));
+  proto.clear_layer_budgets();
+  proto.mutable_ring()->set_inner(0x40000001);  // times 4 is 4 in 32 bits
+  proto.mutable_ring()->set_outer(4);
+  EXPECT_THAT(std::string(ToPlan(proto, 4).status().message()), HasSubstr("a ring of"));
+}
+
 TEST(TelemetryTest, StepImbalanceIsMaxOverMeanOfTheRingSteps) {
   StepRecord record;
   record.step = 4;
@@ -245,7 +256,7 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   const Assignment assignment = link->WaitForAssignment().value();
   EXPECT_EQ(assignment.job.name, "tiny");
   EXPECT_EQ(assignment.listen_host, "127.0.0.1");
-  EXPECT_THAT(link->ReportReady("127.0.0.1:5").value(), ElementsAre("127.0.0.1:5"));
+  EXPECT_THAT(link->ReportReady("127.0.0.1:5")->addresses, ElementsAre("127.0.0.1:5"));
 
   link->SetPlace(3, "backward");
   StepRecord step;
@@ -277,6 +288,27 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   EXPECT_EQ(log.result->outcome(), v1::TrainerExited::COMPLETED);
   absl::MutexLock lock(&mutex_);
   EXPECT_EQ(left_, "");
+}
+
+TEST_F(AgentLinkTest, SaysItsSecretAndHearsWhoseCertificatesItsPeersHave) {
+  v1::JobSpec spec = SingleRankSpec();
+  spec.mutable_parallelism()->set_context(2);
+  spec.mutable_resources()->set_trainers(2);
+  FakeAgent agent(socket_, spec, {}, 2);  // the other rank never comes
+  const auto link = AgentLink::Attach(
+      {.socket = socket_, .fencing_token = FakeAgent::kToken, .secret = "rlt_mine"},
+      [](const std::string&) {});
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  v1::AgentMessage message;
+  for (const char* node : {"a", "b"}) {
+    message.mutable_connect()->add_addresses("127.0.0.1:1");
+    message.mutable_connect()->add_certificates(absl::StrCat("uri ringleader://node/", node));
+  }
+  agent.Send(0, message);
+  EXPECT_THAT(link->ReportReady("127.0.0.1:5")->certificates,
+              ElementsAre("uri ringleader://node/a", "uri ringleader://node/b"));
+  EXPECT_TRUE(agent.WaitFor(
+      [](const std::vector<RankLog>& logs) { return logs[0].hello->secret() == "rlt_mine"; }));
 }
 
 TEST_F(AgentLinkTest, PlansWaitUntilTaken) {
