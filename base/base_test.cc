@@ -6,22 +6,28 @@
 #include <prometheus/counter.h>
 #include <prometheus/registry.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/back_off.h"
 #include "base/boot_clock.h"
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/net/address.h"
 #include "base/net/grpc_status.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/metrics.h"
+#include "base/process/time_limit.h"
 #include "base/protocol_version.h"
 #include "base/testing/metrics_page.h"
 #include "base/testing/temp_dir.h"
@@ -331,6 +337,53 @@ TEST(BackOffTest, DoublesUpToTheLongest) {
   EXPECT_EQ(after(5), absl::Seconds(32));
   EXPECT_EQ(after(9), absl::Minutes(5));
   EXPECT_EQ(after(4'000'000'000), absl::Minutes(5));
+}
+
+// Files that somebody else names: what is none is refused, and nothing waits for a pipe's writer.
+TEST(ReadRegularFileTest, TakesFilesOfTheSizeAllowedAlone) {
+  const TempDir folder;
+  std::ofstream(folder.File("four")) << "four";
+  EXPECT_EQ(*ReadRegularFile(folder.File("four"), 4), "four");
+  EXPECT_THAT(ReadRegularFile(folder.File("four"), 3).status().message(),
+              HasSubstr("four has 4 bytes; at most 3 are allowed"));
+  EXPECT_TRUE(absl::IsNotFound(ReadRegularFile(folder.File("none"), 4).status()));
+  EXPECT_THAT(ReadRegularFile(folder.File(""), 4).status().message(), HasSubstr("is a folder"));
+  ASSERT_EQ(mkfifo(folder.File("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(ReadRegularFile(folder.File("pipe"), 4).status().message(), HasSubstr("is a pipe"));
+  EXPECT_THAT(ReadRegularFile("/dev/zero", 4).status().message(), HasSubstr("is a device"));
+  std::ofstream(folder.File("sparse"));
+  std::filesystem::resize_file(folder.File("sparse"), uint64_t{1} << 32);
+  EXPECT_THAT(ReadRegularFile(folder.File("sparse"), 1 << 20).status().message(),
+              HasSubstr("has 4294967296 bytes"));
+}
+
+TEST(WithTimeLimitTest, ACallThatHangsIsGivenUpByName) {
+  EXPECT_EQ(WithTimeLimit(absl::Seconds(60), "", [] { return absl::DataLossError("its own"); }),
+            absl::DataLossError("its own"));
+  const auto go = std::make_shared<absl::Notification>();
+  const auto ended = std::make_shared<absl::BlockingCounter>(kMaxLimitedCalls);
+  const auto hang = [go, ended] {
+    go->WaitForNotification();
+    ended->DecrementCount();
+    return absl::OkStatus();
+  };
+  for (int i = 0; i < kMaxLimitedCalls; ++i) {
+    const absl::Status late = WithTimeLimit(absl::Milliseconds(1), "reading /mnt/gone", hang);
+    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(late.message()), HasSubstr("reading /mnt/gone: no answer within 1ms"));
+  }
+  const absl::Status many = WithTimeLimit(absl::Seconds(60), "reading /a", hang);
+  EXPECT_EQ(many.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(many.message()), HasSubstr("reading /a: too many such calls"));
+  go->Notify();
+  ended->Wait();
+  // Their places are free again once their threads end.
+  absl::Status again = many;
+  const absl::Time give_up = absl::Now() + absl::Seconds(60);
+  while (!again.ok() && absl::Now() < give_up) {
+    again = WithTimeLimit(absl::Seconds(60), "", [] { return absl::OkStatus(); });
+  }
+  EXPECT_TRUE(again.ok()) << again;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -81,6 +83,17 @@ absl::Status RenameDurably(const std::string& from, const std::string& to) {
   return SyncFolder(to);
 }
 
+absl::Status ReplaceFolder(const std::string& fresh, const std::string& target) {
+  const std::string replaced = target + ".old";
+  std::error_code error;
+  // Left by a process that was killed below.
+  std::filesystem::remove_all(replaced, error);
+  if (std::filesystem::exists(target, error)) RETURN_IF_ERROR(RenameDurably(target, replaced));
+  RETURN_IF_ERROR(RenameDurably(fresh, target));
+  std::filesystem::remove_all(replaced, error);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
@@ -88,6 +101,39 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   text << file.rdbuf();
   if (file.bad()) return absl::DataLossError(absl::StrCat("cannot read ", path));
   return std::move(text).str();
+}
+
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_bytes) {
+  // Without O_NONBLOCK, opening a pipe waits for somebody who writes into it.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (fd < 0) return Failed("open", path);
+  const absl::Cleanup close_it = [fd] { close(fd); };
+  struct stat about = {};
+  if (fstat(fd, &about) != 0) return Failed("look at", path);
+  if (!S_ISREG(about.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a ",
+                                                   S_ISDIR(about.st_mode)    ? "folder"
+                                                   : S_ISFIFO(about.st_mode) ? "pipe"
+                                                                             : "device",
+                                                   "; a file is expected"));
+  }
+  const auto too_large = [&](uint64_t bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " has ", bytes, " bytes; at most ", max_bytes, " are allowed"));
+  };
+  if (static_cast<uint64_t>(about.st_size) > max_bytes) return too_large(about.st_size);
+  std::string text(max_bytes + 1, '\0');  // it may grow while it is read
+  size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t got = read(fd, text.data() + size, text.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Failed("read", path);
+    if (got == 0) break;
+    size += static_cast<size_t>(got);
+  }
+  if (size > max_bytes) return too_large(size);
+  text.resize(size);
+  return text;
 }
 
 }  // namespace ringleader

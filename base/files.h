@@ -24,6 +24,15 @@ absl::Status WriteFileAtomically(const std::string& path, const std::string& tex
 // in the way must be empty.
 absl::Status RenameDurably(const std::string& from, const std::string& to);
 
+// Puts the folder `fresh` in the place of `target`, beside it. An earlier `target` steps aside
+// first, for a folder that is not empty cannot be renamed over, and is then removed.
+absl::Status ReplaceFolder(const std::string& fresh, const std::string& target);
+
 absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+// The same of a file that somebody else named: a regular file of at most `max_bytes`, or else
+// INVALID_ARGUMENT says what it is. A pipe or a device is refused without waiting for its other
+// end; a file on a mount whose server is gone still blocks (base/process/time_limit.h).
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path, size_t max_bytes);
 
 }  // namespace ringleader

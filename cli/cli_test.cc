@@ -129,6 +129,14 @@ TEST_F(CliTest, PacksData) {
   EXPECT_NE(none.code, 0);
   EXPECT_THAT(none.err, HasSubstr(Path("none")));
   EXPECT_THAT(Run({"data", "pack", "--help"}).out, HasSubstr("data.document_mask: false"));
+
+  Write("ids", "abcd");
+  Write("ids.marks", "\x02\xff");
+  const Result marked = Run({"data", "pack", "--input", Path("ids"), "--output", Path("p3"),
+                             "--format", "uint16", "--vocabulary", "40000", "--separator", "0",
+                             "--tasks", "near,far", "--eval-share", "0", "-o", "json"});
+  EXPECT_EQ(marked.code, 0) << marked.err;
+  EXPECT_EQ(nlohmann::json::parse(marked.out)["tasks"], (nlohmann::json{"near", "far"}));
 }
 
 TEST_F(CliTest, CompletionKnowsEveryVerb) {

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/back_off.h"
 #include "base/net/channel.h"
+#include "base/net/notice.h"
 #include "base/status_macros.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
@@ -102,6 +103,7 @@ class GrpcClient : public Client {
       v1::WatchJobRequest request,
       const std::function<void(const v1::WatchJobResponse&)>& on_response) override {
     uint64_t eval_step = 0, known_eval_step = 0;
+    std::string uid;  // of the job that was asked about
     return Follow<v1::WatchJobResponse>(
         [&](grpc::ClientContext* context) {
           // A new stream sends all evaluations again.
@@ -109,7 +111,15 @@ class GrpcClient : public Client {
           return jobs_->WatchJob(context, request);
         },
         [&](v1::WatchJobResponse& response) {
-          if (response.has_job()) request.set_after_revision(response.job().revision());
+          if (response.has_job()) {
+            if (uid.empty()) uid = response.job().uid();
+            if (response.job().uid() != uid) {
+              return absl::NotFoundError(
+                  absl::StrCat(request.name(), " was deleted, and another job has its name now (",
+                               response.job().uid(), ", not ", uid, ")"));
+            }
+            request.set_after_revision(response.job().revision());
+          }
           for (const v1::StepReport& step : response.steps()) request.set_after_step(step.step());
           auto* evals = response.mutable_evals();
           evals->erase(std::remove_if(evals->begin(), evals->end(),
@@ -120,6 +130,7 @@ class GrpcClient : public Client {
                        evals->end());
           for (const v1::EvalReport& eval : *evals) eval_step = eval.step();
           on_response(response);
+          return absl::OkStatus();
         });
   }
 
@@ -136,6 +147,7 @@ class GrpcClient : public Client {
             request.set_last_lines(0);
           }
           on_response(response);
+          return absl::OkStatus();
         });
   }
 
@@ -183,6 +195,7 @@ class GrpcClient : public Client {
       call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
       Response response;
       const grpc::Status status = (stub->*method)(&call, request, &response);
+      SayNotice(call);
       if (status.ok()) {
         SayIsBack();
         return response;
@@ -202,7 +215,11 @@ class GrpcClient : public Client {
         SayIsBack();
         give_up = absl::InfiniteFuture();
         tries = 1;
-        on_response(response);
+        if (const absl::Status wanted = on_response(response); !wanted.ok()) {
+          call.TryCancel();
+          reader->Finish();
+          return wanted;
+        }
       }
       const grpc::Status status = reader->Finish();
       if (status.ok()) return absl::OkStatus();
@@ -225,7 +242,8 @@ class GrpcClient : public Client {
     const auto code = static_cast<absl::StatusCode>(status.error_code());
     if (!IsAway(status)) return absl::Status(code, status.error_message());
     return absl::UnavailableError(
-        absl::StrCat("no coordinator answers at ", context_.address, " (", status.error_message(),
+        absl::StrCat("no coordinator answers at ", context_.address, " (",
+                     ExplainConnection(status.error_message()),
                      "); start one, or name another with --address or RINGLEADER_ADDRESS"));
   }
 
@@ -233,7 +251,19 @@ class GrpcClient : public Client {
     if (said_away_) return;
     said_away_ = true;
     context_.err << "ringctl: the coordinator at " << context_.address << " is away ("
-                 << status.error_message() << "); trying again\n"
+                 << ExplainConnection(status.error_message()) << "); trying again\n"
+                 << std::flush;
+  }
+  // What the coordinator wants people to know, once each.
+  void SayNotice(const grpc::ClientContext& call) {
+    const auto& metadata = call.GetServerTrailingMetadata();
+    const auto found = metadata.find(kNoticeKey);
+    if (found == metadata.end()) return;
+    std::string notice(found->second.data(), found->second.size());
+    if (notice == notice_) return;
+    notice_ = std::move(notice);
+    context_.err << "ringctl: the coordinator at " << context_.address << " says: " << notice_
+                 << "\n"
                  << std::flush;
   }
   void SayIsBack() {
@@ -248,6 +278,7 @@ class GrpcClient : public Client {
   std::unique_ptr<v1::LogService::Stub> logs_;
   std::unique_ptr<v1::NodeService::Stub> nodes_;
   bool said_away_ = false;
+  std::string notice_;
 };
 
 std::string WithPrefix(const char* prefix, const std::string& id) {

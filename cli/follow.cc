@@ -27,6 +27,18 @@ double Eta(const v1::Job& job, const v1::StepReport& step) {
   return total > step.step() ? static_cast<double>(total - step.step()) * step.step_seconds() : 0;
 }
 
+// ", 97.5 % of 800 answers right"; empty where none was asked.
+std::string DescribeAnswers(const google::protobuf::RepeatedPtrField<v1::TaskAnswers>& answers) {
+  uint64_t asked = 0, right = 0;
+  for (const v1::TaskAnswers& task : answers) {
+    asked += task.asked();
+    right += task.right();
+  }
+  if (asked == 0) return "";
+  return absl::StrFormat(", %.1f %% of %d answers right",
+                         100 * static_cast<double>(right) / static_cast<double>(asked), asked);
+}
+
 double TokensPerSecond(const v1::StepReport& step) {
   return step.step_seconds() > 0 ? static_cast<double>(step.tokens()) / step.step_seconds() : 0;
 }
@@ -48,8 +60,12 @@ class Follower {
     if (response.has_job()) job_ = response.job();
     for (const v1::StepReport& step : response.steps()) OnStep(step);
     for (const v1::EvalReport& eval : response.evals()) {
-      Line(absl::StrFormat("held-out loss %.4f after step %d (%.1f s)", eval.loss(), eval.step(),
-                           eval.seconds()));
+      const std::string dense = eval.has_dense()
+                                    ? absl::StrFormat("; dense %.4f%s", eval.dense().loss(),
+                                                      DescribeAnswers(eval.dense().answers()))
+                                    : "";
+      Line(absl::StrFormat("held-out loss %.4f%s%s after step %d (%.1f s)", eval.loss(),
+                           DescribeAnswers(eval.answers()), dense, eval.step(), eval.seconds()));
     }
     if (response.has_job()) OnJob(before);
     context_.out.flush();

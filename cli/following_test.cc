@@ -32,7 +32,8 @@ TEST_F(CliTest, FollowPrintsALineAStep) {
             "eta 2s\n"
             "step 3/3  loss 3.0000  tokens/s 8192  seconds 2.00  density 0.600  imbalance 1.010  "
             "eta 0s\n"
-            "held-out loss 2.5000 after step 3 (1.0 s)\n"
+            "held-out loss 2.5000, 97.5 % of 40 answers right; dense 2.2500, 97.5 % of 40 answers "
+            "right after step 3 (1.0 s)\n"
             "tiny is SUCCEEDED\n");
 }
 
@@ -81,6 +82,21 @@ TEST_F(CliTest, FollowingResumesBehindWhatItHasSeen) {
   EXPECT_EQ(coordinator_.watch_requests[3].after_step(), 3);
 }
 
+// The job was deleted, and its name given to another, while the coordinator was away.
+TEST_F(CliTest, FollowingEndsWhereAnotherJobHasTheName) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  int jobs = 0;
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    if (!response.has_job()) continue;
+    response.mutable_job()->set_uid(jobs++ == 0 ? "tiny-1" : "tiny-2");
+  }
+  ASSERT_GE(jobs, 2);
+  const Result result = Run({"watch", "tiny"});
+  EXPECT_EQ(result.code, kNotFound);
+  EXPECT_THAT(result.err, HasSubstr("another job has its name now (tiny-2, not tiny-1)"));
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("SUCCEEDED")));
+}
+
 TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   AddJob("tiny", v1::Job::RUNNING);
   for (int i = 1; i <= 4; ++i) {
@@ -116,6 +132,10 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["loss_last"], 3.0);
   EXPECT_EQ(json["heldout_first"], 5.0);
   EXPECT_EQ(json["heldout_last"], 2.5);
+  const nlohmann::json recall = {{"asked", 40}, {"right", 39}, {"loss", 0.25}};
+  EXPECT_EQ(json["last_evaluation"]["answers"]["recall"], recall);
+  EXPECT_EQ(json["last_evaluation"]["dense"],
+            (nlohmann::json{{"loss", 2.25}, {"answers", {{"recall", recall}}}}));
   EXPECT_EQ(json["tokens_per_second"], 8192.0);
   EXPECT_NEAR(json["density"].get<double>(), 0.6, 1e-9);
   EXPECT_NEAR(json["worker_imbalance"].get<double>(), 1.01, 1e-9);
@@ -123,7 +143,11 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["phases"]["exposed_offload"], 0.75);
   const std::string table = Run({"report", "tiny"}).out;
   EXPECT_THAT(table, HasSubstr("held-out loss                   5.0000 -> 2.5000 (-50.0 %)"));
-  EXPECT_THAT(table, HasSubstr("density, layer 1                20.0 %"));
+  EXPECT_THAT(table, HasSubstr("density, layer 0                100.0 %\n"));
+  EXPECT_THAT(table,
+              HasSubstr("density, layer 1                20.0 %, recall 90.0 %, diagonals set "
+                        "by attention.max_slashes, columns by attention.vertical_mass"));
+  EXPECT_EQ(json["slashes_at_budget_per_layer"][0], 0.75);
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
   coordinator_.watch.clear();

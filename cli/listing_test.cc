@@ -118,6 +118,9 @@ TEST_F(CliTest, TransitionsAndTheirRefusals) {
   EXPECT_EQ(Run({"pause", "tiny"}).out, "tiny is PAUSING\n");
   EXPECT_EQ(Run({"resume", "tiny"}).out, "tiny is PENDING\n");
   EXPECT_EQ(Run({"cancel", "tiny"}).out, "tiny is CANCELLING\n");
+  EXPECT_FALSE(coordinator_.cancel_requests.back().checkpoint());
+  EXPECT_EQ(Run({"cancel", "tiny", "--checkpoint"}).code, 0);
+  EXPECT_TRUE(coordinator_.cancel_requests.back().checkpoint());
   EXPECT_EQ(Run({"delete", "tiny"}).out, "tiny is deleted\n");
   const Result missing = Run({"get", "tiny"});
   EXPECT_EQ(missing.code, kNotFound);

@@ -3,10 +3,13 @@
 //
 //   ringleader-coordinator --data-dir DIR [--listen HOST:PORT] [--metrics-listen HOST:PORT]
 //   [--config FILE]
+//   ringleader-coordinator --data-dir DIR --backup FILE
 //
 // Ends with 0 after SIGTERM or SIGINT; training goes on without it, and it takes up where it left
-// when it is back.
+// when it is back. With 1 if its database turns out to be damaged.
+#include <signal.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -14,7 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
@@ -28,8 +33,12 @@
 #include "coordinator/api/state_metrics.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/options.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/planner_source.h"
 #include "coordinator/session/worker_control_service.h"
+#include "coordinator/store/backup.h"
+#include "coordinator/store/files/private_files.h"
+#include "coordinator/store/retention.h"
 #include "coordinator/store/sqlite_store.h"
 #include "jobspec/roots.h"
 #include "prometheus/registry.h"
@@ -40,16 +49,23 @@ namespace {
 struct Flags {
   std::string listen = "127.0.0.1:7070";
   std::string metrics_listen = "127.0.0.1:7071";
+  bool metrics_public = false;
   std::string data_dir;
   int64_t log_mebibytes_per_job = 64;
   int64_t steps_per_job = store::SqliteOptions().steps_per_job;
+  int64_t reserve_mebibytes = 64;
+  int64_t keep_events_days = 90;
+  int64_t keep_jobs_days = 365;
+  std::string backup;
   bool check_files = true;
   std::string access;
   int64_t audit_days = 90;
   std::vector<std::string> allowed_paths;
   TlsOptions tls;
   LoggingOptions logging;
+  PlannerOptions planner;
   lifecycle::Options lifecycle;
+  limits::Options limits;
 };
 
 void AddFlags(CLI::App& app, Flags* flags) {
@@ -60,6 +76,8 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--metrics-listen", flags->metrics_listen,
                  "address of http://…/metrics; \"off\" for none")
       ->capture_default_str();
+  app.add_flag("--metrics-public", flags->metrics_public,
+               "serve metrics in plain text off loopback, too: to whoever reaches the address");
   app.add_option("--log-mebibytes-per-job", flags->log_mebibytes_per_job,
                  "bound on the stored log of one job")
       ->check(CLI::Range(1, 1 << 20))
@@ -69,6 +87,24 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "thinned out")
       ->check(CLI::Range(128, 100'000'000))
       ->capture_default_str();
+  app.add_option("--reserve-mebibytes", flags->reserve_mebibytes,
+                 "space in --data-dir that is given up when the disk runs full, so that training "
+                 "goes on until somebody makes room")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--keep-events", flags->keep_events_days,
+                 "days that the logs, steps and evaluations of a job are kept after its end")
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->capture_default_str();
+  app.add_option("--keep-jobs", flags->keep_jobs_days,
+                 "days that a job is kept after its end; not less than --keep-events")
+      ->check(CLI::Range(1, 36500))
+      ->type_name("DAYS")
+      ->capture_default_str();
+  app.add_option("--backup", flags->backup,
+                 "write a copy of the database, which a coordinator may be using, to this file, "
+                 "and end");
   app.add_option(
          "--check-files", flags->check_files,
          "refuse jobs whose files this machine does not see; false when only the workers see them")
@@ -79,39 +115,83 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--audit-days", flags->audit_days, "how long the audit log keeps a record")
       ->check(CLI::Range(1, 36500))
       ->capture_default_str();
+  app.add_option("--plan-seconds", flags->planner.seconds,
+                 "processor time that the plan of one job may take; more fails the job")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option_function<double>(
+         "--plan-mebibytes",
+         [flags](const double& mebibytes) { flags->planner.bytes = mebibytes * 1024 * 1024; },
+         "memory that the plan of one job may take; more fails the job")
+      ->check(CLI::PositiveNumber)
+      ->default_str("256");
   jobspec::AddRootFlag(app, &flags->allowed_paths);
   AddTlsFlags(app, &flags->tls);
   AddLoggingFlags(app, &flags->logging);
   lifecycle::AddLifecycleFlags(app, &flags->lifecycle);
+  limits::AddLimitFlags(app, &flags->limits);
+}
+
+std::string DatabaseIn(const std::string& data_dir) {
+  return (std::filesystem::path(data_dir) / "ringleader.db").string();
+}
+
+absl::Status CheckFlags(const Flags& flags) {
+  RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
+  RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
+  if (flags.keep_jobs_days < flags.keep_events_days) {
+    return absl::InvalidArgumentError(
+        "--keep-jobs must not be less than --keep-events: what a job reported goes with it");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MakeDataDir(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (!error) return absl::OkStatus();
-  return absl::FailedPreconditionError("--data-dir: cannot create " + path + ": " +
-                                       error.message());
+  const absl::Status made = store::MakePrivateFolder(path);
+  return made.ok() ? made : absl::Status(made.code(), "--data-dir: " + std::string(made.message()));
 }
+
+// Ends the process in order, for a reason that only a thread of its own has found.
+class Failure {
+ public:
+  void Set(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      absl::MutexLock lock(&mutex_);
+      status_ = status;
+    }
+    kill(getpid(), SIGTERM);
+  }
+  absl::Status status() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return status_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
 
 // Starts everything in order: the port opens last, when all that it needs works.
 absl::Status Serve(const Flags& flags) {
-  RETURN_IF_ERROR(lifecycle::Validate(flags.lifecycle));
-  RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
+  RETURN_IF_ERROR(CheckFlags(flags));
   ASSIGN_OR_RETURN(const Address listen, ParseAddress(flags.listen));
   RETURN_IF_ERROR(MakeDataDir(flags.data_dir));
 
   Metrics metrics("coordinator");
   api::CommitMetrics commits(&metrics.registry());
-  const std::string database = (std::filesystem::path(flags.data_dir) / "ringleader.db").string();
+  const std::string database = DatabaseIn(flags.data_dir);
+  Failure failure;
   ASSIGN_OR_RETURN(const std::unique_ptr<store::Store> store,
-                   store::OpenSqliteStore({.path = database,
-                                           .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
-                                           .steps_per_job = flags.steps_per_job,
-                                           .clock = Clock::Steady(),
-                                           .on_commit = [&](absl::Duration duration, int writes) {
-                                             commits.OnCommit(duration, writes);
-                                           }}));
-  const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource();
+                   store::OpenSqliteStore(
+                       {.path = database,
+                        .log_bytes_per_job = flags.log_mebibytes_per_job << 20,
+                        .steps_per_job = flags.steps_per_job,
+                        .reserve_bytes = flags.reserve_mebibytes << 20,
+                        .clock = Clock::Steady(),
+                        .on_commit = [&](absl::Duration duration,
+                                         int writes) { commits.OnCommit(duration, writes); },
+                        .on_damage = [&](const absl::Status& damage) { failure.Set(damage); }}));
+  const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource(flags.planner);
   ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
                    lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
                                                     Clock::Steady(), &metrics));
@@ -122,10 +202,11 @@ absl::Status Serve(const Flags& flags) {
   const absl::Cleanup stop_metrics = [&metrics] { metrics.StopListening(); };
   if (flags.metrics_listen != "off") {
     ASSIGN_OR_RETURN(const Address metrics_listen, ParseAddress(flags.metrics_listen));
-    RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure));
+    RETURN_IF_ERROR(metrics.Listen(metrics_listen, flags.tls.insecure || flags.metrics_public));
   }
 
-  session::WorkerControlService workers(controller.get(), Clock::Steady());
+  limits::Limits limits(flags.limits, Clock::Steady(), &metrics.registry());
+  session::WorkerControlService workers(controller.get(), Clock::Steady(), &limits.silent_sessions);
   controller->Start();
   ASSIGN_OR_RETURN(
       const std::unique_ptr<api::Server> server,
@@ -135,7 +216,10 @@ absl::Status Serve(const Flags& flags) {
                           .audit_age = absl::Hours(24 * flags.audit_days),
                           .allowed_paths = flags.allowed_paths,
                           .check_files = flags.check_files},
-                         controller.get(), &workers, store.get(), &metrics.registry()));
+                         controller.get(), &workers, store.get(), &limits, &metrics.registry()));
+  const store::Retention retention(store.get(), Clock::Steady(),
+                                   {.events = absl::Hours(24 * flags.keep_events_days),
+                                    .jobs = absl::Hours(24 * flags.keep_jobs_days)});
   Address served = listen;
   if (served.path.empty()) served.port = server->port();
   spdlog::info("serving on {}", FormatAddress(served));
@@ -145,7 +229,7 @@ absl::Status Serve(const Flags& flags) {
   server->Shutdown();
   controller->Stop();
   spdlog::info("stopped");
-  return absl::OkStatus();
+  return failure.status();
 }
 
 }  // namespace
@@ -160,10 +244,13 @@ int Main(int argc, char** argv) {
   RaiseOpenFileLimit();
   SetUpLogging("ringleader-coordinator", flags.logging);
   spdlog::info("version {}, configuration:\n{}", kVersion, ResolvedConfig(app));
-  if (const absl::Status status = Serve(flags); !status.ok()) {
+  const absl::Status status =
+      flags.backup.empty() ? Serve(flags) : store::BackUp(DatabaseIn(flags.data_dir), flags.backup);
+  if (!status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return 1;
   }
+  if (!flags.backup.empty()) spdlog::info("{} is a copy of the database", flags.backup);
   return 0;
 }
 

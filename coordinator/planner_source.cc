@@ -1,12 +1,20 @@
 #include "coordinator/planner_source.h"
 
+#include <time.h>
+
 #include <algorithm>
+#include <atomic>
 #include <map>
+#include <new>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "base/net/message_size.h"
+#include "base/process/task_threads.h"
 #include "base/status_macros.h"
-#include "coordinator/planner/planner.h"
+#include "jobspec/model_spec.h"
 #include "model_shape/model_config.h"
 
 namespace ringleader {
@@ -15,8 +23,9 @@ namespace {
 // Reports that a change of budgets is decided on: enough to even out one step's chance.
 constexpr size_t kRecentSteps = 16;
 
-planner::ClusterShape ShapeOf(const v1::JobSpec& spec, const std::vector<v1::Placement>& placements,
-                              const std::vector<v1::NodeInventory>& nodes) {
+planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
+                                const std::vector<v1::Placement>& placements,
+                                const std::vector<v1::NodeInventory>& nodes) {
   const uint32_t trainers = placements.empty() ? 1 : placements.front().trainers();
   const bool even =
       std::all_of(placements.begin(), placements.end(),
@@ -45,36 +54,58 @@ planner::ClusterShape ShapeOf(const v1::JobSpec& spec, const std::vector<v1::Pla
   return cluster;
 }
 
-model::ModelConfig ModelOf(const v1::JobSpec& spec) {
-  const v1::ModelSpec& model = spec.model();
-  return model::LoadModelConfig(model.config().empty() ? model.init() + "/config.json"
-                                                       : model.config())
-      .value_or(model::ModelConfig());
+// Jobs whose plans may take seconds, all others, and previews have a thread each: none waits for
+// another kind. Of the first two the controller asks for few at a time.
+constexpr size_t kMaxQueued = 1000, kMaxPreviews = 4;
+constexpr uint32_t kManyRanks = 1024;
+constexpr int kManyLengths = 16;
+
+bool MayTakeLong(const v1::JobSpec& spec) {
+  return spec.parallelism().context() > kManyRanks ||
+         spec.data().sequence_lengths_size() > kManyLengths;
 }
+
+// How long the file of a job of an earlier release may take to be read.
+constexpr absl::Duration kFilePatience = absl::Seconds(10);
+
+double ThreadSeconds() {
+  timespec time = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// What an earlier attempt taught holds for the next.
+struct Learned {
+  planner::CostModel costs;
+  patterns::PatternHints hints;
+};
 
 class PlannerSource : public lifecycle::PlanSource {
  public:
-  absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec& spec,
-                                    const std::vector<v1::Placement>& placements,
-                                    const std::vector<v1::NodeInventory>& nodes) override {
-    const planner::ClusterShape cluster = ShapeOf(spec, placements, nodes);
-    const model::ModelConfig model = ModelOf(spec);
-    // What an earlier attempt taught holds for the next.
-    const auto running = running_.find(spec.name());
-    if (running == running_.end()) {
-      return planner::MakePlan(spec, model, cluster, planner::CostModel(spec, model, cluster));
+  explicit PlannerSource(const PlannerOptions& options) : options_(options) {}
+  ~PlannerSource() override { stopping_ = true; }
+
+  void Plan(lifecycle::PlanRequest request, Done done) override {
+    std::optional<Learned> learned;
+    if (const auto running = running_.find(request.spec.name()); running != running_.end()) {
+      learned = {running->second.costs, planner::HintsFrom(running->second.recent)};
     }
-    return planner::MakePlan(spec, model, cluster, running->second.costs,
-                             planner::HintsFrom(running->second.recent));
+    const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
+    const auto work = [this, request = std::move(request), learned = std::move(learned), done] {
+      done(Guarded(request, learned));
+    };
+    TaskThreads& threads = is_preview ? previews_ : may_take_long ? long_plans_ : plans_;
+    if (threads.TryRun(work)) return;
+    done(absl::ResourceExhaustedError("the planner is busy with others; try again in a moment"));
   }
 
   void Started(const v1::Job& job, const v1::StepPlan& plan,
                const std::vector<v1::NodeInventory>& nodes) override {
     const v1::JobSpec& spec = job.spec();
     const auto& placements = job.attempts(job.attempts_size() - 1).placements();
-    const model::ModelConfig model = ModelOf(spec);
+    const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
     const planner::ClusterShape cluster =
-        ShapeOf(spec, {placements.begin(), placements.end()}, nodes);
+        ClusterOf(spec, {placements.begin(), placements.end()}, nodes);
     Running& running =
         running_
             .try_emplace(spec.name(),
@@ -103,6 +134,62 @@ class PlannerSource : public lifecycle::PlanSource {
   void Forget(const v1::Job& job) override { running_.erase(job.spec().name()); }
 
  private:
+  // On a thread of the pool, from here to Make().
+  absl::StatusOr<lifecycle::MadePlan> Guarded(const lifecycle::PlanRequest& request,
+                                              const std::optional<Learned>& learned) const {
+    if (IsVain(request)) return absl::CancelledError("nobody waits for this plan");
+    try {
+      return Make(request, learned);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(
+          "there is not enough memory to make its plan; lower parallelism.context or "
+          "data.sequence_length");
+    }
+  }
+
+  bool IsVain(const lifecycle::PlanRequest& request) const {
+    return stopping_ || (request.is_overtaken != nullptr && *request.is_overtaken);
+  }
+
+  absl::StatusOr<lifecycle::MadePlan> Make(const lifecycle::PlanRequest& request,
+                                           const std::optional<Learned>& learned) const {
+    const v1::JobSpec& spec = request.spec;
+    lifecycle::MadePlan made;
+    // Jobs of earlier releases have no shape in their record: it is read now, if it can be.
+    made.shape =
+        request.shape
+            ? *request.shape
+            : jobspec::ReadModelShape(spec.model(), kFilePatience).value_or(v1::ModelShape());
+    const model::ModelConfig model = jobspec::ModelOf(made.shape);
+    const planner::ClusterShape cluster = ClusterOf(spec, request.placements, request.nodes);
+    const double end = ThreadSeconds() + options_.seconds;
+    bool is_late = false;
+    const planner::PlanLimits limits = {
+        .seconds = options_.seconds, .bytes = options_.bytes, .stop = [&] {
+          is_late = ThreadSeconds() > end;
+          return is_late || IsVain(request);
+        }};
+    const planner::CostModel usual(spec, model, cluster);
+    absl::StatusOr<v1::StepPlan> plan =
+        options_.make(spec, model, cluster, learned ? learned->costs : usual,
+                      learned ? learned->hints : patterns::PatternHints(), limits);
+    if (is_late) {
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("its plan took more than %g s of a processor (--plan-seconds); lower "
+                          "parallelism.context, or set parallelism.layout and parallelism.ring",
+                          options_.seconds));
+    }
+    if (!plan.ok()) return plan.status();
+    if (const size_t bytes = plan->ByteSizeLong(); bytes > kMaxPlanBytes) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "its plan has %d bytes, of which most say who trains which sequence; at most %d are "
+          "allowed; lower training.global_batch",
+          bytes, kMaxPlanBytes));
+    }
+    made.plan = *std::move(plan);
+    return made;
+  }
+
   struct Running {
     model::ModelConfig model;
     v1::StepPlan plan;
@@ -110,13 +197,19 @@ class PlannerSource : public lifecycle::PlanSource {
     std::vector<v1::StepReport> recent;  // oldest first
   };
 
+  const PlannerOptions options_;
   std::map<std::string, Running> running_;  // by job id
+  std::atomic<bool> stopping_ = false;
+  // Last: their threads end before what they use goes.
+  TaskThreads plans_{1, kMaxQueued};
+  TaskThreads long_plans_{1, kMaxQueued};
+  TaskThreads previews_{1, kMaxPreviews};
 };
 
 }  // namespace
 
-std::unique_ptr<lifecycle::PlanSource> NewPlannerSource() {
-  return std::make_unique<PlannerSource>();
+std::unique_ptr<lifecycle::PlanSource> NewPlannerSource(const PlannerOptions& options) {
+  return std::make_unique<PlannerSource>(options);
 }
 
 }  // namespace ringleader

@@ -1,15 +1,24 @@
-// The planner as the lifecycle sees it: plans for attempts, a cost model per job that learns from
-// its reports.
+// The lifecycle's plan source: the real planner, in threads of its own, with what running jobs
+// taught.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "coordinator/lifecycle/plan_source.h"
+#include "coordinator/planner/planner.h"
 
 namespace ringleader {
 
-// Reads a model's config.json when a plan is made; where this machine does not see it, plans carry
-// no prediction.
-std::unique_ptr<lifecycle::PlanSource> NewPlannerSource();
+struct PlannerOptions {
+  // What the plan of one job may take: more fails the job, by name, and no other.
+  double seconds = 10;  // of one core
+  double bytes = 256.0 * 1024 * 1024;
+  // Plans jobs in place of planner::MakePlan().
+  std::function<decltype(planner::MakePlan)> make = planner::MakePlan;
+};
+
+// Destroy it after the controller that uses it.
+std::unique_ptr<lifecycle::PlanSource> NewPlannerSource(const PlannerOptions& options = {});
 
 }  // namespace ringleader

@@ -18,11 +18,11 @@ packages=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev
   libsqlitecpp-dev libsqlite3-dev prometheus-cpp-dev libcli11-dev libyaml-cpp-dev
   nlohmann-json3-dev libspdlog-dev libssl-dev libxxhash-dev openssl
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev
 )
 case ${1:-} in
   --package) packages+=(dpkg-dev file) ;;
-  --dev) packages+=(prometheus clang-format clang-tidy python3-yaml) ;;
+  --dev) packages+=(prometheus clang-format clang-tidy python3-matplotlib python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
   *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;

@@ -115,6 +115,10 @@ constexpr Field kFieldsAfterPatterns[] = {
      "last."},
     {"training.eval_sequences", Need::kDefault, "4", {1, 1048576}, kAlways,
      "Sequences in one evaluation; fewer where `data.eval` holds fewer."},
+    {"training.eval_attention", Need::kDefault, "same", {}, kSparse,
+     "What evaluation attends to: what training does (`same`), everything (`dense`), or each in turn "
+     "(`both`), which shows what a model that was trained sparse answers when it sees everything, and "
+     "how much of a loss is due to keys being chosen with the help of later queries."},
     {"training.max_skipped_steps", Need::kDefault, "10", {0, kMaxCount}, kAlways,
      "Steps in a row with a NaN or infinite gradient that are skipped before the attempt "
      "fails."},

@@ -150,6 +150,19 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   v1::JobSpec spec = Job();
   ApplyDefaults(&spec);
   EXPECT_EQ(spec.attention().estimate_queries(), 64);
+  EXPECT_EQ(spec.attention().estimate_at(), v1::AttentionSpec::END);
+  EXPECT_EQ(spec.attention().density(), 0);
+  EXPECT_EQ(spec.attention().max_slashes(), 1024);
+  v1::JobSpec share = Job({"attention.density=0.05", "attention.estimate_at=spread",
+                           "attention.head_budgets=by_recall"});
+  ApplyDefaults(&share);
+  EXPECT_FALSE(share.attention().has_max_slashes());
+  EXPECT_FALSE(share.attention().has_max_verticals());
+  const auto options = AttentionOptionsOf(share.attention());
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->budget.density, 0.05);
+  EXPECT_EQ(options->estimate_at, patterns::EstimateAt::kSpread);
+  EXPECT_TRUE(options->adapt_heads);
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
   EXPECT_DOUBLE_EQ(spec.training().beta2(), 0.95);
   EXPECT_EQ(spec.scheduling().max_retries(), 3);
@@ -252,6 +265,14 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_THAT(Complaint({"attention.select=top_k", "attention.vertical_mass=0.5"}),
               HasSubstr("attention.vertical_mass: only fits attention.pattern: vertical_slash with "
                         "attention.select: top_p"));
+  EXPECT_THAT(Complaint({"attention.density=0.05", "attention.max_slashes=32"}),
+              HasSubstr("attention.max_slashes: only fits attention.pattern: vertical_slash with "
+                        "attention.density: 0"));
+  EXPECT_EQ(Complaint({"attention.density=0.05", "attention.estimate_at=spread",
+                       "attention.head_budgets=by_recall"}),
+            "");
+  EXPECT_THAT(Complaint({"attention.density=5"}),
+              HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
   EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
 }

@@ -204,6 +204,7 @@ void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
   std::set<std::string> paths;
   for (const std::string& text : overrides) paths.insert(OverriddenPath(text));
   const bool decides = paths.contains("attention.pattern") || paths.contains("attention.select") ||
+                       paths.contains("attention.density") ||
                        paths.contains("parallelism.layout") ||
                        paths.contains("training.schedule") || paths.contains("resources.engine");
   if (!decides) return;

@@ -27,20 +27,39 @@ bool ClimbsUp(const fs::path& path) {
   return std::find(path.begin(), path.end(), "..") != path.end();
 }
 
+// Where the path leads, past links, is below a root. A link to what is not there yet leads nowhere
+// that could be checked.
+bool LeadsBelow(const fs::path& path, const std::vector<std::string>& roots) {
+  std::error_code error;
+  const fs::path leads_to = fs::weakly_canonical(path, error);
+  if (error) return false;
+  fs::path part;
+  for (const fs::path& component : leads_to) {
+    part /= component;
+    if (fs::is_symlink(fs::symlink_status(part, error))) return false;
+  }
+  return std::any_of(roots.begin(), roots.end(), [&](const std::string& root) {
+    const fs::path real_root = fs::weakly_canonical(root, error);
+    return !error && IsBelow(leads_to, real_root);
+  });
+}
+
+// The first thing in the folder that is a link out of the roots; empty: none, or no folder.
+fs::path LinkOut(const fs::path& folder, const std::vector<std::string>& roots) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->is_symlink(error) && !LeadsBelow(entry->path(), roots)) return entry->path();
+  }
+  return {};
+}
+
 bool IsAllowed(const fs::path& path, const std::vector<std::string>& roots, RootCheck check) {
   if (ClimbsUp(path)) return false;
-  const auto below = [&](const std::string& root) {
-    if (!IsBelow(path.lexically_normal(), fs::path(root).lexically_normal())) return false;
-    if (check == RootCheck::kText) return true;
-    std::error_code error;
-    const fs::path leads_to = fs::weakly_canonical(path, error);
-    if (error) return false;
-    return std::any_of(roots.begin(), roots.end(), [&](const std::string& other) {
-      const fs::path real_root = fs::weakly_canonical(other, error);
-      return !error && IsBelow(leads_to, real_root);
-    });
-  };
-  return std::any_of(roots.begin(), roots.end(), below);
+  const bool below = std::any_of(roots.begin(), roots.end(), [&](const std::string& root) {
+    return IsBelow(path.lexically_normal(), fs::path(root).lexically_normal());
+  });
+  return below && (check == RootCheck::kText || LeadsBelow(path, roots));
 }
 
 }  // namespace
@@ -54,11 +73,20 @@ void AddRootFlag(CLI::App& app, std::vector<std::string>* roots) {
 
 absl::Status CheckRoots(const std::vector<std::string>& roots) {
   for (const std::string& root : roots) {
-    if (root.starts_with("/") && !ClimbsUp(root)) continue;
+    if (root.starts_with("/") && !ClimbsUp(root) && !HasControls(root)) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("--allow-path: '", Printable(root), "' is no absolute path without .."));
+        absl::StrCat("--allow-path: '", Printable(root),
+                     "' is no absolute path without .. and control characters"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckRootsGiven(const std::vector<std::string>& roots, const Address& address) {
+  if (!roots.empty() || IsLoopback(address)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--allow-path is missing: other machines reach the coordinator at ", FormatAddress(address),
+      ", so say below which folders jobs may read and write here, or --allow-path / for anywhere "
+      "(docs/security.md)"));
 }
 
 absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>& roots,
@@ -69,10 +97,14 @@ absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>&
     const ConstSlot slot = FindSlot(spec, field.path);
     const std::string path =
         slot.message->GetReflection()->GetString(*slot.message, slot.descriptor);
-    if (path.empty() || path == field.default_value || IsAllowed(path, roots, check)) continue;
-    return absl::PermissionDeniedError(absl::StrCat(
-        std::string(field.path), ": '", Printable(path), "' is not, or does not lead, below ",
-        absl::StrJoin(roots, " or "), ", where jobs may read and write (--allow-path)"));
+    if (path.empty() || path == field.default_value) continue;
+    const bool allowed = IsAllowed(path, roots, check);
+    const fs::path link = allowed && check == RootCheck::kFiles ? LinkOut(path, roots) : fs::path();
+    if (allowed && link.empty()) continue;
+    return absl::PermissionDeniedError(
+        absl::StrCat(std::string(field.path), ": '", Printable(link.empty() ? path : link.string()),
+                     "' is not, or does not lead, below ", absl::StrJoin(roots, " or "),
+                     ", where jobs may read and write (--allow-path)"));
   }
   return absl::OkStatus();
 }

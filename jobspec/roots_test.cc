@@ -60,6 +60,16 @@ TEST(RootsTest, LinksThatLeadOutAreSeen) {
   EXPECT_TRUE(check("data/new/step-1", "data"));  // to be made
   EXPECT_FALSE(check("data/out", "data"));
   EXPECT_FALSE(check("data/out/new", "data"));
+  // Nor may what lies in a folder lead out: a token shard, say, that is another group's.
+  fs::create_directories(dir.File("data/mixed"));
+  fs::create_symlink(dir.File("data/real"), dir.File("data/mixed/inside"));
+  EXPECT_TRUE(check("data/mixed", "data"));
+  fs::create_symlink(dir.File("secret/tokens"), dir.File("data/mixed/shard-00000.tokens"));
+  EXPECT_FALSE(check("data/mixed", "data"));
+  // And a link to what is not there yet may lead anywhere by the time that it is.
+  fs::create_directory_symlink(dir.File("secret/later"), dir.File("data/dangling"));
+  EXPECT_FALSE(check("data/dangling", "data"));
+  EXPECT_FALSE(check("data/dangling/new", "data"));
   // A root may be a link itself.
   EXPECT_TRUE(check("mount/real", "mount"));
   EXPECT_FALSE(check("mount/out", "mount"));
@@ -70,6 +80,17 @@ TEST(RootsTest, RootsAreAbsolute) {
   EXPECT_FALSE(CheckRoots({"data"}).ok());
   EXPECT_FALSE(CheckRoots({""}).ok());
   EXPECT_FALSE(CheckRoots({"/data/../etc"}).ok());
+  EXPECT_FALSE(CheckRoots({"/data/\x1b[2J"}).ok());
+}
+
+TEST(RootsTest, WhereOthersReachTheCoordinatorRootsMustBeGiven) {
+  const Address here{.host = "127.0.0.1", .port = 1, .path = ""};
+  const Address everywhere{.host = "0.0.0.0", .port = 1, .path = ""};
+  EXPECT_TRUE(CheckRootsGiven({}, here).ok());
+  EXPECT_TRUE(CheckRootsGiven({"/"}, everywhere).ok());
+  const absl::Status missing = CheckRootsGiven({}, everywhere);
+  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("--allow-path / for anywhere"));
 }
 
 TEST(RootsTest, ControlCharactersInPathsAreRefused) {

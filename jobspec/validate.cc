@@ -76,18 +76,6 @@ bool InRange(const Range& range, double value) {
   return range.max_is_open ? value < range.max : value <= range.max;
 }
 
-// Also those of Unicode's second block, U+0080 to U+009F, which terminals obey, too.
-bool HasControls(const std::string& text) {
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte < 0x20 || byte == 0x7f) return true;
-    if (byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0) {
-      return true;
-    }
-  }
-  return false;
-}
-
 absl::Status CheckText(const Field& field, const std::string& value) {
   if (!field.is_path || value.empty() || value == field.default_value) return absl::OkStatus();
   if (value.size() > kMaxPathBytes || value.find('\0') != std::string::npos) {

@@ -14,6 +14,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Estimates and layouts go through a model layer by layer.
+constexpr int64_t kMaxLayers = 10'000;
+
 // Reads the members of one JSON object; keeps the first error, so that the parser below reads like
 // the format.
 class Reader {
@@ -251,6 +254,10 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::s
   config.qkv_bias = qwen2 || attention_bias;
   config.attention_output_bias = attention_bias;
   config.mlp_bias = !qwen2 && in.Bool("mlp_bias", false);
+  if (config.layers > kMaxLayers) {
+    in.Fail("num_hidden_layers",
+            absl::StrFormat("is %d; at most %d are supported", config.layers, kMaxLayers));
+  }
   RETURN_IF_ERROR(in.status());
 
   if (config.heads % config.kv_heads != 0) {
@@ -283,7 +290,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::s
 }
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path, kMaxConfigBytes));
   return ParseModelConfig(text, path);
 }
 

@@ -1,6 +1,7 @@
 // A decoder's shape, from and to Hugging Face's config.json. Families: qwen2 and llama.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -68,7 +69,10 @@ enum class Recompute {
 // the wrong type, out of range or not supported (and what is).
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& source);
 
-// Reads and parses `path`.
+// No config.json comes near it.
+inline constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+
+// Reads and parses `path`: a regular file of at most kMaxConfigBytes, as in ReadRegularFile().
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& path);
 
 // The config.json of an export in fp32: `source_json` with the stored type set.

@@ -23,12 +23,20 @@ enum class Select {
   kTopK,  // the budget's counts
 };
 
+// kVerticalSlash: where the queries lie from which they are estimated.
+enum class EstimateAt {
+  kEnd,     // of the sequence, or of its documents
+  kSpread,  // over the sequence
+};
+
 // kVerticalSlash: how many of them.
 struct VerticalSlashBudget {
   double vertical_mass = 0.9;  // in (0, 1]
   double slash_mass = 0.9;
   uint32_t max_verticals = 4096;  // columns (tokens)
   uint32_t max_slashes = 256;     // block diagonals
+  // Share of the causal tiles that a head may visit, in (0, 1]; 0: the two counts hold instead.
+  double density = 0.0;
 };
 
 // What a plan says of a layer between steps.
@@ -42,13 +50,15 @@ struct AttentionOptions {
   Select select = Select::kTopP;    // kVerticalSlash, as the next
   VerticalSlashBudget budget = {};  // of layers for which no plan says another
   std::vector<int> dense_layers = {};
-  int estimate_queries = 64;  // kVerticalSlash: at the end of the sequence; at most 256
-  int sink_tokens = 64;       // kVerticalSlash: columns at the start that are always kept
-  int local_blocks = 1;       // kVerticalSlash: block diagonals that are, besides the main one
-  int64_t window = 0;         // kSlidingWindow: tokens a query sees, itself included
-  int block_size = 512;       // kBlockTopK: keys of a block, a multiple of `tile`
-  int topk_blocks = 8;        // kBlockTopK: blocks kept besides a query's own
-  int tile = 128;             // 64 or 128 tokens
+  int estimate_queries = 64;  // kVerticalSlash: at most 256
+  EstimateAt estimate_at = EstimateAt::kEnd;
+  bool adapt_heads = false;  // kVerticalSlash: heads of low recall get more of the budget
+  int sink_tokens = 64;      // kVerticalSlash: columns at the start that are always kept
+  int local_blocks = 1;      // kVerticalSlash: block diagonals that are, besides the main one
+  int64_t window = 0;        // kSlidingWindow: tokens a query sees, itself included
+  int block_size = 512;      // kBlockTopK: keys of a block, a multiple of `tile`
+  int topk_blocks = 8;       // kBlockTopK: blocks kept besides a query's own
+  int tile = 128;            // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
   ring::RingShape ring = {};

@@ -1,6 +1,6 @@
 #include <algorithm>
 #include <iterator>
-#include <set>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -64,36 +64,81 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                           .chosen = index.chosen.data()});
 }
 
+// A head lists at most so many tiles, or as many as it has rows: where rows see more, each tile
+// that is listed stands for several, drawn like one.
+constexpr int64_t kMaxListedTiles = int64_t{1} << 21;
+
+int64_t TilesOfRow(int64_t blocks) {
+  return std::max<int64_t>(1, kMaxListedTiles / blocks);
+}
+
+int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
+  const int64_t span = options.block_size / options.tile;
+  return blocks * std::min({TilesOfRow(blocks), blocks, (options.topk_blocks + int64_t{1}) * span});
+}
+
 // Half of each row's choices are blocks that the whole head favours.
+class Chooser {
+ public:
+  Chooser(int64_t groups, int64_t kept, Random* random)
+      : random_(*random), favourites_(std::min(groups, 4 * kept)), is_chosen_(groups) {
+    for (int64_t& favourite : favourites_) favourite = random_.Below(groups);
+  }
+
+  // A block before `own`.
+  int64_t Draw(int64_t own) {
+    const int64_t block = random_.Unit() < 0.5 ? favourites_[random_.Below(std::ssize(favourites_))]
+                                               : random_.Below(own);
+    return block < own ? block : random_.Below(own);
+  }
+  // `count` different ones, ascending.
+  std::vector<int64_t> Choose(int64_t own, int64_t count) {
+    std::vector<int64_t> chosen;
+    while (std::ssize(chosen) < count) {
+      const int64_t block = count == own ? std::ssize(chosen) : Draw(own);
+      if (is_chosen_[block]) continue;
+      is_chosen_[block] = true;
+      chosen.push_back(block);
+    }
+    for (const int64_t block : chosen) is_chosen_[block] = false;
+    std::sort(chosen.begin(), chosen.end());
+    return chosen;
+  }
+
+ private:
+  Random& random_;
+  std::vector<int64_t> favourites_;
+  std::vector<bool> is_chosen_;
+};
+
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
   const auto span = std::max<int64_t>(1, options.block_size / options.tile);
-  const int64_t groups = (blocks + span - 1) / span, kept = options.topk_blocks;
-  std::vector<int64_t> favourites(std::min(groups, 4 * kept));
-  for (int64_t& favourite : favourites) favourite = random->Below(groups);
-
+  const int64_t groups = (blocks + span - 1) / span, most = TilesOfRow(blocks);
+  const int64_t kept = std::min<int64_t>(options.topk_blocks, groups);
+  if (kept >= groups - 1) return Band(blocks, blocks);  // no row has more before its own
+  Chooser chooser(groups, kept, random);
   ring::HeadPattern head;
   head.row_offsets.reserve(blocks + 1);
   head.row_offsets.push_back(0);
+  const auto add = [&](int64_t tile) { head.columns.push_back(static_cast<int32_t>(tile)); };
   for (int64_t q = 0; q < blocks; ++q) {
-    const int64_t own = q / span;
-    std::set<int64_t> chosen;
-    if (own <= kept) {
-      for (int64_t g = 0; g < own; ++g) chosen.insert(g);
-    }
-    while (static_cast<int64_t>(chosen.size()) < std::min(own, kept)) {
-      int64_t g = random->Unit() < 0.5 ? favourites[random->Below(std::ssize(favourites))]
-                                       : random->Below(own);
-      if (g >= own) g = random->Below(own);
-      chosen.insert(g);
-    }
-    for (const int64_t g : chosen) {
-      for (int64_t k = g * span; k < (g + 1) * span; ++k) {
-        head.columns.push_back(static_cast<int32_t>(k));
+    const int64_t own = q / span, chosen = std::min(own, kept), near = q - own * span + 1;
+    const int64_t tiles = chosen * span + near;
+    if (tiles <= most) {
+      for (const int64_t block : chooser.Choose(own, chosen)) {
+        for (int64_t k = block * span; k < (block + 1) * span; ++k) add(k);
       }
+      for (int64_t k = own * span; k <= q; ++k) add(k);
+      head.row_weights.push_back(1);
+    } else {
+      for (int64_t i = 0; i < most; ++i) {
+        const bool is_near = own == 0 || random->Below(tiles) < near;
+        add(is_near ? q - random->Below(near) : chooser.Draw(own) * span + random->Below(span));
+      }
+      head.row_weights.push_back(static_cast<double>(tiles) / static_cast<double>(most));
     }
-    for (int64_t k = own * span; k <= q; ++k) head.columns.push_back(static_cast<int32_t>(k));
-    head.row_offsets.push_back(static_cast<int64_t>(head.columns.size()));
+    head.row_offsets.push_back(std::ssize(head.columns));
   }
   return head;
 }
@@ -110,6 +155,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .check = Check,
     .build = Build,
     .sample = Sample,
+    .listed_tiles = ListedTiles,
     .page =
         R"(Mixture of Block Attention (MoBA, arXiv 2502.13189). Keys are cut into blocks of
 `attention.block_size` tokens. A tile of queries sees its own block up to the diagonal, and the

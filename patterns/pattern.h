@@ -74,6 +74,9 @@ struct PatternDefinition {
   // What one head is likely to visit; exactly what it visits if that is known before the data.
   ring::HeadPattern (*sample)(const AttentionOptions& options, int64_t blocks,
                               const PatternHints& hints, Random* random);
+  // Tiles that a sampled head lists one by one, at most. Null: none, for what it visits is known by
+  // diagonals.
+  int64_t (*listed_tiles)(const AttentionOptions& options, int64_t blocks) = nullptr;
   std::string_view page;  // Markdown below the heading in docs/patterns.md
 
   bool is_known_before_data() const { return count_tiles != nullptr; }

@@ -86,6 +86,32 @@ TEST(CountTilesTest, ArePredictedExactlyWherePositionsTell) {
   EXPECT_EQ(known, 2);
 }
 
+TEST(SampleTest, AShareOfTheTilesIsWhatIsPredicted) {
+  AttentionOptions options{
+      .pattern = Pattern::kVerticalSlash, .select = Select::kTopK, .tile = 64, .stripe = 64};
+  for (const double density : {0.02, 0.05, 0.2}) {
+    options.budget.density = density;
+    for (const int64_t blocks : {1024, 8192}) {
+      ring::TileLoads loads(1);
+      const auto heads = SampleLayer(options, false, blocks, 8, {}, 3);
+      for (const ring::HeadPattern& head : heads) {
+        loads.AddHead(head, {.tokens = blocks * 64}, 64, 1.0 / 8);
+      }
+      const double causal = static_cast<double>(blocks) * static_cast<double>(blocks + 1) / 2;
+      // A head keeps to it, also where its columns cost twice what these do.
+      EXPECT_LT(loads.RankTotals()[0] / causal, density);
+      EXPECT_GT(loads.RankTotals()[0] / causal, 0.8 * density);
+    }
+  }
+}
+
+TEST(CheckTest, ADensityIsAShare) {
+  AttentionOptions options{.pattern = Pattern::kVerticalSlash, .tile = 64, .stripe = 64};
+  options.budget.density = 1.5;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.density must lie in [0, 1]; got 1.5"));
+}
+
 TEST(SampleTest, HintsReplaceGuesses) {
   const AttentionOptions options{
       .pattern = Pattern::kVerticalSlash, .budget = {.max_slashes = 1024}, .tile = 64};
@@ -95,6 +121,36 @@ TEST(SampleTest, HintsReplaceGuesses) {
     slashes += std::count(head.diagonals.begin(), head.diagonals.end(), 1) / 64.0;
   }
   EXPECT_NEAR(slashes, 100, 10);
+}
+
+// A head lists a bounded number of tiles, each of which stands for several where rows see more: the
+// sum is that of what rows see.
+TEST(SampleTest, BlockTopKListsAreBoundedAndAddUp) {
+  for (const auto& [blocks, topk] :
+       {std::pair{512, 3}, {512, 100}, {32768, 8}, {32768, 4000}, {65536, 20}, {100'001, 8000}}) {
+    const AttentionOptions options{
+        .pattern = Pattern::kBlockTopK, .block_size = 256, .topk_blocks = topk, .tile = 64};
+    const ring::HeadPattern head = SampleLayer(options, false, blocks, 1, {}, 1)[0];
+    ASSERT_EQ(std::ssize(head.row_offsets), blocks + 1);
+    EXPECT_LE(std::ssize(head.columns), int64_t{1} << 21);
+    EXPECT_LE(std::ssize(head.columns),
+              DefinitionOf(Pattern::kBlockTopK).listed_tiles(options, blocks));
+    for (int64_t q = 0; q < blocks; ++q) {
+      const int64_t own = q / 4, seen = std::min<int64_t>(own, topk) * 4 + q % 4 + 1;
+      const auto listed = static_cast<double>(head.row_offsets[q + 1] - head.row_offsets[q]);
+      ASSERT_NEAR(listed * head.row_weights[q], static_cast<double>(seen), 1e-6) << q;
+      for (int64_t i = head.row_offsets[q]; i < head.row_offsets[q + 1]; ++i) {
+        ASSERT_GE(head.columns[i], 0);
+        ASSERT_LE(head.columns[i], q);
+      }
+    }
+  }
+  // Where every block is kept, that is what causal attention sees.
+  const AttentionOptions all{
+      .pattern = Pattern::kBlockTopK, .block_size = 256, .topk_blocks = 65536, .tile = 64};
+  const ring::HeadPattern head = SampleLayer(all, false, 65536, 1, {}, 1)[0];
+  EXPECT_TRUE(head.row_offsets.empty());
+  EXPECT_EQ(std::count(head.diagonals.begin(), head.diagonals.end(), 1), 65536);
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ struct PatternHints {
   // Share of the causal tiles that a layer visits. It also depends on where the diagonals lie, so
   // where it is known, loads are scaled to it.
   double density = 0;
+
+  bool operator==(const PatternHints&) const = default;
 };
 
 // <random>'s distributions differ between libraries; plans must not.

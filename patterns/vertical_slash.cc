@@ -17,6 +17,16 @@ bool ReadSelect(std::string_view text, AttentionOptions* options) {
   return text == "top_k" || text == "top_p";
 }
 
+bool ReadEstimateAt(std::string_view text, AttentionOptions* options) {
+  options->estimate_at = text == "spread" ? EstimateAt::kSpread : EstimateAt::kEnd;
+  return text == "spread" || text == "end";
+}
+
+bool ReadHeadBudgets(std::string_view text, AttentionOptions* options) {
+  options->adapt_heads = text == "by_recall";
+  return text == "by_recall" || text == "equal";
+}
+
 template <auto member>
 bool ReadBudget(std::string_view text, AttentionOptions* options) {
   return ReadNumber(text, &(options->budget.*member));
@@ -38,16 +48,27 @@ constexpr PatternField kFields[] = {
      "How far the planner may move a layer's masses from the above, to even out the layers' "
      "work; 0: never, which keeps runs reproducible.",
      nullptr, "attention.select", "top_p"},
+    {"attention.density", "0", {0, 1},
+     "Budget as a share of the causal tiles that a head keeps (`top_k`), or at most keeps (`top_p`), "
+     "whatever the length; 0: `attention.max_verticals` and `attention.max_slashes` hold instead.",
+     ReadBudget<&VerticalSlashBudget::density>},
     {"attention.max_verticals", "4096", {1, kMaxTokens},
      "Columns a head keeps (`top_k`), or at most keeps (`top_p`).",
-     ReadBudget<&VerticalSlashBudget::max_verticals>},
+     ReadBudget<&VerticalSlashBudget::max_verticals>, "attention.density", "0"},
     {"attention.max_slashes", "1024", {1, kMaxTokens},
      "Block diagonals a head keeps (`top_k`), or at most keeps (`top_p`).",
-     ReadBudget<&VerticalSlashBudget::max_slashes>},
+     ReadBudget<&VerticalSlashBudget::max_slashes>, "attention.density", "0"},
+    {"attention.head_budgets", "equal", {},
+     "Whether all heads have the budget (`equal`), or those that recall little half more and as many "
+     "that recall much half of it (`by_recall`).",
+     ReadHeadBudgets},
     {"attention.estimate_queries", "64", {1, kernels::kMaxEstimateQueries},
-     "Queries at the end of the sequence from which the pattern is estimated; with "
-     "`data.document_mask` they are dealt to the ends of its documents, by their tokens.",
+     "Queries from which the pattern is estimated.",
      Read<&AttentionOptions::estimate_queries>},
+    {"attention.estimate_at", "end", {},
+     "Where they lie: at the end of the sequence, with `data.document_mask` at the ends of its "
+     "documents, by their tokens (`end`), or all over it (`spread`).",
+     ReadEstimateAt},
     {"attention.sink_tokens", "64", {0, kMaxTokens},
      "Columns at the start of the sequence, not of each document in it, that are always kept.",
      Read<&AttentionOptions::sink_tokens>},
@@ -63,6 +84,11 @@ absl::Status Check(const AttentionOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention.vertical_mass and slash_mass must lie in (0, 1]; got %g", mass));
   }
+  const VerticalSlashBudget& budget = options.budget;
+  if (!(budget.density >= 0.0 && budget.density <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.density must lie in [0, 1]; got %g", budget.density));
+  }
   if (options.estimate_queries < 1 || options.estimate_queries > kernels::kMaxEstimateQueries) {
     return absl::InvalidArgumentError(
         absl::StrFormat("attention.estimate_queries is %d; allowed are 1 to %d",
@@ -74,30 +100,59 @@ absl::Status Check(const AttentionOptions& options) {
       options.sink_tokens, options.local_blocks));
 }
 
+// A row of the longest sequence, all of one logit, does not overflow.
+static_assert(kMaxTokens * static_cast<double>(int64_t{1} << kernels::kRowSumBits) < 0x1p63);
+
+// What a budget allows in a sequence of `tokens`.
+struct Counts {
+  int64_t columns;
+  int64_t diagonals;  // of each DiagonalCost
+  bool by_tiles;
+};
+
+// Of a share of the causal tiles, a tenth of it, as a share of the tokens, goes to columns. They
+// cost at most twice that, if they all are at the start; what is left for certain goes to
+// diagonals.
+Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
+  if (budget.density == 0.0) return {budget.max_verticals, budget.max_slashes, false};
+  const int64_t blocks = (tokens + tile - 1) / tile;
+  int64_t all = 0;
+  for (int64_t delta = 0; delta < blocks; ++delta) {
+    all += kernels::DiagonalCost(/*by_tiles=*/true, blocks, delta);
+  }
+  return {std::max<int64_t>(1, std::llround(0.1 * budget.density * static_cast<double>(tokens))),
+          std::max<int64_t>(1, std::llround(0.8 * budget.density * static_cast<double>(all))),
+          true};
+}
+
 // The numbers of a build, no memory yet.
 VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
-  const VerticalSlashBudget& budget = options.budget;
   const int64_t tokens = inputs.layout.tokens, blocks = (tokens + options.tile - 1) / options.tile;
   const bool top_k = options.select == Select::kTopK;
-  // A slot at least, so that no list is empty memory.
-  const auto max_columns = static_cast<int32_t>(
-      std::min(tokens, std::max<int64_t>({budget.max_verticals, options.sink_tokens, 1})));
-  return {
-      .layout = inputs.layout,
-      .heads = inputs.heads,
-      .tile = options.tile,
-      .scale = inputs.scale,
-      .queries = static_cast<int32_t>(inputs.documents == nullptr
-                                          ? std::min<int64_t>(options.estimate_queries, tokens)
-                                          : inputs.documents->estimate_positions.size),
-      .documents = inputs.documents.get(),
-      .column_mass = top_k ? 1.0f : static_cast<float>(budget.vertical_mass),
-      .diagonal_mass = top_k ? 1.0f : static_cast<float>(budget.slash_mass),
-      .max_verticals = static_cast<int32_t>(std::min<int64_t>(budget.max_verticals, max_columns)),
-      .max_slashes = static_cast<int32_t>(std::min<int64_t>(budget.max_slashes, blocks)),
-      .sink_tokens = std::min(options.sink_tokens, max_columns),
-      .local_blocks = options.local_blocks,
-      .parts = {.heads = inputs.heads, .blocks = blocks, .max_columns = max_columns}};
+  Counts counts = CountsOf(options.budget, tokens, options.tile);
+  if (!counts.by_tiles) counts.diagonals = std::min(counts.diagonals, blocks);
+  // Slots for the head that gets most, and one at least, so that no list is empty memory.
+  const int64_t most = options.adapt_heads ? counts.columns + counts.columns / 2 : counts.columns;
+  const auto max_columns =
+      static_cast<int32_t>(std::min(tokens, std::max<int64_t>({most, options.sink_tokens, 1})));
+  return {.layout = inputs.layout,
+          .heads = inputs.heads,
+          .tile = options.tile,
+          .blocks = blocks,
+          .scale = inputs.scale,
+          .queries = static_cast<int32_t>(inputs.documents == nullptr
+                                              ? std::min<int64_t>(options.estimate_queries, tokens)
+                                              : inputs.documents->estimate_positions.size),
+          .spread = options.estimate_at == EstimateAt::kSpread,
+          .documents = inputs.documents.get(),
+          .column_mass = top_k ? 1.0f : static_cast<float>(options.budget.vertical_mass),
+          .diagonal_mass = top_k ? 1.0f : static_cast<float>(options.budget.slash_mass),
+          .max_verticals = static_cast<int32_t>(std::min<int64_t>(counts.columns, max_columns)),
+          .max_slashes = static_cast<int32_t>(counts.diagonals),
+          .slashes_by_tiles = counts.by_tiles,
+          .sink_tokens = std::min(options.sink_tokens, max_columns),
+          .local_blocks = options.local_blocks,
+          .max_columns = max_columns};
 }
 
 // Steps 1 to 3: what the estimate queries attend to, by column of this rank and by diagonal.
@@ -105,53 +160,57 @@ absl::Status Estimate(VerticalSlash& work, const IndexInputs& inputs, IndexDevic
   const bool ranks = work.layout.ranks > 1;
   const int64_t slots = int64_t{work.heads} * work.queries;
   const int64_t query_elements = slots * inputs.head_dim;
-  if (ranks || work.documents != nullptr) {
+  if (ranks || work.spread || work.documents != nullptr) {
     work.query_rows = AllocateArray<std::byte>(device, query_elements * device.element_bytes());
   }
   work.query_positions = AllocateArray<int64_t>(device, work.queries);
+  work.budget_masses = AllocateArray<float>(device, 2 * work.heads);
+  work.budget_counts = AllocateArray<int32_t>(device, 2 * work.heads);
   RETURN_IF_ERROR(device.PrepareEstimate(work));
   // One rank has each of the estimate queries; all others add zeros.
   if (ranks) {
     RETURN_IF_ERROR(device.Sum(SumType::kQueries, work.query_rows.data(), query_elements));
   }
-  work.gathered = AllocateArray<int32_t>(device, work.layout.ranks * work.parts.elements());
   work.row_max = AllocateArray<float>(device, slots);
   work.row_sum = AllocateArray<int64_t>(device, slots);
   work.column_mass_of = AllocateArray<int32_t>(device, work.heads * work.layout.local_tokens());
+  work.diagonal_mass_of = AllocateArray<int32_t>(device, work.heads * work.blocks);
   RETURN_IF_ERROR(device.RowMax(work));
   if (ranks) RETURN_IF_ERROR(device.Max(work.row_max.data(), slots));
   RETURN_IF_ERROR(device.RowSum(work));
   if (ranks) RETURN_IF_ERROR(device.Sum(SumType::kInt64, work.row_sum.data(), slots));
-  return device.Mass(work);
+  RETURN_IF_ERROR(device.Mass(work));
+  if (!ranks) return absl::OkStatus();
+  return device.Sum(SumType::kInt32, work.diagonal_mass_of.data(), work.diagonal_mass_of.size);
 }
 
-// Step 4: every rank's best columns and masses of diagonals, in one exchange.
-absl::Status Merge(VerticalSlash& work, IndexDevice& device) {
+// Step 4: every rank's best columns.
+absl::Status GatherCandidates(VerticalSlash& work, IndexDevice& device) {
+  const int64_t part = 2 * work.candidate_slots();
+  work.candidates = AllocateArray<int32_t>(device, work.layout.ranks * part);
   RETURN_IF_ERROR(device.Candidates(work));
-  if (work.layout.ranks == 1) {
-    work.merged = work.gathered;
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(device.Gather(work.gathered.data(),
-                                work.parts.elements() * static_cast<int64_t>(sizeof(int32_t))));
-  work.merged = AllocateArray<int32_t>(device, work.merged_parts().elements());
-  return device.MergeParts(work);
+  if (work.layout.ranks == 1) return absl::OkStatus();
+  return device.Gather(work.candidates.data(), part * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   VerticalSlash work = Plan(options, inputs);
   RETURN_IF_ERROR(Estimate(work, inputs, device));
-  RETURN_IF_ERROR(Merge(work, device));
+  RETURN_IF_ERROR(GatherCandidates(work, device));
   // Step 5.
-  const int64_t heads = work.heads, columns = heads * work.parts.max_columns;
+  const int64_t heads = work.heads, columns = heads * work.max_columns;
   index.pattern = kernels::TilePattern::kToeplitz;
-  index.max_columns = work.parts.max_columns;
+  index.max_columns = work.max_columns;
   index.column_positions = AllocateArray<int64_t>(device, columns);
   index.column_counts = AllocateArray<int32_t>(device, heads);
-  index.diagonal_words = static_cast<int32_t>((work.parts.blocks + 63) / 64);
+  index.diagonal_words = static_cast<int32_t>((work.blocks + 63) / 64);
   index.diagonals = AllocateArray<uint64_t>(device, heads * index.diagonal_words);
   RETURN_IF_ERROR(device.Select(work, index));
+  if (options.adapt_heads) {
+    RETURN_IF_ERROR(device.AdaptBudgets(work));
+    RETURN_IF_ERROR(device.Select(work, index));
+  }
   RETURN_IF_ERROR(device.CountSelection(work, index));
   const int64_t bytes = columns * inputs.head_dim * device.element_bytes();
   index.column_keys = AllocateArray<std::byte>(device, bytes);
@@ -165,21 +224,36 @@ double Strength(double mass) {
   return std::log(1 - std::min(mass, 0.999)) / std::log(0.1);
 }
 
+// Of more columns, each that is drawn stands for several.
+constexpr int64_t kMaxDrawnColumns = int64_t{1} << 18;
+
 // A third of `wanted` diagonals next to the main one, the rest in clusters that thin out with
-// distance.
-ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, Random* random) {
-  ring::HeadPattern head = Band(blocks, std::max(local, wanted / 3));
-  int64_t set = std::count(head.diagonals.begin(), head.diagonals.end(), 1);
+// distance, while their costs are below `most`.
+ring::HeadPattern Diagonals(int64_t blocks, int64_t local, int64_t wanted, int64_t most,
+                            bool by_tiles, Random* random) {
+  ring::HeadPattern head = Band(blocks, local);
+  const auto cost = [&](int64_t delta) { return kernels::DiagonalCost(by_tiles, blocks, delta); };
+  int64_t set = std::min(blocks, local), taken = 0;
+  for (int64_t delta = 0; delta < set; ++delta) taken += cost(delta);
+  const auto take = [&](int64_t delta) {
+    if (delta >= blocks || head.diagonals[delta] != 0) return;
+    head.diagonals[delta] = 1;
+    taken += cost(delta);
+    ++set;
+  };
+  const auto wants_more = [&] { return set < wanted && taken < most; };
+  for (int64_t delta = local; delta < wanted / 3 && wants_more(); ++delta) take(delta);
   constexpr int64_t kWidths[] = {1, 1, 1, 2, 4, 8};
-  while (set < wanted) {
+  // Where nearly all are wanted, the last ones are hard to hit.
+  for (int64_t draws = 0; wants_more() && draws < 4 * blocks; ++draws) {
     const double u = random->Unit();
     auto at = static_cast<int64_t>(static_cast<double>(blocks) * u * u);
-    for (int64_t width = kWidths[random->Below(std::ssize(kWidths))];
-         width > 0 && at < blocks && set < wanted; --width, ++at) {
-      set += head.diagonals[at] == 0;
-      head.diagonals[at] = 1;
+    for (int64_t width = kWidths[random->Below(std::ssize(kWidths))]; width > 0 && wants_more();
+         --width, ++at) {
+      take(at);
     }
   }
+  for (int64_t at = 0; at < blocks && wants_more(); ++at) take(at);
   return head;
 }
 
@@ -194,22 +268,33 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
                      std::sqrt(static_cast<double>(tokens) / 524288.0);
   if (hints.slashes > 0) slashes = hints.slashes * (0.7 + 0.6 * random->Unit());
   if (hints.verticals > 0) verticals = hints.verticals * (0.7 + 0.6 * random->Unit());
-  if (options.select == Select::kTopK) {
-    slashes = budget.max_slashes;
-    verticals = budget.max_verticals;
-  }
+  const Counts counts = CountsOf(budget, tokens, options.tile);
   const int64_t local = 1 + options.local_blocks;
+  // That the costs allow, if they lie as Diagonals lays them: at three quarters of the main one's.
+  const int64_t diagonals =
+      counts.by_tiles
+          ? 4 * counts.diagonals /
+                (3 * int64_t{kernels::DiagonalCost(/*by_tiles=*/true, blocks, /*delta=*/0)})
+          : counts.diagonals;
+  if (options.select == Select::kTopK) {
+    slashes = static_cast<double>(diagonals);
+    verticals = static_cast<double>(counts.columns);
+  }
   const auto wanted = std::clamp<int64_t>(std::llround(slashes), std::min(local, blocks),
-                                          std::min<int64_t>(blocks, local + budget.max_slashes));
-  ring::HeadPattern head = Diagonals(blocks, local, wanted, random);
+                                          std::min<int64_t>(blocks, local + diagonals));
+  ring::HeadPattern head = Diagonals(
+      blocks, local, wanted, counts.by_tiles ? counts.diagonals : blocks, counts.by_tiles, random);
 
   head.columns_in_block.assign(blocks, 0.0);
   for (int64_t i = 0; i < std::min<int64_t>(options.sink_tokens, tokens); ++i) {
     head.columns_in_block[i / options.tile] += 1;
   }
-  const int64_t columns =
-      std::min({int64_t{std::llround(verticals)}, int64_t{budget.max_verticals}, tokens});
-  for (int64_t i = 0; i < columns; ++i) head.columns_in_block[random->Below(blocks)] += 1;
+  const int64_t columns = std::min({int64_t{std::llround(verticals)}, counts.columns, tokens});
+  const int64_t drawn = std::min(columns, kMaxDrawnColumns);
+  for (int64_t i = 0; i < drawn; ++i) {
+    head.columns_in_block[random->Below(blocks)] +=
+        static_cast<double>(columns) / static_cast<double>(drawn);
+  }
   for (double& count : head.columns_in_block) {
     count = std::min(count, static_cast<double>(options.tile));
   }
@@ -229,14 +314,26 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .build = Build,
     .sample = Sample,
     .page =
-        R"(MTraining (arXiv 2510.18830), Algorithm 1. Per layer, head and step, the softmax of the last
+        R"(MTraining (arXiv 2510.18830), Algorithm 1. Per layer, head and step, the softmax of
 `attention.estimate_queries` queries over all keys says how much attention mass each column (one key) and each
-diagonal of tiles holds. The heaviest are kept until they cover a share of the mass or reach a number; the
+diagonal of tiles holds. The heaviest are kept until they cover a share of the mass or reach a budget; the
 first columns (sinks) and the diagonals next to the main one always are. The kernels get one bitmap of diagonals
 a head, which is Toeplitz over blocks, and the list of its columns, which are computed outside the ring
 ([attention.md](attention.md) has the steps). The planner assumes, until a job's reports say how many columns
 and diagonals it keeps, 2 to 10 % of the diagonals, a third of them next to the main one and the rest in
-clusters that thin out with distance, and columns that lie anywhere.
+clusters that thin out with distance, and columns that lie anywhere; no more than the budget, and with `top_k` all of it.
+
+The queries are the sequence's last ones, as in the paper, or with `attention.estimate_at: spread` one from each of as
+many equal parts of it: what only earlier queries attend to counts then, and a key counts by how many see it. `end` is
+the default until recall of both has been measured on GPUs.
+
+The budget is a number of columns and of diagonals, or with `attention.density` a share of the causal tiles, at any
+length: columns are a tenth of that share of the tokens, and diagonals are taken while the tiles they have come to four
+fifths of the share, so that a head visits no more than the share (columns cost at most twice theirs, if they all are at
+the start) and what is always kept. Of the two, budget and mass, the one that is reached first ends the choice; step
+reports and `ringctl report` say of how many heads it was the budget. With `attention.head_budgets: by_recall` the choice
+is made twice: after the first, the heads whose choice holds more than 0.8 of the mass, at most half of all, get half of
+the budget, and as many with the least get half more, so that the mean stays (the levels are AdaSpa's, arXiv 2502.21079).
 )",
 };
 

@@ -176,17 +176,16 @@ absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank) 
   return schedule;
 }
 
-std::vector<int> NamedByAllRanks(const RingShape& shape, int named) {
-  std::vector<int> ranks;
-  ranks.reserve(shape.ranks());
-  int node = named / shape.inner;
-  for (int n = 0; n < shape.outer; ++n, node = node + 1 < shape.outer ? node + 1 : 0) {
-    int local = named % shape.inner;
-    for (int l = 0; l < shape.inner; ++l, local = local + 1 < shape.inner ? local + 1 : 0) {
-      ranks.push_back(node * shape.inner + local);
-    }
-  }
-  return ranks;
+int NamedByRank(const RingShape& shape, int rank, int named) {
+  return (rank / shape.inner + named / shape.inner) % shape.outer * shape.inner +
+         (rank % shape.inner + named % shape.inner) % shape.inner;
+}
+
+int NamedByRankZero(const RingShape& shape, int rank, int named) {
+  const int nodes = named / shape.inner - rank / shape.inner;
+  const int local = named % shape.inner - rank % shape.inner;
+  return (nodes < 0 ? nodes + shape.outer : nodes) * shape.inner +
+         (local < 0 ? local + shape.inner : local);
 }
 
 }  // namespace ringleader::ring

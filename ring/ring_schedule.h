@@ -92,9 +92,11 @@ absl::StatusOr<RingSchedule> ForwardSchedule(const RingShape& shape, int rank);
 absl::StatusOr<RingSchedule> BackwardSchedule(const RingShape& shape, int rank);
 
 // The schedules of a shape differ by a rotation alone: the same steps, slots and links, and where
-// rank 0's names rank `named`, rank r's names the rank that is as far from r, counted around the
-// ring of nodes and around a node. Returns those, by r. One schedule so stands for all.
-// (All-gather: its slots are numbered by ranks and turn likewise.)
-std::vector<int> NamedByAllRanks(const RingShape& shape, int named);
+// rank 0's names rank `named`, that of `rank` names the rank that is as far from it, counted around
+// the ring of nodes and around a node. One schedule so stands for all. (All-gather: its slots are
+// numbered by ranks and turn likewise.)
+int NamedByRank(const RingShape& shape, int rank, int named);
+// The other way round: whom rank 0's schedule names where that of `rank` names `named`.
+int NamedByRankZero(const RingShape& shape, int rank, int named);
 
 }  // namespace ringleader::ring

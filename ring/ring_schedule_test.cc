@@ -156,7 +156,11 @@ TEST_P(RingScheduleTest, OfAllRanksAreRankZerosTurned) {
     const auto schedule_of = backward ? BackwardSchedule : ForwardSchedule;
     const RingSchedule first = *schedule_of(shape, 0);
     for (int rank = 0; rank < shape.ranks(); ++rank) {
-      const auto turned = [&](int named) { return NamedByAllRanks(shape, named)[rank]; };
+      const auto turned = [&](int named) {
+        const int result = NamedByRank(shape, rank, named);
+        EXPECT_EQ(NamedByRankZero(shape, rank, result), named);
+        return result;
+      };
       const auto slot = [&](int slot) { return gathers ? turned(slot) : slot; };
       const auto hop = [&](const RingHop& mine, const RingHop& zeros) {
         EXPECT_EQ(mine.link, zeros.link);

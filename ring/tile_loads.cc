@@ -1,6 +1,10 @@
 #include "ring/tile_loads.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <iterator>
+#include <utility>
 
 namespace ringleader::ring {
 namespace {
@@ -45,6 +49,38 @@ std::vector<double> ChunkWeights(const std::vector<uint8_t>& diagonals, int64_t 
   return weights;
 }
 
+bool IsBefore(const ListedLoad& a, const ListedLoad& b) {
+  return std::pair(a.rank, a.owner) < std::pair(b.rank, b.owner);
+}
+
+// [r]: values[r] to values[r + ranks - 1] put together, of 2 ranks - 1 values. All these windows
+// hold the middle one, so each is a run that ends there and a run that begins behind it.
+template <typename Combine>
+std::vector<double> OverWindows(const std::vector<double>& values, int ranks, Combine combine) {
+  std::vector<double> runs = values;
+  for (int i = ranks - 2; i >= 0; --i) runs[i] = combine(runs[i], runs[i + 1]);
+  for (int i = ranks + 1; i < 2 * ranks - 1; ++i) runs[i] = combine(runs[i], runs[i - 1]);
+  std::vector<double> windows(ranks);
+  for (int r = 0; r < ranks; ++r)
+    windows[r] = r == 0 ? runs[0] : combine(runs[r], runs[r + ranks - 1]);
+  return windows;
+}
+
+// max over i of a[i] + b[i]. Eight at a time, which processors do at once.
+double LargestSum(const double* a, const double* b, int count) {
+  constexpr int kLanes = 8;
+  double largest[kLanes] = {};
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const double sum = a[i + lane] + b[i + lane];
+      largest[lane] = sum > largest[lane] ? sum : largest[lane];
+    }
+  }
+  for (; i < count; ++i) largest[0] = std::max(largest[0], a[i] + b[i]);
+  return *std::max_element(largest, largest + kLanes);
+}
+
 }  // namespace
 
 // Contiguous: one chunk a rank, so w(rank - owner). Zigzag: chunks r and 2 W - 1 - r; both of a
@@ -66,6 +102,7 @@ void TileLoads::AddDiagonals(const std::vector<uint8_t>& diagonals, const ShardL
         apart[x] += weight * weights[x];
         apart[-x] += weight * weights[x];
       }
+      is_mirrored_ = true;
       for (int sum = 0; sum < 2 * ranks_ - 1; ++sum) {
         mirrored_[sum] += weight * weights[2 * ranks_ - 1 - sum];
       }
@@ -87,14 +124,7 @@ void TileLoads::AddHead(const HeadPattern& head, const ShardLayout& layout, int 
                         double weight) {
   const ShardLayout blocks = InBlocks(layout, tile);
   if (!head.diagonals.empty()) AddDiagonals(head.diagonals, blocks, weight);
-  if (!head.row_offsets.empty()) {
-    for (int64_t q = 0; q < blocks.tokens; ++q) {
-      const int rank = blocks.Owner(q);
-      for (int64_t k = head.row_offsets[q]; k < head.row_offsets[q + 1]; ++k) {
-        AddRing(rank, blocks.Owner(head.columns[k]), weight);
-      }
-    }
-  }
+  if (!head.row_offsets.empty()) AddRows(head, blocks, weight);
   if (!head.columns_in_block.empty()) {
     double before = 0;
     for (int64_t q = 0; q < blocks.tokens; ++q) {
@@ -104,23 +134,119 @@ void TileLoads::AddHead(const HeadPattern& head, const ShardLayout& layout, int 
   }
 }
 
+// Rank by rank, so that the sums over a rank's rows take room for one row of owners alone.
+void TileLoads::AddRows(const HeadPattern& head, const ShardLayout& blocks, double weight) {
+  std::vector<int> owner_of(blocks.tokens);
+  for (int64_t k = 0; k < blocks.tokens; ++k) owner_of[k] = blocks.Owner(k);
+  std::vector<ListedLoad> added;
+  std::vector<double> sums(ranks_);
+  std::vector<int> met;
+  ShardLayout mine = blocks;
+  for (mine.rank = 0; mine.rank < ranks_; ++mine.rank) {
+    for (int64_t i = 0; i < mine.local_tokens(); ++i) {
+      const int64_t row = mine.Position(i);
+      const double tiles = weight * (head.row_weights.empty() ? 1.0 : head.row_weights[row]);
+      for (int64_t k = head.row_offsets[row]; k < head.row_offsets[row + 1]; ++k) {
+        const int owner = owner_of[head.columns[k]];
+        if (sums[owner] == 0) met.push_back(owner);
+        sums[owner] += tiles;
+      }
+    }
+    std::sort(met.begin(), met.end());
+    for (const int owner : met) {
+      added.push_back({.rank = mine.rank, .owner = owner, .tiles = sums[owner]});
+      sums[owner] = 0;
+    }
+    met.clear();
+  }
+  if (listed_.empty()) {
+    added.shrink_to_fit();
+    listed_ = std::move(added);
+    return;
+  }
+  std::vector<ListedLoad> both;
+  both.reserve(listed_.size() + added.size());
+  std::merge(listed_.begin(), listed_.end(), added.begin(), added.end(), std::back_inserter(both),
+             IsBefore);
+  listed_.clear();
+  for (const ListedLoad& load : both) {
+    const bool is_new =
+        listed_.empty() || listed_.back().rank != load.rank || listed_.back().owner != load.owner;
+    if (is_new) {
+      listed_.push_back(load);
+    } else {
+      listed_.back().tiles += load.tiles;
+    }
+  }
+}
+
 void TileLoads::AddRing(int rank, int owner, double tiles) {
-  if (listed_.empty()) listed_.resize(size_t(ranks_) * ranks_);
-  listed_[size_t(rank) * ranks_ + owner] += tiles;
+  const ListedLoad added = {.rank = rank, .owner = owner, .tiles = tiles};
+  const auto place = std::lower_bound(listed_.begin(), listed_.end(), added, IsBefore);
+  if (place != listed_.end() && !IsBefore(added, *place)) {
+    place->tiles += tiles;
+  } else {
+    listed_.insert(place, added);
+  }
 }
 
 void TileLoads::Scale(double factor) {
-  for (std::vector<double>* part : {&apart_, &mirrored_, &listed_, &column_}) {
+  for (std::vector<double>* part : {&apart_, &mirrored_, &column_}) {
     for (double& tiles : *part) tiles *= factor;
   }
+  for (ListedLoad& load : listed_) load.tiles *= factor;
+}
+
+double TileLoads::of(int rank, int owner) const {
+  const ListedLoad pair = {.rank = rank, .owner = owner};
+  const auto place = std::lower_bound(listed_.begin(), listed_.end(), pair, IsBefore);
+  const bool is_listed = place != listed_.end() && !IsBefore(pair, *place);
+  return apart(rank - owner) + mirrored_[rank + owner] + (is_listed ? place->tiles : 0);
+}
+
+std::vector<double> TileLoads::RingTotals() const {
+  std::vector<double> totals = OverWindows(apart_, ranks_, std::plus<>());
+  const std::vector<double> mirrored = OverWindows(mirrored_, ranks_, std::plus<>());
+  for (int rank = 0; rank < ranks_; ++rank) totals[rank] += mirrored[rank];
+  for (const ListedLoad& load : listed_) totals[load.rank] += load.tiles;
+  return totals;
 }
 
 std::vector<double> TileLoads::RankTotals() const {
-  std::vector<double> totals = column_;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    for (int owner = 0; owner < ranks_; ++owner) totals[rank] += of(rank, owner);
-  }
+  std::vector<double> totals = RingTotals();
+  for (int rank = 0; rank < ranks_; ++rank) totals[rank] += column_[rank];
   return totals;
+}
+
+std::vector<double> TileLoads::LargestSteps() const {
+  std::vector<double> largest;
+  if (!is_mirrored_) {
+    largest = OverWindows(apart_, ranks_, [](double a, double b) { return std::max(a, b); });
+  } else {
+    // By owner, both parts go up: one in its sum with the rank, one against their difference.
+    const std::vector<double> turned(apart_.rbegin(), apart_.rend());
+    for (int rank = 0; rank < ranks_; ++rank) {
+      largest.push_back(LargestSum(&turned[ranks_ - 1 - rank], &mirrored_[rank], ranks_));
+    }
+  }
+  for (const ListedLoad& load : listed_) {
+    double& most = largest[load.rank];
+    most = std::max(most,
+                    apart(load.rank - load.owner) + mirrored_[load.rank + load.owner] + load.tiles);
+  }
+  return largest;
+}
+
+double TileLoads::StepImbalance() const {
+  const std::vector<double> totals = RingTotals(), largest = LargestSteps();
+  double sum = 0;
+  int counted = 0;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (totals[rank] <= 0) continue;
+    sum += largest[rank] * ranks_ / totals[rank];
+    ++counted;
+  }
+  return counted > 0 ? sum / counted : 1.0;
 }
 
 }  // namespace ringleader::ring

@@ -3,8 +3,8 @@
 // the step attends to (ring_schedule.h).
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ringleader/kernels/shard_layout.h"
@@ -15,14 +15,24 @@ namespace ringleader::ring {
 struct HeadPattern {
   // Block diagonals: query block A attends to key block A - delta where diagonals[delta] is set.
   std::vector<uint8_t> diagonals;  // [blocks], or empty
-  // Key blocks by query block, for patterns that are no diagonals.
+  // Key blocks by query block, for patterns that are no diagonals. Where a row has too many to
+  // list, each that is listed stands for row_weights[row] tiles.
   std::vector<int64_t> row_offsets;  // [blocks + 1], or empty
   std::vector<int32_t> columns;
+  std::vector<double> row_weights;  // [blocks], or empty: 1
   // Selected single columns in each key block; all later query blocks attend to them.
   std::vector<double> columns_in_block;  // [blocks], or empty
 };
 
-// Sums over heads. Tiles outside the ring (selected columns) count as dense tiles.
+// What a rank visits of one owner's keys, apart from block diagonals.
+struct ListedLoad {
+  int rank = 0;
+  int owner = 0;
+  double tiles = 0;
+};
+
+// Sums over heads. Tiles outside the ring (selected columns) count as dense tiles. Takes memory by
+// ranks and by listed tiles, not by ranks².
 class TileLoads {
  public:
   explicit TileLoads(int ranks)
@@ -38,25 +48,36 @@ class TileLoads {
   void Scale(double factor);
 
   int ranks() const { return ranks_; }
-  double of(int rank, int owner) const {
-    const double tiles = apart_[rank - owner + ranks_ - 1] + mirrored_[rank + owner];
-    return listed_.empty() ? tiles : tiles + listed_[size_t(rank) * ranks_ + owner];
-  }
+  double of(int rank, int owner) const;
   double columns(int rank) const { return column_[rank]; }
+  // What of(rank, owner) is the sum of: a part by rank - owner, one by rank + owner (zero unless
+  // is_mirrored()), and what is listed, by rank and owner.
+  double apart(int difference) const { return apart_[difference + ranks_ - 1]; }
+  bool is_mirrored() const { return is_mirrored_; }
+  double mirrored(int sum) const { return mirrored_[sum]; }
+  std::span<const ListedLoad> listed() const { return listed_; }
+
   // Each rank's tiles, over all owners and columns.
   std::vector<double> RankTotals() const;
+  // Mean over ranks of max/mean over owners, which are the ring's steps; 1 where there are no
+  // tiles.
+  double StepImbalance() const;
 
  private:
   void AddDiagonals(const std::vector<uint8_t>& diagonals, const kernels::ShardLayout& blocks,
                     double weight);
+  void AddRows(const HeadPattern& head, const kernels::ShardLayout& blocks, double weight);
+  std::vector<double> RingTotals() const;
+  std::vector<double> LargestSteps() const;
 
   int ranks_;
   // Tiles of block diagonals depend on a pair's ranks by their difference (rank - owner + ranks -
   // 1) and, in the zigzag layout, by their sum (rank + owner) alone.
   std::vector<double> apart_;
   std::vector<double> mirrored_;
-  std::vector<double> listed_;  // [rank][owner], or empty: other patterns' tiles
-  std::vector<double> column_;  // [rank]
+  bool is_mirrored_ = false;
+  std::vector<ListedLoad> listed_;  // in order of rank and owner, each pair once
+  std::vector<double> column_;      // [rank]
 };
 
 }  // namespace ringleader::ring

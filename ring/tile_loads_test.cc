@@ -35,13 +35,31 @@ TileLoads BruteForce(const HeadPattern& head, const ShardLayout& layout) {
     }
     if (head.row_offsets.empty()) continue;
     for (int64_t i = head.row_offsets[q]; i < head.row_offsets[q + 1]; ++i) {
-      loads.AddRing(rank, layout.Owner(int64_t{head.columns[i]} * kTile), 1);
+      loads.AddRing(rank, layout.Owner(int64_t{head.columns[i]} * kTile), head.row_weights[q]);
     }
   }
   return loads;
 }
 
+// Pair by pair.
+double StepImbalance(const TileLoads& loads) {
+  double sum = 0;
+  int counted = 0;
+  for (int rank = 0; rank < loads.ranks(); ++rank) {
+    double total = 0, largest = 0;
+    for (int owner = 0; owner < loads.ranks(); ++owner) {
+      total += loads.of(rank, owner);
+      largest = std::max(largest, loads.of(rank, owner));
+    }
+    if (total > 0) sum += largest * loads.ranks() / total;
+    counted += total > 0;
+    EXPECT_NEAR(loads.RankTotals()[rank], total + loads.columns(rank), 1e-6) << rank;
+  }
+  return counted == 0 ? 1 : sum / counted;
+}
+
 void ExpectEqual(const TileLoads& a, const TileLoads& b) {
+  EXPECT_NEAR(a.StepImbalance(), StepImbalance(b), 1e-9);
   for (int rank = 0; rank < a.ranks(); ++rank) {
     for (int owner = 0; owner < a.ranks(); ++owner) {
       ASSERT_NEAR(a.of(rank, owner), b.of(rank, owner), 1e-6) << rank << " " << owner;
@@ -78,13 +96,27 @@ TEST(TileLoadsTest, ClosedFormsCountWhatALoopCounts) {
 TEST(TileLoadsTest, RowsAreCountedPerLayout) {
   const patterns::AttentionOptions options = {
       .pattern = patterns::Pattern::kBlockTopK, .block_size = 256, .topk_blocks = 4, .tile = kTile};
-  const auto heads = patterns::SampleLayer(options, false, 256, 2, {}, 3);
+  auto heads = patterns::SampleLayer(options, false, 256, 2, {}, 3);
+  for (HeadPattern& head : heads) {
+    for (size_t row = 0; row < 256; row += 3) head.row_weights[row] = 2.5;
+  }
   for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
     const ShardLayout layout = Layout(kind, 4, 256, 2);
     for (const HeadPattern& head : heads) {
       TileLoads loads(4);
       loads.AddHead(head, layout, kTile, 1.0);
       ExpectEqual(loads, BruteForce(head, layout));
+    }
+    // Heads add up.
+    TileLoads both(4), one(4);
+    both.AddHead(heads[0], layout, kTile, 1.0);
+    both.AddHead(heads[1], layout, kTile, 2.0);
+    one.AddHead(heads[1], layout, kTile, 2.0);
+    const TileLoads first = BruteForce(heads[0], layout);
+    for (int rank = 0; rank < 4; ++rank) {
+      for (int owner = 0; owner < 4; ++owner) {
+        EXPECT_NEAR(both.of(rank, owner), first.of(rank, owner) + one.of(rank, owner), 1e-6);
+      }
     }
   }
 }

@@ -36,7 +36,6 @@ SAME_FOR_TWO_DEVICES = {"attention.h", "columns.h"}
 BACKWARD_INCLUDES = {
     ("coordinator/api", "coordinator/api/services"): "server.cc starts the services and lies beside what they share",
     ("cli", "cli/commands"): "app.cc lists the commands and lies beside what they share",
-    ("coordinator/planner", "coordinator/planner/cost"): "planner.h is entrance and shared types in one",
     ("worker/model/memory", "worker/model/decoder"): "saved_layers.h holds what LayerPasses save",
     ("worker/trainer", "worker/trainer/link"): "the process's main function lies beside what its rooms share",
     ("worker/trainer", "worker/trainer/steps"): "the process's main function lies beside what its rooms share",

@@ -21,4 +21,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
                                                            std::string_view token = "",
                                                            grpc::ChannelArguments arguments = {});
 
+// gRPC's message of a call for which there was no connection, and what it means where the two sides
+// do not agree on TLS: gRPC names what its libraries met, not what to change.
+std::string ExplainConnection(const std::string& message);
+
 }  // namespace ringleader

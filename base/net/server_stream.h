@@ -1,6 +1,7 @@
 // One bidirectional stream on a gRPC server (callback API) with the hard parts done once: one read
-// and one write under way at a time, a bounded queue of messages to write, one Finish, and a
-// lifetime that ends when gRPC is done and nobody holds it any more.
+// and one write under way at a time, a bounded queue of messages to write, reads that stop while
+// there is no room for what they bring, one Finish, and a lifetime that ends when gRPC is done and
+// nobody holds it any more.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -51,6 +52,15 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   // The last call: nothing will be read or written any more.
   virtual void OnEnd() = 0;
 
+  // Whether the next message may be read. Asked under the stream's lock: must return at once and
+  // call no method of the stream. After a "no", whoever makes room calls ReadOn(); until then the
+  // peer's messages wait in the network, and the peer with them.
+  virtual bool HasRoom() const { return true; }
+  void ReadOn() {
+    absl::MutexLock lock(&mutex_);
+    ReadNext();
+  }
+
  private:
   // A peer that leaves so many messages unread is stuck.
   static constexpr size_t kMaxQueued = 10'000;
@@ -69,7 +79,9 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
       return;
     }
     incoming_.Clear();
-    this->StartRead(&incoming_);
+    absl::MutexLock lock(&mutex_);
+    may_read_ = true;
+    ReadNext();
   }
 
   void OnWriteDone(bool ok) final {
@@ -84,6 +96,12 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   void OnDone() final {
     const auto self = std::move(self_);  // until the end of this call
     OnEnd();
+  }
+
+  void ReadNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!may_read_ || finished_ || !HasRoom()) return;
+    may_read_ = false;
+    this->StartRead(&incoming_);
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -104,6 +122,7 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   absl::Mutex mutex_;
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // front: being written
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool may_read_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -75,15 +75,14 @@ void Metrics::AddCollectable(const std::shared_ptr<prometheus::Collectable>& col
 
 Metrics::~Metrics() = default;
 
-absl::Status Metrics::Listen(const Address& address, bool insecure) {
+absl::Status Metrics::Listen(const Address& address, bool everybody_may_read) {
   if (!address.path.empty()) {
     return absl::InvalidArgumentError("metrics are served over TCP: give host:port");
   }
-  if (!insecure && !IsLoopback(address)) {
+  if (!everybody_may_read && !IsLoopback(address)) {
     return absl::FailedPreconditionError(
         absl::StrFormat("%s is not a loopback address, and metrics are served without TLS: give "
-                        "--insecure if whoever can reach "
-                        "it may read them",
+                        "--metrics-public if whoever can reach it may read them",
                         FormatAddress(address)));
   }
   RETURN_IF_ERROR(CheckCanListen(address));

@@ -38,8 +38,8 @@ class Metrics {
   void AddCollectable(const std::shared_ptr<prometheus::Collectable>& collectable);
 
   // Serves http://address/metrics until this object ends. ALREADY_EXISTS says that the port is in
-  // use. Plain HTTP: FAILED_PRECONDITION off loopback unless `insecure`.
-  absl::Status Listen(const Address& address, bool insecure);
+  // use. Plain HTTP: FAILED_PRECONDITION off loopback unless `everybody_may_read`.
+  absl::Status Listen(const Address& address, bool everybody_may_read);
   // No scrape is under way once this returns. Idempotent.
   void StopListening();
   // The port being served; what was asked for unless that was 0.

@@ -25,6 +25,7 @@ absl::StatusOr<int> Pack(const Context& context, const data::PackOptions& option
   const nlohmann::ordered_json document = {{"train", ToJson(result.train)},
                                            {"eval", ToJson(result.eval)},
                                            {"vocabulary", result.train.vocabulary},
+                                           {"tasks", result.train.tasks},
                                            {"skipped_files", result.skipped_files}};
   PrintJson(context, document, [&](std::ostream& out) {
     const auto row = [](const char* name, const data::Manifest& manifest) {
@@ -72,6 +73,10 @@ void AddDataCommand(CLI::App& app, Context* context) {
   pack->add_option("--vocabulary", options->vocabulary, "token ids: how many there are");
   pack->add_option("--separator", options->separator, "token ids: the one that ends a document");
   pack->add_option("--tokenizer", options->tokenizer, "token ids: name of their tokenizer");
+  pack->add_option("--tasks", options->tasks,
+                   "token ids: tasks whose answers are marked, separated by commas; beside each "
+                   "file FILE lies FILE.marks")
+      ->delimiter(',');
   pack->footer(
       "\nA file is a document. Documents lie one behind the other, each ended by the\n"
       "separator, and training cuts its sequences from that stream. Attention stays\n"

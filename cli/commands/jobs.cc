@@ -45,9 +45,9 @@ absl::StatusOr<int> Get(const Context& context, const std::string& name) {
 // Cancel, pause and resume differ by their request alone.
 template <typename Request>
 absl::StatusOr<int> Transition(const Context& context, const std::string& name,
-                               absl::StatusOr<v1::Job> (Client::*method)(const Request&)) {
+                               absl::StatusOr<v1::Job> (Client::*method)(const Request&),
+                               Request request = {}) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
-  Request request;
   request.set_name(JobName(name));
   request.set_request_id(NewRequestId());
   ASSIGN_OR_RETURN(const v1::Job job, (client.get()->*method)(request));
@@ -95,11 +95,13 @@ std::string WithTerms(std::string filter, const std::string& owner, const std::s
 
 using Action = std::function<absl::StatusOr<int>(const std::string& name)>;
 
-void AddNamed(CLI::App& app, Context* context, const char* verb, const char* help, Action action) {
+CLI::App* AddNamed(CLI::App& app, Context* context, const char* verb, const char* help,
+                   Action action) {
   auto name = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(verb, help);
   command->add_option("job", *name, "name of the job")->required();
   command->callback([=] { context->action = [=] { return action(*name); }; });
+  return command;
 }
 
 }  // namespace
@@ -122,11 +124,15 @@ void AddJobCommands(CLI::App& app, Context* context) {
 
   AddNamed(app, context, "get", "show a job and its attempts",
            [=](const std::string& name) { return Get(*context, name); });
-  AddNamed(app, context, "cancel", "stop a job for good",
-           [=](const std::string& name) { return Transition(*context, name, &Client::CancelJob); });
+  auto checkpoint = std::make_shared<bool>(false);
+  AddNamed(app, context, "cancel", "stop a job for good", [=](const std::string& name) {
+    v1::CancelJobRequest request;
+    request.set_checkpoint(*checkpoint);
+    return Transition(*context, name, &Client::CancelJob, request);
+  })->add_flag("--checkpoint", *checkpoint, "write a last checkpoint first, and keep it");
   AddNamed(app, context, "pause", "write a checkpoint and stop until resumed",
            [=](const std::string& name) { return Transition(*context, name, &Client::PauseJob); });
-  AddNamed(app, context, "resume", "go on with a paused job",
+  AddNamed(app, context, "resume", "go on with a paused job, or a failed one",
            [=](const std::string& name) { return Transition(*context, name, &Client::ResumeJob); });
   auto job = std::make_shared<std::string>();
   auto steps = std::make_shared<uint32_t>(2);

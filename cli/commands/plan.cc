@@ -2,7 +2,6 @@
 #include <memory>
 #include <ostream>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "cli/commands/commands.h"
@@ -10,6 +9,7 @@
 #include "cli/printer.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/model_spec.h"
 #include "model_shape/model_config.h"
 
 namespace ringleader::cli {
@@ -61,10 +61,8 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   std::string note;
   if (is_scaled) note = Scale(int64_t{flags.nodes} * flags.gpus, &spec);
   RETURN_IF_ERROR(jobspec::Validate(spec));
-  const std::string& init = spec.model().init();
   ASSIGN_OR_RETURN(const model::ModelConfig model,
-                   model::LoadModelConfig(init == "random" ? spec.model().config()
-                                                           : absl::StrCat(init, "/config.json")));
+                   model::LoadModelConfig(jobspec::ModelConfigPath(spec.model())));
 
   const int trainers = static_cast<int>(spec.resources().trainers());
   const int per_node = is_scaled ? flags.gpus : (trainers + flags.nodes - 1) / flags.nodes;

@@ -27,6 +27,7 @@ struct Totals {
   double tokens = 0, seconds = 0;
   Mean worker_imbalance, step_imbalance, density;
   std::map<uint32_t, Mean> layer_density, layer_recall;
+  std::map<uint32_t, Mean> verticals_at_budget, slashes_at_budget;  // of layers with a recall
   v1::PhaseSeconds phases;
 };
 
@@ -43,7 +44,10 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     for (const v1::LayerReport& layer : step.layers()) {
       totals.density.Add(layer.density());
       totals.layer_density[layer.layer()].Add(layer.density());
-      if (layer.recall() >= 0) totals.layer_recall[layer.layer()].Add(layer.recall());
+      if (layer.recall() < 0) continue;
+      totals.layer_recall[layer.layer()].Add(layer.recall());
+      totals.verticals_at_budget[layer.layer()].Add(layer.verticals_at_budget());
+      totals.slashes_at_budget[layer.layer()].Add(layer.slashes_at_budget());
     }
     CombinePhases(step.phases(), std::plus<>(), &totals.phases);
   }
@@ -54,6 +58,37 @@ nlohmann::ordered_json ByLayer(const std::map<uint32_t, Mean>& means) {
   nlohmann::ordered_json values = nlohmann::ordered_json::array();
   for (const auto& [layer, mean] : means) values.push_back(mean.value());
   return values;
+}
+
+// "diagonals set by attention.slash_mass, columns by attention.max_verticals": of most heads.
+std::string SetBy(const Totals& totals, uint32_t layer) {
+  const double share = totals.job.spec().attention().density();
+  const auto field = [&](const std::map<uint32_t, Mean>& at_budget, const char* mass,
+                         const char* cap) {
+    return absl::StrCat("attention.", at_budget.at(layer).value() < 0.5 ? mass
+                                      : share > 0                       ? "density"
+                                                                        : cap);
+  };
+  return absl::StrCat("diagonals set by ",
+                      field(totals.slashes_at_budget, "slash_mass", "max_slashes"), ", columns by ",
+                      field(totals.verticals_at_budget, "vertical_mass", "max_verticals"));
+}
+
+nlohmann::ordered_json ToJson(double loss,
+                              const google::protobuf::RepeatedPtrField<v1::TaskAnswers>& answers) {
+  nlohmann::ordered_json by_task = nlohmann::ordered_json::object();
+  for (const v1::TaskAnswers& task : answers) {
+    by_task[task.task()] = {
+        {"asked", task.asked()}, {"right", task.right()}, {"loss", task.loss()}};
+  }
+  return {{"loss", loss}, {"answers", by_task}};
+}
+
+// With what training.eval_attention: both adds.
+nlohmann::ordered_json ToJson(const v1::EvalReport& eval) {
+  nlohmann::ordered_json json = ToJson(eval.loss(), eval.answers());
+  if (eval.has_dense()) json["dense"] = ToJson(eval.dense().loss(), eval.dense().answers());
+  return json;
 }
 
 nlohmann::ordered_json ToJson(const Totals& totals) {
@@ -68,10 +103,14 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
           {"loss_last", totals.loss_last},
           {"heldout_first", job.first_eval().loss()},
           {"heldout_last", job.last_eval().loss()},
+          {"first_evaluation", ToJson(job.first_eval())},
+          {"last_evaluation", ToJson(job.last_eval())},
           {"tokens_per_second", totals.seconds > 0 ? totals.tokens / totals.seconds : 0},
           {"density", totals.density.value()},
           {"density_per_layer", ByLayer(totals.layer_density)},
           {"recall_per_layer", ByLayer(totals.layer_recall)},
+          {"verticals_at_budget_per_layer", ByLayer(totals.verticals_at_budget)},
+          {"slashes_at_budget_per_layer", ByLayer(totals.slashes_at_budget)},
           {"worker_imbalance", totals.worker_imbalance.value()},
           {"step_imbalance", totals.step_imbalance.value()},
           {"seconds", totals.seconds},
@@ -91,13 +130,18 @@ void WriteTable(std::ostream& out, const Totals& totals) {
       {"loss", change(totals.loss_first, totals.loss_last)}};
   if (job.has_last_eval()) {
     rows.push_back({"held-out loss", change(job.first_eval().loss(), job.last_eval().loss())});
+    for (const v1::TaskAnswers& task : job.last_eval().answers()) {
+      rows.push_back({absl::StrCat("answers, ", task.task()),
+                      absl::StrCat(task.right(), " of ", task.asked(), " right")});
+    }
   }
   rows.push_back(
       {"tokens/s", FormatCount(totals.seconds > 0 ? totals.tokens / totals.seconds : 0)});
   for (const auto& [layer, mean] : totals.layer_density) {
     std::string text = FormatPercent(mean.value());
     if (const auto recall = totals.layer_recall.find(layer); recall != totals.layer_recall.end()) {
-      absl::StrAppend(&text, ", recall ", FormatPercent(recall->second.value()));
+      absl::StrAppend(&text, ", recall ", FormatPercent(recall->second.value()), ", ",
+                      SetBy(totals, layer));
     }
     rows.push_back({absl::StrCat("density, layer ", layer), text});
   }

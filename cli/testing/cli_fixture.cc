@@ -80,12 +80,21 @@ void CliTest::ScriptRun(const std::string& id, v1::Job::State last) {
     for (int l = 0; l < 2; ++l) {
       report->add_layers()->set_layer(l);
       report->mutable_layers(l)->set_density(l == 0 ? 1.0 : 0.2);
+      report->mutable_layers(l)->set_recall(l == 0 ? -1 : 0.9);
+      report->mutable_layers(l)->set_slashes_at_budget(0.75);
     }
   }
   v1::EvalReport* eval = coordinator_.watch.emplace_back().add_evals();
   eval->set_step(3);
   eval->set_loss(2.5);
   eval->set_seconds(1);
+  v1::TaskAnswers* answers = eval->add_answers();
+  answers->set_task("recall");
+  answers->set_asked(40);
+  answers->set_right(39);
+  answers->set_loss(0.25);
+  eval->mutable_dense()->set_loss(2.25);
+  *eval->mutable_dense()->add_answers() = *answers;
   job.mutable_progress()->set_step(3);
   job.mutable_first_eval()->set_loss(5);
   *job.mutable_last_eval() = *eval;

@@ -111,6 +111,10 @@ grpc::Status FakeCoordinator::Move(const std::string& name, const std::string& r
 
 grpc::Status FakeCoordinator::CancelJob(Context*, const v1::CancelJobRequest* request,
                                         v1::Job* reply) {
+  {
+    absl::MutexLock lock(&mutex_);
+    cancel_requests.push_back(*request);
+  }
   return Move(request->name(), request->request_id(), v1::Job::CANCELLING, reply);
 }
 grpc::Status FakeCoordinator::PauseJob(Context*, const v1::PauseJobRequest* request,

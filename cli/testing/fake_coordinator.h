@@ -43,6 +43,7 @@ class FakeCoordinator final : public v1::AccessService::Service,
   std::vector<int> break_streams_after;
   int created = 0;
   std::vector<std::string> request_ids;
+  std::vector<v1::CancelJobRequest> cancel_requests;
   std::vector<v1::WatchJobRequest> watch_requests;
   std::vector<v1::TailLogsRequest> log_requests;
   std::vector<std::string> filters;  // of ListJobs

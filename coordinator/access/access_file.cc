@@ -2,10 +2,8 @@
 
 #include <yaml-cpp/yaml.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <sstream>
 
 #include "absl/strings/escaping.h"
@@ -19,8 +17,6 @@
 namespace ringleader::access {
 namespace {
 
-using Entry = AccessFile::Entry;
-
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
 constexpr absl::string_view kScheme = "ringleader://";
 constexpr char kShutOut[] = "none";
@@ -30,7 +26,7 @@ absl::Status Invalid(const YAML::Node& node, const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat("line ", node.Mark().line + 1, ": ", parts...));
 }
 
-// What every caller must have, wherever it is said.
+// Whether a caller's name and project can be such, wherever they come from.
 absl::Status CheckCaller(const Caller& caller) {
   if (!IsCallerName(caller.name)) {
     return absl::InvalidArgumentError(
@@ -48,30 +44,25 @@ absl::Status CheckCaller(const Caller& caller) {
   return absl::OkStatus();
 }
 
-absl::Status SetField(const std::string& key, const std::string& value, Entry* entry,
+absl::Status SetField(const std::string& key, const std::string& value, Caller* entry,
                       bool* has_role) {
-  static const std::map<std::string, Entry::Kind> kKinds = {
-      {"uri", Entry::Kind::kUri},
-      {"dns", Entry::Kind::kDns},
-      {"email", Entry::Kind::kEmail},
-      {"common_name", Entry::Kind::kCommonName}};
-  if (const auto kind = kKinds.find(key); kind != kKinds.end()) {
-    if (!entry->match.empty()) {
+  if (key == "uri" || key == "dns" || key == "email" || key == "common_name") {
+    if (!entry->certificate.empty()) {
       return absl::InvalidArgumentError("give one of uri, dns, email and common_name");
     }
-    entry->kind = kind->second;
-    entry->match = value;
+    if (value.empty()) return absl::InvalidArgumentError(absl::StrCat(key, " is empty"));
+    entry->certificate = absl::StrCat(key, " ", value);
   } else if (key == "role") {
     *has_role = true;
-    entry->caller.role = ParseRole(value);
-    if (entry->caller.role == v1::ROLE_UNSPECIFIED && value != kShutOut) {
+    entry->role = ParseRole(value);
+    if (entry->role == v1::ROLE_UNSPECIFIED && value != kShutOut) {
       return absl::InvalidArgumentError(
           absl::StrCat("role: ", value, " is none of admin, user, viewer, node and none"));
     }
   } else if (key == "name") {
-    entry->caller.name = value;
+    entry->name = value;
   } else if (key == "project") {
-    entry->caller.project = value;
+    entry->project = value;
   } else {
     return absl::InvalidArgumentError(absl::StrCat(
         "unknown key ", key, "; known are uri, dns, email, common_name, role, name and project"));
@@ -79,8 +70,8 @@ absl::Status SetField(const std::string& key, const std::string& value, Entry* e
   return absl::OkStatus();
 }
 
-absl::StatusOr<Entry> ParseEntry(const YAML::Node& node) {
-  Entry entry;
+absl::StatusOr<Caller> ParseEntry(const YAML::Node& node) {
+  Caller entry;
   bool has_role = false;
   if (!node.IsMap()) return Invalid(node, "key: value pairs are expected");
   for (const auto& field : node) {
@@ -88,33 +79,16 @@ absl::StatusOr<Entry> ParseEntry(const YAML::Node& node) {
         SetField(field.first.as<std::string>(), field.second.as<std::string>(), &entry, &has_role);
     if (!set.ok()) return Invalid(field.first, set.message());
   }
-  if (entry.match.empty()) return Invalid(node, "uri, dns, email or common_name is missing");
+  if (entry.certificate.empty()) return Invalid(node, "uri, dns, email or common_name is missing");
   if (!has_role) return Invalid(node, "role is missing");
-  if (entry.caller.role == v1::ROLE_UNSPECIFIED) return entry;
-  if (const absl::Status valid = CheckCaller(entry.caller); !valid.ok()) {
+  if (entry.role == v1::ROLE_UNSPECIFIED) return entry;
+  if (const absl::Status valid = CheckCaller(entry); !valid.ok()) {
     return Invalid(node, valid.message());
   }
   return entry;
 }
 
-bool Matches(const Entry& entry, const CertificateNames& names) {
-  const auto among = [&](const std::vector<std::string>& values) {
-    return std::find(values.begin(), values.end(), entry.match) != values.end();
-  };
-  switch (entry.kind) {
-    case Entry::Kind::kUri:
-      return among(names.uris);
-    case Entry::Kind::kDns:
-      return among(names.dns);
-    case Entry::Kind::kEmail:
-      return among(names.emails);
-    case Entry::Kind::kCommonName:
-      return names.common_name == entry.match;
-  }
-  return false;
-}
-
-// "ringleader://node/a", "ringleader://user/ocean/alice".
+// The caller of "ringleader://node/a" or "ringleader://user/ocean/alice".
 absl::StatusOr<Caller> ParseUri(const std::string& uri) {
   const std::vector<std::string> parts =
       absl::StrSplit(absl::string_view(uri).substr(kScheme.size()), '/');
@@ -128,6 +102,7 @@ absl::StatusOr<Caller> ParseUri(const std::string& uri) {
   }
   caller.name = parts.back();
   if (parts.size() == 3) caller.project = parts[1];
+  caller.certificate = "uri " + uri;
   if (const absl::Status valid = CheckCaller(caller); !valid.ok()) {
     return absl::UnauthenticatedError(absl::StrCat("the certificate's ", absl::CHexEscape(uri),
                                                    ": ", std::string(valid.message())));
@@ -136,12 +111,7 @@ absl::StatusOr<Caller> ParseUri(const std::string& uri) {
 }
 
 std::string Describe(const CertificateNames& names) {
-  std::vector<std::string> all;
-  for (const std::string& uri : names.uris) all.push_back("uri " + uri);
-  for (const std::string& dns : names.dns) all.push_back("dns " + dns);
-  for (const std::string& email : names.emails) all.push_back("email " + email);
-  if (!names.common_name.empty()) all.push_back("common_name " + names.common_name);
-  return absl::CHexEscape(absl::StrJoin(all, ", ").substr(0, 200));
+  return absl::CHexEscape(absl::StrJoin(names.Texts(), ", ").substr(0, 200));
 }
 
 }  // namespace
@@ -179,7 +149,7 @@ absl::StatusOr<AccessFile> AccessFile::Parse(const std::string& text, const std:
         file.plain_text_is_admin_ = item.second.as<bool>();
       } else if (key == "certificates" && (item.second.IsSequence() || item.second.IsNull())) {
         for (const YAML::Node& node : item.second) {
-          absl::StatusOr<Entry> entry = ParseEntry(node);
+          absl::StatusOr<Caller> entry = ParseEntry(node);
           if (!entry.ok()) return explain(std::string(entry.status().message()));
           file.entries_.push_back(*std::move(entry));
         }
@@ -196,9 +166,9 @@ absl::StatusOr<AccessFile> AccessFile::Parse(const std::string& text, const std:
 }
 
 absl::StatusOr<Caller> AccessFile::Find(const CertificateNames& names) const {
-  for (const Entry& entry : entries_) {
-    if (!Matches(entry, names)) continue;
-    if (entry.caller.role != v1::ROLE_UNSPECIFIED) return entry.caller;
+  for (const Caller& entry : entries_) {
+    if (!names.Hold(entry.certificate)) continue;
+    if (entry.role != v1::ROLE_UNSPECIFIED) return entry;
     return absl::UnauthenticatedError(
         absl::StrCat("the certificate (", Describe(names), ") is shut out by the access file"));
   }

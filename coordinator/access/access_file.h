@@ -7,49 +7,33 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/net/certificate_names.h"
 #include "coordinator/access/caller.h"
 
 namespace ringleader::access {
 
-// The names in a certificate that was verified.
-struct CertificateNames {
-  std::vector<std::string> uris = {};
-  std::vector<std::string> dns = {};
-  std::vector<std::string> emails = {};
-  std::string common_name = {};
-
-  bool empty() const {
-    return uris.empty() && dns.empty() && emails.empty() && common_name.empty();
-  }
-};
-
 class AccessFile {
  public:
-  // Nobody has a role.
+  // A file in which nobody has a role.
   AccessFile() = default;
   // INVALID_ARGUMENT names the file, the line and what is expected there.
   static absl::StatusOr<AccessFile> Parse(const std::string& text, const std::string& path);
-  // Also for what cannot be read: FAILED_PRECONDITION.
+  // The file's text, at most 1 MiB. FAILED_PRECONDITION where it cannot be read.
   static absl::StatusOr<std::string> Read(const std::string& path);
 
-  // The first entry that one of the names is in decides, then a URI
-  // "ringleader://ROLE/[PROJECT/]NAME" where the file trusts those. UNAUTHENTICATED names the
+  // The first entry whose name is among these decides, whatever other names the certificate has,
+  // then a URI "ringleader://ROLE/[PROJECT/]NAME", which must be the only one of this scheme, where
+  // the file trusts those. Caller::certificate is the name that decided. UNAUTHENTICATED names the
   // certificate.
   absl::StatusOr<Caller> Find(const CertificateNames& names) const;
 
-  // Whoever reaches a port in plain text is an admin.
+  // Whether callers on a port in plain text, who cannot show who they are, are admins.
   bool plain_text_is_admin() const { return plain_text_is_admin_; }
 
-  // What a certificate with this name may do.
-  struct Entry {
-    enum class Kind { kUri, kDns, kEmail, kCommonName };
-    Kind kind = Kind::kUri;
-    std::string match = {};
-    Caller caller = {};  // role unspecified: shut out
-  };
-
  private:
-  std::vector<Entry> entries_;
+  // A certificate with the name Caller::certificate stands for this caller. Where the role is
+  // unspecified, whoever shows the certificate is shut out.
+  std::vector<Caller> entries_;
   bool roles_in_certificates_ = false;
   bool plain_text_is_admin_ = false;
 };

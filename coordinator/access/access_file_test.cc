@@ -64,6 +64,21 @@ TEST(AccessFileTest, TheFirstEntryDecidesAndShutsOut) {
               HasSubstr("shut out"));
 }
 
+TEST(AccessFileTest, OfACertificateWithSeveralNamesTheFilesOrderDecides) {
+  const CertificateNames several = {.uris = {"ringleader://admin/mallory"},
+                                    .dns = {"board.example.org"},
+                                    .emails = {"x@example.org", "alice@example.org"},
+                                    .common_name = "alice"};
+  const auto caller = Parsed(std::string(kFile) + "roles_in_certificates: true\n").Find(several);
+  ASSERT_TRUE(caller.ok()) << caller.status();
+  EXPECT_EQ(caller->name, "alice");
+  EXPECT_EQ(caller->certificate, "email alice@example.org");
+  EXPECT_EQ(Parsed("roles_in_certificates: true")
+                .Find({.uris = {"https://x", "ringleader://node/gpu-01"}})
+                ->certificate,
+            "uri ringleader://node/gpu-01");
+}
+
 TEST(AccessFileTest, UrisSpeakForThemselvesOnlyWhereTheFileSaysSo) {
   const CertificateNames node = {.uris = {"https://x", "ringleader://node/gpu-01"}};
   EXPECT_THAT(Refused(Parsed("certificates: []"), node), HasSubstr("no entry"));

@@ -15,10 +15,13 @@ namespace {
 
 constexpr size_t kMaxQueued = 4096;
 constexpr size_t kMaxMessageBytes = 500;
-// Of calls that are turned away: 1000 at once, then one in ten seconds, some 3 MB a day.
+// What a caller may have noted: 1000 records at once, then one in ten seconds, some 3 MB a day.
 constexpr double kBurst = 1000;
-constexpr absl::Duration kSecondsPerRecord = absl::Seconds(10);
+constexpr absl::Duration kTimePerRecord = absl::Seconds(10);
+// Names come from certificates and tokens, so that there are only as many as operators made.
+constexpr size_t kMaxAllowances = 10'000;
 constexpr absl::Duration kTrimInterval = absl::Hours(1);
+constexpr absl::Duration kLookForSpace = absl::Seconds(1);
 
 }  // namespace
 
@@ -27,12 +30,7 @@ std::string OutcomeText(absl::StatusCode code) {
 }
 
 AuditLog::AuditLog(store::Store* store, const Clock* clock, absl::Duration max_age)
-    : store_(*store),
-      clock_(*clock),
-      max_age_(max_age),
-      allowance_(kBurst),
-      allowance_time_(clock->Now()),
-      thread_([this] { Run(); }) {}
+    : store_(*store), clock_(*clock), max_age_(max_age), thread_([this] { Run(); }) {}
 
 AuditLog::~AuditLog() {
   {
@@ -47,23 +45,27 @@ void AuditLog::Note(v1::AuditRecord record, const absl::Status& status) {
   record.set_message(absl::CHexEscape(std::string(status.message().substr(0, kMaxMessageBytes)))
                          .substr(0, kMaxMessageBytes));
   absl::MutexLock lock(&mutex_);
-  Push(std::move(record));
+  if (Spend(record.caller())) {
+    Push(std::move(record));
+  } else {
+    ++left_out_;
+  }
 }
 
-void AuditLog::NoteTurnedAway(v1::AuditRecord record, const absl::Status& status) {
-  {
-    absl::MutexLock lock(&mutex_);
-    const absl::Time now = clock_.Now();
-    allowance_ = std::clamp(
-        allowance_ + absl::FDivDuration(now - allowance_time_, kSecondsPerRecord), 0.0, kBurst);
-    allowance_time_ = now;
-    if (allowance_ < 1) {
-      ++left_out_;
-      return;
-    }
-    allowance_ -= 1;
+bool AuditLog::Spend(const std::string& caller) {
+  const absl::Time now = clock_.Now();
+  if (allowances_.size() >= kMaxAllowances) {
+    std::erase_if(allowances_, [&](const auto& entry) {
+      return now - entry.second.counted >= kBurst * kTimePerRecord;  // full again
+    });
   }
-  Note(std::move(record), status);
+  const auto [found, is_new] = allowances_.try_emplace(caller, Allowance{kBurst, now});
+  Allowance& allowance = found->second;
+  const double earned = absl::FDivDuration(now - allowance.counted, kTimePerRecord);
+  allowance = {std::clamp(allowance.records + earned, 0.0, kBurst), now};
+  if (allowance.records < 1) return false;
+  allowance.records -= 1;
+  return true;
 }
 
 void AuditLog::Push(v1::AuditRecord record) {
@@ -87,6 +89,11 @@ void AuditLog::Run() {
       };
       mutex_.AwaitWithTimeout(absl::Condition(&something), absl::Minutes(1));
       last = stopping_;
+      // Records wait for space as long as there is room for them here.
+      if (!last && !store_.Space().ok()) {
+        mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookForSpace);
+        continue;
+      }
       records.swap(queue_);
       left_out = std::exchange(left_out_, 0);
     }
@@ -104,7 +111,7 @@ void AuditLog::Write(std::vector<v1::AuditRecord> records, uint64_t left_out) {
   if (left_out > 0) {
     v1::AuditRecord& note = records.emplace_back();
     note.set_outcome(OutcomeText(absl::StatusCode::kResourceExhausted));
-    note.set_message(absl::StrCat(left_out, " more calls were refused than are noted"));
+    note.set_message(absl::StrCat(left_out, " more calls failed or were refused than are noted"));
   }
   const absl::Status written = store_.Write([&](store::WriteTransaction& t) -> absl::Status {
     for (const v1::AuditRecord& record : records) RETURN_IF_ERROR(t.AppendAudit(record));

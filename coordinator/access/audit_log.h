@@ -1,9 +1,10 @@
-// Notes calls that changed nothing because they failed or were refused: a thread of its own writes
-// them, in batches, and deletes what is old. (A call that
-// changes something is noted in the transaction that does: store::RequestKey::audit.)
+// Notes calls that changed nothing because they failed or were refused. A thread of the log's own
+// writes the records in batches, and deletes those that are old. (A call that changes something is
+// noted in the transaction that does so: store::RequestKey::audit.)
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,22 +18,27 @@
 
 namespace ringleader::access {
 
-// Thread-safe. No call waits for the disk.
+// Thread-safe. Callers of the log never wait for the disk.
 class AuditLog {
  public:
   // Keeps records for `max_age`. `store` must outlive the log.
   AuditLog(store::Store* store, const Clock* clock, absl::Duration max_age);
-  // Writes what is queued.
+  // Writes the records that are queued.
   ~AuditLog();
 
-  // `status`: why the call failed.
+  // `status`: why the call failed. Anybody who reaches the port can make calls that fail, so each
+  // caller has an allowance: a burst of records, then one in ten seconds. Calls beyond it are
+  // counted, and the number is noted. All callers that are nobody share one allowance, so that they
+  // cannot use up anybody else's.
   void Note(v1::AuditRecord record, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same of a call that never reached its method. Anybody who reaches the port can cause these:
-  // after a burst so many are noted, the rest is counted.
-  void NoteTurnedAway(v1::AuditRecord record, const absl::Status& status)
-      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  struct Allowance {
+    double records;
+    absl::Time counted;
+  };
+  // False when the caller has used its allowance up.
+  bool Spend(const std::string& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Push(v1::AuditRecord record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
   void Write(std::vector<v1::AuditRecord> records, uint64_t left_out);
@@ -44,13 +50,12 @@ class AuditLog {
   absl::Mutex mutex_;
   std::vector<v1::AuditRecord> queue_ ABSL_GUARDED_BY(mutex_);
   uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;  // records for which there was no room
-  double allowance_ ABSL_GUARDED_BY(mutex_);       // of calls that are turned away
-  absl::Time allowance_time_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Allowance> allowances_ ABSL_GUARDED_BY(mutex_);  // by caller's name
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
-// "OK", "PERMISSION_DENIED" and so on.
+// The name of a code as records have it: "OK", "PERMISSION_DENIED" and so on.
 std::string OutcomeText(absl::StatusCode code);
 
 }  // namespace ringleader::access

@@ -61,14 +61,18 @@ TEST_F(AuditLogTest, AFloodOfRefusedCallsIsCountedInsteadOfNoted) {
   {
     AuditLog log(store_.get(), &clock_, absl::Hours(1));
     for (int i = 0; i < 50'000; ++i) {
-      log.NoteTurnedAway(Record("mallory"), absl::UnauthenticatedError("no"));
+      log.Note(Record("mallory"), absl::UnauthenticatedError("no"));
     }
+    // A flood hides nobody else's calls.
+    log.Note(Record("node-7"), absl::PermissionDeniedError("forged"));
   }
   const auto records = Records();
   EXPECT_LT(records.size(), 1100u);
   EXPECT_GE(records.size(), 1001u);
   EXPECT_EQ(records[0].outcome(), "RESOURCE_EXHAUSTED");
-  EXPECT_THAT(records[0].message(), HasSubstr("more calls were refused"));
+  EXPECT_THAT(records[0].message(), HasSubstr("more calls failed or were refused"));
+  EXPECT_THAT(records,
+              ::testing::Contains(::testing::Property(&v1::AuditRecord::caller, "node-7")));
 }
 
 TEST_F(AuditLogTest, WhatIsTooOldGoes) {

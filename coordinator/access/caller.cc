@@ -1,9 +1,5 @@
 #include "coordinator/access/caller.h"
 
-#include <grpc/grpc_security_constants.h>
-#include <grpcpp/security/auth_context.h>
-#include <grpcpp/server_context.h>
-
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -14,18 +10,6 @@ namespace ringleader::access {
 namespace {
 
 constexpr size_t kMaxNameBytes = 128;
-
-// Properties of a call. No name of a certificate becomes a property of one of these.
-constexpr char kRole[] = "ringleader_role";
-constexpr char kName[] = "ringleader_name";
-constexpr char kProject[] = "ringleader_project";
-constexpr char kCredential[] = "ringleader_credential";
-constexpr char kLocalRole[] = "local";
-
-std::string Property(const grpc::AuthContext& context, const char* name) {
-  const std::vector<grpc::string_ref> values = context.FindPropertyValues(name);
-  return values.empty() ? "" : std::string(values.front().data(), values.front().size());
-}
 
 }  // namespace
 
@@ -80,26 +64,6 @@ std::string_view RoleText(v1::Role role) {
     default:
       return "nobody";
   }
-}
-
-void Attach(const Caller& caller, grpc::AuthContext* context) {
-  context->AddProperty(kRole, caller.local ? kLocalRole : std::string(RoleText(caller.role)));
-  context->AddProperty(kName, caller.name);
-  context->AddProperty(kProject, caller.project);
-  context->AddProperty(kCredential, caller.credential);
-}
-
-Caller CallerOf(const grpc::ServerContextBase& context) {
-  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
-  const std::string transport = Property(*auth, GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
-  const bool encrypted = transport == GRPC_TLS_TRANSPORT_SECURITY_TYPE ||
-                         transport == GRPC_SSL_TRANSPORT_SECURITY_TYPE;
-  const std::string role = Property(*auth, kRole);
-  if (!encrypted || role == kLocalRole) return LocalCaller();
-  return {.role = ParseRole(role),
-          .name = Property(*auth, kName),
-          .project = Property(*auth, kProject),
-          .credential = Property(*auth, kCredential)};
 }
 
 v1::AuditRecord RecordOf(const Caller& caller, std::string_view address) {

@@ -8,11 +8,6 @@
 #include "ringleader/v1/access.pb.h"
 #include "ringleader/v1/job.pb.h"
 
-namespace grpc {
-class AuthContext;
-class ServerContextBase;
-}  // namespace grpc
-
 namespace ringleader::access {
 
 struct Caller {
@@ -20,11 +15,14 @@ struct Caller {
   std::string name = {};
   std::string project = {};
   std::string credential = {};  // for people: "certificate CN=a", "token 0123456789ab", "local"
-  // Whoever reaches a port without roles, which is on this machine or declared open: may do
-  // everything, as any node, too.
+  // The caller came through a port without roles, which is on loopback or was declared open. It may
+  // do everything, and speak for any node.
   bool local = false;
+  // The name by which a certificate is known, as CertificateNames::Texts() writes it; empty for a
+  // token.
+  std::string certificate = {};
 
-  // PERMISSION_DENIED unless it is that node (id) that calls.
+  // PERMISSION_DENIED unless the caller is the node with this id.
   absl::Status MaySpeakFor(std::string_view node) const;
   // PERMISSION_DENIED unless the caller is the job's owner, of its project, or an admin.
   absl::Status MayChange(const v1::Job& job) const;
@@ -32,20 +30,17 @@ struct Caller {
 
 Caller LocalCaller();
 
-// Of people and nodes: 1 to 128 letters, digits and "-_.@+".
+// Whether this may be the name of a person, a node or a project: 1 to 128 letters, digits and
+// "-_.@+".
 bool IsCallerName(std::string_view name);
 
-// "viewer", "user", "node", "admin"; ROLE_UNSPECIFIED for anything else, and "nobody" back.
+// Roles as text: "viewer", "user", "node" and "admin". Any other text is ROLE_UNSPECIFIED, whose
+// own text is "nobody".
 v1::Role ParseRole(std::string_view text);
 std::string_view RoleText(v1::Role role);
 
-// Hands the caller on from the gate to the handlers of the call.
-void Attach(const Caller& caller, grpc::AuthContext* context);
-// Of a call on a port without TLS: the local caller. With TLS: what the gate attached; nobody, if
-// it did not.
-Caller CallerOf(const grpc::ServerContextBase& context);
-
-// A line of the audit log, but for what was done and what became of it.
+// A record of the audit log that says who called from where; what was done and what became of it is
+// for the caller of this function to add. `address`: of the peer, as gRPC writes it.
 v1::AuditRecord RecordOf(const Caller& caller, std::string_view address);
 
 }  // namespace ringleader::access

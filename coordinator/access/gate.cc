@@ -1,15 +1,16 @@
 #include "coordinator/access/gate.h"
 
-#include <grpc/grpc_security_constants.h>
+#include <grpcpp/server_context.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/net/certificate_names.h"
 #include "base/net/token.h"
 #include "base/status_macros.h"
 #include "coordinator/access/method_table.h"
@@ -25,44 +26,31 @@ std::string Text(grpc::string_ref text) {
   return std::string(text.data(), text.size());
 }
 
-std::vector<std::string> Properties(const grpc::AuthContext& context, const char* name) {
-  std::vector<std::string> values;
-  for (const grpc::string_ref& value : context.FindPropertyValues(name)) {
-    values.push_back(Text(value));
-  }
-  return values;
-}
-
-CertificateNames NamesOf(const grpc::AuthContext& context) {
-  const std::vector<std::string> common = Properties(context, GRPC_X509_CN_PROPERTY_NAME);
-  return {.uris = Properties(context, GRPC_PEER_URI_PROPERTY_NAME),
-          .dns = Properties(context, GRPC_PEER_DNS_PROPERTY_NAME),
-          .emails = Properties(context, GRPC_PEER_EMAIL_PROPERTY_NAME),
-          .common_name = common.empty() ? "" : common.front()};
-}
-
 std::string Header(const grpc::AuthMetadataProcessor::InputMetadata& metadata, const char* name) {
   const auto found = metadata.find(name);
   return found == metadata.end() ? "" : Text(found->second);
 }
 
 absl::Status CheckRoles(const GateOptions& options, const AccessFile& file) {
-  if (IsLoopback(options.listen)) return absl::OkStatus();
   const std::string address = FormatAddress(options.listen);
   if (options.access_path.empty()) {
+    if (IsLoopback(options.listen)) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         "--listen ", address,
         " can be reached from other machines, and nothing says who may do what: give --access FILE "
         "(docs/security.md shows one), or listen on loopback"));
   }
-  if (!options.tls.enabled() && !file.plain_text_is_admin()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--listen ", address,
-        " can be reached from other machines in plain text, where nobody can show who they are: "
-        "give --tls-cert, --tls-key and --tls-ca, or write \"plain_text_is_admin: true\" into ",
-        options.access_path, " to let whoever reaches it do everything"));
-  }
-  return absl::OkStatus();
+  if (options.tls.enabled() || file.plain_text_is_admin()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--listen ", address,
+      " speaks plain text, where nobody can show who they are, so that the roles in ",
+      options.access_path,
+      " mean nothing: give --tls-cert, --tls-key and --tls-ca, or write \"plain_text_is_admin: "
+      "true\" into it to let whoever reaches the port do everything"));
+}
+
+absl::Time ExpiryOf(const v1::Token& token) {
+  return absl::FromUnixSeconds(token.expire_time().seconds());
 }
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -70,16 +58,6 @@ grpc::Status ToGrpc(const absl::Status& status) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::shared_ptr<Gate>> Gate::Create(const GateOptions& options, store::Store* store,
-                                                   AuditLog* audit, const Clock* clock) {
-  std::shared_ptr<Gate> gate(new Gate(options, store, audit, clock));
-  if (!options.access_path.empty()) RETURN_IF_ERROR(gate->LoadFile());
-  RETURN_IF_ERROR(gate->LoadTokens());
-  absl::MutexLock lock(&gate->mutex_);
-  RETURN_IF_ERROR(CheckRoles(options, gate->file_));
-  return gate;
-}
 
 Gate::Gate(GateOptions options, store::Store* store, AuditLog* audit, const Clock* clock)
     : options_(std::move(options)), store_(*store), audit_(*audit), clock_(*clock) {}
@@ -96,38 +74,66 @@ void Gate::StopWatching() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-void Gate::Watch(std::function<void()> on_change) {
-  if (options_.access_path.empty()) return;
-  on_change_ = std::move(on_change);
-  watcher_ = std::thread([this] { WatchFile(); });
+absl::Status Gate::Load() {
+  if (options_.access_path.empty()) {
+    RETURN_IF_ERROR(CheckRoles(options_, AccessFile()));
+  } else {
+    RETURN_IF_ERROR(LoadFile());
+  }
+  return LoadTokens();
 }
 
-void Gate::WatchFile() {
+void Gate::Watch(std::function<void()> on_roles, std::function<void()> on_token_expired) {
+  if (options_.access_path.empty()) return;
+  on_roles_ = std::move(on_roles);
+  on_token_expired_ = std::move(on_token_expired);
+  watcher_ = std::thread([this] { Look(); });
+}
+
+void Gate::Look() {
   std::string complaint;
+  absl::Time looked = clock_.Now();
   while (true) {
-    std::string before;
     {
       absl::MutexLock lock(&mutex_);
       if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookInterval)) return;
-      before = file_text_;
     }
-    const absl::Status loaded = LoadFile();
-    if (!loaded.ok()) {
-      // Once, not every second.
-      if (complaint != loaded.message()) {
-        spdlog::error("{}; what it said before stays in force", std::string(loaded.message()));
-      }
-      complaint = std::string(loaded.message());
-      continue;
+    if (TakeUpFile(&complaint)) {
+      spdlog::info("{} has changed and is in force", options_.access_path);
+      on_roles_();
     }
-    complaint.clear();
-    {
-      absl::MutexLock lock(&mutex_);
-      if (before == file_text_) continue;
-    }
-    spdlog::info("{} has changed and is in force", options_.access_path);
-    on_change_();
+    const absl::Time now = clock_.Now();
+    if (ATokenExpired(looked, now)) on_token_expired_();
+    looked = now;
   }
+}
+
+bool Gate::TakeUpFile(std::string* complaint) {
+  std::string before;
+  {
+    absl::MutexLock lock(&mutex_);
+    before = file_text_;
+  }
+  const absl::Status loaded = LoadFile();
+  if (!loaded.ok()) {
+    // A mistake is logged once, not every second.
+    if (*complaint != loaded.message()) {
+      spdlog::error("{}; what it said before stays in force", std::string(loaded.message()));
+    }
+    *complaint = std::string(loaded.message());
+    return false;
+  }
+  complaint->clear();
+  absl::MutexLock lock(&mutex_);
+  return before != file_text_;
+}
+
+bool Gate::ATokenExpired(absl::Time after, absl::Time until) const {
+  absl::MutexLock lock(&mutex_);
+  return std::any_of(tokens_.begin(), tokens_.end(), [&](const auto& entry) {
+    const absl::Time expires = ExpiryOf(entry.second);
+    return after < expires && expires <= until;
+  });
 }
 
 absl::Status Gate::LoadFile() {
@@ -137,6 +143,7 @@ absl::Status Gate::LoadFile() {
     if (!file_text_.empty() && text == file_text_) return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(AccessFile file, AccessFile::Parse(text, options_.access_path));
+  RETURN_IF_ERROR(CheckRoles(options_, file));
   absl::MutexLock lock(&mutex_);
   file_text_ = text;
   file_ = std::move(file);
@@ -163,7 +170,7 @@ absl::StatusOr<Caller> Gate::CallerOfToken(const std::string& text) const {
     return absl::UnauthenticatedError("the token is none of this coordinator's, or was revoked");
   }
   const v1::Token& token = found->second;
-  const absl::Time expires = absl::FromUnixSeconds(token.expire_time().seconds());
+  const absl::Time expires = ExpiryOf(token);
   if (clock_.Now() >= expires) {
     return absl::UnauthenticatedError(absl::StrCat(token.name(), " expired at ",
                                                    absl::FormatTime(expires, absl::UTCTimeZone()),
@@ -177,7 +184,8 @@ absl::StatusOr<Caller> Gate::CallerOfToken(const std::string& text) const {
 
 absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
                                       const grpc::AuthContext& context) const {
-  if (options_.access_path.empty()) return LocalCaller();
+  // Without a file, or on a port in plain text (CheckRoles), whoever may connect may do everything.
+  if (options_.access_path.empty() || !options_.tls.enabled()) return LocalCaller();
   switch (metadata.count("authorization")) {
     case 0:
       break;
@@ -197,32 +205,44 @@ absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
   absl::MutexLock lock(&mutex_);
   ASSIGN_OR_RETURN(Caller caller, file_.Find(names));
   caller.credential = absl::CHexEscape(absl::StrCat(
-      "certificate ", names.common_name.empty() ? "" : absl::StrCat("CN=", names.common_name)));
+      "certificate ",
+      names.common_name.empty() ? caller.certificate : absl::StrCat("CN=", names.common_name)));
   return caller;
 }
 
 grpc::Status Gate::Process(const InputMetadata& metadata, grpc::AuthContext* context,
-                           OutputMetadata* consumed, OutputMetadata*) {
-  // The handlers need not see a token.
-  for (auto [at, end] = metadata.equal_range("authorization"); at != end; ++at) {
-    consumed->insert({"authorization", Text(at->second)});
-  }
+                           OutputMetadata*, OutputMetadata*) {
   const std::string path = Header(metadata, ":path");
   const absl::StatusOr<Caller> caller = Identify(metadata, *context);
   // Whoever shows something wrong may still ask whether the coordinator is well.
-  const absl::Status allowed = CheckMethod(path, caller.value_or(Caller{}));
-  if (allowed.ok()) {
-    Attach(caller.value_or(Caller{}), context);
-    return grpc::Status::OK;
-  }
+  const absl::Status allowed = CheckBeforeHandler(path, caller.value_or(Caller{}));
+  if (allowed.ok()) return grpc::Status::OK;
   const absl::Status refused = caller.ok() ? allowed : caller.status();
-  v1::AuditRecord record =
-      RecordOf(caller.value_or(Caller{}),
-               absl::CHexEscape(absl::StrCat("client ", Header(metadata, "user-agent")))
-                   .substr(0, kMaxAgentBytes));
-  record.set_method(ShortMethod(path));
-  audit_.NoteTurnedAway(std::move(record), refused);
+  const std::string agent = absl::StrCat("client ", Header(metadata, "user-agent"));
+  NoteRefused(caller.value_or(Caller{}), absl::CHexEscape(agent).substr(0, kMaxAgentBytes), path,
+              "", refused);
   return ToGrpc(refused);
+}
+
+absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
+                                   const std::string& service, const std::string& method) {
+  const std::string path = absl::StrCat("/ringleader.v1.", service, "/", method);
+  const absl::StatusOr<Caller> caller =
+      Identify(context.client_metadata(), *context.auth_context());
+  absl::Status refused = caller.status();
+  if (caller.ok()) refused = CheckMethod(path, *caller);
+  if (refused.ok()) return caller;
+  NoteRefused(caller.value_or(Caller{}), context.peer(), path, "", refused);
+  return refused;
+}
+
+void Gate::NoteRefused(const Caller& caller, const std::string& address,
+                       const std::string& method_path, const std::string& resource,
+                       const absl::Status& status) {
+  v1::AuditRecord record = RecordOf(caller, address);
+  record.set_method(ShortMethod(method_path));
+  record.set_resource(resource);
+  audit_.Note(std::move(record), status);
 }
 
 }  // namespace ringleader::access

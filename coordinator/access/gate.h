@@ -1,9 +1,13 @@
-// The gate that every call passes on a port with TLS: finds out who calls, asks the table of
-// methods, and turns the call away before its request is read, or hands the caller on to the
-// handler.
+// The gate that every call passes, twice on a port with TLS.
 //
-// gRPC runs it for every method of every service, also for those that nobody serves. It is told
-// neither the connection's address nor anything of the request.
+// gRPC asks Process() first, for every method of every service, also for those that nobody serves,
+// and before the request is read. It turns away callers that are nobody and methods that no handler
+// of the coordinator serves. It does not know the peer's address then.
+//
+// The handler asks Admit() next: who calls, and whether the table lets this role call the method.
+// Admit() finds the caller out anew instead of taking what Process() found, because gRPC 1.51 has
+// no place for it: properties that are added to the AuthContext stay with the connection, where the
+// next call, of somebody else or under changed roles, would find those of the first.
 #pragma once
 
 #include <grpcpp/security/auth_metadata_processor.h>
@@ -25,6 +29,10 @@
 #include "coordinator/access/caller.h"
 #include "coordinator/store/store.h"
 
+namespace grpc {
+class CallbackServerContext;
+}
+
 namespace ringleader::access {
 
 struct GateOptions {
@@ -37,24 +45,34 @@ struct GateOptions {
 // Thread-safe.
 class Gate : public grpc::AuthMetadataProcessor {
  public:
-  // `store`, `audit` and `clock` must outlive the gate. FAILED_PRECONDITION, with what to do, where
-  // the address can be reached from elsewhere and nothing says who may do what there;
-  // INVALID_ARGUMENT for a file that says it wrongly.
-  static absl::StatusOr<std::shared_ptr<Gate>> Create(const GateOptions& options,
-                                                      store::Store* store, AuditLog* audit,
-                                                      const Clock* clock);
+  // `store`, `audit` and `clock` must outlive the gate. Load() comes first.
+  Gate(GateOptions options, store::Store* store, AuditLog* audit, const Clock* clock);
   ~Gate() override;
 
-  // From now on looks at the file every second and takes over what changed in it; a file that is
-  // wrong changes nothing and is logged. `on_change` is called then, from the gate's thread: who
-  // was admitted before may not be any more.
-  void Watch(std::function<void()> on_change);
-  // No call of `on_change` is under way when it returns. Idempotent.
+  // FAILED_PRECONDITION, with what to do, where the address can be reached from elsewhere and
+  // nothing says who may do what there, and where a file says it but nobody can show who they are;
+  // INVALID_ARGUMENT for a file that says it wrongly.
+  absl::Status Load() ABSL_LOCKS_EXCLUDED(mutex_);
+  // From now on a thread looks at the file every second and takes over what has changed in it; a
+  // file that is wrong changes nothing, and the log says so. The thread calls `on_roles` when the
+  // file has changed and `on_token_expired` when a token has expired: callers that were admitted
+  // before may not be admitted any more.
+  void Watch(std::function<void()> on_roles, std::function<void()> on_token_expired);
+  // Neither function is being called when it returns. Idempotent.
   void StopWatching();
-  // To be called after a token was created or revoked: what the store holds counts from now on.
+  // To be called after a token was created or revoked: the tokens in the store count from now on.
   absl::Status LoadTokens() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // UNAUTHENTICATED for a token that is none, or no more.
+  // Who calls this method of "ringleader.v1.{service}". PERMISSION_DENIED says which roles may, and
+  // UNAUTHENTICATED why the caller is nobody; both are noted in the audit log.
+  absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context,
+                               const std::string& service, const std::string& method)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Notes in the audit log that a caller was refused `resource`. `address`: of the peer.
+  void NoteRefused(const Caller& caller, const std::string& address, const std::string& method_path,
+                   const std::string& resource, const absl::Status& status);
+
+  // UNAUTHENTICATED for a text that is no token of the store, and for one that has expired.
   absl::StatusOr<Caller> CallerOfToken(const std::string& text) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   bool IsBlocking() const override { return false; }
@@ -62,12 +80,17 @@ class Gate : public grpc::AuthMetadataProcessor {
                        OutputMetadata* consumed, OutputMetadata* response) override;
 
  private:
-  Gate(GateOptions options, store::Store* store, AuditLog* audit, const Clock* clock);
   absl::Status LoadFile() ABSL_LOCKS_EXCLUDED(mutex_);
+  // A caller without role if the call shows neither token nor certificate. UNAUTHENTICATED if it
+  // shows one that is wrong.
   absl::StatusOr<Caller> Identify(const InputMetadata& metadata,
                                   const grpc::AuthContext& context) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void WatchFile();
+  // The body of the thread that watches.
+  void Look();
+  // Reads the file; true if its text has changed. `complaint`: what was logged last.
+  bool TakeUpFile(std::string* complaint);
+  bool ATokenExpired(absl::Time after, absl::Time until) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const GateOptions options_;
   store::Store& store_;
@@ -81,7 +104,8 @@ class Gate : public grpc::AuthMetadataProcessor {
   std::map<std::string, v1::Token> tokens_ ABSL_GUARDED_BY(mutex_);  // by SHA-256
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::function<void()> on_change_;
+  std::function<void()> on_roles_;
+  std::function<void()> on_token_expired_;
   std::thread watcher_;
 };
 

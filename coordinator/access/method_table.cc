@@ -33,7 +33,7 @@ const Table& Rows() {
       {"/ringleader.v1.JobService/ListJobs", kPeople},
       {"/ringleader.v1.JobService/WatchJob", kPeople},
       {"/ringleader.v1.JobService/ValidateJob", kUsers},
-      // These four and ProfileJob: of jobs that are the caller's own or its project's
+      // Users call these four and ProfileJob for jobs of their own and of their project alone
       // (Caller::MayChange).
       {"/ringleader.v1.JobService/DeleteJob", kUsers},
       {"/ringleader.v1.JobService/CancelJob", kUsers},
@@ -48,13 +48,14 @@ const Table& Rows() {
       {"/ringleader.v1.AccessService/ListTokens", kAdmin},
       {"/ringleader.v1.AccessService/RevokeToken", kAdmin},
       {"/ringleader.v1.AccessService/ListAuditRecords", kAdmin},
-      // Each for its own node (Caller::MaySpeakFor).
+      // A node calls these for itself alone (Caller::MaySpeakFor).
       {"/ringleader.v1.WorkerControl/Session", kNode},
       {"/ringleader.v1.WorkerControl/ReportDeath", kNode},
       {"/ringleader.v1.PeerExchange/Stream", kNobody},
       {"/ringleader.v1.TrainerLink/Attach", kNobody},
       {"/grpc.health.v1.Health/Check", kAnyone},
-      {"/grpc.health.v1.Health/Watch", kAnyone},
+      // Callers that are nobody could open any number of these streams.
+      {"/grpc.health.v1.Health/Watch", kPeople | kNode},
       {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kPeople},
   };
   return *kRows;
@@ -67,6 +68,9 @@ std::string Names(Roles roles) {
   }
   return names.empty() ? "nobody" : absl::StrJoin(names, ", ");
 }
+
+// gRPC serves these itself, so that no handler of the coordinator asks again who calls.
+constexpr std::string_view kServedByGrpc = "/grpc.";
 
 }  // namespace
 
@@ -82,6 +86,13 @@ std::string ShortMethod(std::string_view path) {
   }
   return absl::CHexEscape(absl::StrCat(std::string(path.substr(dot + 1, slash - dot - 1)), ".",
                                        std::string(path.substr(slash + 1, 100))));
+}
+
+absl::Status CheckBeforeHandler(std::string_view path, const Caller& caller) {
+  const auto row = Rows().find(path);
+  const bool handled = row != Rows().end() && row->second != kNobody &&
+                       !path.starts_with(kServedByGrpc) && caller.role != v1::ROLE_UNSPECIFIED;
+  return handled ? absl::OkStatus() : CheckMethod(path, caller);
 }
 
 absl::Status CheckMethod(std::string_view path, const Caller& caller) {

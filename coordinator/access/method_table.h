@@ -13,6 +13,10 @@ namespace ringleader::access {
 // asks a caller that is nobody to say who it is.
 absl::Status CheckMethod(std::string_view path, const Caller& caller);
 
+// The part of this that is decided before a call reaches a handler: a method that no handler of the
+// coordinator serves, for whatever role, and a caller that is nobody.
+absl::Status CheckBeforeHandler(std::string_view path, const Caller& caller);
+
 // The table has a row for this path.
 bool HasRow(std::string_view path);
 

@@ -82,6 +82,22 @@ TEST(MethodTableTest, ARoleMayDoWhatTheDocumentationSays) {
   EXPECT_THAT(admin, ::testing::Contains("AccessService.CreateToken"));
   EXPECT_THAT(admin, ::testing::Not(::testing::Contains("WorkerControl.Session")));
   EXPECT_TRUE(CheckMethod("/grpc.health.v1.Health/Check", Caller()).ok());
+  EXPECT_FALSE(CheckMethod("/grpc.health.v1.Health/Watch", Caller()).ok());
+  EXPECT_TRUE(CheckMethod("/grpc.health.v1.Health/Watch", As(v1::VIEWER)).ok());
+}
+
+// Where the coordinator's own handlers ask again, knowing the address, the gate lets any role pass.
+TEST(MethodTableTest, BeforeTheHandlerOnlyNobodyAndWhatNoHandlerServesIsRefused) {
+  const auto pass = [](const char* path, const Caller& caller) {
+    return CheckBeforeHandler(path, caller).ok();
+  };
+  EXPECT_TRUE(pass("/ringleader.v1.JobService/CreateJob", As(v1::VIEWER)));
+  EXPECT_FALSE(pass("/ringleader.v1.JobService/CreateJob", Caller()));
+  EXPECT_FALSE(pass("/ringleader.v1.JobService/Added", As(v1::ADMIN)));
+  EXPECT_FALSE(pass("/ringleader.v1.PeerExchange/Stream", As(v1::NODE)));
+  EXPECT_FALSE(
+      pass("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", As(v1::NODE)));
+  EXPECT_TRUE(pass("/grpc.health.v1.Health/Check", Caller()));
 }
 
 TEST(MethodTableTest, RefusalsSayWhoMay) {

@@ -1,10 +1,11 @@
 #include "coordinator/api/executor.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ringleader::api {
 
-Executor::Executor(int threads, size_t max_queued) : max_queued_(max_queued) {
+Executor::Executor(int threads) : max_slow_(std::max(1, threads / 2)) {
   threads_.reserve(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
 }
@@ -17,27 +18,46 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool Executor::TryRun(std::function<void()> task) {
-  absl::MutexLock lock(&mu_);
-  if (tasks_.size() >= max_queued_) return false;
-  tasks_.push_back(std::move(task));
-  return true;
+void Executor::Lane::Push(const std::string& client, std::function<void()> task) {
+  std::deque<std::function<void()>>& own = tasks[client];
+  if (own.empty()) turns.push_back(client);
+  own.push_back(std::move(task));
 }
 
-void Executor::Run(std::function<void()> task) {
+std::function<void()> Executor::Lane::Pop() {
+  const std::string client = std::move(turns.front());
+  turns.pop_front();
+  const auto own = tasks.find(client);
+  std::function<void()> task = std::move(own->second.front());
+  own->second.pop_front();
+  if (own->second.empty()) {
+    tasks.erase(own);
+  } else {
+    turns.push_back(client);
+  }
+  return task;
+}
+
+void Executor::Run(const std::string& client, Pace pace, std::function<void()> task) {
   absl::MutexLock lock(&mu_);
-  tasks_.push_back(std::move(task));
+  lane(pace).Push(client, std::move(task));
 }
 
 void Executor::Work() {
+  bool ran_slow = false;
   while (true) {
     std::function<void()> task;
     {
       absl::MutexLock lock(&mu_);
+      if (std::exchange(ran_slow, false)) --slow_running_;
       mu_.Await(absl::Condition(this, &Executor::Ready));
-      if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      const bool quick = !lane(Pace::kQuick).turns.empty();
+      const bool slow = MayRunSlow();
+      if (!quick && !slow) return;
+      ran_slow = slow && (slow_is_next_ || !quick);
+      slow_is_next_ = !ran_slow;
+      if (ran_slow) ++slow_running_;
+      task = lane(ran_slow ? Pace::kSlow : Pace::kQuick).Pop();
     }
     task();
   }

@@ -1,8 +1,12 @@
-// A few threads for work that may wait: gRPC's own threads must not.
+// A few threads for work that may wait: gRPC's own threads must not. Clients take turns, so that
+// one who asks for much waits behind nobody but itself.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
+#include <map>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -11,27 +15,50 @@
 
 namespace ringleader::api {
 
-// Thread-safe. The destructor runs what is queued, then joins.
+// How long a task may take: kSlow ones, which look at files or plan, may take seconds. They get
+// half of the threads at most.
+enum class Pace { kQuick, kSlow };
+
+// Thread-safe. Takes every task: how many there are is limited elsewhere (coordinator/limits).
 class Executor {
  public:
-  // `max_queued`: tasks that may wait for a thread.
-  Executor(int threads, size_t max_queued);
+  explicit Executor(int threads);
+  // Runs what is queued, then joins.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // False, without having taken the task, when the queue is full.
-  [[nodiscard]] bool TryRun(std::function<void()> task) ABSL_LOCKS_EXCLUDED(mu_);
-  // For tasks whose number is bounded elsewhere: takes the task however full the queue is.
-  void Run(std::function<void()> task) ABSL_LOCKS_EXCLUDED(mu_);
+  // `client`: whose turn it is (limits::ClientOf).
+  void Run(const std::string& client, Pace pace, std::function<void()> task)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  bool Ready() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stopping_ || !tasks_.empty(); }
+  // Tasks of one pace. Those of one client run in order; clients take turns.
+  struct Lane {
+    std::map<std::string, std::deque<std::function<void()>>> tasks;
+    std::deque<std::string> turns;  // clients with tasks
+
+    void Push(const std::string& client, std::function<void()> task);
+    std::function<void()> Pop();
+  };
+
+  Lane& lane(Pace pace) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return lanes_[static_cast<size_t>(pace)];
+  }
+  bool MayRunSlow() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return !lane(Pace::kSlow).turns.empty() && slow_running_ < max_slow_;
+  }
+  bool Ready() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return !lane(Pace::kQuick).turns.empty() || MayRunSlow() ||
+           (stopping_ && lane(Pace::kSlow).turns.empty());
+  }
   void Work();
 
-  const size_t max_queued_;
+  const int max_slow_;
   absl::Mutex mu_;
-  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  std::array<Lane, 2> lanes_ ABSL_GUARDED_BY(mu_);
+  int slow_running_ ABSL_GUARDED_BY(mu_) = 0;
+  bool slow_is_next_ ABSL_GUARDED_BY(mu_) = false;  // neither pace keeps the other waiting for ever
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

@@ -5,16 +5,17 @@
 #include <cstdlib>
 #include <vector>
 
-#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace ringleader::api {
 
 StreamHub::StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics,
-                     size_t max_streams)
+                     access::Gate* gate, limits::Quota* open)
     : store_(*store),
       executor_(*executor),
       metrics_(*metrics),
-      max_streams_(max_streams),
+      gate_(*gate),
+      open_(*open),
       subscription_(store->Subscribe([this](const store::Change& change) { OnChange(change); })) {}
 
 StreamHub::~StreamHub() {
@@ -22,16 +23,13 @@ StreamHub::~StreamHub() {
   assert(streams_.empty());
 }
 
-absl::Status StreamHub::Add(const std::string& job, Wakeable* stream) {
+absl::StatusOr<limits::Quota::Hold> StreamHub::Add(const std::string& client,
+                                                   const std::string& job, Wakeable* stream) {
   absl::MutexLock lock(&mu_);
   if (!ended_.ok()) return ended_;
-  if (streams_.size() >= max_streams_) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "the coordinator follows jobs for %d clients already, the most it takes; end some",
-        max_streams_));
-  }
+  ASSIGN_OR_RETURN(limits::Quota::Hold hold, open_.Take(client));
   streams_.emplace(job, stream);
-  return absl::OkStatus();
+  return hold;
 }
 
 void StreamHub::Remove(const std::string& job, Wakeable* stream) {

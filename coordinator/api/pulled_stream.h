@@ -3,20 +3,26 @@
 // client costs no memory: it sees job states coalesced, and steps and logs later.
 #pragma once
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/net/grpc_status.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
+#include "coordinator/limits/client_name.h"
+#include "coordinator/limits/quota.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::api {
@@ -35,13 +41,16 @@ class Wakeable {
 // streams: the server must be gone before it.
 class StreamHub {
  public:
-  // At most `max_streams` at once.
-  StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics, size_t max_streams);
+  // `open`: how many there may be at once.
+  StreamHub(store::Store* store, Executor* executor, RpcMetrics* metrics, access::Gate* gate,
+            limits::Quota* open);
   // All streams must have ended.
   ~StreamHub();
 
-  // RESOURCE_EXHAUSTED when there are too many, UNAVAILABLE after EndAll().
-  absl::Status Add(const std::string& job, Wakeable* stream) ABSL_LOCKS_EXCLUDED(mu_);
+  // The stream's place among those of `client`, to be kept while it is open. RESOURCE_EXHAUSTED
+  // when there are too many, UNAVAILABLE after EndAll().
+  absl::StatusOr<limits::Quota::Hold> Add(const std::string& client, const std::string& job,
+                                          Wakeable* stream) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(const std::string& job, Wakeable* stream) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends every stream with `status`, and every later one.
@@ -52,6 +61,7 @@ class StreamHub {
   store::Store& store() { return store_; }
   Executor& executor() { return executor_; }
   RpcMetrics& metrics() { return metrics_; }
+  access::Gate& gate() { return gate_; }
 
  private:
   void OnChange(const store::Change& change) ABSL_LOCKS_EXCLUDED(mu_);
@@ -59,7 +69,8 @@ class StreamHub {
   store::Store& store_;
   Executor& executor_;
   RpcMetrics& metrics_;
-  const size_t max_streams_;
+  access::Gate& gate_;
+  limits::Quota& open_;
 
   absl::Mutex mu_;
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
@@ -97,7 +108,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   }
   void OnCancel() override { End(absl::CancelledError("the client is gone")); }
   void OnDone() override {
-    if (registered_) hub_.Remove(job_, this);
+    if (hold_) hub_.Remove(job_, this);
     // Whatever another thread did here, such as OnCancel, it did before it let go of the lock.
     mu_.Lock();
     const grpc::StatusCode code = finished_with_;
@@ -109,18 +120,30 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
  protected:
   enum class Next { kWrite, kWait, kEnd };
 
-  PulledStream(StreamHub* hub, std::string service, std::string method)
-      : hub_(*hub), service_(std::move(service)), method_(std::move(method)) {
+  PulledStream(StreamHub* hub, const grpc::CallbackServerContext& context, std::string service,
+               std::string method)
+      : hub_(*hub),
+        caller_(hub->gate().Admit(context, service, method)),
+        client_(limits::ClientOf(caller_.value_or(access::Caller()), context.peer())),
+        service_(std::move(service)),
+        method_(std::move(method)) {
     hub_.metrics().StreamOpened(service_, method_);
   }
 
-  // Begins with `start`'s status: ends at once unless OK. The last thing that a constructor calls.
-  void Start(const std::string& job, absl::Status start) {
+  // Begins with `start`'s status: ends at once unless OK, and unless the gate admits the caller.
+  // The last thing that a constructor calls.
+  void Start(const grpc::CallbackServerContext& context, const std::string& job,
+             absl::Status start) {
+    if (!caller_.ok()) start = caller_.status();
     if (start.ok()) {
       job_ = job;
-      start = hub_.Add(job, this);
-      registered_ = start.ok();
+      absl::StatusOr<limits::Quota::Hold> hold = hub_.Add(client_, job, this);
+      start = hold.status();
+      if (hold.ok()) hold_ = *std::move(hold);
     }
+    // Again, after Add(): when somebody is shut out just now, either the hub ends this stream, or
+    // the gate knows already.
+    if (start.ok()) start = hub_.gate().Admit(context, service_, method_).status();
     if (!start.ok()) {
       absl::MutexLock lock(&mu_);
       end_ = start;
@@ -137,9 +160,9 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
  private:
   enum class State { kIdle, kBusy, kFinished };
 
-  // In state kBusy. Hands over to the executor, whose queue holds at most one task a stream.
+  // In state kBusy. Hands over to the executor, which has at most one task a stream.
   void Pump() {
-    hub_.executor().Run([this] { ProduceAndSend(); });
+    hub_.executor().Run(client_, Pace::kQuick, [this] { ProduceAndSend(); });
   }
 
   void ProduceAndSend() ABSL_LOCKS_EXCLUDED(mu_) {
@@ -177,10 +200,12 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
   }
 
   StreamHub& hub_;
+  const absl::StatusOr<access::Caller> caller_;
+  const std::string client_;
   const std::string service_;
   const std::string method_;
   std::string job_;
-  bool registered_ = false;
+  std::optional<limits::Quota::Hold> hold_;
   Response response_;
 
   absl::Mutex mu_;

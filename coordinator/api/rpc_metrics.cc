@@ -25,7 +25,7 @@ const char* CodeName(grpc::StatusCode code) {
   return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
 }
 
-// From a read that hits the cache to a commit that waits for a slow disk.
+// The range is that from a read that hits the cache to a commit that waits for a slow disk.
 const prometheus::Histogram::BucketBoundaries kSeconds = {
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10};
 

@@ -5,8 +5,12 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include <chrono>
+#include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "base/net/message_size.h"
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
@@ -17,18 +21,27 @@
 #include "coordinator/api/services/log_service.h"
 #include "coordinator/api/services/node_service.h"
 #include "coordinator/api/unary.h"
+#include "jobspec/roots.h"
 
 namespace ringleader::api {
 namespace {
 
-// A worker's events and a job's report fit many times; what is larger is garbage.
-constexpr int kMaxMessageBytes = 16 << 20;
+// Bytes in gRPC's own buffers, of all connections; connections that would take more are slowed down
+// and, at the worst, ended.
+constexpr size_t kTransportBytes = size_t{512} << 20;
+// Bytes of one stream that wait unread: enough for 5 MB a second over a line of 200 ms. gRPC's
+// probe of the line is off, for it raises this to many MB for whoever sends fast.
+constexpr int kStreamLookaheadBytes = 1 << 20;
+// Calls and streams of one connection; a client's further ones wait at its end.
+constexpr int kMaxStreamsOfAConnection = 2000;
 // Clients behind NAT ping to keep their connection: allowed this often.
 constexpr int kMinPingIntervalMs = 5000;
 // A peer that vanished without closing its connection is found after kKeepaliveMs +
 // kKeepaliveTimeoutMs.
 constexpr int kKeepaliveMs = 20000;
 constexpr int kKeepaliveTimeoutMs = 10000;
+
+constexpr absl::Duration kHealthInterval = absl::Milliseconds(500);
 
 constexpr const char* kHealthNames[] = {"",
                                         "ringleader.v1.AccessService",
@@ -40,15 +53,20 @@ constexpr const char* kHealthNames[] = {"",
 class ServerImpl : public Server {
  public:
   ServerImpl(const ServerOptions& options, lifecycle::JobController* controller,
-             session::WorkerControlService* workers, store::Store* store,
+             session::WorkerControlService* workers, store::Store* store, limits::Limits* limits,
              prometheus::Registry* registry)
       : options_(options),
         audit_(store, Clock::Real(), options.audit_age),
+        gate_(std::make_shared<access::Gate>(
+            access::GateOptions{
+                .listen = options.listen, .tls = options.tls, .access_path = options.access_path},
+            store, &audit_, Clock::Real())),
         metrics_(registry),
-        unary_executor_(options.unary_threads, options.max_waiting_calls),
-        stream_executor_(options.stream_threads, options.max_streams),
-        unary_(&unary_executor_, &metrics_, &audit_),
-        hub_(store, &stream_executor_, &metrics_, options.max_streams),
+        unary_executor_(options.unary_threads),
+        stream_executor_(options.stream_threads),
+        unary_(&unary_executor_, limits, store, &metrics_, gate_.get(), &audit_),
+        hub_(store, &stream_executor_, &metrics_, gate_.get(), &limits->watches),
+        access_(store, gate_.get(), &unary_, [this] { hub_.EndOpen(RolesChanged()); }),
         jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
         logs_(&hub_),
         nodes_(controller, &unary_),
@@ -63,13 +81,10 @@ class ServerImpl : public Server {
                                                                options_.access_path.empty()
                                                                    ? ClientCertificate::kRequired
                                                                    : ClientCertificate::kOptional));
-    ASSIGN_OR_RETURN(gate_, access::Gate::Create({.listen = options_.listen,
-                                                  .tls = options_.tls,
-                                                  .access_path = options_.access_path},
-                                                 &store_, &audit_, Clock::Real()));
+    RETURN_IF_ERROR(gate_->Load());
+    RETURN_IF_ERROR(jobspec::CheckRootsGiven(options_.allowed_paths, options_.listen));
     if (options_.tls.enabled()) credentials->SetAuthMetadataProcessor(gate_);
-    access_ = std::make_unique<AccessService>(&store_, gate_.get(), &unary_,
-                                              [this] { EndOpenStreams(); });
+    workers_.SetGate(gate_);
     if (options_.listen.port != 0) RETURN_IF_ERROR(CheckCanListen(options_.listen));
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -82,19 +97,18 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
     builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-    builder.RegisterService(access_.get());
+    // What was sent and is not read yet waits here, in every connection's share of it; beyond that,
+    // with those who sent it.
+    grpc::ResourceQuota quota("coordinator");
+    builder.SetResourceQuota(quota.Resize(kTransportBytes));
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfAConnection);
+    builder.RegisterService(&access_);
     builder.RegisterService(&jobs_);
     builder.RegisterService(&logs_);
     builder.RegisterService(&nodes_);
     builder.RegisterService(&workers_);
-    workers_.SetOnRefused([this](const access::Caller& caller, const std::string& address,
-                                 const std::string& method, const std::string& node,
-                                 const absl::Status& status) {
-      v1::AuditRecord record = access::RecordOf(caller, address);
-      record.set_method("WorkerControl." + method);
-      record.set_resource(node);
-      audit_.NoteTurnedAway(std::move(record), status);
-    });
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) {
       return absl::UnavailableError(absl::StrFormat(
@@ -103,7 +117,14 @@ class ServerImpl : public Server {
     }
     for (const char* name : kHealthNames)
       server_->GetHealthCheckService()->SetServingStatus(name, true);
-    gate_->Watch([this] { EndOpenStreams(); });
+    // A node shows a certificate, so that workers are only concerned by the file.
+    gate_->Watch(
+        [this] {
+          hub_.EndOpen(RolesChanged());
+          workers_.CloseOpen(RolesChanged());
+        },
+        [this] { hub_.EndOpen(RolesChanged()); });
+    health_ = std::thread([this] { ReportHealth(); });
     return absl::OkStatus();
   }
 
@@ -111,6 +132,11 @@ class ServerImpl : public Server {
 
   void Shutdown() override {
     if (server_ == nullptr) return;
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    health_.join();
     gate_->StopWatching();
     // Load balancers and clients look elsewhere before calls begin to fail.
     server_->GetHealthCheckService()->Shutdown();
@@ -120,35 +146,45 @@ class ServerImpl : public Server {
         std::chrono::system_clock::now() +
         std::chrono::microseconds(absl::ToInt64Microseconds(options_.shutdown_grace)));
     server_->Wait();
-    workers_.SetOnRefused(nullptr);
     server_.reset();
   }
 
  private:
-  // Those who opened them come again at once, and are looked at anew.
-  void EndOpenStreams() {
-    const absl::Status status =
-        absl::UnavailableError("who may do what has changed; the call may be made again");
-    hub_.EndOpen(status);
-    workers_.CloseOpen(status);
+  // While the disk is full no job is taken, and training goes on: load balancers and dashboards see
+  // that of the service that takes jobs, and nobody is told to restart the coordinator.
+  void ReportHealth() {
+    absl::MutexLock lock(&mutex_);
+    while (!stopping_) {
+      server_->GetHealthCheckService()->SetServingStatus("ringleader.v1.JobService",
+                                                         store_.Space().ok());
+      mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kHealthInterval);
+    }
+  }
+
+  // Why open streams end: those who opened them come again at once, and are looked at anew.
+  static absl::Status RolesChanged() {
+    return absl::UnavailableError("who may do what has changed; the call may be made again");
   }
 
   const ServerOptions options_;
   access::AuditLog audit_;
+  const std::shared_ptr<access::Gate> gate_;
   RpcMetrics metrics_;
   Executor unary_executor_;
   Executor stream_executor_;
   Unary unary_;
   StreamHub hub_;
+  AccessService access_;
   JobService jobs_;
   LogService logs_;
   NodeService nodes_;
   session::WorkerControlService& workers_;
   store::Store& store_;
-  std::shared_ptr<access::Gate> gate_;
-  std::unique_ptr<AccessService> access_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread health_;
 };
 
 }  // namespace
@@ -156,9 +192,9 @@ class ServerImpl : public Server {
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
                                                       lifecycle::JobController* controller,
                                                       session::WorkerControlService* workers,
-                                                      store::Store* store,
+                                                      store::Store* store, limits::Limits* limits,
                                                       prometheus::Registry* registry) {
-  auto server = std::make_unique<ServerImpl>(options, controller, workers, store, registry);
+  auto server = std::make_unique<ServerImpl>(options, controller, workers, store, limits, registry);
   RETURN_IF_ERROR(server->Listen());
   return server;
 }

@@ -10,6 +10,7 @@
 #include "base/net/address.h"
 #include "base/net/tls.h"
 #include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/session/worker_control_service.h"
 #include "coordinator/store/store.h"
 
@@ -26,16 +27,14 @@ struct ServerOptions {
   std::string access_path = {};
   // How long the audit log keeps a record.
   absl::Duration audit_age = absl::Hours(24 * 90);
-  // Jobs' paths lie below these folders; none: anywhere.
+  // Jobs' paths lie below these folders; none: anywhere, which is for loopback alone.
   std::vector<std::string> allowed_paths = {};
   // Refuse jobs whose files this machine does not see.
   bool check_files = true;
   // Threads that run unary calls, most of which wait for the disk or for the controller.
   int unary_threads = 8;
-  size_t max_waiting_calls = 1000;
-  // Threads that read the store for WatchJob and TailLogs, and how many of those may be open.
+  // Threads that read the store for WatchJob and TailLogs.
   int stream_threads = 2;
-  size_t max_streams = 10000;
   // How long calls may take to end after Shutdown() was called; then they are cut off.
   absl::Duration shutdown_grace = absl::Seconds(5);
 };
@@ -48,7 +47,7 @@ class Server {
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        lifecycle::JobController* controller,
                                                        session::WorkerControlService* workers,
-                                                       store::Store* store,
+                                                       store::Store* store, limits::Limits* limits,
                                                        prometheus::Registry* registry);
   virtual ~Server() = default;
 

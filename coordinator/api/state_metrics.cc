@@ -51,6 +51,10 @@ std::vector<prometheus::MetricFamily> StateCollector::Collect() const {
       "ringleader_coordinator_store_bytes", "Size of the database and of its write-ahead log."));
   AddGauge(&bytes, {{"file", "database"}}, FileBytes(database_path_));
   AddGauge(&bytes, {{"file", "wal"}}, FileBytes(database_path_ + "-wal"));
+  prometheus::MetricFamily& full = families.emplace_back(
+      GaugeFamily("ringleader_coordinator_disk_full",
+                  "1 while the disk is full: training goes on, nothing else is written down."));
+  AddGauge(&full, {}, store_.Space().ok() ? 0 : 1);
   return families;
 }
 

@@ -5,14 +5,19 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/caller.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/api/executor.h"
 #include "coordinator/api/rpc_metrics.h"
+#include "coordinator/limits/client_limits.h"
+#include "coordinator/store/store.h"
 
 namespace ringleader::api {
 
@@ -27,14 +32,28 @@ struct Change {
 class Unary {
  public:
   // None may go before the last call has ended.
-  Unary(Executor* executor, RpcMetrics* metrics, access::AuditLog* audit)
-      : executor_(*executor), metrics_(*metrics), audit_(*audit) {}
+  Unary(Executor* executor, limits::Limits* limits, store::Store* store, RpcMetrics* metrics,
+        access::Gate* gate, access::AuditLog* audit)
+      : executor_(*executor),
+        limits_(*limits),
+        store_(*store),
+        metrics_(*metrics),
+        gate_(*gate),
+        audit_(*audit) {}
 
-  // Runs `handler` on the executor and ends the call with its status; the request and reply that it
-  // captured live until then. RESOURCE_EXHAUSTED when too many calls wait; a call that its client
-  // gave up while it waited is not begun.
+  // Runs `handler` on the executor, if the gate admits the caller, and ends the call with its
+  // status; the request and reply that it captured live until then. RESOURCE_EXHAUSTED when the
+  // client, or all, have too many calls under way; a call that its client gave up while it waited
+  // is not begun. A reply carries what is wrong with the coordinator, if anything is (kNoticeKey of
+  // base/net/notice.h).
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const std::string& service,
                                 const std::string& method, std::function<absl::Status()> handler);
+
+  // The same of a call that brings a job file of so many bytes and looks at it, which may take
+  // seconds.
+  grpc::ServerUnaryReactor* RunCheck(grpc::CallbackServerContext* context,
+                                     const std::string& service, const std::string& method,
+                                     size_t bytes, std::function<absl::Status()> handler);
 
   // The same of a call that changes `resource`. Its failure goes into the audit log from here; its
   // success in the transaction that it is one of, by KeyOf().
@@ -43,21 +62,38 @@ class Unary {
                                       const std::string& service, const std::string& method,
                                       const std::string& resource, const Request& request,
                                       std::function<absl::Status(const Change&)> handler) {
-    return Run(context, service, method,
-               AuditedHandler(*context, service, method, resource, request.request_id(),
-                              std::move(handler)));
+    return RunAtPace(context, service, method, Pace::kQuick, 0,
+                     AuditedHandler(*context, service, method, resource, request.request_id(),
+                                    std::move(handler)));
+  }
+  // Both at once.
+  template <typename Request>
+  grpc::ServerUnaryReactor* RunCheckedChange(grpc::CallbackServerContext* context,
+                                             const std::string& service, const std::string& method,
+                                             const std::string& resource, const Request& request,
+                                             std::function<absl::Status(const Change&)> handler) {
+    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(),
+                     AuditedHandler(*context, service, method, resource, request.request_id(),
+                                    std::move(handler)));
   }
 
  private:
-  std::function<absl::Status()> AuditedHandler(const grpc::CallbackServerContext& context,
-                                               const std::string& service,
-                                               const std::string& method,
-                                               const std::string& resource,
-                                               const std::string& request_id,
-                                               std::function<absl::Status(const Change&)> handler);
+  using CallerHandler = std::function<absl::Status(const access::Caller&)>;
+  struct Holds;
+  absl::StatusOr<std::shared_ptr<Holds>> Admit(const std::string& client, Pace pace, size_t bytes);
+  grpc::ServerUnaryReactor* RunAtPace(grpc::CallbackServerContext* context,
+                                      const std::string& service, const std::string& method,
+                                      Pace pace, size_t bytes, CallerHandler handler);
+  CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
+                               const std::string& service, const std::string& method,
+                               const std::string& resource, const std::string& request_id,
+                               std::function<absl::Status(const Change&)> handler);
 
   Executor& executor_;
+  limits::Limits& limits_;
+  store::Store& store_;
   RpcMetrics& metrics_;
+  access::Gate& gate_;
   access::AuditLog& audit_;
 };
 

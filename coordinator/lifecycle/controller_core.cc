@@ -8,11 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
+
+// Plans that are made at the same time: each holds a copy of its job's specification.
+constexpr size_t kMaxPlanning = 32;
 
 std::string NodeName(std::string_view id) {
   return "nodes/" + std::string(id);
@@ -36,6 +40,8 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
   }
   machines_.clear();
   nodes_.clear();
+  for (const auto& [id, planning] : planning_) *planning.is_overtaken = true;
+  planning_.clear();
   unacknowledged_.clear();
   outbox_.clear();
   ASSIGN_OR_RETURN(std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
@@ -47,16 +53,29 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
                           "ringleader-coordinator, or restore the backup made before the upgrade",
                           job.name(), static_cast<int>(job.state())));
     }
-    machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_));
+    machines_.emplace(id, std::make_unique<JobMachine>(std::move(job), &options_))
+        .first->second->Adopt(now);
   }
   ASSIGN_OR_RETURN(const std::vector<v1::Node> nodes, transaction.ListNodes());
   for (const v1::Node& node : nodes) {
     const std::string id = NodeId(node.name());
     NodeRecord& record = nodes_[id];
     record.node = node;
-    record.last_heard = now;
+    // The coordinator before may have promised its trainers more time than this one would.
+    const absl::Duration promised = absl::Milliseconds(node.fence_milliseconds());
+    record.last_heard = now + std::max(absl::ZeroDuration(), promised - options_.fence_after);
     ASSIGN_OR_RETURN(const std::vector<v1::Command> commands, transaction.ListCommands(id));
     for (const v1::Command& command : commands) Remember(id, command);
+  }
+  // An attempt that was out of sight is so until its nodes say hello.
+  for (auto& [id, machine] : machines_) {
+    const v1::Attempt* const attempt = machine->attempt();
+    if (attempt == nullptr || attempt->state() != v1::Attempt::UNKNOWN) continue;
+    for (const v1::Placement& placement : attempt->placements()) {
+      const auto node = nodes_.find(NodeId(placement.node()));
+      if (node == nodes_.end()) continue;
+      machine->OnSight(placement.node(), node->second.last_heard, now);
+    }
   }
   schedule_due_ = true;
   CountTrainers();
@@ -67,6 +86,11 @@ bool ControllerCore::Tick(absl::Time now) {
   for (auto& [id, record] : nodes_) {
     if (record.session)
       record.last_heard = std::max(record.last_heard, record.session->last_heard());
+    if (record.set_aside() && now >= record.set_aside_until) {
+      record.TakeBack();
+      schedule_due_ = true;
+      spdlog::info("nodes/{} is no longer set aside", id);
+    }
     const bool out_of_sight = now - record.last_heard > options_.lease;
     if (out_of_sight == record.out_of_sight) continue;
     record.out_of_sight = out_of_sight;
@@ -77,6 +101,9 @@ bool ControllerCore::Tick(absl::Time now) {
       machine->OnSight(NodeName(id), out_of_sight ? std::optional(record.last_heard) : std::nullopt,
                        now);
     }
+  }
+  for (auto& [id, machine] : machines_) {
+    schedule_due_ = machine->EndAvoidance(now) || schedule_due_;
   }
   bool due = schedule_due_;
   for (auto& [id, machine] : machines_) {
@@ -91,15 +118,30 @@ JobMachine* ControllerCore::Find(std::string_view job) {
   return found == machines_.end() ? nullptr : found->second.get();
 }
 
+absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
+  const std::string wanted = CheckpointFolder(spec);
+  for (const auto& [id, machine] : machines_) {
+    if (machine->checkpoint_folder() != wanted || wanted.empty() || id == spec.name()) continue;
+    const v1::Job& other = machine->job();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "checkpoint.directory: %s is that of %s, which is %s; choose another folder", wanted,
+        other.name(), v1::Job::State_Name(other.state())));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& transaction,
                                                   const v1::JobSpec& spec,
+                                                  const v1::ModelShape& shape,
                                                   const Ownership& ownership, absl::Time now) {
+  RETURN_IF_ERROR(CheckDirectory(spec));
   v1::Job job;
   job.set_name("jobs/" + spec.name());
   // Ids can be used again after a job was deleted; this cannot.
   job.set_uid(absl::StrFormat("%s-%x", spec.name(), absl::ToUnixNanos(now)));
   job.set_etag("1");
   *job.mutable_spec() = spec;
+  *job.mutable_model_shape() = shape;
   job.set_owner(ownership.owner);
   job.set_project(ownership.project);
   job.set_state(v1::Job::PENDING);
@@ -116,7 +158,7 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
                                                   const JobCheck& may, const Intent& intent,
                                                   absl::Time now) {
   JobMachine* machine = Find(id);
-  std::unique_ptr<JobMachine> ended;  // only to say what it may not do any longer
+  std::unique_ptr<JobMachine> ended;
   if (machine == nullptr) {
     ASSIGN_OR_RETURN(v1::Job job, transaction.GetJob(id));
     ended = std::make_unique<JobMachine>(std::move(job), &options_);
@@ -125,7 +167,11 @@ absl::StatusOr<v1::Job> ControllerCore::ChangeJob(store::WriteTransaction& trans
   if (may) RETURN_IF_ERROR(may(machine->job()));
   RETURN_IF_ERROR(CheckEtag(machine->job(), etag));
   RETURN_IF_ERROR(intent(*machine, now));
-  if (!ended) RETURN_IF_ERROR(Flush(transaction, *machine));
+  if (ended != nullptr && !ended->Finished()) {  // it goes on
+    RETURN_IF_ERROR(CheckDirectory(ended->job().spec()));
+    machines_.insert_or_assign(std::string(id), std::move(ended));
+  }
+  if (ended == nullptr) RETURN_IF_ERROR(Flush(transaction, *machine, now));
   return machine->job();
 }
 
@@ -152,6 +198,11 @@ absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& tr
     return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));
   }
   NodeRecord& record = found->second;
+  if (!draining && record.set_aside()) {
+    record.TakeBack();
+    record.failures.Clear();
+    schedule_due_ = true;
+  }
   const bool was_draining = record.node.state() != v1::Node::READY;
   if (draining != was_draining) {
     record.node.set_state(draining ? v1::Node::DRAINING : v1::Node::READY);
@@ -172,8 +223,14 @@ absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& tr
 
 void ControllerCore::CountTrainers() {
   for (auto& [id, record] : nodes_) {
-    record.trainers_in_use = 0;
+    record.trainers_in_use = record.reserved = 0;
     record.jobs.clear();
+  }
+  for (const auto& [id, planning] : planning_) {
+    for (const v1::Placement& placement : planning.placements) {
+      const auto node = nodes_.find(NodeId(placement.node()));
+      if (node != nodes_.end()) node->second.reserved += placement.trainers();
+    }
   }
   for (const auto& [id, machine] : machines_) {
     const v1::Attempt* attempt = machine->attempt();
@@ -198,26 +255,32 @@ std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
   return slots;
 }
 
-absl::Status ControllerCore::Schedule(store::WriteTransaction& transaction, absl::Time now) {
+void ControllerCore::Schedule() {
   schedule_due_ = false;
+  std::erase_if(planning_, [&](const auto& entry) {
+    return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
+  });
   CountTrainers();
   std::vector<scheduler::Request> waiting;
   for (const auto& [id, machine] : machines_) {
-    if (machine->job().state() == v1::Job::PENDING) {
+    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
       waiting.push_back(scheduler::MakeRequest(machine->job()));
+      waiting.back().avoid = machine->AvoidedNodes();
     }
   }
-  if (waiting.empty()) return absl::OkStatus();
+  if (waiting.empty()) return;
   for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
       machine.Wait(decision.pending_reason);
+    } else if (*plans_under_way_ >= kMaxPlanning) {
+      machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
+                                   plans_under_way_->load()));
     } else {
-      RETURN_IF_ERROR(Place(transaction, machine, decision.placements, now));
+      BeginPlanning(machine, decision.placements);
     }
   }
   CountTrainers();
-  return absl::OkStatus();
 }
 
 std::vector<v1::NodeInventory> ControllerCore::Inventories(
@@ -231,25 +294,71 @@ std::vector<v1::NodeInventory> ControllerCore::Inventories(
   return inventories;
 }
 
-absl::StatusOr<v1::StepPlan> ControllerCore::MakePlan(
-    const v1::JobSpec& spec, const std::vector<v1::Placement>& placements) const {
-  return plans_->Plan(spec, placements, Inventories(placements));
+void ControllerCore::BeginPlanning(JobMachine& machine,
+                                   const std::vector<v1::Placement>& placements) {
+  const std::string& id = machine.job().spec().name();
+  const uint64_t ticket = ++last_ticket_;
+  Planning& planning = planning_[id];
+  planning = {.ticket = ticket,
+              .placements = placements,
+              .nodes = Inventories(placements),
+              .is_overtaken = std::make_shared<std::atomic<bool>>(false)};
+  machine.Wait(absl::StrFormat(
+      "planning how to run on %s%s", placements.front().node(),
+      placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
+  PlanRequest request = {.spec = machine.job().spec(),
+                         .placements = placements,
+                         .nodes = planning.nodes,
+                         .is_overtaken = planning.is_overtaken};
+  if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
+  ++*plans_under_way_;
+  plans_->Plan(std::move(request), [on_made = on_made_, under_way = plans_under_way_, id,
+                                    ticket](absl::StatusOr<MadePlan> made) {
+    --*under_way;
+    on_made(id, ticket, std::move(made));
+  });
 }
 
-absl::Status ControllerCore::Place(store::WriteTransaction& transaction, JobMachine& machine,
-                                   const std::vector<v1::Placement>& placements, absl::Time now) {
-  const absl::StatusOr<v1::StepPlan> plan = MakePlan(machine.job().spec(), placements);
-  if (!plan.ok()) {
-    machine.Reject(absl::StrCat("no plan: ", std::string(plan.status().message())), now);
+bool ControllerCore::Stands(const std::string& job, const Planning& planning) {
+  const JobMachine* const machine = Find(job);
+  if (machine == nullptr || machine->job().state() != v1::Job::PENDING) return false;
+  for (size_t i = 0; i < planning.placements.size(); ++i) {
+    const auto node = nodes_.find(NodeId(planning.placements[i].node()));
+    if (node == nodes_.end() || !node->second.TakesTrainers()) return false;
+    if (!google::protobuf::util::MessageDifferencer::Equals(node->second.node.inventory(),
+                                                            planning.nodes[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, const std::string& job,
+                                       uint64_t ticket, const absl::StatusOr<MadePlan>& made,
+                                       absl::Time now) {
+  schedule_due_ = true;
+  const auto found = planning_.find(job);
+  if (found == planning_.end() || found->second.ticket != ticket) return absl::OkStatus();
+  const Planning planning = std::move(found->second);
+  planning_.erase(found);
+  if (!Stands(job, planning)) return absl::OkStatus();
+  JobMachine& machine = *Find(job);
+  if (!made.ok()) {
+    machine.Reject(absl::StrCat("no plan: ", std::string(made.status().message())), now);
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(const uint64_t token, transaction.Next(store::Counter::kFencingToken));
-  machine.Place(placements, *plan, token, now);
-  plans_->Started(machine.job(), *plan, Inventories(placements));
+  if (!machine.job().has_model_shape()) {
+    *machine.mutable_job()->mutable_model_shape() = made->shape;
+  }
+  machine.Place(planning.placements, made->plan, token, now);
+  plans_->Started(machine.job(), made->plan, planning.nodes);
   return absl::OkStatus();
 }
 
-absl::StatusOr<JobController::Preview> ControllerCore::PreviewJob(const v1::JobSpec& spec) const {
+absl::StatusOr<PlanRequest> ControllerCore::PreparePreview(const v1::JobSpec& spec,
+                                                           std::string* pending_reason) const {
+  RETURN_IF_ERROR(CheckDirectory(spec));
   v1::Job job;
   *job.mutable_spec() = spec;
   // It comes after everything that waits already.
@@ -257,38 +366,87 @@ absl::StatusOr<JobController::Preview> ControllerCore::PreviewJob(const v1::JobS
   std::vector<scheduler::Request> waiting = {scheduler::MakeRequest(job)};
   waiting.back().id.clear();  // not the waiting job of the same name, if there is one
   for (const auto& [id, machine] : machines_) {
-    if (machine->job().state() == v1::Job::PENDING) {
+    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
       waiting.push_back(scheduler::MakeRequest(machine->job()));
     }
   }
-  JobController::Preview preview;
-  std::vector<v1::Placement> placements;
+  PlanRequest request = {.spec = spec, .is_preview = true};
   for (scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     if (!decision.id.empty()) continue;
-    placements = std::move(decision.placements);
-    preview.pending_reason = std::move(decision.pending_reason);
+    request.placements = std::move(decision.placements);
+    *pending_reason = std::move(decision.pending_reason);
   }
-  if (placements.empty()) {  // as if one node had room for all
-    v1::Placement& placement = placements.emplace_back();
+  if (request.placements.empty()) {  // as if one node had room for all
+    v1::Placement& placement = request.placements.emplace_back();
     placement.set_node("nodes/any");
     placement.set_trainers(spec.resources().trainers());
   }
-  ASSIGN_OR_RETURN(preview.plan, MakePlan(spec, placements));
-  return preview;
+  request.nodes = Inventories(request.placements);
+  return request;
 }
 
 // --- Writing down.
 
-void ControllerCore::Remember(const std::string& node, const v1::Command& command) {
-  unacknowledged_[command.command_id()] = {.node = node,
-                                           .job = command.job(),
-                                           .attempt = command.attempt(),
-                                           .token = command.fencing_token(),
-                                           .is_start = command.has_start()};
+ControllerCore::SentCommand& ControllerCore::Remember(const std::string& node,
+                                                      const v1::Command& command) {
+  return unacknowledged_[command.command_id()] = {.node = node,
+                                                  .job = command.job(),
+                                                  .attempt = command.attempt(),
+                                                  .token = command.fencing_token(),
+                                                  .is_start = command.has_start()};
 }
 
-absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine) {
+void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now) {
+  for (const std::string& name : effects.nodes_that_served) {
+    if (const auto node = nodes_.find(NodeId(name)); node != nodes_.end()) {
+      node->second.failures.Clear();
+    }
+  }
+  for (const Effects::NodeFailure& failure : effects.node_failures) {
+    const auto node = nodes_.find(NodeId(failure.node));
+    if (node == nodes_.end()) continue;
+    NodeRecord& record = node->second;
+    // A job that fails on two nodes is to blame itself.
+    bool failed_elsewhere = false;
+    for (auto& [id, other] : nodes_) {
+      if (id == node->first || !other.failures.Forget(machine.job().uid())) continue;
+      failed_elsewhere = true;
+    }
+    if (failed_elsewhere) continue;
+    record.failures.Add(machine.job().uid(), now);
+    const size_t jobs = record.failures.JobsSince(now - options_.set_aside_window);
+    const bool is_last = std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+      return &entry.second != &record && entry.second.TakesTrainers();
+    });
+    if (jobs < options_.set_aside_after_jobs || is_last) continue;
+    record.set_aside_until = now + options_.set_aside_for;
+    record.failures.Clear();
+    record.set_aside_reason = absl::StrFormat(
+        "set aside until %s: attempts of %d jobs failed here one after the other, the last (%s): "
+        "%s; ringctl undrain %s takes it back at once",
+        absl::FormatTime(absl::RFC3339_sec, record.set_aside_until, absl::UTCTimeZone()), jobs,
+        machine.job().name(), failure.message, node->first);
+    spdlog::warn("{} is {}", failure.node, record.set_aside_reason);
+  }
+}
+
+void ControllerCore::AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const {
+  std::vector<std::string> certificates(static_cast<size_t>(peers->addresses_size()));
+  bool any = false;
+  for (const v1::Placement& placement : attempt.placements()) {
+    const auto record = nodes_.find(NodeId(placement.node()));
+    if (record == nodes_.end() || record->second.node.certificate().empty()) continue;
+    const auto first = certificates.begin() + placement.first_rank();
+    std::fill(first, first + placement.trainers(), record->second.node.certificate());
+    any = true;
+  }
+  if (any) peers->mutable_certificates()->Assign(certificates.begin(), certificates.end());
+}
+
+absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine,
+                                   absl::Time now) {
   Effects effects = machine.Take();
+  JudgeNodes(machine, effects, now);
   for (const std::string& transition : effects.transitions) spdlog::info("{}", transition);
   for (const v1::Job::State state : effects.entered) metrics_->JobBecame(state);
   for (const v1::Attempt::State state : effects.ended) metrics_->AttemptEnded(state);
@@ -318,10 +476,14 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
   }
   for (Effects::NodeCommand& effect : effects.commands) {
     const std::string node = NodeId(effect.node);
+    if (effect.command.has_connect()) {
+      AddCertificates(*machine.attempt(), effect.command.mutable_connect());
+    }
     RETURN_IF_ERROR(transaction.PutCommand(node, &effect.command));
-    Remember(node, effect.command);
+    SentCommand& sent = Remember(node, effect.command);
     const auto record = nodes_.find(node);
     if (record == nodes_.end() || record->second.session == nullptr) continue;
+    sent.sent_on = record->second.session.get();
     v1::CoordinatorMessage message;
     *message.mutable_command() = std::move(effect.command);
     outbox_.emplace_back(record->second.session, std::move(message));
@@ -339,16 +501,13 @@ absl::Status ControllerCore::UpdateDrains(store::WriteTransaction& transaction) 
 }
 
 absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::Time now) {
-  // Placing follows from changes and makes some itself, e.g. a job that no plan fits.
-  for (int round = 0; round < 2; ++round) {
-    for (const auto& [id, machine] : machines_) {
-      RETURN_IF_ERROR(Flush(transaction, *machine));
-    }
-    if (!schedule_due_) break;
-    RETURN_IF_ERROR(Schedule(transaction, now));
-  }
+  // What changed may make room, which Flush() notes.
   for (const auto& [id, machine] : machines_) {
-    RETURN_IF_ERROR(Flush(transaction, *machine));
+    RETURN_IF_ERROR(Flush(transaction, *machine, now));
+  }
+  if (schedule_due_) Schedule();
+  for (const auto& [id, machine] : machines_) {
+    RETURN_IF_ERROR(Flush(transaction, *machine, now));
     if (!machine->Finished()) continue;
     plans_->Forget(machine->job());
   }

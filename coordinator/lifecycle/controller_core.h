@@ -2,6 +2,7 @@
 // and the passing of time change them inside a store transaction. Not thread-safe.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,9 +27,15 @@ namespace ringleader::lifecycle {
 // it again. Its methods are in controller_core.cc and, for what workers say, controller_events.cc.
 class ControllerCore {
  public:
+  // Plan `ticket` is made, or cannot be. Called on any thread, perhaps after the core is gone; what
+  // it brings is to reach OnPlanned() in a later batch.
+  using OnMade =
+      std::function<void(const std::string& job, uint64_t ticket, absl::StatusOr<MadePlan> made)>;
+
   // Both pointers must outlive the core.
-  ControllerCore(const Options& options, PlanSource* plans, LifecycleMetrics* metrics)
-      : options_(options), plans_(plans), metrics_(metrics) {}
+  ControllerCore(const Options& options, PlanSource* plans, LifecycleMetrics* metrics,
+                 OnMade on_made)
+      : options_(options), plans_(plans), metrics_(metrics), on_made_(std::move(on_made)) {}
 
   // Takes over what is stored. Nodes get a lease from `now` on. Sessions are closed: workers
   // reconnect and say what runs.
@@ -41,7 +48,8 @@ class ControllerCore {
   // --- Within a transaction, between Tick() and Commit().
 
   absl::StatusOr<v1::Job> CreateJob(store::WriteTransaction& transaction, const v1::JobSpec& spec,
-                                    const Ownership& ownership, absl::Time now);
+                                    const v1::ModelShape& shape, const Ownership& ownership,
+                                    absl::Time now);
   using Intent = std::function<absl::Status(JobMachine&, absl::Time)>;
   absl::StatusOr<v1::Job> ChangeJob(store::WriteTransaction& transaction, std::string_view id,
                                     std::string_view etag, const JobCheck& may,
@@ -57,19 +65,29 @@ class ControllerCore {
   absl::Status OnMessage(store::WriteTransaction& transaction,
                          const std::shared_ptr<session::Session>& session,
                          v1::WorkerMessage& message, absl::Time now);
-  void OnClosed(const std::shared_ptr<session::Session>& session);
+  absl::Status OnClosed(store::WriteTransaction& transaction,
+                        const std::shared_ptr<session::Session>& session, absl::Time now);
   // Returns whether the news was taken in; false while the session of that process is still open.
   absl::StatusOr<bool> OnDeath(store::WriteTransaction& transaction, const std::string& node,
                                const std::string& incarnation, absl::Time now);
 
-  // Places what can be placed and writes all changes. What may be told once the transaction is
-  // durable lies in `outbox` then.
+  // Starts the attempt whose plan this is, unless something has overtaken it: the job or a node has
+  // changed, or the core was loaded anew.
+  absl::Status OnPlanned(store::WriteTransaction& transaction, const std::string& job,
+                         uint64_t ticket, const absl::StatusOr<MadePlan>& made, absl::Time now);
+
+  // Has plans made for what can be placed, and writes all changes. What may be told once the
+  // transaction is durable lies in `outbox` then.
   absl::Status Commit(store::WriteTransaction& transaction, absl::Time now);
   // Tells it: acknowledgements, commands.
   void Publish();
 
   std::vector<v1::Node> ListNodes() const;
-  absl::StatusOr<JobController::Preview> PreviewJob(const v1::JobSpec& spec) const;
+  // Where a job of this specification would run, as if one node had room for all if none has, and
+  // why it would wait; the latter is empty if it would not. FAILED_PRECONDITION where another job
+  // has its checkpoint folder.
+  absl::StatusOr<PlanRequest> PreparePreview(const v1::JobSpec& spec,
+                                             std::string* pending_reason) const;
   const std::map<std::string, std::unique_ptr<JobMachine>, std::less<>>& machines() const {
     return machines_;
   }
@@ -96,7 +114,7 @@ class ControllerCore {
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
                       v1::AttemptEvent& event);
-  // Of a job that has ended: fills a gap that an attempt which was given up left in its record.
+  // The job has ended: fills a gap that an attempt which was given up left in its record.
   absl::Status OnStepOfEndedJob(store::WriteTransaction& transaction,
                                 const v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
@@ -109,14 +127,27 @@ class ControllerCore {
 
   void CountTrainers();
   std::vector<scheduler::NodeSlots> Slots() const;
-  absl::Status Schedule(store::WriteTransaction& transaction, absl::Time now);
-  absl::Status Place(store::WriteTransaction& transaction, JobMachine& machine,
-                     const std::vector<v1::Placement>& placements, absl::Time now);
+  void Schedule();
   std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
-  absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec,
-                                        const std::vector<v1::Placement>& placements) const;
-  absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine);
+
+  // An attempt whose plan is being made. It holds its slots until the plan is there.
+  struct Planning {
+    uint64_t ticket = 0;
+    std::vector<v1::Placement> placements;
+    std::vector<v1::NodeInventory> nodes;  // as the plan sees them
+    std::shared_ptr<std::atomic<bool>> is_overtaken;
+  };
+  void BeginPlanning(JobMachine& machine, const std::vector<v1::Placement>& placements);
+  // Whether an attempt may still begin so.
+  bool Stands(const std::string& job, const Planning& planning);
+  absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine, absl::Time now);
+  // Sets nodes aside that fail one job after another.
+  void JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now);
+  // No other job writes into the job's checkpoint folder, as far as paths tell.
+  absl::Status CheckDirectory(const v1::JobSpec& spec) const;
   absl::Status UpdateDrains(store::WriteTransaction& transaction);
+  // So that trainers know from whose nodes to take streams.
+  void AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const;
 
   struct SentCommand {
     std::string node;
@@ -124,15 +155,23 @@ class ControllerCore {
     uint32_t attempt = 0;
     uint64_t token = 0;
     bool is_start = false;
+    const session::Session* sent_on = nullptr;  // last; only compared
+    int sessions_ended = 0;                     // right after it was sent, perhaps by it
   };
-  void Remember(const std::string& node, const v1::Command& command);
+  SentCommand& Remember(const std::string& node, const v1::Command& command);
 
   const Options options_;
   PlanSource* const plans_;
   LifecycleMetrics* const metrics_;
+  const OnMade on_made_;
   std::map<std::string, std::unique_ptr<JobMachine>, std::less<>> machines_;  // by job id
   std::map<std::string, NodeRecord, std::less<>> nodes_;                      // by node id
   std::map<uint64_t, SentCommand> unacknowledged_;                            // by command id
+  std::map<std::string, Planning, std::less<>> planning_;                     // by job id
+  uint64_t last_ticket_ = 0;  // never taken back, so that no old plan is taken for a new one
+  // Those that were overtaken included.
+  const std::shared_ptr<std::atomic<size_t>> plans_under_way_ =
+      std::make_shared<std::atomic<size_t>>(0);
   bool schedule_due_ = true;
 
   std::vector<std::pair<std::shared_ptr<session::Session>, v1::CoordinatorMessage>> outbox_;

@@ -2,12 +2,14 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
+#include "jobspec/text.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
@@ -48,17 +50,50 @@ bool SpeaksOf(const v1::Placement& placement, const v1::AttemptEvent& event) {
     case v1::AttemptEvent::kEval:
     case v1::AttemptEvent::kCheckpoint:
     case v1::AttemptEvent::kModelExported:
+      return Holds(placement, 0);  // which alone reports these
     case v1::AttemptEvent::KIND_NOT_SET:
       return true;
   }
   return false;
 }
 
-uint64_t StepOf(const v1::AttemptEvent& event) {
-  if (event.has_step()) return event.step().step();
-  if (event.has_eval()) return event.eval().step();
-  if (event.has_checkpoint()) return event.checkpoint().step();
-  return 0;
+bool IsDuration(double seconds) {
+  return std::isfinite(seconds) && seconds >= 0;
+}
+
+// Numbers that a trainer of a job of so many steps can come to. The loss of a step is finite unless
+// the step was skipped for it; a held-out loss need not be.
+bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
+  switch (event.kind_case()) {
+    case v1::AttemptEvent::kStep: {
+      const v1::StepReport& step = event.step();
+      return step.step() >= 1 && step.step() <= steps && IsDuration(step.step_seconds()) &&
+             std::isfinite(step.learning_rate()) &&
+             (step.skipped() ||
+              (std::isfinite(step.loss()) && std::isfinite(step.gradient_norm())));
+    }
+    case v1::AttemptEvent::kEval:
+      return event.eval().step() <= steps && IsDuration(event.eval().seconds());
+    case v1::AttemptEvent::kCheckpoint:
+      return event.checkpoint().step() <= steps && IsDuration(event.checkpoint().seconds());
+    case v1::AttemptEvent::kTrainerReady:
+    case v1::AttemptEvent::kTrainerExited:
+    case v1::AttemptEvent::kLogs:
+    case v1::AttemptEvent::kModelExported:
+    case v1::AttemptEvent::KIND_NOT_SET:
+      return true;
+  }
+  return false;
+}
+
+// Sessions that end while the same command is not acknowledged, until it is not sent again. One may
+// end by chance.
+constexpr int kMaxSessionsEnded = 2;
+
+// Shown to people, whose terminals obey control characters.
+const std::string& PathOf(const v1::AttemptEvent& event) {
+  if (event.has_model_exported()) return event.model_exported().path();
+  return event.checkpoint().path();
 }
 
 // The part that says which data folder a worker process uses.
@@ -114,6 +149,9 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   ASSIGN_OR_RETURN(const uint64_t epoch, transaction.Next(store::Counter::kSessionEpoch));
   ASSIGN_OR_RETURN(const uint64_t applied,
                    transaction.GetAppliedSequence(id, session->incarnation()));
+  const auto milliseconds = [](absl::Duration duration) {
+    return static_cast<uint32_t>(absl::ToInt64Milliseconds(duration));
+  };
   v1::Node& node = record.node;
   if (node.name().empty()) {
     node.set_name("nodes/" + id);
@@ -123,6 +161,8 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   *node.mutable_inventory() = hello.inventory();
   node.set_worker_version(hello.version());
   node.set_session_epoch(epoch);
+  node.set_fence_milliseconds(milliseconds(options_.fence_after));
+  node.set_certificate(session->certificate());
   RETURN_IF_ERROR(transaction.PutNode(node));
 
   if (record.log.incarnation() != session->incarnation()) {
@@ -141,16 +181,11 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
                             now);
     }
   }
-  if (record.out_of_sight) {
-    record.out_of_sight = false;
-    for (auto& [job, machine] : machines_) machine->OnSight(node.name(), std::nullopt, now);
-  }
+  record.out_of_sight = false;
+  for (auto& [job, machine] : machines_) machine->OnSight(node.name(), std::nullopt, now);
 
   v1::CoordinatorMessage message;
   v1::Welcome* const welcome = message.mutable_welcome();
-  const auto milliseconds = [](absl::Duration duration) {
-    return static_cast<uint32_t>(absl::ToInt64Milliseconds(duration));
-  };
   welcome->set_epoch(epoch);
   welcome->set_lease_milliseconds(milliseconds(options_.lease));
   welcome->set_heartbeat_milliseconds(milliseconds(options_.heartbeat_interval));
@@ -161,6 +196,10 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   StopStrays(record, hello);
   ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(id));
   for (v1::Command& command : commands) {
+    if (const auto sent = unacknowledged_.find(command.command_id());
+        sent != unacknowledged_.end()) {
+      sent->second.sent_on = session.get();
+    }
     v1::CoordinatorMessage again;
     *again.mutable_command() = std::move(command);
     outbox_.emplace_back(session, std::move(again));
@@ -216,7 +255,7 @@ void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello
     };
     if (std::all_of(running.ranks().begin(), running.ranks().end(), wanted)) continue;
     for (const uint32_t rank : running.ranks()) {
-      record.strays.emplace(running.job(), running.attempt(), rank);
+      record.strays.emplace(running.fencing_token(), rank);
     }
     spdlog::warn("nodes/{} still runs attempt {} of jobs/{}, which was given up: stopping it",
                  record.session->node(), running.attempt(), running.job());
@@ -231,13 +270,30 @@ void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello
   }
 }
 
-void ControllerCore::OnClosed(const std::shared_ptr<session::Session>& session) {
+absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,
+                                      const std::shared_ptr<session::Session>& session,
+                                      absl::Time now) {
   const auto found = nodes_.find(session->node());
-  if (found == nodes_.end() || found->second.session != session) return;
+  if (found == nodes_.end() || found->second.session != session) return absl::OkStatus();
   found->second.last_heard = std::max(found->second.last_heard, session->last_heard());
   found->second.session = nullptr;
   schedule_due_ = true;
   spdlog::info("nodes/{} disconnected", session->node());
+  // A worker acknowledges commands one after the other: if one of them ended the session, it is the
+  // first that is left.
+  const auto suspect =
+      std::find_if(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& entry) {
+        return entry.second.node == session->node() && entry.second.sent_on == session.get();
+      });
+  if (suspect == unacknowledged_.end()) return absl::OkStatus();
+  suspect->second.sent_on = nullptr;
+  if (++suspect->second.sessions_ended < kMaxSessionsEnded) return absl::OkStatus();
+  const SentCommand command = suspect->second;
+  RETURN_IF_ERROR(transaction.DeleteCommand(suspect->first));
+  unacknowledged_.erase(suspect);
+  JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
+  if (machine != nullptr) machine->OnDeadlyCommand("nodes/" + command.node, command.is_start, now);
+  return absl::OkStatus();
 }
 
 absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
@@ -290,7 +346,7 @@ absl::Status ControllerCore::OnAck(store::WriteTransaction& transaction, const s
                command.job, ack.message());
   JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
   if (machine != nullptr && command.is_start) {
-    machine->OnStartRefused("nodes/" + node, ack.message(), now);
+    machine->OnStartRefused("nodes/" + node, ack.message(), now, ack.later());
   }
   return absl::OkStatus();
 }
@@ -311,15 +367,16 @@ absl::StatusOr<bool> ControllerCore::IsGenuine(store::ReadTransaction& transacti
       std::find_if(job.attempts().begin(), job.attempts().end(), [&](const v1::Attempt& a) {
         return a.number() == event.attempt() && a.fencing_token() == event.fencing_token();
       });
-  // Of a job that had the name before.
+  // The event is of a job that had the name before.
   if (attempt == job.attempts().end()) return false;
   const v1::Placement* const placement = PlacementOn(*attempt, record.node.name());
   const bool genuine = placement != nullptr && SpeaksOf(*placement, event) &&
-                       StepOf(event) <= job.spec().training().steps();
+                       InRange(event, job.spec().training().steps()) &&
+                       !jobspec::HasControls(PathOf(event));
   if (!genuine) {
     spdlog::warn(
-        "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere or the "
-        "job has no such step: ignored",
+        "{} reports of attempt {} of {} what it cannot know, for those ranks run elsewhere, the "
+        "job has no such step or path, or a figure is none: ignored",
         record.node.name(), event.attempt(), job.name());
   }
   return genuine;
@@ -330,7 +387,7 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
                                      absl::Time now) {
   // A stray's end is of interest whatever it was part of.
   if (!seen && event.has_trainer_exited() &&
-      record.strays.erase({event.job(), event.attempt(), event.trainer_exited().rank()}) > 0) {
+      record.strays.erase({event.fencing_token(), event.trainer_exited().rank()}) > 0) {
     schedule_due_ = true;
   }
   ASSIGN_OR_RETURN(const bool genuine, IsGenuine(transaction, record, event));

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "base/process/metrics.h"
 #include "base/status_macros.h"
+#include "coordinator/lifecycle/batch_queue.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
 
@@ -31,6 +32,23 @@ absl::Duration TickInterval(const Options& options) {
 // A full disk stays full for a while: the next try waits this long.
 constexpr absl::Duration kPauseAfterFailure = absl::Milliseconds(500);
 
+// Longer than any one plan takes; the caller's own deadline is shorter, most times.
+constexpr absl::Duration kPreviewPatience = absl::Seconds(30);
+
+// A plan that was asked for is there: the next batch takes it, soon.
+ControllerCore::OnMade IntoQueue(const std::shared_ptr<BatchQueue>& queue) {
+  return [queue](const std::string& job, uint64_t ticket, absl::StatusOr<MadePlan> made) {
+    queue->Push(
+        {.apply =
+             [job, ticket, made = std::move(made)](
+                 ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
+               return core.OnPlanned(transaction, job, ticket, made, now);
+             },
+         .done = [](const absl::Status&) {},
+         .vital = true});
+  };
+}
+
 }  // namespace
 
 class JobController::Impl {
@@ -41,7 +59,8 @@ class JobController::Impl {
         store_(store),
         clock_(clock),
         metrics_(metrics == nullptr ? nullptr : &metrics->registry()),
-        core_(options, plans, &metrics_) {}
+        plans_(plans),
+        core_(options, plans, &metrics_, IntoQueue(queue_)) {}
 
   ~Impl() { Stop(); }
 
@@ -57,33 +76,12 @@ class JobController::Impl {
   }
 
   void Stop() {
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      if (stopped_) return;
-      stopped_ = true;
-    }
+    if (!queue_->Stop()) return;
     if (thread_.joinable()) thread_.join();
     RunOnce();
   }
 
-  // One thing to apply in the next batch. `apply` fails only when the transaction cannot go on;
-  // what a request may not do is its own reply. `done` learns what became of the batch.
-  struct Item {
-    std::function<absl::Status(ControllerCore&, store::WriteTransaction&, absl::Time)> apply;
-    std::function<void(const absl::Status&)> done = {};
-  };
-
-  void Enqueue(Item item) {
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      if (!stopped_) {
-        urgent_ = urgent_ || item.done != nullptr;
-        queue_.push_back(std::move(item));
-        return;
-      }
-    }
-    if (item.done) item.done(absl::UnavailableError("the coordinator is shutting down"));
-  }
+  void Enqueue(BatchItem item) { queue_->Push(std::move(item)); }
 
   // Runs `body` in a batch, once per request id, and waits for the commit.
   template <typename Reply>
@@ -134,12 +132,7 @@ class JobController::Impl {
 
   // Returns false if what there was to write could not be written.
   bool RunOnce() {
-    std::vector<Item> batch;
-    {
-      absl::MutexLock lock(&queue_mutex_);
-      batch.swap(queue_);
-      urgent_ = false;
-    }
+    std::vector<BatchItem> batch = queue_->Take(store_->Space());
     absl::Status committed;
     {
       absl::MutexLock lock(&core_mutex_);
@@ -147,13 +140,14 @@ class JobController::Impl {
       const bool due = core_.Tick(now);
       if (!due && batch.empty()) return true;
       const absl::Time begin = absl::Now();
-      committed = store_->Write([&](store::WriteTransaction& transaction) -> absl::Status {
-        for (Item& item : batch) {
-          if (absl::Status status = item.apply(core_, transaction, now); !status.ok())
-            return status;
-        }
-        return core_.Commit(transaction, now);
-      });
+      committed = store_->Write(
+          [&](store::WriteTransaction& transaction) -> absl::Status {
+            for (BatchItem& item : batch) {
+              RETURN_IF_ERROR(item.apply(core_, transaction, now));
+            }
+            return core_.Commit(transaction, now);
+          },
+          store::Need::kVital);
       metrics_.Batch(batch.size(), absl::Now() - begin, committed.ok());
       if (committed.ok()) {
         core_.Publish();
@@ -167,9 +161,7 @@ class JobController::Impl {
         if (writable_) spdlog::info("can write again");
       }
     }
-    for (Item& item : batch) {
-      if (item.done) item.done(committed);
-    }
+    BatchQueue::Finish(std::move(batch), committed);
     return committed.ok();
   }
 
@@ -178,31 +170,34 @@ class JobController::Impl {
     return core_.ListNodes();
   }
 
-  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec) {
-    absl::MutexLock lock(&core_mutex_);
-    return core_.PreviewJob(spec);
+  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape) {
+    struct Answer {
+      absl::StatusOr<MadePlan> made;
+      absl::Notification there;
+    };
+    const auto answer = std::make_shared<Answer>();
+    Preview preview;
+    {
+      absl::MutexLock lock(&core_mutex_);
+      ASSIGN_OR_RETURN(PlanRequest request, core_.PreparePreview(spec, &preview.pending_reason));
+      request.shape = shape;
+      plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
+        answer->made = std::move(made);
+        answer->there.Notify();
+      });
+    }
+    if (!answer->there.WaitForNotificationWithTimeout(kPreviewPatience)) {
+      return absl::DeadlineExceededError("the plan takes too long; try again in a moment");
+    }
+    if (!answer->made.ok()) return answer->made.status();
+    preview.plan = std::move(answer->made->plan);
+    return preview;
   }
 
  private:
   void Loop() {
     const absl::Duration tick = TickInterval(options_);
-    while (true) {
-      {
-        absl::MutexLock lock(&queue_mutex_);
-        const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
-          return stopped_ || !queue_.empty();
-        };
-        queue_mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
-        // Nobody waits for an event to be written, so it waits for others, which share its sync to
-        // disk; a request ends the wait.
-        const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mutex_) {
-          return stopped_ || urgent_;
-        };
-        if (!queue_.empty()) {
-          queue_mutex_.AwaitWithTimeout(absl::Condition(&urgent), options_.batch_window);
-        }
-        if (stopped_) return;
-      }
+    while (queue_->Await(tick, options_.batch_window)) {
       if (!RunOnce()) absl::SleepFor(kPauseAfterFailure);
     }
   }
@@ -221,15 +216,13 @@ class JobController::Impl {
   store::Store* const store_;
   const Clock* const clock_;
   LifecycleMetrics metrics_;
+  // Plans that are still being made may outlive the controller and come here.
+  const std::shared_ptr<BatchQueue> queue_ = std::make_shared<BatchQueue>();
 
   absl::Mutex core_mutex_;
+  PlanSource* const plans_ ABSL_PT_GUARDED_BY(core_mutex_);
   ControllerCore core_ ABSL_GUARDED_BY(core_mutex_);
   bool writable_ ABSL_GUARDED_BY(core_mutex_) = true;
-
-  absl::Mutex queue_mutex_;
-  std::vector<Item> queue_ ABSL_GUARDED_BY(queue_mutex_);
-  bool urgent_ ABSL_GUARDED_BY(queue_mutex_) = false;  // somebody waits for the batch
-  bool stopped_ ABSL_GUARDED_BY(queue_mutex_) = false;
 
   std::thread thread_;
 };
@@ -255,22 +248,25 @@ void JobController::Stop() {
   impl_->Stop();
 }
 void JobController::RunOnce() {
-  impl_->RunOnce();
+  if (impl_->RunOnce()) impl_->RunOnce();
 }
 
 absl::StatusOr<v1::Job> JobController::CreateJob(const v1::JobSpec& spec,
                                                  const store::RequestKey& key,
-                                                 const Ownership& ownership) {
+                                                 const Ownership& ownership,
+                                                 const v1::ModelShape& shape) {
   return impl_->Call<v1::Job>(
       key, [&](ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.CreateJob(transaction, spec, ownership, now);
+        return core.CreateJob(transaction, spec, shape, ownership, now);
       });
 }
 
 absl::StatusOr<v1::Job> JobController::CancelJob(std::string_view id, std::string_view etag,
-                                                 const store::RequestKey& key,
-                                                 const JobCheck& may) {
-  return impl_->ChangeJob(id, etag, key, may, &JobMachine::Cancel);
+                                                 const store::RequestKey& key, const JobCheck& may,
+                                                 bool checkpoint) {
+  return impl_->ChangeJob(id, etag, key, may, [checkpoint](JobMachine& machine, absl::Time now) {
+    return machine.Cancel(now, checkpoint);
+  });
 }
 
 absl::StatusOr<v1::Job> JobController::PauseJob(std::string_view id, std::string_view etag,
@@ -320,33 +316,38 @@ std::vector<v1::Node> JobController::ListNodes() const {
   return impl_->ListNodes();
 }
 
-absl::StatusOr<JobController::Preview> JobController::PreviewJob(const v1::JobSpec& spec) const {
-  return impl_->PreviewJob(spec);
+absl::StatusOr<JobController::Preview> JobController::PreviewJob(
+    const v1::JobSpec& spec, const v1::ModelShape& shape) const {
+  return impl_->PreviewJob(spec, shape);
 }
 
 void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {
   impl_->Enqueue(
-      {.apply = [session = std::move(session), hello = std::move(hello)](
-                    ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) {
-        return core.OnHello(transaction, session, hello, now);
-      }});
+      {.apply = [session, hello = std::move(hello)](
+                    ControllerCore& core, store::WriteTransaction& transaction,
+                    absl::Time now) { return core.OnHello(transaction, session, hello, now); },
+       .vital = true,
+       .session = session});
 }
 
 void JobController::OnMessage(std::shared_ptr<session::Session> session,
                               v1::WorkerMessage message) {
-  impl_->Enqueue({.apply = [session = std::move(session), message = std::move(message)](
-                               ControllerCore& core, store::WriteTransaction& transaction,
-                               absl::Time now) mutable {
-    return core.OnMessage(transaction, session, message, now);
-  }});
+  const size_t bytes = message.ByteSizeLong();
+  impl_->Enqueue(
+      {.apply =
+           [session, message = std::move(message)](
+               ControllerCore& core, store::WriteTransaction& transaction, absl::Time now) mutable {
+             return core.OnMessage(transaction, session, message, now);
+           },
+       .session = session,
+       .message_bytes = bytes});
 }
 
 void JobController::OnClosed(std::shared_ptr<session::Session> session) {
-  impl_->Enqueue({.apply = [session = std::move(session)](ControllerCore& core,
-                                                          store::WriteTransaction&, absl::Time) {
-    core.OnClosed(session);
-    return absl::OkStatus();
-  }});
+  impl_->Enqueue(
+      {.apply = [session](ControllerCore& core, store::WriteTransaction& transaction,
+                          absl::Time now) { return core.OnClosed(transaction, session, now); },
+       .session = session});
 }
 
 void JobController::OnDeath(std::string node, std::string incarnation,

@@ -59,16 +59,20 @@ class JobController : public session::SessionListener {
   // UNAVAILABLE.
   void Stop();
 
-  // `spec` has been validated and has its defaults. ALREADY_EXISTS if the id is taken.
+  // `spec` has been validated and has its defaults; `shape`: of its model, zeros if that is not
+  // known. ALREADY_EXISTS if the id is taken.
   absl::StatusOr<v1::Job> CreateJob(const v1::JobSpec& spec, const store::RequestKey& key,
-                                    const Ownership& ownership = {});
+                                    const Ownership& ownership = {},
+                                    const v1::ModelShape& shape = {});
 
   // The five below: NOT_FOUND; what `may` says; FAILED_PRECONDITION where the job's state does not
   // allow it (says which would); ABORTED where `etag` is set and not the job's.
   //
   // Cancelling a cancelled job, pausing a paused one and resuming a running one change nothing.
+  // `checkpoint`: the trainers write one before they leave; to cancel again without ends the wait.
   absl::StatusOr<v1::Job> CancelJob(std::string_view id, std::string_view etag,
-                                    const store::RequestKey& key, const JobCheck& may = {});
+                                    const store::RequestKey& key, const JobCheck& may = {},
+                                    bool checkpoint = false);
   absl::StatusOr<v1::Job> PauseJob(std::string_view id, std::string_view etag,
                                    const store::RequestKey& key, const JobCheck& may = {});
   absl::StatusOr<v1::Job> ResumeJob(std::string_view id, std::string_view etag,
@@ -88,12 +92,14 @@ class JobController : public session::SessionListener {
   // With what is not stored: last heartbeat, trainers in use, whether it is reachable. By id.
   std::vector<v1::Node> ListNodes() const;
 
-  // What would happen to a job of this specification now, without creating it.
+  // What would happen to a job of this specification now, without creating it. Waits for the plan:
+  // RESOURCE_EXHAUSTED when others wait for theirs, DEADLINE_EXCEEDED after half a minute; further
+  // errors say why no plan can be made.
   struct Preview {
     v1::StepPlan plan;
     std::string pending_reason;  // empty: it would start at once
   };
-  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec) const;
+  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape) const;
 
   void OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) override;
   void OnMessage(std::shared_ptr<session::Session> session, v1::WorkerMessage message) override;
@@ -101,7 +107,8 @@ class JobController : public session::SessionListener {
   void OnDeath(std::string node, std::string incarnation,
                std::function<void(const absl::Status&)> done) override;
 
-  // For tests, in place of Start(): one batch and one look at the clock.
+  // For tests, in place of Start(): one batch with a look at the clock, and another for the plans
+  // that it asked for.
   void RunOnce();
 
  private:

@@ -102,6 +102,43 @@ TEST_F(JobControllerTest, ARestartedCoordinatorAcknowledgesNoReportThatItHasNotG
   EXPECT_THAT(Steps(), ElementsAre(1, 2));
 }
 
+// Leases hold, the worker may come again, requests are refused by name, and what workers report
+// waits until there is space. Nothing is lost, and nothing is acknowledged before it is written.
+TEST_F(JobControllerTest, WhileTheDiskIsFullTrainingGoesOn) {
+  auto session = RunJob();
+  const int taken = session->taken();
+  store_.scarce = true;
+  EXPECT_EQ(Create("refused").status().code(), absl::StatusCode::kResourceExhausted);
+  Say(session, 4, Step(1, 0));
+  Say(session, 5, Step(1, 1));
+  Say(session, 6, Log("late"));
+  EXPECT_EQ(session->acknowledged(), 3);
+  EXPECT_EQ(session->taken(), taken);  // the worker may not send ever more
+  EXPECT_FALSE(session->closed());
+  clock_.Advance(options_.adoption_timeout * 2);
+  controller_->RunOnce();
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  // It is cut off, comes again, and sends again what was not acknowledged.
+  controller_->OnClosed(session);
+  auto again = Connect("a", "folder.1", {Running()});
+  again->Commands();
+  EXPECT_EQ(again->welcome().epoch(), 2);
+  Say(again, 4, Step(1, 0));
+  Say(again, 5, Step(1, 1));
+  Say(again, 6, Log("late"));
+  EXPECT_THAT(Steps(), IsEmpty());
+  EXPECT_EQ(session->taken(), taken + 3);  // dropped: they came again
+  store_.scarce = false;
+  controller_->RunOnce();
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  EXPECT_THAT(LogTexts(), ElementsAre("late"));
+  EXPECT_EQ(again->acknowledged(), 6);
+  EXPECT_EQ(again->taken(), 3);
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+  EXPECT_EQ(Job().attempts_size(), 1);
+  EXPECT_TRUE(Create("next").ok());
+}
+
 TEST_F(JobControllerTest, StepsOfAFencedWorkerFillTheRecordAlsoAfterTheJobHasEnded) {
   auto old = RunJob();
   Say(old, 4, Step(1, 0));

@@ -1,11 +1,13 @@
 #include "coordinator/lifecycle/job_machine.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/back_off.h"
 #include "coordinator/store/store.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
@@ -35,12 +37,32 @@ bool Dead(const RankStatus& rank) {
   return rank.state() >= RankStatus::COMPLETED;
 }
 
-JobMachine::JobMachine(Job job, const Options* options) : options_(options), job_(std::move(job)) {
+std::string CheckpointFolder(const v1::JobSpec& spec) {
+  std::string path =
+      std::filesystem::path(spec.checkpoint().directory()).lexically_normal().string();
+  if (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+JobMachine::JobMachine(Job job, const Options* options)
+    : options_(options), job_(std::move(job)), checkpoint_folder_(CheckpointFolder(job_.spec())) {
   if (const Attempt* last = attempt()) {
     merger_ = StepMerger(static_cast<uint32_t>(last->ranks_size()), last->last_step());
     if (IsLive(last->state()) && last->has_failure()) {
       failing_since_ = absl::InfinitePast();
       stop_mode_ = StopTrainers::ABORT;
+    }
+  }
+}
+
+void JobMachine::Adopt(absl::Time now) {
+  start_deadline_ = now + options_->start_timeout;
+  if (job_.state() == Job::RETRYING) {
+    const absl::Time latest =
+        now + BackOff(options_->retry_backoff, options_->max_retry_backoff, job_.retries_used());
+    if (ToTime(job_.retry_time()) > latest) {
+      SetTime(latest, job_.mutable_retry_time());
+      effects_.job_changed = true;
     }
   }
 }
@@ -123,11 +145,15 @@ void JobMachine::SetRank(uint32_t rank, RankStatus::State state) {
   effects_.commands.clear();
 }
 
-absl::Status JobMachine::Cancel(absl::Time now) {
-  if (job_.state() == Job::CANCELLED || job_.state() == Job::CANCELLING) return absl::OkStatus();
+absl::Status JobMachine::Cancel(absl::Time now, bool checkpoint) {
+  const bool waits = job_.state() == Job::CANCELLING;
+  if (job_.state() == Job::CANCELLED || (waits && checkpoint)) return absl::OkStatus();
   if (IsTerminal(job_.state())) return NotAllowed(job_, "cancelled", "it has ended");
-  SetState(Job::CANCELLING, "cancelled by a user", now);
-  if (live() != nullptr) Stop(StopTrainers::ABORT, "the job was cancelled");
+  SetState(Job::CANCELLING,
+           checkpoint ? "cancelled by a user, with a last checkpoint" : "cancelled by a user", now);
+  if (live() != nullptr) {
+    Stop(checkpoint ? StopTrainers::CHECKPOINT : StopTrainers::ABORT, "the job was cancelled");
+  }
   Settle(now);
   return absl::OkStatus();
 }
@@ -145,10 +171,18 @@ absl::Status JobMachine::Pause(absl::Time now) {
 
 absl::Status JobMachine::Resume(absl::Time now) {
   if (job_.state() == Job::PAUSING) return NotAllowed(job_, "resumed", "wait until it is PAUSED");
-  if (IsTerminal(job_.state()) || job_.state() == Job::CANCELLING) {
-    return NotAllowed(job_, "resumed", "only a paused job can; create a new one");
+  const bool failed = job_.state() == Job::FAILED;
+  if ((IsTerminal(job_.state()) && !failed) || job_.state() == Job::CANCELLING) {
+    return NotAllowed(job_, "resumed", "only one that is PAUSED or FAILED can; create a new one");
   }
-  if (job_.state() == Job::PAUSED) SetState(Job::PENDING, "", now);
+  if (failed && !AllDead()) {
+    return NotAllowed(job_, "resumed", "wait until its trainers are known to be dead");
+  }
+  if (failed) {
+    job_.clear_end_time();
+    job_.set_retries_used(0);
+  }
+  if (failed || job_.state() == Job::PAUSED) SetState(Job::PENDING, "", now);
   return absl::OkStatus();
 }
 
@@ -188,7 +222,8 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   AttemptChanged();
   merger_ = StepMerger(world_size);
   failing_since_.reset();
-  failure_is_collateral_ = fenced_ = false;
+  failure_is_collateral_ = fenced_ = refused_for_now_ = false;
+  start_deadline_ = now + options_->start_timeout;
   stop_mode_ = StopTrainers::MODE_UNSPECIFIED;
   mean_step_seconds_ = 0;
   job_.clear_retry_time();
@@ -204,6 +239,8 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
     start->set_world_size(world_size);
     start->set_ranks_per_node(placements.front().trainers());
     start->set_checkpoint_step(job_.progress().checkpoint_step());
+    start->set_job_uid(job_.uid());
+    start->set_owner(job_.owner());
     Send(placement, std::move(command));
   }
   UpdateSight(now);
@@ -275,11 +312,23 @@ void JobMachine::Connect(absl::Time now) {
 void JobMachine::OnSight(const std::string& node, std::optional<absl::Time> last_heard,
                          absl::Time now) {
   if (last_heard) {
-    if (!out_of_sight_.insert_or_assign(node, *last_heard).second) return;
-  } else if (out_of_sight_.erase(node) == 0) {
-    return;
+    out_of_sight_.insert_or_assign(node, *last_heard);
+  } else {
+    out_of_sight_.erase(node);
   }
   UpdateSight(now);
+}
+
+std::set<std::string> JobMachine::AvoidedNodes() const {
+  std::set<std::string> ids;
+  for (const auto& [node, until] : avoid_) {
+    ids.insert(node.substr(std::string_view("nodes/").size()));
+  }
+  return ids;
+}
+
+bool JobMachine::EndAvoidance(absl::Time now) {
+  return std::erase_if(avoid_, [now](const auto& entry) { return entry.second <= now; }) > 0;
 }
 
 void JobMachine::UpdateSight(absl::Time now) {

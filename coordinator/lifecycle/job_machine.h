@@ -29,6 +29,9 @@
 
 namespace ringleader::lifecycle {
 
+// checkpoint.directory without "..", doubled slashes and a slash at its end.
+std::string CheckpointFolder(const v1::JobSpec& spec);
+
 // A process that runs no longer, or never will.
 bool Dead(const v1::RankStatus& rank);
 
@@ -51,16 +54,30 @@ struct Effects {
   std::vector<std::string> transitions;  // a line each, for the log
   std::vector<v1::Job::State> entered;
   std::vector<v1::Attempt::State> ended;
+  // Attempts that ended by the own fault of a rank, and could be tried again: where, and how.
+  struct NodeFailure {
+    std::string node;  // "nodes/{id}"
+    std::string message;
+  };
+  std::vector<NodeFailure> node_failures;
+  std::vector<std::string> nodes_that_served;  // an attempt there completed a step
 };
 
 // Its methods are in job_machine.cc (what users and the scheduler ask, contact with nodes),
 // job_outcome.cc (how attempts end) and job_progress.cc (what they report of their training).
 class JobMachine {
  public:
-  // `job`: new, or as the store has it. `options` must outlive the machine.
+  // `job`: new, or as the store has it; then Adopt() comes next. `options` must outlive the
+  // machine.
   JobMachine(v1::Job job, const Options* options);
+  // The coordinator was away, for nobody knows how long, and its clock may have been set meanwhile:
+  // what is stored says when things were to happen by a clock that is gone. Time-outs start anew,
+  // and a retry waits no longer than its back-off.
+  void Adopt(absl::Time now);
 
   const v1::Job& job() const { return job_; }
+  // checkpoint.directory, spelt one way; empty where the job has none.
+  const std::string& checkpoint_folder() const { return checkpoint_folder_; }
   v1::Job* mutable_job() { return &job_; }  // for what the store sets
   // The last attempt; null before the first.
   const v1::Attempt* attempt() const;
@@ -71,8 +88,10 @@ class JobMachine {
   Effects Take();
 
   // What users ask for. FAILED_PRECONDITION says which state would allow it.
-  absl::Status Cancel(absl::Time now);
+  // `checkpoint`: the trainers write one before they leave.
+  absl::Status Cancel(absl::Time now, bool checkpoint = false);
   absl::Status Pause(absl::Time now);
+  // A paused job, or one that failed, goes on from its newest checkpoint.
   absl::Status Resume(absl::Time now);
 
   // Has the ranks trace their next steps.
@@ -91,7 +110,12 @@ class JobMachine {
   // What workers report of the current attempt.
   void OnReady(const v1::TrainerReady& ready, absl::Time now);
   void OnExit(const v1::TrainerExited& exited, absl::Time now);
-  void OnStartRefused(const std::string& node, const std::string& why, absl::Time now);
+  // `later`: not for anything in the job; the attempt counts for no retry. Either way the node gets
+  // no attempt of this job for a while.
+  void OnStartRefused(const std::string& node, const std::string& why, absl::Time now,
+                      bool later = false);
+  // A command for the node is not sent again, because each session in which it was sent ended.
+  void OnDeadlyCommand(const std::string& node, bool is_start, absl::Time now);
   // The worker process that started the trainers is dead, and they with it. `how`: for users.
   void OnWorkerDied(const std::string& node, const std::string& how, absl::Time now);
   // Returns the merged report when this one completes a step.
@@ -103,7 +127,12 @@ class JobMachine {
   void OnCheckpoint(const v1::CheckpointNotice& checkpoint);
   void OnModelExported(const std::string& path);
 
-  // `last_heard` of a node whose lease ran out; unset when it is (again) in sight.
+  // Ids of nodes that refused this job a moment ago.
+  std::set<std::string> AvoidedNodes() const;
+  // Forgets those whose time is over. Returns whether there were any.
+  bool EndAvoidance(absl::Time now);
+
+  // `last_heard` of a node whose lease ran out; unset when it is (again) in sight, or said hello.
   void OnSight(const std::string& node, std::optional<absl::Time> last_heard, absl::Time now);
   // Time has passed.
   void Tick(absl::Time now);
@@ -140,14 +169,19 @@ class JobMachine {
 
   const Options* const options_;
   v1::Job job_;
+  const std::string checkpoint_folder_;
   Effects effects_;
   StepMerger merger_;
   std::map<std::string, absl::Time> out_of_sight_;  // node → last heard
+  std::map<std::string, absl::Time> avoid_;         // node → until when it gets no attempt
+  uint32_t refusals_ = 0;                           // in a row
   // Facts about the current attempt that are not stored: a restarted coordinator needs none of
   // them.
   std::optional<absl::Time> failing_since_;
   bool failure_is_collateral_ = false;
   bool fenced_ = false;
+  bool refused_for_now_ = false;  // that is why it failed: no retry is counted
+  absl::Time start_deadline_ = absl::InfiniteFuture();
   v1::StopTrainers::Mode stop_mode_ = v1::StopTrainers::MODE_UNSPECIFIED;
   double mean_step_seconds_ = 0;
 };

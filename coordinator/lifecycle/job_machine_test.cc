@@ -239,6 +239,43 @@ TEST_F(JobMachineTest, CancelWaitsForEveryTrainerToBeDead) {
   EXPECT_THAT(std::string(machine_.Pause(now_).message()), HasSubstr("CANCELLED"));
 }
 
+TEST_F(JobMachineTest, CancelMayWaitForACheckpointAndNeedNot) {
+  Run();
+  ASSERT_TRUE(machine_.Cancel(now_, /*checkpoint=*/true).ok());
+  EXPECT_THAT(Commands(), ElementsAre("a:CHECKPOINT", "b:CHECKPOINT"));
+  EXPECT_EQ(state(), Job::CANCELLING);
+  machine_.OnCheckpoint([] {
+    v1::CheckpointNotice notice;
+    notice.set_step(3);
+    return notice;
+  }());
+  for (const uint32_t rank : {0, 1}) Exit(rank, TrainerExited::STOPPED);
+  machine_.Take();
+  // Somebody does not want to wait for the others.
+  ASSERT_TRUE(machine_.Cancel(now_, /*checkpoint=*/true).ok());
+  EXPECT_THAT(Commands(), IsEmpty());
+  ASSERT_TRUE(machine_.Cancel(now_).ok());
+  EXPECT_THAT(Commands(), ElementsAre("b:ABORT"));
+  for (const uint32_t rank : {2, 3}) Exit(rank, TrainerExited::FAILED, true);
+  EXPECT_EQ(state(), Job::CANCELLED);
+  EXPECT_EQ(attempt().state(), Attempt::CANCELLED);
+  EXPECT_EQ(machine_.job().progress().checkpoint_step(), 3u);
+}
+
+TEST_F(JobMachineTest, AFailedJobIsNotResumedBesideItsTrainers) {
+  Run();
+  machine_.OnSight("nodes/b", now_, now_);
+  Exit(0, TrainerExited::FAILED, /*collateral=*/false, /*retryable=*/false);
+  Exit(1, TrainerExited::FAILED, true);
+  Pass(options_.blame_window);
+  ASSERT_EQ(state(), Job::FAILED);
+  EXPECT_THAT(std::string(machine_.Resume(now_).message()),
+              HasSubstr("wait until its trainers are known to be dead"));
+  Pass(options_.adoption_timeout);
+  EXPECT_TRUE(machine_.Resume(now_).ok());
+  EXPECT_EQ(state(), Job::PENDING);
+}
+
 TEST_F(JobMachineTest, CancelWithoutAnAttempt) {
   ASSERT_TRUE(machine_.Cancel(now_).ok());
   EXPECT_EQ(state(), Job::CANCELLED);

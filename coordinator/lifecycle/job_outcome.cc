@@ -94,8 +94,11 @@ void JobMachine::OnExit(const TrainerExited& exited, absl::Time now) {
   Settle(now);
 }
 
-void JobMachine::OnStartRefused(const std::string& node, const std::string& why, absl::Time now) {
+void JobMachine::OnStartRefused(const std::string& node, const std::string& why, absl::Time now,
+                                bool later) {
+  avoid_[node] = now + BackOff(options_->refusal_pause, options_->max_retry_backoff, ++refusals_);
   if (live() == nullptr) return;
+  const bool is_cause = later && !attempt()->has_failure();
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node) continue;
     for (uint32_t i = 0; i < placement.trainers(); ++i) {
@@ -104,6 +107,26 @@ void JobMachine::OnStartRefused(const std::string& node, const std::string& why,
     Blame(Retryable(static_cast<int>(placement.first_rank()), node,
                     absl::StrCat("the worker did not start it: ", why)),
           false, now);
+  }
+  refused_for_now_ = refused_for_now_ || (is_cause && attempt()->has_failure());
+  Settle(now);
+}
+
+// Whatever of a start came to be is a stray at the worker's next hello.
+void JobMachine::OnDeadlyCommand(const std::string& node, bool is_start, absl::Time now) {
+  if (live() == nullptr) return;
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (placement.node() != node) continue;
+    for (uint32_t i = 0; is_start && i < placement.trainers(); ++i) {
+      SetRank(placement.first_rank() + i, RankStatus::FAILED);
+    }
+    v1::Failure failure =
+        Retryable(static_cast<int>(placement.first_rank()), node,
+                  absl::StrCat("the worker's session ended each time that it was sent ",
+                               is_start ? "the job" : "a command for the job",
+                               ", which is not sent again: look into the worker's log"));
+    failure.set_retryable(false);
+    Blame(std::move(failure), false, now);
   }
   Settle(now);
 }
@@ -161,7 +184,7 @@ void JobMachine::Fence(absl::Time now) {
 
 void JobMachine::CheckStart(absl::Time now) {
   if (live() == nullptr || attempt()->state() != Attempt::STARTING) return;
-  if (now - ToTime(attempt()->create_time()) < options_->start_timeout) return;
+  if (now < start_deadline_) return;
   for (int rank = 0; rank < attempt()->ranks_size(); ++rank) {
     if (attempt()->ranks(rank).state() != RankStatus::STARTING) continue;
     Blame(Retryable(rank, PlacementOf(static_cast<uint32_t>(rank))->node(),
@@ -264,6 +287,11 @@ void JobMachine::End(absl::Time now) {
     return;
   }
   NameLostNode(attempt);
+  const v1::Failure& failure = attempt->failure();
+  if (failure.rank() >= 0 && failure.retryable() && !refused_for_now_ &&
+      attempt->ranks(failure.rank()).state() == RankStatus::FAILED) {
+    effects_.node_failures.push_back({failure.node(), failure.message()});
+  }
   end(fenced_ ? Attempt::FENCED : Attempt::FAILED, Describe(attempt->failure()));
   Retry(now);
 }
@@ -277,6 +305,15 @@ void JobMachine::Retry(absl::Time now) {
     return;
   }
   if (job_.state() == Job::PAUSING) return;
+  if (refused_for_now_) {
+    SetTime(now + options_->retry_backoff, job_.mutable_retry_time());
+    SetState(Job::RETRYING,
+             absl::StrFormat(
+                 "%s; it does not count as a retry, and goes elsewhere for %s", what,
+                 absl::FormatDuration(absl::Trunc(avoid_[failure.node()] - now, absl::Seconds(1)))),
+             now);
+    return;
+  }
   const uint32_t used = job_.retries_used() + 1;
   job_.set_retries_used(used);
   effects_.job_changed = true;

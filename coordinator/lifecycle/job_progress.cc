@@ -24,6 +24,10 @@ std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerg
   // Steps that are trained again after a failure are no progress: a job that fails at the same step
   // each time must run out of retries.
   if (merged->step() > furthest) job_.set_retries_used(0);
+  refusals_ = 0;
+  for (const v1::Placement& placement : attempt->placements()) {
+    effects_.nodes_that_served.push_back(placement.node());
+  }
   RecordStep(attempt, *merged);
   return merged;
 }

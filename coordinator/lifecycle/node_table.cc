@@ -28,10 +28,15 @@ std::optional<uint64_t> EventLog::TakeAcknowledgement() {
   return safe;
 }
 
+size_t FailureLog::JobsSince(absl::Time begin) {
+  std::erase_if(failed_, [begin](const auto& entry) { return entry.second < begin; });
+  return failed_.size();
+}
+
 scheduler::NodeSlots NodeRecord::Slots() const {
   return {.id = node.name().substr(std::string_view("nodes/").size()),
           .total = node.inventory().trainers(),
-          .in_use = trainers_in_use + static_cast<uint32_t>(strays.size()),
+          .in_use = trainers_in_use + reserved + static_cast<uint32_t>(strays.size()),
           .ready = TakesTrainers(),
           .has_gpus = node.inventory().gpus_size() > 0,
           .domain = node.inventory().topology_domain()};
@@ -49,6 +54,9 @@ v1::Node NodeRecord::View() const {
   } else if (leaving) {
     view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
     view.set_state_reason("its worker is shutting down");
+  } else if (set_aside() && node.state() == v1::Node::READY) {
+    view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
+    view.set_state_reason(set_aside_reason);
   }
   return view;
 }

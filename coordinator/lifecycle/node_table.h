@@ -58,6 +58,21 @@ class EventLog {
   std::set<uint64_t> held_;
 };
 
+// Whether a node fails the attempts of one job after another.
+class FailureLog {
+ public:
+  // An attempt of the job with this uid failed by the own fault of a rank there.
+  void Add(const std::string& job_uid, absl::Time now) { failed_[job_uid] = now; }
+  void Clear() { failed_.clear(); }
+  // Forgets the job; returns whether it had failed here.
+  bool Forget(const std::string& job_uid) { return failed_.erase(job_uid) > 0; }
+  // How many jobs did so since `begin`.
+  size_t JobsSince(absl::Time begin);
+
+ private:
+  std::map<std::string, absl::Time> failed_;  // by job uid: when last
+};
+
 struct NodeRecord {
   v1::Node node;                              // what is stored
   std::shared_ptr<session::Session> session;  // null: not connected
@@ -65,14 +80,23 @@ struct NodeRecord {
   EventLog log;
   bool out_of_sight = false;
   bool leaving = false;  // its worker is shutting down
-  // Ranks of attempts that are none of ours any more, as {job, attempt, rank}: told to stop, and
-  // in the way until they have.
-  std::set<std::tuple<std::string, uint32_t, uint32_t>> strays;
+  FailureLog failures;
+  // It failed too many attempts and gets no other until this time (infinitely past: it gets them);
+  // why, for people.
+  absl::Time set_aside_until = absl::InfinitePast();
+  std::string set_aside_reason;
+  // Ranks of attempts that are none of ours any more, as {token, rank}: told to stop, and in the
+  // way until they have.
+  std::set<std::pair<uint64_t, uint32_t>> strays;
   uint32_t trainers_in_use = 0;   // by our attempts
+  uint32_t reserved = 0;          // trainers of attempts that are being planned
   std::vector<std::string> jobs;  // "jobs/{id}" with trainers here
 
+  bool set_aside() const { return set_aside_until != absl::InfinitePast(); }
+  void TakeBack() { set_aside_until = absl::InfinitePast(); }
   bool TakesTrainers() const {
-    return session != nullptr && !out_of_sight && !leaving && node.state() == v1::Node::READY;
+    return session != nullptr && !out_of_sight && !leaving && !set_aside() &&
+           node.state() == v1::Node::READY;
   }
   scheduler::NodeSlots Slots() const;
   // As users see it.

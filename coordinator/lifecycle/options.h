@@ -1,6 +1,8 @@
 // The control plane's time-outs, with the reason for each default.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
@@ -18,7 +20,7 @@ struct Options {
   // itself after `fence_after`, which leaves it the difference to do so.
   absl::Duration adoption_timeout = absl::Seconds(120);
   absl::Duration fence_after = absl::Seconds(90);
-  // From placement until every rank listens: loading a large model takes minutes.
+  // Every rank has to listen so soon after its placement: loading a large model takes minutes.
   absl::Duration start_timeout = absl::Minutes(10);
   // After the first sign of failure, so long is waited for the rank whose own fault it was: ranks
   // that lost their peer often report before the worker that saw the peer die.
@@ -26,7 +28,15 @@ struct Options {
   // Before the n-th retry in a row: retry_backoff * 2^(n-1), at most max_retry_backoff.
   absl::Duration retry_backoff = absl::Seconds(2);
   absl::Duration max_retry_backoff = absl::Minutes(5);
-  // From being asked to leave until SIGKILL: with a checkpoint, and without.
+  // A node that refused to start an attempt gets no other of that job for so long; twice as long
+  // after each further refusal, at most max_retry_backoff.
+  absl::Duration refusal_pause = absl::Seconds(30);
+  // A node on which attempts of so many jobs failed one after the other within the window, and none
+  // completed a step, is set aside for a while, unless it is the last one that takes trainers.
+  uint32_t set_aside_after_jobs = 3;
+  absl::Duration set_aside_window = absl::Minutes(15);
+  absl::Duration set_aside_for = absl::Minutes(30);
+  // Trainers that are asked to leave have so long until SIGKILL: with a checkpoint, and without.
   absl::Duration checkpoint_grace = absl::Seconds(120);
   absl::Duration abort_grace = absl::Seconds(5);
   // Events that arrive within it share one transaction.

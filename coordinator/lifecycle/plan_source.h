@@ -1,6 +1,9 @@
 // What the lifecycle asks of the planner: a seam, so that tests need no cost model.
 #pragma once
 
+#include <atomic>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -11,20 +14,37 @@
 
 namespace ringleader::lifecycle {
 
-// Called on the controller's thread only; must not block.
+struct PlanRequest {
+  v1::JobSpec spec;
+  // Of the job's record; unset in jobs of earlier releases.
+  std::optional<v1::ModelShape> shape = {};
+  std::vector<v1::Placement> placements = {};
+  std::vector<v1::NodeInventory> nodes = {};  // of each placement, in order
+  bool is_preview = false;                    // nothing starts with it
+  // True once something has overtaken the plan: whatever comes of it is not looked at. May be null.
+  std::shared_ptr<const std::atomic<bool>> is_overtaken = nullptr;
+};
+
+struct MadePlan {
+  v1::StepPlan plan;
+  v1::ModelShape shape;  // what the plan goes by
+};
+
+// Called by one thread at a time, and never waits.
 class PlanSource {
  public:
+  // Takes any thread's call, also before Plan() has returned.
+  using Done = std::function<void(absl::StatusOr<MadePlan>)>;
+
   virtual ~PlanSource() = default;
 
-  // The plan with which an attempt of `spec` starts on `placements`. `nodes`: the inventory of each
-  // placement, in order. INVALID_ARGUMENT: no plan can ever work, e.g. a layout that does not
-  // divide.
-  virtual absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec& spec,
-                                            const std::vector<v1::Placement>& placements,
-                                            const std::vector<v1::NodeInventory>& nodes) = 0;
+  // Plans in the background how an attempt starts, from what is known of the job now, and calls
+  // `done` once. An error is final: the job has to change. Only a preview may be turned away with
+  // RESOURCE_EXHAUSTED because others are being made.
+  virtual void Plan(PlanRequest request, Done done) = 0;
 
-  // An attempt of `job`, its last, begins under `plan`. Plans that were made for a preview never
-  // come to this.
+  // An attempt of `job`, its last, begins under `plan`. Plans that were made for a preview, or that
+  // something has overtaken, never come to this.
   virtual void Started(const v1::Job& job, const v1::StepPlan& plan,
                        const std::vector<v1::NodeInventory>& nodes) {}
 

@@ -94,6 +94,50 @@ TEST_F(ReportOriginTest, StepsOfOtherNodesRanksAndOfNoJobAreIgnored) {
   EXPECT_EQ(a_->acknowledged(), 11u);
 }
 
+TEST_F(ReportOriginTest, WhatRankZeroReportsComesFromItsNode) {
+  AllReady();
+  v1::AttemptEvent checkpoint;
+  checkpoint.mutable_checkpoint()->set_step(3);
+  v1::AttemptEvent eval;
+  eval.mutable_eval()->set_step(3);
+  v1::AttemptEvent exported;
+  exported.mutable_model_exported()->set_path("/elsewhere");
+  Say(b_, 3, checkpoint);
+  Say(b_, 4, eval);
+  Say(b_, 5, exported);
+  EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
+  EXPECT_FALSE(Job().has_last_eval());
+  EXPECT_EQ(Job().model_directory(), "");
+  Say(a_, 3, checkpoint);
+  EXPECT_EQ(Job().progress().checkpoint_step(), 3u);
+}
+
+TEST_F(ReportOriginTest, FiguresThatAreNoneAreIgnored) {
+  AllReady();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto with = [](auto set) {
+    v1::AttemptEvent event = Step(1, 0);
+    set(event.mutable_step());
+    return event;
+  };
+  uint64_t sequence = 2;
+  Say(a_, ++sequence, with([&](auto* step) { step->set_loss(nan); }));
+  Say(a_, ++sequence, with([&](auto* step) { step->set_gradient_norm(nan); }));
+  Say(a_, ++sequence, with([&](auto* step) { step->set_learning_rate(nan); }));
+  Say(a_, ++sequence, with([&](auto* step) { step->set_step_seconds(-1); }));
+  Say(a_, ++sequence, with([&](auto* step) { step->set_step(0); }));
+  Say(a_, ++sequence, Step(1, 1));
+  Say(b_, 3, Step(1, 2));
+  Say(b_, 4, Step(1, 3));
+  EXPECT_THAT(Steps(), IsEmpty());
+  // A step that was skipped for its loss says so, and counts.
+  Say(a_, ++sequence, with([&](auto* step) {
+        step->set_loss(nan);
+        step->set_skipped(true);
+      }));
+  EXPECT_THAT(Steps(), ElementsAre(1));
+}
+
 TEST_F(ReportOriginTest, ANodeWithoutRanksHasNothingToSayOfTheJob) {
   AllReady();
   v1::AttemptEvent checkpoint;
@@ -110,6 +154,32 @@ TEST_F(ReportOriginTest, ANodeWithoutRanksHasNothingToSayOfTheJob) {
   EXPECT_THAT(LogTexts(), IsEmpty());
   Say(a_, 3, Log("true"));
   EXPECT_THAT(LogTexts(), ElementsAre("true"));
+}
+
+TEST_F(ReportOriginTest, TrainersLearnWhoseCertificateEachRankHas) {
+  AllReady();
+  const std::string of_a = "uri ringleader://node/a", of_b = "uri ringleader://node/b";
+  for (const auto& session : {a_, b_}) {
+    const std::vector<v1::Command> commands = session->Commands();
+    ASSERT_THAT(commands, SizeIs(1));
+    EXPECT_THAT(commands[0].connect().certificates(), ElementsAre(of_a, of_a, of_b, of_b));
+  }
+}
+
+TEST_F(ReportOriginTest, PathsWithControlCharactersAreIgnored) {
+  AllReady();
+  v1::AttemptEvent checkpoint;
+  checkpoint.mutable_checkpoint()->set_step(3);
+  checkpoint.mutable_checkpoint()->set_path("/checkpoints/\x1b[2Jstep-3");
+  Say(a_, 3, checkpoint);
+  v1::AttemptEvent exported;
+  exported.mutable_model_exported()->set_path("/checkpoints/\nmodel");
+  Say(a_, 4, exported);
+  EXPECT_EQ(Job().progress().checkpoint_step(), 0u);
+  EXPECT_EQ(Job().model_directory(), "");
+  exported.mutable_model_exported()->set_path("/checkpoints/model");
+  Say(a_, 5, exported);
+  EXPECT_EQ(Job().model_directory(), "/checkpoints/model");
 }
 
 TEST_F(ReportOriginTest, LinesOfAnotherJobOfTheNameAreIgnored) {

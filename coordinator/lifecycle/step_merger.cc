@@ -13,6 +13,7 @@ namespace {
 struct LayerSums {
   int ranks = 0;
   double density = 0, verticals = 0, slashes = 0;
+  double verticals_at_budget = 0, slashes_at_budget = 0;
   int recall_ranks = 0;
   double recall = 0;
   std::vector<uint64_t> tiles_per_ring_step;
@@ -54,6 +55,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
       sums.density += layer.density();
       sums.verticals += layer.verticals();
       sums.slashes += layer.slashes();
+      sums.verticals_at_budget += layer.verticals_at_budget();
+      sums.slashes_at_budget += layer.slashes_at_budget();
       if (layer.recall() >= 0) {
         ++sums.recall_ranks;
         sums.recall += layer.recall();
@@ -74,6 +77,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     layer->set_density(sums.density / sums.ranks);
     layer->set_verticals(sums.verticals / sums.ranks);
     layer->set_slashes(sums.slashes / sums.ranks);
+    layer->set_verticals_at_budget(sums.verticals_at_budget / sums.ranks);
+    layer->set_slashes_at_budget(sums.slashes_at_budget / sums.ranks);
     layer->set_recall(sums.recall_ranks == 0 ? -1 : sums.recall / sums.recall_ranks);
     layer->mutable_tiles_per_ring_step()->Add(sums.tiles_per_ring_step.begin(),
                                               sums.tiles_per_ring_step.end());

@@ -90,6 +90,7 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
     added->set_layer(1);
     added->set_density(density);
     added->set_recall(recall);
+    added->set_slashes_at_budget(density * 2);
     added->mutable_tiles_per_ring_step()->Add(tiles.begin(), tiles.end());
   };
   layer(&first, 0.2, 0.9, {10, 30});
@@ -103,6 +104,7 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
   EXPECT_EQ(merged.peak_memory_bytes(), 20);
   ASSERT_EQ(merged.layers_size(), 1);
   EXPECT_NEAR(merged.layers(0).density(), 0.3, 1e-12);
+  EXPECT_NEAR(merged.layers(0).slashes_at_budget(), 0.6, 1e-12);
   EXPECT_EQ(merged.layers(0).recall(), 0.9);  // only one rank estimated it
   EXPECT_THAT(merged.layers(0).tiles_per_ring_step(), ElementsAre(40, 80));
   EXPECT_THAT(merged.rank_tiles(), ElementsAre(40, 80));

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "coordinator/planner/shapes.h"
+#include "coordinator/planner/cost/shapes.h"
 #include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 

@@ -1,7 +1,9 @@
 #include "coordinator/planner/planner.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -10,6 +12,7 @@
 #include "coordinator/planner/deal/budgets.h"
 #include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/memory.h"
+#include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
 #include "model_shape/model_config.h"
@@ -176,54 +179,98 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
 }
 
 absl::Status AddMicroBatchReason(const v1::JobSpec& spec, v1::StepPlan* plan) {
-  std::string groups;
-  for (uint32_t g = 0; g < spec.parallelism().data(); ++g) {
-    ASSIGN_OR_RETURN(const std::vector<uint64_t> lengths, LengthsOfGroup(spec, *plan, g));
-    absl::StrAppendFormat(&groups, "%s%d: %s", g > 0 ? "; " : "", g, absl::StrJoin(lengths, "+"));
-    if (g == 7 && spec.parallelism().data() > 8) {
-      groups += "; …";
-      break;
-    }
+  constexpr size_t kShown = 8;
+  std::string text;
+  ASSIGN_OR_RETURN(const auto groups, LengthsOfGroups(spec, *plan));
+  for (size_t g = 0; g < std::min(kShown, groups.size()); ++g) {
+    std::vector<uint64_t> lengths = groups[g];
+    const bool is_cut = lengths.size() > kShown;
+    if (is_cut) lengths.resize(kShown);
+    absl::StrAppendFormat(&text, "%s%d: %s%s", g > 0 ? "; " : "", g, absl::StrJoin(lengths, "+"),
+                          is_cut ? "+…" : "");
   }
+  if (groups.size() > kShown) text += "; …";
   plan->add_reasons(absl::StrCat(
-      "sequences of unequal length are dealt to the groups by predicted seconds (", groups, ")"));
+      "sequences of unequal length are dealt to the groups by predicted seconds (", text, ")"));
   return absl::OkStatus();
+}
+
+// `candidate` with its price by `cost_model`; without one, if the model is not known.
+absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& spec,
+                                 const model::ModelConfig& model, const ClusterShape& cluster,
+                                 const GroupShape& group, const CostModel& cost_model,
+                                 Pricer* pricer) {
+  v1::StepPlan plan;
+  plan.set_version(1);
+  plan.set_effective_step(1);
+  Apply(candidate, spec, group, &plan);
+  if (!model.known()) {
+    plan.add_reasons(
+        "chosen by pattern and nodes alone: the model's config.json cannot be read here");
+    return plan;
+  }
+  const MemoryEstimate memory = EstimateMemory(spec, model, cluster, candidate.ring);
+  RETURN_IF_ERROR(CheckMemory(memory, spec, model, cluster));
+  ASSIGN_OR_RETURN(*plan.mutable_prediction(), pricer->Price(plan, cost_model));
+  return plan;
+}
+
+// Of all candidates and of the one that is chosen, priced again.
+PlanCost CostOfAll(const v1::JobSpec& spec, const model::ModelConfig& model,
+                   const std::vector<Candidate>& candidates) {
+  std::set<ParallelismSpec::Layout> layouts;
+  int rings = 1;
+  for (const Candidate& candidate : candidates) {
+    layouts.insert(candidate.layout);
+    rings += candidate.ring != ParallelismSpec::ALL_GATHER;
+  }
+  return CostOf(spec, model, static_cast<int>(layouts.size()), rings);
+}
+
+// What each layer keeps for backward may lie in host memory.
+void AddHostReason(const v1::JobSpec& spec, const model::ModelConfig& model,
+                   const ClusterShape& cluster, v1::StepPlan* plan) {
+  const MemoryEstimate memory = EstimateMemory(spec, model, cluster, plan->ring().kind());
+  const double bytes = HostBytes(memory, spec, cluster);
+  if (bytes <= 0) return;
+  plan->add_reasons(
+      absl::StrFormat("at least %.1f GiB of what a trainer's layers keep for backward wait in host "
+                      "memory (resources.offload); the prediction takes its copies for hidden",
+                      bytes / (1024.0 * 1024 * 1024)));
 }
 
 }  // namespace
 
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
-                                      const patterns::PatternHints& hints) {
+                                      const patterns::PatternHints& hints,
+                                      const PlanLimits& limits) {
   RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
   const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
   ASSIGN_OR_RETURN(const std::vector<Candidate> candidates, Candidates(spec, group));
+  if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));
 
   // Chosen by the machines' usual speed, never by what was measured: an attempt that resumes on the
   // same kind of machines adds in the same order, and so gets the same losses bit for bit.
   const CostModel usual(spec, model, cluster);
+  const patterns::PatternHints nothing_measured;
+  std::set<Pricer::Layout> layouts;
+  for (const Candidate& candidate : candidates)
+    layouts.insert({candidate.layout, candidate.stripe});
+  Pricer pricer(spec, model, cluster, nothing_measured, layouts);
   std::vector<v1::StepPlan> tried;
   absl::Status refused;
   for (const Candidate& candidate : candidates) {
-    v1::StepPlan plan;
-    plan.set_version(1);
-    plan.set_effective_step(1);
-    Apply(candidate, spec, group, &plan);
-    if (!model.known()) {
-      plan.add_reasons(
-          "chosen by pattern and nodes alone: the model's config.json cannot be read here");
-      return plan;
+    if (limits.stop && limits.stop()) return absl::CancelledError("the planner was stopped");
+    absl::StatusOr<v1::StepPlan> plan = Try(candidate, spec, model, cluster, group, usual, &pricer);
+    if (!model.known()) return plan;
+    if (plan.ok()) {
+      tried.push_back(*std::move(plan));
+    } else if (refused.ok()) {
+      refused = plan.status();
     }
-    const MemoryEstimate memory = EstimateMemory(spec, model, cluster, candidate.ring);
-    const absl::Status fits = CheckMemory(memory, spec, model, cluster);
-    if (!fits.ok()) {
-      if (refused.ok()) refused = fits;
-      continue;
-    }
-    ASSIGN_OR_RETURN(*plan.mutable_prediction(), Predict(spec, model, cluster, usual, plan));
-    tried.push_back(std::move(plan));
   }
   if (tried.empty()) return refused;
 
@@ -235,22 +282,45 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   }
   v1::StepPlan plan = *best;
   AddReasons(spec.parallelism(), group, tried, &plan);
-  const MemoryEstimate memory = EstimateMemory(spec, model, cluster, plan.ring().kind());
-  if (const double bytes = HostBytes(memory, spec, cluster); bytes > 0) {
-    plan.add_reasons(absl::StrFormat(
-        "at least %.1f GiB of what a trainer's layers keep for backward wait in host "
-        "memory (resources.offload); the prediction takes its copies for hidden",
-        bytes / (1024.0 * 1024 * 1024)));
-  }
+  AddHostReason(spec, model, cluster, &plan);
   // The usual speed again: who trains which sequence decides the order of sums.
   for (v1::MicroBatchAssignment& assignment : AssignSequences(
            spec, model, usual, plan.prediction().density(), jobspec::SequenceLengths(spec))) {
     *plan.add_micro_batches() = std::move(assignment);
   }
-  ASSIGN_OR_RETURN(*plan.mutable_prediction(),
-                   Predict(spec, model, cluster, cost_model, plan, hints));
+  const bool is_usual = cost_model.observations() == 0 && hints == nothing_measured;
+  if (!is_usual || !plan.micro_batches().empty()) {
+    Pricer measured(spec, model, cluster, hints);
+    Pricer& same_tiles = hints == nothing_measured ? pricer : measured;
+    ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
+  }
   if (!plan.micro_batches().empty()) RETURN_IF_ERROR(AddMicroBatchReason(spec, &plan));
   return plan;
+}
+
+absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::ModelConfig& model,
+                                       const ClusterShape& cluster, const CostModel& cost_model,
+                                       const v1::StepPlan& plan,
+                                       const patterns::PatternHints& hints) {
+  return Pricer(spec, model, cluster, hints).Price(plan, cost_model);
+}
+
+patterns::PatternHints HintsFrom(std::span<const v1::StepReport> recent) {
+  patterns::PatternHints sum;
+  double count = 0;
+  for (const v1::StepReport& report : recent) {
+    for (const v1::LayerReport& layer : report.layers()) {
+      if (layer.slashes() <= 0) continue;
+      sum.slashes += layer.slashes();
+      sum.verticals += layer.verticals();
+      sum.density += layer.density();
+      ++count;
+    }
+  }
+  if (count == 0) return {};
+  return {.slashes = sum.slashes / count,
+          .verticals = sum.verticals / count,
+          .density = sum.density / count};
 }
 
 std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& current,
@@ -276,6 +346,10 @@ std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
                                                       const model::ModelConfig& model,
                                                       const CostModel& cost_model, double density,
                                                       const std::vector<uint64_t>& tokens) {
+  // Equal ones go round robin, however many there are.
+  if (std::adjacent_find(tokens.begin(), tokens.end(), std::not_equal_to<>()) == tokens.end()) {
+    return {};
+  }
   const double context = spec.parallelism().context();
   const double tile = spec.attention().tile();
   const auto layers = static_cast<double>(model.layers);

@@ -9,7 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "coordinator/planner/cost/cost_model.h"
-#include "coordinator/planner/shapes.h"
+#include "coordinator/planner/cost/shapes.h"
+#include "coordinator/planner/plan_cost.h"
 #include "model_shape/model_config.h"
 #include "patterns/sample.h"
 #include "ringleader/v1/job_spec.pb.h"
@@ -25,10 +26,12 @@ namespace ringleader::planner {
 //
 // INVALID_ARGUMENT, with the arithmetic, when no plan can work: the cluster holds too few trainers,
 // heads or layers do not fit the model, the asked-for ring does not fit the nodes, or memory is
-// short. Takes about a second for 1,000 ranks.
+// short. RESOURCE_EXHAUSTED when the plan itself would take more than `limits`. Takes seconds for
+// 8,192 ranks in a ring, and grows with their square.
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
-                                      const patterns::PatternHints& hints = {});
+                                      const patterns::PatternHints& hints = {},
+                                      const PlanLimits& limits = {});
 
 // The next plan of a running attempt, or nullopt when none is worth a change. Only budgets change;
 // layout and ring are fixed for an attempt. `recent`: merged reports, oldest first, the last of

@@ -8,6 +8,7 @@
 
 #include "coordinator/planner/deal/budgets.h"
 #include "coordinator/planner/memory.h"
+#include "coordinator/planner/simulate/pricer.h"
 #include "coordinator/planner/testing/planner_problems.h"
 #include "model_shape/model_config.h"
 
@@ -76,6 +77,81 @@ TEST(MakePlanTest, AThousandRanks) {
   EXPECT_EQ(plan->layout(), ParallelismSpec::STRIPED);
   EXPECT_EQ(plan->ring().kind(), ParallelismSpec::HIERARCHICAL);
   EXPECT_LT(plan->prediction().worker_imbalance(), 1.05);
+}
+
+// What is foreseen of a plan's work is what is done.
+TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
+  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
+                             v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK}) {
+    for (const uint32_t context : {1, 8, 264}) {
+      v1::JobSpec spec = LongJob(context, uint64_t{context} * 1024);
+      spec.mutable_attention()->set_pattern(pattern);
+      spec.mutable_attention()->add_dense_layers(3);
+      jobspec::ApplyDefaults(&spec);
+      const ClusterShape cluster = Gpus(static_cast<int>(context), 1);
+      const patterns::PatternHints hints;
+      const model::ModelConfig model = ThreeBillion();
+      Pricer pricer(spec, model, cluster, hints);
+      v1::StepPlan plan;
+      plan.set_layout(ParallelismSpec::CONTIGUOUS);
+      plan.mutable_ring()->set_kind(ParallelismSpec::FLAT);
+      plan.mutable_ring()->set_inner(context);
+      plan.mutable_ring()->set_outer(1);
+      ASSERT_TRUE(pricer.Price(plan, CostModel(spec, model, cluster)).ok());
+      EXPECT_EQ(pricer.rank_steps(), CostOf(spec, model, 1, 1).rank_steps) << context;
+      EXPECT_GT(pricer.rank_steps(), 0);
+      // The loads are there already; all-gather is no ring that is walked.
+      const int64_t before = pricer.rank_steps();
+      plan.mutable_ring()->set_kind(ParallelismSpec::ALL_GATHER);
+      ASSERT_TRUE(pricer.Price(plan, CostModel(spec, model, cluster)).ok());
+      EXPECT_EQ(pricer.rank_steps(), before);
+    }
+  }
+}
+
+// Three layouts on two kinds of rings that are walked, and the one that is chosen once more: each
+// forward and backward, on links as they are and on infinitely fast ones.
+TEST(PlanCostTest, EightThousandRanksStayWithinTwoSecondsAndAQuarterOfAGibibyte) {
+  v1::JobSpec spec = LongJob(8192, 4194304);
+  const PlanCost cost = CostOf(spec, ThreeBillion(), 3, 7);
+  EXPECT_EQ(cost.rank_steps, int64_t{7} * 4 * 8192 * 8192);
+  EXPECT_LT(cost.seconds(), 2);
+  EXPECT_LT(cost.bytes, 256.0 * 1024 * 1024);
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::BLOCK_TOPK);
+  jobspec::ApplyDefaults(&spec);
+  EXPECT_LT(CostOf(spec, ThreeBillion(), 3, 7).bytes, 256.0 * 1024 * 1024);
+}
+
+TEST(PlanCostTest, PlansBeyondTheLimitsAreRefusedByName) {
+  const auto refusal = [](const v1::JobSpec& spec, const PlanLimits& limits) {
+    const ClusterShape cluster = Gpus(1, static_cast<int>(spec.resources().trainers()));
+    const absl::Status status = MakePlan(spec, ThreeBillion(), cluster,
+                                         CostModel(spec, ThreeBillion(), cluster), {}, limits)
+                                    .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    return std::string(status.message());
+  };
+  const std::string wide = refusal(LongJob(65536, 8388608), {.seconds = 10});
+  EXPECT_THAT(wide, HasSubstr("for 65536 ranks in a ring (parallelism.context)"));
+  EXPECT_THAT(wide, HasSubstr("and may take 10 s"));
+  v1::JobSpec spec = LongJob(4, 131072);
+  EXPECT_THAT(refusal(spec, {.bytes = 1024}), HasSubstr("MiB, and may take 0 MiB"));
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::BLOCK_TOPK);
+  jobspec::ApplyDefaults(&spec);
+  spec.mutable_training()->set_global_batch(10000);
+  spec.mutable_data()->set_sequence_length(4 * 64 * 10000);
+  for (uint32_t i = 1; i <= 10000; ++i) spec.mutable_data()->add_sequence_lengths(i * 4 * 64);
+  EXPECT_THAT(refusal(spec, {.seconds = 10}),
+              HasSubstr("and 10000 different data.sequence_lengths"));
+  // A stop between two candidates ends it.
+  int asked = 0;
+  const ClusterShape cluster = Gpus(1, 4);
+  spec = LongJob(4, 131072);
+  EXPECT_EQ(MakePlan(spec, ThreeBillion(), cluster, CostModel(spec, ThreeBillion(), cluster), {},
+                     {.stop = [&] { return ++asked == 2; }})
+                .status()
+                .code(),
+            absl::StatusCode::kCancelled);
 }
 
 TEST(MakePlanTest, ImpossiblePlansShowTheArithmetic) {

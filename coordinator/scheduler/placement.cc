@@ -57,7 +57,7 @@ std::optional<std::vector<Share>> PlaceUnevenly(const Request& request,
 }  // namespace
 
 bool Eligible(const Request& request, const NodeSlots& node) {
-  return node.ready && (node.has_gpus || !request.needs_gpus);
+  return node.ready && (node.has_gpus || !request.needs_gpus) && !request.avoid.contains(node.id);
 }
 
 std::optional<std::vector<Share>> Place(const Request& request, const std::vector<Room>& rooms) {

@@ -90,6 +90,10 @@ std::string WhyItWaits(const Request& request, const std::vector<NodeSlots>& nod
   if (not_ready > 0) {
     absl::StrAppend(&why, " (", Plural(not_ready, "node"), " draining or unreachable)");
   }
+  if (!request.avoid.empty()) {
+    absl::StrAppend(&why, " (avoids nodes that refused it: ", absl::StrJoin(request.avoid, ", "),
+                    ")");
+  }
   return why;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@ struct Request {
   uint32_t trainers = 0;
   uint32_t max_nodes = 0;  // 0: any number
   bool needs_gpus = false;
+  std::set<std::string> avoid = {};  // ids of nodes that refused the job a moment ago
 };
 
 struct Decision {

@@ -19,12 +19,18 @@ class Session {
 
   virtual const std::string& node() const = 0;  // id, without "nodes/"
   virtual const std::string& incarnation() const = 0;
+  // The name in the certificate by which the node is known, as CertificateNames::Texts() writes it;
+  // empty where there are no roles.
+  virtual std::string certificate() const { return ""; }
   // When the newest message arrived.
   virtual absl::Time last_heard() const = 0;
 
   // Queued after earlier messages; dropped once the stream has ended (whatever is durable is sent
   // again to the next session).
   virtual void Send(v1::CoordinatorMessage message) = 0;
+  // The oldest message that was delivered and not taken yet is dealt with, applied or dropped: its
+  // memory is free, and the worker may send as much more. To be called once a message.
+  virtual void Taken() = 0;
   // Ends the stream with this status. Later messages from it are not delivered.
   virtual void Close(const absl::Status& status) = 0;
 };

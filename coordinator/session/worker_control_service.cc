@@ -1,21 +1,39 @@
 #include "coordinator/session/worker_control_service.h"
 
+#include <grpcpp/alarm.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "base/net/server_stream.h"
 #include "base/protocol_version.h"
+#include "base/status_macros.h"
+#include "coordinator/limits/client_name.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::session {
 namespace {
 
+constexpr char kService[] = "WorkerControl";
 constexpr size_t kRefusalsRemembered = 10'000;
+
+// What a worker may send ahead: enough to keep a slow line busy, and little enough that a burst of
+// one worker is no burden to the coordinator.
+constexpr size_t kSmallestWindow = size_t{64} << 10;
+constexpr size_t kLargestWindow = size_t{4} << 20;
+// A worker that keeps to its window may be late to hear of a smaller one. Counted in memory, where
+// messages take more than on the wire.
+constexpr size_t kWindowsInMemory = 4;
 
 }  // namespace
 
@@ -23,13 +41,39 @@ constexpr size_t kRefusalsRemembered = 10'000;
 struct WorkerControlService::Registry {
   SessionListener* listener = nullptr;
   const Clock* clock = nullptr;
-  OnRefused on_refused;
+  std::shared_ptr<access::Gate> gate;
   absl::Mutex mutex;
   bool closed ABSL_GUARDED_BY(mutex) = false;
   std::unordered_set<std::shared_ptr<WorkerControlService::Stream>> streams ABSL_GUARDED_BY(mutex);
   // Worker processes that were refused for their protocol version, as far as is remembered.
   std::unordered_set<std::string> refused ABSL_GUARDED_BY(mutex);
 
+  limits::Quota* silent = nullptr;
+  SessionOptions options;
+  std::atomic<size_t> speaking = 0;       // sessions that have said hello
+  std::atomic<size_t> waiting_bytes = 0;  // memory of messages that are not taken yet
+
+  // What each session may send ahead now.
+  size_t Window() const {
+    return std::clamp(options.waiting_bytes / std::max<size_t>(1, speaking), kSmallestWindow,
+                      kLargestWindow);
+  }
+
+  absl::StatusOr<access::Caller> Admit(const grpc::CallbackServerContext& context,
+                                       const char* method) const {
+    return gate == nullptr ? access::LocalCaller() : gate->Admit(context, kService, method);
+  }
+  // PERMISSION_DENIED, and noted, unless the caller may speak for that node. `node`: its id;
+  // `name`: "nodes/{id}".
+  absl::Status CheckNode(const access::Caller& caller, const std::string& address,
+                         const char* method, const std::string& node, const std::string& name) {
+    const absl::Status may = caller.MaySpeakFor(node);
+    if (!may.ok()) {
+      gate->NoteRefused(caller, address, absl::StrCat("/ringleader.v1.", kService, "/", method),
+                        name, may);
+    }
+    return may;
+  }
   bool FirstRefusal(const std::string& incarnation) {
     absl::MutexLock lock(&mutex);
     if (refused.size() >= kRefusalsRemembered) refused.clear();
@@ -42,23 +86,93 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
   using Base = ServerStream<v1::WorkerMessage, v1::CoordinatorMessage>;
 
  public:
-  Stream(std::shared_ptr<Registry> registry, access::Caller caller, std::string address)
+  Stream(std::shared_ptr<Registry> registry, std::string address)
       : registry_(std::move(registry)),
-        caller_(std::move(caller)),
         address_(std::move(address)),
         last_heard_(registry_->clock->Now()) {}
+  // Once, before the first message.
+  void SetCaller(access::Caller caller) { caller_ = std::move(caller); }
+
+  // The stream has to say hello in time. `silent`: its place among those that have not.
+  void AwaitHello(limits::Quota::Hold silent) {
+    {
+      absl::MutexLock lock(&mutex_);
+      silent_ = std::move(silent);
+    }
+    const std::weak_ptr<Stream> weak = self();
+    hello_alarm_.Set(
+        std::chrono::system_clock::now() +
+            std::chrono::microseconds(absl::ToInt64Microseconds(registry_->options.hello_timeout)),
+        [weak](bool expired) {
+          const std::shared_ptr<Stream> stream = expired ? weak.lock() : nullptr;
+          if (stream != nullptr) stream->EndIfSilent();
+        });
+  }
 
   const std::string& node() const override { return node_; }
   const std::string& incarnation() const override { return incarnation_; }
+  std::string certificate() const override { return caller_.certificate; }
   absl::Time last_heard() const override {
     absl::MutexLock lock(&mutex_);
     return last_heard_;
   }
-  void Send(v1::CoordinatorMessage message) override { Base::Send(std::move(message)); }
+  void Send(v1::CoordinatorMessage message) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      AddIntake(message);
+    }
+    Base::Send(std::move(message));
+  }
+  void Taken() override {
+    std::optional<v1::CoordinatorMessage> message;
+    {
+      absl::MutexLock lock(&mutex_);
+      const Waiting taken = waiting_.front();
+      waiting_.pop_front();
+      taken_sequence_ = std::max(taken_sequence_, taken.sequence);
+      untold_bytes_ += taken.wire_bytes;
+      held_bytes_ -= taken.memory_bytes;
+      registry_->waiting_bytes -= taken.memory_bytes;
+      // Less is told with the next message of whatever kind.
+      if (untold_bytes_ >= registry_->Window() / 4) AddIntake(message.emplace());
+    }
+    if (message) Base::Send(*std::move(message));
+    ReadOn();
+  }
   void Close(const absl::Status& status) override { Base::Close(status); }
 
  private:
+  // A message that was delivered and not taken yet.
+  struct Waiting {
+    uint64_t sequence = 0;
+    size_t wire_bytes = 0;
+    size_t memory_bytes = 0;
+  };
+
   std::shared_ptr<Stream> self() { return std::static_pointer_cast<Stream>(shared_from_this()); }
+
+  bool HasRoom() const override {
+    const size_t held = held_bytes_;
+    return held == 0 || (held < kWindowsInMemory * registry_->Window() &&
+                         registry_->waiting_bytes < registry_->options.waiting_bytes);
+  }
+
+  void AddIntake(v1::CoordinatorMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    v1::Intake* const intake = message.mutable_intake();
+    intake->set_taken_sequence(taken_sequence_);
+    intake->set_window_bytes(registry_->Window());
+    untold_bytes_ = 0;
+  }
+
+  void EndIfSilent() {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (spoke_) return;
+    }
+    Base::Close(absl::DeadlineExceededError(
+        absl::StrFormat("no hello within %s: say who you are, or do not connect",
+                        absl::FormatDuration(registry_->options.hello_timeout))));
+  }
 
   absl::Status OnMessage(v1::WorkerMessage& message) override {
     {
@@ -76,6 +190,15 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
     if (message.sequence() == 0) {
       return absl::InvalidArgumentError("only hello and heartbeats may have sequence 0");
     }
+    const Waiting waiting = {.sequence = message.sequence(),
+                             .wire_bytes = message.ByteSizeLong(),
+                             .memory_bytes = message.SpaceUsedLong()};
+    registry_->waiting_bytes += waiting.memory_bytes;
+    {
+      absl::MutexLock lock(&mutex_);
+      held_bytes_ += waiting.memory_bytes;
+      waiting_.push_back(waiting);
+    }
     registry_->listener->OnMessage(self(), std::move(message));
     return absl::OkStatus();
   }
@@ -85,12 +208,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
     v1::WorkerHello& hello = *message.mutable_hello();
     absl::StatusOr<std::string> id = store::NodeIdFromName(hello.node());
     if (!id.ok()) return id.status();
-    if (const absl::Status may = caller_.MaySpeakFor(*id); !may.ok()) {
-      if (registry_->on_refused) {
-        registry_->on_refused(caller_, address_, "Session", hello.node(), may);
-      }
-      return may;
-    }
+    RETURN_IF_ERROR(registry_->CheckNode(caller_, address_, "Session", *id, hello.node()));
     if (hello.incarnation().empty()) {
       return absl::InvalidArgumentError("hello.incarnation must be set");
     }
@@ -105,6 +223,13 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
     }
     node_ = *std::move(id);
     incarnation_ = hello.incarnation();
+    ++registry_->speaking;
+    hello_alarm_.Cancel();
+    {
+      absl::MutexLock lock(&mutex_);
+      spoke_ = true;
+      silent_ = {};
+    }
     registry_->listener->OnHello(self(), std::move(hello));
     return absl::OkStatus();
   }
@@ -114,36 +239,71 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
       absl::MutexLock lock(&registry_->mutex);
       registry_->streams.erase(self());
     }
-    if (!node_.empty()) registry_->listener->OnClosed(self());
+    {
+      absl::MutexLock lock(&mutex_);
+      silent_ = {};
+    }
+    hello_alarm_.Cancel();
+    if (node_.empty()) return;
+    --registry_->speaking;
+    registry_->listener->OnClosed(self());
   }
 
   const std::shared_ptr<Registry> registry_;
-  const access::Caller caller_;
+  access::Caller caller_;
   const std::string address_;
   // Set by the hello, before anybody else knows of the session.
   std::string node_;
   std::string incarnation_;
   mutable absl::Mutex mutex_;
   absl::Time last_heard_ ABSL_GUARDED_BY(mutex_);
+  bool spoke_ ABSL_GUARDED_BY(mutex_) = false;  // said hello
+  limits::Quota::Hold silent_ ABSL_GUARDED_BY(mutex_);
+  grpc::Alarm hello_alarm_;
+
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
+  uint64_t taken_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t untold_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // taken since the worker was last told
+  std::atomic<size_t> held_bytes_ = 0;               // memory of `waiting_`
 };
 
-WorkerControlService::WorkerControlService(SessionListener* listener, const Clock* clock)
+WorkerControlService::WorkerControlService(SessionListener* listener, const Clock* clock,
+                                           limits::Quota* silent, const SessionOptions& options)
     : registry_(std::make_shared<Registry>()) {
   registry_->listener = listener;
   registry_->clock = clock;
+  registry_->silent = silent;
+  registry_->options = options;
 }
 
 WorkerControlService::~WorkerControlService() = default;
 
 grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* WorkerControlService::Session(
     grpc::CallbackServerContext* context) {
-  auto stream = std::make_shared<Stream>(registry_, access::CallerOf(*context), context->peer());
+  auto stream = std::make_shared<Stream>(registry_, context->peer());
   stream->Begin();
-  absl::MutexLock lock(&registry_->mutex);
-  if (registry_->closed) {
-    stream->Close(absl::UnavailableError("the coordinator is shutting down"));
+  {
+    absl::MutexLock lock(&registry_->mutex);
+    if (registry_->closed) {
+      stream->Close(absl::UnavailableError("the coordinator is shutting down"));
+    } else {
+      registry_->streams.insert(stream);
+    }
+  }
+  // After it is known here: when somebody is shut out just now, either CloseOpen() ends the stream,
+  // or the gate knows already. gRPC reads no message before this function has returned.
+  absl::StatusOr<access::Caller> caller = registry_->Admit(*context, "Session");
+  if (!caller.ok()) {
+    stream->Close(caller.status());
+    return stream.get();
+  }
+  absl::StatusOr<limits::Quota::Hold> silent =
+      registry_->silent->Take(limits::ClientOf(*caller, context->peer()));
+  stream->SetCaller(*std::move(caller));
+  if (silent.ok()) {
+    stream->AwaitHello(*std::move(silent));
   } else {
-    registry_->streams.insert(stream);
+    stream->Close(silent.status());
   }
   return stream.get();
 }
@@ -153,13 +313,11 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
                                                             v1::ReportDeathResponse*) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   absl::StatusOr<std::string> node = store::NodeIdFromName(request->node());
-  absl::Status refused = node.status();
+  const absl::StatusOr<access::Caller> caller = registry_->Admit(*context, "ReportDeath");
+  absl::Status refused = caller.status();
+  if (refused.ok()) refused = node.status();
   if (refused.ok()) {
-    const access::Caller caller = access::CallerOf(*context);
-    refused = caller.MaySpeakFor(*node);
-    if (!refused.ok() && registry_->on_refused) {
-      registry_->on_refused(caller, context->peer(), "ReportDeath", request->node(), refused);
-    }
+    refused = registry_->CheckNode(*caller, context->peer(), "ReportDeath", *node, request->node());
   }
   if (refused.ok() && request->incarnation().empty()) {
     refused = absl::InvalidArgumentError("incarnation must be set");
@@ -174,8 +332,8 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
   return reactor;
 }
 
-void WorkerControlService::SetOnRefused(OnRefused on_refused) {
-  registry_->on_refused = std::move(on_refused);
+void WorkerControlService::SetGate(std::shared_ptr<access::Gate> gate) {
+  registry_->gate = std::move(gate);
 }
 
 void WorkerControlService::CloseAll() {

@@ -1,23 +1,36 @@
 // The server side of WorkerControl.Session: gRPC streams in, Session and SessionListener out.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/clock.h"
-#include "coordinator/access/caller.h"
+#include "coordinator/access/gate.h"
+#include "coordinator/limits/quota.h"
 #include "coordinator/session/session.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
 
 namespace ringleader::session {
 
+struct SessionOptions {
+  // A stream that has not said hello by then is closed.
+  absl::Duration hello_timeout = absl::Seconds(10);
+  // Events of all workers that wait to be applied. Each session gets an even part of it as its
+  // window, within bounds that are sensible for one worker.
+  size_t waiting_bytes = size_t{256} << 20;
+};
+
 // Callback API: thousands of streams cost no thread each. Register it on the server; call
 // CloseAll() before Server::Shutdown().
+//
+// What a worker sends is delivered as it comes, as long as the listener keeps up (Session::Taken).
+// Workers are told how far they may send ahead, so that heartbeats are answered however much waits
+// to be applied; of those that send more, nothing is read until room is made.
 class WorkerControlService : public v1::WorkerControl::CallbackService {
  public:
-  // Both must outlive the service.
-  WorkerControlService(SessionListener* listener, const Clock* clock);
+  // `silent`: sessions that have not said hello. All three must outlive the service.
+  WorkerControlService(SessionListener* listener, const Clock* clock, limits::Quota* silent,
+                       const SessionOptions& options = {});
   ~WorkerControlService() override;
 
   grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* Session(
@@ -31,12 +44,10 @@ class WorkerControlService : public v1::WorkerControl::CallbackService {
   // Ends every stream so, but takes new ones: who may open one has changed.
   void CloseOpen(const absl::Status& status);
 
-  // A call for a node ("nodes/{id}", as the caller wrote it) that the caller may not speak for.
-  using OnRefused = std::function<void(const access::Caller& caller, const std::string& address,
-                                       const std::string& method, const std::string& node,
-                                       const absl::Status& status)>;
-  // Who is to hear of these, if not null. To be called while the service is not served.
-  void SetOnRefused(OnRefused on_refused);
+  // Who admits callers, and hears of those that speak for a node that they may not speak for. To be
+  // called before the service is served; without it every caller is the local one, who may speak
+  // for any node.
+  void SetGate(std::shared_ptr<access::Gate> gate);
 
  private:
   class Stream;

@@ -90,7 +90,7 @@ void ExpectFilled(Store& store) {
     EXPECT_EQ(page.total, 1);
     ASSIGN_OR_RETURN(const StepPage steps, t.ListSteps("golden", 0, 0, 10));
     EXPECT_EQ(steps.steps.at(0).loss(), 5.5);
-    ASSIGN_OR_RETURN(const EvalPage evals, t.ListEvals("golden", 0));
+    ASSIGN_OR_RETURN(const EvalPage evals, t.ListEvals("golden", 0, 100));
     EXPECT_EQ(evals.evals.at(0).loss(), 5.25);
     ASSIGN_OR_RETURN(const auto checkpoints, t.ListCheckpoints("golden"));
     EXPECT_EQ(checkpoints.at(0).path(), "/checkpoints/step-0000000001");

@@ -1,5 +1,6 @@
 // The reading half of SqliteTransaction.
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -65,8 +66,24 @@ std::string_view BytesOf(const SQLite::Column& column) {
   return {static_cast<const char*>(data), static_cast<size_t>(column.getBytes())};
 }
 
-bool Wanted(const LogQuery& query, const v1::LogLine& line) {
-  return line.offset() > query.after_offset && (query.rank < 0 || line.rank() == query.rank);
+// What fits into one page of a list.
+class PageRoom {
+ public:
+  explicit PageRoom(int entries) : entries_(entries) {}
+  // Whether an entry of so many bytes still does. The first always does.
+  bool Take(size_t bytes) {
+    bytes_ += bytes;
+    return ++taken_ == 1 || (taken_ <= entries_ && bytes_ <= kPageBytes);
+  }
+
+ private:
+  const int entries_;
+  int taken_ = 0;
+  size_t bytes_ = 0;
+};
+
+bool OfRank(const LogQuery& query, const v1::LogLine& line) {
+  return query.rank < 0 || line.rank() == query.rank;
 }
 
 }  // namespace
@@ -99,6 +116,12 @@ absl::StatusOr<v1::Job> SqliteTransaction::GetJob(std::string_view id) {
     Cursor row = connection_.Query("SELECT data FROM jobs WHERE id = ?", id);
     if (!row.Next()) return JobNotFound(id);
     RETURN_IF_ERROR(Parse(row.Bytes(0), absl::StrCat("jobs/", std::string(id)), &job));
+    if (job.spec().name() != id) {
+      return absl::DataLossError(absl::StrFormat(
+          "database %s: it is damaged (under the name of jobs/%s stands %s); restore it from a "
+          "backup (see docs/operations.md)",
+          connection_.path(), std::string(id), job.name()));
+    }
     RETURN_IF_ERROR(AddAttempts(id, &job));
     return job;
   });
@@ -122,14 +145,16 @@ absl::StatusOr<JobPage> SqliteTransaction::ListJobs(const JobQuery& query) {
                                         before, " ORDER BY sequence DESC LIMIT ", query.limit + 1));
     BindAll(rows, condition.values);
     uint64_t last_sequence = 0;
+    PageRoom room(query.limit);
     while (rows.executeStep()) {
-      if (static_cast<int>(page.jobs.size()) == query.limit) {
+      const std::string_view data = BytesOf(rows.getColumn(1));
+      if (!room.Take(data.size())) {
         page.last_sequence = last_sequence;
         break;
       }
       last_sequence = static_cast<uint64_t>(rows.getColumn(0).getInt64());
-      RETURN_IF_ERROR(Parse(BytesOf(rows.getColumn(1)), absl::StrCat("job number ", last_sequence),
-                            &page.jobs.emplace_back()));
+      RETURN_IF_ERROR(
+          Parse(data, absl::StrCat("job number ", last_sequence), &page.jobs.emplace_back()));
     }
     return page;
   });
@@ -168,10 +193,14 @@ absl::StatusOr<StepPage> SqliteTransaction::ListSteps(std::string_view job, uint
     page.last_sequence = after_sequence;
     Cursor rows = connection_.Query(
         "SELECT sequence, data FROM steps WHERE job = ? AND sequence > ? AND step > ? ORDER BY "
-        "sequence LIMIT ?",
-        job, static_cast<int64_t>(after_sequence), static_cast<int64_t>(after_step),
-        int64_t{limit});
+        "sequence",
+        job, static_cast<int64_t>(after_sequence), static_cast<int64_t>(after_step));
+    PageRoom room(limit);
     while (rows.Next()) {
+      if (!room.Take(rows.Bytes(1).size())) {
+        page.more = true;
+        break;
+      }
       page.last_sequence = static_cast<uint64_t>(rows.Int(0));
       RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", std::string(job), ", steps"),
                             &page.steps.emplace_back()));
@@ -192,15 +221,20 @@ absl::StatusOr<v1::StepReport> SqliteTransaction::GetStep(std::string_view job, 
   });
 }
 
-absl::StatusOr<EvalPage> SqliteTransaction::ListEvals(std::string_view job,
-                                                      uint64_t after_sequence) {
+absl::StatusOr<EvalPage> SqliteTransaction::ListEvals(std::string_view job, uint64_t after_sequence,
+                                                      int limit) {
   return connection_.Try([&]() -> absl::StatusOr<EvalPage> {
     EvalPage page;
     page.last_sequence = after_sequence;
     Cursor rows = connection_.Query(
         "SELECT sequence, data FROM evals WHERE job = ? AND sequence > ? ORDER BY sequence", job,
         static_cast<int64_t>(after_sequence));
+    PageRoom room(limit);
     while (rows.Next()) {
+      if (!room.Take(rows.Bytes(1).size())) {
+        page.more = true;
+        break;
+      }
       page.last_sequence = static_cast<uint64_t>(rows.Int(0));
       RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", std::string(job), ", evaluations"),
                             &page.evals.emplace_back()));
@@ -225,25 +259,29 @@ absl::StatusOr<std::vector<v1::CheckpointNotice>> SqliteTransaction::ListCheckpo
 
 absl::StatusOr<LogPage> SqliteTransaction::ReadLogs(const LogQuery& query) {
   return connection_.Try([&]() -> absl::StatusOr<LogPage> {
-    if (query.last_lines > 0) return ReadLastLogs(query);
     LogPage page;
     page.next_offset = query.after_offset;
     Cursor end = connection_.Query("SELECT first_offset FROM log_ends WHERE job = ?",
                                    std::string_view(query.job));
-    if (query.after_offset > 0 && end.Next()) {
+    if (query.after_offset > 0 && query.last_lines == 0 && end.Next()) {
       const auto first = static_cast<uint64_t>(end.Int(0));
       page.dropped = first > query.after_offset + 1 ? first - query.after_offset - 1 : 0;
       // Also when no line of this attempt is left that would move it: what was counted once is not
       // counted again.
       page.next_offset += page.dropped;
     }
+    if (query.last_lines > 0) {
+      ASSIGN_OR_RETURN(page.next_offset, BeforeLastLines(query));
+    }
+    const uint64_t begin = page.next_offset;
     Cursor rows = connection_.Query(
         "SELECT data FROM logs WHERE job = ? AND last_offset > ? AND (? = 0 OR attempt = ?) ORDER "
         "BY last_offset",
-        std::string_view(query.job), static_cast<int64_t>(query.after_offset),
-        int64_t{query.attempt}, int64_t{query.attempt});
+        std::string_view(query.job), static_cast<int64_t>(begin), int64_t{query.attempt},
+        int64_t{query.attempt});
+    PageRoom room(std::numeric_limits<int>::max());
     while (rows.Next()) {
-      if (static_cast<int>(page.lines.size()) >= query.limit) {
+      if (static_cast<int>(page.lines.size()) >= query.limit || !room.Take(rows.Bytes(0).size())) {
         page.more = true;
         break;
       }
@@ -251,33 +289,33 @@ absl::StatusOr<LogPage> SqliteTransaction::ReadLogs(const LogQuery& query) {
       RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("jobs/", query.job, ", log"), &batch));
       for (v1::LogLine& line : *batch.mutable_lines()) {
         page.next_offset = std::max<uint64_t>(page.next_offset, line.offset());
-        if (Wanted(query, line)) page.lines.push_back(std::move(line));
+        if (line.offset() > begin && OfRank(query, line)) page.lines.push_back(std::move(line));
       }
     }
     return page;
   });
 }
 
-// Reads from the end backwards, so that a long log costs no more than what is asked for.
-absl::StatusOr<LogPage> SqliteTransaction::ReadLastLogs(const LogQuery& query) {
-  LogPage page;
-  page.next_offset = query.after_offset;
+// Looks from the end backwards and keeps nothing, so that a long log costs no more than what is
+// asked for.
+absl::StatusOr<uint64_t> SqliteTransaction::BeforeLastLines(const LogQuery& query) {
   Cursor rows = connection_.Query(
       "SELECT data FROM logs WHERE job = ? AND last_offset > ? AND (? = 0 OR attempt = ?) ORDER BY "
       "last_offset DESC",
       std::string_view(query.job), static_cast<int64_t>(query.after_offset), int64_t{query.attempt},
       int64_t{query.attempt});
-  const size_t wanted = static_cast<size_t>(query.last_lines);
-  while (page.lines.size() < wanted && rows.Next()) {
+  int lines = 0;
+  while (rows.Next()) {
     v1::LogBatch batch;
     RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrCat("jobs/", query.job, ", log"), &batch));
-    for (int i = batch.lines_size() - 1; i >= 0 && page.lines.size() < wanted; --i) {
-      page.next_offset = std::max<uint64_t>(page.next_offset, batch.lines(i).offset());
-      if (Wanted(query, batch.lines(i))) page.lines.push_back(std::move(*batch.mutable_lines(i)));
+    for (int i = batch.lines_size() - 1; i >= 0; --i) {
+      if (!OfRank(query, batch.lines(i))) continue;
+      if (++lines == query.last_lines) {
+        return std::max(query.after_offset, batch.lines(i).offset() - 1);
+      }
     }
   }
-  std::reverse(page.lines.begin(), page.lines.end());
-  return page;
+  return query.after_offset;
 }
 
 absl::StatusOr<std::vector<v1::Command>> SqliteTransaction::ListCommands(std::string_view node) {

@@ -146,14 +146,6 @@ std::string Sha256(std::string_view text) {
   return absl::BytesToHexString(std::string(reinterpret_cast<const char*>(digest), sizeof(digest)));
 }
 
-absl::Status CheckIntegrity(Connection& connection) {
-  Cursor check = connection.Query("PRAGMA quick_check(1)");
-  if (check.Next() && check.Bytes(0) == "ok") return absl::OkStatus();
-  return absl::DataLossError(absl::StrFormat(
-      "database %s: it is damaged (%s); restore it from a backup (see docs/operations.md)",
-      connection.path(), std::string(check.Bytes(0))));
-}
-
 absl::Status CheckApplication(Connection& connection) {
   Cursor id = connection.Query("PRAGMA application_id");
   id.Next();
@@ -203,7 +195,6 @@ const std::vector<Migration>& Migrations() {
 absl::Status Migrate(Connection& connection, const std::vector<Migration>& migrations) {
   return connection.Try([&]() -> absl::Status {
     RETURN_IF_ERROR(CheckApplication(connection));
-    RETURN_IF_ERROR(CheckIntegrity(connection));
     // IMMEDIATE: a file that cannot be written is found here, not at the first job.
     SQLite::Transaction transaction(connection.database(), SQLite::TransactionBehavior::IMMEDIATE);
     if (!connection.database().tableExists("migrations")) {

@@ -18,8 +18,8 @@ struct Migration {
 const std::vector<Migration>& Migrations();
 
 // Brings the database to the newest schema, in one transaction. Checks first that it is one of
-// Ringleader's (FAILED_PRECONDITION otherwise), not damaged (DATA_LOSS), not newer than this
-// program, and made by the very migrations that this program knows (FAILED_PRECONDITION).
+// Ringleader's, not newer than this program, and made by the very migrations that this program
+// knows (FAILED_PRECONDITION otherwise).
 absl::Status Migrate(Connection& connection,
                      const std::vector<Migration>& migrations = Migrations());
 

@@ -1,14 +1,9 @@
 #include "coordinator/store/sqlite_store.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <deque>
+#include <filesystem>
 #include <list>
 #include <vector>
 
@@ -16,6 +11,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "coordinator/store/files/disk_reserve.h"
+#include "coordinator/store/files/private_files.h"
+#include "coordinator/store/integrity_check.h"
 #include "coordinator/store/sqlite_connection.h"
 #include "coordinator/store/sqlite_schema.h"
 #include "coordinator/store/sqlite_transaction.h"
@@ -28,31 +26,10 @@ constexpr size_t kMaxGroup = 64;
 // Connections that are kept for readers; more readers at once open their own for a moment.
 constexpr size_t kMaxIdleReaders = 8;
 
-// The advisory lock that keeps a second coordinator off the same file.
-class FileLock {
- public:
-  static absl::StatusOr<std::unique_ptr<FileLock>> Take(const std::string& database) {
-    const std::string path = database + ".lock";
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (fd < 0) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "database %s: cannot create %s: %s; make its folder exist and writable for this user",
-          database, path, std::strerror(errno)));
-    }
-    auto lock = std::unique_ptr<FileLock>(new FileLock(fd));
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "database %s: another coordinator uses it; stop that one or choose another --data-dir",
-          database));
-    }
-    return lock;
-  }
-  ~FileLock() { close(fd_); }
-
- private:
-  explicit FileLock(int fd) : fd_(fd) {}
-  const int fd_;
-};
+// The only file of a database that may go at any time.
+std::string ReservePath(const std::string& database) {
+  return database + ".reserve";
+}
 
 class SqliteStore : public Store {
  public:
@@ -61,7 +38,12 @@ class SqliteStore : public Store {
       : options_(std::move(options)),
         lock_(std::move(lock)),
         writer_(std::move(writer)),
-        revision_(revision) {}
+        revision_(revision),
+        reserve_(ReservePath(options_.path), options_.reserve_bytes) {
+    if (options_.on_damage) {
+      integrity_check_ = std::make_unique<IntegrityCheck>(options_.path, options_.on_damage);
+    }
+  }
 
   absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
     ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, TakeReader());
@@ -79,7 +61,8 @@ class SqliteStore : public Store {
 
   // The first in the queue commits for all that wait with it, then wakes them and hands the lead to
   // the next.
-  absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body) override {
+  absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body, Need need) override {
+    if (absl::Status space = Space(); !space.ok() && need == Need::kOrdinary) return space;
     Writer self(body);
     std::vector<Writer*> group;
     {
@@ -100,6 +83,8 @@ class SqliteStore : public Store {
     if (!queue_.empty()) queue_.front()->wake.Signal();
     return self.status;
   }
+
+  absl::Status Space() override { return reserve_.Check(); }
 
   uint64_t revision() const override { return revision_.load(std::memory_order_acquire); }
 
@@ -151,6 +136,7 @@ class SqliteStore : public Store {
       return absl::OkStatus();
     });
     if (!committed.ok()) {
+      if (absl::IsResourceExhausted(committed)) reserve_.GiveUp();
       // A body that had succeeded did not: nothing of the group is in the file.
       for (Writer* writer : group) {
         if (writer->status.ok()) writer->status = committed;
@@ -159,6 +145,12 @@ class SqliteStore : public Store {
     }
     if (changes.empty()) return;
     revision_.store(changes.back().revision, std::memory_order_release);
+    // While space is scarce the log of what was written begins anew each time, rather than growing
+    // to its usual size.
+    if (!reserve_.held()) {
+      sqlite3_wal_checkpoint_v2(writer_->database().getHandle(), nullptr, SQLITE_CHECKPOINT_PASSIVE,
+                                nullptr, nullptr);
+    }
     if (options_.on_commit)
       options_.on_commit(absl::Now() - start, static_cast<int>(changes.size()));
     absl::MutexLock lock(&listeners_mu_);
@@ -208,6 +200,7 @@ class SqliteStore : public Store {
   const std::unique_ptr<FileLock> lock_;
   const std::unique_ptr<Connection> writer_;  // used by the queue's leader
   std::atomic<uint64_t> revision_;
+  DiskReserve reserve_;
 
   absl::Mutex queue_mu_;
   std::deque<Writer*> queue_ ABSL_GUARDED_BY(queue_mu_);  // the front leads
@@ -217,6 +210,8 @@ class SqliteStore : public Store {
 
   absl::Mutex listeners_mu_;
   Listeners listeners_ ABSL_GUARDED_BY(listeners_mu_);
+
+  std::unique_ptr<IntegrityCheck> integrity_check_;  // last: ends before all else
 };
 
 absl::Status SetUp(Connection& connection) {
@@ -239,6 +234,12 @@ absl::Status SetUp(Connection& connection) {
 
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(SqliteOptions options) {
   ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock, FileLock::Take(options.path));
+  RETURN_IF_ERROR(MakePrivateFile(options.path));
+  for (const char* suffix : {"-wal", "-shm", ".lock"}) {
+    if (std::filesystem::exists(options.path + suffix)) {
+      RETURN_IF_ERROR(MakePrivateFile(options.path + suffix));
+    }
+  }
   try {
     auto writer = std::make_unique<Connection>(options.path, Connection::Mode::kReadWrite);
     RETURN_IF_ERROR(SetUp(*writer));

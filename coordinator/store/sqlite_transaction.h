@@ -36,7 +36,8 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<StepPage> ListSteps(std::string_view job, uint64_t after_step,
                                      uint64_t after_sequence, int limit) override;
   absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) override;
-  absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence) override;
+  absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
+                                     int limit) override;
   absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(std::string_view job) override;
   absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) override;
   absl::StatusOr<std::vector<v1::Command>> ListCommands(std::string_view node) override;
@@ -48,6 +49,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status CreateJob(v1::Job* job) override;
   absl::Status UpdateJob(v1::Job* job) override;
   absl::Status DeleteJob(std::string_view id) override;
+  absl::StatusOr<bool> DeleteReports(std::string_view id) override;
   absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) override;
   absl::Status PutStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) override;
@@ -79,10 +81,12 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status PutLabels(const v1::Job& job);
   // Deletes the oldest lines until the log is within its bound; updates both.
   void TrimLogs(std::string_view job, int64_t* first_offset, int64_t* bytes);
-  // Thins older steps out to within their bound, now and then.
-  void TrimSteps(std::string_view job, int64_t newest_step);
+  // Thins older steps, and the layers of the others, out to within their bounds, now and then.
+  absl::Status TrimSteps(std::string_view job, int64_t newest_step);
+  absl::Status TrimLayers(std::string_view job, int64_t after_step, int64_t last_step);
   absl::Status AddAttempts(std::string_view id, v1::Job* job);
-  absl::StatusOr<LogPage> ReadLastLogs(const LogQuery& query);
+  // The offset after which the last query.last_lines lines stand.
+  absl::StatusOr<uint64_t> BeforeLastLines(const LogQuery& query);
 
   // Parses a sealed row; DATA_LOSS names the file and `what`.
   absl::Status Parse(std::string_view sealed, const std::string& what,

@@ -2,6 +2,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
@@ -17,6 +18,9 @@ constexpr int64_t kIncarnationsPerNode = 8;
 
 // Old steps are looked through once in so many new ones.
 constexpr int64_t kStepsBetweenTrims = 64;
+// So many of the newest steps have all their layers, and every 16th of those before.
+constexpr int64_t kStepsWithLayers = 1024;
+constexpr int64_t kLayerStride = 16;
 
 std::string Serialize(const google::protobuf::MessageLite& message) {
   return Seal(message.SerializeAsString());
@@ -24,6 +28,23 @@ std::string Serialize(const google::protobuf::MessageLite& message) {
 
 int64_t Microseconds(const google::protobuf::Timestamp& time) {
   return time.seconds() * 1000000 + time.nanos() / 1000;
+}
+
+// The report as it is stored: figures that grow with the number of ranks are left out.
+std::string SerializeStep(const v1::StepReport& merged) {
+  v1::StepReport kept = merged;
+  if (kept.rank_tiles_size() > kFiguresKept) kept.clear_rank_tiles();
+  int figures = 0;
+  for (const v1::LayerReport& layer : kept.layers()) figures += layer.tiles_per_ring_step_size();
+  if (figures > kFiguresKept * kept.layers_size()) {
+    for (v1::LayerReport& layer : *kept.mutable_layers()) {
+      const auto& tiles = layer.tiles_per_ring_step();
+      const uint64_t sum = std::accumulate(tiles.begin(), tiles.end(), uint64_t{0});
+      layer.clear_tiles_per_ring_step();
+      layer.add_tiles_per_ring_step(sum);
+    }
+  }
+  return Serialize(kept);
 }
 
 std::string SerializeJob(const v1::Job& job) {
@@ -120,6 +141,18 @@ absl::Status SqliteTransaction::DeleteJob(std::string_view id) {
   });
 }
 
+absl::StatusOr<bool> SqliteTransaction::DeleteReports(std::string_view id) {
+  return connection_.Try([&]() -> absl::StatusOr<bool> {
+    int rows = 0;
+    rows += connection_.Run("DELETE FROM logs WHERE job = ?", id);
+    rows += connection_.Run("DELETE FROM log_ends WHERE job = ?", id);
+    rows += connection_.Run("DELETE FROM steps WHERE job = ?", id);
+    rows += connection_.Run("DELETE FROM evals WHERE job = ?", id);
+    if (rows > 0) Touched(change_.jobs, id);
+    return rows > 0;
+  });
+}
+
 absl::Status SqliteTransaction::PutAttempt(std::string_view job, const v1::Attempt& attempt) {
   return WriteOfJob(job, "INSERT OR REPLACE INTO attempts (job, number, data) VALUES (?, ?, ?)",
                     job, int64_t{attempt.number()}, Blob{Serialize(attempt)});
@@ -128,29 +161,52 @@ absl::Status SqliteTransaction::PutAttempt(std::string_view job, const v1::Attem
 absl::Status SqliteTransaction::PutStep(std::string_view job, const v1::StepReport& merged) {
   const int64_t step = static_cast<int64_t>(merged.step());
   RETURN_IF_ERROR(WriteOfJob(job, "INSERT OR REPLACE INTO steps (job, step, data) VALUES (?, ?, ?)",
-                             job, step, Blob{Serialize(merged)}));
-  return connection_.Try([&]() -> absl::Status {
-    TrimSteps(job, step);
-    return absl::OkStatus();
-  });
+                             job, step, Blob{SerializeStep(merged)}));
+  return connection_.Try([&] { return TrimSteps(job, step); });
 }
 
 absl::Status SqliteTransaction::PutMissingStep(std::string_view job, const v1::StepReport& merged) {
   return WriteOfJob(
       job,
       "INSERT INTO steps (job, step, data) VALUES (?, ?, ?) ON CONFLICT (job, step) DO NOTHING",
-      job, static_cast<int64_t>(merged.step()), Blob{Serialize(merged)});
+      job, static_cast<int64_t>(merged.step()), Blob{SerializeStep(merged)});
 }
 
-void SqliteTransaction::TrimSteps(std::string_view job, int64_t newest_step) {
+absl::Status SqliteTransaction::TrimSteps(std::string_view job, int64_t newest_step) {
+  if (newest_step % kStepsBetweenTrims != 0) return absl::OkStatus();
+  const int64_t without_layers = newest_step - kStepsWithLayers;
+  RETURN_IF_ERROR(TrimLayers(job, without_layers - kStepsBetweenTrims, without_layers));
   const int64_t kept_in_full = options_.steps_per_job / 2;
   const int64_t older = newest_step - kept_in_full;
-  if (older <= 0 || newest_step % kStepsBetweenTrims != 0) return;
   int64_t stride = 1;
   while ((older + stride - 1) / stride > kept_in_full) stride *= 2;
-  if (stride == 1) return;
+  if (stride == 1) return absl::OkStatus();
   connection_.Run("DELETE FROM steps WHERE job = ? AND step <= ? AND (step - 1) % ? <> 0", job,
                   older, stride);
+  return absl::OkStatus();
+}
+
+absl::Status SqliteTransaction::TrimLayers(std::string_view job, int64_t after_step,
+                                           int64_t last_step) {
+  std::vector<v1::StepReport> steps;
+  {
+    Cursor rows = connection_.Query(
+        "SELECT data FROM steps WHERE job = ? AND step > ? AND step <= ? AND (step - 1) % ? <> 0",
+        job, after_step, last_step, kLayerStride);
+    while (rows.Next()) {
+      RETURN_IF_ERROR(Parse(rows.Bytes(0), absl::StrFormat("jobs/%s, steps", std::string(job)),
+                            &steps.emplace_back()));
+    }
+  }
+  for (v1::StepReport& step : steps) {
+    step.clear_layers();
+    step.clear_rank_tiles();
+    const std::string data = Serialize(step);
+    // In its place: who follows the job has seen it.
+    connection_.Run("UPDATE steps SET data = ? WHERE job = ? AND step = ?", Blob{data}, job,
+                    static_cast<int64_t>(step.step()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SqliteTransaction::PutEval(std::string_view job, const v1::EvalReport& eval) {

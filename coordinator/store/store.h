@@ -30,6 +30,10 @@
 
 namespace ringleader::store {
 
+// A page of a list ends where it would hold more than this, with at least one entry in it: what one
+// reader costs does not depend on how large the entries are.
+inline constexpr size_t kPageBytes = size_t{1} << 20;
+
 // One condition on jobs; a query is the AND of its terms.
 struct JobTerm {
   enum class Field { kState, kName, kLabel, kOwner, kProject };
@@ -58,8 +62,7 @@ struct LogQuery {
   int32_t rank = -1;          // -1: all
   uint64_t after_offset = 0;  // lines with a greater offset
   int limit = 1000;
-  int last_lines =
-      0;  // > 0: only so many from the end, however far back they lie (limit is ignored)
+  int last_lines = 0;  // > 0: begin so many lines before the end, if that is later
 };
 
 struct LogPage {
@@ -70,14 +73,19 @@ struct LogPage {
   uint64_t dropped = 0;
 };
 
+// Figures by rank, or by layer and ring step, that a stored step report may hold at most.
+inline constexpr int kFiguresKept = 64;
+
 struct StepPage {
   std::vector<v1::StepReport> steps;
   uint64_t last_sequence = 0;  // read on after this; the argument where there was nothing new
+  bool more = false;           // there are reports after it
 };
 
 struct EvalPage {
   std::vector<v1::EvalReport> evals;
   uint64_t last_sequence = 0;
+  bool more = false;
 };
 
 // Who asks for a mutation: the client's request_id with what it was used for. An empty id asks for
@@ -105,7 +113,7 @@ struct AuditQuery {
   absl::Time before = absl::InfiniteFuture();  // before it
   uint64_t before_sequence = 0;  // page on with AuditPage::last_sequence; 0: the newest
   int limit = 50;
-  size_t max_bytes = size_t{1} << 20;  // of a page; it holds at least one record
+  size_t max_bytes = kPageBytes;
 };
 
 struct AuditPage {
@@ -153,7 +161,8 @@ class ReadTransaction {
                                              uint64_t after_sequence, int limit) = 0;
   // The newest merged report of one step; NOT_FOUND where there is none, or it was thinned out.
   virtual absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) = 0;
-  virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence) = 0;
+  virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
+                                             int limit) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(
       std::string_view job) = 0;
   virtual absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) = 0;
@@ -183,11 +192,18 @@ class WriteTransaction : public ReadTransaction {
   // are not written.
   virtual absl::Status CreateJob(v1::Job* job) = 0;
   virtual absl::Status UpdateJob(v1::Job* job) = 0;
-  // With its attempts, reports, logs, checkpoints' records and commands.
+  // Its attempts, reports, logs, checkpoints' records and commands go with it.
   virtual absl::Status DeleteJob(std::string_view id) = 0;
+  // What a job that has ended reported: its logs, steps and evaluations. The job itself stays, with
+  // its attempts, its progress and its first and last evaluation. Returns whether there was any.
+  virtual absl::StatusOr<bool> DeleteReports(std::string_view id) = 0;
   // Creates or replaces the attempt with this number.
   virtual absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) = 0;
 
+  // Keeps what a step came to as a whole and by layer. Of older steps only every 16th keeps its
+  // layers, so that a job's record does not grow with layers x steps; figures of single ranks and
+  // ring steps, of which there may be thousands, are kept up to kFiguresKept. Where there are more,
+  // those of ranks go, and those of ring steps become their sum; their imbalance stays.
   virtual absl::Status PutStep(std::string_view job, const v1::StepReport& merged) = 0;
   // The same, unless there is a report of that step already.
   virtual absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) = 0;
@@ -224,6 +240,10 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::Status TrimAudit(absl::Time oldest) = 0;
 };
 
+// How much hangs on a write. While the disk is as good as full, what is kVital goes on in the space
+// that is kept in reserve for it, and everything else is refused.
+enum class Need { kOrdinary, kVital };
+
 // Thread-safe.
 class Store {
  public:
@@ -234,8 +254,14 @@ class Store {
 
   // Runs `body` alone among writers. All of it is durable when OK is returned; nothing of it
   // happened when the body or the commit fails. `body` may run on another thread that is writing at
-  // the moment, while the caller waits; it must not call the Store.
-  virtual absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body) = 0;
+  // the moment, while the caller waits; it must not call the Store. RESOURCE_EXHAUSTED, without
+  // having run the body, where Space() says so and the write is kOrdinary.
+  virtual absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body,
+                             Need need = Need::kOrdinary) = 0;
+
+  // RESOURCE_EXHAUSTED, with the file system and the remedy, while only kVital writes are taken.
+  // Looks at the file system: cheap, and right again as soon as there is space.
+  virtual absl::Status Space() = 0;
 
   // The newest committed revision.
   virtual uint64_t revision() const = 0;

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
@@ -22,6 +24,7 @@ namespace {
 struct Shape {
   int64_t local_tokens;
   int ranks, heads, kv_heads, head_dim, queries;
+  bool spread = false;  // the queries, over the sequence
 };
 
 // A line of the report: a step's time, and the memory that attention keeps of it and that only
@@ -47,9 +50,13 @@ void BenchIndex(const Shape& shape, Report& report) {
   auto q = RandomTensor(int64_t{shape.queries} * heads * dim);
   auto k = RandomTensor(n * shape.kv_heads * dim);
   std::vector<int64_t> positions(shape.queries);
-  for (int e = 0; e < shape.queries; ++e) positions[e] = tokens - shape.queries + e;
+  for (int e = 0; e < shape.queries; ++e) {
+    positions[e] =
+        shape.spread ? SpreadPosition(tokens, shape.queries, e) : tokens - shape.queries + e;
+  }
   const DeviceBuffer<int64_t> gpu_positions(positions), row_sum(int64_t{heads} * shape.queries);
-  const DeviceBuffer<float> row_max(int64_t{heads} * shape.queries);
+  const DeviceBuffer<float> row_max(int64_t{heads} * shape.queries),
+      run_sums(int64_t{heads} * shape.queries * RunsOf(n));
   const DeviceBuffer<int32_t> column_mass(heads * n);
   SelectionBuffers selected({.layout = layout,
                              .heads = heads,
@@ -69,6 +76,7 @@ void BenchIndex(const Shape& shape, Report& report) {
       .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
       .row_max = row_max.data(),
       .row_sum = row_sum.data(),
+      .run_sums = run_sums.data(),
       .column_mass = column_mass.data(),
       .diagonal_mass = selected.diagonal_mass.data()};
   const index::ColumnCandidatesArgs candidates = {.column_mass = column_mass.data(),
@@ -86,10 +94,13 @@ void BenchIndex(const Shape& shape, Report& report) {
       {"select", [&] { Check(index::Select(selected.Args(), nullptr)); }},
   };
   const size_t scratch_bytes = column_mass.Bytes() + selected.diagonal_mass.Bytes() +
-                               row_max.Bytes() + row_sum.Bytes() + selected.candidate_mass.Bytes() +
+                               row_max.Bytes() + row_sum.Bytes() + run_sums.Bytes() +
+                               selected.candidate_mass.Bytes() +
                                selected.candidate_positions.Bytes() + selected.workspace.Bytes();
   const auto add = [&](const char* name, const std::function<void()>& run) {
-    AddStep(shape, name, shape.queries, MedianMs(run), selected.KeptBytes(), scratch_bytes, report);
+    const std::string step = absl::StrCat(name, shape.spread ? "_spread" : "");
+    AddStep(shape, step.c_str(), shape.queries, MedianMs(run), selected.KeptBytes(), scratch_bytes,
+            report);
   };
   for (const auto& [name, run] : steps) add(name, run);
   add("all", [&] {
@@ -211,6 +222,7 @@ int main(int argc, char** argv) {
       flags, {"step", "local_tokens", "ranks", "heads", "kv_heads", "head_dim", "queries", "ms",
               "index_bytes", "scratch_bytes"});
   ringleader::kernels::bench::BenchIndex({131072, 1, 16, 2, 128, 64}, report);
+  ringleader::kernels::bench::BenchIndex({131072, 1, 16, 2, 128, 64, /*spread=*/true}, report);
   ringleader::kernels::bench::BenchIndex({131072, 4, 16, 2, 128, 64}, report);
   ringleader::kernels::bench::BenchIndex({131072, 1, 32, 8, 128, 64}, report);
   ringleader::kernels::bench::BenchIndex({131072, 1, 28, 4, 64, 64}, report);

@@ -7,7 +7,7 @@ namespace ringleader::kernels::index {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int32_t kPartCandidates = 1024;  // of columns, whose masses a block counts
+constexpr int32_t kPartCandidates = kThreads;  // of columns, whose masses a block counts
 
 unsigned Blocks(int64_t threads) {
   return static_cast<unsigned>((threads + kThreads - 1) / kThreads);
@@ -21,8 +21,9 @@ absl::Status Launched(const char* what) {
 // A block an estimate query.
 __global__ void PrepareEstimateKernel(const EstimateInputsArgs args) {
   const int32_t query = blockIdx.x;
-  const int64_t position =
-      args.chosen == nullptr ? args.layout.tokens - args.count + query : args.chosen[query];
+  const int64_t position = args.chosen != nullptr ? args.chosen[query]
+                           : args.spread ? SpreadPosition(args.layout.tokens, args.count, query)
+                                         : args.layout.tokens - args.count + query;
   if (threadIdx.x == 0) args.positions[query] = position;
   if (query == 0) {
     for (int32_t head = threadIdx.x; head < args.q.heads; head += kThreads) {
@@ -44,23 +45,6 @@ __global__ void PrepareEstimateKernel(const EstimateInputsArgs args) {
   }
 }
 
-__global__ void MergeIndexPartsKernel(const IndexParts shape, const int32_t* parts, int32_t ranks,
-                                      int32_t* diagonal_mass, int32_t* candidate_mass,
-                                      int32_t* candidate_positions) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t candidates = int64_t{shape.heads} * shape.max_columns;
-  if (i < shape.heads * shape.blocks) {
-    int32_t sum = 0;
-    for (int32_t rank = 0; rank < ranks; ++rank) sum += parts[rank * shape.elements() + i];
-    diagonal_mass[i] = sum;
-  }
-  if (i < candidates * ranks) {
-    const int32_t* const part = parts + i / candidates * shape.elements();
-    candidate_mass[i] = part[shape.candidate_mass() + i % candidates];
-    candidate_positions[i] = part[shape.candidate_positions() + i % candidates];
-  }
-}
-
 template <typename T>
 __device__ T BlockSum(T value, T* shared) {
   for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_down_sync(0xffffffffu, value, lanes);
@@ -75,53 +59,39 @@ __device__ __forceinline__ bool Covered(const uint64_t* diagonals, int64_t delta
   return (diagonals[delta / 64] >> (delta % 64) & 1) != 0;
 }
 
-// Share of the estimate queries after `position` whose diagonals do not cover it.
-__device__ double UncoveredShare(const SelectArgs& args, int32_t estimate_queries,
-                                 const uint64_t* diagonals, int64_t position) {
-  const int64_t end = args.layout.tokens, begin = end - estimate_queries;
-  int64_t all = 0, uncovered = 0;
-  for (int64_t block = begin / args.tile; block <= (end - 1) / args.tile; ++block) {
-    const int64_t delta = block - position / args.tile;
-    const int64_t queries =
-        min(end, (block + 1) * args.tile) - max(max(begin, block * args.tile), position);
-    if (delta < 0 || queries <= 0) continue;
-    all += queries;
-    if (!Covered(diagonals, delta)) uncovered += queries;
-  }
-  return all == 0 ? 0.0 : static_cast<double>(uncovered) / static_cast<double>(all);
-}
+// What the estimate queries see.
+struct QueryViews {
+  int position[kMaxEstimateQueries], start[kMaxEstimateQueries], block[kMaxEstimateQueries];
+};
 
-// The same where the queries are those of several documents.
-__device__ double UncoveredShareOfDocuments(const CountSelectionArgs& args,
-                                            const uint64_t* diagonals, int64_t position) {
-  const int64_t tile = args.selected.tile;
+// Share of the estimate queries that see `position` whose diagonals do not cover it.
+__device__ double UncoveredShare(const CountSelectionArgs& args, const QueryViews& queries,
+                                 const uint64_t* diagonals, int position) {
+  const int block = position / args.selected.tile;
   int all = 0, uncovered = 0;
   for (int32_t e = 0; e < args.estimate_queries; ++e) {
-    if (position < args.query_starts[e] || position > args.query_positions[e]) continue;
+    if (position > queries.position[e] || position < queries.start[e]) continue;
     ++all;
-    if (!Covered(diagonals, args.query_positions[e] / tile - position / tile)) ++uncovered;
+    if (!Covered(diagonals, queries.block[e] - block)) ++uncovered;
   }
   return all == 0 ? 0.0 : static_cast<double>(uncovered) / static_cast<double>(all);
 }
 
 // Mass of the head's chosen columns that its diagonals do not hold already, among the candidates
 // [first, end).
-__device__ double ColumnMass(const CountSelectionArgs& counted, int head, int32_t first,
-                             int32_t end, const uint64_t* diagonals) {
+__device__ double ColumnMass(const CountSelectionArgs& counted, const QueryViews& queries, int head,
+                             int32_t first, int32_t end, const uint64_t* diagonals) {
   const SelectArgs& args = counted.selected;
   const int64_t* const positions = args.column_positions + int64_t{head} * args.max_columns;
   const int32_t count = args.column_counts[head];
   double sum = 0.0;
   for (int32_t i = first + static_cast<int32_t>(threadIdx.x); i < end; i += kThreads) {
-    const int64_t slot = (int64_t{i / args.max_columns} * args.heads + head) * args.max_columns +
-                         i % args.max_columns;
+    const int64_t slot = i / args.max_columns * args.next_rank() +
+                         int64_t{head} * args.max_columns + i % args.max_columns;
     const int32_t position = args.candidate_positions[slot];
     if (position < 0) continue;
     if (sm90::FindColumn(positions, count, position) < 0) continue;
-    sum += args.candidate_mass[slot] *
-           (counted.query_starts == nullptr
-                ? UncoveredShare(args, counted.estimate_queries, diagonals, position)
-                : UncoveredShareOfDocuments(counted, diagonals, position));
+    sum += args.candidate_mass[slot] * UncoveredShare(counted, queries, diagonals, position);
   }
   return sum;
 }
@@ -174,10 +144,18 @@ __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t mass
       args.owner_tiles[owner] += selected.load[owner];
     }
   }
+  __shared__ QueryViews queries;
+  for (int32_t e = threadIdx.x; e < args.estimate_queries; e += kThreads) {
+    queries.position[e] = static_cast<int>(args.query_positions[e]);
+    queries.start[e] = args.query_starts == nullptr ? 0 : static_cast<int>(args.query_starts[e]);
+    queries.block[e] = queries.position[e] / selected.tile;
+  }
+  __syncthreads();
   const int32_t candidates = selected.layout.ranks * selected.max_columns;
   const int32_t first = part * kPartCandidates;
   const double columns = BlockSum(
-      ColumnMass(args, head, first, min(first + kPartCandidates, candidates), diagonals), masses);
+      ColumnMass(args, queries, head, first, min(first + kPartCandidates, candidates), diagonals),
+      masses);
   if (threadIdx.x == 0) {
     const IndexMass& mass = selected.masses[head];
     const double heads = selected.heads;
@@ -188,6 +166,10 @@ __global__ void CountSelectionKernel(const CountSelectionArgs args, int32_t mass
     if (part > 0) return;
     atomicAdd(&args.counters->verticals, selected.column_counts[head] / heads);
     atomicAdd(&args.counters->slashes, selected.diagonal_counts[head] / heads);
+    atomicAdd(&args.counters->verticals_at_budget,
+              static_cast<double>(mass.columns_at_budget) / heads);
+    atomicAdd(&args.counters->slashes_at_budget,
+              static_cast<double>(mass.diagonals_at_budget) / heads);
   }
 }
 
@@ -242,17 +224,6 @@ __global__ void OrderTileSumsKernel(const float* gathered, ShardLayout layout, i
 absl::Status PrepareEstimate(const EstimateInputsArgs& args, cudaStream_t stream) {
   PrepareEstimateKernel<<<args.count, kThreads, 0, stream>>>(args);
   return Launched("PrepareEstimate");
-}
-
-absl::Status MergeIndexParts(const IndexParts& shape, const int32_t* parts, int32_t ranks,
-                             int32_t* diagonal_mass, int32_t* candidate_mass,
-                             int32_t* candidate_positions, cudaStream_t stream) {
-  const int64_t candidates = int64_t{shape.heads} * shape.max_columns * ranks;
-  const int64_t threads =
-      candidates > shape.heads * shape.blocks ? candidates : shape.heads * shape.blocks;
-  MergeIndexPartsKernel<<<Blocks(threads), kThreads, 0, stream>>>(
-      shape, parts, ranks, diagonal_mass, candidate_mass, candidate_positions);
-  return Launched("MergeIndexParts");
 }
 
 absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream) {

@@ -10,18 +10,18 @@
 #include "absl/status/status.h"
 #include "kernels/index/select.h"
 #include "ringleader/kernels/attention.h"
-#include "ringleader/kernels/index_parts.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels::index {
 
 // The estimate queries that this rank owns, zeros for the others', their positions, and a layer's
-// budgets for every head.
+// budget for every head.
 struct EstimateInputsArgs {
   TokenMajor<const __nv_bfloat16> q;  // [n, heads, d], this rank's
   ShardLayout layout;
   int32_t count = 0;
-  const int64_t* chosen = nullptr;   // [count]: their positions; null: the last of the sequence
+  const int64_t* chosen = nullptr;  // [count]: their positions; null: of one document
+  bool spread = false;  // of one document: SpreadPosition's, else the last of the sequence
   __nv_bfloat16* queries = nullptr;  // [count, heads, d]; null: positions and budgets only
   int64_t* positions = nullptr;      // [count]
   float column_mass = 1.0f, diagonal_mass = 1.0f;
@@ -31,18 +31,14 @@ struct EstimateInputsArgs {
 };
 absl::Status PrepareEstimate(const EstimateInputsArgs& args, cudaStream_t stream);
 
-// parts: [ranks, elements()]. Sums the masses of diagonals and puts the candidates of all ranks
-// in rank order, as Select takes them.
-absl::Status MergeIndexParts(const IndexParts& shape, const int32_t* parts, int32_t ranks,
-                             int32_t* diagonal_mass, int32_t* candidate_mass,
-                             int32_t* candidate_positions, cudaStream_t stream);
-
 // A layer's counters of a step on the device, summed over its calls. Eight bytes each, then
 // int64 owner_tiles[ranks]: tiles visited with each owner's keys.
 struct LayerCounters {
   double recall;     // attention mass of the estimate queries that is kept
   double verticals;  // mean over heads
   double slashes;
+  double verticals_at_budget;  // IndexMass's, mean over heads
+  double slashes_at_budget;
   int64_t column_tiles;
 };
 inline constexpr int kLayerCounters = sizeof(LayerCounters) / 8;

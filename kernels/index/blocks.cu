@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <climits>
 
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/index/between_ranks.h"
@@ -185,30 +184,6 @@ __global__ void __launch_bounds__(kGateThreads)
     atomicAdd(reinterpret_cast<unsigned long long*>(args.kept) + head, kept);
     atomicAdd(reinterpret_cast<unsigned long long*>(args.total) + head, total);
   }
-}
-
-__global__ void AdaptDensityKernel(const int64_t* kept, const int64_t* total, int heads,
-                                   float density, float threshold, float* out) {
-  __shared__ float recall[1024];
-  __shared__ int good;
-  const int head = threadIdx.x;
-  if (head == 0) good = 0;
-  __syncthreads();
-  if (head < heads) {
-    recall[head] =
-        total[head] > 0
-            ? static_cast<float>(static_cast<double>(kept[head]) / static_cast<double>(total[head]))
-            : 0.0f;
-    if (recall[head] > threshold) atomicAdd(&good, 1);
-  }
-  __syncthreads();
-  if (head >= heads) return;
-  const int count = min(good, heads / 2);
-  int better = 0;  // heads in front of this one, by falling recall
-  for (int other = 0; other < heads; ++other) {
-    better += recall[other] > recall[head] || (recall[other] == recall[head] && other < head);
-  }
-  out[head] = better < count ? 0.5f * density : better >= heads - count ? 1.5f * density : density;
 }
 
 // One direction of the lists: lines are query tiles (kByRow) or key tiles.
@@ -412,22 +387,6 @@ absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream) {
   MassGateKernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks,
                    stream>>>(args, query_tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMass");
-  return absl::OkStatus();
-}
-
-absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t heads, float density,
-                          float threshold, float* head_density, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckSize(heads, "AdaptDensity: heads", 1, 1024));
-  RETURN_IF_ERROR(CheckPointer(kept, "AdaptDensity: kept"));
-  RETURN_IF_ERROR(CheckPointer(total, "AdaptDensity: total"));
-  RETURN_IF_ERROR(CheckPointer(head_density, "AdaptDensity: head_density"));
-  if (!(density > 0) || density > 2.0f / 3.0f) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "AdaptDensity: density is %g; it must be in (0, 2/3], so that half more is at most 1",
-        density));
-  }
-  AdaptDensityKernel<<<1, 1024, 0, stream>>>(kept, total, heads, density, threshold, head_density);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "AdaptDensity");
   return absl::OkStatus();
 }
 

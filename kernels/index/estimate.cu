@@ -77,6 +77,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     float s[64];
     int key_position[2];
     RowLogits(s, shared, work, i, q, turn, key_position);
+    // Of queries that are spread over the sequence many come before a tile of keys. What run_sums
+    // would hold of them, nobody reads.
+    if (__all_sync(0xffffffffu, key_position[0] > max(position[0], position[1]))) continue;
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =
         key + kKeyTile <= p.keys &&
@@ -99,7 +102,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       for (int e = 0; e < 64; ++e) {
         part[e / 2 % 2][e / 32] += Exp2(fmaf(s[e], p.scale_log2, -shift[e / 2 % 2]));
       }
-      sum += __float2ull_rn(QuadSum(part) * static_cast<float>(int64_t{1} << kRowSumBits));
+      const float of_run = QuadSum(part);
+      const int64_t run_of_keys = int64_t{2} * (work.first_tile + i) + lane % 2;
+      const int mine = query[lane / 2 % 2];
+      if (mine < p.queries && run_of_keys < p.key_runs) {
+        p.run_sums[(static_cast<int64_t>(head) * p.queries + mine) * p.key_runs + run_of_keys] =
+            of_run;
+      }
+      sum += __float2ull_rn(of_run * static_cast<float>(int64_t{1} << kRowSumBits));
     } else {
 #pragma unroll
       for (int e = 0; e < 64; ++e) top[e / 2 % 2] = fmaxf(top[e / 2 % 2], s[e]);
@@ -124,7 +134,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
 }
 
-// Masses of columns and diagonals. Keys are the rows of the product here, so that the sum over the
+// Masses of columns. Keys are the rows of the product here, so that the sum over the
 // queries of a head stays in a quad of lanes. A warpgroup takes half a tile of keys and two runs of
 // queries; with two runs or fewer, pairs of warpgroups take turns at the tiles.
 template <int kHeadDim, bool kDocuments>
@@ -157,18 +167,20 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     shared.bias[row] = bias;
   }
   if (threadIdx.x < kBlockRuns) {
-    int lowest = INT_MAX, highest = -1, last_start = 0;
+    int lowest = INT_MAX, last_start = 0;
     for (int row = threadIdx.x * kRun; row < (threadIdx.x + 1) * kRun; ++row) {
-      const int position = shared.query_position[row];
-      if (position == kNoQuery) continue;
-      lowest = min(lowest, position);
-      highest = max(highest, position);
+      lowest = min(lowest, shared.query_position[row]);
       if (kDocuments) last_start = max(last_start, shared.query_start[row]);
     }
     shared.run_min_position[threadIdx.x] = lowest;
     if (kDocuments) shared.run_max_start[threadIdx.x] = last_start;
-    const bool scattered = highest >= 0 && lowest / p.tile != highest / p.tile;
-    shared.run_block[threadIdx.x] = scattered ? -1 : lowest / p.tile;
+  } else if (threadIdx.x >= 32 && threadIdx.x < 32 + kBlockQueries / kGroup) {
+    const int group = static_cast<int>(threadIdx.x) - 32;
+    int highest = 0;
+    for (int row = group * kGroup; row < (group + 1) * kGroup; ++row) {
+      highest = max(highest, shared.query_position[row]);
+    }
+    shared.group_max_position[group] = highest;
   }
   __syncthreads();
   if (threadIdx.x >= kConsumerThreads)
@@ -185,7 +197,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   // After QuadSum this lane has the sum of one row over one of the two runs.
   const int run = pair * 2 + lane % 2, row = warp * 16 + lane / 4 + lane / 2 % 2 * 8;
   const bool run_valid = run < work.run_count;
-  const int head = work.Head(p, run_valid ? run : 0), run_block = shared.run_block[run];
+  const int head = work.Head(p, run_valid ? run : 0);
   const ProductTurn turn(turns == 1 && work.tile_count > 0, warpgroup);
   const char* q = reinterpret_cast<const char*>(shared.q) + first_row * 128;
 
@@ -202,29 +214,34 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     ReleaseStage(shared, stage);
 
     const int key = (work.first_tile + i) * kKeyTile + half * kRun;
-    if (key + kRun > p.keys || key_position + kRun - 1 > min_position ||
-        (kDocuments && key_position < max_start)) {
-#pragma unroll
-      for (int e = 0; e < 64; ++e) {
-        const int r = warp * 16 + lane / 4 + e / 2 % 2 * 8;
-        const int column = e / 4 * 8 + lane % 4 * 2 + e % 2;
-        if (key + r >= p.keys || key_position + r > shared.query_position[first_row + column] ||
-            (kDocuments && key_position + r < shared.query_start[first_row + column])) {
-          s[e] = -INFINITY;
-        }
-      }
-    }
+    const bool all_visible = key + kRun <= p.keys && key_position + kRun - 1 <= min_position &&
+                             (!kDocuments || key_position >= max_start);
     float part[2][2] = {};  // [row half][run]
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      const float2 b = *reinterpret_cast<const float2*>(bias + j * 8);
+      const int column = first_row + j * kGroup + lane % 4 * 2;
+      if (!all_visible) {
+        // Of queries that are spread over the sequence many come before these keys.
+        if (key_position > shared.group_max_position[first_row / kGroup + j]) continue;
+        const int2 at = *reinterpret_cast<const int2*>(shared.query_position + column);
+        int2 start = {0, 0};
+        if (kDocuments) start = *reinterpret_cast<const int2*>(shared.query_start + column);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int r = warp * 16 + lane / 4 + e / 2 * 8;
+          if (key + r >= p.keys || key_position + r > (e % 2 ? at.y : at.x) ||
+              (kDocuments && key_position + r < (e % 2 ? start.y : start.x))) {
+            s[4 * j + e] = -INFINITY;
+          }
+        }
+      }
+      const float2 b = *reinterpret_cast<const float2*>(bias + j * kGroup);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[4 * j + e] = Exp2(fmaf(s[4 * j + e], p.scale_log2, e % 2 ? b.y : b.x));
-        part[e / 2][j / 8] += s[4 * j + e];
+        part[e / 2][j / 8] += Exp2(fmaf(s[4 * j + e], p.scale_log2, e % 2 ? b.y : b.x));
       }
     }
-    int mass = __float2int_rn(QuadSum(part) * static_cast<float>(1 << kMassBits));
+    const int mass = __float2int_rn(QuadSum(part) * static_cast<float>(1 << kMassBits));
     if (run_valid && key + row < p.keys) {
       int32_t* out = p.column_mass + static_cast<int64_t>(head) * p.keys + key + row;
       if (p.runs == 1) {
@@ -233,35 +250,58 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         atomicAdd(out, mass);
       }
     }
-    const int key_block = key_position / p.tile;
-    int32_t* diagonals = p.diagonal_mass + head * p.blocks;
-    // Sum over the 16 rows of the warp, for each of the two runs.
+  }
+}
+
+// Where block `block` of the sequence lies among this rank's; -1 if another rank has it.
+__device__ __forceinline__ int LocalBlock(const EstimateParams& p, int block) {
+  const ShardLayout& layout = p.key_layout;
+  if (layout.ranks == 1 || block < 0) return block;
+  if (layout.kind == LayoutKind::kStriped) {  // without divisions of 64 bits
+    const uint32_t length = layout.stripe / p.tile, stripe = static_cast<uint32_t>(block) / length,
+                   turn = stripe / layout.ranks;
+    if (stripe - turn * layout.ranks != static_cast<uint32_t>(layout.rank)) return -1;
+    return static_cast<int>(turn * length + (block - stripe * length));
+  }
+  const int64_t position = static_cast<int64_t>(block) * p.tile;
+  if (layout.Owner(position) != layout.rank) return -1;
+  return static_cast<int>(layout.LocalIndex(position) / p.tile);
+}
+
+constexpr int kDiagonalWarps = 8;
+constexpr int kDiagonalThreads = kDiagonalWarps * 32;
+
+// Masses of diagonals from the sums of runs of keys: of 32 diagonals a block, one a lane. Each warp
+// takes some of the queries, of each of which a diagonal holds one block of keys.
+__global__ void __launch_bounds__(kDiagonalThreads) DiagonalKernel(const EstimateParams p) {
+  __shared__ float share[kMaxEstimateQueries];  // of the row in 2^-kMassBits, of a run's sum
+  __shared__ int query_block[kMaxEstimateQueries];
+  __shared__ int masses[kDiagonalWarps][32];
+  const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int e = threadIdx.x; e < p.queries; e += kDiagonalThreads) {
+    const int64_t sum = p.row_sum[head * p.queries + e];
+    constexpr double kUnit = static_cast<double>(int64_t{1} << (kMassBits + kRowSumBits));
+    share[e] = sum > 0 ? static_cast<float>(kUnit / static_cast<double>(sum)) : 0.0f;
+    query_block[e] = static_cast<int>(p.query_positions[e] / p.tile);
+  }
+  __syncthreads();
+  const int delta = static_cast<int>(blockIdx.x) * 32 + lane, runs = p.tile / kRun;
+  const float* sums = p.run_sums + static_cast<int64_t>(head) * p.queries * p.key_runs;
+  int mass = 0;
+#pragma unroll 4
+  for (int e = warp; e < p.queries; e += kDiagonalWarps) {
+    const int block = LocalBlock(p, query_block[e] - delta), first = block * runs;
 #pragma unroll
-    for (int distance = 2; distance < 32; distance *= 2) {
-      mass += __shfl_xor_sync(0xffffffffu, mass, distance);
-    }
-    if (lane < 2 && run_valid && run_block >= 0 && mass > 0) {
-      atomicAdd(diagonals + (run_block - key_block), mass);
-    }
-    // Runs whose queries lie in several blocks: a sum for each query.
-    if (shared.run_block[pair * 2] < 0 || shared.run_block[pair * 2 + 1] < 0) {
-#pragma unroll
-      for (int c = 0; c < 32; ++c) {
-        const int column = c / 2 * 8 + lane % 4 * 2 + c % 2, of_run = pair * 2 + c / 16;
-        float sum = s[c / 2 * 4 + c % 2] + s[c / 2 * 4 + 2 + c % 2];
-#pragma unroll
-        for (int distance = 4; distance < 32; distance *= 2) {
-          sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-        }
-        const int rounded = __float2int_rn(sum * static_cast<float>(1 << kMassBits));
-        if (lane < 4 && of_run < work.run_count && shared.run_block[of_run] < 0 && rounded > 0) {
-          const int query_block = shared.query_position[first_row + column] / p.tile;
-          atomicAdd(p.diagonal_mass + work.Head(p, of_run) * p.blocks + (query_block - key_block),
-                    rounded);
-        }
-      }
+    for (int k = 0; k < 2; ++k) {
+      if (block < 0 || k >= runs || first + k >= p.key_runs) continue;
+      mass += __float2int_rn(sums[static_cast<int64_t>(e) * p.key_runs + first + k] * share[e]);
     }
   }
+  masses[warp][lane] = mass;
+  __syncthreads();
+  if (warp > 0 || delta >= p.blocks) return;
+  for (int other = 1; other < kDiagonalWarps; ++other) mass += masses[other][lane];
+  p.diagonal_mass[static_cast<int64_t>(head) * p.blocks + delta] = mass;
 }
 
 absl::Status Check(const EstimateArgs& args, const std::string& step) {
@@ -270,6 +310,7 @@ absl::Status Check(const EstimateArgs& args, const std::string& step) {
   RETURN_IF_ERROR(
       CheckSize(args.q.tokens, (step + ": estimate queries").c_str(), 1, kMaxEstimateQueries));
   RETURN_IF_ERROR(CheckPointer(args.query_positions, (step + ": query_positions").c_str()));
+  RETURN_IF_ERROR(CheckPointer(args.run_sums, (step + ": run_sums").c_str()));
   return CheckPointer(args.row_max, (step + ": row_max").c_str());
 }
 
@@ -292,14 +333,20 @@ absl::Status Launch(const EstimateArgs& args, Step step, const char* name, cudaS
   params.query_starts = args.query_starts;
   params.row_max = args.row_max;
   params.row_sum = args.row_sum;
+  params.run_sums = args.run_sums;
   params.column_mass = args.column_mass;
   params.diagonal_mass = args.diagonal_mass;
   const int combinations = args.k.heads * params.block_groups;
   params.chunks = std::clamp(processors / combinations, 1, params.key_tiles);
   const auto kernel = args.query_starts == nullptr ? KernelOf<kHeadDim, false>(step)
                                                    : KernelOf<kHeadDim, true>(step);
-  return LaunchEstimate<kHeadDim>(name, kernel, combinations * params.chunks, stream, params,
-                                  key_map);
+  RETURN_IF_ERROR(LaunchEstimate<kHeadDim>(name, kernel, combinations * params.chunks, stream,
+                                           params, key_map));
+  if (step != Step::kMass) return absl::OkStatus();
+  const auto parts = static_cast<unsigned>((params.blocks + 31) / 32);
+  DiagonalKernel<<<dim3(parts, args.q.heads), kDiagonalThreads, 0, stream>>>(params);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), name);
+  return absl::OkStatus();
 }
 
 absl::Status Dispatch(const EstimateArgs& args, Step step, const char* name, cudaStream_t stream) {
@@ -331,10 +378,6 @@ absl::Status EstimateMass(const EstimateArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckPointer(args.row_sum, "EstimateMass: row_sum"));
   RETURN_IF_ERROR(CheckPointer(args.column_mass, "EstimateMass: column_mass"));
   RETURN_IF_ERROR(CheckPointer(args.diagonal_mass, "EstimateMass: diagonal_mass"));
-  const int64_t blocks = (args.key_layout.tokens + args.tile - 1) / args.tile;
-  RETURN_IF_CUDA_ERROR(
-      cudaMemsetAsync(args.diagonal_mass, 0, sizeof(int32_t) * args.q.heads * blocks, stream),
-      "EstimateMass");
   if (args.q.tokens > kRun) {  // several runs add up; a single one stores
     RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.column_mass, 0,
                                          sizeof(int32_t) * args.q.heads * args.k.tokens, stream),

@@ -15,8 +15,7 @@ using EstimateArgs = IndexEstimateArgs<__nv_bfloat16>;
 
 // head_dim 64 or 128, at most kMaxEstimateQueries queries, tile 64 or 128, positions below 2^31.
 // Each call needs what the ones before it wrote, summed over ranks, and sets all of its own
-// outputs. Fastest when every aligned run of 64 estimate queries lies in one block of `tile`
-// tokens.
+// outputs.
 absl::Status EstimateRowMax(const EstimateArgs& args, cudaStream_t stream);
 absl::Status EstimateRowSum(const EstimateArgs& args, cudaStream_t stream);
 absl::Status EstimateMass(const EstimateArgs& args, cudaStream_t stream);

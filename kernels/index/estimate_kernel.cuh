@@ -22,6 +22,7 @@ using ptx::Exp2;
 
 inline constexpr int kKeyTile = 128;
 inline constexpr int kRun = kMassRun;  // queries in a run
+inline constexpr int kGroup = 8;       // of them that a quad of lanes has side by side
 inline constexpr int kBlockRuns = 4;   // runs of queries in a block
 inline constexpr int kBlockQueries = kBlockRuns * kRun;
 inline constexpr int kConsumers = 4;  // warpgroups
@@ -37,11 +38,13 @@ struct EstimateParams {
   const int64_t* query_starts;  // may be null
   float* row_max;
   int64_t* row_sum;
+  float* run_sums;
   int32_t* column_mass;
   int32_t* diagonal_mass;
   ShardLayout key_layout;
   int keys;  // local
   int key_tiles;
+  int key_runs;
   int queries;       // E
   int runs;          // of queries a head
   int group;         // query heads a KV head
@@ -60,8 +63,8 @@ struct EstimateShared {
   alignas(1024) __nv_bfloat16 k[kStages][kKeyTile * kHeadDim];
   int query_position[kBlockQueries];  // kNoQuery for a row that is none
   float bias[kBlockQueries];          // see MassKernel
-  int run_block[kBlockRuns];          // the block of all queries of a run; -1 when they differ
   int run_min_position[kBlockRuns];
+  int group_max_position[kBlockQueries / kGroup];
   int key_position[kStages][2];  // of each half of a tile
   ptx::Mbarrier full[kStages];
   ptx::Mbarrier empty[kStages];

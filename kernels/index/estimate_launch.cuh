@@ -61,6 +61,7 @@ inline EstimateParams MakeEstimateParams(const TokenMajor<const __nv_bfloat16>& 
   params.key_layout = key_layout;
   params.keys = static_cast<int>(k.tokens);
   params.key_tiles = static_cast<int>((k.tokens + kKeyTile - 1) / kKeyTile);
+  params.key_runs = static_cast<int>(RunsOf(k.tokens));
   params.queries = static_cast<int>(q.tokens);
   params.runs = static_cast<int>((q.tokens + kRun - 1) / kRun);
   params.group = q.heads / k.heads;

@@ -78,6 +78,7 @@ class IndexTest : public GpuTest {
       DeviceBuffer<Bf16> k;
       DeviceBuffer<float> row_max;
       DeviceBuffer<int64_t> row_sum;
+      DeviceBuffer<float> run_sums;
       DeviceBuffer<int32_t> column_mass, diagonal_mass;
       EstimateArgs args;
     };
@@ -92,6 +93,7 @@ class IndexTest : public GpuTest {
       rank.k = DeviceBuffer<Bf16>(shard);
       rank.row_max = DeviceBuffer<float>(c.heads * queries);
       rank.row_sum = DeviceBuffer<int64_t>(c.heads * queries);
+      rank.run_sums = DeviceBuffer<float>(c.heads * queries * RunsOf(n));
       rank.column_mass = DeviceBuffer<int32_t>(c.heads * n);
       rank.diagonal_mass = DeviceBuffer<int32_t>(c.heads * blocks);
       rank.args = {.q = {gpu_q.data(), queries, c.heads, c.head_dim, int64_t{c.heads} * c.head_dim,
@@ -104,6 +106,7 @@ class IndexTest : public GpuTest {
                    .scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)),
                    .row_max = rank.row_max.data(),
                    .row_sum = rank.row_sum.data(),
+                   .run_sums = rank.run_sums.data(),
                    .column_mass = rank.column_mass.data(),
                    .diagonal_mass = rank.diagonal_mass.data()};
       EXPECT_EQ(EstimateRowMax(rank.args, nullptr), absl::OkStatus());
@@ -130,7 +133,7 @@ class IndexTest : public GpuTest {
   // Steps 4 and 5 on simulated ranks, compared with kernels/reference.
   void CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int tile,
                       int max_columns, int sink, int local_blocks, const std::vector<float>& mass,
-                      const std::vector<int32_t>& max_count);
+                      const std::vector<int32_t>& max_count, bool by_tiles = false);
 
  private:
   template <typename Rank, typename T, typename Combine>
@@ -195,6 +198,8 @@ TEST_F(IndexTest, EstimateMatchesDouble) {
       {4096, 16, 2, 128, Spread(4096, 64, 16)},
       {4096, 3, 1, 128, Spread(4096, 256, 64)},
       {3001, 5, 5, 128, {5, 3000, 2, 130, 131, 1999}},
+      {4096, 16, 2, 128, Spread(4096, 64, 1)},
+      {4096, 6, 2, 128, Spread(4096, 100, 1), 64},
       // Documents from 0, 1, 130, 900 on.
       {1000,
        16,
@@ -224,6 +229,7 @@ TEST_F(IndexTest, EstimateIsTheSameOnAnyNumberOfRanks) {
   const int64_t tokens = SmallShapes() ? 1024 : 4096;
   for (const Case& c : {Case{tokens, 16, 2, 128, Last(tokens, 64)},
                         Case{tokens, 16, 2, 128, Spread(tokens, 128, 32)},
+                        Case{tokens, 16, 2, 128, Spread(tokens, 64, 1), 64},
                         Case{tokens, 16, 2, 128, Spread(tokens, 128, 32), 128,
                              StartsOf(Spread(tokens, 128, 32), {0, 70, 300, tokens - 100})}}) {
     const auto q = Normal(c.query_positions.size() * c.heads * c.head_dim, 2.0f);
@@ -244,7 +250,7 @@ TEST_F(IndexTest, EstimateIsTheSameOnAnyNumberOfRanks) {
 void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout layout, int tile,
                                int max_columns, int sink, int local_blocks,
                                const std::vector<float>& mass,
-                               const std::vector<int32_t>& max_count) {
+                               const std::vector<int32_t>& max_count, bool by_tiles) {
   const int64_t tokens = layout.tokens;
   const int ranks = layout.ranks;
   const int blocks = static_cast<int>((tokens + tile - 1) / tile);
@@ -260,7 +266,8 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
         local[h * n + i] = estimate.column_mass[h * tokens + layout.Position(i)];
       }
       std::vector<reference::ColumnCandidate> best(max_columns);
-      reference::CandidateColumns(&local[h * n], layout, sink, max_columns, best.data());
+      reference::CandidateColumns(&local[h * n], layout, sink, max_columns, best.data(),
+                                  TiesGoLate(h));
       candidates[h].insert(candidates[h].end(), best.begin(), best.end());
     }
     const int64_t at = int64_t{r} * heads * max_columns;
@@ -283,7 +290,8 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
               cudaSuccess);
   }
   layout.rank = ranks / 2;
-  SelectionBuffers selected({.layout = layout,
+  SelectionBuffers selected({.diagonals_by_tiles = by_tiles,
+                             .layout = layout,
                              .heads = heads,
                              .tile = tile,
                              .max_columns = max_columns,
@@ -311,9 +319,10 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
     const int32_t* block_mass = &estimate.diagonal_mass[int64_t{h} * blocks];
     const int64_t total = std::accumulate(block_mass, block_mass + blocks, int64_t{0});
     std::vector<int64_t> want(max_columns);
-    const int32_t count =
-        reference::SelectColumns(candidates[h].data(), static_cast<int64_t>(candidates[h].size()),
-                                 total, sink, mass[h], max_count[h], max_columns, want.data());
+    reference::Taken of_columns, of_diagonals;
+    const int32_t count = reference::SelectColumns(
+        candidates[h].data(), static_cast<int64_t>(candidates[h].size()), total, sink, mass[h],
+        std::min(max_count[h], max_columns), max_columns, want.data(), &of_columns, TiesGoLate(h));
     ASSERT_EQ(selected.counts.Read()[h], count);
     ASSERT_TRUE(
         std::equal(want.begin(), want.end(), got_positions.begin() + int64_t{h} * max_columns));
@@ -323,8 +332,11 @@ void IndexTest::CheckSelection(const Estimate& estimate, int heads, ShardLayout 
     EXPECT_EQ(got_masses[h].total, total);
 
     std::vector<uint64_t> want_bits(words);
-    const int32_t chosen = reference::SelectDiagonals(block_mass, blocks, local_blocks, mass[h],
-                                                      max_count[h], want_bits.data());
+    const int32_t chosen =
+        reference::SelectDiagonals(block_mass, blocks, local_blocks, mass[h], max_count[h],
+                                   want_bits.data(), by_tiles, &of_diagonals);
+    EXPECT_EQ(got_masses[h].columns_at_budget, of_columns.at_budget);
+    EXPECT_EQ(got_masses[h].diagonals_at_budget, of_diagonals.at_budget);
     EXPECT_EQ(selected.diagonal_counts.Read()[h], chosen);
     ASSERT_TRUE(std::equal(want_bits.begin(), want_bits.end(), got_bits.begin() + h * words));
     const auto has = [&](int64_t delta) {
@@ -393,6 +405,8 @@ TEST_F(IndexTest, SelectionEqualsTheReference) {
       SCOPED_TRACE(::testing::Message() << tokens << " tokens, masses of kind " << kind);
       for (const int ranks : {1, 2}) {
         CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass, caps);
+        CheckSelection(estimate, heads, Striped(tokens, ranks), 128, 512, 64, 1, mass,
+                       {16000, 70, 1000, 512, 300, 1, 20000, 4000}, /*by_tiles=*/true);
       }
     }
   }
@@ -434,6 +448,26 @@ TEST_F(IndexTest, SelectionFromRealEstimates) {
   const Estimate estimate = RunEstimate(c, q, k, LayoutKind::kStriped, 4);
   CheckSelection(estimate, c.heads, Striped(c.tokens, 4), c.tile, 1024, 64, 1,
                  std::vector<float>(c.heads, 0.9f), std::vector<int32_t>(c.heads, 1000));
+}
+
+TEST_F(IndexTest, AdaptedBudgetsEqualTheReference) {
+  for (const int heads : {1, 4, 16, 31}) {
+    std::vector<IndexMass> masses(heads);
+    std::vector<double> recall;
+    std::vector<int32_t> counts;
+    for (IndexMass& mass : masses) {
+      mass = {.total = 1000,
+              .columns = static_cast<int64_t>(random_() % 40) * 10,
+              .diagonals = static_cast<int64_t>(random_() % 60) * 10};
+      recall.push_back(mass.Recall());
+    }
+    for (int i = 0; i < 2 * heads; ++i) counts.push_back(static_cast<int32_t>(random_() % 5000));
+    const DeviceBuffer<IndexMass> gpu_masses(masses);
+    const DeviceBuffer<int32_t> gpu_counts(counts);
+    ASSERT_EQ(AdaptBudgets(gpu_masses.data(), heads, gpu_counts.data(), nullptr), absl::OkStatus());
+    reference::AdaptBudgets(recall, counts.data());
+    EXPECT_EQ(gpu_counts.Read(), counts);
+  }
 }
 
 TEST(IndexArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {

@@ -73,9 +73,11 @@ __global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kCan
     return cache ? static_cast<int>(dynamic_shared[i - begin]) : i < forced ? INT_MAX : mass[i];
   };
   const Threshold threshold = FindThreshold<kCandidateCluster, kCandidateThreads>(
-      shared, begin, end, key_of, args.max_columns, 0);
+      shared, begin, end, key_of, args.max_columns, 0, One());
 
-  // Each warp has a run of neighbours, so that ties go to the lower positions: count, then write.
+  // Each warp has a run of neighbours, so that ties go by position: count, then write. Of the equal
+  // ones the first `passed` are not taken.
+  const int passed = TiesGoLate(head) ? threshold.equal - threshold.ties : 0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int run = (share + kCandidateThreads - 1) / kCandidateThreads * 32;
   const int first = min(end, begin + warp * run), last = min(end, first + run);
@@ -105,9 +107,9 @@ __global__ void __cluster_dims__(kCandidateCluster, 1, 1) __launch_bounds__(kCan
     const uint32_t above = __ballot_sync(0xffffffffu, is_above);
     const uint32_t equal = __ballot_sync(0xffffffffu, is_equal);
     const int equal_ahead = equal_before + __popc(equal & lanes_before);
-    if (is_above || (is_equal && equal_ahead < threshold.ties)) {
-      const int slot =
-          above_before + __popc(above & lanes_before) + min(equal_ahead, threshold.ties);
+    const int ties_ahead = max(0, min(equal_ahead - passed, threshold.ties));
+    if (is_above || (is_equal && equal_ahead >= passed && equal_ahead - passed < threshold.ties)) {
+      const int slot = above_before + __popc(above & lanes_before) + ties_ahead;
       out_mass[slot] = i < forced ? mass[i] : key;
       out_position[slot] = PositionOf(args.layout, i);
     }
@@ -165,7 +167,7 @@ template <typename Visit>
 __device__ __forceinline__ void ForCandidates(const SelectArgs& args, int head, Visit visit) {
   constexpr int kBatch = 8;
   const int columns = args.max_columns, candidates = args.layout.ranks * columns;
-  const int64_t next_rank = static_cast<int64_t>(args.heads) * columns;
+  const int64_t next_rank = args.next_rank();
   const int rank_step = kSelectThreads / columns, slot_step = kSelectThreads % columns;
   int slot = static_cast<int>(threadIdx.x) % columns;
   int64_t base =
@@ -218,13 +220,14 @@ __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool
   const auto mass_of = [&](int i) {
     if (cache) return cached[i];
     const int rank = i / args.max_columns, slot = i % args.max_columns;
-    const int64_t at = (static_cast<int64_t>(rank) * args.heads + head) * args.max_columns + slot;
+    const int64_t at =
+        rank * args.next_rank() + static_cast<int64_t>(head) * args.max_columns + slot;
     return forced(args.candidate_positions[at]) ? 0 : args.candidate_mass[at];
   };
   const int64_t cap = min(args.column_budgets.max_count[head], args.max_columns);
+  const int64_t target = MassTarget(static_cast<int64_t>(total), args.column_budgets.mass[head]);
   const Threshold threshold = FindThreshold<1, kSelectThreads>(
-      shared, 0, candidates, mass_of, cap - forced_count,
-      MassTarget(static_cast<int64_t>(total), args.column_budgets.mass[head]) - forced_mass);
+      shared, 0, candidates, mass_of, cap - forced_count, target - forced_mass, One());
 
   // Marks positions: first those of ties, if not all of them are taken, then the choice.
   const auto mark = [&](auto chosen) {
@@ -235,19 +238,21 @@ __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool
     });
     __syncthreads();
   };
-  if (threadIdx.x == 0) *last_tie = threshold.ties > 0 ? INT_MAX : -1;
+  const bool late = TiesGoLate(head);
+  if (threadIdx.x == 0) *last_tie = (threshold.ties > 0) == late ? -1 : INT_MAX;
   __syncthreads();
   if (threshold.ties > 0 && threshold.ties < threshold.equal) {
     mark([&](int position, int mass) { return !forced(position) && mass == threshold.value; });
+    const int last_rank = late ? threshold.equal - threshold.ties : threshold.ties - 1;
     bitmap.Scan(shared.scan, [&](int rank, int position) {
-      if (rank == threshold.ties - 1) *last_tie = position;
+      if (rank == last_rank) *last_tie = position;
     });
     __syncthreads();
   }
   const int last = *last_tie;
   mark([&](int position, int mass) {
     return forced(position) || mass > threshold.value ||
-           (mass == threshold.value && mass > 0 && position <= last);
+           (mass == threshold.value && mass > 0 && (late ? position >= last : position <= last));
   });
   int64_t* out = args.column_positions + static_cast<int64_t>(head) * args.max_columns;
   bitmap.Scan(shared.scan, [&](int rank, int position) { out[rank] = position; });
@@ -258,7 +263,9 @@ __device__ void SelectColumns(const SelectArgs& args, int head, int blocks, bool
   }
   if (threadIdx.x == 0) {
     args.column_counts[head] = count;
-    args.masses[head].columns = forced_mass + threshold.mass;
+    const int64_t mass = forced_mass + threshold.mass;
+    args.masses[head].columns = mass;
+    args.masses[head].columns_at_budget = count >= cap && mass < target;
   }
 }
 
@@ -268,33 +275,42 @@ __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
                                 SelectShared& shared) {
   const int32_t* mass = args.diagonal_mass + static_cast<int64_t>(head) * blocks;
   const int forced = min(blocks, args.local_blocks + 1), ranks = args.layout.ranks;
-  uint64_t total = 0, forced_mass = 0;
+  const auto cost_of = [&](int b) { return DiagonalCost(args.diagonals_by_tiles, blocks, b); };
+  uint64_t total = 0, forced_sum = 0;  // the second: CountAndMass
   for (int b = threadIdx.x; b < blocks; b += kSelectThreads) {
     total += static_cast<uint64_t>(mass[b]);
-    if (b < forced) forced_mass += static_cast<uint64_t>(mass[b]);
+    if (b < forced) forced_sum += CountAndMass(cost_of(b), mass[b]);
   }
   total = BlockScan(total, shared.scan).total;
-  forced_mass = BlockScan(forced_mass, shared.scan).total;
+  forced_sum = BlockScan(forced_sum, shared.scan).total;
   const auto mass_of = [&](int b) { return b < forced ? 0 : mass[b]; };
-  const Threshold threshold = FindThreshold<1, kSelectThreads>(
-      shared, 0, blocks, mass_of, args.diagonal_budgets.max_count[head] - forced,
-      MassTarget(static_cast<int64_t>(total), args.diagonal_budgets.mass[head]) -
-          static_cast<int64_t>(forced_mass));
+  const int64_t cap = args.diagonal_budgets.max_count[head],
+                target = MassTarget(static_cast<int64_t>(total), args.diagonal_budgets.mass[head]),
+                cost_left = cap - static_cast<int64_t>(forced_sum >> 32),
+                mass_left = target - static_cast<int64_t>(forced_sum & 0xffffffffu);
+  const Threshold threshold =
+      FindThreshold<1, kSelectThreads>(shared, 0, blocks, mass_of, cost_left, mass_left, cost_of);
 
   const int words = (blocks + 63) / 64;
   uint32_t* bits = reinterpret_cast<uint32_t*>(args.diagonals + static_cast<int64_t>(head) * words);
-  int ties_before = 0;
+  uint64_t ahead = threshold.above;  // of the next equal to the threshold
+  uint64_t taken = 0;
   for (int first = 0; first < words * 64; first += kSelectThreads) {
     const int b = first + static_cast<int>(threadIdx.x);
     const int m = b < blocks ? mass_of(b) : 0;
-    const bool equal = threshold.ties > 0 && m == threshold.value;
+    const uint64_t own = m > 0 ? CountAndMass(cost_of(b), m) : 0;
+    const uint64_t equal = m == threshold.value ? own : 0;
     const Scan ties = BlockScan(equal, shared.scan);
-    const int tie = ties_before + static_cast<int>(ties.inclusive) - equal;
-    ties_before += static_cast<int>(ties.total);
-    const bool chosen = b < forced || m > threshold.value || (equal && tie < threshold.ties);
-    const uint32_t word = __ballot_sync(0xffffffffu, chosen && b < blocks);
+    const uint64_t before = ahead + ties.inclusive - equal;
+    ahead += ties.total;
+    const bool above = m > threshold.value,
+               tie = equal != 0 && static_cast<int64_t>(before >> 32) < cost_left &&
+                     static_cast<int64_t>(before & 0xffffffffu) < mass_left;
+    if (above || tie) taken += own;
+    const uint32_t word = __ballot_sync(0xffffffffu, b < blocks && (b < forced || above || tie));
     if (threadIdx.x % 32 == 0 && b < words * 64) bits[b / 32] = word;
   }
+  taken = forced_sum + BlockScan(taken, shared.scan).total;
   __syncthreads();
   // Entry i of the order by residue is diagonal residue + ranks * (i % of_residue).
   const int of_residue = (blocks + ranks - 1) / ranks;
@@ -316,7 +332,10 @@ __device__ void SelectDiagonals(const SelectArgs& args, int head, int blocks,
   if (threadIdx.x == 0) {
     offsets[ranks] = before;
     args.diagonal_counts[head] = before;
-    args.masses[head].diagonals = static_cast<int64_t>(forced_mass) + threshold.mass;
+    const int64_t covered = static_cast<int64_t>(taken & 0xffffffffu);
+    args.masses[head].diagonals = covered;
+    args.masses[head].diagonals_at_budget =
+        static_cast<int64_t>(taken >> 32) >= cap && covered < target;
     args.masses[head].total = static_cast<int64_t>(total);
   }
 }

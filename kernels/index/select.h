@@ -18,6 +18,14 @@ struct IndexMass {
   int64_t total = 0;
   int64_t columns = 0;    // of the chosen columns
   int64_t diagonals = 0;  // of the chosen block diagonals
+  // 1 where the budget's count ended the choice before its mass was reached.
+  int64_t columns_at_budget = 0;
+  int64_t diagonals_at_budget = 0;
+
+  // What both columns and diagonals hold counts twice.
+  RINGLEADER_HOST_DEVICE double Recall() const {
+    return total > 0 ? static_cast<double>(columns + diagonals) / static_cast<double>(total) : 0.0;
+  }
 };
 
 // Step 4: this rank's columns that can be among the chosen ones: the max_columns of largest mass,
@@ -38,10 +46,12 @@ absl::Status SelectColumnCandidates(const ColumnCandidatesArgs& args, cudaStream
 struct SelectArgs {
   const int32_t* candidate_mass = nullptr;       // [ranks, heads, max_columns]
   const int32_t* candidate_positions = nullptr;  // [ranks, heads, max_columns]
-  const int32_t* diagonal_mass = nullptr;        // [heads, blocks], summed over ranks
-  HeadBudgets column_budgets = {};               // counts at most max_columns
+  int64_t candidate_stride = 0;  // from a rank's candidates to the next's; 0: they are dense
+  const int32_t* diagonal_mass = nullptr;  // [heads, blocks], summed over ranks
+  HeadBudgets column_budgets = {};         // counts at most max_columns
   HeadBudgets diagonal_budgets = {};
-  ShardLayout layout;  // of this rank; below 2^31 tokens
+  bool diagonals_by_tiles = false;  // DiagonalCost's
+  ShardLayout layout;               // of this rank; below 2^31 tokens
   int32_t heads = 0;
   int32_t tile = 128;
   int32_t max_columns = 0;
@@ -63,9 +73,18 @@ struct SelectArgs {
   // ring schedule, the exact load of every ring step.
   int64_t* load = nullptr;      // [ranks]
   IndexMass* masses = nullptr;  // [heads]
+
+  RINGLEADER_HOST_DEVICE int64_t next_rank() const {
+    return candidate_stride > 0 ? candidate_stride : int64_t{heads} * max_columns;
+  }
 };
 // 0 up to a sequence of 1,048,576 tokens.
 size_t SelectWorkspaceBytes(int32_t heads, int64_t tokens);
 absl::Status Select(const SelectArgs& args, cudaStream_t stream);
+
+// AdaptedCount of each head's columns and diagonals, from a selection under the same budget for
+// all. max_counts: [2, heads]
+absl::Status AdaptBudgets(const IndexMass* masses, int32_t heads, int32_t* max_counts,
+                          cudaStream_t stream);
 
 }  // namespace ringleader::kernels::index

@@ -19,6 +19,7 @@ struct Threshold {
   int equal;  // how many are equal to `value`
   int64_t count;
   int64_t mass;
+  uint64_t above;  // CountAndMass of what lies above `value`
 };
 
 struct SelectShared {
@@ -93,9 +94,9 @@ __device__ __forceinline__ uint64_t CountAndMass(uint32_t count, uint32_t mass) 
 
 // Counts the masses of this block's share [begin, end) that lie in `window` by bins: logarithmic
 // ones in the first histogram, even ones in those that follow.
-template <bool kMass, int kThreads, typename MassOf>
+template <bool kMass, int kThreads, typename MassOf, typename CostOf>
 __device__ __forceinline__ void FillHistogram(SelectShared& shared, int begin, int end,
-                                              MassOf mass_of, const Window& window,
+                                              MassOf mass_of, CostOf cost_of, const Window& window,
                                               bool logarithmic) {
   for (int b = threadIdx.x; b < kBins; b += kThreads) {
     shared.count[b] = 0;
@@ -109,7 +110,7 @@ __device__ __forceinline__ void FillHistogram(SelectShared& shared, int begin, i
     const uint32_t offset = static_cast<uint32_t>(mass - window.low);
     if (offset >= window.width) continue;
     const int bin = logarithmic ? LogarithmicBin(mass) : static_cast<int>(offset >> window.shift);
-    atomicAdd(&shared.count[bin], 1u);
+    atomicAdd(&shared.count[bin], static_cast<uint32_t>(cost_of(i)));
     if (kMass) atomicAdd(&shared.sum[bin], static_cast<uint32_t>(mass));
   }
 }
@@ -173,11 +174,13 @@ __device__ __forceinline__ uint64_t FindCrossing(SelectShared& shared, const uin
 // Finds where the elements of falling mass reach `mass_left` or `count_left`. `mass_of(i)`, for i
 // of this block's share [begin, end), is 0 or less for what cannot be taken. kCluster blocks of
 // kThreads share the work and all get the result; a cluster counts only, mass_left is ignored.
-template <int kCluster, int kThreads, typename MassOf>
+// Where an element counts for more than one (`cost_of`; all together below 2^31), which of those
+// equal to the value are taken depends on their order: `ties`, `count` and `mass` then say nothing.
+template <int kCluster, int kThreads, typename MassOf, typename CostOf>
 __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, MassOf mass_of,
-                                   int64_t count_left, int64_t mass_left) {
+                                   int64_t count_left, int64_t mass_left, CostOf cost_of) {
   constexpr bool kMass = kCluster == 1;
-  if (count_left <= 0 || (kMass && mass_left <= 0)) return {INT_MAX, 0, 0, 0, 0};
+  if (count_left <= 0 || (kMass && mass_left <= 0)) return {INT_MAX, 0, 0, 0, 0, 0};
   const auto reached = [&](uint64_t taken) {
     return static_cast<int64_t>(taken >> 32) >= count_left ||
            (kMass && static_cast<int64_t>(taken & 0xffffffffu) >= mass_left);
@@ -185,7 +188,7 @@ __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, Mas
   Window window;
   uint64_t above = 0;  // CountAndMass of what is taken with certainty
   for (int level = 0;; ++level) {
-    FillHistogram<kMass, kThreads>(shared, begin, end, mass_of, window, level == 0);
+    FillHistogram<kMass, kThreads>(shared, begin, end, mass_of, cost_of, window, level == 0);
     if constexpr (kCluster > 1) {
       SumOverCluster<kCluster, kThreads>(shared);
     } else {
@@ -195,7 +198,8 @@ __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, Mas
         shared, kCluster > 1 ? shared.sum : shared.count, above, reached);
     const int crossing = shared.crossing;
     if (crossing < 0) {  // all of them together do not reach it
-      return {0, 0, 0, static_cast<int64_t>(all >> 32), static_cast<int64_t>(all & 0xffffffffu)};
+      return {0,  0, 0, static_cast<int64_t>(all >> 32), static_cast<int64_t>(all & 0xffffffffu),
+              all};
     }
     above = shared.above;
     const int equal = static_cast<int>(shared.at_crossing >> 32);
@@ -208,8 +212,14 @@ __device__ Threshold FindThreshold(SelectShared& shared, int begin, int end, Mas
     int64_t ties = count_left - above_count;
     if (kMass) ties = min(ties, (mass_left - above_mass + value - 1) / value);
     ties = min(ties, static_cast<int64_t>(equal));
-    return {value, static_cast<int>(ties), equal, above_count + ties, above_mass + ties * value};
+    return {value, static_cast<int>(ties), equal, above_count + ties, above_mass + ties * value,
+            above};
   }
 }
+
+// Every element counts for one.
+struct One {
+  __device__ int operator()(int) const { return 1; }
+};
 
 }  // namespace ringleader::kernels::index

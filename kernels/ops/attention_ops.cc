@@ -177,6 +177,7 @@ VerticalSlashIndex BuildVerticalSlashIndex(const torch::Tensor& q, const torch::
   const torch::Tensor positions = torch::arange(n - queries, n, longs);
   const torch::Tensor row_max = torch::empty({heads, queries}, floats),
                       row_sum = torch::empty({heads, queries}, longs),
+                      run_sums = torch::empty({heads, queries, RunsOf(n)}, floats),
                       column_mass = torch::empty({heads, n}, ints),
                       diagonal_mass = torch::empty({heads, blocks}, ints),
                       candidate_mass = torch::empty({heads, options.max_columns}, ints),
@@ -191,6 +192,7 @@ VerticalSlashIndex BuildVerticalSlashIndex(const torch::Tensor& q, const torch::
                                         .scale = static_cast<float>(scale),
                                         .row_max = row_max.mutable_data_ptr<float>(),
                                         .row_sum = row_sum.mutable_data_ptr<int64_t>(),
+                                        .run_sums = run_sums.mutable_data_ptr<float>(),
                                         .column_mass = column_mass.mutable_data_ptr<int32_t>(),
                                         .diagonal_mass = diagonal_mass.mutable_data_ptr<int32_t>()};
   Check(index::EstimateRowMax(estimate, Stream()));
@@ -210,7 +212,7 @@ VerticalSlashIndex BuildVerticalSlashIndex(const torch::Tensor& q, const torch::
                             .diagonals = torch::empty({heads, (blocks + 63) / 64}, longs),
                             .diagonal_counts = torch::empty({heads}, ints),
                             .load = torch::empty({1}, longs),
-                            .masses = torch::empty({heads, 3}, longs),
+                            .masses = torch::empty({heads, 5}, longs),
                             .tile = options.tile};
   const torch::Tensor column_share = torch::full({heads}, options.column_mass, floats),
                       diagonal_share = torch::full({heads}, options.diagonal_mass, floats),

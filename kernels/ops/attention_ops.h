@@ -37,7 +37,7 @@ struct VerticalSlashIndex {
   torch::Tensor diagonals;         // [heads, words] int64 (bits)
   torch::Tensor diagonal_counts;   // [heads] int32
   torch::Tensor load;              // [1] int64, tiles
-  torch::Tensor masses;            // [heads, 3] int64: index::IndexMass
+  torch::Tensor masses;            // [heads, 5] int64: index::IndexMass
   int32_t tile = 128;
 
   TileSelection Tiles() const;

@@ -25,7 +25,7 @@ struct IndexInputs {
 };
 
 // Of the types that ranks sum.
-enum class SumType { kQueries, kInt64 };  // kQueries: the type of q
+enum class SumType { kQueries, kInt32, kInt64 };  // kQueries: the type of q
 
 // For one layer's call, whose q and k it knows. On GPUs a verb enqueues its work and returns, and
 // allocation may throw LibTorch's c10::Error.
@@ -49,8 +49,9 @@ class IndexDevice {
   virtual absl::Status RowSum(const VerticalSlash& work) = 0;
   virtual absl::Status Mass(const VerticalSlash& work) = 0;
   virtual absl::Status Candidates(const VerticalSlash& work) = 0;
-  virtual absl::Status MergeParts(const VerticalSlash& work) = 0;
   virtual absl::Status Select(const VerticalSlash& work, const LayerIndex& index) = 0;
+  // After a Select, for another one.
+  virtual absl::Status AdaptBudgets(const VerticalSlash& work) = 0;
   // Adds verticals, slashes and recall to the layer's statistics.
   virtual absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) = 0;
 

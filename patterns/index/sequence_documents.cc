@@ -1,9 +1,9 @@
 #include "patterns/index/sequence_documents.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_format.h"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::patterns {
 
@@ -39,30 +39,44 @@ absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens) 
                       documents->tokens, tokens));
 }
 
-EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count,
-                                      const SequenceDocuments* documents) {
-  EstimateQueries queries;
-  count = std::min(count, tokens);
-  if (documents == nullptr) {
-    queries.positions.resize(count);
-    std::iota(queries.positions.begin(), queries.positions.end(), tokens - count);
-    return queries;
+namespace {
+
+// How many of `count` queries each document gets.
+std::vector<int64_t> SharesOf(int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
+  std::vector<int64_t> shares(firsts.size(), 0);
+  // The sequence is cut into `count` equal parts; the middle of each says whose query it is.
+  size_t document = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t middle = (2 * i + 1) * tokens / (2 * count);
+    while (document + 1 < firsts.size() && firsts[document + 1] <= middle) ++document;
+    ++shares[document];
   }
-  const std::vector<int64_t>& firsts = documents->firsts;
-  int64_t dealt = 0;
+  if (static_cast<int64_t>(firsts.size()) > count) return shares;
+  for (int64_t& share : shares) {
+    if (share > 0) continue;
+    --*std::ranges::max_element(shares);
+    share = 1;
+  }
+  return shares;
+}
+
+}  // namespace
+
+EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count, bool spread,
+                                      const SequenceDocuments* documents) {
+  const std::vector<int64_t> whole = {0};
+  const std::vector<int64_t>& firsts = documents == nullptr ? whole : documents->firsts;
+  const std::vector<int64_t> shares = SharesOf(tokens, std::min(count, tokens), firsts);
+  EstimateQueries queries;
   for (size_t document = 0; document < firsts.size(); ++document) {
     const bool is_last = document + 1 == firsts.size();
-    const int64_t first = firsts[document], end = is_last ? tokens : firsts[document + 1];
-    // The sequence is cut into `count` equal parts; the middle of each says whose query it is.
-    int64_t share = 0;
-    while (dealt < count && (2 * dealt + 1) * tokens / (2 * count) < end) {
-      ++dealt;
-      ++share;
-    }
-    const int64_t stop = !is_last && end - first > share ? end - 1 : end;
-    for (int64_t position = stop - share; position < stop; ++position) {
-      queries.positions.push_back(position);
-      queries.starts.push_back(first);
+    const int64_t first = firsts[document], share = shares[document];
+    int64_t length = (is_last ? tokens : firsts[document + 1]) - first;
+    if (!is_last && length > share) --length;  // a separator
+    for (int64_t i = 0; i < share; ++i) {
+      queries.positions.push_back(
+          first + (spread ? kernels::SpreadPosition(length, share, i) : length - share + i));
+      if (documents != nullptr) queries.starts.push_back(first);
     }
   }
   return queries;

@@ -42,11 +42,12 @@ struct EstimateQueries {
   std::vector<int64_t> positions;  // ascending
   std::vector<int64_t> starts;     // of their documents; empty without `documents`
 };
-// The last `count` queries of the sequence; where it holds documents, each gets its share of them
-// by its tokens, at its end, where a document is seen best. Its last token, a separator, from which
-// nothing is predicted, is passed over where there are others. A document whose share is less than
-// one query may get none. The same on all ranks; `documents` may be null.
-EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count,
+// `count` queries, or as many as there are tokens, the same on all ranks; `documents` may be null.
+// The last of the sequence or, `spread`, SpreadPosition's. Where the sequence holds documents, each
+// gets its share of them by its tokens, and at least one if there are no more documents than
+// queries: at its end, where a document is seen best, or spread over it. Its last token, a
+// separator, from which nothing is predicted, is passed over where there are others.
+EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count, bool spread,
                                       const SequenceDocuments* documents);
 
 }  // namespace ringleader::patterns

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "patterns/index/layer_index.h"
-#include "ringleader/kernels/index_parts.h"
+#include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::patterns {
 
@@ -14,40 +14,39 @@ struct VerticalSlash {
   kernels::ShardLayout layout;  // of this rank
   int32_t heads = 0;
   int32_t tile = 128;
+  int64_t blocks = 0;  // of `tile` tokens, of the sequence
   float scale = 0.0f;
   int32_t queries = 0;  // estimate queries: E
+  bool spread = false;  // over the sequence
   const DeviceDocuments* documents = nullptr;
-  // Budgets of every head; a mass of 1 is top-k.
+  // Of every head; a mass of 1 is top-k. Where diagonals count by tiles, max_slashes is in
+  // DiagonalCost's units.
   float column_mass = 1.0f, diagonal_mass = 1.0f;
   int32_t max_verticals = 0, max_slashes = 0;
+  bool slashes_by_tiles = false;
   int32_t sink_tokens = 0, local_blocks = 0;
-  kernels::IndexParts parts = {};  // of one rank; its max_columns is LayerIndex::max_columns
+  int32_t max_columns = 0;  // LayerIndex's
 
-  // Where PrepareEstimate writes the estimate queries that this rank owns and zeros for the
-  // others': [E, heads, d] of q's type. Without memory, they are the last E rows of q.
-  DeviceArray<std::byte> query_rows = {};
+  // PrepareEstimate writes the estimate queries that this rank owns and zeros for the others', of
+  // q's type, where they are not simply the last E rows of q (then there is no memory).
+  DeviceArray<std::byte> query_rows = {};     // [E, heads, d]
   DeviceArray<int64_t> query_positions = {};  // [E], from PrepareEstimate
-  DeviceArray<float> row_max = {};            // [heads, E], from RowMax
-  DeviceArray<int64_t> row_sum = {};          // [heads, E], from RowSum
-  DeviceArray<int32_t> column_mass_of = {};   // [heads, n], from Mass
-  // Of all ranks; Mass writes this rank's masses of diagonals, Candidates its candidates.
-  DeviceArray<int32_t> gathered = {};  // [ranks, parts.elements()]
-  // From MergeParts: the masses of diagonals summed over ranks, then candidates as Select takes
-  // them. With one rank the memory of `gathered`.
-  DeviceArray<int32_t> merged = {};  // merged_parts().elements()
+  // From PrepareEstimate, of columns and of diagonals; AdaptBudgets moves the counts.
+  DeviceArray<float> budget_masses = {};       // [2, heads]
+  DeviceArray<int32_t> budget_counts = {};     // [2, heads]
+  DeviceArray<float> row_max = {};             // [heads, E], from RowMax
+  DeviceArray<int64_t> row_sum = {};           // [heads, E], from RowSum
+  DeviceArray<int32_t> column_mass_of = {};    // [heads, n], from Mass
+  DeviceArray<int32_t> diagonal_mass_of = {};  // [heads, blocks], from Mass
+  // [ranks, 2, heads, max_columns]: the masses of each rank's candidates, then their positions, -1
+  // in unused slots. Candidates writes this rank's.
+  DeviceArray<int32_t> candidates = {};
 
-  int32_t* mine() const { return gathered.data() + layout.rank * parts.elements(); }
-  kernels::IndexParts merged_parts() const {
-    return {
-        .heads = heads, .blocks = parts.blocks, .max_columns = parts.max_columns * layout.ranks};
+  int64_t candidate_slots() const { return int64_t{heads} * max_columns; }
+  int32_t* CandidateMass(int rank) const {
+    return candidates.data() + rank * 2 * candidate_slots();
   }
-  const int32_t* merged_diagonal_mass() const { return merged.data(); }
-  const int32_t* merged_candidate_mass() const {
-    return merged.data() + merged_parts().candidate_mass();
-  }
-  const int32_t* merged_candidate_positions() const {
-    return merged.data() + merged_parts().candidate_positions();
-  }
+  int32_t* CandidatePositions(int rank) const { return CandidateMass(rank) + candidate_slots(); }
 };
 
 }  // namespace ringleader::patterns

@@ -119,7 +119,6 @@ void Cluster::StartCoordinator() {
   RestartCoordinator();
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
   const Address address{.host = "127.0.0.1", .port = port_, .path = ""};
   const auto credentials = ChannelCredentials(
@@ -149,6 +148,7 @@ void Cluster::StartWorker(const std::string& name, int trainers, const std::stri
   AppendTlsFlags(certificates_.get(),
                  certificate == certificate_of_.end() ? "client" : certificate->second, &command);
   for (const std::string& path : allowed_paths_) command.push_back("--allow-path=" + path);
+  if (!run_as_.empty()) command.push_back("--run-as=" + run_as_);
   for (const auto& [flag, seconds] : worker_flags_) {
     command.push_back(absl::StrCat(flag, "=", seconds));
   }
@@ -169,6 +169,14 @@ void Cluster::TerminateWorker(const std::string& name) {
 bool Cluster::WorkerRuns(const std::string& name) {
   agent::Process& worker = workers_.at(name);
   return worker.pid() > 0 && !worker.Poll();
+}
+
+bool Cluster::Runs(int pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  const size_t name_end = text.rfind(')');  // the state stands after the name
+  return name_end != std::string::npos && text.substr(name_end + 2, 1) != "Z";
 }
 
 std::vector<int> Cluster::TrainerPids(const std::string& worker) {

@@ -48,10 +48,14 @@ class Cluster : public ::testing::Test {
   void KillWorker(const std::string& name);       // SIGKILL
   void TerminateWorker(const std::string& name);  // SIGTERM
   bool WorkerRuns(const std::string& name);
+  int WorkerPid(const std::string& name) { return workers_.at(name).pid(); }
+  // A zombie, which nobody has reaped yet, does not.
+  static bool Runs(int pid);
   // Processes that the worker has started, by id.
   std::vector<int> TrainerPids(const std::string& worker);
   int coordinator_port() const { return port_; }
   const std::string& dir() const { return dir_; }
+  const std::string& bin() const { return bin_; }  // where the programs are
 
   v1::JobSpec Spec(const std::string& name, uint32_t trainers, uint64_t steps,
                    const std::map<std::string, std::string>& labels = {}) const;
@@ -83,6 +87,7 @@ class Cluster : public ::testing::Test {
   std::map<std::string, double> coordinator_flags_;
   std::map<std::string, double> worker_flags_;
   std::vector<std::string> allowed_paths_;  // of workers
+  std::string run_as_;                      // of workers; empty: their own user
   std::string trainer_ = "fake_trainer";    // what workers start from then on
   // If set, what starts from then on speaks mutual TLS.
   std::unique_ptr<TestCertificates> certificates_;

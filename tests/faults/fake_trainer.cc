@@ -31,6 +31,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/process/process_end.h"
+#include "base/process/trainer_secret.h"
 #include "base/protocol_version.h"
 #include "ringleader/v1/trainer_link.grpc.pb.h"
 #include "tests/faults/ring.h"
@@ -60,6 +62,9 @@ class FakeTrainer {
     hello.mutable_hello()->set_fencing_token(arguments_.token);
     hello.mutable_hello()->set_pid(static_cast<uint32_t>(getpid()));
     hello.mutable_hello()->set_protocol_version(kProtocolVersion);
+    if (const char* secret = std::getenv(kTrainerSecretVariable)) {
+      hello.mutable_hello()->set_secret(secret);
+    }
     Send(hello);
     std::thread reader([this] { ReadAll(); });
     {
@@ -105,7 +110,11 @@ class FakeTrainer {
     v1::AgentMessage message;
     while (stream_->Read(&message)) {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (message.has_assignment()) assignment_ = message.assignment();
+      if (message.has_assignment()) {
+        assignment_ = message.assignment();
+        LiveUntil(message.assignment().lease());
+      }
+      if (message.has_lease()) LiveUntil(message.lease());
       if (message.has_connect()) connect_ = message.connect();
       if (message.has_stop()) {
         stop_ = true;
@@ -116,6 +125,11 @@ class FakeTrainer {
     std::lock_guard<std::mutex> lock(mutex_);
     gone_ = true;
     changed_.notify_all();
+  }
+
+  void LiveUntil(const v1::TrainerLease& lease) {
+    const absl::Time end = absl::FromUnixNanos(lease.end_boot_nanoseconds());
+    if (!end_.ok() || !end_->Set(end).ok()) std::_Exit(5);
   }
 
   void Pulse() {
@@ -250,6 +264,7 @@ class FakeTrainer {
   }
 
   const Arguments arguments_;
+  absl::StatusOr<ProcessEnd> end_ = ProcessEnd::Create();
   std::shared_ptr<grpc::Channel> channel_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainerMessage, v1::AgentMessage>> stream_;

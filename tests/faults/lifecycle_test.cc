@@ -1,6 +1,10 @@
 // What users and machines do to jobs on purpose, and trainers that fail by themselves.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -9,6 +13,7 @@
 namespace ringleader::faults {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 class LifecycleTest : public Cluster {
@@ -200,6 +205,34 @@ TEST_F(LifecycleTest, AWorkerStartsNoJobThatReadsOrWritesElsewhere) {
   });
   EXPECT_THAT(refused.attempts(0).failure().message(),
               ::testing::HasSubstr("where jobs may read and write (--allow-path)"));
+}
+
+// With a real worker, its socket and its folders. Only root can do so.
+TEST_F(LifecycleTest, TrainersRunAsTheUserThatTheirWorkerIsToldAndDieWithIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr uid_t kNobody = 65534;
+  run_as_ = "nobody";
+  fs::permissions(dir(), fs::perms::others_exec, fs::perm_options::add);
+  StartCoordinator();
+  StartWorker("a", 2);
+  const v1::JobSpec spec = Spec("job", 2, 60, {{"fake-step-ms", "30"}});
+  fs::create_directories(spec.checkpoint().directory());
+  ASSERT_EQ(chown(spec.checkpoint().directory().c_str(), kNobody, kNobody), 0);
+  Submit(spec);
+  AwaitStep("job", 12);
+  int trainers = 0;
+  for (const int pid : TrainerPids("a")) {
+    struct stat process {};
+    ASSERT_EQ(stat(absl::StrCat("/proc/", pid).c_str(), &process), 0);
+    trainers += process.st_uid == kNobody;
+  }
+  EXPECT_EQ(trainers, 2);
+  KillWorker("a");
+  // Its witness says so once the last of them is gone.
+  Await("job", [](const v1::Job& job) { return job.attempts(0).state() == v1::Attempt::FAILED; });
+  StartWorker("a", 2);
+  AwaitState("job", v1::Job::SUCCEEDED);
+  ExpectUnbrokenRecord("job", 60);
 }
 
 }  // namespace

@@ -20,14 +20,15 @@ sockaddr_in Loopback(int port) {
 
 }  // namespace
 
-TcpProxy::TcpProxy(int target_port, int port) : target_port_(target_port) {
+TcpProxy::TcpProxy(int target_port, int port, absl::Duration delay)
+    : target_port_(target_port), delay_(delay) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int reuse = 1;
   setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
   sockaddr_in address = Loopback(port);
   socklen_t size = sizeof(address);
   if (bind(listener_, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-      listen(listener_, 16) == 0 &&
+      listen(listener_, 128) == 0 &&
       getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
     port_ = ntohs(address.sin_port);
   }
@@ -70,6 +71,12 @@ bool TcpProxy::WaitWhileCut() {
   return !stopping_;
 }
 
+bool TcpProxy::WaitForDelay(absl::Duration delay) {
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(&stopping_), delay);
+  return !stopping_;
+}
+
 void TcpProxy::Accept() {
   while (true) {
     const int client = accept(listener_, nullptr, nullptr);
@@ -92,7 +99,9 @@ void TcpProxy::Accept() {
       return;
     }
     sockets_.insert(sockets_.end(), {client, server});
-    threads_.emplace_back([this, client, server] { Forward(client, server); });
+    threads_.emplace_back([this, client, server] {
+      if (WaitForDelay(2 * delay_)) Forward(client, server);
+    });
     threads_.emplace_back([this, client, server] { Forward(server, client); });
   }
 }
@@ -102,7 +111,7 @@ void TcpProxy::Forward(int from, int to) {
   while (true) {
     const ssize_t count = recv(from, buffer, sizeof(buffer), 0);
     // Also the news that a side has hung up does not get through.
-    if (!WaitWhileCut() || count <= 0) break;
+    if (!WaitForDelay(delay_) || !WaitWhileCut() || count <= 0) break;
     for (ssize_t sent = 0; sent < count;) {
       const ssize_t now = send(to, buffer + sent, static_cast<size_t>(count - sent), MSG_NOSIGNAL);
       if (now <= 0) break;

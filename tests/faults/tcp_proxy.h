@@ -7,14 +7,16 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace ringleader::faults {
 
 // Thread-safe.
 class TcpProxy {
  public:
-  // Forwards what comes in on `port` (0: one that the system picks) to 127.0.0.1:target_port.
-  explicit TcpProxy(int target_port, int port = 0);
+  // Forwards what comes in on `port` (0: one that the system picks) to 127.0.0.1:target_port. What
+  // is sent takes `delay` each way, and a connection twice that to come about.
+  explicit TcpProxy(int target_port, int port = 0, absl::Duration delay = absl::ZeroDuration());
   ~TcpProxy();
 
   int port() const { return port_; }
@@ -28,9 +30,11 @@ class TcpProxy {
  private:
   void Accept();
   void Forward(int from, int to);
-  bool WaitWhileCut();  // false when the proxy ends
+  bool WaitForDelay(absl::Duration delay);  // false when the proxy ends
+  bool WaitWhileCut();                      // false when the proxy ends
 
   const int target_port_;
+  const absl::Duration delay_;
   int listener_ = -1;
   int port_ = 0;
   absl::Mutex mutex_;

@@ -1,12 +1,20 @@
 // Mutual TLS between all processes: coordinator, workers, witnesses.
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <fstream>
+#include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "tests/faults/cluster.h"
+#include "tests/faults/tcp_proxy.h"
 
 namespace ringleader::faults {
 namespace {
+
+using ::testing::HasSubstr;
 
 class TlsTest : public Cluster {
  protected:
@@ -43,6 +51,57 @@ TEST_F(TlsTest, AJobRunsAndTheDeathOfItsWorkerIsTestified) {
   EXPECT_EQ(Nodes(), 2);
 }
 
+// A client far away, and ten of them at once on this machine: the time that one try to connect is
+// given is no back-off.
+TEST_F(TlsTest, RingctlConnectsOverALongWayEveryTime) {
+  ASSERT_TRUE(certificates_->ok());
+  StartCoordinator();
+  const TcpProxy proxy(coordinator_port(), 0, absl::Milliseconds(100));
+  const TlsOptions tls = certificates_->Options("client");
+  std::atomic<int> calls = 0;
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 10; ++caller) {
+    callers.emplace_back([&, caller] {
+      const std::string said = absl::StrCat(dir(), "/said-", caller);
+      for (int call = 0; call < 10; ++call) {
+        const std::string command = absl::StrCat(
+            bin(), "/ringctl --address ", proxy.address(), " --tls-cert ", tls.cert_path,
+            " --tls-key ", tls.key_path, " --tls-ca ", tls.ca_path, " nodes >/dev/null 2>", said);
+        const int status = std::system(command.c_str());
+        const absl::StatusOr<std::string> text = ReadFile(said);
+        EXPECT_EQ(status, 0) << *text;
+        EXPECT_EQ(*text, "") << "it did not come through at the first try";
+        ++calls;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(calls, 100);
+}
+
+TEST_F(TlsTest, AMismatchIsNamed) {
+  ASSERT_TRUE(certificates_->ok());
+  StartCoordinator();
+  const auto say = [&](const std::string& flags) {
+    const std::string said = dir() + "/said";
+    const std::string command = absl::StrCat(
+        bin(), "/ringctl --address 127.0.0.1:", coordinator_port(), flags, " nodes 2>", said);
+    EXPECT_NE(std::system(command.c_str()), 0);
+    return ReadFile(said).value_or("");
+  };
+  EXPECT_THAT(say(""), HasSubstr("if it speaks TLS, this side needs --tls-ca"));
+  const TlsOptions tls = certificates_->Options("client");
+  const std::string flags =
+      absl::StrCat(" --tls-cert ", tls.cert_path, " --tls-key ", tls.key_path, " --tls-ca ");
+  EXPECT_THAT(say(flags + certificates_->Options("client", "other").ca_path),
+              HasSubstr("TLS mismatch: "));
+  const std::unique_ptr<TestCertificates> kept = std::move(certificates_);
+  KillCoordinator();
+  StartCoordinator();
+  EXPECT_THAT(say(flags + tls.ca_path),
+              HasSubstr("TLS mismatch: the other side speaks plain text"));
+}
+
 TEST_F(TlsTest, WithRolesAJobRunsOnItsNodesAndNoWorkerPretendsToBeAnother) {
   ASSERT_TRUE(certificates_->Sign("ca", "client", {.more_names = ",URI:ringleader://admin/root"}));
   for (const char* node : {"a", "b"}) {
@@ -60,6 +119,10 @@ TEST_F(TlsTest, WithRolesAJobRunsOnItsNodesAndNoWorkerPretendsToBeAnother) {
   EXPECT_EQ(submitted.owner(), "root");
   AwaitStep("job", 12);
   EXPECT_EQ(Nodes(), 1);
+  // They were told why, and do not try again.
+  EXPECT_TRUE(Eventually([&] { return !WorkerRuns("forged") && !WorkerRuns("client"); }));
+  EXPECT_THAT(ReadFile(dir() + "/worker-forged.log").value_or(""),
+              HasSubstr("refused by the coordinator"));
   KillWorker("a");
   // Its witness has the node's certificate.
   Await(

@@ -2,11 +2,17 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "tests/faults/cluster.h"
 #include "worker/trainer/testing/tiny_job.h"
 
 namespace ringleader::faults {
 namespace {
+
+using ::testing::HasSubstr;
 
 class TrainerTest : public Cluster {
  protected:
@@ -75,6 +81,39 @@ TEST_F(TrainerTest, AfterEveryKindOfKillTheLossIsThatOfAnUndisturbedRun) {
     EXPECT_EQ(stormy[i].loss(), calm[i].loss()) << "step " << i + 1;
   }
   EXPECT_EQ(job.last_eval().loss(), Get("calm").last_eval().loss());
+}
+
+// The daemon stands still and its trainers train on, until their lease is over. Both attempts write
+// into one folder.
+TEST_F(TrainerTest, AStoppedWorkersTrainersEndWithTheirLeaseAndPublishNothingMore) {
+  coordinator_flags_["--fence-after"] = 8;
+  coordinator_flags_["--adoption-timeout"] = 10;
+  StartCoordinator();
+  StartWorker("a", 2);
+  v1::JobSpec spec = TinySpec("job");
+  spec.mutable_parallelism()->set_context(2);
+  spec.mutable_resources()->set_trainers(2);
+  spec.mutable_training()->set_steps(3000);
+  Submit(spec);
+  AwaitStep("job", 7);
+  StartWorker("b", 2);
+  const std::vector<int> old_trainers = TrainerPids("a");
+  ASSERT_EQ(old_trainers.size(), 2u);
+  kill(WorkerPid("a"), SIGSTOP);
+  const v1::Job job = Await(
+      "job", [](const v1::Job& job) { return job.attempts_size() == 2; }, absl::Minutes(2));
+  for (const int pid : old_trainers) EXPECT_FALSE(Runs(pid)) << "trains still";
+  AwaitStep("job", Get("job").progress().step() + 20);
+  const absl::StatusOr<std::string> owner = ReadFile(spec.checkpoint().directory() + "/owner.json");
+  ASSERT_TRUE(owner.ok()) << owner.status();
+  EXPECT_THAT(*owner, HasSubstr(absl::StrCat("\"token\": ", job.attempts(1).fencing_token())));
+  EXPECT_THAT(*owner, HasSubstr(job.uid()));
+  // No step was saved twice.
+  for (const auto& entry : std::filesystem::directory_iterator(spec.checkpoint().directory())) {
+    const std::string name = entry.path().filename();
+    EXPECT_FALSE(name.starts_with("step-") && name.ends_with(".1")) << name;
+  }
+  kill(WorkerPid("a"), SIGCONT);
 }
 
 // Not a fault: the planner's assignment of unequal sequences, through the whole service.

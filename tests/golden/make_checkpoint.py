@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes checkpoint-v1/, a checkpoint as docs/formats.md describes it, without the code that it tests.
+"""Writes checkpoint-v1/, a checkpoint and its owner as docs/formats.md describes them, without the code that it tests.
 
     venv/bin/pip install xxhash && venv/bin/python tests/golden/make_checkpoint.py
 
@@ -36,7 +36,14 @@ for rank, (first, count) in enumerate([(0, 16), (16, 16)]):
 body = {"layout": LAYOUT, "shards": shards,
         "state": {"step": 7, "updates": 6, "skipped_steps": 1, "tokens": 7168, "data_position": 14, "seed": 42,
                   "job_digest": "0123abcd"}}
-manifest = {"format": "ringleader-checkpoint", "version": 1, "body": body}
-canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-manifest["xxh3_64"] = xxhash.xxh3_64_hexdigest(canonical)
-(FOLDER / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1) + "\n")
+
+
+def write(path, content):
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    content["xxh3_64"] = xxhash.xxh3_64_hexdigest(canonical)
+    path.write_text(json.dumps(content, sort_keys=True, indent=1) + "\n")
+
+
+write(FOLDER / "manifest.json", {"format": "ringleader-checkpoint", "version": 1, "body": body})
+write(FOLDER.parent / "owner.json",
+      {"format": "ringleader-checkpoint-owner", "version": 1, "job": "tiny", "uid": "tiny-17a3", "token": 57})

@@ -9,6 +9,8 @@
 #include <signal.h>
 #include <sys/mount.h>
 
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -18,8 +20,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/protocol_version.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
+#include "ringleader/v1/worker_control.grpc.pb.h"
 #include "tests/support/fake_worker.h"
 
 namespace ringleader::testing {
@@ -53,7 +57,7 @@ class CoordinatorProcessTest : public ::testing::Test {
     return coordinator_.log();
   }
 
-  CoordinatorProcess coordinator_;
+  CoordinatorProcess coordinator_{{"--reserve-mebibytes", "1"}};
 };
 
 // Clients submit as fast as they can while the coordinator is killed and started again. Every job
@@ -238,11 +242,11 @@ TEST_F(CoordinatorProcessTest, AReadOnlyFolderIsNamed) {
                                  HasSubstr("writable for this user")));
 }
 
-// A file system of 2 MiB fills up: requests fail and say why, the coordinator stays up with all
-// that it acknowledged, and takes requests again once there is space.
+// A file system of 8 MiB fills up: requests fail and say why, the coordinator stays up with all
+// that it acknowledged, says so to whoever looks, and takes requests again once there is space.
 TEST_F(CoordinatorProcessTest, FullDisk) {
   std::filesystem::create_directories(coordinator_.data_dir());
-  if (mount("tmpfs", coordinator_.data_dir().c_str(), "tmpfs", 0, "size=2m") != 0) {
+  if (mount("tmpfs", coordinator_.data_dir().c_str(), "tmpfs", 0, "size=8m") != 0) {
     GTEST_SKIP() << "mounting a small file system needs CAP_SYS_ADMIN";
   }
   const absl::Cleanup unmount = [&] {
@@ -250,7 +254,7 @@ TEST_F(CoordinatorProcessTest, FullDisk) {
     umount(coordinator_.data_dir().c_str());
   };
   ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
-  std::ofstream(coordinator_.data_dir() + "/ballast") << std::string(200 << 10, 'b');
+  std::ofstream(coordinator_.data_dir() + "/ballast") << std::string(5 << 20, 'b');
   const auto stub = v1::JobService::NewStub(coordinator_.Channel());
   v1::JobSpec spec = TestJob("j", 1, 10);
   for (int i = 0; i < 30; ++i) {
@@ -267,10 +271,132 @@ TEST_F(CoordinatorProcessTest, FullDisk) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   EXPECT_THAT(status.error_message(), HasSubstr("the disk is full"));
   ASSERT_TRUE(coordinator_.process().Running());
+  EXPECT_THAT(coordinator_.Metrics(), HasSubstr("ringleader_coordinator_disk_full 1"));
+  EXPECT_THAT(coordinator_.log(), HasSubstr("the disk is full"));
+  const std::string ringctl = ProgramPath("ringctl");
+  Process list(ringctl, {"--address", coordinator_.address(), "list"},
+               coordinator_.File("list.log"));
+  EXPECT_EQ(list.Wait(), 0);
+  EXPECT_THAT(list.Log(), HasSubstr("says: the disk is full"));
   for (int i = 0; i < created; ++i) EXPECT_FALSE(Get(absl::StrCat("j", i)).uid().empty()) << i;
   EXPECT_TRUE(Get(absl::StrCat("j", created)).uid().empty());
   std::filesystem::remove(coordinator_.data_dir() + "/ballast");
   EXPECT_TRUE(Eventually([&] { return Create(*stub, spec, "", &job).ok(); }));
+  EXPECT_THAT(coordinator_.Metrics(), HasSubstr("ringleader_coordinator_disk_full 0"));
+}
+
+// Copies taken while others submit end, and a fresh coordinator has all that was acknowledged
+// before.
+TEST_F(CoordinatorProcessTest, BackedUpUnderLoadAndRestored) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  std::atomic<bool> stop = false;
+  std::atomic<int> created = 0;
+  std::thread client([&] {
+    const auto stub = v1::JobService::NewStub(coordinator_.Channel());
+    v1::Job job;
+    while (!stop && Create(*stub, TestJob(absl::StrCat("j", created.load()), 1, 10), "", &job).ok())
+      ++created;
+  });
+  const absl::Cleanup join = [&] {
+    stop = true;
+    if (client.joinable()) client.join();
+  };
+  ASSERT_TRUE(Eventually([&] { return created > 20; }));
+  const int before = created;
+  const std::string copy = coordinator_.File("copy.db");
+  Process backup(ProgramPath("ringleader-coordinator"),
+                 {"--data-dir", coordinator_.data_dir(), "--backup", copy},
+                 coordinator_.File("backup.log"));
+  ASSERT_EQ(backup.Wait(), 0) << backup.Log();
+  ASSERT_TRUE(Eventually([&] { return created > before; }));
+  stop = true;
+  client.join();
+
+  CoordinatorProcess fresh;
+  std::filesystem::create_directory(fresh.data_dir());
+  std::filesystem::copy_file(copy, fresh.data_dir() + "/ringleader.db");
+  ASSERT_TRUE(fresh.Start()) << fresh.log();
+  v1::ListJobsResponse response;
+  const auto stub = v1::JobService::NewStub(fresh.Channel());
+  ASSERT_TRUE(stub->ListJobs(CoordinatorProcess::Context().get(), {}, &response).ok());
+  EXPECT_GE(response.total_size(), before);
+  v1::Job job;
+  EXPECT_TRUE(Create(*stub, TestJob("new", 1, 10), "", &job).ok());
+}
+
+// Nobody waits while the file is read for damage; where there is any, the coordinator ends and says
+// so.
+TEST_F(CoordinatorProcessTest, DamageThatNobodyCameAcrossEndsTheCoordinator) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  coordinator_.process().Signal(SIGTERM);
+  ASSERT_EQ(coordinator_.process().Wait(), 0);
+  const std::string path = coordinator_.data_dir() + "/ringleader.db";
+  {
+    // An index that nobody reads at the start.
+    SQLite::Database database(path, SQLite::OPEN_READONLY);
+    const int page =
+        database.execAndGet("SELECT rootpage FROM sqlite_master WHERE name = 'audit_by_resource'")
+            .getInt();
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(std::streamoff{4096} * (page - 1));
+    file << std::string(4096, '\x7f');
+  }
+  EXPECT_THAT(Complaint(),
+              AllOf(HasSubstr("serving on"), HasSubstr(absl::StrCat(path, ": it is damaged"))));
+}
+
+// 400 MB of events, as fast as they can be sent: what cannot be written yet waits with who sends
+// it.
+TEST_F(CoordinatorProcessTest, ABurstOfEventsRaisesItsMemoryByLittle) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  const auto stub = v1::WorkerControl::NewStub(coordinator_.Channel());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(5));
+  const auto stream = stub->Session(&context);
+  v1::WorkerMessage message;
+  message.mutable_hello()->set_node("nodes/n1");
+  message.mutable_hello()->set_incarnation("folder.process");
+  message.mutable_hello()->set_protocol_version(kProtocolVersion);
+  ASSERT_TRUE(stream->Write(message));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  const auto resident = [&] {
+    std::ifstream file(absl::StrCat("/proc/", coordinator_.process().pid(), "/statm"));
+    int64_t total = 0, pages = 0;
+    file >> total >> pages;
+    return pages * 4096;
+  };
+  const int64_t before = resident();
+  std::atomic<int64_t> most = before;
+  std::atomic<bool> done = false;
+  std::thread watcher([&] {
+    while (!done) {
+      most = std::max<int64_t>(most, resident());
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  });
+  constexpr uint64_t kMessages = 400;
+  std::thread reader([&] {
+    while (answer.acknowledged_sequence() < kMessages && stream->Read(&answer)) {
+    }
+  });
+  bool sent = true;
+  for (uint64_t i = 1; i <= kMessages && sent; ++i) {
+    message.Clear();
+    message.set_sequence(i);
+    v1::AttemptEvent* const event = message.mutable_event();
+    event->set_job("absent");
+    event->set_attempt(1);
+    event->mutable_logs()->add_lines()->set_text(std::string(1 << 20, 'x'));
+    sent = stream->Write(message);
+  }
+  reader.join();
+  done = true;
+  watcher.join();
+  EXPECT_TRUE(sent);
+  EXPECT_EQ(answer.acknowledged_sequence(), kMessages);
+  EXPECT_LT(most - before, int64_t{64} << 20);
+  context.TryCancel();
 }
 
 // A job runs to its end on a worker; /metrics is clean all the while and keeps nothing of it.

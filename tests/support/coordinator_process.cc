@@ -6,13 +6,13 @@
 
 namespace ringleader::testing {
 
-CoordinatorProcess::CoordinatorProcess(std::vector<std::string> extra_flags)
-    : extra_flags_(std::move(extra_flags)) {}
+CoordinatorProcess::CoordinatorProcess(std::vector<std::string> extra_flags, bool check_files)
+    : extra_flags_(std::move(extra_flags)), check_files_(check_files) {}
 
 void CoordinatorProcess::Spawn() {
   std::vector<std::string> flags = {
       "--listen",         address(),         "--data-dir",    data_dir(),
-      "--metrics-listen", metrics_address(), "--check-files", "false"};
+      "--metrics-listen", metrics_address(), "--check-files", check_files_ ? "true" : "false"};
   flags.insert(flags.end(), extra_flags_.begin(), extra_flags_.end());
   process_ = std::make_unique<Process>(ProgramPath("ringleader-coordinator"), flags,
                                        File(absl::StrCat("coordinator-", ++starts_, ".log")));
@@ -64,7 +64,7 @@ v1::JobSpec TestJob(const std::string& name, uint32_t trainers, uint64_t steps) 
   spec.mutable_parallelism()->set_context(trainers);
   spec.mutable_parallelism()->set_data(1);
   spec.mutable_training()->set_steps(steps);
-  spec.mutable_checkpoint()->set_directory("/job/checkpoints");
+  spec.mutable_checkpoint()->set_directory("/job/checkpoints/" + name);
   spec.mutable_resources()->set_trainers(trainers);
   return spec;
 }

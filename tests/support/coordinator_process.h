@@ -18,7 +18,7 @@ namespace ringleader::testing {
 // Keeps its port and its data folder over restarts.
 class CoordinatorProcess {
  public:
-  explicit CoordinatorProcess(std::vector<std::string> extra_flags = {});
+  explicit CoordinatorProcess(std::vector<std::string> extra_flags = {}, bool check_files = false);
 
   // Starts it; false, with the log in log(), if it does not serve within a minute.
   bool Start();
@@ -43,6 +43,7 @@ class CoordinatorProcess {
  private:
   const TempDir dir_;
   const std::vector<std::string> extra_flags_;
+  const bool check_files_;
   const int port_ = FreePort();
   const int metrics_port_ = FreePort();
   int starts_ = 0;

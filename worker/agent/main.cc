@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/net/address.h"
 #include "base/net/channel.h"
+#include "base/net/message_size.h"
 #include "base/net/tls.h"
 #include "base/process/config.h"
 #include "base/process/limits.h"
@@ -25,14 +26,15 @@
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
 #include "worker/agent/node/inventory.h"
+#include "worker/agent/node/run_as.h"
 #include "worker/agent/node/witness.h"
 #include "worker/agent/worker.h"
 
 namespace ringleader::agent {
 namespace {
 
-// For a name service and a network that come up beside this daemon. Longer than whatever restarts
-// it takes for a crash loop.
+// The name service and the network may come up beside this daemon. This is longer than whatever
+// restarts it takes for a crash loop.
 constexpr absl::Duration kNetworkPatience = absl::Seconds(15);
 
 struct Flags {
@@ -41,12 +43,14 @@ struct Flags {
   std::string name = DefaultNodeId();
   std::string trainer_binary;
   std::string metrics_listen;
+  bool metrics_public = false;
   InventoryOptions inventory;
   double hang_timeout_seconds = 600;
   double pulse_timeout_seconds = 30;
   double drain_timeout_seconds = 150;
   size_t log_buffer_bytes = size_t{32} << 20;
   std::vector<std::string> allowed_paths;
+  std::vector<std::string> run_as;
   TlsOptions tls;
   LoggingOptions logging;
 };
@@ -73,6 +77,10 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "Path of ringleader-trainer; the one beside this program unless set");
   app.add_option("--metrics-listen", flags->metrics_listen,
                  "Address for Prometheus; none unless set");
+  app.add_flag("--metrics-public", flags->metrics_public,
+               "Serve metrics in plain text off loopback, too: to whoever reaches the address");
+  app.add_option("--hostname", flags->inventory.hostname,
+                 "This machine's name, as dashboards of its GPUs know it; the system's unless set");
   app.add_option("--hang-timeout", flags->hang_timeout_seconds,
                  "Seconds in the same phase of the same step after which a trainer is killed")
       ->check(CLI::PositiveNumber)
@@ -88,6 +96,10 @@ void AddFlags(CLI::App& app, Flags* flags) {
   app.add_option("--log-buffer-bytes", flags->log_buffer_bytes,
                  "Log lines kept while the coordinator is away")
       ->capture_default_str();
+  app.add_option("--run-as", flags->run_as,
+                 "User as whom trainers run; OWNER=USER for the jobs of one owner; may be given "
+                 "more than once; needs root; the worker's own user unless set")
+      ->allow_extra_args(false);
   jobspec::AddRootFlag(app, &flags->allowed_paths);
   AddTlsFlags(app, &flags->tls);
   AddLoggingFlags(app, &flags->logging);
@@ -127,6 +139,7 @@ absl::StatusOr<TlsOptions> TlsOfTrainers(const TlsOptions& tls, const std::strin
 
 absl::Status Serve(const Flags& flags) {
   RETURN_IF_ERROR(jobspec::CheckRoots(flags.allowed_paths));
+  ASSIGN_OR_RETURN(const RunAs run_as, RunAs::Parse(flags.run_as));
   ASSIGN_OR_RETURN(const std::string trainer, TrainerBinary(flags));
   ASSIGN_OR_RETURN(DataDir data_dir, DataDir::Open(flags.data_dir, absl::Seconds(10)));
   const std::string incarnation = data_dir.DrawIncarnation();
@@ -134,13 +147,15 @@ absl::Status Serve(const Flags& flags) {
                                                           .node = flags.name,
                                                           .incarnation = incarnation,
                                                           .tls = flags.tls}));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel,
-                   OpenChannel(flags.coordinator, flags.tls));
+                   OpenChannel(flags.coordinator, flags.tls, "", arguments));
   Metrics metrics("worker");
   WorkerMetrics worker_metrics(metrics.registry());
   if (!flags.metrics_listen.empty()) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.metrics_listen));
-    RETURN_IF_ERROR(metrics.Listen(address, flags.tls.insecure));
+    RETURN_IF_ERROR(metrics.Listen(address, flags.tls.insecure || flags.metrics_public));
   }
   InventoryOptions inventory_options = flags.inventory;
   if (inventory_options.address.empty()) {
@@ -157,6 +172,8 @@ absl::Status Serve(const Flags& flags) {
   ASSIGN_OR_RETURN(const TlsOptions trainer_tls,
                    TlsOfTrainers(flags.tls, inventory_options.address));
   inventory_options.visible_gpus = std::getenv("CUDA_VISIBLE_DEVICES");
+  ASSIGN_OR_RETURN(const Address coordinator_address, ParseAddress(flags.coordinator));
+  RETURN_IF_ERROR(jobspec::CheckRootsGiven(flags.allowed_paths, coordinator_address));
   const v1::NodeInventory inventory = TakeInventory(inventory_options);
   std::vector<std::string> gpus;
   for (const v1::Gpu& gpu : inventory.gpus()) gpus.push_back(gpu.uuid());
@@ -171,6 +188,7 @@ absl::Status Serve(const Flags& flags) {
                      .listen_host = inventory.address(),
                      .tls = trainer_tls,
                      .allowed_paths = flags.allowed_paths,
+                     .run_as = run_as,
                      .life_fd = witness.life_fd(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
                      .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},
@@ -187,8 +205,11 @@ absl::Status Serve(const Flags& flags) {
     WaitForShutdownSignal();
     worker->Drain("the worker was told to stop");
   }).detach();
-  worker->Run();
-  return absl::OkStatus();
+  const absl::Status ended = worker->Run();
+  return ended.ok()
+             ? ended
+             : absl::Status(ended.code(), absl::StrCat("refused by the coordinator at ",
+                                                       flags.coordinator, ": ", ended.message()));
 }
 
 int Main(int argc, char** argv) {

@@ -10,8 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/process/version.h"
 #include "base/protocol_version.h"
+#include "base/status_macros.h"
 
 namespace ringleader::agent {
 namespace {
@@ -45,6 +47,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", worker->data_dir_.socket_path()));
   }
+  if (options.supervisor.run_as.any()) RETURN_IF_ERROR(worker->data_dir_.OpenToOtherUsers());
   return worker;
 }
 
@@ -61,8 +64,10 @@ Worker::Worker(const WorkerOptions& options, DataDir data_dir,
             {.hello = [this] { return Hello(); },
              .on_welcome =
                  [this] {
-                   // A restarted coordinator has not heard that this worker wants to go.
                    Post([this] {
+                     // Before any command: trainers get their lease with their assignment.
+                     supervisor_.SetLease(link_.lease_end());
+                     // A restarted coordinator has not heard that this worker wants to go.
                      if (draining_) SendDrainRequest();
                    });
                  },
@@ -71,7 +76,9 @@ Worker::Worker(const WorkerOptions& options, DataDir data_dir,
                    Post([this, command = std::move(command)] {
                      supervisor_.OnCommand(command, MonotonicNow());
                    });
-                 }}) {}
+                 },
+             .on_refused =
+                 [this](const absl::Status& why) { Post([this, why] { refused_ = why; }); }}) {}
 
 Worker::~Worker() {
   link_.Stop();
@@ -111,7 +118,7 @@ void Worker::OnTrainerGone(std::shared_ptr<TrainerConnection> connection) {
   Post([this, connection = std::move(connection)] { supervisor_.OnTrainerGone(connection); });
 }
 
-void Worker::Run() {
+absl::Status Worker::Run() {
   link_.Start();
   metrics_->SetSlots(options_.supervisor.slots);
   absl::Time next_tick = MonotonicNow();
@@ -126,25 +133,28 @@ void Worker::Run() {
       tasks.swap(tasks_);
     }
     for (const std::function<void()>& task : tasks) task();
+    if (!refused_.ok()) return refused_;
     const absl::Time now = MonotonicNow();
     if (now < next_tick) continue;
     next_tick = now + kTick;
     link_.CheckLease();
     CheckFence();
     supervisor_.Tick(now);
+    supervisor_.SetLease(link_.lease_end());
     UpdateMetrics();
-    if (draining_ && CheckDrain(now)) return;
+    if (draining_ && CheckDrain(now)) return absl::OkStatus();
   }
 }
 
 // The coordinator gives up what it has not heard of for its adoption time-out, and starts it anew
-// elsewhere. By then nothing may run here any more.
+// elsewhere. By then nothing may run here any more. Trainers end by themselves at the end of their
+// lease; the worker sees to it as well, and knows the reason.
 void Worker::CheckFence() {
-  if (supervisor_.idle() || link_.OutOfContact() < link_.fence_after()) return;
+  if (supervisor_.idle() || BootNow() < link_.lease_end()) return;
   supervisor_.KillAll(
-      absl::StrFormat("killed by its worker after %s out of contact with the "
-                      "coordinator, which may have replaced it",
-                      absl::FormatDuration(link_.fence_after())));
+      absl::StrFormat("killed after %s out of contact with the coordinator, which may have "
+                      "replaced it",
+                      absl::FormatDuration(absl::Trunc(link_.OutOfContact(), absl::Seconds(1)))));
 }
 
 void Worker::Drain(const std::string& reason) {
@@ -188,6 +198,7 @@ void Worker::UpdateMetrics() {
   metrics_->SetBuffered(events_.size());
   metrics_->SetSessions(link_.sessions());
   metrics_->SetDroppedLogLines(events_.dropped_log_lines());
+  metrics_->SetDroppedStepReports(events_.dropped_step_reports());
 }
 
 }  // namespace ringleader::agent

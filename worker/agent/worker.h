@@ -30,7 +30,7 @@ struct WorkerOptions {
   v1::NodeInventory inventory;
   SupervisorOptions supervisor;
   size_t max_log_buffer_bytes = size_t{32} << 20;
-  // From SIGTERM on: for the attempts here to write a checkpoint and move elsewhere.
+  // The attempts here have so long after SIGTERM to write a checkpoint and move elsewhere.
   absl::Duration drain_timeout = absl::Seconds(150);
 };
 
@@ -43,10 +43,11 @@ class Worker : public TrainerListener {
                                                         WorkerMetrics* metrics);
   ~Worker() override;
 
-  // Works until a drain that was asked for is over. Trainers live as long as the calling thread.
-  void Run();
+  // Works until a drain that was asked for is over, or until the coordinator refuses this worker
+  // for good, and returns why. Trainers live as long as the calling thread.
+  absl::Status Run();
   // Checkpoint, then stop: the coordinator is told, its attempts here move off, and Run() returns.
-  // From any thread.
+  // Thread-safe.
   void Drain(const std::string& reason);
 
   void OnTrainerMessage(std::shared_ptr<TrainerConnection> connection,
@@ -78,6 +79,7 @@ class Worker : public TrainerListener {
   std::string drain_reason_;
   absl::Time drain_deadline_;
   absl::Time alone_since_ = absl::InfiniteFuture();  // draining, and no coordinator to ask
+  absl::Status refused_;
 
   Supervisor supervisor_;
   // Their threads call the supervisor and post tasks: they end before it does.

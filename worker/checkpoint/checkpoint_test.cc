@@ -74,19 +74,32 @@ void Replace(const std::string& path, const std::string& bytes) {
 
 class CheckpointTest : public testing::Test {
  protected:
+  // The folder is the test's attempt's, which need not be written down twice.
+  CheckpointerOptions Claimed(int keep_last = 2, const std::string& resumed_from = "") {
+    fs::create_directories(directory_);
+    if (!fs::exists(directory_ + "/owner.json")) {
+      const absl::Status claimed = ClaimDirectory(directory_, owner_);
+      EXPECT_TRUE(claimed.ok()) << claimed;
+    }
+    return {.directory = directory_,
+            .keep_last = keep_last,
+            .owner = owner_,
+            .resumed_from = resumed_from};
+  }
+
   // Saves one checkpoint a step on `ranks` ranks; step s has offset s.
   void SaveSteps(int ranks, const std::vector<uint64_t>& steps, int keep_last = 2,
                  const std::string& resumed_from = "") {
+    const CheckpointerOptions options = Claimed(keep_last, resumed_from);
     RunRanks(ranks, [&](Communicator& comm) {
       std::vector<int> all(ranks);
       for (int i = 0; i < ranks; ++i) all[i] = i;
       auto own = comm.Split(all);
       ASSERT_TRUE(own.ok()) << own.status();
-      Checkpointer checkpointer(
-          {.directory = directory_, .keep_last = keep_last, .resumed_from = resumed_from}, Layout(),
-          *std::move(own), [&](uint64_t step, const absl::StatusOr<std::string>& path) {
-            saved_.emplace_back(step, path);
-          });
+      Checkpointer checkpointer(options, Layout(), *std::move(own),
+                                [&](uint64_t step, const absl::StatusOr<std::string>& path) {
+                                  saved_.emplace_back(step, path);
+                                });
       for (const uint64_t step : steps) {
         optim::OptimizerShard shard = MakeShard(comm.rank(), ranks, static_cast<float>(step));
         const int64_t elements = shard.elements();
@@ -115,13 +128,15 @@ class CheckpointTest : public testing::Test {
   std::vector<std::string> Entries() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(directory_)) {
-      names.push_back(entry.path().filename());
+      const std::string name = entry.path().filename();
+      if (name != "owner.json" && name != ".owner.lock") names.push_back(name);
     }
     std::sort(names.begin(), names.end());
     return names;
   }
 
   TempDir temp_;
+  FolderOwner owner_ = {.job = "j", .uid = "j-1", .token = 5};
   std::string directory_ = temp_.File("checkpoints");
   thread_local static absl::Status last_;
   std::vector<absl::Status> statuses_;
@@ -335,7 +350,7 @@ TEST_F(CheckpointTest, AFullDiskFailsTheSaveOnAllRanksAndKeepsEarlierOnes) {
   ASSERT_EQ(saved_.size(), 3u);
   EXPECT_FALSE(saved_[1].second.ok());
   EXPECT_THAT(std::string(saved_[2].second.status().message()),
-              HasSubstr(".step-0000000003.partial/shard-0000"));
+              HasSubstr(".step-0000000003.token-5.partial/shard-0000"));
   EXPECT_FALSE(statuses_[1].ok());
   EXPECT_EQ(Find()->state.step, 1u);
 
@@ -343,10 +358,38 @@ TEST_F(CheckpointTest, AFullDiskFailsTheSaveOnAllRanksAndKeepsEarlierOnes) {
   EXPECT_THAT(Entries(), ElementsAre("step-0000000004"));
 }
 
+// An attempt that was replaced wakes up late.
+TEST_F(CheckpointTest, NothingIsPublishedOrRemovedOnceANewerAttemptHasTheFolder) {
+  SaveSteps(2, {1});
+  const FolderOwner old = owner_;
+  RunRanks(2, [&](Communicator& comm) {
+    auto own = comm.Split({0, 1});
+    ASSERT_TRUE(own.ok()) << own.status();
+    Checkpointer late(Claimed(/*keep_last=*/1), Layout(), *std::move(own),
+                      [](uint64_t, const absl::StatusOr<std::string>&) {});
+    ASSERT_TRUE(comm.Barrier().ok());
+    if (comm.rank() == 0) {
+      owner_.token = 6;
+      EXPECT_EQ(ClaimDirectory(directory_, owner_), absl::OkStatus());
+    }
+    ASSERT_TRUE(comm.Barrier().ok());
+    late.Save(Source(MakeShard(comm.rank(), 2, 2)), 16, {.step = 2, .job_digest = ""});
+    EXPECT_EQ(late.Wait().code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(std::string(late.Wait().message()), HasSubstr("with token 6 has begun since"));
+  });
+  EXPECT_THAT(Entries(), ElementsAre("step-0000000001"));
+
+  // What the newer one is writing stays, though the old one looks for leftovers.
+  fs::create_directories(directory_ + "/.step-0000000003.token-6.partial");
+  owner_ = old;
+  SaveSteps(1, {});
+  EXPECT_THAT(Entries(), ElementsAre(".step-0000000003.token-6.partial", "step-0000000001"));
+}
+
 TEST_F(CheckpointTest, ASaveThatIsPendingIsFinished) {
   auto comm = LocalCommunicators(1);
   {
-    Checkpointer checkpointer({.directory = directory_}, Layout(), std::move(comm[0]),
+    Checkpointer checkpointer(Claimed(), Layout(), std::move(comm[0]),
                               [](uint64_t, const absl::StatusOr<std::string>& path) {
                                 EXPECT_TRUE(path.ok()) << path.status();
                               });
@@ -362,7 +405,7 @@ TEST_F(CheckpointTest, AShardThatCannotBeCopiedFailsTheSaveOnEveryRank) {
   RunRanks(2, [&](Communicator& comm) {
     auto own = comm.Split({0, 1});
     ASSERT_TRUE(own.ok()) << own.status();
-    Checkpointer checkpointer({.directory = directory_}, Layout(), *std::move(own),
+    Checkpointer checkpointer(Claimed(), Layout(), *std::move(own),
                               [](uint64_t, const absl::StatusOr<std::string>&) {});
     const int rank = comm.rank();
     checkpointer.Save(
@@ -379,7 +422,7 @@ TEST_F(CheckpointTest, AShardThatCannotBeCopiedFailsTheSaveOnEveryRank) {
 TEST_F(CheckpointTest, AnAbortedGroupFailsTheSaveAndLeavesNoCheckpoint) {
   auto comms = LocalCommunicators(2);
   Communicator* lost = comms[1].get();
-  Checkpointer checkpointer({.directory = directory_}, Layout(), std::move(comms[0]),
+  Checkpointer checkpointer(Claimed(), Layout(), std::move(comms[0]),
                             [](uint64_t, const absl::StatusOr<std::string>&) {});
   checkpointer.Save(Source(MakeShard(0, 2, 1)), 16, {.step = 1, .job_digest = ""});
   lost->Abort("rank 1 was killed");

@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 // Names that ListCheckpoints does not see.
 constexpr char kPartialSuffix[] = ".partial";
 constexpr char kRemovedSuffix[] = ".removed";
+constexpr char kExportPrefix[] = ".model.";
 
 absl::Status CreateEmptyFolder(const std::string& path) {
   std::error_code error;
@@ -33,8 +34,9 @@ void RemoveLeftovers(const std::string& directory) {
   std::vector<fs::path> leftovers;
   for (fs::directory_iterator it(directory, ignored), end; it != end; it.increment(ignored)) {
     const std::string name = it->path().filename();
-    if (name.starts_with(".step-") &&
-        (name.ends_with(kPartialSuffix) || name.ends_with(kRemovedSuffix))) {
+    if (name.starts_with(kExportPrefix) ||
+        (name.starts_with(".step-") &&
+         (name.ends_with(kPartialSuffix) || name.ends_with(kRemovedSuffix)))) {
       leftovers.push_back(it->path());
     }
   }
@@ -80,7 +82,11 @@ Checkpointer::Checkpointer(CheckpointerOptions options, const model::ParameterLa
       comm_(std::move(comm)),
       on_saved_(std::move(on_saved)) {
   if (comm_->rank() == 0) {
-    RemoveLeftovers(options_.directory);
+    // What cannot be removed now waits for a later attempt.
+    ChangeAsOwner(options_.directory, options_.owner, [this] {
+      RemoveLeftovers(options_.directory);
+      return absl::OkStatus();
+    }).IgnoreError();
     damaged_ = LaterThan(options_.resumed_from, options_.directory);
   }
   writer_ = std::thread([this] { WriterLoop(); });
@@ -136,8 +142,10 @@ absl::StatusOr<std::string> Checkpointer::Write(Snapshot& snapshot) {
   const absl::StatusOr<optim::OptimizerShard> shard = Take(std::move(snapshot.shard));
   // Every rank takes part in every agreement, whatever failed before: none may be left waiting.
   const bool first = comm_->rank() == 0;
-  const std::string partial = absl::StrCat(options_.directory, "/.",
-                                           CheckpointName(snapshot.state.step, 0), kPartialSuffix);
+  // Named after the attempt, too: one that was replaced and does not know it yet may write still.
+  const std::string partial =
+      absl::StrCat(options_.directory, "/.", CheckpointName(snapshot.state.step, 0), ".token-",
+                   options_.owner.token, kPartialSuffix);
   RETURN_IF_ERROR(Agree(*comm_, first ? CreateEmptyFolder(partial) : absl::OkStatus()).status());
 
   CheckpointInfo info;
@@ -163,9 +171,15 @@ absl::StatusOr<std::string> Checkpointer::Write(Snapshot& snapshot) {
     published = checksums.status();
   } else if (first) {
     for (size_t i = 0; i < info.shards.size(); ++i) info.shards[i].checksum = (*checksums)[i];
-    const absl::Status status =
+    absl::Status status =
         WriteFileAtomically(absl::StrCat(partial, "/", kManifestName), ManifestText(info, layout_));
-    published = status.ok() ? Publish(partial, info.state.step) : status;
+    if (status.ok()) {
+      status = ChangeAsOwner(options_.directory, options_.owner, [&] {
+        published = Publish(partial, info.state.step);
+        return published.status();
+      });
+    }
+    if (!status.ok()) published = std::move(status);
   }
   if (first && !published.ok()) {
     std::error_code ignored;

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "model_shape/parameter_layout.h"
 #include "worker/checkpoint/checkpoint.h"
+#include "worker/checkpoint/ownership.h"
 #include "worker/comm/communicator.h"
 #include "worker/optim/adamw.h"
 
@@ -23,6 +24,9 @@ namespace ringleader::checkpoint {
 struct CheckpointerOptions {
   std::string directory;  // the same folder for all ranks, on storage that all nodes see
   int keep_last = 2;      // whole checkpoints to keep, at least 1
+  // Who claimed the folder (ClaimDirectory): nothing is published, or removed, once it is
+  // another's.
+  FolderOwner owner = {};
   // The folder of the checkpoint that this run goes on from; empty if from none. Later ones that
   // are there already are damaged, or it would be one of them: they take no place of keep_last's,
   // and are removed once a checkpoint of their step or a later one is saved.
@@ -48,7 +52,8 @@ class Checkpointer {
   // `shard` and does the rest. Blocks while an earlier save is under way.
   void Save(optim::ShardSource shard, int64_t elements, const TrainingState& state);
 
-  // Waits for the save under way, if any. The result of the last save on this rank.
+  // Waits for the save under way, if any. The result of the last save on this rank; ABORTED if a
+  // newer attempt has the folder: this one is over.
   absl::Status Wait();
 
  private:
@@ -61,7 +66,7 @@ class Checkpointer {
   void WriterLoop();
   // One save, together with the other ranks' writers; the same result on all of them.
   absl::StatusOr<std::string> Write(Snapshot& snapshot);
-  // Rank 0: names the finished folder and removes what keep_last allows.
+  // Rank 0, as the folder's owner: names the finished checkpoint and removes what keep_last allows.
   absl::StatusOr<std::string> Publish(const std::string& partial, uint64_t step);
 
   const CheckpointerOptions options_;

@@ -4,8 +4,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
-#include "base/checksum.h"
 #include "base/status_macros.h"
+#include "worker/checkpoint/checksummed_json.h"
 #include "worker/checkpoint/format.h"
 
 namespace ringleader::checkpoint {
@@ -17,14 +17,6 @@ constexpr char kFormatName[] = "ringleader-checkpoint";
 
 std::string Hex(uint64_t checksum) {
   return absl::StrFormat("%016x", checksum);
-}
-
-// The checksum of everything in the manifest but the checksum itself, in nlohmann's compact form:
-// keys sorted, no blanks.
-std::string ChecksumOf(Json root) {
-  root.erase("xxh3_64");
-  const std::string canonical = root.dump();
-  return Hex(Checksum(canonical.data(), canonical.size()));
 }
 
 Json LayoutJson(const model::ParameterLayout& layout) {
@@ -110,7 +102,7 @@ std::string ManifestText(const CheckpointInfo& checkpoint, const model::Paramete
                        {"seed", state.seed},
                        {"job_digest", state.job_digest}}}};
   Json root = {{"format", kFormatName}, {"version", kFormatVersion}, {"body", body}};
-  root["xxh3_64"] = ChecksumOf(root);
+  root[kChecksumKey] = ChecksumOf(root);
   return root.dump(1) + "\n";
 }
 
@@ -123,7 +115,7 @@ absl::StatusOr<CheckpointInfo> ParseManifest(std::string_view text,
     return absl::DataLossError(source + ": damaged: not a checkpoint's manifest");
   }
   try {
-    if (root.at("xxh3_64") != ChecksumOf(root)) {
+    if (root.at(kChecksumKey) != ChecksumOf(root)) {
       return absl::DataLossError(source + ": damaged: it does not match its own checksum");
     }
     // The version is checked after the checksum: a flipped bit must not pass for a newer version.

@@ -75,6 +75,21 @@ TEST_F(DataTest, ManyShardsReadAsOneStream) {
   EXPECT_EQ(TextOf(*folder), expected);
 }
 
+TEST_F(DataTest, AShardIsAFileOfItsFolder) {
+  AddText("a", "text");
+  ASSERT_TRUE(Pack(Options()).ok());
+  Manifest manifest = *ReadManifest(Train());
+  const std::string good = manifest.shards.at(0);
+  for (const std::string& name :
+       std::vector<std::string>{"../train/" + good, "/etc/passwd", "..", "", "a/" + good}) {
+    manifest.shards[0] = name;
+    ASSERT_TRUE(WriteManifest(Train(), manifest).ok());
+    const auto folder = TokenFolder::Open(Train());
+    EXPECT_EQ(folder.status().code(), absl::StatusCode::kDataLoss) << name;
+    EXPECT_THAT(std::string(folder.status().message()), HasSubstr("a file of the same folder"));
+  }
+}
+
 TEST_F(DataTest, HoldsOutTheAskedShareOfDocumentsAndNeverSharesOne) {
   for (int i = 0; i < 1000; ++i) AddText(absl::StrCat("f", i), absl::StrCat("<", i, ">"));
   PackOptions options = Options();
@@ -150,6 +165,104 @@ TEST_F(DataTest, ADamagedManifestIsAnErrorThatNamesIt) {
     ASSERT_TRUE(WriteFileAtomically(Train() + "/manifest.json", text).ok());
     EXPECT_THAT(TokenFolder::Open(Train()).status().message(), HasSubstr("manifest.json")) << text;
   }
+}
+
+// Token ids 1 and up, 0 the separator, two tasks.
+class MarksTest : public DataTest {
+ protected:
+  MarksTest() {
+    AddIds("a", {5, 6, 7, 8});
+    AddText("a.marks", std::string("\0\x01\xff\x02", 4));
+  }
+  void AddIds(const std::string& name, const std::vector<uint16_t>& ids) {
+    AddText(name, std::string(reinterpret_cast<const char*>(ids.data()), ids.size() * 2));
+  }
+  PackOptions MarkedOptions() {
+    PackOptions options = Options();
+    options.input = PackOptions::Input::kUint16;
+    options.vocabulary = 10;
+    options.separator = 0;
+    options.tokenizer = "mine";
+    options.tasks = {"near", "far"};
+    return options;
+  }
+};
+
+TEST_F(MarksTest, AreBesideTheTokensAndSeparatorsAreGiven) {
+  AddIds("b", {9});
+  AddText("b.marks", "\x02");
+  PackOptions options = MarkedOptions();
+  options.shard_tokens = 1;
+  ASSERT_TRUE(Pack(options).ok());
+  const auto folder = TokenFolder::Open(Train());
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(folder->manifest().documents, 2u) << "marks are no documents";
+  EXPECT_THAT(folder->manifest().tasks, ::testing::ElementsAre("near", "far"));
+  std::vector<int> marks;
+  for (uint64_t i = 0; i < folder->tokens(); ++i) marks.push_back(folder->mark(i));
+  EXPECT_THAT(marks, ::testing::ElementsAre(0, 1, 255, 2, 255, 2, 255));
+}
+
+TEST_F(MarksTest, SayWhichLabelsCountAndWhoseAnswersTheyAre) {
+  AddIds("b", {9});
+  AddText("b.marks", "\x02");
+  ASSERT_TRUE(Pack(MarkedOptions()).ok());
+  const auto loader = Loader::Open(Train(), 6, 1, 10);
+  ASSERT_TRUE(loader.ok()) << loader.status();
+  EXPECT_THAT(loader->tasks(), ::testing::ElementsAre("near", "far"));
+  // 5 6 7 8 | 9 |: 7 and the separators are given, and 9 comes after a separator.
+  const LocalSequence sequence = loader->InOrder(0, {.tokens = 6});
+  EXPECT_THAT(sequence.labels,
+              ::testing::ElementsAre(6, kIgnoreLabel, 8, kIgnoreLabel, kIgnoreLabel, kIgnoreLabel));
+  EXPECT_THAT(sequence.answers, ::testing::ElementsAre(1, 0, 2, 0, 0, 0));
+}
+
+TEST_F(MarksTest, ThatDoNotFitAreErrorsThatNameTheFile) {
+  const auto message = [&] { return std::string(Pack(MarkedOptions()).status().message()); };
+  AddText("a.marks", "\1\1\1");
+  EXPECT_THAT(message(), HasSubstr("a.marks holds 3 marks for the 4 tokens of a"));
+  AddText("a.marks", "\1\1\3\1");
+  EXPECT_THAT(message(), HasSubstr("a.marks: mark 3 at 2 is none of 2 tasks"));
+  fs::remove(folder_ / "text/a.marks");
+  EXPECT_THAT(message(), HasSubstr("a.marks"));
+  EXPECT_FALSE(fs::exists(Train()));
+
+  PackOptions options = MarkedOptions();
+  options.tasks = {"near", "near"};
+  EXPECT_THAT(Pack(options).status().message(), HasSubstr("\"near\" is there twice"));
+  options.tasks = {std::string(33, 'x')};
+  EXPECT_THAT(Pack(options).status().message(), HasSubstr("1 to 32 bytes"));
+  options.tasks.assign(33, "x");
+  EXPECT_THAT(Pack(options).status().message(), HasSubstr("33 tasks"));
+  options = Options();
+  options.tasks = {"near"};
+  EXPECT_THAT(Pack(options).status().message(), HasSubstr("tasks are for token ids"));
+}
+
+TEST_F(MarksTest, ThatAreDamagedOrWithoutTheirTasksAreFound) {
+  ASSERT_TRUE(Pack(MarkedOptions()).ok());
+  const auto size = static_cast<int64_t>(fs::file_size(Shard()));
+  FlipByte(Shard(), size - 1);
+  EXPECT_EQ(TokenFolder::Open(Train()).status().code(), absl::StatusCode::kDataLoss);
+  FlipByte(Shard(), size - 1);
+  auto manifest = ReadManifest(Train());
+  ASSERT_TRUE(manifest.ok());
+  manifest->tasks = {"near"};
+  ASSERT_TRUE(WriteManifest(Train(), *manifest).ok());
+  EXPECT_THAT(TokenFolder::Open(Train()).status().message(), HasSubstr("mark 2 at 3"));
+  manifest->tasks = {};
+  ASSERT_TRUE(WriteManifest(Train(), *manifest).ok());
+  EXPECT_THAT(TokenFolder::Open(Train()).status().message(), HasSubstr("names no task"));
+}
+
+TEST_F(MarksTest, ReadsTheFormatAsItWasReleased) {
+  const auto folder = TokenFolder::Open("tests/golden/marked-tokens");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_THAT(folder->manifest().tasks, ::testing::ElementsAre("near", "far"));
+  EXPECT_EQ(folder->token(1), 6u);
+  EXPECT_EQ(folder->mark(1), 1);
+  EXPECT_EQ(folder->mark(3), 2);
+  EXPECT_EQ(folder->mark(4), kGivenMark);
 }
 
 class LoaderTest : public DataTest {

@@ -80,14 +80,16 @@ LocalSequence Loader::Read(uint64_t start, const kernels::ShardLayout& layout) c
   local.tokens.reserve(n);
   local.positions.reserve(n);
   local.labels.reserve(n);
+  local.answers.reserve(n);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t position = layout.Position(i);
     const uint32_t token = folder_.token(start + position);
     local.tokens.push_back(token);
     local.positions.push_back(position);
-    local.labels.push_back(token == folder_.manifest().separator
-                               ? kIgnoreLabel
-                               : int64_t{folder_.token(start + position + 1)});
+    const uint8_t mark = folder_.mark(start + position + 1);
+    const bool predicted = token != folder_.manifest().separator && mark != kGivenMark;
+    local.labels.push_back(predicted ? int64_t{folder_.token(start + position + 1)} : kIgnoreLabel);
+    local.answers.push_back(predicted ? mark : kPlainMark);
   }
   local.document_firsts.push_back(0);
   for (const uint64_t first : folder_.DocumentStarts(start, start + layout.tokens)) {

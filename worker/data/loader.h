@@ -22,7 +22,9 @@ struct LocalSequence {
   std::vector<int64_t> tokens;
   std::vector<int64_t> positions;  // in the sequence
   std::vector<int64_t> labels;     // the next token of the sequence, or kIgnoreLabel
-  int64_t sequence_length = 0;     // of the whole sequence
+  // Which task's answer a label is, as index into Loader::tasks() + 1; 0: none's.
+  std::vector<uint8_t> answers;
+  int64_t sequence_length = 0;  // of the whole sequence
   // Positions of the whole sequence with which a document starts, ascending from 0: the document
   // that the sequence begins with may have begun before it.
   std::vector<int64_t> document_firsts;
@@ -37,6 +39,8 @@ class Loader {
   static absl::StatusOr<Loader> Open(const std::string& folder, uint64_t sequence_length,
                                      uint64_t seed, uint64_t model_vocabulary);
 
+  // Whose answers the data marks; mostly none.
+  const std::vector<std::string>& tasks() const { return folder_.manifest().tasks; }
   // Whole sequences in the data.
   uint64_t sequences() const { return sequences_; }
 

@@ -18,6 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr char kMarksSuffix[] = ".marks";
+
 // A document: what is read, and the name that decides on its order and its share.
 struct Source {
   std::string name;  // relative to the path that the user gave
@@ -27,6 +29,7 @@ struct Source {
 
 absl::StatusOr<std::vector<Source>> FindSources(const PackOptions& options) {
   const auto wanted = [&](const std::string& name) {
+    if (!options.tasks.empty() && absl::EndsWith(name, kMarksSuffix)) return false;
     return options.suffixes.empty() ||
            std::any_of(options.suffixes.begin(), options.suffixes.end(),
                        [&](const std::string& suffix) { return absl::EndsWith(name, suffix); });
@@ -74,10 +77,15 @@ class FolderWriter {
         folder_(std::move(folder)),
         token_bytes_(options.vocabulary <= UINT16_MAX + 1u ? 2 : 4) {}
 
-  absl::Status Add(std::span<const uint32_t> document) {
+  // `marks`: one a token of `document`; none without tasks.
+  absl::Status Add(std::span<const uint32_t> document, absl::string_view marks) {
     starts_.push_back(tokens_.size());
     tokens_.insert(tokens_.end(), document.begin(), document.end());
     tokens_.push_back(options_.separator);
+    if (!options_.tasks.empty()) {
+      marks_.insert(marks_.end(), marks.begin(), marks.end());
+      marks_.push_back(kGivenMark);
+    }
     ++manifest_.documents;
     return tokens_.size() >= options_.shard_tokens ? Flush() : absl::OkStatus();
   }
@@ -87,6 +95,7 @@ class FolderWriter {
     manifest_.vocabulary = options_.vocabulary;
     manifest_.separator = options_.separator;
     manifest_.tokenizer = options_.tokenizer;
+    manifest_.tasks = options_.tasks;
     RETURN_IF_ERROR(WriteManifest(folder_, manifest_));
     return manifest_;
   }
@@ -95,11 +104,13 @@ class FolderWriter {
   absl::Status Flush() {
     if (tokens_.empty()) return absl::OkStatus();
     const std::string name = absl::StrFormat("shard-%05d.tokens", manifest_.shards.size());
-    RETURN_IF_ERROR(WriteShard(absl::StrCat(folder_, "/", name), tokens_, starts_, token_bytes_));
+    RETURN_IF_ERROR(
+        WriteShard(absl::StrCat(folder_, "/", name), tokens_, starts_, token_bytes_, marks_));
     manifest_.shards.push_back(name);
     manifest_.tokens += tokens_.size();
     tokens_.clear();
     starts_.clear();
+    marks_.clear();
     return absl::OkStatus();
   }
 
@@ -109,6 +120,7 @@ class FolderWriter {
   Manifest manifest_;
   std::vector<uint32_t> tokens_;
   std::vector<uint64_t> starts_;
+  std::vector<uint8_t> marks_;
 };
 
 template <typename Token>
@@ -145,6 +157,22 @@ absl::Status DecodeDocument(const PackOptions& options, const std::string& bytes
   return absl::InternalError("unknown input kind");
 }
 
+// The marks of `source`, whose content holds `tokens` tokens; none without tasks.
+absl::StatusOr<std::string> ReadMarks(const PackOptions& options, const Source& source,
+                                      size_t tokens) {
+  if (options.tasks.empty()) return std::string();
+  const std::string path = source.file.string() + kMarksSuffix;
+  ASSIGN_OR_RETURN(std::string marks, ReadFile(path));
+  if (marks.size() != tokens) {
+    return absl::InvalidArgumentError(absl::StrFormat("%s holds %d marks for the %d tokens of %s",
+                                                      path, marks.size(), tokens, source.name));
+  }
+  const absl::Status known = CheckMarks(
+      {reinterpret_cast<const uint8_t*>(marks.data()), marks.size()}, options.tasks.size());
+  if (!known.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", known.message()));
+  return marks;
+}
+
 bool IsHeldOut(const Source& source, double share) {
   const uint64_t hash = Checksum(source.name.data(), source.name.size());
   return static_cast<double>(hash >> 11) * 0x1p-53 < share;
@@ -157,10 +185,11 @@ absl::Status CheckOptions(PackOptions* options) {
         absl::StrFormat("eval share is %g; it must be in [0, 1)", options->eval_share));
   }
   if (options->input == PackOptions::Input::kText) {
-    if (options->vocabulary != 0 || options->separator != 0 || !options->tokenizer.empty()) {
+    if (options->vocabulary != 0 || options->separator != 0 || !options->tokenizer.empty() ||
+        !options->tasks.empty()) {
       return absl::InvalidArgumentError(
-          "vocabulary, separator and tokenizer are for token ids (--format uint16 or uint32); text "
-          "is packed a token a byte");
+          "vocabulary, separator, tokenizer and tasks are for token ids (--format uint16 or "
+          "uint32); text is packed a token a byte");
     }
     options->vocabulary = kByteVocabulary;
     options->separator = kByteSeparator;
@@ -171,6 +200,7 @@ absl::Status CheckOptions(PackOptions* options) {
                         "vocabulary %d, separator %d",
                         options->vocabulary, options->separator));
   }
+  RETURN_IF_ERROR(CheckTasks(options->tasks));
   for (const char* part : {"train", "eval"}) {
     const fs::path folder = fs::path(options->output) / part;
     if (fs::exists(folder)) {
@@ -220,7 +250,8 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
       continue;
     }
     RETURN_IF_ERROR(DecodeDocument(options, *content, source, &tokens));
-    RETURN_IF_ERROR((IsHeldOut(source, options.eval_share) ? eval : train).Add(tokens));
+    ASSIGN_OR_RETURN(const std::string marks, ReadMarks(options, source, tokens.size()));
+    RETURN_IF_ERROR((IsHeldOut(source, options.eval_share) ? eval : train).Add(tokens, marks));
   }
   ASSIGN_OR_RETURN(result.train, train.Finish());
   ASSIGN_OR_RETURN(result.eval, eval.Finish());

@@ -33,6 +33,9 @@ struct PackOptions {
   uint32_t vocabulary = 0;
   uint32_t separator = 0;
   std::string tokenizer;
+  // Token-id inputs only: with tasks, every file FILE has FILE.marks beside it, a byte a token
+  // (token_shard.h). Separators that packing adds are given.
+  std::vector<std::string> tasks;
 };
 
 struct PackResult {

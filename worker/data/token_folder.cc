@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
@@ -19,6 +20,32 @@ std::string ManifestPath(const std::string& folder) {
 }
 
 }  // namespace
+
+absl::Status CheckTasks(const std::vector<std::string>& tasks) {
+  if (tasks.size() > kMaxTasks) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d tasks; at most %d are possible", tasks.size(), kMaxTasks));
+  }
+  for (auto task = tasks.begin(); task != tasks.end(); ++task) {
+    if (task->empty() || task->size() > kMaxTaskBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("task \"%s\": a name has 1 to %d bytes", *task, kMaxTaskBytes));
+    }
+    if (std::find(tasks.begin(), task, *task) != task) {
+      return absl::InvalidArgumentError(absl::StrFormat("task \"%s\" is there twice", *task));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMarks(std::span<const uint8_t> marks, size_t tasks) {
+  const auto unknown = std::find_if(
+      marks.begin(), marks.end(), [&](uint8_t mark) { return mark > tasks && mark != kGivenMark; });
+  if (unknown == marks.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "mark %d at %d is none of %d tasks (1 is the first), nor %d (plain) or %d (given)", *unknown,
+      unknown - marks.begin(), tasks, kPlainMark, kGivenMark));
+}
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   const std::string path = ManifestPath(folder);
@@ -44,8 +71,16 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
     json.at("tokens").get_to(manifest.tokens);
     json.at("documents").get_to(manifest.documents);
     json.at("shards").get_to(manifest.shards);
+    if (json.contains("tasks")) json.at("tasks").get_to(manifest.tasks);
   } catch (const nlohmann::json::exception& error) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: %s", path, error.what()));
+  }
+  for (const std::string& shard : manifest.shards) {
+    if (!shard.empty() && shard == std::filesystem::path(shard).filename() && shard != "..")
+      continue;
+    return absl::DataLossError(
+        absl::StrFormat("%s is damaged: a shard is a file of the same folder, not '%s'", path,
+                        absl::CHexEscape(shard)));
   }
   if (manifest.separator >= manifest.vocabulary) {
     return absl::DataLossError(absl::StrFormat("%s is damaged: separator %d, vocabulary %d", path,
@@ -55,23 +90,39 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
 }
 
 absl::Status WriteManifest(const std::string& folder, const Manifest& manifest) {
-  const nlohmann::ordered_json json = {{"format", kFormat},
-                                       {"version", kShardVersion},
-                                       {"tokenizer", manifest.tokenizer},
-                                       {"vocabulary", manifest.vocabulary},
-                                       {"separator", manifest.separator},
-                                       {"tokens", manifest.tokens},
-                                       {"documents", manifest.documents},
-                                       {"shards", manifest.shards}};
+  nlohmann::ordered_json json = {{"format", kFormat},
+                                 {"version", kShardVersion},
+                                 {"tokenizer", manifest.tokenizer},
+                                 {"vocabulary", manifest.vocabulary},
+                                 {"separator", manifest.separator},
+                                 {"tokens", manifest.tokens},
+                                 {"documents", manifest.documents},
+                                 {"shards", manifest.shards}};
+  if (!manifest.tasks.empty()) json["tasks"] = manifest.tasks;
   return WriteFileAtomically(ManifestPath(folder), json.dump(2) + "\n");
 }
 
 absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   TokenFolder result;
   ASSIGN_OR_RETURN(result.manifest_, ReadManifest(folder));
+  const size_t tasks = result.manifest_.tasks.size();
+  const auto damaged = [](const std::string& path, absl::string_view what) {
+    return absl::DataLossError(absl::StrFormat("%s is damaged: %s; pack it again", path, what));
+  };
+  if (const absl::Status names = CheckTasks(result.manifest_.tasks); !names.ok()) {
+    return damaged(ManifestPath(folder), names.message());
+  }
   uint64_t end = 0;
   for (const std::string& name : result.manifest_.shards) {
-    ASSIGN_OR_RETURN(auto shard, TokenShard::Open(absl::StrCat(folder, "/", name)));
+    const std::string path = absl::StrCat(folder, "/", name);
+    ASSIGN_OR_RETURN(auto shard, TokenShard::Open(path));
+    if (shard->marks().empty() != (tasks == 0 || shard->tokens() == 0)) {
+      return damaged(path, tasks == 0 ? "it has marks, the manifest names no task"
+                                      : "it has no marks, the manifest names tasks");
+    }
+    if (const absl::Status marks = CheckMarks(shard->marks(), tasks); !marks.ok()) {
+      return damaged(path, marks.message());
+    }
     end += shard->tokens();
     result.ends_.push_back(end);
     result.shards_.push_back(std::move(shard));
@@ -84,9 +135,20 @@ absl::StatusOr<TokenFolder> TokenFolder::Open(const std::string& folder) {
   return result;
 }
 
-uint32_t TokenFolder::token(uint64_t i) const {
+std::pair<const TokenShard*, uint64_t> TokenFolder::Find(uint64_t i) const {
   const auto shard = std::upper_bound(ends_.begin(), ends_.end(), i) - ends_.begin();
-  return shards_[shard]->token(i - (shard == 0 ? 0 : ends_[shard - 1]));
+  return {shards_[shard].get(), i - (shard == 0 ? 0 : ends_[shard - 1])};
+}
+
+uint32_t TokenFolder::token(uint64_t i) const {
+  const auto [shard, within] = Find(i);
+  return shard->token(within);
+}
+
+uint8_t TokenFolder::mark(uint64_t i) const {
+  if (manifest_.tasks.empty()) return kPlainMark;
+  const auto [shard, within] = Find(i);
+  return shard->marks()[within];
 }
 
 std::vector<uint64_t> TokenFolder::DocumentStarts(uint64_t begin, uint64_t end) const {

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,7 +24,17 @@ struct Manifest {
   uint64_t tokens = 0;
   uint64_t documents = 0;
   std::vector<std::string> shards;  // file names, in order
+  std::vector<std::string> tasks;   // what marks name; empty: the shards have no marks
 };
+
+// At most this many tasks, of at most so many bytes each: every evaluation names them.
+inline constexpr size_t kMaxTasks = 32;
+inline constexpr size_t kMaxTaskBytes = 32;
+
+// INVALID_ARGUMENT where tasks are too many, or a name is empty, too long or there twice.
+absl::Status CheckTasks(const std::vector<std::string>& tasks);
+// INVALID_ARGUMENT names the first mark that stands for none of `tasks` tasks.
+absl::Status CheckMarks(std::span<const uint8_t> marks, size_t tasks);
 
 // DATA_LOSS or NOT_FOUND names the file and what to do.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
@@ -39,12 +51,17 @@ class TokenFolder {
 
   // Token `i` of the stream over all shards, i < tokens().
   uint32_t token(uint64_t i) const;
+  // Its mark; kPlainMark where nothing is marked.
+  uint8_t mark(uint64_t i) const;
 
   // Tokens of [begin, end) with which a document starts, ascending: those that the shards name, and
   // those after a separator, with which imported token ids may end documents within a file.
   std::vector<uint64_t> DocumentStarts(uint64_t begin, uint64_t end) const;
 
  private:
+  // The shard that holds token `i`, and which of its tokens that is.
+  std::pair<const TokenShard*, uint64_t> Find(uint64_t i) const;
+
   Manifest manifest_;
   std::vector<std::unique_ptr<TokenShard>> shards_;
   std::vector<uint64_t> ends_;  // [shards]: tokens up to the end of each

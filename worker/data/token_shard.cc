@@ -32,10 +32,15 @@ uint64_t HeaderChecksum(const ShardHeader& header) {
 }  // namespace
 
 absl::Status WriteShard(const std::string& path, std::span<const uint32_t> tokens,
-                        std::span<const uint64_t> document_starts, uint32_t token_bytes) {
+                        std::span<const uint64_t> document_starts, uint32_t token_bytes,
+                        std::span<const uint8_t> marks) {
   if (token_bytes != 2 && token_bytes != 4) {
     return absl::InvalidArgumentError(
         absl::StrFormat("token_bytes is %d; 2 and 4 are possible", token_bytes));
+  }
+  if (!marks.empty() && marks.size() != tokens.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d marks for %d tokens", marks.size(), tokens.size()));
   }
   std::vector<uint16_t> narrow;
   std::span<const std::byte> token_data = std::as_bytes(tokens);
@@ -51,20 +56,23 @@ absl::Status WriteShard(const std::string& path, std::span<const uint32_t> token
     token_data = std::as_bytes(std::span(narrow));
   }
   const std::span<const std::byte> start_data = std::as_bytes(document_starts);
+  const std::span<const std::byte> mark_data = std::as_bytes(marks);
 
   ShardHeader header{};
   std::memcpy(header.magic, kShardMagic, sizeof(kShardMagic));
-  header.version = kShardVersion;
+  header.version = marks.empty() ? kShardVersion : kMarkedShardVersion;
   header.token_bytes = token_bytes;
   header.tokens = tokens.size();
   header.documents = document_starts.size();
   ChecksumStream body;
   body.Update(start_data.data(), start_data.size());
   body.Update(token_data.data(), token_data.size());
+  body.Update(mark_data.data(), mark_data.size());
   header.body_checksum = body.Digest();
   header.header_checksum = HeaderChecksum(header);
 
-  return WriteFileAtomically(path, {std::as_bytes(std::span(&header, 1)), start_data, token_data});
+  return WriteFileAtomically(
+      path, {std::as_bytes(std::span(&header, 1)), start_data, token_data, mark_data});
 }
 
 absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& path) {
@@ -95,15 +103,16 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
   if (std::memcmp(header.magic, kShardMagic, sizeof(kShardMagic)) != 0) {
     return Damaged(path, "it does not start with RLTOKENS");
   }
-  if (header.version != kShardVersion) {
+  if (header.version != kShardVersion && header.version != kMarkedShardVersion) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("token shard %s has format version %d; this build reads version %d", path,
-                        header.version, kShardVersion));
+        absl::StrFormat("token shard %s has format version %d; this build reads versions %d and %d",
+                        path, header.version, kShardVersion, kMarkedShardVersion));
   }
   if (header.header_checksum != HeaderChecksum(header)) return Damaged(path, "header checksum");
   // The header is authentic from here on, so these cannot overflow unless it was written so.
+  const size_t marks = header.version == kMarkedShardVersion ? header.tokens : 0;
   const size_t expected = sizeof(ShardHeader) + header.documents * sizeof(uint64_t) +
-                          header.tokens * header.token_bytes;
+                          header.tokens * header.token_bytes + marks;
   if (bytes != expected) {
     return Damaged(path, absl::StrFormat("%d bytes instead of %d", bytes, expected));
   }
@@ -113,6 +122,7 @@ absl::StatusOr<std::unique_ptr<TokenShard>> TokenShard::Open(const std::string& 
   }
   shard->document_starts_ = {reinterpret_cast<const uint64_t*>(body), header.documents};
   shard->body_tokens_ = body + header.documents * sizeof(uint64_t);
+  shard->marks_ = {reinterpret_cast<const uint8_t*>(base + bytes - marks), marks};
   return shard;
 }
 

@@ -13,10 +13,16 @@
 namespace ringleader::data {
 
 inline constexpr uint32_t kShardVersion = 1;
+inline constexpr uint32_t kMarkedShardVersion = 2;  // with a mark a token behind the tokens
+
+// What a mark says of its token. Every other value, m, says that the token is predicted as any
+// other, and that it answers task m - 1 of the manifest: evaluation counts how often it is right.
+inline constexpr uint8_t kPlainMark = 0;    // predicted, and nothing else
+inline constexpr uint8_t kGivenMark = 255;  // not predicted: no loss in training or evaluation
 
 struct ShardHeader {
   char magic[8];         // kShardMagic
-  uint32_t version;      // kShardVersion
+  uint32_t version;      // kShardVersion or kMarkedShardVersion
   uint32_t token_bytes;  // 2 or 4
   uint64_t tokens;
   uint64_t documents;
@@ -25,10 +31,11 @@ struct ShardHeader {
 };
 static_assert(sizeof(ShardHeader) == 48);
 
-// Writes `tokens` (all below 2^16 if token_bytes is 2) and where each document starts, in tokens,
-// to `path`: synced, then renamed into place.
+// Writes `tokens` (all below 2^16 if token_bytes is 2), where each document starts, in tokens, and
+// `marks` (one a token, or none at all) to `path`: synced, then renamed into place.
 absl::Status WriteShard(const std::string& path, std::span<const uint32_t> tokens,
-                        std::span<const uint64_t> document_starts, uint32_t token_bytes);
+                        std::span<const uint64_t> document_starts, uint32_t token_bytes,
+                        std::span<const uint8_t> marks);
 
 // A shard mapped into memory. Immutable; safe to read from any thread.
 class TokenShard {
@@ -43,6 +50,8 @@ class TokenShard {
   uint64_t tokens() const { return header_.tokens; }
   uint32_t token_bytes() const { return header_.token_bytes; }
   std::span<const uint64_t> document_starts() const { return document_starts_; }
+  // [tokens], or empty in a shard without marks.
+  std::span<const uint8_t> marks() const { return marks_; }
   uint32_t token(uint64_t i) const {
     return header_.token_bytes == 2 ? static_cast<const uint16_t*>(body_tokens_)[i]
                                     : static_cast<const uint32_t*>(body_tokens_)[i];
@@ -56,6 +65,7 @@ class TokenShard {
   ShardHeader header_{};
   std::span<const uint64_t> document_starts_;
   const void* body_tokens_ = nullptr;
+  std::span<const uint8_t> marks_;
 };
 
 }  // namespace ringleader::data

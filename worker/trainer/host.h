@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,10 +28,24 @@ struct StepRecord {
   uint64_t plan_version = 0;
 };
 
+// How the tokens that the held-out data marks as answers of one task were predicted.
+struct TaskAnswers {
+  std::string task;
+  uint64_t asked = 0;
+  uint64_t right = 0;  // of them: the answer's logit was larger than every other
+  double loss = 0;     // mean over those asked
+};
+
+struct EvalOutcome {
+  double loss = 0;                        // mean over labelled tokens
+  uint64_t tokens = 0;                    // labelled
+  std::vector<TaskAnswers> answers = {};  // in the order of the data's tasks
+};
+
 struct EvalRecord {
-  uint64_t step = 0;  // steps trained before it
-  double loss = 0;
-  uint64_t tokens = 0;
+  uint64_t step = 0;                      // steps trained before it
+  EvalOutcome outcome = {};               // dense if the job evaluates dense alone
+  std::optional<EvalOutcome> dense = {};  // where the job evaluates both
   double seconds = 0;
 };
 

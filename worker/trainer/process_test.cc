@@ -13,8 +13,11 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/data/pack_folder.h"
+#include "worker/data/token_shard.h"
 #include "worker/trainer/testing/attempt_test.h"
 
 namespace ringleader::trainer {
@@ -100,26 +103,6 @@ TEST_F(TrainerProcessTest, AnyNumberOfRanksTrainsTheSameModel) {
   }
 }
 
-// The ranks of a group that has come to its end take part in the sums of the others' gradients.
-TEST_F(TrainerProcessTest, GroupsMayTrainDifferentNumbersOfSequences) {
-  v1::JobSpec spec = Job(1, 2);
-  spec.mutable_training()->set_global_batch(4);
-  const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
-  UseCheckpoints(&spec, Path("uneven"));
-  v1::StepPlan plan = TinyPlan(spec);
-  const std::vector<uint32_t> sequences[] = {{2}, {0, 1, 3}};
-  for (uint32_t group = 0; group < 2; ++group) {
-    v1::MicroBatchAssignment* assignment = plan.add_micro_batches();
-    assignment->set_group(group);
-    assignment->mutable_sequences()->Add(sequences[group].begin(), sequences[group].end());
-  }
-  const std::vector<double> losses = Losses(Start(spec, plan)->Finish()[0]);
-  ASSERT_EQ(losses.size(), expected.size()) << Output();
-  for (size_t i = 0; i < losses.size(); ++i) {
-    EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i]) << i;
-  }
-}
-
 TEST_F(TrainerProcessTest, KeepsPackedDocumentsApartOnAnyNumberOfRanks) {
   v1::JobSpec spec = Job(1);
   spec.mutable_training()->set_eval_sequences(8);
@@ -138,6 +121,69 @@ TEST_F(TrainerProcessTest, KeepsPackedDocumentsApartOnAnyNumberOfRanks) {
   for (size_t i = 0; i < losses.size(); ++i) {
     EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i]) << i;
   }
+}
+
+// Answers of two tasks in tokens that say nothing else: what is asked, on any number of ranks, is
+// what the data marks; and a window of one tile answers otherwise than dense attention does.
+TEST_F(TrainerProcessTest, EvaluatesAnswersBothWays) {
+  v1::JobSpec spec = Job(1);
+  std::string ids, marks;
+  for (int i = 0; i < 2 * testing::kTinySequence; ++i) {
+    ids += std::string({static_cast<char>(i * i % 200), '\0'});
+    marks += static_cast<char>(i % 8 == 0 ? 1 : i % 8 == 4 ? 2 : i % 2 == 1 ? data::kGivenMark : 0);
+  }
+  ASSERT_TRUE(WriteFileAtomically(Path("ids"), ids).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("ids.marks"), marks).ok());
+  data::PackOptions pack;
+  pack.input = data::PackOptions::Input::kUint16;
+  pack.paths = {Path("ids")};
+  pack.output = Path("marked");
+  pack.eval_share = 0;
+  pack.vocabulary = 257;
+  pack.separator = 256;
+  pack.tasks = {"near", "far"};
+  ASSERT_TRUE(data::Pack(pack).ok());
+  spec.mutable_data()->set_eval(Path("marked/train"));
+  spec.mutable_attention()->set_pattern(v1::AttentionSpec::SLIDING_WINDOW);
+  spec.mutable_attention()->set_window(64);
+  spec.mutable_training()->set_eval_attention(v1::TrainingSpec::BOTH);
+  const RankLog alone = RunToEnd(spec)[0];
+  spec = [&] {
+    v1::JobSpec four = Job(2, 2);
+    *four.mutable_data() = spec.data();
+    *four.mutable_attention() = spec.attention();
+    *four.mutable_training() = spec.training();
+    return four;
+  }();
+  UseCheckpoints(&spec, Path("four"));
+  const RankLog four = RunToEnd(spec)[0];
+  for (const RankLog* log : {&alone, &four}) {
+    EXPECT_LT(log->steps[0].layers(0).density(), 0.9) << "evaluation changes no training";
+    ASSERT_EQ(log->evals.size(), 2u);
+    for (size_t e = 0; e < log->evals.size(); ++e) {
+      const v1::EvalReport& eval = log->evals[e];
+      EXPECT_EQ(eval.tokens(), 511u);
+      ASSERT_EQ(eval.answers_size(), 2);
+      ASSERT_EQ(eval.dense().answers_size(), 2);
+      EXPECT_NE(eval.dense().loss(), eval.loss());
+      for (int task = 0; task < 2; ++task) {
+        const v1::TaskAnswers& answers = eval.answers(task);
+        EXPECT_EQ(answers.task(), task == 0 ? "near" : "far");
+        // The first token of all is nobody's label.
+        EXPECT_EQ(answers.asked(), task == 0 ? 127u : 128u);
+        EXPECT_LE(answers.right(), answers.asked());
+        EXPECT_NEAR(answers.loss(), alone.evals[e].answers(task).loss(), 1e-3);
+        EXPECT_NEAR(eval.dense().answers(task).loss(), alone.evals[e].dense().answers(task).loss(),
+                    1e-3);
+      }
+    }
+  }
+  spec.mutable_training()->set_eval_attention(v1::TrainingSpec::DENSE);
+  UseCheckpoints(&spec, Path("dense"));
+  const RankLog dense = RunToEnd(spec)[0];
+  EXPECT_FALSE(dense.evals[0].has_dense());
+  EXPECT_NEAR(dense.evals[0].loss(), alone.evals[0].dense().loss(), 1e-3);
+  EXPECT_EQ(Losses(dense), Losses(four));
 }
 
 TEST_F(TrainerProcessTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {

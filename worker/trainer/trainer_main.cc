@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,7 +14,9 @@
 #include "base/net/tls.h"
 #include "base/process/limits.h"
 #include "base/process/logging.h"
+#include "base/process/process_end.h"
 #include "base/process/signals.h"
+#include "base/process/trainer_secret.h"
 #include "spdlog/spdlog.h"
 #include "worker/comm/grpc/grpc_communicator.h"
 #include "worker/trainer/link/agent_link.h"
@@ -91,9 +94,9 @@ Result Train(AgentLink& link, uint64_t fencing_token, const TlsOptions& tls, int
                                               .listen_host = assignment->listen_host,
                                               .tls = tls});
   if (!listener.ok()) return Failure(listener.status(), /*collateral=*/false);
-  const auto addresses = link.ReportReady((*listener)->address());
-  if (!addresses.ok()) return stopped_or_failed(addresses.status());
-  auto world = (*listener)->Connect(*addresses);
+  const auto peers = link.ReportReady((*listener)->address());
+  if (!peers.ok()) return stopped_or_failed(peers.status());
+  auto world = (*listener)->Connect(peers->addresses, peers->certificates);
   if (!world.ok()) return Failure(world.status(), /*collateral=*/true);
 
   const LeaveGuard guard(**world, kLeaveTimeout, [&link, &world](const absl::Status& status) {
@@ -125,13 +128,27 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   AddLoggingFlags(app, &logging);
   CLI11_PARSE(app, argc, argv);
   SetUpLogging("trainer", logging);
+  // In the environment, which other users of the machine cannot read, as they can a command line.
+  if (const char* secret = std::getenv(kTrainerSecretVariable)) options.secret = secret;
+  unsetenv(kTrainerSecretVariable);
 
+  absl::StatusOr<ProcessEnd> end = ProcessEnd::Create();
+  if (!end.ok()) {
+    spdlog::error("{}", std::string(end.status().message()));
+    return kExitFailed;
+  }
   // Leaving at once loses nothing: checkpoints are whole or absent, and the worker knows why it
   // asked.
-  const std::unique_ptr<AgentLink> link = AgentLink::Attach(options, [](const std::string& reason) {
+  const auto leave = [](const std::string& reason) {
     spdlog::warn("leaving now: {}", reason);
     _exit(kExitFailed);
-  });
+  };
+  const std::unique_ptr<AgentLink> link =
+      AgentLink::Attach(options, leave, [&end, leave](absl::Time lease_end) {
+        if (const absl::Status set = end->Set(lease_end); !set.ok()) {
+          leave(std::string(set.message()));
+        }
+      });
   std::thread([&link] {
     WaitForShutdownSignal();
     link->RequestStop("SIGTERM");

@@ -33,6 +33,9 @@ struct Plan {
 
 enum class Engine { kCpu, kCuda };
 
+// What evaluation attends to: what training does, everything, or each in turn.
+enum class EvalAttention { kSame, kDense, kBoth };
+
 // INVALID_ARGUMENT where ranks step alike and a plan gives groups different numbers of
 // micro-batches: sharded parameters are gathered by all ranks together, in every forward and
 // backward.
@@ -40,7 +43,9 @@ absl::Status CheckMicroBatches(bool ranks_step_alike, const Plan& plan);
 
 struct TrainingJob {
   std::string name;  // job id
+  std::string uid;   // of this job alone, whatever has its name later
   uint32_t attempt = 0;
+  uint64_t fencing_token = 0;  // of the attempt
   int rank = 0;
   int world_size = 1;  // context * data
   int ranks_per_node = 1;
@@ -68,6 +73,7 @@ struct TrainingJob {
   uint64_t seed = 0;
   uint64_t eval_every_steps = 0;
   uint32_t eval_sequences = 0;
+  EvalAttention eval_attention = EvalAttention::kSame;
   uint32_t max_skipped_steps = 0;
   bool deterministic = false;  // the same bits in every run, on GPUs too
 

@@ -107,7 +107,6 @@ grpc::ServerUnaryReactor* AccessService::ListTokens(grpc::CallbackServerContext*
                     [this, request, reply] { return List(*request, reply); });
 }
 
-// A page begins after the last name of the page before: tokens that come and go shift nothing.
 absl::Status AccessService::List(const v1::ListTokensRequest& request,
                                  v1::ListTokensResponse* reply) {
   ASSIGN_OR_RETURN(const int page_size, PageSize(request.page_size()));
@@ -117,13 +116,10 @@ absl::Status AccessService::List(const v1::ListTokensRequest& request,
     ASSIGN_OR_RETURN(tokens, t.ListTokens());
     return absl::OkStatus();
   }));
-  for (store::StoredToken& stored : tokens) {
-    if (stored.token.name() <= after) continue;
-    if (reply->tokens_size() == page_size) {
-      reply->set_next_page_token(MakePageToken(reply->tokens(page_size - 1).name(), "ListTokens"));
-      break;
-    }
-    *reply->add_tokens() = std::move(stored.token);
+  std::vector<v1::Token> all;
+  for (store::StoredToken& stored : tokens) all.push_back(std::move(stored.token));
+  if (FillPage(std::move(all), after, page_size, reply->mutable_tokens())) {
+    reply->set_next_page_token(MakePageToken(reply->tokens().rbegin()->name(), "ListTokens"));
   }
   return absl::OkStatus();
 }

@@ -4,11 +4,15 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/net/message_size.h"
+#include "base/process/time_limit.h"
 #include "base/status_macros.h"
 #include "coordinator/api/services/job_watch.h"
 #include "coordinator/api/services/listing.h"
 #include "coordinator/api/services/requests.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/model_spec.h"
 #include "jobspec/roots.h"
 
 namespace ringleader::api {
@@ -17,33 +21,58 @@ namespace {
 constexpr char kService[] = "JobService";
 constexpr uint32_t kMaxProfileSteps = 100;  // a trace of more opens in no viewer
 
+// A file system that is well answers in milliseconds, one that is busy in seconds.
+constexpr absl::Duration kFilePatience = absl::Seconds(10);
+
 lifecycle::JobCheck MayChange(const Change& change) {
   return [caller = change.caller](const v1::Job& job) { return caller.MayChange(job); };
 }
 
 }  // namespace
 
-absl::StatusOr<v1::JobSpec> JobService::CheckedSpec(const v1::JobSpec& spec) const {
-  v1::JobSpec checked = spec;
-  checked.DiscardUnknownFields();
-  if (checked.ByteSizeLong() != spec.ByteSizeLong()) {
+absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec) const {
+  if (const size_t bytes = spec.ByteSizeLong(); bytes > kMaxSpecBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "spec: ", bytes, " bytes; at most ", kMaxSpecBytes,
+        " are allowed; data.sequence_lengths and attention.dense_layers are what may be long"));
+  }
+  Checked checked = {.spec = spec, .shape = {}};
+  checked.spec.DiscardUnknownFields();
+  if (checked.spec.ByteSizeLong() != spec.ByteSizeLong()) {
     return absl::InvalidArgumentError(
         "spec: it has fields that this coordinator does not know, so whoever sent it is newer: "
         "install that release on the coordinator, or use the ringctl of this one");
   }
-  jobspec::ApplyDefaults(&checked);
-  RETURN_IF_ERROR(jobspec::Validate(checked));
-  RETURN_IF_ERROR(
-      jobspec::CheckPaths(checked, allowed_paths_,
-                          check_files_ ? jobspec::RootCheck::kFiles : jobspec::RootCheck::kText));
-  if (check_files_) RETURN_IF_ERROR(jobspec::CheckFiles(checked));
+  jobspec::ApplyDefaults(&checked.spec);
+  RETURN_IF_ERROR(jobspec::Validate(checked.spec));
+  RETURN_IF_ERROR(jobspec::CheckPaths(checked.spec, allowed_paths_, jobspec::RootCheck::kText));
+  ASSIGN_OR_RETURN(checked.shape, LookAtFiles(checked.spec));
   return checked;
+}
+
+// Where only the workers see the files, it is as well if this machine does not.
+absl::StatusOr<v1::ModelShape> JobService::LookAtFiles(const v1::JobSpec& spec) const {
+  if (check_files_) {
+    const std::string paths =
+        absl::StrJoin({spec.model().init(), spec.model().config(), spec.data().train(),
+                       spec.data().eval(), spec.checkpoint().directory()},
+                      " ");
+    RETURN_IF_ERROR(WithTimeLimit(
+        kFilePatience, absl::StrCat("looking for the job's files, ", paths),
+        [spec, roots = allowed_paths_]() -> absl::Status {
+          RETURN_IF_ERROR(jobspec::CheckPaths(spec, roots, jobspec::RootCheck::kFiles));
+          return jobspec::CheckFiles(spec);
+        }));
+  }
+  absl::StatusOr<v1::ModelShape> shape = jobspec::ReadModelShape(spec.model(), kFilePatience);
+  if (!shape.ok() && !check_files_) return v1::ModelShape();
+  return shape;
 }
 
 grpc::ServerUnaryReactor* JobService::CreateJob(grpc::CallbackServerContext* context,
                                                 const v1::CreateJobRequest* request,
                                                 v1::Job* reply) {
-  return unary_.RunChange(
+  return unary_.RunCheckedChange(
       context, kService, "CreateJob", absl::StrCat("jobs/", request->spec().name()), *request,
       [this, request, reply](const Change& change) { return Create(change, *request, reply); });
 }
@@ -58,12 +87,12 @@ absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest
     return absl::OkStatus();
   }));
   if (earlier.has_value() && reply->ParseFromString(*earlier)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const v1::JobSpec spec, CheckedSpec(request.spec()));
+  ASSIGN_OR_RETURN(const Checked checked, Check(request.spec()));
   lifecycle::Ownership ownership;
   if (!change.caller.local) {
     ownership = {.owner = change.caller.name, .project = change.caller.project};
   }
-  ASSIGN_OR_RETURN(*reply, controller_.CreateJob(spec, key, ownership));
+  ASSIGN_OR_RETURN(*reply, controller_.CreateJob(checked.spec, key, ownership, checked.shape));
   return absl::OkStatus();
 }
 
@@ -126,9 +155,11 @@ grpc::ServerUnaryReactor* JobService::CancelJob(grpc::CallbackServerContext* con
                                                 v1::Job* reply) {
   return Transition(
       context, "CancelJob", request, reply,
-      [](lifecycle::JobController& controller, const std::string& id, const std::string& etag,
-         const store::RequestKey& key,
-         const lifecycle::JobCheck& may) { return controller.CancelJob(id, etag, key, may); });
+      [checkpoint = request->checkpoint()](
+          lifecycle::JobController& controller, const std::string& id, const std::string& etag,
+          const store::RequestKey& key, const lifecycle::JobCheck& may) {
+        return controller.CancelJob(id, etag, key, may, checkpoint);
+      });
 }
 
 grpc::ServerUnaryReactor* JobService::PauseJob(grpc::CallbackServerContext* context,
@@ -184,19 +215,21 @@ grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* context,
                                                   const v1::ValidateJobRequest* request,
                                                   v1::ValidateJobResponse* reply) {
-  return unary_.Run(context, kService, "ValidateJob", [this, request, reply]() -> absl::Status {
-    ASSIGN_OR_RETURN(*reply->mutable_spec(), CheckedSpec(request->spec()));
-    ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
-                     controller_.PreviewJob(reply->spec()));
-    *reply->mutable_plan() = std::move(preview.plan);
-    reply->set_pending_reason(std::move(preview.pending_reason));
-    return absl::OkStatus();
-  });
+  return unary_.RunCheck(context, kService, "ValidateJob", request->ByteSizeLong(),
+                         [this, request, reply]() -> absl::Status {
+                           ASSIGN_OR_RETURN(Checked checked, Check(request->spec()));
+                           ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
+                                            controller_.PreviewJob(checked.spec, checked.shape));
+                           *reply->mutable_spec() = std::move(checked.spec);
+                           *reply->mutable_plan() = std::move(preview.plan);
+                           reply->set_pending_reason(std::move(preview.pending_reason));
+                           return absl::OkStatus();
+                         });
 }
 
 grpc::ServerWriteReactor<v1::WatchJobResponse>* JobService::WatchJob(
-    grpc::CallbackServerContext* /*context*/, const v1::WatchJobRequest* request) {
-  return NewJobWatch(&hub_, *request);
+    grpc::CallbackServerContext* context, const v1::WatchJobRequest* request) {
+  return NewJobWatch(&hub_, *context, *request);
 }
 
 }  // namespace ringleader::api

@@ -52,8 +52,13 @@ class JobService : public v1::JobService::CallbackService {
  private:
   absl::Status Create(const Change& change, const v1::CreateJobRequest& request, v1::Job* reply);
   absl::Status List(const v1::ListJobsRequest& request, v1::ListJobsResponse* reply);
-  // The specification with its defaults, if a job can be made of it.
-  absl::StatusOr<v1::JobSpec> CheckedSpec(const v1::JobSpec& spec) const;
+  // The specification with its defaults, if a job can be made of it, and its model's shape.
+  struct Checked {
+    v1::JobSpec spec;
+    v1::ModelShape shape;
+  };
+  absl::StatusOr<Checked> Check(const v1::JobSpec& spec) const;
+  absl::StatusOr<v1::ModelShape> LookAtFiles(const v1::JobSpec& spec) const;
   // Cancel, pause and resume differ only in what they call.
   template <typename Request, typename Call>
   grpc::ServerUnaryReactor* Transition(grpc::CallbackServerContext* context, const char* method,

@@ -8,19 +8,20 @@
 namespace ringleader::api {
 namespace {
 
-// Steps in one message: some hundred kilobytes when reports hold many layers.
+// Steps, or evaluations, in one message, as far as they fit into a page.
 constexpr int kStepsPerMessage = 200;
 
 class JobWatch : public PulledStream<v1::WatchJobResponse> {
  public:
-  JobWatch(StreamHub* hub, const v1::WatchJobRequest& request)
-      : PulledStream(hub, "JobService", "WatchJob"),
+  JobWatch(StreamHub* hub, const grpc::CallbackServerContext& context,
+           const v1::WatchJobRequest& request)
+      : PulledStream(hub, context, "JobService", "WatchJob"),
         include_steps_(request.include_steps()),
         after_step_(request.after_step()),
         seen_revision_(request.after_revision()) {
     absl::StatusOr<std::string> id = store::JobIdFromName(request.name());
     if (id.ok()) id_ = *id;
-    Start(id_, id.status());
+    Start(context, id_, id.status());
   }
 
  private:
@@ -32,7 +33,7 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
       ASSIGN_OR_RETURN(job, t.GetJob(id_));
       if (!include_steps_) return absl::OkStatus();
       ASSIGN_OR_RETURN(steps, t.ListSteps(id_, after_step_, step_sequence_, kStepsPerMessage));
-      ASSIGN_OR_RETURN(evals, t.ListEvals(id_, eval_sequence_));
+      ASSIGN_OR_RETURN(evals, t.ListEvals(id_, eval_sequence_, kStepsPerMessage));
       return absl::OkStatus();
     }));
     // A job that was deleted and created again under its name is another one.
@@ -40,13 +41,13 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
     if (uid_ != job.uid()) return absl::NotFoundError(job.name() + " was deleted");
 
     const bool terminal = IsTerminal(job.state());
-    const bool all_steps = static_cast<int>(steps.steps.size()) < kStepsPerMessage;
+    const bool all_reports = !steps.more && !evals.more;
     step_sequence_ = steps.last_sequence;
     eval_sequence_ = evals.last_sequence;
     for (v1::StepReport& step : steps.steps) *response->add_steps() = std::move(step);
     for (v1::EvalReport& eval : evals.evals) *response->add_evals() = std::move(eval);
     // The final state comes last, with or after the last step: who sees it has seen everything.
-    if (job.revision() > seen_revision_ && (!terminal || all_steps)) {
+    if (job.revision() > seen_revision_ && (!terminal || all_reports)) {
       seen_revision_ = job.revision();
       *response->mutable_job() = std::move(job);
     }
@@ -66,9 +67,10 @@ class JobWatch : public PulledStream<v1::WatchJobResponse> {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::WatchJobResponse>* NewJobWatch(StreamHub* hub,
-                                                            const v1::WatchJobRequest& request) {
-  return new JobWatch(hub, request);
+grpc::ServerWriteReactor<v1::WatchJobResponse>* NewJobWatch(
+    StreamHub* hub, const grpc::CallbackServerContext& context,
+    const v1::WatchJobRequest& request) {
+  return new JobWatch(hub, context, request);
 }
 
 }  // namespace ringleader::api

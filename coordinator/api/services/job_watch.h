@@ -9,7 +9,7 @@
 namespace ringleader::api {
 
 // Takes what it needs of `request`; deletes itself when done.
-grpc::ServerWriteReactor<v1::WatchJobResponse>* NewJobWatch(StreamHub* hub,
-                                                            const v1::WatchJobRequest& request);
+grpc::ServerWriteReactor<v1::WatchJobResponse>* NewJobWatch(
+    StreamHub* hub, const grpc::CallbackServerContext& context, const v1::WatchJobRequest& request);
 
 }  // namespace ringleader::api

@@ -1,9 +1,12 @@
 // What list methods share: page sizes, page tokens and the filter's little language.
 #pragma once
 
+#include <google/protobuf/repeated_field.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,6 +25,24 @@ absl::StatusOr<int> PageSize(int32_t requested);
 // is no token. An empty token is place "".
 std::string MakePageToken(std::string_view place, std::string_view arguments);
 absl::StatusOr<std::string> ParsePageToken(std::string_view token, std::string_view arguments);
+
+// Fills `entries` of a reply from `all`, which is sorted by name: those behind `after`, as many as
+// the page may hold, at least one. Returns whether there are more. A page that begins after a name
+// misses nothing and repeats nothing while entries come and go. Entry: a message with a name.
+template <typename Entry>
+bool FillPage(std::vector<Entry> all, std::string_view after, int page_size,
+              google::protobuf::RepeatedPtrField<Entry>* entries) {
+  size_t bytes = 0;
+  for (Entry& entry : all) {
+    if (entry.name() <= after) continue;
+    bytes += entry.ByteSizeLong();
+    if (!entries->empty() && (entries->size() == page_size || bytes > store::kPageBytes)) {
+      return true;
+    }
+    *entries->Add() = std::move(entry);
+  }
+  return false;
+}
 
 // "state=RUNNING AND labels.team!=ocean AND labels.urgent:*"; values with other characters than
 // letters, digits and

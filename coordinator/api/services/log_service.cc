@@ -24,8 +24,9 @@ absl::Status Validate(const v1::TailLogsRequest& request) {
 
 class LogTail : public PulledStream<v1::TailLogsResponse> {
  public:
-  LogTail(StreamHub* hub, const v1::TailLogsRequest& request)
-      : PulledStream(hub, "LogService", "TailLogs"), follow_(request.follow()) {
+  LogTail(StreamHub* hub, const grpc::CallbackServerContext& context,
+          const v1::TailLogsRequest& request)
+      : PulledStream(hub, context, "LogService", "TailLogs"), follow_(request.follow()) {
     absl::StatusOr<std::string> id = store::JobIdFromName(request.job());
     absl::Status valid = id.ok() ? Validate(request) : id.status();
     if (id.ok()) query_.job = *id;
@@ -34,7 +35,7 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
     query_.after_offset = request.after_offset();
     query_.limit = kLinesPerMessage;
     query_.last_lines = static_cast<int>(request.last_lines());
-    Start(query_.job, std::move(valid));
+    Start(context, query_.job, std::move(valid));
   }
 
  private:
@@ -78,8 +79,8 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::TailLogsResponse>* LogService::TailLogs(
-    grpc::CallbackServerContext* /*context*/, const v1::TailLogsRequest* request) {
-  return new LogTail(hub_, *request);
+    grpc::CallbackServerContext* context, const v1::TailLogsRequest* request) {
+  return new LogTail(hub_, *context, *request);
 }
 
 }  // namespace ringleader::api

@@ -1,6 +1,5 @@
 #include "coordinator/api/services/node_service.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -21,19 +20,11 @@ grpc::ServerUnaryReactor* NodeService::ListNodes(grpc::CallbackServerContext* co
                     [this, request, reply] { return List(*request, reply); });
 }
 
-// A page begins after the last name of the page before: nodes that come and go shift nothing.
 absl::Status NodeService::List(const v1::ListNodesRequest& request, v1::ListNodesResponse* reply) {
   ASSIGN_OR_RETURN(const int page_size, PageSize(request.page_size()));
   ASSIGN_OR_RETURN(const std::string after, ParsePageToken(request.page_token(), "ListNodes"));
-  std::vector<v1::Node> nodes = controller_.ListNodes();
-  const auto begin =
-      std::find_if(nodes.begin(), nodes.end(), [&](const v1::Node& n) { return n.name() > after; });
-  for (auto node = begin; node != nodes.end(); ++node) {
-    if (reply->nodes_size() == page_size) {
-      reply->set_next_page_token(MakePageToken(reply->nodes(page_size - 1).name(), "ListNodes"));
-      break;
-    }
-    *reply->add_nodes() = std::move(*node);
+  if (FillPage(controller_.ListNodes(), after, page_size, reply->mutable_nodes())) {
+    reply->set_next_page_token(MakePageToken(reply->nodes().rbegin()->name(), "ListNodes"));
   }
   return absl::OkStatus();
 }

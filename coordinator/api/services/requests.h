@@ -19,7 +19,7 @@ inline constexpr size_t kMaxRequestIdBytes = 128;
 // INVALID_ARGUMENT when the id is too long or not printable ASCII.
 absl::Status ValidateRequestId(const std::string& id);
 
-// Of a mutating request: its request_id, a fingerprint of all that it asks for and of who asks, so
+// What tells a mutating request: its request_id, a fingerprint of what it asks for and who asks, so
 // that nobody gets the reply to somebody else's, and its line in the audit log.
 template <typename Request>
 absl::StatusOr<store::RequestKey> KeyOf(const Change& change, const Request& request) {

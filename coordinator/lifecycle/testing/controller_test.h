@@ -29,10 +29,13 @@ class FakeSession : public session::Session {
 
   const std::string& node() const override { return node_; }
   const std::string& incarnation() const override { return incarnation_; }
+  std::string certificate() const override { return "uri ringleader://node/" + node_; }
   absl::Time last_heard() const override { return heard_ ? *heard_ : clock_->Now(); }
   void Send(v1::CoordinatorMessage message) override { sent_.push_back(std::move(message)); }
+  void Taken() override { ++taken_; }
   void Close(const absl::Status& status) override { closed_ = status; }
 
+  int taken() const { return taken_; }
   void FallSilent() { heard_ = clock_->Now(); }
   const std::optional<absl::Status>& closed() const { return closed_; }
 
@@ -58,6 +61,7 @@ class FakeSession : public session::Session {
   const Clock* const clock_;
   std::optional<absl::Time> heard_;
   std::optional<absl::Status> closed_;
+  int taken_ = 0;
   std::vector<v1::CoordinatorMessage> sent_;
   v1::Welcome welcome_;
   uint64_t acknowledged_ = 0;
@@ -70,11 +74,17 @@ class FlakyStore : public store::Store {
   absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
     return store_->Read(body);
   }
-  absl::Status Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body) override {
-    return store_->Write([&](store::WriteTransaction& transaction) {
-      const absl::Status status = body(transaction);
-      return full ? absl::ResourceExhaustedError("the disk is full") : status;
-    });
+  absl::Status Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body,
+                     store::Need need) override {
+    return store_->Write(
+        [&](store::WriteTransaction& transaction) {
+          const absl::Status status = body(transaction);
+          return full ? absl::ResourceExhaustedError("the disk is full") : status;
+        },
+        need);
+  }
+  absl::Status Space() override {
+    return scarce ? absl::ResourceExhaustedError("the disk is full") : absl::OkStatus();
   }
   uint64_t revision() const override { return store_->revision(); }
   std::unique_ptr<Subscription> Subscribe(
@@ -82,7 +92,8 @@ class FlakyStore : public store::Store {
     return store_->Subscribe(std::move(listener));
   }
 
-  std::atomic<bool> full = false;
+  std::atomic<bool> full = false;    // no commit succeeds
+  std::atomic<bool> scarce = false;  // there is room for what must be written, and no more
 
  private:
   store::Store* const store_;

@@ -103,11 +103,12 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& m
   const auto slowest = std::max_element(report.rank_tiles().begin(), report.rank_tiles().end());
   const double tiles = *slowest;
   const auto group = static_cast<uint32_t>((slowest - report.rank_tiles().begin()) / context);
-  const absl::StatusOr<std::vector<uint64_t>> lengths = LengthsOfGroup(spec, plan, group);
-  if (!lengths.ok()) return;
-  const auto sequences = static_cast<double>(lengths->size());
+  const auto groups = LengthsOfGroups(spec, plan);
+  if (!groups.ok() || group >= groups->size()) return;
+  const std::vector<uint64_t>& lengths = (*groups)[group];
+  const auto sequences = static_cast<double>(lengths.size());
   const double tokens =
-      static_cast<double>(std::accumulate(lengths->begin(), lengths->end(), uint64_t{0})) / context;
+      static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), uint64_t{0})) / context;
   const double ring_steps = context * model.layers * sequences;
   const Work attention = {
       .tiles = tiles, .rows = tokens * model.heads * model.layers * context, .calls = ring_steps};

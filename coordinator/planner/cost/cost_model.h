@@ -5,7 +5,7 @@
 #include <array>
 
 #include "coordinator/planner/cost/regression.h"
-#include "coordinator/planner/shapes.h"
+#include "coordinator/planner/cost/shapes.h"
 #include "model_shape/model_config.h"
 #include "ringleader/v1/job_spec.pb.h"
 #include "ringleader/v1/plan.pb.h"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <tuple>
 
 #include "absl/strings/str_format.h"
 #include "jobspec/jobspec.h"
@@ -11,6 +13,9 @@ namespace {
 
 // Gains below this share of the slowest group are rounding.
 constexpr double kWorthwhile = 1e-9;
+// Pairs of sequences that are compared: a second's work. What longest-first leaves to gain among so
+// many is little.
+constexpr size_t kMostCompared = 500'000'000;
 
 class Dealer {
  public:
@@ -26,24 +31,23 @@ class Dealer {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](uint32_t a, uint32_t b) { return seconds_[a] > seconds_[b]; });
+    // Least loaded; among equals the one with fewest sequences, so that none stays empty.
+    std::set<std::tuple<double, size_t, int>> open;  // load, sequences, group
+    for (int g = 0; g < static_cast<int>(load_.size()); ++g) open.emplace(0.0, 0, g);
     for (const uint32_t sequence : order) {
-      // Least loaded; among equals the one with fewest sequences, so that none stays empty.
-      int best = -1;
-      for (int g = 0; g < static_cast<int>(load_.size()); ++g) {
-        if (groups_[g].size() >= most_) continue;
-        if (best < 0 || load_[g] < load_[best] ||
-            (load_[g] == load_[best] && groups_[g].size() < groups_[best].size())) {
-          best = g;
-        }
-      }
+      const int best = std::get<int>(*open.begin());
+      open.erase(open.begin());
       groups_[best].push_back(sequence);
       load_[best] += seconds_[sequence];
+      if (groups_[best].size() < most_) open.emplace(load_[best], groups_[best].size(), best);
     }
   }
 
   // One move or swap that brings the slowest group and its partner below the slowest's seconds.
   bool Improve() {
     const int slow = Slowest();
+    compared_ += groups_[slow].size() * seconds_.size();
+    if (compared_ > kMostCompared) return false;
     double best_peak = load_[slow] * (1 - kWorthwhile);
     int best_group = -1, best_mine = -1, best_theirs = -1;
     for (int g = 0; g < static_cast<int>(load_.size()); ++g) {
@@ -96,6 +100,7 @@ class Dealer {
   const size_t most_;  // sequences a group
   std::vector<std::vector<uint32_t>> groups_;
   std::vector<double> load_;
+  size_t compared_ = 0;
 };
 
 }  // namespace
@@ -110,28 +115,30 @@ Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups, Gr
   return dealer.Finish();
 }
 
-absl::StatusOr<std::vector<uint64_t>> LengthsOfGroup(const v1::JobSpec& spec,
-                                                     const v1::StepPlan& plan, uint32_t group) {
+absl::StatusOr<std::vector<std::vector<uint64_t>>> LengthsOfGroups(const v1::JobSpec& spec,
+                                                                   const v1::StepPlan& plan) {
   const std::vector<uint64_t> all = jobspec::SequenceLengths(spec);
-  std::vector<uint64_t> lengths;
+  std::vector<std::vector<uint64_t>> groups(spec.parallelism().data());
   if (plan.micro_batches().empty()) {
-    for (size_t i = group; i < all.size(); i += spec.parallelism().data()) {
-      lengths.push_back(all[i]);
-    }
-    return lengths;
+    for (size_t i = 0; i < all.size(); ++i) groups[i % groups.size()].push_back(all[i]);
+    return groups;
   }
   for (const v1::MicroBatchAssignment& assignment : plan.micro_batches()) {
-    if (assignment.group() != group) continue;
+    if (assignment.group() >= groups.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("plan %d names group %d of %d (parallelism.data)", plan.version(),
+                          assignment.group(), groups.size()));
+    }
     for (const uint32_t sequence : assignment.sequences()) {
       if (sequence >= all.size()) {
         return absl::InvalidArgumentError(absl::StrFormat(
             "plan %d gives group %d sequence %d of a step, which has %d (training.global_batch)",
-            plan.version(), group, sequence, all.size()));
+            plan.version(), assignment.group(), sequence, all.size()));
       }
-      lengths.push_back(all[sequence]);
+      groups[assignment.group()].push_back(all[sequence]);
     }
   }
-  return lengths;
+  return groups;
 }
 
 }  // namespace ringleader::planner

@@ -22,12 +22,13 @@ enum class GroupSizes {
 };
 
 // `seconds[i]`: what sequence i is predicted to take. Longest first to the group that ends first,
-// then moves and swaps while they shorten the slowest group. Deterministic. `groups` >= 1.
+// then moves and swaps while they shorten the slowest group, up to a bound on what is compared.
+// Deterministic. `groups` >= 1.
 Assignment AssignMicroBatches(const std::vector<double>& seconds, int groups, GroupSizes sizes);
 
-// The lengths of the sequences that a data-parallel group trains in a step under `plan`.
-// INVALID_ARGUMENT names a sequence beyond the global batch.
-absl::StatusOr<std::vector<uint64_t>> LengthsOfGroup(const v1::JobSpec& spec,
-                                                     const v1::StepPlan& plan, uint32_t group);
+// [group]: the lengths of the sequences that a data-parallel group trains in a step under `plan`.
+// INVALID_ARGUMENT names a sequence beyond the global batch, or a group beyond parallelism.data.
+absl::StatusOr<std::vector<std::vector<uint64_t>>> LengthsOfGroups(const v1::JobSpec& spec,
+                                                                   const v1::StepPlan& plan);
 
 }  // namespace ringleader::planner

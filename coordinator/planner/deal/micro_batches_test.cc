@@ -91,6 +91,18 @@ TEST(MicroBatchesTest, SwapsImproveOnLongestFirst) {
   EXPECT_DOUBLE_EQ(AssignMicroBatches({5, 4, 4, 3, 3}, 2, GroupSizes::kAny).slowest_seconds, 10);
 }
 
+// As many sequences as a job file has room for: what is compared is bounded, and little is left.
+TEST(MicroBatchesTest, AreDealtHoweverManyThereAre) {
+  std::mt19937 random(5);
+  std::vector<double> seconds(300'000);
+  double sum = 0;
+  for (double& one : seconds) sum += one = 1 + random() % 1000;
+  for (const int groups : {2, 1000}) {
+    const Assignment dealt = AssignMicroBatches(seconds, groups, GroupSizes::kAny);
+    EXPECT_LT(dealt.slowest_seconds, 1.001 * sum / groups);
+  }
+}
+
 TEST(MicroBatchesTest, SequencesBeyondTheGlobalBatchAreRefused) {
   v1::JobSpec spec;
   spec.mutable_training()->set_global_batch(2);
@@ -102,9 +114,9 @@ TEST(MicroBatchesTest, SequencesBeyondTheGlobalBatchAreRefused) {
   v1::MicroBatchAssignment* const group = plan.add_micro_batches();
   group->set_group(1);
   group->add_sequences(1);
-  EXPECT_EQ(*LengthsOfGroup(spec, plan, 1), std::vector<uint64_t>{1024});
+  EXPECT_EQ(LengthsOfGroups(spec, plan)->at(1), std::vector<uint64_t>{1024});
   group->add_sequences(2);
-  EXPECT_EQ(LengthsOfGroup(spec, plan, 1).status().message(),
+  EXPECT_EQ(LengthsOfGroups(spec, plan).status().message(),
             "plan 3 gives group 1 sequence 2 of a step, which has 2 (training.global_batch)");
 }
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 namespace ringleader::planner {
 namespace {
@@ -13,22 +16,84 @@ using ring::RingLink;
 using ring::RingSchedule;
 using ring::RingStep;
 
-using Times = std::vector<double>;  // by rank
+using Times = std::vector<double>;  // by rank, in some Order
 
 double Transfer(const Link& link, double bytes) {
   if (link.bytes_per_second <= 0) return 0;  // infinitely fast
   return link.latency_seconds + bytes / link.bytes_per_second;
 }
 
-// Rank 0's; all ranks' are this one turned (ring::NamedByAllRanks).
+// Rank 0's; all ranks' are this one turned (ring::NamedByRank).
 RingSchedule ScheduleOf(const RingSetup& setup) {
   return (setup.gradient_bytes > 0 ? ring::BackwardSchedule : ring::ForwardSchedule)(setup.shape, 0)
       .value();
 }
 
-void Raise(Times* times, const Times& floor) {
-  for (size_t r = 0; r < times->size(); ++r) (*times)[r] = std::max((*times)[r], floor[r]);
+bool Gathers(const RingSetup& setup) {
+  return setup.shape.kind == RingKind::kAllGather;
 }
+
+// The loops over ranks that nearly all of a plan's time goes to, as plain as a compiler wants them.
+
+// times = max(times, floor) + add
+void RaiseAndAdd(double* __restrict times, const double* __restrict floor, double add, int count) {
+  for (int i = 0; i < count; ++i) times[i] = std::max(times[i], floor[i]) + add;
+}
+void RaiseAndAdd(double* __restrict times, const double* __restrict floor, double add,
+                 const double* __restrict more, int count) {
+  for (int i = 0; i < count; ++i) times[i] = std::max(times[i], floor[i]) + (add + more[i]);
+}
+void Raise(double* __restrict times, const double* __restrict floor, int count) {
+  for (int i = 0; i < count; ++i) times[i] = std::max(times[i], floor[i]);
+}
+// latest = max(a, b)
+void Later(double* __restrict latest, const double* __restrict a, const double* __restrict b,
+           int count) {
+  for (int i = 0; i < count; ++i) latest[i] = std::max(a[i], b[i]);
+}
+// arrived = max(mine, theirs) + travel
+void Arrive(double* __restrict arrived, const double* __restrict mine,
+            const double* __restrict theirs, const double* __restrict travel, int count) {
+  for (int i = 0; i < count; ++i) arrived[i] = std::max(mine[i], theirs[i]) + travel[i];
+}
+
+// The order in which a ring's ranks lie in memory: in rows of nodes or, where there are more nodes
+// than ranks on each, in rows of ranks with the same place on theirs. What all ranks do together
+// then goes along few long runs.
+struct Order {
+  explicit Order(const ring::RingShape& shape)
+      : by_node(shape.inner >= shape.outer),
+        rows(by_node ? shape.outer : shape.inner),
+        columns(by_node ? shape.inner : shape.outer),
+        row_stride(by_node ? shape.inner : 1),
+        column_stride(by_node ? 1 : shape.inner) {}
+
+  int Rank(int row, int column) const { return row * row_stride + column * column_stride; }
+  int Index(int rank) const {
+    return rank / row_stride % rows * columns + rank / column_stride % columns;
+  }
+
+  // visit({row, column}, {row, column}, count): so many ranks from the first on, each along its
+  // row, name those from the second on, where rank 0 names `named`.
+  struct Place {
+    int row = 0, column = 0;
+  };
+  template <typename Visit>
+  void VisitRuns(int named, const Visit& visit) const {
+    const int turned = named / column_stride % columns;
+    int named_row = named / row_stride % rows;
+    for (int row = 0; row < rows; ++row) {
+      visit(Place{row, 0}, Place{named_row, turned}, columns - turned);
+      if (turned > 0) visit(Place{row, columns - turned}, Place{named_row, 0}, turned);
+      named_row = named_row + 1 < rows ? named_row + 1 : 0;
+    }
+  }
+  int Index(const Place& place) const { return place.row * columns + place.column; }
+
+  const bool by_node;
+  const int rows, columns;
+  const int row_stride, column_stride;  // in ranks
+};
 
 // Walks a schedule on all ranks. What lies in a slot is there, on each rank, from a time on.
 class Player {
@@ -39,103 +104,182 @@ class Player {
         schedule_(schedule),
         loads_(loads),
         seconds_(seconds),
-        keys_there_(schedule.kv_slots, Times(gathers() ? 0 : loads.ranks())),
-        gradients_there_(gathers() ? 0 : schedule.grad_slots, Times(loads.ranks())) {
-    for (int r = 0; r < loads.ranks(); ++r) {
-      done_.push_back(seconds.lead + loads.columns(r) * seconds.per_tile);
+        ranks_(loads.ranks()),
+        order_(setup.shape),
+        never_(ranks_),
+        ready_(ranks_),
+        done_(ranks_),
+        keys_there_(schedule.kv_slots, Times(ranks_)),
+        gradients_there_(schedule.grad_slots, Times(ranks_)) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      done_[order_.Index(rank)] = seconds.lead + loads.columns(rank) * seconds.per_tile;
     }
+    ListBySteps();
+    if (loads.is_mirrored()) ListMirrored();
   }
 
   // When the last rank is done.
   double Play() {
-    const double gather = gathers() ? GatherSeconds(setup_.kv_bytes) : 0;
-    const Times start(loads_.ranks());
-    for (const RingHop& hop : schedule_.first_hops) MoveKeys(hop, start);
-    for (const RingStep& step : schedule_.steps) {
+    for (const RingHop& hop : schedule_.first_hops) MoveKeys(hop, never_);
+    for (size_t t = 0; t < schedule_.steps.size(); ++t) {
+      const RingStep& step = schedule_.steps[t];
       for (const RingHop& hop : step.kv_hops) MoveKeys(hop, done_);
-      if (!gathers()) {
-        Raise(&done_, keys_there_[step.kv_slot]);
-      } else if (step.owner != 0) {  // a rank's own keys need no transfer
-        for (double& done : done_) done = std::max(done, gather);
-      }
-      Compute(ring::NamedByAllRanks(setup_.shape, step.owner));
+      Compute(t);
       for (const GradAction& action : step.grad_actions) Follow(action);
     }
-    const double last = *std::max_element(done_.begin(), done_.end());
-    const bool scatters = gathers() && schedule_.grad_slots > 0;
-    return scatters ? last + GatherSeconds(setup_.gradient_bytes) : last;
+    return *std::max_element(done_.begin(), done_.end());
   }
 
  private:
-  // By receiving rank: whom it receives from, and how long keys and gradients travel.
+  // By receiving rank: how long keys and gradients travel to it.
   struct Route {
-    std::vector<int> from;
     Times kv_seconds;
     Times gradient_seconds;
   };
 
-  bool gathers() const { return setup_.shape.kind == RingKind::kAllGather; }
+  // What is listed by pairs, by the step in which they meet.
+  void ListBySteps() {
+    if (loads_.listed().empty()) return;
+    std::vector<int> step_of(ranks_);  // by what rank 0's schedule names
+    for (size_t t = 0; t < schedule_.steps.size(); ++t) {
+      step_of[schedule_.steps[t].owner] = static_cast<int>(t);
+    }
+    const auto step = [&](const ring::ListedLoad& load) {
+      return step_of[ring::NamedByRankZero(setup_.shape, load.rank, load.owner)];
+    };
+    listed_begin_.assign(schedule_.steps.size() + 1, 0);
+    for (const ring::ListedLoad& load : loads_.listed()) ++listed_begin_[step(load) + 1];
+    std::partial_sum(listed_begin_.begin(), listed_begin_.end(), listed_begin_.begin());
+    std::vector<int64_t> next = listed_begin_;
+    listed_.resize(loads_.listed().size());
+    for (const ring::ListedLoad& load : loads_.listed()) {
+      listed_[next[step(load)]++] = {order_.Index(load.rank), load.tiles * seconds_.per_tile};
+    }
+  }
+
+  // Along a run, the sum of a rank and the one that it names goes up by two columns at a time.
+  void ListMirrored() {
+    for (int rows = 0; rows < 2 * order_.rows - 1; ++rows) {
+      for (const int odd : {0, 1}) {
+        Times& seconds = mirrored_.emplace_back();
+        for (int columns = odd; columns < 2 * order_.columns - 1; columns += 2) {
+          seconds.push_back(loads_.mirrored(order_.Rank(rows, columns)) * seconds_.per_tile);
+        }
+      }
+    }
+  }
 
   const Route& RouteOf(const RingHop& hop) {
     const auto [found, is_new] = routes_.try_emplace(hop.link);
     Route& route = found->second;
     if (!is_new) return route;
-    route.from = ring::NamedByAllRanks(setup_.shape, hop.from);
-    for (int r = 0; r < loads_.ranks(); ++r) {
-      const int inner = setup_.group.inner;
-      const bool same_node = setup_.group.outer == 1 || r / inner == route.from[r] / inner;
+    route.kv_seconds.resize(ranks_);
+    route.gradient_seconds.resize(ranks_);
+    const int inner = setup_.group.inner;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const int from = ring::NamedByRank(setup_.shape, rank, hop.from);
+      const bool same_node = setup_.group.outer == 1 || rank / inner == from / inner;
       const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
-      route.kv_seconds.push_back(Transfer(link, setup_.kv_bytes));
-      route.gradient_seconds.push_back(Transfer(link, setup_.gradient_bytes));
+      route.kv_seconds[order_.Index(rank)] = Transfer(link, setup_.kv_bytes);
+      route.gradient_seconds[order_.Index(rank)] = Transfer(link, setup_.gradient_bytes);
     }
     return route;
   }
 
   // When what every rank sends, once it and its successor are ready, has arrived.
-  static void Move(const Route& route, const Times& transfer, const Times& ready, Times* arrived) {
-    for (size_t r = 0; r < ready.size(); ++r) {
-      (*arrived)[r] = std::max(ready[r], ready[route.from[r]]) + transfer[r];
-    }
+  void Move(const RingHop& hop, const Times& ready, const Times& travel, Times* arrived) const {
+    order_.VisitRuns(hop.from, [&](const Order::Place& to, const Order::Place& from, int count) {
+      const int first = order_.Index(to);
+      Arrive(&(*arrived)[first], &ready[first], &ready[order_.Index(from)], &travel[first], count);
+    });
   }
 
   void MoveKeys(const RingHop& hop, const Times& begun) {
-    Times ready = begun;
-    Raise(&ready, keys_there_[hop.send_slot]);
     const Route& route = RouteOf(hop);
-    Move(route, route.kv_seconds, ready, &keys_there_[hop.receive_slot]);
+    // A rank's own keys wait for nobody.
+    if (hop.send_slot == 0) {
+      Move(hop, begun, route.kv_seconds, &keys_there_[hop.receive_slot]);
+      return;
+    }
+    Later(ready_.data(), begun.data(), keys_there_[hop.send_slot].data(), ranks_);
+    Move(hop, ready_, route.kv_seconds, &keys_there_[hop.receive_slot]);
   }
 
-  void Compute(const std::vector<int>& owners) {
-    for (int r = 0; r < loads_.ranks(); ++r) {
-      done_[r] += loads_.of(r, owners[r]) * seconds_.per_tile + seconds_.per_step;
+  void Compute(size_t t) {
+    const RingStep& step = schedule_.steps[t];
+    const Times& keys = keys_there_[step.kv_slot];
+    order_.VisitRuns(step.owner, [&](const Order::Place& at, const Order::Place& owner, int count) {
+      const int first = order_.Index(at);
+      const int apart = order_.Rank(at.row, at.column) - order_.Rank(owner.row, owner.column);
+      const double add = loads_.apart(apart) * seconds_.per_tile + seconds_.per_step;
+      if (!loads_.is_mirrored()) {
+        RaiseAndAdd(&done_[first], &keys[first], add, count);
+        return;
+      }
+      const int columns = at.column + owner.column;
+      const Times& mirrored = mirrored_[2 * (at.row + owner.row) + columns % 2];
+      RaiseAndAdd(&done_[first], &keys[first], add, &mirrored[columns / 2], count);
+    });
+    if (listed_.empty()) return;
+    for (int64_t i = listed_begin_[t]; i < listed_begin_[t + 1]; ++i) {
+      done_[listed_[i].index] += listed_[i].seconds;
     }
   }
 
   void Follow(const GradAction& action) {
     if (action.kind == GradAction::Kind::kAdd) {
-      Raise(&done_, gradients_there_[action.from_slot]);
+      Raise(done_.data(), gradients_there_[action.from_slot].data(), ranks_);
       return;
     }
-    const Route& route = RouteOf(action.hop);
-    Move(route, route.gradient_seconds, done_, &gradients_there_[action.hop.receive_slot]);
+    Move(action.hop, done_, RouteOf(action.hop).gradient_seconds,
+         &gradients_there_[action.hop.receive_slot]);
   }
 
-  // Each rank fetches its share over the network, then nodes pass all of it around inside.
-  double GatherSeconds(double bytes) const {
-    const int inner = setup_.group.inner, outer = setup_.group.outer;
-    return std::max((outer - 1) * Transfer(setup_.inter_node, bytes),
-                    (inner - 1) * Transfer(setup_.intra_node, bytes * outer));
-  }
+  struct ListedSeconds {
+    int index = 0;
+    double seconds = 0;
+  };
 
   const RingSetup& setup_;
   const RingSchedule& schedule_;
   const ring::TileLoads& loads_;
   const StepSeconds& seconds_;
+  const int ranks_;
+  const Order order_;
+  const Times never_;  // zeros
+  Times ready_;
+  Times done_;  // when each rank is done with the steps so far
   std::map<RingLink, Route> routes_;
   std::vector<Times> keys_there_;       // by slot
   std::vector<Times> gradients_there_;  // by slot
-  Times done_;                          // when each rank is done with the steps so far
+  std::vector<int64_t> listed_begin_;   // by step
+  std::vector<ListedSeconds> listed_;
+  std::vector<Times> mirrored_;  // [sum of rows][sum of columns is odd][sum of columns / 2]
 };
+
+// Each rank fetches its share over the network, then nodes pass all of it around inside.
+double GatherSeconds(const RingSetup& setup, double bytes) {
+  const int inner = setup.group.inner, outer = setup.group.outer;
+  return std::max((outer - 1) * Transfer(setup.inter_node, bytes),
+                  (inner - 1) * Transfer(setup.intra_node, bytes * outer));
+}
+
+// Nobody waits for anybody after the gather: a rank attends to its own keys meanwhile, and to all
+// others after it.
+double PlayGather(const RingSetup& setup, const ring::TileLoads& loads,
+                  const std::vector<double>& totals, const StepSeconds& seconds) {
+  const double gather = GatherSeconds(setup, setup.kv_bytes);
+  double last = 0;
+  for (int rank = 0; rank < loads.ranks(); ++rank) {
+    const double own = loads.of(rank, rank), columns = loads.columns(rank);
+    const double begun = seconds.lead + (columns + own) * seconds.per_tile + seconds.per_step;
+    const double others = (totals[rank] - columns - own) * seconds.per_tile;
+    last = std::max(last, loads.ranks() == 1 ? begun
+                                             : std::max(begun, gather) + others +
+                                                   (loads.ranks() - 1) * seconds.per_step);
+  }
+  return setup.gradient_bytes > 0 ? last + GatherSeconds(setup, setup.gradient_bytes) : last;
+}
 
 // Of the hops that a rank makes; a ring without nodes goes at the speed of its slowest link.
 double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
@@ -153,7 +297,7 @@ double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
       if (action.kind == GradAction::Kind::kHop) add(action.hop, setup.gradient_bytes);
     }
   }
-  if (setup.shape.kind == RingKind::kAllGather) {  // each rank's share to every other
+  if (Gathers(setup)) {  // each rank's share to every other
     total = (setup.shape.ranks() - 1) * Transfer(slowest, setup.kv_bytes);
     if (setup.gradient_bytes > 0) {
       total += (setup.shape.ranks() - 1) * Transfer(slowest, setup.gradient_bytes);
@@ -164,38 +308,30 @@ double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
 
 }  // namespace
 
+int64_t RankStepsOf(const ring::RingShape& shape) {
+  const int64_t ranks = shape.ranks();
+  return shape.kind == RingKind::kAllGather ? 0 : 2 * ranks * ranks;
+}
+
 RingTimes SimulateRing(const RingSetup& setup, const ring::TileLoads& loads,
                        const StepSeconds& seconds) {
   const RingSchedule schedule = ScheduleOf(setup);
+  const std::vector<double> totals = loads.RankTotals();
+  const double most = *std::max_element(totals.begin(), totals.end());
   RingTimes times;
-  for (const double tiles : loads.RankTotals()) {
-    times.busy_seconds = std::max(
-        times.busy_seconds, seconds.lead + tiles * seconds.per_tile +
-                                static_cast<double>(schedule.steps.size()) * seconds.per_step);
-  }
-  times.seconds = Player(setup, schedule, loads, seconds).Play();
+  times.busy_seconds = seconds.lead + most * seconds.per_tile +
+                       static_cast<double>(schedule.steps.size()) * seconds.per_step;
   times.transfer_seconds = TransferSeconds(setup, schedule);
+  const auto play = [&](const RingSetup& links) {
+    if (Gathers(links)) return PlayGather(links, loads, totals, seconds);
+    times.rank_steps += static_cast<int64_t>(schedule.steps.size()) * loads.ranks();
+    return Player(links, schedule, loads, seconds).Play();
+  };
   RingSetup fast = setup;
   fast.intra_node = fast.inter_node = Link{};
-  times.exposed_seconds = times.seconds - Player(fast, schedule, loads, seconds).Play();
+  times.seconds = play(setup);
+  times.exposed_seconds = times.seconds - play(fast);
   return times;
-}
-
-double StepImbalance(const ring::TileLoads& loads) {
-  double sum = 0;
-  int counted = 0;
-  for (int r = 0; r < loads.ranks(); ++r) {
-    double largest = 0, total = 0;
-    for (int owner = 0; owner < loads.ranks(); ++owner) {
-      const double mine = loads.of(r, owner);
-      largest = std::max(largest, mine);
-      total += mine;
-    }
-    if (total <= 0) continue;
-    sum += largest * loads.ranks() / total;
-    ++counted;
-  }
-  return counted > 0 ? sum / counted : 1.0;
 }
 
 }  // namespace ringleader::planner

@@ -1,10 +1,11 @@
 // Plays one attention layer's ring: the schedule that trainers run (ring/ring_schedule.h), on all
-// ranks at once, and when each of them computes, waits and transfers. O(ranks²).
+// ranks at once, and when each of them computes, waits and transfers. O(ranks²) but for all-gather,
+// in O(ranks) memory.
 #pragma once
 
-#include <vector>
+#include <cstdint>
 
-#include "coordinator/planner/shapes.h"
+#include "coordinator/planner/cost/shapes.h"
 #include "ring/ring_schedule.h"
 #include "ring/tile_loads.h"
 
@@ -32,6 +33,7 @@ struct RingTimes {
   double busy_seconds = 0;      // computation of the busiest rank
   double transfer_seconds = 0;  // of one rank, hidden or not
   double exposed_seconds = 0;   // what links of infinite speed would save
+  int64_t rank_steps = 0;       // ring steps of single ranks that were played to find out
 };
 
 // `setup.shape` is one that ring::ForwardSchedule takes, of loads.ranks() ranks. Selected columns
@@ -41,7 +43,7 @@ struct RingTimes {
 RingTimes SimulateRing(const RingSetup& setup, const ring::TileLoads& loads,
                        const StepSeconds& seconds);
 
-// Mean over ranks of max/mean over ring steps, of the loads' tiles; 1 where there are none.
-double StepImbalance(const ring::TileLoads& loads);
+// RingTimes::rank_steps, beforehand.
+int64_t RankStepsOf(const ring::RingShape& shape);
 
 }  // namespace ringleader::planner

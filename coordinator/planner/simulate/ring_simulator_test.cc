@@ -298,8 +298,8 @@ TEST(RingSimulatorTest, UnevenStepsCostMoreThanTheirMean) {
   ring::TileLoads hot(8);
   for (int r = 0; r < 8; ++r) hot.AddRing(r, 3, 8.0);  // one hot owner
   EXPECT_GT(SimulateRing(setup, hot, {.per_tile = 1}).seconds, 8.0);
-  EXPECT_DOUBLE_EQ(StepImbalance(hot), 8.0);
-  EXPECT_DOUBLE_EQ(StepImbalance(Even(setup, 2.0)), 1.0);
+  EXPECT_DOUBLE_EQ(hot.StepImbalance(), 8.0);
+  EXPECT_DOUBLE_EQ(Even(setup, 2.0).StepImbalance(), 1.0);
 }
 
 TEST(RingSimulatorTest, OneRankNeedsNoRing) {

@@ -183,6 +183,25 @@ TEST(SelectColumnsTest, TiesGoToTheLowerPositionAndNoMassIsNotTaken) {
   EXPECT_EQ(Select(columns, 30, 0, 1.0f, 9), (std::vector<int64_t>{4, 6, 9}));
 }
 
+TEST(SelectColumnsTest, InOddHeadsTiesGoToTheHigherPosition) {
+  const std::vector<ColumnCandidate> columns = {{.position = 9, .mass = 10},
+                                                {.position = 4, .mass = 10},
+                                                {.position = 6, .mass = 10},
+                                                {.position = 0, .mass = 10},
+                                                {.position = 1, .mass = 10}};
+  std::vector<int64_t> positions(3);
+  EXPECT_EQ(SelectColumns(columns.data(), 5, 50, 2, 1.0f, 3, 3, positions.data(), nullptr,
+                          /*late=*/true),
+            3);
+  EXPECT_EQ(positions, (std::vector<int64_t>{0, 1, 9}));
+  // What a rank puts forward is ordered alike.
+  std::vector<ColumnCandidate> best(2);
+  const std::vector<int32_t> mass = {7, 7, 7, 7};
+  CandidateColumns(mass.data(), {.tokens = 4}, 0, 2, best.data(), /*late=*/true);
+  EXPECT_EQ(best[0].position, 3);
+  EXPECT_EQ(best[1].position, 2);
+}
+
 TEST(SelectColumnsTest, CandidatesOfShardsSelectWhatOneRankSelects) {
   std::mt19937 random(5);
   constexpr int64_t kTokens = 1024;
@@ -221,6 +240,75 @@ TEST(SelectDiagonalsTest, ForcedFirstThenByMassUntilItIsReached) {
   EXPECT_EQ(select(1, 1.0f, 3), 0b10011u);
   EXPECT_EQ(select(0, 1.0f, 5), 0b11101u);
   EXPECT_EQ(select(9, 1.0f, 1), 0b11111u);
+}
+
+TEST(SelectDiagonalsTest, OfAShareTheyCountForTheirTiles) {
+  const std::vector<int32_t> mass = {10, 30, 40, 5, 45};  // 5, 4, 3, 2 and 1 tiles
+  const auto select = [&](float share, int max_tiles) {
+    uint64_t word = 0;
+    Taken taken;
+    SelectDiagonals(mass.data(), 5, 0, share, max_tiles, &word, /*by_tiles=*/true, &taken);
+    return std::pair{word, taken.at_budget};
+  };
+  EXPECT_EQ(select(1.0f, 6), (std::pair<uint64_t, bool>{0b10001u, true}));
+  EXPECT_EQ(select(1.0f, 7), (std::pair<uint64_t, bool>{0b10101u, true}));  // crosses
+  EXPECT_EQ(select(1.0f, 10), (std::pair<uint64_t, bool>{0b10111u, true}));
+  EXPECT_EQ(select(0.4f, 10), (std::pair<uint64_t, bool>{0b10001u, false}));
+}
+
+TEST(DiagonalCostTest, AllOfTheLongestSequenceFitIntoAnInteger) {
+  for (const int64_t blocks : {int64_t{1}, int64_t{4096}, int64_t{65535}, int64_t{1} << 18}) {
+    int64_t sum = 0;
+    for (int64_t delta = 0; delta < blocks; ++delta) sum += DiagonalCost(true, blocks, delta);
+    EXPECT_LT(sum, int64_t{1} << 30) << blocks;  // and half more fits, too
+    if (blocks < 65535) {
+      EXPECT_EQ(sum, blocks * (blocks + 1) / 2);
+    }
+  }
+}
+
+TEST(AdaptBudgetsTest, MovesBudgetFromTheBestHeadsToTheWorst) {
+  std::vector<int32_t> counts = {10, 10, 10, 10, 10, 7, 7, 7, 7, 7};
+  AdaptBudgets(std::vector<double>{0.9, 0.2, 0.85, 0.5, 0.1}, counts.data());
+  EXPECT_EQ(counts, (std::vector<int32_t>{5, 15, 5, 10, 15, 4, 10, 4, 7, 10}));
+  // At most half of the heads, ties by number.
+  counts = {8, 8, 8, 8};
+  AdaptBudgets(std::vector<double>{0.95, 0.95}, counts.data());
+  EXPECT_EQ(counts, (std::vector<int32_t>{4, 12, 4, 12}));
+  counts = {8, 8, 8, 8};
+  AdaptBudgets(std::vector<double>{0.8, 0.1}, counts.data());
+  EXPECT_EQ(counts, (std::vector<int32_t>{8, 8, 8, 8}));
+}
+
+// Of 4,096 ranks, each with as many keys that all score alike.
+TEST(EstimateTest, ARowOfTheLongestSequenceDoesNotOverflow) {
+  constexpr int64_t kRanks = 4096, kLocal = 4096;
+  Tensor q(1, kHeads, kHeadDim), k(kLocal, kKvHeads, kHeadDim);
+  const int64_t position = kRanks * kLocal - 1;
+  std::vector<float> row_max(kHeads);
+  std::vector<int64_t> row_sum(kHeads);
+  std::vector<int32_t> columns(kHeads * kLocal), diagonals(kHeads * kRanks * kLocal / kTile);
+  Engine engine(1);
+  absl::StatusOr<IndexEstimate> estimate =
+      IndexEstimate::Create(engine, {.q = std::as_const(q).view(),
+                                     .query_positions = &position,
+                                     .k = std::as_const(k).view(),
+                                     .key_layout = {.kind = LayoutKind::kContiguous,
+                                                    .ranks = kRanks,
+                                                    .rank = 7,
+                                                    .tokens = kRanks * kLocal},
+                                     .tile = kTile,
+                                     .scale = 0.125f,
+                                     .row_max = row_max.data(),
+                                     .row_sum = row_sum.data(),
+                                     .column_mass = columns.data(),
+                                     .diagonal_mass = diagonals.data()});
+  ASSERT_TRUE(estimate.ok());
+  estimate->RowMax();
+  estimate->RowSum();
+  int64_t all = 0;
+  ASSERT_FALSE(__builtin_mul_overflow(row_sum[0], kRanks, &all));
+  EXPECT_EQ(static_cast<double>(all), kRanks * kLocal * std::exp2(kRowSumBits));
 }
 
 TEST(BlockTopKTest, PicksTheBlocksThatLookLikeTheQueries) {

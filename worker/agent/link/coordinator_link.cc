@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/back_off.h"
 #include "base/boot_clock.h"
+#include "base/net/channel.h"
 #include "base/protocol_version.h"
 #include "proto/timestamps.h"
 
@@ -35,6 +36,10 @@ CoordinatorLink::~CoordinatorLink() {
 }
 
 void CoordinatorLink::Start() {
+  {
+    absl::MutexLock lock(&mutex_);
+    loop_seen_ = BootNow();
+  }
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -50,6 +55,7 @@ void CoordinatorLink::Stop() {
 
 void CoordinatorLink::CheckLease() {
   absl::MutexLock lock(&mutex_);
+  loop_seen_ = BootNow();
   if (context_ == nullptr || BootNow() - last_received_ < lease_) return;
   spdlog::warn("nothing from the coordinator for {}: reconnecting", absl::FormatDuration(lease_));
   context_->TryCancel();
@@ -71,9 +77,9 @@ absl::Duration CoordinatorLink::OutOfContact() const {
   return confirmed_ == absl::InfinitePast() ? absl::ZeroDuration() : BootNow() - confirmed_;
 }
 
-absl::Duration CoordinatorLink::fence_after() const {
+absl::Time CoordinatorLink::lease_end() const {
   absl::MutexLock lock(&mutex_);
-  return fence_after_;
+  return confirmed_ == absl::InfinitePast() ? absl::InfiniteFuture() : confirmed_ + fence_after_;
 }
 
 bool CoordinatorLink::ended() const {
@@ -84,8 +90,17 @@ bool CoordinatorLink::ended() const {
 void CoordinatorLink::Run() {
   absl::BitGen random;
   uint32_t failures = 1;
+  std::string last_error;  // why there is no session
   while (true) {
-    failures = RunSession() ? 1 : failures + 1;
+    const absl::Status session = RunSession();
+    if (IsFinal(session)) return callbacks_.on_refused(session);
+    failures = session.ok() ? 1 : failures + 1;
+    if (session.message() != last_error) {  // said once, not with every try
+      last_error = std::string(session.message());
+      if (!session.ok() && !absl::IsCancelled(session)) {
+        spdlog::warn("no session with the coordinator: {}; trying again", last_error);
+      }
+    }
     const absl::Duration back_off = BackOff(kFirstBackOff, kLongestBackOff, failures);
     absl::MutexLock lock(&mutex_);
     mutex_.AwaitWithTimeout(absl::Condition(&stopping_),
@@ -94,16 +109,25 @@ void CoordinatorLink::Run() {
   }
 }
 
-bool CoordinatorLink::RunSession() {
+bool CoordinatorLink::IsFinal(const absl::Status& refusal) const {
+  absl::MutexLock lock(&mutex_);
+  return sessions_ == 0 && !stopping_ &&
+         (absl::IsPermissionDenied(refusal) || absl::IsUnauthenticated(refusal) ||
+          absl::IsInvalidArgument(refusal) || absl::IsUnimplemented(refusal));
+}
+
+absl::Status CoordinatorLink::RunSession() {
   grpc::ClientContext context;
   {
     absl::MutexLock lock(&mutex_);
-    if (stopping_) return false;
+    if (stopping_) return absl::CancelledError();
     context_ = &context;
     ended_ = welcomed_ = false;
     refused_ = absl::OkStatus();
     last_received_ = BootNow();
     heartbeats_sent_.clear();
+    ahead_.clear();
+    ahead_bytes_ = window_bytes_ = 0;
   }
   const std::unique_ptr<Stream> stream = stub_->Session(&context);
   std::thread reader([&] { ReadAll(stream.get()); });
@@ -115,21 +139,24 @@ bool CoordinatorLink::RunSession() {
     mutex_.Await(absl::Condition(&answered));  // CheckLease() ends a wait in vain
   }
   WriteAll(stream.get());
-  context.TryCancel();
+  {
+    // Where the coordinator has ended the stream its reason is to be read, and a cancelled call may
+    // have lost it.
+    absl::MutexLock lock(&mutex_);
+    if (!ended_ || !refused_.ok()) context.TryCancel();
+  }
   reader.join();
   const grpc::Status status = stream->Finish();
   absl::MutexLock lock(&mutex_);
   context_ = nullptr;
   const std::string error =
-      refused_.ok() ? status.error_message() : std::string(refused_.message());
-  if (welcomed_ && !stopping_) {
-    spdlog::warn("lost the coordinator: {}; reconnecting", error);
-  } else if (!stopping_ && error != last_error_) {
-    // Said once, not with every try.
-    spdlog::warn("no session with the coordinator: {}; trying again", error);
+      refused_.ok() ? ExplainConnection(status.error_message()) : std::string(refused_.message());
+  if (welcomed_) {
+    if (!stopping_) spdlog::warn("lost the coordinator: {}; reconnecting", error);
+    return absl::OkStatus();
   }
-  last_error_ = welcomed_ ? "" : error;
-  return welcomed_;
+  return absl::Status(
+      refused_.ok() ? static_cast<absl::StatusCode>(status.error_code()) : refused_.code(), error);
 }
 
 bool CoordinatorLink::WriteHello(Stream* stream) {
@@ -155,6 +182,7 @@ void CoordinatorLink::ReadAll(Stream* stream) {
         it = heartbeats_sent_.erase(it);
       }
     }
+    if (message.has_intake()) OnIntake(message.intake());
     if (message.has_welcome() && !OnWelcome(message.welcome())) break;
     if (message.acknowledged_sequence() > 0) buffer_->Acknowledge(message.acknowledged_sequence());
     if (message.has_command()) callbacks_.on_command(std::move(*message.mutable_command()));
@@ -196,18 +224,48 @@ bool CoordinatorLink::WriteHeartbeat(Stream* stream) {
   SetTime(absl::Now(), heartbeat->mutable_time());
   {
     absl::MutexLock lock(&mutex_);
+    if (BootNow() - loop_seen_ > lease_) return true;
     heartbeat->set_number(++last_heartbeat_);
     heartbeats_sent_[last_heartbeat_] = BootNow();
   }
   return stream->Write(message);
 }
 
+void CoordinatorLink::OnIntake(const v1::Intake& intake) {
+  absl::MutexLock lock(&mutex_);
+  window_bytes_ = intake.window_bytes();
+  while (!ahead_.empty() && ahead_.front().first <= intake.taken_sequence()) {
+    ahead_bytes_ -= ahead_.front().second;
+    ahead_.pop_front();
+  }
+}
+
+std::optional<v1::WorkerMessage> CoordinatorLink::NextMessage(uint64_t sent,
+                                                              absl::Duration patience) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return window_bytes_ == 0 || ahead_bytes_ < window_bytes_ || ended_ || stopping_;
+    };
+    if (!room()) {
+      mutex_.AwaitWithTimeout(absl::Condition(&room), patience);
+      return std::nullopt;  // the caller looks at the clock first
+    }
+  }
+  std::optional<v1::WorkerMessage> message = buffer_->Next(sent, patience);
+  if (message) {
+    absl::MutexLock lock(&mutex_);
+    ahead_.emplace_back(message->sequence(), message->ByteSizeLong());
+    ahead_bytes_ += ahead_.back().second;
+  }
+  return message;
+}
+
 void CoordinatorLink::WriteAll(Stream* stream) {
   uint64_t sent = buffer_->acknowledged();
   absl::Time next_heartbeat = BootNow();
   while (!ended()) {
-    const std::optional<v1::WorkerMessage> message =
-        buffer_->Next(sent, next_heartbeat - BootNow());
+    const std::optional<v1::WorkerMessage> message = NextMessage(sent, next_heartbeat - BootNow());
     if (message) {
       if (!stream->Write(*message)) return;
       sent = message->sequence();

@@ -5,11 +5,14 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -28,6 +31,8 @@ class CoordinatorLink {
     std::function<v1::WorkerHello()> hello;
     std::function<void()> on_welcome;
     std::function<void(v1::Command)> on_command;
+    // The coordinator refused this worker for what it is, before any session: the link gives up.
+    std::function<void(const absl::Status&)> on_refused = {};
   };
 
   CoordinatorLink(std::shared_ptr<grpc::Channel> channel, EventBuffer* buffer, Callbacks callbacks);
@@ -36,7 +41,10 @@ class CoordinatorLink {
   void Start();
   void Stop();
 
-  // Cuts a session on which nothing has come for a lease: a dead network does not say that it is.
+  // The worker's loop calls this each time it comes round. Cuts a session on which nothing has come
+  // for a lease: a dead network does not say that it is. And a worker whose own loop is stuck, e.g.
+  // in a system call, does not pass for alive: once it has not called for a lease, no heartbeat is
+  // sent until it does.
   void CheckLease();
 
   bool connected() const;
@@ -44,15 +52,20 @@ class CoordinatorLink {
   // How long ago the newest sign of life was sent that is known to have arrived; 0 before the first
   // session. In boot time.
   absl::Duration OutOfContact() const;
-  // After so long out of contact, the coordinator may replace what runs here.
-  absl::Duration fence_after() const;
+  // Until when the coordinator starts nothing in place of what runs here, in boot time: for as long
+  // as it said after the newest sign of life that is known to have arrived was sent. Infinite
+  // before the first session.
+  absl::Time lease_end() const;
 
  private:
   using Stream = grpc::ClientReaderWriter<v1::WorkerMessage, v1::CoordinatorMessage>;
 
   void Run();
-  // One session, from connecting to its end. Returns whether it was welcomed.
-  bool RunSession();
+  // One session, from connecting to its end: OK if it was welcomed, or why it was not.
+  absl::Status RunSession();
+  // The coordinator will say no every time, as long as neither side is started anew with other
+  // flags, certificates or rights. Not so for a worker that it has welcomed before.
+  bool IsFinal(const absl::Status& refusal) const;
   void ReadAll(Stream* stream);
   // False if the coordinator speaks another version of the protocol: the session ends.
   bool OnWelcome(const v1::Welcome& welcome);
@@ -60,6 +73,9 @@ class CoordinatorLink {
   bool WriteHeartbeat(Stream* stream);
   // Sends messages and heartbeats until the session ends.
   void WriteAll(Stream* stream);
+  // The next message after `sent`, once the coordinator has room for it; none after `patience`.
+  std::optional<v1::WorkerMessage> NextMessage(uint64_t sent, absl::Duration patience);
+  void OnIntake(const v1::Intake& intake);
   bool ended() const;
 
   const std::unique_ptr<v1::WorkerControl::Stub> stub_;
@@ -73,8 +89,7 @@ class CoordinatorLink {
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;                      // nothing more to read
   bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t sessions_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status refused_ ABSL_GUARDED_BY(mutex_);    // why this worker ended the current session
-  std::string last_error_ ABSL_GUARDED_BY(mutex_);  // why there is no session
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // why this worker ended the current session
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(2);
   absl::Duration lease_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(10);
   absl::Duration fence_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
@@ -82,8 +97,15 @@ class CoordinatorLink {
   absl::Time last_received_ ABSL_GUARDED_BY(mutex_);
   absl::Time confirmed_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time hello_sent_ ABSL_GUARDED_BY(mutex_);
+  absl::Time loop_seen_ ABSL_GUARDED_BY(mutex_);  // CheckLease()
   uint64_t last_heartbeat_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, absl::Time> heartbeats_sent_ ABSL_GUARDED_BY(mutex_);  // not confirmed yet
+
+  // Numbered messages of this session that the coordinator has not taken, as far as it has said:
+  // {sequence, bytes}, and how many bytes they may hold; 0: it has not said.
+  std::deque<std::pair<uint64_t, size_t>> ahead_ ABSL_GUARDED_BY(mutex_);
+  size_t ahead_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t window_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ringleader::agent

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -15,7 +18,11 @@ namespace {
 // Welcomes everybody, in the name of a protocol version, and sends a command after it.
 class FakeCoordinator : public v1::WorkerControl::Service {
  public:
-  explicit FakeCoordinator(uint32_t version) : version_(version) {
+  // `window_bytes`: what workers may send ahead; 0: nothing is said of it. `refusal`: the answer to
+  // every hello, if not OK.
+  explicit FakeCoordinator(uint32_t version, uint64_t window_bytes = 0,
+                           const grpc::Status& refusal = grpc::Status::OK)
+      : version_(version), window_bytes_(window_bytes), refusal_(refusal) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
@@ -29,16 +36,27 @@ class FakeCoordinator : public v1::WorkerControl::Service {
     ++sessions_;
     v1::WorkerMessage message;
     if (!stream->Read(&message)) return grpc::Status::OK;
+    if (!refusal_.ok()) return refusal_;
     v1::CoordinatorMessage welcome;
-    welcome.mutable_welcome()->set_lease_milliseconds(10'000);
-    welcome.mutable_welcome()->set_heartbeat_milliseconds(1000);
+    welcome.mutable_welcome()->set_lease_milliseconds(lease_milliseconds_);
+    welcome.mutable_welcome()->set_heartbeat_milliseconds(lease_milliseconds_ / 10);
     welcome.mutable_welcome()->set_fence_milliseconds(90'000);
     welcome.mutable_welcome()->set_protocol_version(version_);
+    if (window_bytes_ > 0) welcome.mutable_intake()->set_window_bytes(window_bytes_);
     stream->Write(welcome);
     v1::CoordinatorMessage command;
     command.mutable_command()->set_command_id(1);
     stream->Write(command);
     while (stream->Read(&message)) {
+      ++(message.has_heartbeat() ? heartbeats_ : events_);
+      if (!message.has_heartbeat() && !take_) continue;
+      v1::CoordinatorMessage answer;
+      answer.set_heartbeat_number(message.heartbeat().number());
+      if (take_) {
+        answer.mutable_intake()->set_taken_sequence(static_cast<uint64_t>(events_));
+        answer.mutable_intake()->set_window_bytes(window_bytes_);
+      }
+      stream->Write(answer);
     }
     return grpc::Status::OK;
   }
@@ -48,10 +66,20 @@ class FakeCoordinator : public v1::WorkerControl::Service {
                                grpc::InsecureChannelCredentials());
   }
   int sessions() const { return sessions_; }
+  int events() const { return events_; }
+  int heartbeats() const { return heartbeats_; }
+  void Take() { take_ = true; }
+  void set_lease_milliseconds(uint32_t lease) { lease_milliseconds_ = lease; }
 
  private:
   const uint32_t version_;
+  const uint64_t window_bytes_;
+  const grpc::Status refusal_;
+  std::atomic<uint32_t> lease_milliseconds_ = 10'000;
   std::atomic<int> sessions_ = 0;
+  std::atomic<int> events_ = 0;
+  std::atomic<int> heartbeats_ = 0;
+  std::atomic<bool> take_ = false;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -68,6 +96,12 @@ class CoordinatorLinkTest : public ::testing::Test {
     const absl::Time deadline = absl::Now() + patience;
     while (commands_ < commands && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
     sessions_ = link.sessions();
+  }
+
+  static bool Eventually(const std::function<bool()>& done) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!done() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+    return done();
   }
 
   EventBuffer buffer_{1000};
@@ -95,6 +129,98 @@ TEST_F(CoordinatorLinkTest, TakesNoCommandFromAnotherVersionAndTriesAgainSlowly)
     // After half of 200, 400, 800 ms at the least.
     EXPECT_LE(coordinator.sessions(), 5);
   }
+}
+
+TEST_F(CoordinatorLinkTest, SaysNothingForAWorkerWhoseLoopDoesNotComeRound) {
+  FakeCoordinator coordinator(kProtocolVersion);
+  coordinator.set_lease_milliseconds(300);
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {},
+                        .on_refused = [](const absl::Status&) {}});
+  EXPECT_EQ(link.lease_end(), absl::InfiniteFuture());
+  link.Start();
+  ASSERT_TRUE(Eventually([&] { return coordinator.heartbeats() > 0; }));
+  // A heartbeat may be on its way when the lease is over; none follows it.
+  int heard = -1;
+  ASSERT_TRUE(Eventually([&] {
+    const int before = std::exchange(heard, coordinator.heartbeats());
+    absl::SleepFor(absl::Milliseconds(300));
+    return before == coordinator.heartbeats();
+  }));
+  const absl::Time end = link.lease_end();
+  link.CheckLease();
+  EXPECT_TRUE(Eventually([&] { return coordinator.heartbeats() > heard; }));
+  EXPECT_TRUE(Eventually([&] { return link.lease_end() > end; }));
+}
+
+TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForWhatItIsHearsWhyOnceAndTriesNoMore) {
+  for (const grpc::StatusCode code : {grpc::PERMISSION_DENIED, grpc::UNAUTHENTICATED}) {
+    const FakeCoordinator coordinator(kProtocolVersion, 0, {code, "not nodes/a"});
+    absl::Mutex mutex;
+    std::vector<absl::Status> refusals;
+    CoordinatorLink link(coordinator.Channel(), &buffer_,
+                         {.hello = [] { return v1::WorkerHello(); },
+                          .on_welcome = [] {},
+                          .on_command = [](v1::Command) {},
+                          .on_refused =
+                              [&](const absl::Status& why) {
+                                absl::MutexLock lock(&mutex);
+                                refusals.push_back(why);
+                              }});
+    link.Start();
+    EXPECT_TRUE(Eventually([&] {
+      absl::MutexLock lock(&mutex);
+      return !refusals.empty();
+    }));
+    link.Stop();
+    EXPECT_EQ(coordinator.sessions(), 1);
+    ASSERT_EQ(refusals.size(), 1u);
+    EXPECT_EQ(refusals[0].message(), "not nodes/a");
+  }
+}
+
+TEST_F(CoordinatorLinkTest, AWorkerThatIsRefusedForTheMomentTriesAgain) {
+  const FakeCoordinator coordinator(kProtocolVersion, 0,
+                                    {grpc::ALREADY_EXISTS, "another is there"});
+  bool refused = false;
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {},
+                        .on_refused = [&](const absl::Status&) { refused = true; }});
+  link.Start();
+  EXPECT_TRUE(Eventually([&] { return coordinator.sessions() >= 3; }));
+  link.Stop();
+  EXPECT_FALSE(refused);
+}
+
+// While the coordinator takes nothing, heartbeats go on, and events beyond the window wait here.
+TEST_F(CoordinatorLinkTest, SendsNoFurtherAheadThanTheCoordinatorSays) {
+  constexpr int kEvents = 50;
+  for (int i = 0; i < kEvents; ++i) {
+    v1::WorkerMessage message;
+    message.mutable_drain()->set_reason(std::string(1000, 'x'));
+    buffer_.Push(std::move(message));
+  }
+  FakeCoordinator coordinator(kProtocolVersion, 5000);
+  CoordinatorLink link(coordinator.Channel(), &buffer_,
+                       {.hello = [] { return v1::WorkerHello(); },
+                        .on_welcome = [] {},
+                        .on_command = [](v1::Command) {}});
+  link.Start();
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  const auto await = [&](const auto& done) {
+    while (!done() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+    return done();
+  };
+  ASSERT_TRUE(await([&] { return coordinator.heartbeats() >= 3; }));
+  EXPECT_EQ(coordinator.events(), 5);
+  EXPECT_TRUE(link.connected());
+  coordinator.Take();
+  EXPECT_TRUE(await([&] { return coordinator.events() == kEvents; }));
+  EXPECT_EQ(coordinator.sessions(), 1);
 }
 
 }  // namespace

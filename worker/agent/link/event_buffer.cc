@@ -15,6 +15,10 @@ void EventBuffer::PushLocked(v1::WorkerMessage message, size_t log_bytes, size_t
 
 void EventBuffer::Push(v1::WorkerMessage message) {
   absl::MutexLock lock(&mutex_);
+  if (Skips(message)) {
+    ++dropped_step_reports_;
+    return;
+  }
   size_t layer_bytes = 0;
   if (message.event().has_step()) {
     v1::StepReport* const step = message.mutable_event()->mutable_step();
@@ -25,6 +29,33 @@ void EventBuffer::Push(v1::WorkerMessage message) {
     }
   }
   PushLocked(std::move(message), 0, layer_bytes);
+  if (Unsent() > max_unsent_) ThinSteps();
+}
+
+size_t EventBuffer::Unsent() const {
+  return acknowledged_ + entries_.size() - std::max(handed_out_, acknowledged_);
+}
+
+bool EventBuffer::Skips(const v1::WorkerMessage& message) const {
+  return message.event().has_step() && message.event().step().step() % step_stride_ != 0;
+}
+
+// The same steps go on every worker of a job, sooner or later, so that what is left can be merged.
+void EventBuffer::ThinSteps() {
+  step_stride_ *= 2;
+  const auto unsent =
+      entries_.begin() + static_cast<long>(std::max(handed_out_, acknowledged_) - acknowledged_);
+  const auto end = std::remove_if(unsent, entries_.end(), [this](const Entry& entry) {
+    mutex_.AssertHeld();
+    if (!Skips(entry.message)) return false;
+    layer_bytes_ -= entry.layer_bytes;
+    ++dropped_step_reports_;
+    return true;
+  });
+  entries_.erase(end, entries_.end());
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    entries_[i].message.set_sequence(acknowledged_ + i + 1);
+  }
 }
 
 void EventBuffer::PushLogs(v1::AttemptEvent event, std::vector<v1::LogLine> lines) {
@@ -75,6 +106,8 @@ std::optional<v1::WorkerMessage> EventBuffer::Next(uint64_t sequence, absl::Dura
   woken_ = false;
   const uint64_t after = std::max(sequence, acknowledged_);
   if (acknowledged_ + entries_.size() <= after) return std::nullopt;
+  handed_out_ = std::max(handed_out_, after + 1);
+  if (Unsent() == 0) step_stride_ = 1;
   return entries_[after - acknowledged_].message;
 }
 
@@ -95,6 +128,11 @@ size_t EventBuffer::size() const {
 uint64_t EventBuffer::dropped_log_lines() const {
   absl::MutexLock lock(&mutex_);
   return dropped_log_lines_;
+}
+
+uint64_t EventBuffer::dropped_step_reports() const {
+  absl::MutexLock lock(&mutex_);
+  return dropped_step_reports_;
 }
 
 uint64_t EventBuffer::acknowledged() const {

@@ -76,6 +76,45 @@ TEST_F(EventBufferTest, ReportsThatDoNotFitGoWithoutTheirLayers) {
   EXPECT_EQ(buffer.Next(1000, absl::ZeroDuration())->event().step().layers_size(), 10);
 }
 
+// Days without a word of room: steps are thinned out alike on all workers, nothing else goes, and
+// what may have been sent stays as it was.
+TEST_F(EventBufferTest, StepsThinOutWhenNothingCanBeSent) {
+  EventBuffer buffer(100, 1000, 64);
+  const auto push_step = [&](uint64_t step) {
+    v1::WorkerMessage message;
+    message.mutable_event()->mutable_step()->set_step(step);
+    buffer.Push(std::move(message));
+  };
+  for (uint64_t step = 1; step <= 3; ++step) push_step(step);
+  EXPECT_EQ(buffer.Next(1, absl::ZeroDuration())->event().step().step(), 2u);  // 1 and 2 are out
+  for (uint64_t step = 4; step <= 1000; ++step) {
+    push_step(step);
+    if (step % 100 != 0) continue;
+    v1::WorkerMessage other;
+    other.mutable_event()->mutable_eval()->set_step(step);
+    buffer.Push(std::move(other));
+  }
+  std::vector<uint64_t> steps, evals;
+  const size_t size = buffer.size();
+  EXPECT_LE(size, 2u + 64u);
+  for (uint64_t sequence = 0; sequence < size; ++sequence) {
+    const v1::WorkerMessage message = *buffer.Next(sequence, absl::ZeroDuration());
+    EXPECT_EQ(message.sequence(), sequence + 1);
+    if (message.event().has_step()) steps.push_back(message.event().step().step());
+    if (message.event().has_eval()) evals.push_back(message.event().eval().step());
+  }
+  EXPECT_THAT(evals, ElementsAre(100, 200, 300, 400, 500, 600, 700, 800, 900, 1000));
+  ASSERT_GT(steps.size(), 30u);
+  EXPECT_EQ(steps[0], 1u);
+  EXPECT_EQ(steps[1], 2u);
+  for (size_t i = 2; i < steps.size(); ++i) EXPECT_EQ(steps[i], 32 * (i - 1)) << i;
+  EXPECT_EQ(buffer.dropped_step_reports() + steps.size(), 1000u);
+  // Everything is out: every step is reported again.
+  buffer.Acknowledge(size);
+  push_step(1001);
+  EXPECT_EQ(buffer.Next(size, absl::ZeroDuration())->event().step().step(), 1001u);
+}
+
 TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
   const std::string text(90, 'x');
   buffer_.PushLogs({}, {Line(text), Line(text), Line(text)});

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -61,7 +62,7 @@ absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
   if (std::ifstream(path) >> id) return id;
   absl::BitGen random;
   id = absl::StrFormat("%016x", absl::Uniform<uint64_t>(random));
-  // In one step: a worker that is killed in between must not leave half an id.
+  // The file appears in one step: a worker that is killed in between must not leave half an id.
   const std::string draft = path + ".new";
   std::ofstream file(draft);
   file << id << std::endl;
@@ -71,6 +72,21 @@ absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
     return absl::FailedPreconditionError(absl::StrFormat("%s cannot be written", path));
   }
   return id;
+}
+
+// To go through and not to list; to dial; and for the owner alone.
+constexpr mode_t kPassable = 0711, kWritableByAll = 0666, kPrivate = 0700;
+
+absl::Status SetMode(const std::string& path, mode_t mode) {
+  if (chmod(path.c_str(), mode) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrFormat("the permissions of %s cannot be set: %s", path, std::strerror(errno)));
+}
+
+void RemoveUnlessOwnedBy(const fs::path& folder, uid_t uid) {
+  struct stat found {};
+  std::error_code ignored;
+  if (lstat(folder.c_str(), &found) == 0 && found.st_uid != uid) fs::remove_all(folder, ignored);
 }
 
 }  // namespace
@@ -119,17 +135,37 @@ std::string DataDir::DrawIncarnation() const {
   return absl::StrFormat("%s.%016x", id_, absl::Uniform<uint64_t>(random));
 }
 
+absl::Status DataDir::OpenToOtherUsers() const {
+  for (const std::string& folder : {path_, socket_folder_}) {
+    if (!folder.empty()) RETURN_IF_ERROR(SetMode(folder, kPassable));
+  }
+  return SetMode(socket_path_, kWritableByAll);
+}
+
 absl::StatusOr<std::string> DataDir::TrainerDirectory(const std::string& job, uint32_t attempt,
-                                                      uint32_t rank) const {
-  const std::string folder =
-      absl::StrFormat("%s/jobs/%s/attempt-%d/rank-%d", path_, job, attempt, rank);
+                                                      uint32_t rank,
+                                                      const std::optional<LocalUser>& user) const {
+  const fs::path jobs = fs::path(path_) / "jobs";
+  const fs::path parent = jobs / job / absl::StrFormat("attempt-%d", attempt);
+  const fs::path folder = parent / absl::StrFormat("rank-%d", rank);
+  if (user.has_value()) RemoveUnlessOwnedBy(folder, user->uid);
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("%s cannot be created: %s", folder, error.message()));
+        absl::StrFormat("%s cannot be created: %s", folder.string(), error.message()));
   }
-  return folder;
+  if (!user.has_value()) return folder.string();
+  for (const fs::path& above : {jobs, jobs / job, parent}) {
+    RETURN_IF_ERROR(SetMode(above.string(), kPassable));
+  }
+  // Its parent is the worker's, so that nobody else can put another thing in its place.
+  if (lchown(folder.c_str(), user->uid, user->gid) != 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s cannot be given to %s: %s", folder.string(), user->name, std::strerror(errno)));
+  }
+  RETURN_IF_ERROR(SetMode(folder.string(), kPrivate));
+  return folder.string();
 }
 
 void DataDir::RemoveEmpty(const std::string& job, uint32_t attempt) const {

@@ -1,11 +1,13 @@
 // The worker's folder: one worker at a time, and never while trainers of an earlier one live.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "worker/agent/node/run_as.h"
 
 namespace ringleader::agent {
 
@@ -29,9 +31,14 @@ class DataDir {
   std::string DrawIncarnation() const;
   // Where trainers dial in. Unix sockets have short names: one in a long path lies under /tmp.
   const std::string& socket_path() const { return socket_path_; }
-  // Creates and returns the folder in which a trainer runs.
+  // Lets trainers that are other users' reach the socket, which must exist, and their folders.
+  // Nobody else's are theirs to read.
+  absl::Status OpenToOtherUsers() const;
+  // Creates and returns the folder in which a trainer runs: `user`'s alone, if there is one. What
+  // another user's trainer left in it is removed then.
   absl::StatusOr<std::string> TrainerDirectory(const std::string& job, uint32_t attempt,
-                                               uint32_t rank) const;
+                                               uint32_t rank,
+                                               const std::optional<LocalUser>& user) const;
   // Removes an attempt's folders, as far as its trainers left nothing in them.
   void RemoveEmpty(const std::string& job, uint32_t attempt) const;
 

@@ -154,13 +154,17 @@ absl::StatusOr<std::string> RouteTo(const Address& peer) {
   return unknown("cannot be reached", std::strerror(error));
 }
 
+std::string SystemHostname() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
 }  // namespace
 
 v1::NodeInventory TakeInventory(const InventoryOptions& options) {
   v1::NodeInventory inventory;
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  inventory.set_hostname(name);
+  inventory.set_hostname(options.hostname.empty() ? SystemHostname() : options.hostname);
   inventory.set_cpu_cores(UsableCores());
   inventory.set_memory_bytes(MemoryBytes(options.root));
   inventory.set_address(options.address);
@@ -185,9 +189,7 @@ absl::StatusOr<std::string> AddressFacing(const Address& peer, absl::Duration pa
 }
 
 std::string DefaultNodeId() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  std::string id = name;
+  std::string id = SystemHostname();
   for (char& c : id) {
     const bool valid = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                        c == '-' || c == '.' || c == '_';

@@ -12,8 +12,9 @@
 namespace ringleader::agent {
 
 struct InventoryOptions {
-  uint32_t trainers = 0;     // 0: one a GPU; without GPUs, one
-  std::string address = {};  // that trainers on other nodes reach
+  uint32_t trainers = 0;      // 0: one a GPU; without GPUs, one
+  std::string hostname = {};  // empty: the system's
+  std::string address = {};   // that trainers on other nodes reach
   std::string topology_domain = {};
   // CUDA_VISIBLE_DEVICES as this worker has it; null: all GPUs.
   const char* visible_gpus = nullptr;

@@ -4,6 +4,7 @@
 #include <linux/close_range.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,12 +27,25 @@ struct ChildPlan {
   int stderr_fd = -1;
   int error_fd = -1;
   const std::vector<int>* inherited_fds = nullptr;
+  const LocalUser* user = nullptr;
   pid_t parent = -1;
 };
+
+// The system calls themselves: the C library's functions would have all threads follow suit, and
+// the child of a fork has none of those that their lists speak of. The order matters, because who
+// is no longer root can change neither groups nor group.
+bool BecomeUser(const LocalUser& user) {
+  return syscall(SYS_setgroups, 0, nullptr) == 0 &&
+         syscall(SYS_setresgid, user.gid, user.gid, user.gid) == 0 &&
+         syscall(SYS_setresuid, user.uid, user.uid, user.uid) == 0 &&
+         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0;
+}
 
 // Async-signal-safe calls only: other threads may have held locks at the fork.
 [[noreturn]] void RunChild(const ChildPlan& plan) {
   setpgid(0, 0);
+  bool ok = plan.user == nullptr || BecomeUser(*plan.user);
+  // After that: the kernel forgets it where a process changes its user.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != plan.parent) _exit(127);  // it died before the line above
   sigset_t none;
@@ -39,8 +53,8 @@ struct ChildPlan {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
   const int null = open("/dev/null", O_RDONLY);
-  bool ok = null >= 0 && dup2(null, STDIN_FILENO) >= 0 &&
-            dup2(plan.stdout_fd, STDOUT_FILENO) >= 0 && dup2(plan.stderr_fd, STDERR_FILENO) >= 0;
+  ok = ok && null >= 0 && dup2(null, STDIN_FILENO) >= 0 &&
+       dup2(plan.stdout_fd, STDOUT_FILENO) >= 0 && dup2(plan.stderr_fd, STDERR_FILENO) >= 0;
   close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   for (const int fd : *plan.inherited_fds) ok = ok && fcntl(fd, F_SETFD, 0) == 0;
   ok = ok && chdir(plan.directory) == 0;
@@ -101,6 +115,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
                           .stderr_fd = err.write,
                           .error_fd = error.write,
                           .inherited_fds = &options.inherited_fds,
+                          .user = options.user.has_value() ? &*options.user : nullptr,
                           .parent = getpid()};
   // Not fork(): gRPC's handlers have no business in a child that only calls exec.
   const pid_t pid = _Fork();
@@ -124,9 +139,10 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
   } while (count < 0 && errno == EINTR);
   Close(&error.read);
   if (count > 0) {
-    return absl::FailedPreconditionError(absl::StrFormat("%s cannot be started in %s: %s",
-                                                         options.command[0], options.directory,
-                                                         std::strerror(child_error)));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s cannot be started in %s%s: %s", options.command[0], options.directory,
+        options.user.has_value() ? absl::StrCat(" as ", options.user->name, " (--run-as)") : "",
+        std::strerror(child_error)));
   }
   fcntl(process.stdout_, F_SETFL, O_NONBLOCK);
   fcntl(process.stderr_, F_SETFL, O_NONBLOCK);

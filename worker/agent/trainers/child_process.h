@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "worker/agent/node/run_as.h"
 
 namespace ringleader::agent {
 
@@ -18,6 +19,9 @@ struct ProcessOptions {
   std::map<std::string, std::string> environment = {};  // on top of this process's own
   // Stay open in the child, e.g. a lock that is to be held as long as the child lives.
   std::vector<int> inherited_fds = {};
+  // Whose process it is, with that user's group alone, and without any way to gain rights; none:
+  // this process's own user.
+  std::optional<LocalUser> user = {};
 };
 
 struct ExitStatus {
@@ -41,7 +45,7 @@ class Process {
   int TakeStdout();
   int TakeStderr();
 
-  // To the whole group; nothing happens if it is gone.
+  // Signals the whole process group; nothing happens if it is gone.
   void Signal(int signal);
   // The child's end if it has come; does not block. The rest of its group is killed then.
   std::optional<ExitStatus> Poll();

@@ -16,7 +16,7 @@ bool IsContinuation(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-// With '?' for every byte that is part of no character.
+// Returns the text with '?' for every byte that is part of no UTF-8 character.
 std::string Printable(std::string text) {
   std::string copy(text.size(), '\0');
   // Returns `text` itself where there is nothing to replace, else `copy`.

@@ -9,6 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
+#include "base/net/token.h"
+#include "base/process/trainer_secret.h"
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
 #include "proto/timestamps.h"
@@ -74,6 +77,9 @@ void Supervisor::OnCommand(const v1::Command& command, absl::Time now) {
   message.mutable_command_ack()->set_command_id(id);
   message.mutable_command_ack()->set_accepted(status.ok());
   message.mutable_command_ack()->set_message(std::string(status.message()));
+  // Nothing is wrong with the command: this worker has no room for it, or leaves.
+  message.mutable_command_ack()->set_later(absl::IsResourceExhausted(status) ||
+                                           absl::IsUnavailable(status));
   events_->Push(std::move(message));
 }
 
@@ -132,12 +138,15 @@ absl::Status Supervisor::Start(const v1::Command& command) {
   const v1::StartTrainers& start = command.start();
   RETURN_IF_ERROR(
       jobspec::CheckPaths(start.spec(), options_.allowed_paths, jobspec::RootCheck::kFiles));
-  // What an older attempt of the job holds is free by the time this one is spawned.
+  RETURN_IF_ERROR(options_.run_as.UserOf(start.owner()).status());
+  // Slot by slot, as the coordinator counts: a trainer whose end was reported holds none, whatever
+  // its peers do. What an older attempt of the job holds is free by the time this one is spawned.
   uint32_t taken = 0;
   for (const auto& [token, attempt] : attempts_) {
-    if (attempt.start.job() != command.job()) {
-      taken += static_cast<uint32_t>(attempt.trainers.size());
-    }
+    if (attempt.start.job() == command.job()) continue;
+    taken += static_cast<uint32_t>(
+        std::count_if(attempt.trainers.begin(), attempt.trainers.end(),
+                      [](const Trainer& trainer) { return !trainer.reported; }));
   }
   if (start.trainers() + taken > options_.slots) {
     return absl::ResourceExhaustedError(
@@ -234,14 +243,24 @@ void Supervisor::Spawn(Attempt& attempt) {
 
 absl::Status Supervisor::SpawnTrainer(Attempt& attempt, Trainer& trainer) {
   const v1::Command& start = attempt.start;
+  ASSIGN_OR_RETURN(const std::optional<LocalUser> user,
+                   options_.run_as.UserOf(start.start().owner()));
   ASSIGN_OR_RETURN(const std::string directory,
-                   data_dir_->TrainerDirectory(start.job(), start.attempt(), trainer.rank));
+                   data_dir_->TrainerDirectory(start.job(), start.attempt(), trainer.rank, user));
   trainer.slot = FreeSlot();
   ProcessOptions options = {
       .command = {options_.trainer_binary, "--socket", data_dir_->socket_path(), "--rank",
                   absl::StrCat(trainer.rank), "--token", absl::StrCat(start.fencing_token())},
       .directory = directory,
-      .inherited_fds = {data_dir_->lock_fd()}};
+      .inherited_fds = {data_dir_->lock_fd()},
+      .user = user};
+  if (user.has_value()) {
+    trainer.secret = NewToken();
+    options.environment = {{"HOME", user->home},
+                           {"USER", user->name},
+                           {"LOGNAME", user->name},
+                           {kTrainerSecretVariable, trainer.secret}};
+  }
   for (const std::string& flag : TlsFlags(options_.tls)) options.command.push_back(flag);
   if (options_.life_fd >= 0) options.inherited_fds.push_back(options_.life_fd);
   if (start.start().spec().resources().engine() == v1::ResourcesSpec::CUDA) {
@@ -335,6 +354,12 @@ void Supervisor::Reap(Trainer& trainer, absl::Time now) {
   if (!trainer.process || trainer.exit) return;
   trainer.exit = trainer.process->Poll();
   if (!trainer.exit) return;
+  if (trainer.exit->signal == SIGKILL && trainer.killed_because.empty() &&
+      BootNow() >= lease_end_) {
+    trainer.killed_because =
+        "ended with its lease: for so long its worker stood still, or was out of contact with the "
+        "coordinator, which may have replaced it";
+  }
   trainer.process.reset();
   trainer.exited_at = now;
 }

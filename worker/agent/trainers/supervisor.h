@@ -36,7 +36,8 @@ struct SupervisorOptions {
   std::string listen_host;        // where trainers listen for their peers
   TlsOptions tls;                 // between trainers; they run in folders of their own: whole paths
   std::vector<std::string> allowed_paths =
-      {};            // folders below which jobs' paths lie; none: anywhere
+      {};  // folders below which jobs' paths lie; none: anywhere
+  RunAs run_as = {};
   int life_fd = -1;  // that trainers keep open while they live (Witness); -1: none
   // A trainer that sends no pulse for so long is stuck as a whole; one whose pulses show the same
   // step and phase for so long hangs in it.
@@ -63,6 +64,9 @@ class Supervisor {
 
   // Reaps, kills what is overdue, reports what ended, starts what had to wait.
   void Tick(absl::Time now);
+
+  // Until when trainers may live, in boot time: told to those that run, and to each that attaches.
+  void SetLease(absl::Time end);
 
   // Tells all trainers to write a checkpoint and leave. Starts are refused from then on.
   void StopAll(const std::string& reason, absl::Duration grace, absl::Time now);
@@ -98,6 +102,7 @@ class Supervisor {
                absl::Time now);
   void OnPulse(Trainer& trainer, const v1::TrainerPulse& pulse, absl::Time now);
   v1::AgentMessage Assignment(const Attempt& attempt, const Trainer& trainer) const;
+  v1::TrainerLease Lease() const;
 
   void CheckHang(Attempt& attempt, absl::Time now);
   void Reap(Trainer& trainer, absl::Time now);
@@ -120,7 +125,8 @@ class Supervisor {
   std::map<uint64_t, Attempt> attempts_;           // by token
   std::map<std::string, uint64_t> highest_token_;  // by job
   std::set<uint64_t> commands_seen_;
-  std::string refusing_;  // why starts are refused; empty: they are not
+  std::string refusing_;                           // why starts are refused; empty: they are not
+  absl::Time lease_end_ = absl::InfiniteFuture();  // boot time
 
   mutable absl::Mutex mutex_;
   std::vector<v1::RunningAttempt> running_ ABSL_GUARDED_BY(mutex_);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/net/token.h"
 #include "base/protocol_version.h"
 #include "worker/agent/trainers/supervisor.h"
 
@@ -19,8 +20,10 @@ void Supervisor::OnHello(const std::shared_ptr<TrainerConnection>& connection,
       if (candidate.rank == hello.rank()) trainer = &candidate;
     }
   }
+  // Hashes, so that the time that the comparison takes tells nothing of the secret.
   if (trainer == nullptr || !trainer->process ||
-      static_cast<uint32_t>(trainer->process->pid()) != hello.pid()) {
+      static_cast<uint32_t>(trainer->process->pid()) != hello.pid() ||
+      TokenHash(trainer->secret) != TokenHash(hello.secret())) {
     connection->Close(absl::PermissionDeniedError("not a trainer that this worker started"));
     return;
   }
@@ -42,6 +45,20 @@ void Supervisor::OnHello(const std::shared_ptr<TrainerConnection>& connection,
   }
 }
 
+v1::TrainerLease Supervisor::Lease() const {
+  v1::TrainerLease lease;
+  lease.set_end_boot_nanoseconds(absl::ToUnixNanos(lease_end_));
+  return lease;
+}
+
+void Supervisor::SetLease(absl::Time end) {
+  if (end == lease_end_) return;
+  lease_end_ = end;
+  v1::AgentMessage message;
+  *message.mutable_lease() = Lease();
+  for (auto& [token, attempt] : attempts_) Forward(attempt, message);
+}
+
 v1::AgentMessage Supervisor::Assignment(const Attempt& attempt, const Trainer& trainer) const {
   const v1::StartTrainers& start = attempt.start.start();
   v1::AgentMessage message;
@@ -56,6 +73,9 @@ v1::AgentMessage Supervisor::Assignment(const Attempt& attempt, const Trainer& t
   assignment->set_checkpoint_step(start.checkpoint_step());
   assignment->set_listen_host(options_.listen_host);
   assignment->set_protocol_version(kProtocolVersion);
+  assignment->set_job_uid(start.job_uid());
+  assignment->set_fencing_token(attempt.start.fencing_token());
+  *assignment->mutable_lease() = Lease();
   const uint32_t threads = start.spec().resources().threads();
   assignment->set_threads(threads != 0 ? threads : std::max(1u, options_.cores / options_.slots));
   return message;

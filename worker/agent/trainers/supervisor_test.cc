@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <fstream>
@@ -34,27 +35,36 @@ class SupervisorTest : public ::testing::Test {
     chmod(binary_.c_str(), 0755);
   }
 
-  v1::Command Command() {
+  v1::Command Command(const std::string& job = "job", uint64_t token = 7) {
     v1::Command command;
     command.set_command_id(++last_command_);
-    command.set_job("job");
+    command.set_job(job);
     command.set_attempt(1);
-    command.set_fencing_token(7);
+    command.set_fencing_token(token);
     return command;
   }
-  // Starts rank 0 and returns the number of its process.
-  uint32_t StartTrainer() {
-    v1::Command command = Command();
-    command.mutable_start()->set_trainers(1);
-    command.mutable_start()->set_world_size(1);
+  // Has so many ranks started; what comes of it is in the acknowledgement.
+  void Start(const std::string& job, uint64_t token, uint32_t trainers) {
+    v1::Command command = Command(job, token);
+    command.mutable_start()->set_trainers(trainers);
+    command.mutable_start()->set_world_size(trainers);
     supervisor_.OnCommand(command, absl::Now());
-    uint32_t pid = 0;
+  }
+  // The number of the process that runs the rank.
+  int PidOf(const std::string& job, int rank) {
+    int pid = 0;
+    const std::string path =
+        dir_.File(absl::StrCat("data/jobs/", job, "/attempt-1/rank-", rank, "/pid"));
     const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (!(std::ifstream(dir_.File("data/jobs/job/attempt-1/rank-0/pid")) >> pid) &&
-           absl::Now() < deadline) {
+    while (!(std::ifstream(path) >> pid) && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     return pid;
+  }
+  // Starts rank 0 and returns the number of its process.
+  uint32_t StartTrainer() {
+    Start("job", 7, 1);
+    return static_cast<uint32_t>(PidOf("job", 0));
   }
   static v1::TrainerMessage Hello(uint32_t pid, uint32_t version) {
     v1::TrainerMessage message;
@@ -86,7 +96,7 @@ class SupervisorTest : public ::testing::Test {
   absl::Mutex mutex_;
   std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   Supervisor supervisor_{
-      {.trainer_binary = binary_, .gpus = {}, .listen_host = "127.0.0.1", .tls = {}},
+      {.trainer_binary = binary_, .slots = 2, .gpus = {}, .listen_host = "127.0.0.1", .tls = {}},
       &data_dir_,
       &events_,
       &logs_,
@@ -129,10 +139,53 @@ TEST_F(SupervisorTest, KillsATrainerOfAnotherProtocolVersionAndSaysWhy) {
               HasSubstr("the trainer of rank 0 speaks protocol version 0 and its worker"));
 }
 
+TEST_F(SupervisorTest, TellsTrainersWhenTheirLeaseEnds) {
+  const uint32_t pid = StartTrainer();
+  const absl::Time first = absl::UnixEpoch() + absl::Seconds(100);
+  supervisor_.SetLease(first);
+  const auto connection = std::make_shared<Connection>();
+  supervisor_.OnTrainerMessage(connection, Hello(pid, kProtocolVersion), absl::Now());
+  ASSERT_EQ(connection->sent.size(), 1u);
+  EXPECT_EQ(connection->sent[0].assignment().lease().end_boot_nanoseconds(),
+            absl::ToUnixNanos(first));
+  EXPECT_EQ(connection->sent[0].assignment().fencing_token(), 7u);
+  supervisor_.SetLease(first);
+  EXPECT_EQ(connection->sent.size(), 1u);
+  supervisor_.SetLease(first + absl::Seconds(2));
+  ASSERT_EQ(connection->sent.size(), 2u);
+  EXPECT_EQ(connection->sent[1].lease().end_boot_nanoseconds(),
+            absl::ToUnixNanos(first + absl::Seconds(2)));
+}
+
+TEST_F(SupervisorTest, SaysOfATrainerThatItEndedWithItsLease) {
+  supervisor_.SetLease(absl::UnixEpoch() + absl::Nanoseconds(1));  // long over
+  kill(static_cast<pid_t>(StartTrainer()), SIGKILL);
+  EXPECT_TRUE(Next().command_ack().accepted());
+  EXPECT_THAT(Next().event().trainer_exited().message(), HasSubstr("ended with its lease"));
+}
+
+// A rank that lingers keeps its own slot, and no other: as in the coordinator's books.
+TEST_F(SupervisorTest, ARankThatEndedGivesItsSlotToAnotherJob) {
+  Start("job", 7, 2);
+  EXPECT_TRUE(Next().command_ack().accepted());
+  PidOf("job", 1);
+  kill(PidOf("job", 0), SIGKILL);
+  EXPECT_EQ(Next().event().trainer_exited().rank(), 0u);
+  Start("next", 8, 1);
+  EXPECT_TRUE(Next().command_ack().accepted());
+  EXPECT_GT(PidOf("next", 0), 0);
+  Start("third", 9, 1);
+  const v1::CommandAck refused = Next().command_ack();
+  EXPECT_FALSE(refused.accepted());
+  EXPECT_TRUE(refused.later());
+  EXPECT_EQ(refused.message(), "2 of 2 trainers are taken, and 1 were asked for");
+}
+
 TEST_F(SupervisorTest, RefusesCommandsThatItDoesNotKnow) {
   supervisor_.OnCommand(Command(), absl::Now());
   v1::CommandAck ack = Next().command_ack();
   EXPECT_FALSE(ack.accepted());
+  EXPECT_FALSE(ack.later());
   EXPECT_THAT(ack.message(), HasSubstr("no kind that this worker knows"));
   v1::Command stop = Command();
   stop.mutable_stop()->set_mode(static_cast<v1::StopTrainers::Mode>(9));

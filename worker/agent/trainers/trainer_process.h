@@ -18,7 +18,8 @@ struct Trainer {
   uint32_t rank = 0;
   uint32_t slot = 0;  // which of the node's places, and GPUs, it has
   std::optional<Process> process = {};
-  int open_pipes = 0;  // of its output, still being read
+  std::string secret = {};  // that the process was given, as another user's; else empty
+  int open_pipes = 0;       // of its output, still being read
   std::shared_ptr<TrainerConnection> connection = {};
 
   // Its last signs of life; times are monotonic.

@@ -43,6 +43,8 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry)
                            "Sessions that the coordinator welcomed")),
       dropped_log_lines_(AddCounter(registry, "ringleader_worker_dropped_log_lines_total",
                                     "Log lines dropped because the buffer was full")),
+      dropped_step_reports_(AddCounter(registry, "ringleader_worker_dropped_step_reports_total",
+                                       "Reports of steps dropped because the buffer was full")),
       exits_(prometheus::BuildCounter()
                  .Name("ringleader_worker_trainer_exits_total")
                  .Help("Trainers that ended, by outcome")
@@ -70,6 +72,9 @@ void WorkerMetrics::SetSessions(uint64_t total) {
 }
 void WorkerMetrics::SetDroppedLogLines(uint64_t total) {
   RaiseTo(dropped_log_lines_, total);
+}
+void WorkerMetrics::SetDroppedStepReports(uint64_t total) {
+  RaiseTo(dropped_step_reports_, total);
 }
 
 void WorkerMetrics::TrainerExited(v1::TrainerExited::Outcome outcome) {

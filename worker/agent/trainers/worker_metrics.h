@@ -29,6 +29,7 @@ class WorkerMetrics {
   // Totals since the start; they never fall.
   void SetSessions(uint64_t total);
   void SetDroppedLogLines(uint64_t total);
+  void SetDroppedStepReports(uint64_t total);
   void TrainerExited(v1::TrainerExited::Outcome outcome);
 
  private:
@@ -39,6 +40,7 @@ class WorkerMetrics {
   prometheus::Gauge& buffered_;
   prometheus::Counter& sessions_;
   prometheus::Counter& dropped_log_lines_;
+  prometheus::Counter& dropped_step_reports_;
   prometheus::Family<prometheus::Counter>& exits_;
 };
 

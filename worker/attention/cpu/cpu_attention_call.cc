@@ -113,14 +113,12 @@ AttentionStats CpuAttentionDevice::TakeStats(const ring::RingSchedule& /*forward
 }
 
 std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
-    std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) {
-  const patterns::EstimateQueries estimate =
-      patterns::ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
+    std::shared_ptr<const SequenceDocuments> documents, const patterns::EstimateQueries& queries) {
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = Copy(documents->local_starts),
-                      .estimate_positions = Copy(estimate.positions),
-                      .estimate_starts = Copy(estimate.starts)});
+                      .estimate_positions = Copy(queries.positions),
+                      .estimate_starts = Copy(queries.starts)});
 }
 
 CallShape CpuCall::shape() const {

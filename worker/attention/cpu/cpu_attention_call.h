@@ -27,7 +27,7 @@ class CpuAttentionDevice : public AttentionDevice {
   LayerStats& StatsOf(int layer) override;
   AttentionStats TakeStats(const ring::RingSchedule& forward) override;
   std::shared_ptr<const DeviceDocuments> Upload(std::shared_ptr<const SequenceDocuments> documents,
-                                                int estimate_queries) override;
+                                                const patterns::EstimateQueries& queries) override;
 
   comm::Communicator& communicator() { return communicator_; }
   kernels::reference::Engine& engine() { return engine_; }
@@ -83,14 +83,20 @@ class CpuCall : public AttentionCall {
   absl::Status RowSum(const patterns::VerticalSlash& work) override;
   absl::Status Mass(const patterns::VerticalSlash& work) override;
   absl::Status Candidates(const patterns::VerticalSlash& work) override;
-  absl::Status MergeParts(const patterns::VerticalSlash& work) override;
   absl::Status Select(const patterns::VerticalSlash& work, const LayerIndex& index) override;
+  absl::Status AdaptBudgets(const patterns::VerticalSlash& work) override;
   // Recall is that of every eighth estimate query.
   absl::Status CountSelection(const patterns::VerticalSlash& work,
                               const LayerIndex& index) override;
   absl::Status Run(const kernels::BlockStep& step) override;
 
  private:
+  // What Select did for a head.
+  struct HeadChoice {
+    int32_t slashes = 0;
+    double recall = 0.0;  // what columns and diagonals both hold counts twice
+    bool verticals_at_budget = false, slashes_at_budget = false;
+  };
   // Part 0: the keys, part 1: the values that a step attends to.
   kernels::TokenMajor<const float> KeysOf(const Step& step, int part) const;
 
@@ -98,7 +104,7 @@ class CpuCall : public AttentionCall {
   const int layer_;
   const Tensors tensors_;
   std::optional<kernels::reference::IndexEstimate> estimate_;  // from RowMax on
-  std::vector<int32_t> slashes_;                               // [heads], from Select on
+  std::vector<HeadChoice> choices_;                            // [heads], from Select on
   std::vector<float> delta_;                                   // [heads, n]
   std::vector<float> d_column_keys_, d_column_values_;         // [heads, max_columns, d]
 };

@@ -31,6 +31,14 @@ absl::Status CpuCall::Sum(patterns::SumType type, void* values, int64_t count) {
     return device_.communicator().AllReduceSum(Channel::kControl, static_cast<float*>(values),
                                                count);
   }
+  if (type == patterns::SumType::kInt32) {  // doubles hold them exactly
+    auto* const sums = static_cast<int32_t*>(values);
+    std::vector<double> exact(sums, sums + count);
+    RETURN_IF_ERROR(
+        device_.communicator().AllReduceSum(Channel::kControl, exact.data(), exact.size()));
+    std::copy(exact.begin(), exact.end(), sums);
+    return absl::OkStatus();
+  }
   // Exact, whatever the size of the sums.
   auto* const sums = static_cast<int64_t*>(values);
   std::vector<int64_t> all(count * device_.communicator().size());
@@ -55,10 +63,16 @@ absl::Status CpuCall::Gather(void* values, int64_t bytes) {
 
 absl::Status CpuCall::PrepareEstimate(const patterns::VerticalSlash& work) {
   int64_t* const positions = work.query_positions.data();
-  if (work.documents == nullptr) {
-    std::iota(positions, positions + work.queries, work.layout.tokens - work.queries);
-  } else {
-    std::copy_n(work.documents->estimate_positions.data(), work.queries, positions);
+  for (int32_t e = 0; e < work.queries; ++e) {
+    positions[e] = work.documents != nullptr ? work.documents->estimate_positions.data()[e]
+                   : work.spread ? kernels::SpreadPosition(work.layout.tokens, work.queries, e)
+                                 : work.layout.tokens - work.queries + e;
+  }
+  for (int head = 0; head < work.heads; ++head) {
+    work.budget_masses.data()[head] = work.column_mass;
+    work.budget_masses.data()[work.heads + head] = work.diagonal_mass;
+    work.budget_counts.data()[head] = work.max_verticals;
+    work.budget_counts.data()[work.heads + head] = work.max_slashes;
   }
   auto* const rows = reinterpret_cast<float*>(work.query_rows.data());
   if (rows == nullptr) return absl::OkStatus();
@@ -98,7 +112,7 @@ absl::Status CpuCall::RowMax(const patterns::VerticalSlash& work) {
            .row_max = work.row_max.data(),
            .row_sum = work.row_sum.data(),
            .column_mass = work.column_mass_of.data(),
-           .diagonal_mass = work.mine()}));
+           .diagonal_mass = work.diagonal_mass_of.data()}));
   estimate_.emplace(estimate);
   estimate_->RowMax();
   return absl::OkStatus();
@@ -115,14 +129,15 @@ absl::Status CpuCall::Mass(const patterns::VerticalSlash& /*work*/) {
 }
 
 absl::Status CpuCall::Candidates(const patterns::VerticalSlash& work) {
-  const int32_t columns = work.parts.max_columns;
+  const int32_t columns = work.max_columns;
   const int64_t n = work.layout.local_tokens();
   device_.engine().pool().For(work.heads, [&](int64_t head, int) {
     const int32_t* const mass = work.column_mass_of.data() + head * n;
     std::vector<reference::ColumnCandidate> best(columns);
-    reference::CandidateColumns(mass, work.layout, work.sink_tokens, columns, best.data());
-    int32_t* const masses = work.mine() + work.parts.candidate_mass() + head * columns;
-    int32_t* const positions = work.mine() + work.parts.candidate_positions() + head * columns;
+    reference::CandidateColumns(mass, work.layout, work.sink_tokens, columns, best.data(),
+                                kernels::TiesGoLate(static_cast<int32_t>(head)));
+    int32_t* const masses = work.CandidateMass(work.layout.rank) + head * columns;
+    int32_t* const positions = work.CandidatePositions(work.layout.rank) + head * columns;
     for (int32_t c = 0; c < columns; ++c) {
       const bool used = best[c].position < work.layout.tokens;
       masses[c] = static_cast<int32_t>(best[c].mass);
@@ -132,44 +147,44 @@ absl::Status CpuCall::Candidates(const patterns::VerticalSlash& work) {
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::MergeParts(const patterns::VerticalSlash& work) {
-  const kernels::IndexParts all = work.merged_parts();
-  const int64_t diagonals = work.heads * work.parts.blocks;
-  const int64_t candidates = int64_t{work.heads} * work.parts.max_columns;
-  int32_t* const merged = work.merged.data();
-  for (int rank = 0; rank < work.layout.ranks; ++rank) {
-    const int32_t* const part = work.gathered.data() + rank * work.parts.elements();
-    for (int64_t i = 0; i < diagonals; ++i) merged[i] += part[i];
-    std::copy_n(part + work.parts.candidate_mass(), candidates,
-                merged + all.candidate_mass() + rank * candidates);
-    std::copy_n(part + work.parts.candidate_positions(), candidates,
-                merged + all.candidate_positions() + rank * candidates);
-  }
+absl::Status CpuCall::Select(const patterns::VerticalSlash& work, const LayerIndex& index) {
+  const int64_t blocks = work.blocks, columns = index.max_columns;
+  const float* const shares = work.budget_masses.data();
+  const int32_t* const counts = work.budget_counts.data();
+  choices_.resize(work.heads);
+  device_.engine().pool().For(work.heads, [&](int64_t head, int) {
+    const int32_t* const diagonals = work.diagonal_mass_of.data() + head * blocks;
+    HeadChoice& choice = choices_[head];
+    reference::Taken of_diagonals, of_columns;
+    choice.slashes = reference::SelectDiagonals(
+        diagonals, blocks, work.local_blocks, shares[work.heads + head], counts[work.heads + head],
+        index.diagonals.data() + head * index.diagonal_words, work.slashes_by_tiles, &of_diagonals);
+    std::vector<reference::ColumnCandidate> candidates;
+    for (int rank = 0; rank < work.layout.ranks; ++rank) {
+      for (int64_t c = head * columns; c < (head + 1) * columns; ++c) {
+        const int32_t position = work.CandidatePositions(rank)[c];
+        if (position >= 0) candidates.push_back({position, work.CandidateMass(rank)[c]});
+      }
+    }
+    const int64_t total = std::accumulate(diagonals, diagonals + blocks, int64_t{0});
+    index.column_counts.data()[head] = reference::SelectColumns(
+        candidates.data(), static_cast<int64_t>(candidates.size()), total, work.sink_tokens,
+        shares[head], std::min(counts[head], index.max_columns), index.max_columns,
+        index.column_positions.data() + head * columns, &of_columns,
+        kernels::TiesGoLate(static_cast<int32_t>(head)));
+    choice.recall = total > 0 ? static_cast<double>(of_columns.mass + of_diagonals.mass) /
+                                    static_cast<double>(total)
+                              : 0.0;
+    choice.verticals_at_budget = of_columns.at_budget;
+    choice.slashes_at_budget = of_diagonals.at_budget;
+  });
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::Select(const patterns::VerticalSlash& work, const LayerIndex& index) {
-  const int64_t blocks = work.parts.blocks, columns = index.max_columns;
-  slashes_.resize(work.heads);
-  device_.engine().pool().For(work.heads, [&](int64_t head, int) {
-    const int32_t* const diagonals = work.merged_diagonal_mass() + head * blocks;
-    slashes_[head] = reference::SelectDiagonals(
-        diagonals, blocks, work.local_blocks, work.diagonal_mass, work.max_slashes,
-        index.diagonals.data() + head * index.diagonal_words);
-    std::vector<reference::ColumnCandidate> candidates;
-    for (int rank = 0; rank < work.layout.ranks; ++rank) {
-      const int64_t begin = (int64_t{rank} * work.heads + head) * columns;
-      for (int64_t c = begin; c < begin + columns; ++c) {
-        const int32_t position = work.merged_candidate_positions()[c];
-        if (position >= 0) candidates.push_back({position, work.merged_candidate_mass()[c]});
-      }
-    }
-    index.column_counts.data()[head] =
-        reference::SelectColumns(candidates.data(), static_cast<int64_t>(candidates.size()),
-                                 std::accumulate(diagonals, diagonals + blocks, int64_t{0}),
-                                 work.sink_tokens, work.column_mass, work.max_verticals,
-                                 index.max_columns, index.column_positions.data() + head * columns);
-  });
+absl::Status CpuCall::AdaptBudgets(const patterns::VerticalSlash& work) {
+  std::vector<double> recall;
+  for (const HeadChoice& choice : choices_) recall.push_back(choice.recall);
+  reference::AdaptBudgets(recall, work.budget_counts.data());
   return absl::OkStatus();
 }
 
@@ -178,7 +193,11 @@ absl::Status CpuCall::CountSelection(const patterns::VerticalSlash& work, const 
   const int64_t n = work.layout.local_tokens();
   const int32_t* const counts = index.column_counts.data();
   stats.verticals += std::accumulate(counts, counts + work.heads, 0.0) / work.heads;
-  stats.slashes += std::accumulate(slashes_.begin(), slashes_.end(), 0.0) / work.heads;
+  for (const HeadChoice& choice : choices_) {
+    stats.slashes += static_cast<double>(choice.slashes) / work.heads;
+    stats.verticals_at_budget += static_cast<double>(choice.verticals_at_budget) / work.heads;
+    stats.slashes_at_budget += static_cast<double>(choice.slashes_at_budget) / work.heads;
+  }
   // This rank's part of the recall; the sum over ranks is the layer's.
   std::vector<char> selected(work.heads * n, 0);
   for (int head = 0; head < work.heads; ++head) {

@@ -50,8 +50,8 @@ class CudaCall : public AttentionCall {
   absl::Status RowSum(const patterns::VerticalSlash& work) override;
   absl::Status Mass(const patterns::VerticalSlash& work) override;
   absl::Status Candidates(const patterns::VerticalSlash& work) override;
-  absl::Status MergeParts(const patterns::VerticalSlash& work) override;
   absl::Status Select(const patterns::VerticalSlash& work, const LayerIndex& index) override;
+  absl::Status AdaptBudgets(const patterns::VerticalSlash& work) override;
   // On the device; recall is that of all estimate queries.
   absl::Status CountSelection(const patterns::VerticalSlash& work,
                               const LayerIndex& index) override;
@@ -69,7 +69,7 @@ class CudaCall : public AttentionCall {
   const int layer_;
   CallTensors& tensors_;
   // The index.
-  torch::Tensor masses_, max_counts_;    // [2, heads], of columns and of diagonals
+  torch::Tensor run_sums_;               // [heads, E, runs], from RowMax to Mass
   kernels::index::SelectArgs selected_;  // after Select
   std::vector<torch::Tensor> selected_memory_;
   // Forward: [n, heads, d] fp32, read only where lse says it was written.

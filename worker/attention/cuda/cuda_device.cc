@@ -47,14 +47,12 @@ absl::Status CudaAttentionDevice::End() {
 }
 
 std::shared_ptr<const DeviceDocuments> CudaAttentionDevice::Upload(
-    std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) {
-  const patterns::EstimateQueries estimate =
-      patterns::ChooseEstimateQueries(documents->tokens, estimate_queries, documents.get());
+    std::shared_ptr<const SequenceDocuments> documents, const patterns::EstimateQueries& queries) {
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = UploadArray(documents->local_starts),
-                      .estimate_positions = UploadArray(estimate.positions),
-                      .estimate_starts = UploadArray(estimate.starts)});
+                      .estimate_positions = UploadArray(queries.positions),
+                      .estimate_starts = UploadArray(queries.starts)});
 }
 
 void* CudaAttentionDevice::Reserve(RingMemory& memory, size_t bytes,

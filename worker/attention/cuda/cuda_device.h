@@ -34,7 +34,7 @@ class CudaAttentionDevice : public AttentionDevice {
     return stats_.Take(forward);
   }
   std::shared_ptr<const DeviceDocuments> Upload(std::shared_ptr<const SequenceDocuments> documents,
-                                                int estimate_queries) override;
+                                                const patterns::EstimateQueries& queries) override;
 
   const Options& options() const { return options_; }
   comm::DeviceCommunicator& communicator() { return communicator_; }

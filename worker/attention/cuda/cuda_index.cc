@@ -34,8 +34,9 @@ DeviceMemory CudaCall::Allocate(int64_t bytes) {
 }
 
 absl::Status CudaCall::Sum(patterns::SumType type, void* values, int64_t count) {
-  const ElementType element =
-      type == patterns::SumType::kQueries ? ElementType::kBfloat16 : ElementType::kInt64;
+  const ElementType element = type == patterns::SumType::kQueries ? ElementType::kBfloat16
+                              : type == patterns::SumType::kInt32 ? ElementType::kInt32
+                                                                  : ElementType::kInt64;
   return AwaitTransfer(
       device_.communicator().AllReduceSum(Channel::kControl, values, count, element, Stream()),
       device_.stats().timers(), Stream());
@@ -55,21 +56,22 @@ absl::Status CudaCall::Gather(void* values, int64_t bytes) {
 }
 
 absl::Status CudaCall::PrepareEstimate(const patterns::VerticalSlash& work) {
-  masses_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kFloat));
-  max_counts_ = torch::empty({2, work.heads}, tensors_.q.options().dtype(torch::kInt));
+  run_sums_ = torch::empty({work.heads, work.queries, kernels::RunsOf(work.layout.local_tokens())},
+                           tensors_.q.options().dtype(torch::kFloat));
   return index::PrepareEstimate(
       {.q = View(tensors_.q),
        .layout = work.layout,
        .count = work.queries,
        .chosen = work.documents == nullptr ? nullptr : work.documents->estimate_positions.data(),
+       .spread = work.spread,
        .queries = reinterpret_cast<__nv_bfloat16*>(work.query_rows.data()),
        .positions = work.query_positions.data(),
        .column_mass = work.column_mass,
        .diagonal_mass = work.diagonal_mass,
        .max_columns = work.max_verticals,
        .max_diagonals = work.max_slashes,
-       .masses = masses_.mutable_data_ptr<float>(),
-       .max_counts = max_counts_.mutable_data_ptr<int32_t>()},
+       .masses = work.budget_masses.data(),
+       .max_counts = work.budget_counts.data()},
       Stream());
 }
 
@@ -92,8 +94,9 @@ index::EstimateArgs CudaCall::EstimateArgsOf(const patterns::VerticalSlash& work
           .scale = work.scale,
           .row_max = work.row_max.data(),
           .row_sum = work.row_sum.data(),
+          .run_sums = run_sums_.mutable_data_ptr<float>(),
           .column_mass = work.column_mass_of.data(),
-          .diagonal_mass = work.mine()};
+          .diagonal_mass = work.diagonal_mass_of.data()};
 }
 
 absl::Status CudaCall::RowMax(const patterns::VerticalSlash& work) {
@@ -105,53 +108,50 @@ absl::Status CudaCall::RowSum(const patterns::VerticalSlash& work) {
 }
 
 absl::Status CudaCall::Mass(const patterns::VerticalSlash& work) {
-  return index::EstimateMass(EstimateArgsOf(work), Stream());
+  const Tensor run_sums = run_sums_;  // freed in stream order
+  const index::EstimateArgs args = EstimateArgsOf(work);
+  run_sums_.reset();
+  return index::EstimateMass(args, Stream());
 }
 
 absl::Status CudaCall::Candidates(const patterns::VerticalSlash& work) {
-  return index::SelectColumnCandidates(
-      {.column_mass = work.column_mass_of.data(),
-       .layout = work.layout,
-       .heads = work.heads,
-       .max_columns = work.parts.max_columns,
-       .sink_tokens = work.sink_tokens,
-       .mass = work.mine() + work.parts.candidate_mass(),
-       .positions = work.mine() + work.parts.candidate_positions()},
-      Stream());
-}
-
-absl::Status CudaCall::MergeParts(const patterns::VerticalSlash& work) {
-  const kernels::IndexParts all = work.merged_parts();
-  int32_t* const merged = work.merged.data();
-  return index::MergeIndexParts(work.parts, work.gathered.data(), work.layout.ranks, merged,
-                                merged + all.candidate_mass(), merged + all.candidate_positions(),
-                                Stream());
+  return index::SelectColumnCandidates({.column_mass = work.column_mass_of.data(),
+                                        .layout = work.layout,
+                                        .heads = work.heads,
+                                        .max_columns = work.max_columns,
+                                        .sink_tokens = work.sink_tokens,
+                                        .mass = work.CandidateMass(work.layout.rank),
+                                        .positions = work.CandidatePositions(work.layout.rank)},
+                                       Stream());
 }
 
 absl::Status CudaCall::Select(const patterns::VerticalSlash& work, const LayerIndex& layer) {
-  const int64_t heads = work.heads, blocks = work.parts.blocks, ranks = work.layout.ranks;
+  const int64_t heads = work.heads, blocks = work.blocks, ranks = work.layout.ranks;
   const auto ints = tensors_.q.options().dtype(torch::kInt),
              longs = tensors_.q.options().dtype(torch::kLong);
   const Tensor diagonal_counts = torch::empty({heads}, ints),
                residue_offsets = torch::empty({heads, ranks + 1}, ints),
                residues = torch::empty({heads, blocks}, ints), load = torch::empty({ranks}, longs),
-               head_masses = torch::empty({heads, 3}, longs);
+               head_masses = torch::empty(
+                   {heads, static_cast<int64_t>(sizeof(index::IndexMass) / sizeof(int64_t))},
+                   longs);
   const Tensor scratch = kernels::ops::Scratch(
       static_cast<int64_t>(index::SelectWorkspaceBytes(work.heads, work.layout.tokens)),
       tensors_.q);
   selected_memory_ = {diagonal_counts, residue_offsets, residues, load, head_masses, scratch};
   selected_ = {
-      .candidate_mass = work.merged_candidate_mass(),
-      .candidate_positions = work.merged_candidate_positions(),
-      .diagonal_mass = work.merged_diagonal_mass(),
-      .column_budgets = {.mass = masses_.const_data_ptr<float>(),
-                         .max_count = max_counts_.const_data_ptr<int32_t>()},
-      .diagonal_budgets = {.mass = masses_.const_data_ptr<float>() + heads,
-                           .max_count = max_counts_.const_data_ptr<int32_t>() + heads},
+      .candidate_mass = work.CandidateMass(0),
+      .candidate_positions = work.CandidatePositions(0),
+      .candidate_stride = 2 * work.candidate_slots(),
+      .diagonal_mass = work.diagonal_mass_of.data(),
+      .column_budgets = {.mass = work.budget_masses.data(), .max_count = work.budget_counts.data()},
+      .diagonal_budgets = {.mass = work.budget_masses.data() + heads,
+                           .max_count = work.budget_counts.data() + heads},
+      .diagonals_by_tiles = work.slashes_by_tiles,
       .layout = work.layout,
       .heads = work.heads,
       .tile = work.tile,
-      .max_columns = work.parts.max_columns,
+      .max_columns = work.max_columns,
       .sink_tokens = work.sink_tokens,
       .local_blocks = work.local_blocks,
       .workspace = scratch.mutable_data_ptr(),
@@ -164,6 +164,10 @@ absl::Status CudaCall::Select(const patterns::VerticalSlash& work, const LayerIn
       .load = load.mutable_data_ptr<int64_t>(),
       .masses = reinterpret_cast<index::IndexMass*>(head_masses.mutable_data_ptr<int64_t>())};
   return index::Select(selected_, Stream());
+}
+
+absl::Status CudaCall::AdaptBudgets(const patterns::VerticalSlash& work) {
+  return index::AdaptBudgets(selected_.masses, work.heads, work.budget_counts.data(), Stream());
 }
 
 absl::Status CudaCall::CountSelection(const patterns::VerticalSlash& work,

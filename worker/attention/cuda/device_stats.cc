@@ -33,6 +33,8 @@ void DeviceStats::AddCounters(const int64_t* slots, const ring::RingSchedule& sc
   std::memcpy(&counters, slots, sizeof(counters));
   layer.verticals = counters.verticals;
   layer.slashes = counters.slashes;
+  layer.verticals_at_budget = counters.verticals_at_budget;
+  layer.slashes_at_budget = counters.slashes_at_budget;
   if (layer.recall >= 0.0) layer.recall = counters.recall;
   layer.column_tiles = static_cast<uint64_t>(counters.column_tiles);
   layer.tiles_per_ring_step.resize(schedule.steps.size());

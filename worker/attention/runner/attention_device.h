@@ -109,9 +109,10 @@ class AttentionDevice {
   // What happened since the last call, by steps of `forward`.
   virtual AttentionStats TakeStats(const ring::RingSchedule& forward) = 0;
 
-  // `documents` on the device, for a forward that estimates from `estimate_queries` queries.
+  // `documents` on the device, for forwards that estimate from `queries`.
   virtual std::shared_ptr<const DeviceDocuments> Upload(
-      std::shared_ptr<const SequenceDocuments> documents, int estimate_queries) = 0;
+      std::shared_ptr<const SequenceDocuments> documents,
+      const patterns::EstimateQueries& queries) = 0;
 };
 
 }  // namespace ringleader::attention

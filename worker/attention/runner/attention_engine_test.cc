@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
@@ -74,28 +76,95 @@ class AttentionEngineTest : public ::testing::Test {
   }
 
   std::mt19937 random_{3};
-  const Tensor q_ = RandomTensor(kTokens, kHeads, kHeadDim, random_);
-  const Tensor k_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
+  Tensor q_ = RandomTensor(kTokens, kHeads, kHeadDim, random_);
+  Tensor k_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
   const Tensor v_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
 };
 
 TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
-  patterns::AttentionOptions options = VerticalSlash();
-  const testing::HostIndex expected = Run(options, 1)[0].index;
-  EXPECT_GT(expected.column_counts[0], 4);
-  for (const int ranks : {2, 4}) {
-    for (const LayoutKind layout :
-         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-      options.layout = layout;
-      options.ring.inner = ranks;
-      for (const RankResult& result : Run(options, ranks)) {
-        EXPECT_EQ(result.index.diagonals, expected.diagonals);
-        EXPECT_EQ(result.index.column_positions, expected.column_positions);
-        EXPECT_EQ(result.index.column_counts, expected.column_counts);
-        EXPECT_EQ(result.index.column_keys, expected.column_keys);
+  patterns::AttentionOptions share = VerticalSlash();
+  share.budget = {.vertical_mass = 0.9, .slash_mass = 0.95, .density = 0.2};
+  share.estimate_at = patterns::EstimateAt::kSpread;
+  share.adapt_heads = true;
+  for (patterns::AttentionOptions options : {VerticalSlash(), share}) {
+    const testing::HostIndex expected = Run(options, 1)[0].index;
+    EXPECT_GT(expected.column_counts[0], 4);
+    for (const ring::RingShape ring : {ring::RingShape{ring::RingKind::kFlat, 2, 1},
+                                       ring::RingShape{ring::RingKind::kFlat, 4, 1},
+                                       ring::RingShape{ring::RingKind::kHierarchical, 2, 2},
+                                       ring::RingShape{ring::RingKind::kAllGather, 4, 1}}) {
+      for (const LayoutKind layout :
+           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+        options.layout = layout;
+        options.ring = ring;
+        for (const RankResult& result : Run(options, ring.ranks())) {
+          EXPECT_EQ(result.index.diagonals, expected.diagonals);
+          EXPECT_EQ(result.index.column_positions, expected.column_positions);
+          EXPECT_EQ(result.index.column_counts, expected.column_counts);
+          EXPECT_EQ(result.index.column_keys, expected.column_keys);
+        }
       }
     }
   }
+}
+
+// A share is what is visited, at any length, but for what is always kept: the main diagonal here,
+// and one element that crosses.
+TEST_F(AttentionEngineTest, AShareOfTheTilesIsKeptTo) {
+  patterns::AttentionOptions options = VerticalSlash();
+  options.select = patterns::Select::kTopK;
+  options.estimate_at = patterns::EstimateAt::kSpread;
+  options.sink_tokens = options.local_blocks = 0;
+  for (const double share : {0.15, 0.3, 0.6, 1.0}) {
+    options.budget.density = share;
+    const LayerStats stats = Run(options, 1)[0].stats.layers.at(1);
+    EXPECT_LT(stats.density, share + 2.0 / 32) << share;
+    EXPECT_GT(stats.density, 0.75 * share) << share;
+    EXPECT_EQ(stats.slashes_at_budget, 1.0) << share;
+  }
+}
+
+TEST_F(AttentionEngineTest, StatisticsSayWhetherMassOrBudgetEndedTheChoice) {
+  patterns::AttentionOptions options = VerticalSlash();
+  const auto stats = [&] { return Run(options, 1)[0].stats.layers.at(1); };
+  EXPECT_EQ(stats().slashes_at_budget, 0.0);
+  EXPECT_EQ(stats().verticals_at_budget, 0.0);
+  options.budget.max_slashes = 3;
+  EXPECT_EQ(stats().slashes_at_budget, 1.0);
+  EXPECT_EQ(stats().verticals_at_budget, 0.0);
+  options.budget = {.vertical_mass = 0.6, .slash_mass = 0.01, .max_verticals = 5};
+  EXPECT_EQ(stats().slashes_at_budget, 0.0);
+  EXPECT_EQ(stats().verticals_at_budget, 1.0);
+}
+
+// Head 0 attends to few keys, the others to all alike.
+TEST_F(AttentionEngineTest, HeadsThatRecallLittleGetMoreOfTheBudget) {
+  patterns::AttentionOptions options = VerticalSlash();
+  options.select = patterns::Select::kTopK;
+  options.budget = {.max_verticals = 40, .max_slashes = 8};
+  options.sink_tokens = 0;
+  for (int64_t i = 0; i < kTokens; ++i) {
+    for (int x = 0; x < kHeadDim; ++x) {
+      k_.at(i, 0, x) = i < 20 ? 1.0f : -1.0f;
+      q_.at(i, 0, x) = 1.0f;
+    }
+  }
+  const testing::HostIndex equal = Run(options, 1)[0].index;
+  options.adapt_heads = true;
+  const testing::HostIndex adapted = Run(options, 1)[0].index;
+  const auto slashes = [&](const testing::HostIndex& index, int head) {
+    int count = 0;
+    for (int64_t delta = 0; delta < kTokens / kTile; ++delta) count += index.Covers(head, delta);
+    return count;
+  };
+  int total = 0;
+  for (int head = 0; head < kHeads; ++head) {
+    EXPECT_EQ(slashes(equal, head), 8);
+    total += slashes(adapted, head);
+  }
+  EXPECT_EQ(adapted.Columns(0).size(), 20u);  // all that have mass, of half of 40
+  EXPECT_EQ(slashes(adapted, 0), 4);
+  EXPECT_EQ(total, kHeads * 8);  // the mean stays
 }
 
 // Output and gradients are those of fp64 attention over the tiles and columns of the index.
@@ -253,7 +322,9 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
     ASSERT_TRUE((*engine)->SetDocuments(100, std::vector<int64_t>{0, 7}).ok());
     Tensor out(kTokens, kHeads, kHeadDim);
     std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
-    CpuCall call(&device, /*layer=*/1, {q_.view(), k_.view(), v_.view(), out.view(), lse.data()});
+    CpuCall call(
+        &device, /*layer=*/1,
+        {std::as_const(q_).view(), std::as_const(k_).view(), v_.view(), out.view(), lse.data()});
     const absl::Status status = (*engine)->Forward(call).status();
     EXPECT_NE(std::string(status.message()).find("a sequence of 100 tokens, q is of one of 2048"),
               std::string::npos)
@@ -264,7 +335,7 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
 TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
   const auto choose = [](int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
     const auto documents = patterns::MakeDocuments({.tokens = tokens}, firsts);
-    return patterns::ChooseEstimateQueries(tokens, count, documents->get());
+    return patterns::ChooseEstimateQueries(tokens, count, /*spread=*/false, documents->get());
   };
   using Positions = std::vector<int64_t>;
   EXPECT_EQ(choose(100, 3, {0}).positions, (Positions{97, 98, 99}));
@@ -274,8 +345,9 @@ TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
   const patterns::EstimateQueries two = choose(100, 4, {0, 50});
   EXPECT_EQ(two.positions, (Positions{47, 48, 98, 99}));
   EXPECT_EQ(two.starts, (Positions{0, 0, 50, 50}));
-  // The document of two tokens has no share.
-  EXPECT_EQ(choose(100, 4, {0, 50, 52}).positions, (Positions{47, 48, 98, 99}));
+  // By its tokens the document of two has no share; it gets a query where there are enough for all.
+  EXPECT_EQ(choose(100, 4, {0, 50, 52}).positions, (Positions{48, 50, 98, 99}));
+  EXPECT_EQ(choose(100, 2, {0, 50, 52}).positions, (Positions{48, 99}));
   // As many queries as tokens: all of them.
   EXPECT_EQ(choose(6, 6, {0, 1, 4}).positions, (Positions{0, 1, 2, 3, 4, 5}));
   for (int64_t count = 1; count <= 64; ++count) {
@@ -288,6 +360,34 @@ TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
       }
     }
   }
+}
+
+TEST(EstimateQueriesTest, SpreadQueriesLieInAllPartsOfTheSequence) {
+  const auto choose = [](int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
+    const auto documents = patterns::MakeDocuments({.tokens = tokens}, firsts);
+    return patterns::ChooseEstimateQueries(tokens, count, /*spread=*/true, documents->get());
+  };
+  std::set<int64_t> places;  // in the parts
+  const std::vector<int64_t> one = choose(6400, 64, {}).positions;
+  for (int64_t part = 0; part < 64; ++part) {
+    EXPECT_EQ(one[part] / 100, part);
+    places.insert(one[part] % 100);
+  }
+  EXPECT_GT(places.size(), 50u);
+  EXPECT_TRUE(choose(6400, 64, {}).starts.empty());
+  // Those of documents know where their own starts, and none is of a separator.
+  const std::vector<int64_t> firsts = {0, 3000, 3100, 5000};
+  const patterns::EstimateQueries many = choose(6400, 256, firsts);
+  ASSERT_EQ(many.positions.size(), 256u);
+  EXPECT_TRUE(std::is_sorted(many.positions.begin(), many.positions.end()));
+  for (size_t e = 0; e < many.positions.size(); ++e) {
+    const auto after = std::upper_bound(firsts.begin(), firsts.end(), many.positions[e]);
+    EXPECT_EQ(many.starts[e], *(after - 1));
+    EXPECT_FALSE(std::binary_search(firsts.begin(), firsts.end(), many.positions[e] + 1));
+  }
+  // As many queries as tokens: each once.
+  const std::vector<int64_t> all = choose(64, 256, {0, 1, 2, 30}).positions;
+  EXPECT_EQ(std::set<int64_t>(all.begin(), all.end()).size(), all.size());
 }
 
 TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {

@@ -76,8 +76,8 @@ class CudaRanksTest : public CudaAttentionTest,
     }
   }
 
-  // The index is what the fp64 oracle would choose; without documents all estimate queries lie in
-  // one block, and recall is exact.
+  // The index is what the fp64 oracle would choose; recall is exact where all estimate queries lie
+  // in one block.
   void ExpectTheOracles(const patterns::AttentionOptions& options,
                         const std::vector<int64_t>& documents = {}) {
     const Tensor q = Small().q.to(torch::kFloat), k = Small().k.to(torch::kFloat);
@@ -89,7 +89,7 @@ class CudaRanksTest : public CudaAttentionTest,
     for (size_t rank = 0; rank < actual.index.size(); ++rank) {
       const testing::HostIndex& index = actual.index[rank];
       EXPECT_EQ(oracle.CheckSelection(index, options, kMassTolerance), absl::OkStatus());
-      if (!documents.empty()) continue;
+      if (!documents.empty() || options.estimate_at == patterns::EstimateAt::kSpread) continue;
       EXPECT_NEAR(actual.stats[rank].layers.at(0).recall, oracle.Recall(index, /*stride=*/1),
                   kMassTolerance);
     }
@@ -166,8 +166,25 @@ TEST_P(CudaRanksTest, VerticalSlashTopK) {
                                 .tile = 64});
 }
 
+// A share of the tiles, moved between heads, from queries all over the sequence.
+patterns::AttentionOptions SpreadShare() {
+  patterns::AttentionOptions options = TopP();
+  options.budget = {.vertical_mass = 0.9, .slash_mass = 0.9, .density = 0.2};
+  options.estimate_at = patterns::EstimateAt::kSpread;
+  options.adapt_heads = true;
+  return options;
+}
+
+TEST_P(CudaRanksTest, VerticalSlashOfAShare) {
+  ExpectSameAsOneRank("share", SpreadShare());
+  ExpectSameAsOneRank("share of documents", SpreadShare(), {0, 1, 64, 200, 201, 230, 900});
+}
+
 TEST_P(CudaRanksTest, VerticalSlashIndexIsTheOracles) {
   ExpectTheOracles(TopP());
+  patterns::AttentionOptions share = SpreadShare();
+  share.adapt_heads = false;
+  ExpectTheOracles(share);
   ExpectTheOracles({.pattern = patterns::Pattern::kVerticalSlash,
                     .select = patterns::Select::kTopK,
                     .budget = {.max_verticals = 100, .max_slashes = 4},

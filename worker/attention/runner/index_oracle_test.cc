@@ -44,15 +44,14 @@ class RecordingCall : public CpuCall {
  public:
   using CpuCall::CpuCall;
   absl::Status Select(const patterns::VerticalSlash& work, const LayerIndex& index) override {
-    for (int64_t i = 0; i < work.heads * work.parts.blocks; ++i) {
-      masses.diagonals.push_back(InQueries(work.merged_diagonal_mass()[i]));
+    for (int64_t i = 0; i < work.heads * work.blocks; ++i) {
+      masses.diagonals.push_back(InQueries(work.diagonal_mass_of.data()[i]));
     }
     for (int rank = 0; rank < work.layout.ranks; ++rank) {
-      for (int32_t c = 0; c < work.parts.max_columns; ++c) {
-        const int64_t at = int64_t{rank} * work.heads * work.parts.max_columns + c;
-        if (work.merged_candidate_positions()[at] < 0) continue;
-        masses.columns.emplace_back(work.merged_candidate_positions()[at],
-                                    InQueries(work.merged_candidate_mass()[at]));
+      for (int32_t c = 0; c < work.max_columns; ++c) {
+        if (work.CandidatePositions(rank)[c] < 0) continue;
+        masses.columns.emplace_back(work.CandidatePositions(rank)[c],
+                                    InQueries(work.CandidateMass(rank)[c]));
       }
     }
     return CpuCall::Select(work, index);
@@ -172,6 +171,28 @@ TEST_P(IndexOracleTest, MoreSinksThanTheBudgetHasColumns) {
       }
     }
   }
+}
+
+// Queries in all parts of the sequence.
+TEST_P(IndexOracleTest, SpreadTopP) {
+  ExpectTheOracles({.budget = {.vertical_mass = 0.6, .slash_mass = 0.5},
+                    .estimate_at = patterns::EstimateAt::kSpread,
+                    .sink_tokens = 4});
+}
+
+TEST_P(IndexOracleTest, SpreadTopKOfAShare) {
+  ExpectTheOracles({.select = patterns::Select::kTopK,
+                    .budget = {.density = 0.3},
+                    .estimate_queries = 100,
+                    .estimate_at = patterns::EstimateAt::kSpread,
+                    .sink_tokens = 0});
+}
+
+// Both may end the choice: the mass of some heads, the share of others.
+TEST_P(IndexOracleTest, TopPOfAShare) {
+  ExpectTheOracles({.budget = {.vertical_mass = 0.2, .slash_mass = 0.5, .density = 0.4},
+                    .sink_tokens = 0,
+                    .local_blocks = 0});
 }
 
 // One document, and several: of one token, within a tile, at its border, of many tiles.

@@ -49,9 +49,12 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
   ASSIGN_OR_RETURN(
       std::shared_ptr<const SequenceDocuments> documents,
       patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts));
-  documents_ = documents == nullptr
-                   ? nullptr
-                   : device_.Upload(std::move(documents), options_.estimate_queries);
+  documents_ = nullptr;
+  if (documents == nullptr) return absl::OkStatus();
+  const patterns::EstimateQueries queries = patterns::ChooseEstimateQueries(
+      tokens, options_.estimate_queries, options_.estimate_at == patterns::EstimateAt::kSpread,
+      documents.get());
+  documents_ = device_.Upload(std::move(documents), queries);
   return absl::OkStatus();
 }
 

@@ -70,7 +70,8 @@ class LoggingDevice : public AttentionDevice {
   LayerStats& StatsOf(int /*layer*/) override { return stats_; }
   AttentionStats TakeStats(const ring::RingSchedule& /*forward*/) override { return {}; }
   std::shared_ptr<const DeviceDocuments> Upload(
-      std::shared_ptr<const SequenceDocuments> /*documents*/, int /*estimate_queries*/) override {
+      std::shared_ptr<const SequenceDocuments> /*documents*/,
+      const patterns::EstimateQueries& /*queries*/) override {
     return nullptr;
   }
   Log log;
@@ -124,10 +125,10 @@ class LoggingCall : public AttentionCall {
   absl::Status RowSum(const patterns::VerticalSlash&) override { return Say("row sum"); }
   absl::Status Mass(const patterns::VerticalSlash&) override { return Say("mass"); }
   absl::Status Candidates(const patterns::VerticalSlash&) override { return Say("candidates"); }
-  absl::Status MergeParts(const patterns::VerticalSlash&) override { return Say("merge"); }
   absl::Status Select(const patterns::VerticalSlash&, const LayerIndex&) override {
     return Say("select");
   }
+  absl::Status AdaptBudgets(const patterns::VerticalSlash&) override { return Say("adapt"); }
   absl::Status CountSelection(const patterns::VerticalSlash&, const LayerIndex&) override {
     return Say("count");
   }
@@ -170,8 +171,8 @@ Orders OrdersOf(const ring::RingShape& ring, patterns::Pattern pattern) {
 TEST(RingRunnerTest, AFlatRingHidesItsHopsBehindSteps) {
   const Orders orders = OrdersOf({ring::RingKind::kFlat, 2, 1}, patterns::Pattern::kVerticalSlash);
   EXPECT_EQ(orders.forward,
-            "[, place, ], index[, queries, sum, row max, max, row sum, sum, mass, candidates, "
-            "gather, merge, select, count, ], [, hop kv 0>1, output, pick up own 0, attend own 0, "
+            "[, place, ], index[, queries, sum, row max, max, row sum, sum, mass, sum, candidates, "
+            "gather, select, count, ], [, hop kv 0>1, output, pick up own 0, attend own 0, "
             "wait kv 1, pick up 1, attend 1, columns, finish, ]");
   EXPECT_EQ(orders.started, "[, place, hop kv 0>1, ]");
   EXPECT_EQ(orders.backward,

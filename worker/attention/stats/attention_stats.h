@@ -12,7 +12,10 @@ struct LayerStats {
   double density = 0.0;    // share of this rank's causal tiles that was visited
   double verticals = 0.0;  // selected columns, mean over heads
   double slashes = 0.0;    // block diagonals, mean over heads
-  double recall = -1.0;    // attention mass kept on the sampled queries; -1: not estimated
+  // Shares of the heads whose columns, and whose diagonals, were ended by the budget before they
+  // covered the mass asked for.
+  double verticals_at_budget = 0.0, slashes_at_budget = 0.0;
+  double recall = -1.0;  // attention mass kept on the sampled queries; -1: not estimated
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns
   uint64_t causal_tiles = 0;                  // what dense attention would have visited
@@ -28,6 +31,8 @@ struct LayerStats {
     if (calls == 0) return;
     verticals /= calls;
     slashes /= calls;
+    verticals_at_budget /= calls;
+    slashes_at_budget /= calls;
     if (recall >= 0.0) recall /= calls;
     density = static_cast<double>(TotalTiles()) / static_cast<double>(causal_tiles);
   }

@@ -27,11 +27,13 @@ struct Choice {
   std::vector<char> chosen;
   int64_t forced = 0;
   double share = 1.0;     // of the total mass
-  int64_t max_count = 0;  // what is forced counts
+  double max_cost = 0.0;  // what is forced counts; an element costs 1, or what `cost` says
+  std::vector<double> cost = {};
 };
 
 absl::Status Check(const Choice& choice, double tolerance) {
   double total = 0, covered = 0, least_chosen = INFINITY, best_left = 0;
+  double cost = 0, last_cost = 0;  // the second: of the dearest
   int64_t count = 0, unforced = 0;
   for (size_t i = 0; i < choice.mass.size(); ++i) {
     const double mass = choice.mass[i];
@@ -46,7 +48,9 @@ absl::Status Check(const Choice& choice, double tolerance) {
     }
     ++count;
     covered += mass;
+    cost += choice.cost.empty() ? 1.0 : choice.cost[i];
     if (forced) continue;
+    last_cost = std::max(last_cost, choice.cost.empty() ? 1.0 : choice.cost[i]);
     ++unforced;
     least_chosen = std::min(least_chosen, mass);
   }
@@ -55,11 +59,11 @@ absl::Status Check(const Choice& choice, double tolerance) {
     return absl::InternalError(absl::StrFormat("a %s of mass %g is chosen, one of %g is left",
                                                choice.what, least_chosen, best_left));
   }
-  if (unforced > 0 && count > choice.max_count) {
-    return absl::InternalError(
-        absl::StrFormat("%d %ss exceed %d", count, choice.what, choice.max_count));
+  if (unforced > 0 && cost - last_cost >= choice.max_cost) {
+    return absl::InternalError(absl::StrFormat("%d %ss that cost %g exceed %g", count, choice.what,
+                                               cost, choice.max_cost));
   }
-  if (covered < target - slack && count < choice.max_count && best_left > slack) {
+  if (covered < target - slack && cost < choice.max_cost && best_left > slack) {
     return absl::InternalError(
         absl::StrFormat("%d %ss of mass %g do not reach %g", count, choice.what, covered, target));
   }
@@ -95,7 +99,9 @@ IndexOracle::IndexOracle(const kernels::TokenMajor<const float>& q,
                          const patterns::AttentionOptions& options, std::span<const int64_t> firsts)
     : tokens_(q.tokens), heads_(q.heads), tile_(options.tile) {
   const auto documents = patterns::MakeDocuments({.tokens = tokens_}, firsts);
-  positions_ = patterns::ChooseEstimateQueries(tokens_, options.estimate_queries, documents->get())
+  positions_ = patterns::ChooseEstimateQueries(tokens_, options.estimate_queries,
+                                               options.estimate_at == patterns::EstimateAt::kSpread,
+                                               documents->get())
                    .positions;
   const auto queries = static_cast<int64_t>(positions_.size());
   const int64_t blocks = (tokens_ + tile_ - 1) / tile_;
@@ -150,7 +156,8 @@ absl::Status IndexOracle::CheckSelection(const HostIndex& index,
                    .chosen = std::vector<char>(tokens_, 0),
                    .forced = options.sink_tokens,
                    .share = top_k ? 1.0 : budget.vertical_mass,
-                   .max_count = budget.max_verticals};
+                   .max_cost = std::round(budget.density == 0.0 ? budget.max_verticals
+                                                                : 0.1 * budget.density * tokens_)};
     for (const int64_t position : index.Columns(head)) columns.chosen.at(position) = 1;
     RETURN_IF_ERROR(Check(columns, tolerance));
     const std::span<const double> mass = DiagonalMass(head);
@@ -159,7 +166,12 @@ absl::Status IndexOracle::CheckSelection(const HostIndex& index,
                      .chosen = std::vector<char>(mass.size(), 0),
                      .forced = options.local_blocks + 1,
                      .share = top_k ? 1.0 : budget.slash_mass,
-                     .max_count = budget.max_slashes};
+                     .max_cost = static_cast<double>(budget.max_slashes)};
+    if (budget.density > 0.0) {  // a diagonal costs the tiles that it has
+      const auto blocks = static_cast<double>(mass.size());
+      diagonals.max_cost = std::round(0.8 * budget.density * blocks * (blocks + 1) / 2);
+      for (double tiles = blocks; tiles > 0; --tiles) diagonals.cost.push_back(tiles);
+    }
     for (size_t delta = 0; delta < mass.size(); ++delta) {
       diagonals.chosen[delta] = static_cast<char>(index.Covers(head, static_cast<int64_t>(delta)));
     }

@@ -25,8 +25,8 @@ const std::string& GrpcListener::address() const {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> GrpcListener::Connect(
-    const std::vector<std::string>& addresses) {
-  RETURN_IF_ERROR(transport_->Connect(addresses));
+    const std::vector<std::string>& addresses, const std::vector<std::string>& certificates) {
+  RETURN_IF_ERROR(transport_->Connect(addresses, certificates));
   return std::make_unique<GroupCommunicator>(transport_);
 }
 

@@ -46,7 +46,12 @@ class GrpcListener {
 
   // addresses: by rank. Blocks until all ranks are connected with each other; DEADLINE_EXCEEDED
   // names those that are not. May be called once.
-  absl::StatusOr<std::unique_ptr<Communicator>> Connect(const std::vector<std::string>& addresses);
+  //
+  // certificates: by rank, the name that the certificate of the rank's node has, as
+  // CertificateNames::Texts() writes it. Streams of that rank are taken from nobody else; where
+  // there is none, from whoever has a certificate of the authority and the fencing token.
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(
+      const std::vector<std::string>& addresses, const std::vector<std::string>& certificates = {});
 
   // Ends a Connect that waits. Any thread may call it.
   void Abort(const std::string& reason);

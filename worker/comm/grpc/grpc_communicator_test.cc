@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/protocol_version.h"
 #include "base/testing/test_certificates.h"
@@ -173,8 +174,8 @@ TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenProtocolVersionOrRank) {
 }
 
 // The node's one certificate, as server and as client.
-std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectTwo(const TlsOptions& first,
-                                                                      const TlsOptions& second) {
+std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectTwo(
+    const TlsOptions& first, const TlsOptions& second, const std::vector<std::string>& names = {}) {
   std::vector<std::unique_ptr<GrpcListener>> listeners;
   for (const TlsOptions& tls : {first, second}) {
     listeners.push_back(GrpcListener::Listen({.rank = static_cast<int>(listeners.size()),
@@ -186,8 +187,8 @@ std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectTwo(const TlsO
   }
   const std::vector<std::string> addresses = {listeners[0]->address(), listeners[1]->address()};
   std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> communicators(2);
-  std::thread other([&] { communicators[1] = listeners[1]->Connect(addresses); });
-  communicators[0] = listeners[0]->Connect(addresses);
+  std::thread other([&] { communicators[1] = listeners[1]->Connect(addresses, names); });
+  communicators[0] = listeners[0]->Connect(addresses, names);
   other.join();
   return communicators;
 }
@@ -212,6 +213,51 @@ TEST(GrpcCommunicatorTest, RanksOfOneAuthorityTalkMutualTlsAndAStrangerStaysOut)
       EXPECT_EQ(refused.status().code(), absl::StatusCode::kDeadlineExceeded) << refused.status();
     }
   }
+}
+
+// A certificate of the authority and the token, which others may guess, are not enough.
+TEST(GrpcCommunicatorTest, ARankIsTakenFromItsNodeAlone) {
+  const TestCertificates certificates;
+  for (const char* name : {"node/a", "node/b", "user/mallory"}) {
+    const std::string file(absl::StripPrefix(name, "node/"));
+    ASSERT_TRUE(certificates.Sign("ca", file == name ? "mallory" : file,
+                                  {.more_names = absl::StrCat(",URI:ringleader://", name)}));
+  }
+  const std::vector<std::string> names = {"uri ringleader://node/a", "uri ringleader://node/b"};
+  for (const auto& communicator :
+       ConnectTwo(certificates.Options("a"), certificates.Options("b"), names)) {
+    EXPECT_TRUE(communicator.ok()) << communicator.status();
+  }
+  for (const char* forger : {"mallory", "a"}) {
+    // The forger itself hears from rank 0, and is none the wiser for a moment.
+    EXPECT_FALSE(
+        ConnectTwo(certificates.Options("a"), certificates.Options(forger), names)[0].ok());
+  }
+  // A stream of rank 1 that is there before rank 0 knows its peers.
+  auto listener = GrpcListener::Listen({.rank = 0,
+                                        .size = 2,
+                                        .fencing_token = kToken,
+                                        .tls = certificates.Options("a"),
+                                        .connect_timeout = absl::Milliseconds(500)})
+                      .value();
+  const Address address = ParseAddress(listener->address()).value();
+  auto stub = v1::PeerExchange::NewStub(grpc::CreateChannel(
+      listener->address(), *ChannelCredentials(certificates.Options("mallory"), address)));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  v1::StreamEnd end;
+  auto writer = stub->Stream(&context, &end);
+  v1::Frame hello;
+  hello.set_sender(1);
+  hello.set_fencing_token(kToken);
+  hello.set_protocol_version(kProtocolVersion);
+  hello.set_channel(0xffffffff);
+  ASSERT_TRUE(writer->Write(hello));
+  EXPECT_EQ(listener->Connect({listener->address(), "127.0.0.1:1"}, names).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  const grpc::Status refused = writer->Finish();
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("uri ringleader://node/b"));
 }
 
 TEST(GrpcCommunicatorTest, PlainTextStaysOnLoopback) {

@@ -78,11 +78,17 @@ absl::Status GrpcTransport::Listen() {
   return absl::OkStatus();
 }
 
-absl::Status GrpcTransport::Connect(const std::vector<std::string>& addresses) {
+absl::Status GrpcTransport::Connect(const std::vector<std::string>& addresses,
+                                    const std::vector<std::string>& certificates) {
   if (static_cast<int>(addresses.size()) != size()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%d addresses for %d ranks", addresses.size(), size()));
   }
+  if (!certificates.empty() && certificates.size() != addresses.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("certificates of %d nodes for %d ranks", certificates.size(), size()));
+  }
+  incoming_.SetCertificates(certificates);
   addresses_ = addresses;
   for (const std::string& text : addresses) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(text));

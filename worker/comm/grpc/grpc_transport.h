@@ -32,7 +32,8 @@ class GrpcTransport : public Transport {
 
   absl::Status Listen();
   const std::string& address() const { return address_; }
-  absl::Status Connect(const std::vector<std::string>& addresses);
+  absl::Status Connect(const std::vector<std::string>& addresses,
+                       const std::vector<std::string>& certificates);
 
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
@@ -49,9 +50,9 @@ class GrpcTransport : public Transport {
   class Service : public v1::PeerExchange::WithRawCallbackMethod_Stream<v1::PeerExchange::Service> {
    public:
     explicit Service(IncomingStreams* incoming) : incoming_(incoming) {}
-    grpc::ServerReadReactor<grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* /*context*/,
+    grpc::ServerReadReactor<grpc::ByteBuffer>* Stream(grpc::CallbackServerContext* context,
                                                       grpc::ByteBuffer* response) override {
-      return incoming_->Open(response);
+      return incoming_->Open(NamesOf(*context->auth_context()), response);
     }
 
    private:

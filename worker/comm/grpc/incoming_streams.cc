@@ -1,40 +1,49 @@
 #include "worker/comm/grpc/incoming_streams.h"
 
+#include <utility>
+
 #include "absl/strings/str_format.h"
+#include "base/net/grpc_status.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "worker/comm/rendezvous.h"
 
 namespace ringleader::comm {
 
-IncomingStream::IncomingStream(IncomingStreams* owner, grpc::ByteBuffer* response) : owner_(owner) {
+IncomingStream::IncomingStream(IncomingStreams* owner, CertificateNames names,
+                               grpc::ByteBuffer* response)
+    : owner_(owner), names_(std::move(names)) {
   const grpc::Slice empty;
   *response = grpc::ByteBuffer(&empty, 1);  // a StreamEnd
 }
 
-bool IncomingStream::Greet(const v1::Frame& hello) {
+absl::Status IncomingStream::CheckHello(const v1::Frame& hello) const {
   if (hello.fencing_token() != owner_->fencing_token_) {
-    Finish(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
-                        "the fencing token is not that of this attempt"));
-    return false;
+    return absl::PermissionDeniedError("the fencing token is not that of this attempt");
   }
-  if (const absl::Status same = CheckProtocolVersion(absl::StrFormat("rank %d", hello.sender()),
-                                                     hello.protocol_version(), "this rank");
-      !same.ok()) {
-    Finish(grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, std::string(same.message())));
-    return false;
-  }
+  RETURN_IF_ERROR(CheckProtocolVersion(absl::StrFormat("rank %d", hello.sender()),
+                                       hello.protocol_version(), "this rank"));
   if (hello.sender() >= static_cast<uint32_t>(owner_->ranks_)) {
-    Finish(grpc::Status(
-        grpc::StatusCode::INVALID_ARGUMENT,
-        absl::StrFormat("rank %d is not one of the attempt's %d", hello.sender(), owner_->ranks_)));
-    return false;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rank %d is not one of the attempt's %d", hello.sender(), owner_->ranks_));
+  }
+  return absl::OkStatus();
+}
+
+void IncomingStream::Greet() {
+  const v1::Frame& hello = frame_->header();
+  const std::string wanted =
+      owner_->certificates_.empty() ? "" : owner_->certificates_[hello.sender()];
+  if (!wanted.empty() && !names_.Hold(wanted)) {
+    return Finish(ToGrpcStatus(absl::PermissionDeniedError(absl::StrFormat(
+        "rank %d runs on another node: the certificate shown here lacks that node's name, %s",
+        hello.sender(), wanted))));
   }
   greeted_ = true;
   sender_ = static_cast<int>(hello.sender());
   stream_ = hello.channel();
   if (stream_ == IncomingStreams::kLifeLine) owner_->events_.arrived(sender_);
-  return true;
+  ReadOn();
 }
 
 void IncomingStream::OnReadDone(bool ok) {
@@ -47,7 +56,8 @@ void IncomingStream::OnReadDone(bool ok) {
   frame_ = std::move(*frame);
   const v1::Frame& header = frame_->header();
   if (!greeted_) {
-    if (Greet(header)) ReadOn();
+    if (const absl::Status good = CheckHello(header); !good.ok()) return Finish(ToGrpcStatus(good));
+    if (!owner_->AwaitsPeers(this)) Greet();
     return;
   }
   if (header.leaving()) {
@@ -89,14 +99,33 @@ IncomingStreams::~IncomingStreams() {
   mutex_.Await(absl::Condition(&all_done));
 }
 
-IncomingStream* IncomingStreams::Open(grpc::ByteBuffer* response) {
-  auto* stream = new IncomingStream(this, response);
+IncomingStream* IncomingStreams::Open(CertificateNames names, grpc::ByteBuffer* response) {
+  auto* stream = new IncomingStream(this, std::move(names), response);
   {
     absl::MutexLock lock(&mutex_);
     open_.insert(stream);
   }
   stream->StartRead(&stream->buffer_);
   return stream;
+}
+
+void IncomingStreams::SetCertificates(const std::vector<std::string>& certificates) {
+  certificates_ = certificates;
+  std::set<IncomingStream*> early;
+  {
+    absl::MutexLock lock(&mutex_);
+    peers_known_ = true;
+    early.swap(early_);
+  }
+  for (IncomingStream* stream : early) stream->Greet();
+}
+
+bool IncomingStreams::AwaitsPeers(IncomingStream* stream) {
+  absl::MutexLock lock(&mutex_);
+  // One that is cancelled is greeted: its next read fails and ends it.
+  if (peers_known_ || stream->cancelled_) return false;
+  early_.insert(stream);
+  return true;
 }
 
 void IncomingStreams::Receive(StreamId stream, int from, PendingTransferPtr transfer) {
@@ -196,6 +225,7 @@ void IncomingStreams::Deliver(IncomingStream* stream, const PendingTransferPtr& 
 bool IncomingStreams::Cancel(IncomingStream* stream) {
   absl::MutexLock lock(&mutex_);
   stream->cancelled_ = true;
+  if (early_.erase(stream) > 0) return true;
   for (auto& [key, inbox] : inboxes_) {
     if (inbox.parked == stream) {
       inbox.parked = nullptr;

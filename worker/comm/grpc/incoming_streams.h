@@ -12,10 +12,12 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/net/certificate_names.h"
 #include "worker/comm/grpc/frame.h"
 #include "worker/comm/transport.h"
 
@@ -24,11 +26,12 @@ namespace ringleader::comm {
 class IncomingStreams;
 
 // One stream from one peer. Deletes itself when gRPC is done with it. At any time exactly one party
-// may act on it: the read that is under way, whoever delivers the frame that it brought, or, when
-// no receive waits for that frame, the receive that takes it up (or the cancellation).
+// may act on it: the read that is under way; whoever delivers the frame that it brought; or, while
+// no receive waits for that frame, the receive that takes it up (or the cancellation). A first
+// frame that comes before this rank knows its peers waits for SetCertificates() in the same way.
 class IncomingStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  IncomingStream(IncomingStreams* owner, grpc::ByteBuffer* response);
+  IncomingStream(IncomingStreams* owner, CertificateNames names, grpc::ByteBuffer* response);
 
  private:
   friend class IncomingStreams;
@@ -37,11 +40,15 @@ class IncomingStream : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override;
 
   void ReadOn();
-  bool Greet(const v1::Frame& hello);
+  absl::Status CheckHello(const v1::Frame& hello) const;
+  // Once the peers are known: takes the sender of a good hello for what it says, or ends the
+  // stream.
+  void Greet();
   // Ends the stream of a peer that sent what makes no sense; whoever waits for it is released.
   void Break(const std::string& what);
 
   IncomingStreams* const owner_;
+  const CertificateNames names_;  // of the peer
   grpc::ByteBuffer buffer_;
   std::unique_ptr<FrameReader> frame_;  // in buffer_
   bool greeted_ = false;
@@ -70,8 +77,12 @@ class IncomingStreams {
   // Waits until gRPC has let go of all streams: shut the server down first.
   ~IncomingStreams();
 
-  // A stream for the server to start on a call.
-  IncomingStream* Open(grpc::ByteBuffer* response);
+  // A stream for the server to start on a call. `names`: of the peer's certificate.
+  IncomingStream* Open(CertificateNames names, grpc::ByteBuffer* response);
+
+  // Whom to take streams from, by rank: a name that the peer's certificate must hold, or none;
+  // empty for none at all. To be called once; until then first frames wait.
+  void SetCertificates(const std::vector<std::string>& certificates);
 
   void Receive(StreamId stream, int from, PendingTransferPtr transfer);
 
@@ -89,6 +100,8 @@ class IncomingStreams {
     IncomingStream* parked = nullptr;            // holds a frame that no receive waits for
   };
 
+  // True until SetCertificates(), which takes the stream up.
+  bool AwaitsPeers(IncomingStream* stream);
   // Delivers the frame that `stream` holds, or parks the stream: false.
   bool Offer(IncomingStream* stream);
   // The receive that the frame belongs to; nullptr if none waits yet. An error breaks the stream.
@@ -108,6 +121,9 @@ class IncomingStreams {
   std::map<std::pair<int, StreamId>, Inbox> inboxes_ ABSL_GUARDED_BY(mutex_);  // by sender, stream
   std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mutex_);                 // by sender
   std::set<IncomingStream*> open_ ABSL_GUARDED_BY(mutex_);
+  std::set<IncomingStream*> early_ ABSL_GUARDED_BY(mutex_);  // whose first frame waits
+  bool peers_known_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::string> certificates_;  // by rank; written before peers_known_
 };
 
 }  // namespace ringleader::comm

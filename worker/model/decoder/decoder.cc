@@ -46,8 +46,8 @@ class Decoder::Pass {
                             config_.rms_norm_epsilon);
   }
 
-  // The losses' sum; with `gradient`, the hidden states' gradient takes their place.
-  Tensor Loss(const Tensor& hidden, bool gradient) {
+  // With `gradient`, the hidden states' gradient takes their place.
+  TokenScores Score(const Tensor& hidden, bool gradient) {
     const Tensor head = View(Head(), HeadBlock(), -1);
     const Tensor d_head =
         gradient ? ViewGroup(Head(), store_.OpenGradient(HeadBlock()), Begin(HeadBlock()))
@@ -134,15 +134,15 @@ Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAtten
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
   const TokenOps::Norm final = pass.Forward(/*keep=*/true);
-  Tensor loss = pass.Loss(final.y, /*gradient=*/true);
+  Tensor loss = pass.Score(final.y, /*gradient=*/true).losses.sum(torch::kDouble);
   pass.Backward(final);
   return loss;
 }
 
-Tensor Decoder::Loss(const TokenBatch& batch, attention::ContextAttention& attention) {
+TokenScores Decoder::Score(const TokenBatch& batch, attention::ContextAttention& attention) {
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
-  return pass.Loss(pass.Forward(/*keep=*/false).y, /*gradient=*/false);
+  return pass.Score(pass.Forward(/*keep=*/false).y, /*gradient=*/false);
 }
 
 Tensor Decoder::Logits(const TokenBatch& batch, attention::ContextAttention& attention) {

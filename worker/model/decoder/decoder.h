@@ -50,8 +50,8 @@ class Decoder {
   // the vocabulary are c10::Errors.
   torch::Tensor ForwardBackward(const TokenBatch& batch, attention::ContextAttention& attention);
 
-  // The sum alone.
-  torch::Tensor Loss(const TokenBatch& batch, attention::ContextAttention& attention);
+  // Every token's loss, and whether its label is what the model would say; without gradients.
+  TokenScores Score(const TokenBatch& batch, attention::ContextAttention& attention);
 
   // [n, vocab], for tests and small n.
   torch::Tensor Logits(const TokenBatch& batch, attention::ContextAttention& attention);

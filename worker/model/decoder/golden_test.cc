@@ -109,7 +109,7 @@ TEST(DecoderTest, TokensAndLabelsOutsideTheVocabularyAreErrors) {
   const torch::Tensor inside = torch::tensor({0, 1, 60}, torch::kInt64);
   const torch::Tensor outside = torch::tensor({0, 1, 61}, torch::kInt64);
   const auto loss = [&](const torch::Tensor& tokens, const torch::Tensor& labels) {
-    decoder.Loss(
+    decoder.Score(
         {.tokens = tokens, .positions = torch::arange(3), .labels = labels, .sequence_length = 3},
         attention);
   };

@@ -1,6 +1,7 @@
 #include "worker/model/decoder/layer_passes.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace ringleader::model {
@@ -53,6 +54,16 @@ void ForChunks(int64_t tokens, int64_t chunk, Body body) {
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     body(begin, std::min(begin + chunk, tokens));
   }
+}
+
+// Whether each row's label has a logit that is larger than every other; overwrites the logits.
+Tensor IsLargest(const Tensor& logits, const Tensor& labels) {
+  const Tensor kept = labels.ne(kIgnoreLabel);
+  const Tensor index = labels.masked_fill(~kept, 0).unsqueeze(1);
+  const Tensor own = logits.gather(1, index);
+  Tensor others = logits;
+  others.scatter_(1, index, -std::numeric_limits<double>::infinity());
+  return own.squeeze(1).gt(others.amax(1)).logical_and_(kept);
 }
 
 }  // namespace
@@ -177,25 +188,30 @@ Tensor BackwardLayer(const LayerContext& context, const LayerParameters& paramet
                           gradients.input_norm);
 }
 
-Tensor LossPass(const TokenOps& ops, const Tensor& hidden, const Tensor& head, const Tensor& labels,
-                const Tensor& d_head, int64_t chunk_tokens) {
+TokenScores LossPass(const TokenOps& ops, const Tensor& hidden, const Tensor& head,
+                     const Tensor& labels, const Tensor& d_head, int64_t chunk_tokens) {
   const int64_t n = hidden.size(0), vocab = head.size(0);
   // Rows are padded to what the kernels load at once.
   const Tensor buffer =
       torch::empty({std::min(chunk_tokens, n), (vocab + 7) / 8 * 8}, hidden.options());
-  const Tensor losses = torch::empty({n}, hidden.options().dtype(torch::kFloat));
   const bool gradient = d_head.defined();
+  TokenScores scores;
+  scores.losses = torch::empty({n}, hidden.options().dtype(torch::kFloat));
+  if (!gradient) scores.right = torch::empty({n}, hidden.options().dtype(torch::kBool));
   ForChunks(n, chunk_tokens, [&](int64_t begin, int64_t end) {
     Tensor rows = hidden.slice(0, begin, end);
     Tensor logits = buffer.slice(0, 0, end - begin).slice(1, 0, vocab);
     at::mm_out(logits, rows, head.t());
-    losses.slice(0, begin, end)
-        .copy_(ops.CrossEntropy(logits, labels.slice(0, begin, end), gradient));
-    if (!gradient) return;
+    const Tensor wanted = labels.slice(0, begin, end);
+    scores.losses.slice(0, begin, end).copy_(ops.CrossEntropy(logits, wanted, gradient));
+    if (!gradient) {
+      scores.right.slice(0, begin, end).copy_(IsLargest(logits, wanted));
+      return;
+    }
     ops.AddWeightGradient(logits, rows, d_head);
     at::mm_out(rows, logits, head);  // the hidden states have served
   });
-  return losses.sum(torch::kDouble);
+  return scores;
 }
 
 }  // namespace ringleader::model

@@ -49,11 +49,12 @@ torch::Tensor BackwardLayer(const LayerContext& context, const LayerParameters& 
                             const LayerParameters& gradients, SavedLayer saved,
                             const torch::Tensor& dy);
 
-// The summed cross entropy of softmax(hidden head^T) against labels, an fp64 scalar, with logits
-// for `chunk_tokens` tokens at a time. With d_head ([vocab, hidden] fp32) defined: adds to it, and
-// the hidden states' gradient takes their place.
-torch::Tensor LossPass(const TokenOps& ops, const torch::Tensor& hidden, const torch::Tensor& head,
-                       const torch::Tensor& labels, const torch::Tensor& d_head,
-                       int64_t chunk_tokens);
+// softmax(hidden head^T) against labels, with logits for `chunk_tokens` tokens at a time. With
+// d_head
+// ([vocab, hidden] fp32) defined: adds the gradient of the losses' sum to it, the hidden states'
+// gradient takes their place, and `right` is left undefined.
+TokenScores LossPass(const TokenOps& ops, const torch::Tensor& hidden, const torch::Tensor& head,
+                     const torch::Tensor& labels, const torch::Tensor& d_head,
+                     int64_t chunk_tokens);
 
 }  // namespace ringleader::model

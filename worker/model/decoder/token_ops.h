@@ -13,6 +13,12 @@ namespace ringleader::model {
 
 using ringleader::kIgnoreLabel;
 
+// What a model says of tokens.
+struct TokenScores {
+  torch::Tensor losses;  // [n] fp32, the cross entropy of the label; 0 without one
+  torch::Tensor right;   // [n] bool: the label's logit is larger than every other
+};
+
 // Angles are position * inverse_frequency, in fp32.
 struct Rotary {
   torch::Tensor positions;            // [n] int64

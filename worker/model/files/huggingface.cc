@@ -192,10 +192,9 @@ absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
                          int64_t max_shard_bytes) {
   const fs::path target = fs::path(folder).lexically_normal();
   // Leftovers of an export that was killed go first.
-  const fs::path fresh = target.string() + ".new", replaced = target.string() + ".old";
+  const fs::path fresh = target.string() + ".new";
   std::error_code error;
   fs::remove_all(fresh, error);
-  if (!error) fs::remove_all(replaced, error);
   if (!error) fs::create_directories(fresh, error);
   if (error) {
     return absl::ErrnoToStatus(error.value(), absl::StrFormat("create folder %s", fresh.string()));
@@ -205,10 +204,8 @@ absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
   if (status.ok()) {
     status = WriteWeights(fresh, SplitIntoShards(layout, values, max_shard_bytes));
   }
-  // A folder that is not empty cannot be renamed over: the earlier export steps aside first.
-  if (status.ok() && fs::exists(target, error)) status = RenameDurably(target, replaced);
-  if (status.ok()) status = RenameDurably(fresh, target);
-  fs::remove_all(status.ok() ? replaced : fresh, error);
+  if (status.ok()) status = ReplaceFolder(fresh, target);
+  if (!status.ok()) fs::remove_all(fresh, error);
   return status;
 }
 

@@ -145,7 +145,7 @@ class OffloadedDecoderTest : public testing::Test {
     for (int i = 0; i < 2; ++i) {
       result.loss += decoder.ForwardBackward(batch, attention).item<double>();
     }
-    result.loss += decoder.Loss(batch, attention).item<double>();
+    result.loss += decoder.Score(batch, attention).losses.sum(torch::kDouble).item<double>();
     result.gradients = store.gradients().clone();
     return result;
   }

@@ -147,11 +147,15 @@ absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {
                     .snapshot_seconds = waited};
 }
 
-absl::StatusOr<LossSum> StepEngine::Loss(const data::LocalSequence& sequence) {
+absl::StatusOr<RankScores> StepEngine::Score(const data::LocalSequence& sequence) {
   const torch::NoGradGuard no_grad;
   RETURN_IF_ERROR(SetDocuments(sequence));
-  const torch::Tensor loss = decoder_->Loss(Batch(sequence), device_->attention());
-  return LossSum{.loss = loss.item<double>(), .tokens = static_cast<double>(CountLabels(sequence))};
+  const model::TokenScores scores = decoder_->Score(Batch(sequence), device_->attention());
+  const torch::Tensor losses = scores.losses.cpu(), right = scores.right.cpu();
+  const auto* first_loss = losses.const_data_ptr<float>();
+  const auto* first_right = right.const_data_ptr<bool>();
+  return RankScores{.losses = {first_loss, first_loss + losses.numel()},
+                    .right = {first_right, first_right + right.numel()}};
 }
 
 EngineStats StepEngine::TakeStats() {

@@ -32,6 +32,12 @@ struct LossSum {
   double tokens = 0;  // with a label
 };
 
+// Of a rank's tokens of one sequence, in its local order: [n] each.
+struct RankScores {
+  std::vector<float> losses;   // 0 without a label
+  std::vector<uint8_t> right;  // 1: the label's logit is larger than every other
+};
+
 struct StepUpdate {
   LossSum sum;  // of all ranks and micro-batches
   double gradient_norm = 0;
@@ -75,8 +81,8 @@ class StepEngine {
   void PassMicroBatch();
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
-  // This rank's part of the loss, without gradients.
-  absl::StatusOr<LossSum> Loss(const data::LocalSequence& sequence);
+  // What the model says of this rank's tokens, without gradients. Waits for the device.
+  absl::StatusOr<RankScores> Score(const data::LocalSequence& sequence);
 
   // What happened since the last call.
   EngineStats TakeStats();

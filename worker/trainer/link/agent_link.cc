@@ -39,12 +39,16 @@ v1::TrainerExited::Outcome OutcomeOf(Result::Kind kind) {
   return v1::TrainerExited::OUTCOME_UNSPECIFIED;
 }
 
+absl::Time ToBootTime(const v1::TrainerLease& lease) {
+  return absl::FromUnixNanos(lease.end_boot_nanoseconds());
+}
+
 }  // namespace
 
 class AgentLink::Impl {
  public:
-  Impl(const AgentLinkOptions& options, LeaveCallback leave)
-      : rank_(options.rank), leave_(std::move(leave)) {
+  Impl(const AgentLinkOptions& options, LeaveCallback leave, LeaseCallback on_lease)
+      : rank_(options.rank), leave_(std::move(leave)), on_lease_(std::move(on_lease)) {
     stub_ = v1::TrainerLink::NewStub(grpc::CreateChannel(absl::StrCat("unix:", options.socket),
                                                          grpc::InsecureChannelCredentials()));
     stream_ = stub_->Attach(&context_);
@@ -53,6 +57,7 @@ class AgentLink::Impl {
     message.mutable_hello()->set_fencing_token(options.fencing_token);
     message.mutable_hello()->set_pid(getpid());
     message.mutable_hello()->set_protocol_version(kProtocolVersion);
+    message.mutable_hello()->set_secret(options.secret);
     Send(std::move(message));
     reader_ = std::thread([this] { ReadLoop(); });
     writer_ = std::thread([this] { WriteLoop(); });
@@ -82,7 +87,7 @@ class AgentLink::Impl {
     return NotToCome("an assignment");
   }
 
-  absl::StatusOr<std::vector<std::string>> WaitForPeers() {
+  absl::StatusOr<Peers> WaitForPeers() {
     absl::MutexLock lock(&mutex_);
     const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return peers_.has_value() || stop_requested_ || ended_;
@@ -158,6 +163,10 @@ class AgentLink::Impl {
                         : absl::StrCat("told to stop in mode ", static_cast<int>(stop.mode()),
                                        ", which this trainer does not know: ", stop.reason()));
     }
+    if (message.has_lease()) return on_lease_(ToBootTime(message.lease()));
+    if (message.has_assignment() && message.assignment().has_lease()) {
+      on_lease_(ToBootTime(message.assignment().lease()));
+    }
     if (message.body_case() == v1::AgentMessage::BODY_NOT_SET) {
       return leave_("the worker sent a message of no kind that this trainer knows");
     }
@@ -167,7 +176,11 @@ class AgentLink::Impl {
         assignment_ = std::move(*message.mutable_assignment());
         break;
       case v1::AgentMessage::kConnect:
-        peers_.emplace(message.connect().addresses().begin(), message.connect().addresses().end());
+        peers_.emplace();
+        peers_->addresses.assign(message.connect().addresses().begin(),
+                                 message.connect().addresses().end());
+        peers_->certificates.assign(message.connect().certificates().begin(),
+                                    message.connect().certificates().end());
         break;
       case v1::AgentMessage::kPlan:
         plan_ = message.plan().SerializeAsString();
@@ -175,6 +188,7 @@ class AgentLink::Impl {
       case v1::AgentMessage::kProfile:
         profile_steps_ = message.profile().steps();
         break;
+      case v1::AgentMessage::kLease:
       case v1::AgentMessage::kStop:
       case v1::AgentMessage::BODY_NOT_SET:
         break;  // above
@@ -210,6 +224,7 @@ class AgentLink::Impl {
 
   const int rank_;
   const LeaveCallback leave_;
+  const LeaseCallback on_lease_;
   grpc::ClientContext context_;
   std::unique_ptr<v1::TrainerLink::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainerMessage, v1::AgentMessage>> stream_;
@@ -219,7 +234,7 @@ class AgentLink::Impl {
   mutable absl::Mutex mutex_;
   std::deque<v1::TrainerMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::TrainerAssignment> assignment_ ABSL_GUARDED_BY(mutex_);
-  std::optional<std::vector<std::string>> peers_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Peers> peers_ ABSL_GUARDED_BY(mutex_);
   std::string plan_ ABSL_GUARDED_BY(mutex_);
   uint32_t profile_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int context_ranks_ ABSL_GUARDED_BY(mutex_) = 1;
@@ -229,9 +244,10 @@ class AgentLink::Impl {
   std::thread reader_, writer_;
 };
 
-std::unique_ptr<AgentLink> AgentLink::Attach(const AgentLinkOptions& options, LeaveCallback leave) {
+std::unique_ptr<AgentLink> AgentLink::Attach(const AgentLinkOptions& options, LeaveCallback leave,
+                                             LeaseCallback on_lease) {
   return std::unique_ptr<AgentLink>(
-      new AgentLink(std::make_unique<Impl>(options, std::move(leave))));
+      new AgentLink(std::make_unique<Impl>(options, std::move(leave), std::move(on_lease))));
 }
 
 AgentLink::AgentLink(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -245,13 +261,15 @@ absl::StatusOr<Assignment> AgentLink::WaitForAssignment() {
     // Another attempt may fare better: on another node, or once the worker was restarted.
     return absl::UnavailableError(same.message());
   }
+  // Nobody could tell when such a trainer is dead, and may be replaced.
+  if (!proto.has_lease()) return absl::InternalError("the worker gave this trainer no lease");
   Assignment assignment;
   assignment.listen_host = proto.listen_host().empty() ? "127.0.0.1" : proto.listen_host();
   ASSIGN_OR_RETURN(assignment.job, ToTrainingJob(proto));
   return assignment;
 }
 
-absl::StatusOr<std::vector<std::string>> AgentLink::ReportReady(const std::string& address) {
+absl::StatusOr<Peers> AgentLink::ReportReady(const std::string& address) {
   v1::TrainerMessage message;
   message.mutable_ready()->set_rank(impl_->rank());
   message.mutable_ready()->set_address(address);

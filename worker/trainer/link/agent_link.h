@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "worker/trainer/host.h"
 #include "worker/trainer/training_job.h"
 
@@ -17,6 +18,13 @@ struct AgentLinkOptions {
   std::string socket;  // path
   int rank = 0;
   uint64_t fencing_token = 0;
+  std::string secret = {};  // by which the worker knows the process that it started
+};
+
+// The other ranks, by rank.
+struct Peers {
+  std::vector<std::string> addresses;
+  std::vector<std::string> certificates;  // names in them; empty: none is known
 };
 
 struct Assignment {
@@ -39,15 +47,19 @@ class AgentLink : public Host {
   // Leave now, from a thread of the link: the worker asked for it, or is gone.
   using LeaveCallback = std::function<void(const std::string& reason)>;
 
+  // This process may live until then (BootNow()); comes before the assignment, and again with every
+  // renewal. From a thread of the link.
+  using LeaseCallback = std::function<void(absl::Time end)>;
+
   // Dials the socket and says hello.
-  static std::unique_ptr<AgentLink> Attach(const AgentLinkOptions& options, LeaveCallback leave);
+  static std::unique_ptr<AgentLink> Attach(const AgentLinkOptions& options, LeaveCallback leave,
+                                           LeaseCallback on_lease);
   // Sends what is queued, for 2 s at most.
   ~AgentLink() override;
 
   // These wait for the worker. CANCELLED once a stop was requested, UNAVAILABLE if the link ended.
   absl::StatusOr<Assignment> WaitForAssignment();
-  // Addresses by rank.
-  absl::StatusOr<std::vector<std::string>> ReportReady(const std::string& address);
+  absl::StatusOr<Peers> ReportReady(const std::string& address);
 
   // As if the worker had asked for a checkpoint and the end: SIGTERM.
   void RequestStop(const std::string& reason);

@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/boot_clock.h"
 #include "base/protocol_version.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
@@ -39,13 +41,19 @@ class AgentLinkTest : public ::testing::Test {
   std::string socket_ = directory_.File("agent.sock");
   absl::Mutex mutex_;
   std::string left_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::Time> leases_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<AgentLink> Attach(uint64_t token = FakeAgent::kToken) {
-    return AgentLink::Attach({.socket = socket_, .rank = 0, .fencing_token = token},
-                             [this](const std::string& reason) {
-                               absl::MutexLock lock(&mutex_);
-                               left_ = reason;
-                             });
+    return AgentLink::Attach(
+        {.socket = socket_, .rank = 0, .fencing_token = token},
+        [this](const std::string& reason) {
+          absl::MutexLock lock(&mutex_);
+          left_ = reason;
+        },
+        [this](absl::Time end) {
+          absl::MutexLock lock(&mutex_);
+          leases_.push_back(end);
+        });
   }
   std::string WaitUntilLeft() {
     absl::MutexLock lock(&mutex_);
@@ -67,14 +75,16 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   const Assignment assignment = link->WaitForAssignment().value();
   EXPECT_EQ(assignment.job.name, "tiny");
   EXPECT_EQ(assignment.listen_host, "127.0.0.1");
-  EXPECT_THAT(link->ReportReady("127.0.0.1:5").value(), ElementsAre("127.0.0.1:5"));
+  EXPECT_THAT(link->ReportReady("127.0.0.1:5")->addresses, ElementsAre("127.0.0.1:5"));
 
   link->SetPlace(3, "backward");
   StepRecord step;
   step.step = 1;
   step.loss = 2.5;
   link->ReportStep(step);
-  link->ReportEval({.step = 1, .loss = 2.0});
+  link->ReportEval({.step = 1,
+                    .outcome = {.loss = 2.0, .answers = {{"far", 4, 3, 0.5}}},
+                    .dense = EvalOutcome{.loss = 1.5, .answers = {{"far", 4, 4, 0.25}}}});
   link->ReportCheckpoint(1, "/checkpoints/step-1", 10, 0.5);
   link->ReportModel("/checkpoints/model");
   EXPECT_TRUE(agent.WaitFor([](const std::vector<RankLog>& logs) {
@@ -86,12 +96,35 @@ TEST_F(AgentLinkTest, WalksThroughAnAttempt) {
   const RankLog log = agent.Finish()[0];
   ASSERT_EQ(log.steps.size(), 1u);
   EXPECT_EQ(log.steps[0].loss(), 2.5);
-  EXPECT_EQ(log.evals.size(), 1u);
+  ASSERT_EQ(log.evals.size(), 1u);
+  EXPECT_EQ(log.evals[0].loss(), 2.0);
+  EXPECT_EQ(log.evals[0].answers(0).task(), "far");
+  EXPECT_EQ(log.evals[0].answers(0).right(), 3u);
+  EXPECT_EQ(log.evals[0].dense().loss(), 1.5);
+  EXPECT_EQ(log.evals[0].dense().answers(0).right(), 4u);
   EXPECT_EQ(log.checkpoints[0].path(), "/checkpoints/step-1");
   EXPECT_EQ(log.model_path, "/checkpoints/model");
   EXPECT_EQ(log.result->outcome(), v1::TrainerExited::COMPLETED);
   absl::MutexLock lock(&mutex_);
   EXPECT_EQ(left_, "");
+}
+
+TEST_F(AgentLinkTest, SaysItsSecretAndHearsWhoseCertificatesItsPeersHave) {
+  FakeAgent agent(socket_, Spec(2), {}, 2);  // the other rank never comes
+  const auto link = AgentLink::Attach(
+      {.socket = socket_, .fencing_token = FakeAgent::kToken, .secret = "rlt_mine"},
+      [](const std::string&) {});
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  v1::AgentMessage message;
+  for (const char* node : {"a", "b"}) {
+    message.mutable_connect()->add_addresses("127.0.0.1:1");
+    message.mutable_connect()->add_certificates(absl::StrCat("uri ringleader://node/", node));
+  }
+  agent.Send(0, message);
+  EXPECT_THAT(link->ReportReady("127.0.0.1:5")->certificates,
+              ElementsAre("uri ringleader://node/a", "uri ringleader://node/b"));
+  EXPECT_TRUE(agent.WaitFor(
+      [](const std::vector<RankLog>& logs) { return logs[0].hello->secret() == "rlt_mine"; }));
 }
 
 TEST_F(AgentLinkTest, PlansWaitUntilTaken) {
@@ -124,6 +157,25 @@ TEST_F(AgentLinkTest, LeavesAtOnceWhenToldToAbort) {
   message.mutable_stop()->set_reason("rank 3 failed");
   agent.Send(0, message);
   EXPECT_EQ(WaitUntilLeft(), "rank 3 failed");
+}
+
+TEST_F(AgentLinkTest, HandsOnItsLeaseAndEachRenewal) {
+  FakeAgent agent(socket_, Spec(1), {}, 1);
+  const absl::Time first = BootNow() + absl::Hours(2), second = BootNow() + absl::Hours(3);
+  agent.set_lease_end(first);
+  auto link = Attach();
+  ASSERT_TRUE(link->WaitForAssignment().ok());
+  agent.Send(0, testing::LeaseUntil(second));
+  agent.Send(0, testing::Stop(v1::StopTrainers::ABORT));
+  WaitUntilLeft();  // messages arrive in order
+  absl::MutexLock lock(&mutex_);
+  EXPECT_THAT(leases_, ElementsAre(first, second));
+}
+
+TEST_F(AgentLinkTest, BeginsNothingWithoutALease) {
+  FakeAgent agent(socket_, Spec(1), {}, 1);
+  agent.set_lease_end(std::nullopt);
+  EXPECT_THAT(std::string(Attach()->WaitForAssignment().status().message()), HasSubstr("no lease"));
 }
 
 TEST_F(AgentLinkTest, LeavesWhenTheWorkerIsGoneOrRefusesIt) {
@@ -176,12 +228,12 @@ TEST_F(AgentLinkTest, SaysWhoItIsAndWhereItListens) {
   EXPECT_EQ(second->WaitForAssignment().value().job.rank, 1);
   ASSERT_TRUE(first->WaitForAssignment().ok());
   // The other ranks' addresses come once all are ready, by rank.
-  absl::StatusOr<std::vector<std::string>> peers;
-  std::thread ready([&] { peers = first->ReportReady("127.0.0.1:5"); });
+  std::vector<std::string> peers;
+  std::thread ready([&] { peers = first->ReportReady("127.0.0.1:5")->addresses; });
   const auto to_second = second->ReportReady("127.0.0.1:6");
   ready.join();
-  EXPECT_THAT(peers.value(), ElementsAre("127.0.0.1:5", "127.0.0.1:6"));
-  EXPECT_EQ(to_second.value(), *peers);
+  EXPECT_THAT(peers, ElementsAre("127.0.0.1:5", "127.0.0.1:6"));
+  EXPECT_EQ(to_second->addresses, peers);
   EXPECT_TRUE(agent.WaitFor([](const std::vector<RankLog>& logs) {
     const auto& hello = logs[1].hello;
     return hello.has_value() && hello->rank() == 1 &&
@@ -196,7 +248,7 @@ TEST_F(AgentLinkTest, ReportsEveryFieldOfANotice) {
   ASSERT_TRUE(link->WaitForAssignment().ok());
   link->SetPlace(3, "backward");
   link->ReportCheckpoint(4, "/checkpoints/step-4", 10, 0.5);
-  link->ReportEval({.step = 4, .loss = 2.0, .tokens = 512, .seconds = 0.25});
+  link->ReportEval({.step = 4, .outcome = {.loss = 2.0, .tokens = 512}, .seconds = 0.25});
   StepRecord step;
   step.step = 5;
   link->ReportStep(step);

@@ -17,6 +17,10 @@ using Decay = optim::LearningRateSchedule::Decay;
 using v1::ResourcesSpec;
 using v1::TrainingSpec;
 
+// Groups and layers are few: a number beyond any cluster and model is garbage, not something to
+// allocate for.
+constexpr uint32_t kMostNumbered = 65'535;
+
 constexpr std::pair<TrainingSpec::Schedule, Decay> kDecays[] = {
     {TrainingSpec::CONSTANT, Decay::kConstant},
     {TrainingSpec::COSINE, Decay::kCosine},
@@ -47,6 +51,13 @@ absl::StatusOr<optim::LearningRateSchedule> ToSchedule(const TrainingSpec& spec)
   return schedule;
 }
 
+constexpr std::pair<TrainingSpec::EvalAttention, EvalAttention> kEvalAttentions[] = {
+    {TrainingSpec::EVAL_ATTENTION_UNSPECIFIED, EvalAttention::kSame},
+    {TrainingSpec::SAME, EvalAttention::kSame},
+    {TrainingSpec::DENSE, EvalAttention::kDense},
+    {TrainingSpec::BOTH, EvalAttention::kBoth},
+};
+
 }  // namespace
 
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
@@ -61,7 +72,7 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
   if (proto.ring().kind() != v1::ParallelismSpec::RING_UNSPECIFIED) {
     ASSIGN_OR_RETURN(plan.ring.kind, jobspec::RingOf(proto.ring().kind()));
   }
-  if (plan.ring.inner * plan.ring.outer != context) {
+  if (int64_t{plan.ring.inner} * plan.ring.outer != context || plan.ring.inner < 1) {
     return absl::InvalidArgumentError(
         absl::StrFormat("plan %d: a ring of %d x %d ranks for parallelism.context %d", plan.version,
                         plan.ring.inner, plan.ring.outer, context));
@@ -71,6 +82,10 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
   }
   plan.stripe = static_cast<int>(proto.stripe());
   for (const v1::LayerBudget& budget : proto.layer_budgets()) {
+    if (budget.layer() > kMostNumbered) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("plan %d: a budget for layer %d", plan.version, budget.layer()));
+    }
     plan.layer_budgets.push_back(
         {.layer = budget.layer(),
          .budget = {.dense = budget.dense(),
@@ -80,8 +95,7 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
                                        .max_slashes = budget.max_slashes()}}});
   }
   for (const v1::MicroBatchAssignment& assignment : proto.micro_batches()) {
-    // Groups are few; a number beyond any cluster is garbage, not something to allocate for.
-    if (assignment.group() > 65'535) {
+    if (assignment.group() > kMostNumbered) {
       return absl::InvalidArgumentError(
           absl::StrFormat("plan %d: micro-batches for group %d", plan.version, assignment.group()));
     }
@@ -100,7 +114,9 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   jobspec::ApplyDefaults(&spec);
   TrainingJob job;
   job.name = assignment.job();
+  job.uid = assignment.job_uid();
   job.attempt = assignment.attempt();
+  job.fencing_token = assignment.fencing_token();
   job.rank = static_cast<int>(assignment.rank());
   job.world_size = static_cast<int>(assignment.world_size());
   job.ranks_per_node = static_cast<int>(std::max(1u, assignment.ranks_per_node()));
@@ -153,6 +169,8 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.seed = training.seed();
   job.eval_every_steps = training.eval_every_steps();
   job.eval_sequences = training.eval_sequences();
+  ASSIGN_OR_RETURN(job.eval_attention, jobspec::Convert(kEvalAttentions, training.eval_attention(),
+                                                        "training.eval_attention"));
   job.max_skipped_steps = training.max_skipped_steps();
   job.attention.deterministic = job.deterministic = training.deterministic();
 

@@ -2,6 +2,7 @@
 // reports.
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/phase_fields.h"
@@ -166,6 +167,17 @@ TEST(AssignmentTest, MicroBatchesAreKeptByGroup) {
   EXPECT_THAT(plan.micro_batches[1], ElementsAre(2, 0));
   assignment->set_group(1u << 31);
   EXPECT_FALSE(ToPlan(proto, 1).ok());
+}
+
+TEST(AssignmentTest, NumbersThatOverflowAreRefused) {
+  v1::StepPlan proto;
+  proto.add_layer_budgets()->set_layer(0xffffffff);  // the next number is 0
+  EXPECT_THAT(std::string(ToPlan(proto, 4).status().message()),
+              HasSubstr("a budget for layer 4294967295"));
+  proto.clear_layer_budgets();
+  proto.mutable_ring()->set_inner(0x40000001);  // times 4 is 4 in 32 bits
+  proto.mutable_ring()->set_outer(4);
+  EXPECT_THAT(std::string(ToPlan(proto, 4).status().message()), HasSubstr("a ring of"));
 }
 
 TEST(TelemetryTest, StepImbalanceIsMaxOverMeanOfTheRingSteps) {

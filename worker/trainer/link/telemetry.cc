@@ -23,6 +23,15 @@ double StepImbalance(const std::vector<attention::LayerStats>& layers) {
   return MaxOverMean(tiles);
 }
 
+v1::TaskAnswers ToProto(const TaskAnswers& task) {
+  v1::TaskAnswers answers;
+  answers.set_task(task.task);
+  answers.set_asked(task.asked);
+  answers.set_right(task.right);
+  answers.set_loss(task.loss);
+  return answers;
+}
+
 }  // namespace
 
 v1::StepReport ToProto(const StepRecord& record, int rank) {
@@ -48,6 +57,8 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->set_verticals(layer.verticals);
     out->set_slashes(layer.slashes);
     out->set_recall(layer.recall);
+    out->set_verticals_at_budget(layer.verticals_at_budget);
+    out->set_slashes_at_budget(layer.slashes_at_budget);
     out->mutable_tiles_per_ring_step()->Add(layer.tiles_per_ring_step.begin(),
                                             layer.tiles_per_ring_step.end());
     out->set_column_tiles(layer.column_tiles);
@@ -62,9 +73,16 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
 v1::EvalReport ToProto(const EvalRecord& record) {
   v1::EvalReport report;
   report.set_step(record.step);
-  report.set_loss(record.loss);
-  report.set_tokens(record.tokens);
+  report.set_loss(record.outcome.loss);
+  report.set_tokens(record.outcome.tokens);
   report.set_seconds(record.seconds);
+  for (const TaskAnswers& task : record.outcome.answers) *report.add_answers() = ToProto(task);
+  if (record.dense.has_value()) {
+    report.mutable_dense()->set_loss(record.dense->loss);
+    for (const TaskAnswers& task : record.dense->answers) {
+      *report.mutable_dense()->add_answers() = ToProto(task);
+    }
+  }
   return report;
 }
 

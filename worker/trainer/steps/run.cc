@@ -20,11 +20,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/checksum.h"
+#include "base/files.h"
 #include "base/status_macros.h"
 #include "worker/attention/stats/stopwatch.h"
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/checkpoint/checkpointer.h"
 #include "worker/checkpoint/directory.h"
+#include "worker/checkpoint/ownership.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/engine/machine_memory.h"
 #include "worker/trainer/steps/step_agreement.h"
@@ -51,6 +53,9 @@ class Attempt {
 
  private:
   bool is_first() const { return world_.rank() == 0; }
+  checkpoint::FolderOwner Owner() const {
+    return {.job = job_.name, .uid = job_.uid, .token = job_.fencing_token};
+  }
 
   absl::Status Prepare();
   absl::Status OpenData();
@@ -83,6 +88,10 @@ class Attempt {
 absl::Status Attempt::Prepare() {
   // What could never be saved is not begun: the first checkpoint may be hours away.
   RETURN_IF_ERROR(checkpoint::CheckDirectory(job_.checkpoint_directory, world_));
+  // Before anything is read: from here on no attempt before this one publishes anything.
+  if (is_first()) {
+    RETURN_IF_ERROR(checkpoint::ClaimDirectory(job_.checkpoint_directory, Owner()));
+  }
   ASSIGN_OR_RETURN(engine_, StepEngine::Create(job_, world_, host_));
   if (is_first()) PrintSettings();
   RETURN_IF_ERROR(OpenData());
@@ -165,6 +174,7 @@ absl::Status Attempt::StartCheckpointer() {
   checkpointer_ = std::make_unique<checkpoint::Checkpointer>(
       checkpoint::CheckpointerOptions{.directory = job_.checkpoint_directory,
                                       .keep_last = job_.keep_last,
+                                      .owner = Owner(),
                                       .resumed_from = resumed_from_},
       engine_->layout(), std::move(checkpoint_ranks),
       [this](uint64_t step, const absl::StatusOr<std::string>& path) {
@@ -233,7 +243,7 @@ absl::Status Attempt::EvaluateIfDue(uint64_t step) {
   if (is_first()) {
     host_.ReportEval(record);
     std::printf("step %5" PRIu64 "/%" PRIu64 "  held-out loss %.4f\n", step, job_.steps,
-                record.loss);
+                record.outcome.loss);
     std::fflush(stdout);
   }
   return absl::OkStatus();
@@ -242,8 +252,9 @@ absl::Status Attempt::EvaluateIfDue(uint64_t step) {
 absl::Status Attempt::Save(uint64_t step) {
   host_.SetPlace(step, "checkpoint");
   const Stopwatch timer(&checkpoint_seconds_);
-  // One save at a time: the one before has reported, so the time is this one's.
-  checkpointer_->Wait().IgnoreError();
+  // One save at a time: the one before has reported, so the time is this one's. That it failed ends
+  // nothing, earlier checkpoints are there; unless another attempt has taken this one's place.
+  if (absl::Status last = checkpointer_->Wait(); absl::IsAborted(last)) return last;
   save_start_ = absl::Now();
   ASSIGN_OR_RETURN(optim::ShardSource shard, engine_->Snapshot());
   checkpointer_->Save(std::move(shard), engine_->shard_elements(),
@@ -260,8 +271,14 @@ absl::Status Attempt::Save(uint64_t step) {
 absl::Status Attempt::ExportModel() {
   host_.SetPlace(done_, "exporting the model");
   const std::string folder = job_.checkpoint_directory + "/model";
-  RETURN_IF_ERROR(engine_->ExportModel(folder));
-  if (is_first()) host_.ReportModel(folder);
+  const std::string fresh =
+      absl::StrCat(job_.checkpoint_directory, "/.model.token-", job_.fencing_token);
+  RETURN_IF_ERROR(engine_->ExportModel(fresh));
+  if (is_first()) {
+    RETURN_IF_ERROR(checkpoint::ChangeAsOwner(job_.checkpoint_directory, Owner(),
+                                              [&] { return ReplaceFolder(fresh, folder); }));
+    host_.ReportModel(folder);
+  }
   // No rank ends as completed before the model is there.
   return world_.Barrier();
 }

@@ -83,14 +83,15 @@ TEST_F(RunTest, TheRateIsWhatMovesTheWeights) {
   job.eval_every_steps = 1;
   job.schedule = {.peak = 0.0, .total_steps = 2};
   RunAnew(job);
-  for (const EvalRecord& eval : hosts_[0].evals) EXPECT_EQ(eval.loss, hosts_[0].evals[0].loss);
+  for (const EvalRecord& eval : hosts_[0].evals)
+    EXPECT_EQ(eval.outcome.loss, hosts_[0].evals[0].outcome.loss);
 
   // That of the step, not the schedule's highest.
   job.schedule = {.peak = 4e-3, .warmup_steps = 1'000'000, .total_steps = 1'000'000};
   job.checkpoint_directory = Path("warm");
   RunAnew(job);
   for (const EvalRecord& eval : hosts_[0].evals) {
-    EXPECT_NEAR(eval.loss, hosts_[0].evals[0].loss, 1e-5);
+    EXPECT_NEAR(eval.outcome.loss, hosts_[0].evals[0].outcome.loss, 1e-5);
   }
 }
 
@@ -154,8 +155,8 @@ TEST_F(RunTest, EvaluatesBeforeTheFirstStepEverySoOftenAndAtTheEnd) {
   RunAnew(job);
   EXPECT_THAT(StepsOf(hosts_[0].evals), ElementsAre(0, 2, 4, 5));
   EXPECT_TRUE(hosts_[1].evals.empty());
-  EXPECT_GT(hosts_[0].evals[0].tokens, kTinySequence);
-  EXPECT_LE(hosts_[0].evals[0].tokens, 2u * kTinySequence);
+  EXPECT_GT(hosts_[0].evals[0].outcome.tokens, kTinySequence);
+  EXPECT_LE(hosts_[0].evals[0].outcome.tokens, 2u * kTinySequence);
   // What an evaluation took stands in the step behind it, and what it visited in none.
   const std::vector<StepRecord>& steps = hosts_[0].steps;
   for (const StepRecord& step : steps) {
@@ -185,8 +186,8 @@ TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
   job.eval_sequences = 3;
   job.checkpoint_directory = Path("two");
   RunAnew(job);
-  EXPECT_EQ(hosts_[0].evals[0].tokens, alone.tokens);
-  EXPECT_NEAR(hosts_[0].evals[0].loss, alone.loss, 1e-6 * alone.loss);
+  EXPECT_EQ(hosts_[0].evals[0].outcome.tokens, alone.outcome.tokens);
+  EXPECT_NEAR(hosts_[0].evals[0].outcome.loss, alone.outcome.loss, 1e-6 * alone.outcome.loss);
   // More than there are: all of them, each token with a label once.
   job.eval_sequences = 1'000'000;
   job.checkpoint_directory = Path("all");
@@ -199,7 +200,7 @@ TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
       labels += label != data::kIgnoreLabel;
     }
   }
-  EXPECT_EQ(hosts_[0].evals[0].tokens, labels);
+  EXPECT_EQ(hosts_[0].evals[0].outcome.tokens, labels);
 }
 
 TEST_F(RunTest, SavesEverySoOftenAndAtTheEnd) {

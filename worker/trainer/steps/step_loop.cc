@@ -1,8 +1,8 @@
 #include "worker/trainer/steps/step_loop.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "worker/attention/stats/stopwatch.h"
+#include "worker/trainer/steps/eval_sums.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -24,6 +25,7 @@ patterns::VerticalSlashBudget Merge(patterns::VerticalSlashBudget budget,
   if (budget.slash_mass == 0) budget.slash_mass = job.slash_mass;
   if (budget.max_verticals == 0) budget.max_verticals = job.max_verticals;
   if (budget.max_slashes == 0) budget.max_slashes = job.max_slashes;
+  budget.density = job.density;
   return budget;
 }
 
@@ -82,6 +84,7 @@ absl::Status StepLoop::Apply(const Plan& plan) {
         .vertical_slash = Merge(budget.budget.vertical_slash, job_.attention.budget)};
   }
   RETURN_IF_ERROR(parts_.engine->SetBudgets(budgets));
+  budgets_ = std::move(budgets);
   plan_ = plan;
   return absl::OkStatus();
 }
@@ -142,25 +145,40 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
   EvalRecord record{.step = step};
   {
     const Stopwatch whole(&record.seconds);
-    const auto sequences =
-        static_cast<uint32_t>(std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences()));
-    const kernels::ShardLayout layout = LayoutOf(job_.sequence_length);
-    double sum[2] = {};  // loss, tokens
-    // A forward of sharded parameters takes all ranks: where sequences run out, a group goes along
-    // over one that counts elsewhere.
-    for (uint32_t first = 0; first < sequences; first += job_.data) {
-      const uint32_t s = std::min(first + group_, sequences - 1);
-      ASSIGN_OR_RETURN(const LossSum part, parts_.engine->Loss(parts_.eval->InOrder(s, layout)));
-      if (first + group_ >= sequences) continue;
-      sum[0] += part.loss;
-      sum[1] += part.tokens;
+    if (job_.eval_attention != EvalAttention::kDense) {
+      ASSIGN_OR_RETURN(record.outcome, EvaluateOnce());
     }
-    RETURN_IF_ERROR(parts_.world->AllReduceSum(Channel::kControl, sum, 2));
-    record.loss = sum[1] == 0 ? std::nan("") : sum[0] / sum[1];
-    record.tokens = static_cast<uint64_t>(sum[1]);
+    if (job_.eval_attention != EvalAttention::kSame) {
+      const std::vector<patterns::LayerBudget> dense(parts_.engine->config().layers,
+                                                     {.dense = true});
+      RETURN_IF_ERROR(parts_.engine->SetBudgets(dense));
+      ASSIGN_OR_RETURN(record.dense, EvaluateOnce());
+      RETURN_IF_ERROR(parts_.engine->SetBudgets(budgets_));
+    }
+    if (job_.eval_attention == EvalAttention::kDense) {
+      record.outcome = *std::exchange(record.dense, std::nullopt);
+    }
   }
   parts_.engine->TakeStats();  // what evaluation visited is not the next step's load
   return record;
+}
+
+absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce() {
+  const auto sequences =
+      static_cast<uint32_t>(std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences()));
+  const kernels::ShardLayout layout = LayoutOf(job_.sequence_length);
+  EvalSums sums(parts_.eval->tasks());
+  // A forward of sharded parameters takes all ranks: where sequences run out, a group goes along
+  // over one that counts elsewhere.
+  for (uint32_t first = 0; first < sequences; first += job_.data) {
+    const data::LocalSequence sequence =
+        parts_.eval->InOrder(std::min(first + group_, sequences - 1), layout);
+    ASSIGN_OR_RETURN(const RankScores scores, parts_.engine->Score(sequence));
+    if (first + group_ < sequences) sums.Add(sequence, scores);
+  }
+  RETURN_IF_ERROR(parts_.world->AllReduceSum(Channel::kControl, sums.sums().data(),
+                                             static_cast<int64_t>(sums.sums().size())));
+  return sums.Outcome();
 }
 
 absl::Status StepLoop::NonFiniteGradient(uint64_t step) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,7 +36,8 @@ class StepLoop {
   // record's checkpoint and evaluation times are left for the caller. `step` counts from 1.
   absl::StatusOr<StepRecord> Train(uint64_t step);
 
-  // Mean loss over the held-out sequences after `step` steps.
+  // Over the held-out sequences, after `step` steps, attending to what training.eval_attention
+  // says.
   absl::StatusOr<EvalRecord> Evaluate(uint64_t step);
 
   // Steps in a row, up to now, that were skipped for a NaN or infinite gradient.
@@ -45,6 +47,7 @@ class StepLoop {
  private:
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
+  absl::StatusOr<EvalOutcome> EvaluateOnce();
   // The error of too many skipped steps: which rank's which gradient.
   absl::Status NonFiniteGradient(uint64_t step);
 
@@ -52,6 +55,7 @@ class StepLoop {
   const StepParts parts_;
   const uint32_t group_;
   Plan plan_;
+  std::vector<patterns::LayerBudget> budgets_;  // of plan_; layers past the end keep the job's
   uint64_t skipped_in_a_row_ = 0;
 };
 

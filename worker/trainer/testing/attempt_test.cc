@@ -29,19 +29,13 @@ bool AllReachedStep(const std::vector<RankLog>& logs, uint64_t step) {
   return true;
 }
 
-v1::AgentMessage Stop(v1::StopTrainers::Mode mode) {
-  v1::AgentMessage message;
-  message.mutable_stop()->set_mode(mode);
-  message.mutable_stop()->set_reason("the test says so");
-  return message;
-}
-
 std::unique_ptr<FakeAgent> AttemptTest::Start(const v1::JobSpec& spec, const v1::StepPlan& plan) {
   const int attempt = ++attempts_;
   const int ranks = static_cast<int>(spec.resources().trainers());
   auto agent =
       std::make_unique<FakeAgent>(Path("agent-" + std::to_string(attempt)), spec, plan, ranks,
                                   /*threads=*/1, checkpoint_step_);
+  agent->set_fencing_token(fencing_token_);
   log_directory_ = Path("logs-" + std::to_string(attempt));
   std::filesystem::create_directories(log_directory_);
   agent->Spawn(TrainerBinary(), log_directory_, Hosts(ranks));

@@ -15,13 +15,13 @@ namespace ringleader::trainer::testing {
 
 std::vector<double> Losses(const RankLog& log);
 bool AllReachedStep(const std::vector<RankLog>& logs, uint64_t step);
-v1::AgentMessage Stop(v1::StopTrainers::Mode mode);
 
 class AttemptTest : public ::testing::Test {
  protected:
   TempDir directory_;
   int attempts_ = 0;
-  uint64_t checkpoint_step_ = 0;  // that trainers are told was saved
+  uint64_t checkpoint_step_ = 0;                // that trainers are told was saved
+  uint64_t fencing_token_ = FakeAgent::kToken;  // under which they change the checkpoint folder
 
   std::string Path(const std::string& name) { return directory_.File(name); }
   v1::JobSpec Job(int context, int data = 1) {

@@ -10,8 +10,22 @@
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
+#include "base/boot_clock.h"
 
 namespace ringleader::trainer::testing {
+
+v1::AgentMessage LeaseUntil(absl::Time end) {
+  v1::AgentMessage message;
+  message.mutable_lease()->set_end_boot_nanoseconds(absl::ToUnixNanos(end));
+  return message;
+}
+
+v1::AgentMessage Stop(v1::StopTrainers::Mode mode) {
+  v1::AgentMessage message;
+  message.mutable_stop()->set_mode(mode);
+  message.mutable_stop()->set_reason("the test says so");
+  return message;
+}
 
 FakeAgent::FakeAgent(const std::string& socket, const v1::JobSpec& spec, const v1::StepPlan& plan,
                      int ranks, int threads, uint64_t checkpoint_step)
@@ -27,6 +41,17 @@ FakeAgent::FakeAgent(const std::string& socket, const v1::JobSpec& spec, const v
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) throw std::runtime_error("cannot listen on " + socket);
+  set_lease_end(BootNow() + absl::Hours(24));
+}
+
+void FakeAgent::set_lease_end(std::optional<absl::Time> end) {
+  absl::MutexLock lock(&mutex_);
+  lease_end_ = end;
+}
+
+void FakeAgent::set_fencing_token(uint64_t token) {
+  absl::MutexLock lock(&mutex_);
+  fencing_token_ = token;
 }
 
 FakeAgent::~FakeAgent() {
@@ -121,6 +146,9 @@ grpc::Status FakeAgent::Attach(grpc::ServerContext* /*context*/, Stream* stream)
   assignment->set_protocol_version(protocol_version_);
   {
     absl::MutexLock lock(&mutex_);
+    assignment->set_job_uid(spec_.name() + "-1");
+    assignment->set_fencing_token(fencing_token_);
+    if (lease_end_) *assignment->mutable_lease() = LeaseUntil(*lease_end_).lease();
     logs_[rank].hello = message.hello();
     streams_[rank] = stream;
     stream->Write(reply);

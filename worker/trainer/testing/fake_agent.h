@@ -33,6 +33,9 @@ struct RankLog {
   bool gone = false;  // its stream has ended
 };
 
+v1::AgentMessage LeaseUntil(absl::Time end);
+v1::AgentMessage Stop(v1::StopTrainers::Mode mode);
+
 // Thread-safe.
 class FakeAgent : private v1::TrainerLink::Service {
  public:
@@ -49,6 +52,11 @@ class FakeAgent : private v1::TrainerLink::Service {
   void set_protocol_version(uint32_t version) { protocol_version_ = version; }
   // Where trainers are to listen. Before the first attaches.
   void set_listen_host(const std::string& host) { listen_host_ = host; }
+  // What assignments say from here on (BootNow()); a day from now unless set, nullopt: none.
+  void set_lease_end(std::optional<absl::Time> end);
+  // Under which trainers change the checkpoint folder; kToken unless set. To each other and to this
+  // worker they show kToken all the same.
+  void set_fencing_token(uint64_t token);
 
   // Starts one process per rank; its output goes to `log_directory`/rank-N.log. With several
   // `hosts`, NCCL takes as many equal parts of the ranks for machines of their own: they exchange
@@ -86,6 +94,8 @@ class FakeAgent : private v1::TrainerLink::Service {
   std::unique_ptr<grpc::Server> server_;
   std::atomic<uint32_t> protocol_version_ = kProtocolVersion;
   std::string listen_host_ = "127.0.0.1";
+  std::optional<absl::Time> lease_end_ ABSL_GUARDED_BY(mutex_);
+  uint64_t fencing_token_ ABSL_GUARDED_BY(mutex_) = kToken;
 };
 
 }  // namespace ringleader::trainer::testing

@@ -1,4 +1,4 @@
-#include "coordinator/planner/shapes.h"
+#include "coordinator/planner/cost/shapes.h"
 
 namespace ringleader::planner {
 ClusterShape TypicalCluster(v1::ResourcesSpec::Engine engine, int nodes, int trainers_per_node) {

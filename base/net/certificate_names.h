@@ -1,0 +1,33 @@
+// The names in the certificate that a gRPC peer has shown.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace grpc {
+class AuthContext;
+}
+
+namespace ringleader {
+
+// Of a certificate that was verified. A certificate may have several names of a kind.
+struct CertificateNames {
+  std::vector<std::string> uris = {};
+  std::vector<std::string> dns = {};
+  std::vector<std::string> emails = {};
+  std::string common_name = {};  // the first; empty: none
+
+  bool empty() const {
+    return uris.empty() && dns.empty() && emails.empty() && common_name.empty();
+  }
+  // All of them as "{kind} {name}": "uri ringleader://node/a", "dns …", "email …", "common_name …".
+  std::vector<std::string> Texts() const;
+  // Whether `text`, so written, is one of them. The same name of another kind is another name.
+  bool Hold(std::string_view text) const;
+};
+
+// Empty in plain text, and where the peer has shown no certificate.
+CertificateNames NamesOf(const grpc::AuthContext& context);
+
+}  // namespace ringleader

@@ -1,0 +1,38 @@
+// Threads for work that nobody who asks for it may wait for.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ringleader {
+
+// Takes tasks in order. Thread-safe. The destructor runs what is queued, then joins.
+class TaskThreads {
+ public:
+  // `max_queued`: tasks that may wait for a thread.
+  TaskThreads(int threads, size_t max_queued);
+  ~TaskThreads();
+  TaskThreads(const TaskThreads&) = delete;
+  TaskThreads& operator=(const TaskThreads&) = delete;
+
+  // False, without having taken the task, when the queue is full.
+  [[nodiscard]] bool TryRun(std::function<void()> task) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  bool Ready() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !tasks_.empty(); }
+  void Work();
+
+  const size_t max_queued_;
+  absl::Mutex mutex_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ringleader

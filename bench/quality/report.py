@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""From quality.json (suite.py): a table (quality.md), a picture (quality.svg) and rows for figures/patterns.json.
+
+    bench/quality/report.py DIR/quality.json --output bench/results
+
+A row that is there already under its name is replaced, others stay. Without matplotlib there is no picture.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+
+NEEDLES = ("needles", "needles-by-4")
+
+
+class Results:
+    """Shares of what the dense model answers, which went on as long, by pattern, way of asking and task."""
+
+    WAYS = {  # which evaluation of a pattern's job is meant
+        "at once": lambda job: job["first_evaluation"],
+        "after": lambda job: job["last_evaluation"],
+        "trained sparse, asked dense": lambda job: job["last_evaluation"].get("dense", job["last_evaluation"]),
+    }
+
+    def __init__(self, found):
+        self.found = found
+        self.dense = found["patterns"][0]
+        assert self.dense["pattern"] == "dense", "the first job goes on dense"
+        names = [job["pattern"] for job in found["patterns"]]
+        self.patterns = sorted(found["patterns"][1:], key=lambda job: (names.index(job["pattern"]), job["density"]))
+        self.tasks = [task for task, answers in self.dense["last_evaluation"]["answers"].items()
+                      if answers["asked"] and task != "text"]
+
+    def dense_answers(self, way, task):
+        return self.WAYS[way](self.dense)["answers"][task]
+
+    def share(self, job, way, task):
+        """Of what dense attention answers; None where it answers nothing."""
+        dense = self.dense_answers(way, task)["right"]
+        return self.WAYS[way](job)["answers"][task]["right"] / dense if dense else None
+
+    def worst(self, job, way, tasks=None):
+        shares = [self.share(job, way, task) for task in tasks or self.tasks]
+        return min((share for share in shares if share is not None), default=None)
+
+    def text_ratio(self, job, way):
+        dense = self.dense_answers(way, "text") if "text" in self.dense["last_evaluation"]["answers"] else {"asked": 0}
+        return self.WAYS[way](job)["answers"]["text"]["loss"] / dense["loss"] if dense["asked"] else None
+
+
+def table(results):
+    found, steps = results.found, results.found["more_steps"]
+    last = found["curriculum"][-1]
+    percent = lambda share: "-" if share is None else f"{100 * share:.0f}"
+    lines = [
+        "# What each attention pattern keeps of what dense attention learns", "",
+        f"{last['tokens']:,} tokens, {found['hardware']}, {found['date']}, commit {found['commit']}, made by "
+        f"`{found['command']}`. The curriculum took {sum(job['wall_seconds'] for job in found['curriculum']):.0f} s; its "
+        "model answers, by task, in percent:", "",
+        "| " + " | ".join(results.tasks) + " |", "|" + "---|" * len(results.tasks),
+        "| " + " | ".join(percent(a["right"] / a["asked"]) for a in
+                          (results.dense_answers("at once", task) for task in results.tasks)) + " |", "",
+        *([f"{found['jobs_left']} jobs are not done yet.", ""] if found["jobs_left"] else []),
+        f"Below, percent of what dense attention answers: at once / after {steps} more steps with the pattern / then asked "
+        "dense. Text is the loss over dense attention's after as many steps.", "",
+        "| pattern | visited | " + " | ".join(results.tasks) + " | text |", "|" + "---|" * (len(results.tasks) + 3)]
+    for job in results.patterns:
+        cells = [" / ".join(percent(results.share(job, way, task)) for way in Results.WAYS) for task in results.tasks]
+        ratio = results.text_ratio(job, "after")
+        lines.append(f"| {job['pattern']} | {job['density']:.1%} | " + " | ".join(cells) +
+                     f" | {'-' if ratio is None else f'{ratio:.4f}'} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(results, path):
+    try:
+        import matplotlib
+    except ImportError:
+        print("no picture: this python3 has no matplotlib; call report.py with one that has")
+        return
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "quality"  # the same bytes for the same results
+    from matplotlib import pyplot
+
+    panels = results.tasks + ["loss of text, over dense", "loss of all, over dense"]
+    columns = 4
+    rows = -(-len(panels) // columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(3.4 * columns, 2.6 * rows), squeeze=False)
+    names = list(dict.fromkeys(job["pattern"] for job in results.patterns))
+    for axis, panel in zip(axes.flat, panels):
+        for colour, name in enumerate(names):
+            jobs = sorted((job for job in results.patterns if job["pattern"] == name), key=lambda job: job["density"])
+            for way, line in zip(Results.WAYS, (":", "-", "--")):
+                if panel in results.tasks:
+                    values = [results.share(job, way, panel) for job in jobs]
+                elif panel.startswith("loss of text"):
+                    values = [results.text_ratio(job, way) for job in jobs]
+                else:
+                    values = [Results.WAYS[way](job)["loss"] / Results.WAYS[way](results.dense)["loss"] for job in jobs]
+                axis.plot([100 * job["density"] for job in jobs], values, line, marker="o", markersize=3,
+                          color=f"C{colour}", label=f"{name}, {way}")
+        axis.set_title(panel, fontsize=9)
+        axis.set_xscale("log")
+        axis.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        if panel in results.tasks:
+            axis.set_ylim(-0.03, 1.08)
+    for axis in list(axes.flat)[len(panels):]:
+        axis.axis("off")
+    figure.supxlabel("causal tiles visited, percent", fontsize=9)
+    figure.supylabel("answers, of what dense attention answers", fontsize=9)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="upper center", ncols=len(names), fontsize=7)
+    figure.tight_layout(rect=(0.01, 0.01, 1, 0.91))
+    figure.savefig(path, metadata={"Date": None})
+
+
+def figure_rows(results):
+    """The asked figures of recall and text."""
+    found, steps = results.found, results.found["more_steps"]
+
+    def row(name, job, value, asked, met):
+        return {"row": name, "value": value, "asked": asked, "met": bool(met),
+                "peer": "dense attention, the same model after as many steps", "pattern": job and job["pattern"],
+                "visited": job and round(job["density"], 4), "hardware": found["hardware"], "commit": found["commit"],
+                "date": found["date"], "command": found["command"]}
+
+    def best(limit, way, tasks):
+        """The pattern that visits at most `limit` and keeps most of the task that it keeps least of."""
+        jobs = [job for job in results.patterns if job["density"] <= limit and results.worst(job, way, tasks) is not None]
+        return max(jobs, key=lambda job: results.worst(job, way, tasks), default=None)
+
+    rows = []
+    needles = [task for task in results.tasks if task in NEEDLES]
+    for limit, way, tasks, least in ((0.10, "at once", None, 0.90), (0.10, "after", None, 0.97),
+                                     (0.10, "at once", needles, 0.98), (0.05, "at once", None, 0.70),
+                                     (0.05, "after", None, 0.90)):
+        if tasks == []:
+            continue
+        job = best(limit, way, tasks)
+        value = None if job is None else round(results.worst(job, way, tasks), 4)
+        which = "needles asked at the end" if tasks else "every recall task"
+        when = "at once" if way == "at once" else f"after {steps} steps"
+        rows.append(row(f"{which}, best pattern at <= {limit:.0%} visited, of what dense answers, {when}", job, value,
+                        f">= {least}", value is not None and value >= least))
+    ratios = [(results.text_ratio(job, "after"), job) for job in results.patterns if job["asked_density"] is None]
+    for value, job in ratios:
+        if value is not None:
+            rows.append(row(f"text, {job['pattern']}, sparse-trained over dense, {job['tokens']} tokens, after {steps} steps",
+                            job, round(value, 4), "<= 1.0025", value <= 1.0025))
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results")
+    parser.add_argument("--output", required=True)
+    flags = parser.parse_args()
+    results = Results(json.loads(pathlib.Path(flags.results).read_text()))
+    output = pathlib.Path(flags.output)
+    (output / "figures").mkdir(parents=True, exist_ok=True)
+    if pathlib.Path(flags.results).resolve() != (output / "quality.json").resolve():
+        shutil.copyfile(flags.results, output / "quality.json")
+    (output / "quality.md").write_text(table(results))
+    print(table(results))
+    path = output / "figures" / "patterns.json"
+    rows = figure_rows(results)
+    kept = json.loads(path.read_text()) if path.exists() else []
+    kept = [old for old in kept if old["row"] not in {row["row"] for row in rows}]
+    path.write_text(json.dumps(kept + rows, indent=1) + "\n")
+    for row in rows:
+        print(f"{'met    ' if row['met'] else 'NOT MET'} {row['row']}: {row['value']} (asked {row['asked']})")
+    picture(results, output / "quality.svg")
+
+
+if __name__ == "__main__":
+    main()

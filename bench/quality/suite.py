@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""What each attention pattern keeps of what dense attention learns: trains a model dense on documents of growing length
+until it answers what they ask, then goes on from it with every pattern at several densities, and asks both ways.
+
+bench/quality/run.sh starts the services that this submits its jobs to, and says how to call it. What is done stands in
+the folder --dir and is not done again: a call that ran out of --seconds is simply repeated.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import math
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import generate
+import tasks
+
+ENOUGH = 0.95  # share of answers, mean over tasks, at which the curriculum goes on
+EPOCH_TOKENS = 48 << 20  # at most so many are made for a stage; more are trained by coming again
+
+
+@dataclasses.dataclass
+class Stage:
+    length: int  # tokens of a document; several are packed into a sequence and kept apart
+    steps: int
+    batch: int  # sequences; many small steps find how to look things up sooner than few large ones
+    rate: float
+    rounds: int = 1  # so often, while it does not answer enough
+
+
+@dataclasses.dataclass
+class Plan:
+    hidden: int
+    layers: int
+    heads: int
+    symbols: int
+    tokens: int  # of a sequence
+    curriculum: list
+    more: Stage  # with each pattern
+    densities: list
+    weights: dict
+    eval_documents: int  # of each kind
+
+
+PLANS = {
+    # One H100, 25 minutes.
+    "gpu": Plan(hidden=768, layers=8, heads=6, symbols=2048, tokens=16384,
+                curriculum=[Stage(256, 1500, 2, 1e-3, rounds=3), Stage(1024, 500, 2, 1e-3, rounds=2),
+                            Stage(4096, 300, 4, 1e-3, rounds=2), Stage(16384, 300, 4, 6e-4, rounds=2)],
+                more=Stage(16384, 60, 4, 3e-4), densities=[0.05, 0.1, 0.02, 0.2], weights=generate.WEIGHTS,
+                eval_documents=4),
+    # Seconds on a CPU: every step of the way, and nothing learned.
+    "smoke": Plan(hidden=64, layers=1, heads=2, symbols=64, tokens=512,
+                  curriculum=[Stage(64, 2, 1, 1e-3), Stage(512, 2, 1, 1e-3)], more=Stage(512, 2, 1, 1e-3),
+                  densities=[0.5], weights={"recall": 1, "needles": 1}, eval_documents=1),
+}
+TILE = 64
+
+
+def diagonals_of(density, tokens):
+    """How many block diagonals next to each other, the main one included, make up that share of the causal tiles."""
+    blocks = tokens // TILE
+    rest = density * blocks * (blocks + 1) / 2
+    count = 0
+    while count < blocks and rest >= (blocks - count) / 2:
+        rest -= blocks - count
+        count += 1
+    return max(1, count)
+
+
+def attentions(density, tokens):
+    """Every pattern's options that come nearest to `density`; what was really visited is measured."""
+    half = diagonals_of(density / 2, tokens)
+    blocks = tokens // TILE
+    # A query block sees its own and k more where there are as many: k^2/2 fewer tiles than k + 1 a block.
+    chosen = min(range(1, blocks), key=lambda k: abs((k + 1) * blocks - k * (k + 1) / 2 - density * blocks * (blocks + 1) / 2))
+    return {
+        "window": {"pattern": "sliding_window", "window": max(1, diagonals_of(density, tokens) - 1) * TILE},
+        "vertical-slash": {"pattern": "vertical_slash", "select": "top_k", "max_slashes": max(2, half),
+                           "max_verticals": max(TILE, round(0.4 * density * tokens))},
+        "block-topk": {"pattern": "block_topk", "block_size": TILE, "topk_blocks": chosen},
+    }
+
+
+def shares(evaluation):
+    """{task: share of answers that were right} of those that were asked, text apart."""
+    return {task: found["right"] / found["asked"] for task, found in evaluation["answers"].items()
+            if found["asked"] and task != "text"}
+
+
+def answered(evaluation):
+    by_task = shares(evaluation)
+    return sum(by_task.values()) / len(by_task)
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class Suite:
+    def __init__(self, flags):
+        self.flags = flags
+        self.plan = PLANS[flags.plan]
+        self.dir = pathlib.Path(flags.dir).resolve()
+        self.deadline = time.monotonic() + flags.seconds
+        self.longest = 0.0  # of a job, in this call
+        self.corpus = generate.read_corpus(flags.text) if flags.text else b""
+        self.weights = {kind: weight for kind, weight in self.plan.weights.items() if kind != "text" or self.corpus}
+        (self.dir / "jobs").mkdir(parents=True, exist_ok=True)
+
+    def say(self, line):
+        print(f"quality: {line}", flush=True)
+
+    def check_time(self, seconds):
+        left = self.deadline - time.monotonic()
+        if left < seconds:
+            raise OutOfTime(f"{left:.0f} s of --seconds are left; call it again to go on")
+
+    def ringctl(self, *arguments, **keywords):
+        return subprocess.run([self.flags.ringctl, *arguments], check=True, **keywords)
+
+    def data(self, name, length, documents, seed, held_out):
+        """A folder of token shards: text comes from the corpus's last tenth if `held_out`, else from the rest."""
+        folder = self.dir / "data" / name
+        if (folder / "train").exists():
+            return folder / "train"
+        self.check_time(60)
+        cut = len(self.corpus) * 9 // 10
+        made = self.dir / "made"
+        shutil.rmtree(made, ignore_errors=True)
+        started = time.monotonic()
+        options = generate.generate(made, documents, length, self.plan.symbols, seed,
+                                    {kind: 1 for kind in self.weights} if held_out else self.weights,
+                                    self.corpus[cut:] if held_out else self.corpus[:cut])
+        self.ringctl("data", "pack", "--input", str(made), "--output", str(folder), "--format", "uint16", "--eval-share",
+                     "0", *options, stdout=subprocess.DEVNULL)
+        shutil.rmtree(made)
+        self.say(f"{documents} documents of {length} tokens made in {time.monotonic() - started:.0f} s")
+        return folder / "train"
+
+    def held_out(self, length):
+        """Its folder, and in how many sequences it lies."""
+        documents = self.plan.eval_documents * len(self.weights)
+        documents *= self.plan.tokens // length
+        # One document more: the last token of a sequence is predicted from the one behind it.
+        folder = self.data(f"held-out-{length}", length, documents + 1, "held out", True)
+        return folder, documents * length // self.plan.tokens
+
+    def training(self, stage):
+        wanted = min(stage.steps * stage.batch * self.plan.tokens, EPOCH_TOKENS)
+        return self.data(f"train-{stage.length}", stage.length, wanted // stage.length + 1, "train", False)
+
+    def config(self):
+        path = self.dir / "config.json"
+        plan = self.plan
+        path.write_text(json.dumps({
+            "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": plan.hidden,
+            "initializer_range": plan.hidden ** -0.5, "intermediate_size": plan.hidden * 11 // 4 // 32 * 32,
+            "max_position_embeddings": plan.tokens, "num_attention_heads": plan.heads, "num_hidden_layers": plan.layers,
+            "num_key_value_heads": plan.heads // 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
+            "torch_dtype": "float32", "vocab_size": tasks.vocabulary(plan.symbols)}))
+        return str(path)
+
+    def job(self, name, stage, init, attention, seed):
+        """Trains, and returns the job's report; its model is then in jobs/NAME/model."""
+        report = self.dir / "jobs" / f"{name}.json"
+        if report.exists():
+            return json.loads(report.read_text())
+        train = self.training(stage)
+        eval_folder, eval_sequences = self.held_out(stage.length)
+        self.check_time(max(30.0, 1.3 * self.longest))
+        folder = self.dir / "jobs" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        both = {} if attention["pattern"] == "dense" else {"eval_attention": "both"}
+        spec = {
+            "name": name,
+            "model": {"config": self.config(), "init": "random"} if init == "random" else {"init": init},
+            "data": {"train": str(train), "eval": str(eval_folder), "sequence_length": self.plan.tokens,
+                     "document_mask": True},
+            "attention": {**attention, "tile": TILE},
+            "training": {"steps": stage.steps, "global_batch": stage.batch, "learning_rate": stage.rate,
+                         "min_learning_rate": stage.rate / 10, "warmup_steps": stage.steps // 10, "weight_decay": 0.01,
+                         "seed": seed, "eval_sequences": eval_sequences, **both},
+            "checkpoint": {"directory": str(folder), "every_steps": 0, "keep_last": 1},
+            "resources": {"trainers": 1, "engine": self.flags.engine},
+            "scheduling": {"max_retries": 0}}
+        job_file = self.dir / "jobs" / f"{name}.yaml"  # JSON is YAML
+        job_file.write_text(json.dumps(spec, indent=1))
+        started = time.monotonic()
+        log = self.dir / "jobs" / f"{name}.log"
+        with open(log, "w") as out:
+            try:
+                self.ringctl("submit", str(job_file), "--follow", stdout=out, stderr=out,
+                             timeout=max(1, self.deadline - started))
+            except subprocess.TimeoutExpired:
+                raise OutOfTime(f"{name} did not end in time; call it again with more --seconds") from None
+            except subprocess.CalledProcessError:
+                sys.exit(f"quality: {name} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
+        found = self.ringctl("report", name, "-o", "json", capture_output=True, text=True).stdout
+        result = {**json.loads(found), "tokens": self.plan.tokens, "document_tokens": stage.length, "attention": attention,
+                  "wall_seconds": time.monotonic() - started}
+        self.longest = max(self.longest, result["wall_seconds"])
+        for path in folder.iterdir():
+            if path.name != "model":
+                shutil.rmtree(path)
+        report.write_text(json.dumps(result, indent=1))
+        return result
+
+    def train_dense(self):
+        """The reports of the curriculum's jobs; the last one's model answers what it can."""
+        reports, init = [], "random"
+        for stage in self.plan.curriculum:
+            for attempt in range(1, stage.rounds + 1):
+                name = f"dense-{stage.length}-{attempt}"
+                found = self.job(name, stage, init, {"pattern": "dense"}, seed=attempt)
+                init = str(self.dir / "jobs" / name / "model")
+                reports.append(found)
+                by_task = ", ".join(f"{task} {share:.0%}" for task, share in shares(found["last_evaluation"]).items())
+                self.say(f"{name}: {found['wall_seconds']:.0f} s, loss {found['last_evaluation']['loss']:.3f}; {by_task}")
+                if answered(found["last_evaluation"]) >= ENOUGH:
+                    break
+        return reports, init
+
+    def go_on(self, curriculum, init):
+        """Each pattern at each density; None is the default's. What is found so far is written after every job."""
+        plan = self.plan
+        jobs = [("dense", 1.0, {"pattern": "dense"}), ("vertical-slash by default", None, {"pattern": "vertical_slash"})]
+        for density in plan.densities:
+            jobs += [(name, density, attention) for name, attention in attentions(density, plan.tokens).items()]
+        found = []
+        for pattern, density, attention in jobs:
+            name = pattern.replace(" ", "-") + ("" if density is None else f"-{density * 100:g}")
+            report = self.job(name, plan.more, init, attention, seed=100)
+            shutil.rmtree(self.dir / "jobs" / name, ignore_errors=True)  # its model has served
+            found.append({"pattern": pattern, "asked_density": density, **report})
+            self.say(f"{name}: {report['wall_seconds']:.0f} s, {report['density']:.1%} visited, "
+                     f"answers {answered(report['first_evaluation']):.1%} at once, "
+                     f"{answered(report['last_evaluation']):.1%} after {plan.more.steps} steps")
+            (self.dir / "quality.json").write_text(json.dumps({
+                "plan": self.flags.plan, "engine": self.flags.engine, "hardware": self.flags.hardware,
+                "commit": self.flags.commit, "date": datetime.date.today().isoformat(), "command": self.flags.command,
+                "more_steps": plan.more.steps, "jobs_left": len(jobs) - len(found), "curriculum": curriculum,
+                "patterns": found}, indent=1))
+
+    def run(self):
+        self.go_on(*self.train_dense())
+        self.say("all done")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", required=True)
+    parser.add_argument("--plan", choices=PLANS, default="gpu")
+    parser.add_argument("--engine", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--text", help="folder of text")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--ringctl", required=True)
+    parser.add_argument("--hardware", required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--command", required=True)
+    try:
+        Suite(parser.parse_args()).run()
+    except OutOfTime as reason:
+        print(f"quality: {reason}", flush=True)
+        sys.exit(75)  # EX_TEMPFAIL
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+// The access file: what it takes to start without or with one, and changes while the server runs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/time/clock.h"
+#include "coordinator/api/testing/access_fixture.h"
+
+namespace ringleader::api::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST_F(AccessTest, TheAccessFileIsTakenUpWithoutARestart) {
+  Client bob = As("bob");
+  ASSERT_TRUE(bob.Create("x").ok());
+  v1::WatchJobRequest watch;
+  watch.set_name("jobs/x");
+  const auto context = Client::Context();
+  const auto stream = bob.jobs->WatchJob(context.get(), watch);
+  v1::WatchJobResponse seen;
+  ASSERT_TRUE(stream->Read(&seen));
+
+  WriteAccess("roles_in_certificates: [");  // a slip: what was said before stays
+  absl::SleepFor(absl::Milliseconds(2500));
+  EXPECT_TRUE(bob.List().ok());
+  std::filesystem::remove(dir_.File("access.yaml"));
+  absl::SleepFor(absl::Milliseconds(1500));
+  EXPECT_TRUE(bob.List().ok());
+
+  WriteAccess(std::string(kAccess) + "  - {uri: \"ringleader://user/desert/bob\", role: none}\n");
+  while (stream->Read(&seen)) continue;
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAVAILABLE);
+  const grpc::Status out = bob.List();
+  EXPECT_EQ(out.error_code(), StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(out.error_message(), HasSubstr("shut out"));
+  EXPECT_TRUE(As("alice").List().ok());
+}
+
+TEST_F(AccessTest, OffLoopbackNothingStartsWithoutRoles) {
+  const Address everywhere{.host = "0.0.0.0", .port = 0, .path = ""};
+  const auto complaint = [&](const ServerOptions& options) {
+    const auto server = Start(options);
+    EXPECT_EQ(server.status().code(), absl::StatusCode::kFailedPrecondition);
+    return std::string(server.status().message());
+  };
+  EXPECT_THAT(complaint({.listen = everywhere, .tls = Certificates().Options("server")}),
+              AllOf(HasSubstr("--listen 0.0.0.0:0"), HasSubstr("give --access FILE")));
+  TlsOptions insecure;
+  insecure.insecure = true;
+  EXPECT_THAT(complaint({.listen = everywhere, .tls = insecure}), HasSubstr("give --access FILE"));
+  EXPECT_THAT(
+      complaint({.listen = everywhere, .tls = insecure, .access_path = dir_.File("access.yaml")}),
+      HasSubstr("plain_text_is_admin: true"));
+  std::ofstream(dir_.File("open.yaml")) << "plain_text_is_admin: true\n";
+  ServerOptions open = {
+      .listen = everywhere, .tls = insecure, .access_path = dir_.File("open.yaml")};
+  EXPECT_THAT(complaint(open), HasSubstr("--allow-path is missing"));
+  open.allowed_paths = {"/data"};
+  EXPECT_TRUE(Start(open).ok());
+  // A file whose roles nobody can show is no protection on loopback, either.
+  EXPECT_THAT(complaint({.listen = kListen, .access_path = dir_.File("access.yaml")}),
+              HasSubstr("plain_text_is_admin: true"));
+  std::ofstream(dir_.File("wrong.yaml")) << "roles: all\n";
+  EXPECT_THAT(
+      std::string(
+          Start({.listen = kListen, .access_path = dir_.File("wrong.yaml")}).status().message()),
+      HasSubstr("unknown key roles"));
+}
+
+TEST_F(AccessTest, WhoIsNoAdminAnyMoreIsNoneOnOpenConnectionsEither) {
+  WriteAccess(std::string(kAccess) +
+              "  - {uri: \"ringleader://user/ocean/alice\", role: admin, name: alice}\n");
+  ASSERT_TRUE(As("bob").Create("x").ok());
+  Client alice = As("alice");
+  const auto await_admin = [&](bool admin) {
+    for (int i = 0; i < 1000; ++i) {
+      if (alice.Audit().ok() == admin) return;
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    ADD_FAILURE() << "the access file was not taken up";
+  };
+  await_admin(true);
+  WriteAccess(kAccess);
+  await_admin(false);
+  EXPECT_EQ(alice.Cancel("jobs/x"), StatusCode::PERMISSION_DENIED);
+}
+
+}  // namespace
+}  // namespace ringleader::api::testing

@@ -1,0 +1,75 @@
+// What the audit log says of calls, over real gRPC and TLS.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "coordinator/api/testing/access_fixture.h"
+
+namespace ringleader::api::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST_F(AccessTest, WhoDidWhatIsInTheAuditLog) {
+  Client alice = As("alice");
+  ASSERT_TRUE(alice.Create("x", "request-1").ok());
+  ASSERT_TRUE(alice.Create("x", "request-1").ok());  // the same again is no second change
+  v1::AuditRecord created = AwaitAudit("CreateJob", "OK");
+  EXPECT_EQ(created.caller(), "alice");
+  EXPECT_EQ(created.role(), v1::USER);
+  EXPECT_EQ(created.method(), "JobService.CreateJob");
+  EXPECT_EQ(created.resource(), "jobs/x");
+  EXPECT_EQ(created.request_id(), "request-1");
+  EXPECT_THAT(created.address(), StartsWith("ipv4:127.0.0.1:"));
+  EXPECT_THAT(created.credential(), HasSubstr("certificate CN=localhost"));
+  EXPECT_NEAR(static_cast<double>(created.time().seconds()),
+              static_cast<double>(absl::ToUnixSeconds(absl::Now())), 60);
+
+  As("bob").Delete("jobs/x");
+  const v1::AuditRecord refused = AwaitAudit("DeleteJob", "PERMISSION_DENIED");
+  EXPECT_EQ(refused.caller(), "bob");
+  EXPECT_THAT(refused.address(), StartsWith("ipv4:127.0.0.1:"));
+  EXPECT_THAT(refused.message(), HasSubstr("jobs/x belongs to alice (project ocean)"));
+  alice.Cancel("jobs/absent");
+  EXPECT_EQ(AwaitAudit("CancelJob", "NOT_FOUND").resource(), "jobs/absent");
+  (void)As("board").Create("y");
+  const v1::AuditRecord turned_away = AwaitAudit("CreateJob", "PERMISSION_DENIED");
+  EXPECT_EQ(turned_away.caller(), "board");
+  EXPECT_THAT(turned_away.address(), StartsWith("ipv4:127.0.0.1:"));
+  (void)As("client").List();
+  const v1::AuditRecord nameless = AwaitAudit("ListJobs", "UNAUTHENTICATED");
+  EXPECT_EQ(nameless.caller(), "");
+  EXPECT_THAT(nameless.address(), StartsWith("client grpc-c++"));
+
+  v1::ListAuditRecordsRequest of_alice;
+  of_alice.set_caller("alice");
+  Client root = As("root");
+  ASSERT_TRUE(root.Audit(of_alice).ok());
+  ASSERT_EQ(root.audit.records_size(), 2);  // CancelJob, CreateJob
+  EXPECT_EQ(root.audit.records(1).method(), "JobService.CreateJob");
+}
+
+TEST_F(AccessTest, AuditPagesFollowEachOther) {
+  Client root = As("root");
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(root.Create(absl::StrCat("j", i)).ok());
+  v1::ListAuditRecordsRequest request;
+  request.set_page_size(2);
+  std::vector<std::string> resources;
+  do {
+    v1::ListAuditRecordsResponse page;
+    ASSERT_TRUE(root.access->ListAuditRecords(Client::Context().get(), request, &page).ok());
+    for (const auto& record : page.records()) resources.push_back(record.resource());
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_THAT(resources, ElementsAre("jobs/j4", "jobs/j3", "jobs/j2", "jobs/j1", "jobs/j0"));
+  request.set_page_token("x");
+  v1::ListAuditRecordsResponse page;
+  EXPECT_EQ(root.access->ListAuditRecords(Client::Context().get(), request, &page).error_code(),
+            StatusCode::INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace ringleader::api::testing

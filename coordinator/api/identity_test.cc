@@ -1,0 +1,157 @@
+// How callers show who they are, over real gRPC and TLS: certificates, tokens, and several callers
+// on one connection.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "coordinator/api/testing/access_fixture.h"
+
+namespace ringleader::api::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST_F(AccessTest, CertificatesOfAnotherAuthorityAndExpiredOnesDoNotConnect) {
+  EXPECT_EQ(As("forged").List().error_code(), StatusCode::UNAVAILABLE);
+  // Expires while its owner runs: made good for the start, then replaced by what has expired.
+  const TestCertificates& certificates = Certificates();
+  ASSERT_TRUE(
+      certificates.Sign("ca", "late", {.more_names = ",URI:ringleader://admin/late", .days = -1}));
+  grpc::SslCredentialsOptions expired;
+  const auto read = [&](const std::string& name) {
+    std::ifstream file(certificates.File(name));
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  expired.pem_root_certs = read("ca.crt");
+  expired.pem_cert_chain = read("late.crt");
+  expired.pem_private_key = read("late.key");
+  Client late(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
+                                  grpc::SslCredentials(expired)));
+  EXPECT_EQ(late.List().error_code(), StatusCode::UNAVAILABLE);
+}
+
+TEST_F(AccessTest, ATokenStandsForItsUserUntilItIsRevoked) {
+  Client root = As("root");
+  ASSERT_TRUE(root.CreateToken("rlt_secret", v1::USER, "dave").ok());
+  EXPECT_THAT(root.token.name(), StartsWith("tokens/"));
+  EXPECT_EQ(root.token.creator(), "root");
+  Client dave = WithToken("rlt_secret");
+  ASSERT_TRUE(dave.Create("x").ok());
+  EXPECT_EQ(dave.job.owner(), "dave");
+  EXPECT_EQ(dave.Audit().error_code(), StatusCode::PERMISSION_DENIED);
+  // It counts beside a certificate, too, and most of all when it is wrong.
+  EXPECT_EQ(Connect(Certificates().Options("root"), "rlt_secret").Audit().error_code(),
+            StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Connect(Certificates().Options("root"), "rlt_other").List().error_code(),
+            StatusCode::UNAUTHENTICATED);
+
+  v1::WatchJobRequest watch;
+  watch.set_name("jobs/x");
+  const auto context = Client::Context();
+  const auto stream = dave.jobs->WatchJob(context.get(), watch);
+  v1::WatchJobResponse seen;
+  ASSERT_TRUE(stream->Read(&seen));
+  v1::RevokeTokenRequest revoke;
+  revoke.set_name(root.token.name());
+  ASSERT_TRUE(root.access->RevokeToken(Client::Context().get(), revoke, &root.token).ok());
+  while (stream->Read(&seen)) continue;
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAVAILABLE);
+  EXPECT_EQ(dave.List().error_code(), StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(root.access->RevokeToken(Client::Context().get(), revoke, &root.token).error_code(),
+            StatusCode::NOT_FOUND);
+}
+
+TEST_F(AccessTest, ATokenExpiresAndItsTextIsNowhereOnDisk) {
+  Client root = As("root");
+  ASSERT_TRUE(root.CreateToken("rlt_short-lived", v1::VIEWER, "erin", 1).ok());
+  ASSERT_TRUE(root.CreateToken("rlt_kept-for-long", v1::VIEWER, "erin").ok());
+  absl::SleepFor(absl::Milliseconds(2100));
+  const grpc::Status late = WithToken("rlt_short-lived").List();
+  EXPECT_EQ(late.error_code(), StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(late.error_message(), HasSubstr("expired at"));
+  EXPECT_TRUE(WithToken("rlt_kept-for-long").List().ok());
+  for (const char* name : {"coordinator.db", "coordinator.db-wal"}) {
+    std::ifstream file(dir_.File(name), std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(file), {});
+    EXPECT_EQ(bytes.find("kept-for-long"), std::string::npos) << name;
+  }
+}
+
+TEST_F(AccessTest, TokensThatCannotBeAreRefused) {
+  Client root = As("root");
+  EXPECT_THAT(root.CreateToken("t", v1::NODE, "a").error_message(), HasSubstr("has a certificate"));
+  EXPECT_THAT(root.CreateToken("t", v1::USER, "a\nb").error_message(), HasSubstr("user: give"));
+  EXPECT_THAT(root.CreateToken("t", v1::USER, "").error_message(), HasSubstr("user: give"));
+  EXPECT_THAT(root.CreateToken("t", v1::USER, "a", 0).error_message(), HasSubstr("366 days"));
+  EXPECT_THAT(root.CreateToken("t", v1::USER, "a", uint64_t{1} << 40).error_message(),
+              HasSubstr("366 days"));
+  v1::CreateTokenRequest request;
+  request.set_sha256("short");
+  EXPECT_EQ(root.access->CreateToken(Client::Context().get(), request, &root.token).error_code(),
+            StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(AccessTest, HeadersThatAreGarbledOrHugeAreRefused) {
+  const auto list_with = [&](Client& client, const std::vector<std::string>& headers,
+                             const std::string& bulk = "") {
+    const auto context = Client::Context();
+    for (const std::string& header : headers) context->AddMetadata("authorization", header);
+    if (!bulk.empty()) context->AddMetadata("bulk", bulk);
+    return client.jobs->ListJobs(context.get(), {}, &client.listed).error_code();
+  };
+  Client root = As("root");
+  for (const char* header : {"", "Bearer", "Bearer ", "Basic cm9vdDpyb290", "Bearer a b c"}) {
+    EXPECT_EQ(list_with(root, {header}), StatusCode::UNAUTHENTICATED) << header;
+  }
+  EXPECT_EQ(list_with(root, {"Bearer a", "Bearer b"}), StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(list_with(root, {}, std::string(200'000, 'x')), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(As("root").List().ok());
+}
+
+// A proxy, or a program that serves several people, has one connection for them all.
+TEST_F(AccessTest, CallersOfOneConnectionAreToldApart) {
+  Client root = As("root");
+  ASSERT_TRUE(root.CreateToken("rlt_ann", v1::ADMIN, "ann").ok());
+  ASSERT_TRUE(root.CreateToken("rlt_ben", v1::USER, "ben").ok());
+  ASSERT_TRUE(As("alice").Create("x").ok());
+  const Client shared = As("client");
+  const auto context_of = [](const std::string& token) {
+    auto context = Client::Context();
+    context->AddMetadata("authorization", "Bearer " + token);
+    return context;
+  };
+  const auto cancel = [&](const std::string& token) {
+    v1::CancelJobRequest request;
+    request.set_name("jobs/x");
+    v1::Job job;
+    return shared.jobs->CancelJob(context_of(token).get(), request, &job).error_code();
+  };
+  v1::ListTokensResponse tokens;
+  ASSERT_TRUE(shared.access->ListTokens(context_of("rlt_ann").get(), {}, &tokens).ok());
+  EXPECT_EQ(cancel("rlt_ben"), StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(AwaitAudit("CancelJob", "PERMISSION_DENIED").caller(), "ben");
+  EXPECT_EQ(cancel("rlt_ann"), StatusCode::OK);
+}
+
+TEST_F(AccessTest, AStreamEndsWithTheTokenThatOpenedIt) {
+  Client root = As("root");
+  ASSERT_TRUE(root.Create("x").ok());
+  ASSERT_TRUE(root.CreateToken("rlt_brief", v1::VIEWER, "erin", 2).ok());
+  Client erin = WithToken("rlt_brief");
+  v1::WatchJobRequest watch;
+  watch.set_name("jobs/x");
+  const auto context = Client::Context();
+  const auto stream = erin.jobs->WatchJob(context.get(), watch);
+  v1::WatchJobResponse seen;
+  ASSERT_TRUE(stream->Read(&seen));
+  while (stream->Read(&seen)) continue;
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAVAILABLE);
+  EXPECT_EQ(erin.List().error_code(), StatusCode::UNAUTHENTICATED);
+}
+
+}  // namespace
+}  // namespace ringleader::api::testing

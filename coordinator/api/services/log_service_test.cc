@@ -1,0 +1,67 @@
+// LogService over real gRPC.
+#include "coordinator/api/testing/server_fixture.h"
+
+namespace ringleader::api {
+namespace {
+
+using ::testing::HasSubstr;
+
+class LogServiceTest : public testing::ServerTest {};
+
+TEST_F(LogServiceTest, TailFollowsAnAttemptToItsEnd) {
+  Created("a");
+  PutAttempt("a", 1, v1::Attempt::FAILED);
+  Log("a", 1, {"old"});
+  PutAttempt("a", 2, v1::Attempt::RUNNING);
+  Log("a", 2, {"one", "two"});
+  v1::TailLogsRequest request;
+  request.set_job("jobs/a");
+  request.set_rank(-1);
+  request.set_follow(true);
+  request.set_last_lines(1);
+  const auto context = Context();
+  const auto stream = logs_->TailLogs(context.get(), request);
+  v1::TailLogsResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_EQ(response.lines_size(), 1);
+  EXPECT_EQ(response.lines(0).text(), "two");
+  Log("a", 2, {"three"});
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.lines(0).text(), "three");
+  EXPECT_EQ(response.lines(0).attempt(), 2u);
+  PutAttempt("a", 2, v1::Attempt::SUCCEEDED);
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(LogServiceTest, TailReadsOneAttemptFromAnOffset) {
+  Created("a");
+  PutAttempt("a", 1, v1::Attempt::FAILED);
+  PutAttempt("a", 2, v1::Attempt::RUNNING);
+  Log("a", 1, {"x", "y", "z"});
+  v1::TailLogsRequest request;
+  request.set_job("jobs/a");
+  request.set_attempt(1);
+  request.set_rank(-1);
+  request.set_after_offset(1);
+  v1::TailLogsResponse response;
+  {
+    const auto context = Context();
+    const auto stream = logs_->TailLogs(context.get(), request);
+    ASSERT_TRUE(stream->Read(&response));
+    ASSERT_EQ(response.lines_size(), 2);
+    EXPECT_EQ(response.lines(0).text(), "y");
+    EXPECT_FALSE(stream->Read(&response));
+    EXPECT_TRUE(stream->Finish().ok());
+  }
+  request.set_attempt(3);
+  const auto context = Context();
+  const auto stream = logs_->TailLogs(context.get(), request);
+  EXPECT_FALSE(stream->Read(&response));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("has no attempt 3"));
+}
+
+}  // namespace
+}  // namespace ringleader::api

@@ -1,0 +1,113 @@
+#include "coordinator/lifecycle/batch_queue.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace ringleader::lifecycle {
+namespace {
+
+// Messages in one transaction: so many fit into the store's reserve several times.
+constexpr size_t kMaxBatchBytes = size_t{8} << 20;
+
+}  // namespace
+
+void BatchQueue::Push(BatchItem item) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!stopped_) {
+      ready_ = true;
+      urgent_ = urgent_ || item.done != nullptr;
+      items_.push_back(std::move(item));
+      return;
+    }
+  }
+  std::vector<BatchItem> late;
+  late.push_back(std::move(item));
+  Finish(std::move(late), absl::UnavailableError("the coordinator is shutting down"));
+}
+
+bool BatchQueue::Await(absl::Duration tick, absl::Duration window) {
+  absl::MutexLock lock(&mutex_);
+  const auto something = [this]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || ready_; };
+  mutex_.AwaitWithTimeout(absl::Condition(&something), tick);
+  const auto urgent = [this]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || urgent_; };
+  if (ready_) mutex_.AwaitWithTimeout(absl::Condition(&urgent), window);
+  return !stopped_;
+}
+
+std::vector<BatchItem> BatchQueue::Take(const absl::Status& space) {
+  std::vector<BatchItem> batch, refused, superseded;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (space.ok()) {
+      batch = TakeOldest();
+      ready_ = !items_.empty();
+    } else {
+      batch = TakeVital(&refused, &superseded);
+      ready_ = false;  // until something comes, or there is space
+    }
+    urgent_ = std::any_of(items_.begin(), items_.end(),
+                          [](const BatchItem& item) { return item.done != nullptr; });
+  }
+  Finish(std::move(refused), space);
+  Finish(std::move(superseded), absl::OkStatus());
+  return batch;
+}
+
+std::vector<BatchItem> BatchQueue::TakeOldest() {
+  size_t bytes = 0;
+  auto end = items_.begin();
+  while (end != items_.end() && bytes < kMaxBatchBytes) bytes += (end++)->message_bytes;
+  std::vector<BatchItem> batch(std::make_move_iterator(items_.begin()),
+                               std::make_move_iterator(end));
+  items_.erase(items_.begin(), end);
+  return batch;
+}
+
+std::vector<BatchItem> BatchQueue::TakeVital(std::vector<BatchItem>* refused,
+                                             std::vector<BatchItem>* superseded) {
+  std::vector<BatchItem> vital;
+  std::deque<BatchItem> rest;
+  for (BatchItem& item : items_) {
+    if (item.vital) {
+      vital.push_back(std::move(item));
+    } else {
+      rest.push_back(std::move(item));
+    }
+  }
+  items_.clear();
+  // A worker that is here again will send again what it sent in an earlier session.
+  const auto here_again = [&](const session::Session& earlier) {
+    return std::any_of(vital.begin(), vital.end(), [&](const BatchItem& hello) {
+      return hello.session != nullptr && hello.session.get() != &earlier &&
+             hello.session->node() == earlier.node();
+    });
+  };
+  for (BatchItem& item : rest) {
+    if (item.done != nullptr) {
+      refused->push_back(std::move(item));
+    } else if (item.session != nullptr && here_again(*item.session)) {
+      superseded->push_back(std::move(item));
+    } else {
+      items_.push_back(std::move(item));
+    }
+  }
+  return vital;
+}
+
+void BatchQueue::Finish(std::vector<BatchItem> batch, const absl::Status& outcome) {
+  for (BatchItem& item : batch) {
+    if (item.done) item.done(outcome);
+    if (item.message_bytes > 0) item.session->Taken();
+  }
+}
+
+bool BatchQueue::Stop() {
+  absl::MutexLock lock(&mutex_);
+  return !std::exchange(stopped_, true);
+}
+
+}  // namespace ringleader::lifecycle

@@ -1,0 +1,267 @@
+// Plans are made outside the controller: what happens while they are, and what becomes of those
+// that something has overtaken.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/lifecycle/testing/controller_test.h"
+
+namespace ringleader::lifecycle {
+namespace {
+
+using testing::FixedPlan;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class PlanningTest : public testing::ControllerTest {
+ protected:
+  PlanningTest() { plans_.held = true; }
+
+  // Answers the oldest question.
+  void Answer(absl::StatusOr<MadePlan> made = FixedPlan::Made()) {
+    ASSERT_FALSE(plans_.waiting.empty());
+    const FixedPlan::Waiting oldest = std::move(plans_.waiting.front());
+    plans_.waiting.erase(plans_.waiting.begin());
+    oldest.done(std::move(made));
+    controller_->RunOnce();
+  }
+  absl::StatusOr<v1::Job> Cancel(const std::string& id) {
+    return Do([&] { return controller_->CancelJob(id, "", {}); });
+  }
+};
+
+TEST_F(PlanningTest, ThePlannedAttemptHoldsItsSlots) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  ASSERT_TRUE(Create("k").ok());
+  ASSERT_THAT(plans_.waiting, SizeIs(1));
+  EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
+  EXPECT_EQ(Job("j").state_reason(), "planning how to run on nodes/a");
+  EXPECT_THAT(Job("k").state_reason(), HasSubstr("0 free on"));
+  EXPECT_THAT(session->Commands(), IsEmpty());
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+  EXPECT_THAT(session->Commands(), SizeIs(1));
+  EXPECT_EQ(Job("k").state(), v1::Job::PENDING);
+  EXPECT_THAT(plans_.waiting, IsEmpty());
+}
+
+TEST_F(PlanningTest, ACancelledJobGivesItsSlotsBackAtOnce) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  ASSERT_TRUE(Create("k").ok());
+  ASSERT_TRUE(Cancel("j").ok());
+  ASSERT_THAT(plans_.waiting, SizeIs(2));
+  EXPECT_EQ(plans_.waiting[1].request.spec.name(), "k");
+  EXPECT_TRUE(*plans_.waiting[0].request.is_overtaken);
+  EXPECT_FALSE(*plans_.waiting[1].request.is_overtaken);
+  Answer();  // for the job that is no more
+  EXPECT_THAT(session->Commands(), IsEmpty());
+  EXPECT_EQ(Job("j").state(), v1::Job::CANCELLED);
+  Answer();
+  EXPECT_EQ(Job("k").state(), v1::Job::STARTING);
+}
+
+// The plan of a job that is gone is not taken for that of one which got its name.
+TEST_F(PlanningTest, APlanIsNotTakenForThatOfAnotherJobOfTheName) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  ASSERT_TRUE(Cancel("j").ok());
+  ASSERT_TRUE(Do([&]() -> absl::Status { return controller_->DeleteJob("j", "", {}); }).ok());
+  ASSERT_TRUE(Create("j").ok());
+  Answer(absl::InvalidArgumentError("of the first"));
+  EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+  EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+TEST_F(PlanningTest, ANodeThatIsLostTakesItsPlansAlong) {
+  auto lost = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  controller_->OnClosed(lost);
+  controller_->RunOnce();
+  auto next = Connect("b", "other.1");
+  ASSERT_THAT(plans_.waiting, SizeIs(2));
+  Answer();  // for node a
+  EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
+  EXPECT_EQ(Job("j").state_reason(), "planning how to run on nodes/b");
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+  EXPECT_THAT(next->Commands(), SizeIs(1));
+  EXPECT_THAT(lost->Commands(), IsEmpty());
+}
+
+TEST_F(PlanningTest, ANodeThatChangesIsPlannedForAnew) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  auto again = std::make_shared<testing::FakeSession>("a", "folder.1", &clock_);
+  v1::WorkerHello hello;
+  hello.set_node("nodes/a");
+  hello.set_incarnation("folder.1");
+  hello.mutable_inventory()->set_trainers(2);
+  hello.mutable_inventory()->set_memory_bytes(1 << 20);
+  controller_->OnHello(again, hello);
+  controller_->RunOnce();
+  ASSERT_THAT(plans_.waiting, SizeIs(2));
+  EXPECT_EQ(plans_.waiting[1].request.nodes.at(0).memory_bytes(), 1 << 20);
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+}
+
+TEST_F(PlanningTest, ADrainedNodeGetsNoPlannedAttempt) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  ASSERT_TRUE(Do([&] { return controller_->DrainNode("a", {}); }).ok());
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
+  EXPECT_THAT(session->Commands(), IsEmpty());
+}
+
+TEST_F(PlanningTest, PlansOfARestartedCoordinatorAreMadeAnew) {
+  Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  Restart();
+  auto session = Connect("a", "folder.1");
+  ASSERT_THAT(plans_.waiting, SizeIs(2));
+  Answer();  // asked by the coordinator that is gone
+  EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+}
+
+// The attempt was not written down, so it never was: another plan starts it once there is space.
+TEST_F(PlanningTest, APlanThatCannotBeWrittenDownIsMadeAnew) {
+  Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  store_.full = true;
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
+  store_.full = false;
+  auto session = Connect("a", "folder.1");
+  ASSERT_FALSE(plans_.waiting.empty());
+  while (!plans_.waiting.empty()) Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+  EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+TEST_F(PlanningTest, WithoutAPlanTheJobFailsAndNoOther) {
+  Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  ASSERT_TRUE(Create("k").ok());
+  Answer(absl::ResourceExhaustedError("its plan takes too much"));
+  EXPECT_EQ(Job("j").state(), v1::Job::FAILED);
+  EXPECT_EQ(Job("j").state_reason(), "no plan: its plan takes too much");
+  Answer();
+  EXPECT_EQ(Job("k").state(), v1::Job::STARTING);
+}
+
+TEST_F(PlanningTest, MorePlansThanAreMadeAtATimeWaitInTurn) {
+  auto session = std::make_shared<testing::FakeSession>("a", "folder.1", &clock_);
+  v1::WorkerHello hello;
+  hello.set_node("nodes/a");
+  hello.set_incarnation("folder.1");
+  hello.mutable_inventory()->set_trainers(100);
+  controller_->OnHello(session, hello);
+  controller_->RunOnce();
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(Create("j" + std::to_string(i)).ok());
+  EXPECT_THAT(plans_.waiting, SizeIs(32));
+  EXPECT_EQ(Job("j39").state_reason(),
+            "there is room; its plan comes after those of 32 other jobs");
+  while (!plans_.waiting.empty()) Answer();
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_EQ(Job("j" + std::to_string(i)).state(), v1::Job::STARTING) << i;
+  }
+}
+
+TEST_F(PlanningTest, TheShapeIsReadOnceAndKept) {
+  Connect("a", "folder.1");
+  v1::ModelShape shape;
+  shape.set_layers(7);
+  ASSERT_TRUE(Do([&] { return controller_->CreateJob(Spec("j"), {}, {}, shape); }).ok());
+  ASSERT_THAT(plans_.waiting, SizeIs(1));
+  EXPECT_EQ(plans_.waiting[0].request.shape->layers(), 7);
+  EXPECT_EQ(Job("j").model_shape().layers(), 7);
+}
+
+TEST_F(PlanningTest, AJobOfAnEarlierReleaseKeepsTheShapeOfItsNextPlan) {
+  ASSERT_TRUE(Create("j").ok());
+  v1::Job old = Job("j");
+  old.clear_model_shape();
+  ASSERT_TRUE(sqlite_->Write([&](store::WriteTransaction& t) { return t.UpdateJob(&old); }).ok());
+  Restart();
+  Connect("a", "folder.1");
+  ASSERT_THAT(plans_.waiting, SizeIs(1));
+  EXPECT_FALSE(plans_.waiting[0].request.shape.has_value());
+  MadePlan made = FixedPlan::Made();
+  made.shape.set_layers(5);
+  Answer(made);
+  EXPECT_EQ(Job("j").model_shape().layers(), 5);
+}
+
+TEST_F(PlanningTest, APreviewHoldsUpNobody) {
+  plans_.held = false;
+  auto session = RunJob();
+  plans_.held = true;
+  absl::StatusOr<JobController::Preview> preview;
+  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), {}); });
+  const absl::Time give_up = absl::Now() + absl::Seconds(60);
+  while (plans_.asked < 2 && absl::Now() < give_up) std::this_thread::yield();
+  ASSERT_EQ(plans_.asked, 2);
+  Say(session, 4, Step(1, 0));
+  Say(session, 5, Step(1, 1));
+  EXPECT_EQ(Job().progress().step(), 1);
+  Answer();
+  caller.join();
+  ASSERT_TRUE(preview.ok()) << preview.status();
+  EXPECT_EQ(preview->plan.version(), 1);
+  EXPECT_THAT(preview->pending_reason, HasSubstr("0 free on"));
+}
+
+// --- Commands that end sessions.
+
+TEST_F(PlanningTest, ACommandThatEndedTwoSessionsIsNotSentAThirdTime) {
+  plans_.held = false;
+  ASSERT_TRUE(Create("j").ok());
+  for (int i = 0; i < 2; ++i) {
+    auto session = Connect("a", "folder.1");
+    const std::vector<v1::Command> commands = session->Commands();
+    ASSERT_THAT(commands, SizeIs(1)) << i;
+    EXPECT_TRUE(commands[0].has_start());
+    controller_->OnClosed(session);
+    controller_->RunOnce();
+  }
+  EXPECT_EQ(Job().state(), v1::Job::FAILED);
+  EXPECT_THAT(Job().state_reason(), HasSubstr("ended each time that it was sent the job"));
+  auto session = Connect("a", "folder.1");
+  EXPECT_THAT(session->Commands(), IsEmpty());
+  // The node takes the next job.
+  ASSERT_TRUE(Create("k").ok());
+  controller_->RunOnce();
+  EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+TEST_F(PlanningTest, SessionsThatEndBehindAnAcknowledgementAreNoCommandsFault) {
+  plans_.held = false;
+  auto session = RunJob();
+  for (int i = 0; i < 3; ++i) {
+    Acknowledge(session, 4 + i, 2);  // of Connect
+    controller_->OnClosed(session);
+    controller_->RunOnce();
+    session = Connect("a", "folder.1", {Running()});
+  }
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+}
+
+}  // namespace
+}  // namespace ringleader::lifecycle

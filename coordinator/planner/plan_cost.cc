@@ -1,0 +1,84 @@
+#include "coordinator/planner/plan_cost.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "coordinator/planner/simulate/pricer.h"
+#include "jobspec/attention_spec.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::planner {
+namespace {
+
+// Measured, rounded down (docs/planner.md).
+constexpr double kRankStepsPerSecond = 1e9;
+constexpr double kTilesPerSecond = 1e8;
+// A rank's loads and times; a tile that is listed, in each layout, and while it is counted or
+// played; a block of a sampled head.
+constexpr double kBytesPerRank = 400;
+constexpr double kBytesPerListedTile = 16;
+constexpr double kBytesPerTileAtWork = 64;
+constexpr double kBytesPerBlock = 24;
+constexpr double kMiB = 1024.0 * 1024;
+
+}  // namespace
+
+double PlanCost::seconds() const {
+  return static_cast<double>(rank_steps) / kRankStepsPerSecond +
+         static_cast<double>(tiles) / kTilesPerSecond;
+}
+
+PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts, int rings) {
+  const auto attention = jobspec::AttentionOptionsOf(spec.attention());
+  if (!attention.ok()) return {};  // which whoever plans will say
+  const int64_t ranks = spec.parallelism().context();
+  const auto& listed = spec.data().sequence_lengths();
+  std::set<uint64_t> lengths(listed.begin(), listed.end());
+  if (lengths.empty()) lengths.insert(spec.data().sequence_length());
+  const bool is_sparse = attention->pattern != patterns::Pattern::kDense;
+  const int samples =
+      is_sparse ? SampledLayers(*attention, model.layers, static_cast<int>(ranks)) : 0;
+  const int64_t layers = samples + (is_sparse && attention->dense_layers.empty() ? 0 : 1);
+  const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
+  const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks));
+  PlanCost cost;
+  for (const uint64_t length : lengths) {
+    const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;
+    const int64_t tiles =
+        pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);
+    // Forward and backward, each on links as they are and on infinitely fast ones.
+    cost.rank_steps += 4 * rings * layers * ranks * ranks;
+    cost.tiles += layouts * layers * heads * (blocks + tiles);
+    const double kept = static_cast<double>(std::min(ranks * ranks, heads * tiles));
+    cost.bytes += static_cast<double>(layouts * layers) *
+                  (static_cast<double>(ranks) * kBytesPerRank + kept * kBytesPerListedTile);
+    cost.bytes += static_cast<double>(heads) *
+                  (static_cast<double>(blocks) * kBytesPerBlock +
+                   static_cast<double>(tiles) * sizeof(int32_t)) /
+                  static_cast<double>(lengths.size());
+  }
+  return cost;
+}
+
+absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const PlanLimits& limits) {
+  if (cost.seconds() <= limits.seconds && cost.bytes <= limits.bytes) return absl::OkStatus();
+  const std::string amount =
+      cost.seconds() > limits.seconds
+          ? absl::StrFormat("about %.0f s of a processor, and may take %.0f s", cost.seconds(),
+                            limits.seconds)
+          : absl::StrFormat("about %.0f MiB, and may take %.0f MiB", cost.bytes / kMiB,
+                            limits.bytes / kMiB);
+  const std::set<uint32_t> lengths(spec.data().sequence_lengths().begin(),
+                                   spec.data().sequence_lengths().end());
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "its plan, for ", spec.parallelism().context(), " ranks in a ring (parallelism.context)",
+      lengths.size() > 1 ? absl::StrCat(" and ", lengths.size(), " different data.sequence_lengths")
+                         : "",
+      ", takes ", amount, "; lower ", lengths.size() > 1 ? "either" : "parallelism.context",
+      ", or set parallelism.layout and parallelism.ring, so that less is compared"));
+}
+
+}  // namespace ringleader::planner

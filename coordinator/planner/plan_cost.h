@@ -1,0 +1,39 @@
+// What it costs to make a plan, known before it is begun: the coordinator refuses a job whose plan
+// would cost too much, instead of finding out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "model_shape/model_config.h"
+#include "ringleader/v1/job_spec.pb.h"
+
+namespace ringleader::planner {
+
+struct PlanLimits {
+  double seconds = std::numeric_limits<double>::infinity();  // of one core
+  double bytes = std::numeric_limits<double>::infinity();
+  // Asked between the parts of a plan, each of which takes a fraction of a second for a thousand
+  // ranks: true ends the work with CANCELLED. Null: never.
+  std::function<bool()> stop = nullptr;
+};
+
+// Estimates from above.
+struct PlanCost {
+  int64_t rank_steps = 0;  // Pricer::rank_steps()
+  int64_t tiles = 0;       // of sampled patterns that are laid out and counted
+  double bytes = 0;
+
+  double seconds() const;  // of one core
+};
+
+// `layouts`: those that are compared; `rings`: plans that are priced on rings that are walked,
+// which all-gather's are not. `spec` has been validated.
+PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts, int rings);
+
+// RESOURCE_EXHAUSTED says what the plan would take, what it may take, and which fields to change.
+absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const PlanLimits& limits);
+
+}  // namespace ringleader::planner

@@ -1,0 +1,242 @@
+#include "coordinator/planner/simulate/pricer.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "base/status_macros.h"
+#include "coordinator/planner/deal/micro_batches.h"
+#include "coordinator/planner/simulate/ring_simulator.h"
+#include "jobspec/attention_spec.h"
+#include "jobspec/jobspec.h"
+#include "patterns/pattern.h"
+#include "ring/ring_schedule.h"
+
+namespace ringleader::planner {
+namespace {
+
+// More layers and heads change predictions by less than patterns vary.
+constexpr int kSampledLayers = 3;
+constexpr int kSampledHeads = 4;
+// Work grows with the square of the ranks, while layers look more and more alike.
+constexpr int kManyRanks = 256;
+
+double OptimizerSeconds(const model::ModelConfig& model, const CostModel& cost_model) {
+  return cost_model.Seconds(Phase::kOptimizer,
+                            {.bytes = 8.0 * static_cast<double>(model.parameters()), .calls = 1});
+}
+
+}  // namespace
+
+int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks) {
+  const bool one_is_enough =
+      patterns::DefinitionOf(attention.pattern).is_known_before_data() || ranks > kManyRanks;
+  return static_cast<int>(std::min<int64_t>(layers, one_is_enough ? 1 : kSampledLayers));
+}
+
+int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
+  const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention.pattern);
+  // What is listed tile by tile takes memory by tiles where there are more pairs of ranks.
+  const bool is_large = pattern.listed_tiles != nullptr && ranks > kManyRanks;
+  return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
+}
+
+// A plan's part in what is computed.
+struct Pricer::Setting {
+  patterns::AttentionOptions attention;
+  ring::RingShape ring;
+  Layout layout;
+
+  int64_t Blocks(uint64_t tokens) const {
+    return (static_cast<int64_t>(tokens) + attention.tile - 1) / attention.tile;
+  }
+  double LocalTokens(uint64_t tokens) const { return static_cast<double>(tokens) / ring.ranks(); }
+  double CausalTiles(uint64_t tokens, const model::ModelConfig& model) const {  // of a layer
+    const auto blocks = static_cast<double>(Blocks(tokens));
+    return static_cast<double>(model.heads) * blocks * (blocks + 1) / 2;
+  }
+};
+
+absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) const {
+  Setting setting;
+  ASSIGN_OR_RETURN(setting.attention, jobspec::AttentionOptionsOf(spec_.attention()));
+  setting.layout = {plan.layout(), plan.stripe()};
+  setting.ring.inner = static_cast<int>(plan.ring().inner());
+  setting.ring.outer = static_cast<int>(plan.ring().outer());
+  ASSIGN_OR_RETURN(setting.ring.kind, jobspec::RingOf(plan.ring().kind()));
+  RETURN_IF_ERROR(ring::ForwardSchedule(setting.ring, 0).status());
+  return setting;
+}
+
+absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, double count,
+                           uint64_t seed) {
+  patterns::AttentionOptions attention = setting.attention;
+  const patterns::PatternHints hints = dense ? patterns::PatternHints() : hints_;
+  const int64_t blocks = setting.Blocks(tokens);
+  const std::vector<ring::HeadPattern> heads = patterns::SampleLayer(
+      attention, dense, blocks, SampledHeads(attention, setting.ring.ranks()), hints, seed);
+  const double weight = static_cast<double>(model_.heads) / static_cast<double>(heads.size());
+  for (const Layout& layout : layouts_) {
+    ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(layout.first));
+    attention.stripe = static_cast<int>(layout.second);
+    kernels::ShardLayout shards = patterns::LayoutOf(attention, setting.ring.ranks(), 0, 0);
+    shards.tokens = blocks * attention.tile;  // whole tiles
+    Layers layers = {
+        .are_dense = dense, .count = count, .loads = ring::TileLoads(setting.ring.ranks())};
+    for (const ring::HeadPattern& head : heads) {
+      layers.loads.AddHead(head, shards, attention.tile, weight);
+    }
+    const std::vector<double> totals = layers.loads.RankTotals();
+    layers.tiles = std::accumulate(totals.begin(), totals.end(), 0.0);
+    layers.largest_tiles = *std::max_element(totals.begin(), totals.end());
+    layers.step_imbalance = layers.loads.StepImbalance();
+    // Shorter sequences are denser than reports say, by how much is not measured.
+    const bool measured = hints.density > 0 && spec_.data().sequence_lengths().empty();
+    if (measured && layers.tiles > 0) {
+      const double factor = hints.density * setting.CausalTiles(tokens, model_) / layers.tiles;
+      layers.loads.Scale(factor);
+      layers.tiles *= factor;
+      layers.largest_tiles *= factor;
+    }
+    layers_[{tokens, layout}].push_back(std::move(layers));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Setting& setting,
+                                                                    uint64_t tokens) {
+  layouts_.insert(setting.layout);
+  const auto counted = layers_.find({tokens, setting.layout});
+  if (counted != layers_.end()) return &counted->second;
+  for (const Layout& layout : layouts_) layers_.erase({tokens, layout});  // counted anew, together
+  const patterns::AttentionOptions& attention = setting.attention;
+  const std::set<int> listed(attention.dense_layers.begin(), attention.dense_layers.end());
+  const int64_t dense = attention.pattern == patterns::Pattern::kDense
+                            ? model_.layers
+                            : std::min<int64_t>(model_.layers, std::ssize(listed));
+  if (dense > 0) RETURN_IF_ERROR(Count(setting, tokens, true, static_cast<double>(dense), 0));
+  const int64_t sparse = model_.layers - dense;
+  const int samples = SampledLayers(attention, sparse, setting.ring.ranks());
+  for (int i = 0; i < samples; ++i) {
+    const double alike = static_cast<double>(sparse) / samples;
+    RETURN_IF_ERROR(Count(setting, tokens, false, alike, i + 1));
+  }
+  return &layers_[{tokens, setting.layout}];
+}
+
+absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
+                                                   const CostModel& cost_model, uint64_t tokens,
+                                                   double sequences) {
+  const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
+  const double local_tokens = setting.LocalTokens(tokens);
+  const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
+  const double kv = local_tokens * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
+  RingSetup ring = {.shape = setting.ring,
+                    .group = GroupOf(cluster_, setting.ring.ranks()),
+                    .intra_node = cluster_.intra_node,
+                    .inter_node = cluster_.inter_node,
+                    .kv_bytes = kv * (cuda ? 2 : 4)};
+  // Of a layer, with what it computes again.
+  const double mlp_backward =
+      0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
+      static_cast<double>(model_.weights_per_token()) *
+      cost_model.Seconds(Phase::kLinear, {.rows = local_tokens, .calls = 1});
+  RingTimes sum;
+  double index_seconds = 0, tiles = 0, largest_tiles = 0, step_imbalance = 0;
+  ASSIGN_OR_RETURN(const std::vector<Layers>* const alike_layers, LayersOf(setting, tokens));
+  for (const Layers& alike : *alike_layers) {
+    const double index =
+        alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
+    for (const bool backward : {false, true}) {
+      const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
+      ring.gradient_bytes = backward ? kv * 4 : 0;
+      StepSeconds step = {
+          .per_tile = cost_model.Seconds(phase, {.tiles = 1}),
+          .per_step = cost_model.Seconds(phase, {.rows = local_tokens * heads, .calls = 1})};
+      // What a rank computes between the start of the first hops and attention. On GPUs all of
+      // backward's travel while the MLP is computed, of forward's those between nodes during the
+      // index.
+      if (cuda && backward) step.lead = mlp_backward;
+      if (cuda && !backward && setting.ring.kind != ring::RingKind::kFlat) step.lead = index;
+      const RingTimes times = SimulateRing(ring, alike.loads, step);
+      sum.seconds += alike.count * (times.seconds - step.lead);
+      sum.busy_seconds += alike.count * (times.busy_seconds - step.lead);
+      sum.transfer_seconds += alike.count * times.transfer_seconds;
+      sum.exposed_seconds += alike.count * times.exposed_seconds;
+      rank_steps_ += times.rank_steps;
+    }
+    index_seconds += alike.count * index;
+    tiles += alike.count * alike.tiles;
+    largest_tiles += alike.count * alike.largest_tiles;
+    step_imbalance += alike.count * alike.step_imbalance;
+  }
+  const double linear =
+      cost_model.Seconds(Phase::kLinear, {.rows = local_tokens * layers, .calls = layers});
+  v1::Prediction prediction;
+  prediction.set_attention_seconds(sequences * sum.busy_seconds);
+  prediction.set_linear_seconds(sequences * linear);
+  prediction.set_communication_seconds(sequences * sum.transfer_seconds);
+  prediction.set_exposed_communication_seconds(sequences * sum.exposed_seconds);
+  prediction.set_step_seconds(sequences * (sum.seconds + index_seconds + linear) +
+                              OptimizerSeconds(model_, cost_model));
+  prediction.set_worker_imbalance(tiles > 0 ? largest_tiles * setting.ring.ranks() / tiles : 1.0);
+  prediction.set_step_imbalance(step_imbalance / layers);
+  prediction.set_density(tiles / (layers * setting.CausalTiles(tokens, model_)));
+  return prediction;
+}
+
+// A step of sequences of unequal length lasts as long as its slowest group; phases are that
+// group's, imbalance and density those of the longest sequence, which is most of the work.
+absl::StatusOr<v1::Prediction> Pricer::PriceUnequal(const v1::StepPlan& plan,
+                                                    const Setting& setting,
+                                                    const CostModel& cost_model) {
+  const double optimizer = OptimizerSeconds(model_, cost_model);
+  const std::vector<uint64_t> all = jobspec::SequenceLengths(spec_);
+  std::map<uint64_t, v1::Prediction> of_one;  // by length: one sequence a group
+  for (const uint64_t length : all) {
+    if (of_one.contains(length)) continue;
+    ASSIGN_OR_RETURN(of_one[length], PriceLength(setting, cost_model, length, 1));
+  }
+  const v1::Prediction& longest = of_one.rbegin()->second;
+  v1::Prediction slowest;
+  ASSIGN_OR_RETURN(const auto groups, LengthsOfGroups(spec_, plan));
+  for (const std::vector<uint64_t>& lengths : groups) {
+    v1::Prediction sum;
+    sum.set_step_seconds(optimizer);
+    for (const uint64_t length : lengths) {
+      const v1::Prediction& part = of_one.at(length);
+      sum.set_step_seconds(sum.step_seconds() + part.step_seconds() - optimizer);
+      sum.set_attention_seconds(sum.attention_seconds() + part.attention_seconds());
+      sum.set_linear_seconds(sum.linear_seconds() + part.linear_seconds());
+      sum.set_communication_seconds(sum.communication_seconds() + part.communication_seconds());
+      sum.set_exposed_communication_seconds(sum.exposed_communication_seconds() +
+                                            part.exposed_communication_seconds());
+    }
+    if (sum.step_seconds() > slowest.step_seconds()) slowest = sum;
+  }
+  slowest.set_worker_imbalance(longest.worker_imbalance());
+  slowest.set_step_imbalance(longest.step_imbalance());
+  slowest.set_density(longest.density());
+  return slowest;
+}
+
+absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
+                                             const CostModel& cost_model) {
+  ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
+  const double batch = static_cast<double>(spec_.training().global_batch());
+  v1::Prediction prediction;
+  double step_tokens = 0;
+  if (spec_.data().sequence_lengths().empty()) {
+    const uint64_t tokens = spec_.data().sequence_length();
+    ASSIGN_OR_RETURN(prediction,
+                     PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
+    step_tokens = static_cast<double>(tokens) * batch;
+  } else {
+    ASSIGN_OR_RETURN(prediction, PriceUnequal(plan, setting, cost_model));
+    for (const uint32_t length : spec_.data().sequence_lengths()) step_tokens += length;
+  }
+  prediction.set_tokens_per_second(step_tokens / prediction.step_seconds());
+  return prediction;
+}
+
+}  // namespace ringleader::planner

@@ -1,0 +1,84 @@
+// Prices the plans of one job: patterns → tiles per rank and owner → seconds per ring step → the
+// step.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "coordinator/planner/cost/cost_model.h"
+#include "coordinator/planner/cost/shapes.h"
+#include "model_shape/model_config.h"
+#include "patterns/attention_options.h"
+#include "patterns/sample.h"
+#include "ring/tile_loads.h"
+#include "ringleader/v1/job_spec.pb.h"
+#include "ringleader/v1/plan.pb.h"
+
+namespace ringleader::planner {
+
+// How many layers, and heads of each, are sampled to stand for all of a pattern's, on `ranks`
+// ranks.
+int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks);
+int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
+
+// What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
+// kept for all rings and cost models. Not thread-safe.
+class Pricer {
+ public:
+  // A layout of the sequence, with its stripe in tokens.
+  using Layout = std::pair<v1::ParallelismSpec::Layout, uint32_t>;
+
+  // All must outlive the pricer. `hints` come from reports, if there are any. `layouts`: those of
+  // the plans to come, all of which are counted when one is asked for, from the same samples.
+  Pricer(const v1::JobSpec& spec, const model::ModelConfig& model, const ClusterShape& cluster,
+         const patterns::PatternHints& hints, std::set<Layout> layouts = {})
+      : spec_(spec),
+        model_(model),
+        cluster_(cluster),
+        hints_(hints),
+        layouts_(std::move(layouts)) {}
+
+  // What a step is predicted to cost under `plan`. INVALID_ARGUMENT names an enumerator of the job
+  // or the plan that is unknown, or a sequence of its micro-batches beyond the global batch.
+  absl::StatusOr<v1::Prediction> Price(const v1::StepPlan& plan, const CostModel& cost_model);
+
+  // Ring steps of single ranks that were played so far: nearly all of the time that prices take.
+  int64_t rank_steps() const { return rank_steps_; }
+
+ private:
+  // Layers that look alike, of sequences of one length in one layout.
+  struct Layers {
+    bool are_dense = false;
+    double count = 0;
+    ring::TileLoads loads;
+    double tiles = 0;          // of all ranks
+    double largest_tiles = 0;  // of the busiest rank
+    double step_imbalance = 0;
+  };
+  struct Setting;
+
+  absl::StatusOr<Setting> SettingOf(const v1::StepPlan& plan) const;
+  // In the setting's layout. Counts those of all layouts first if they are not there.
+  absl::StatusOr<const std::vector<Layers>*> LayersOf(const Setting& setting, uint64_t tokens);
+  // Adds `count` layers that look like one sample to layers_, in every layout.
+  absl::Status Count(const Setting& setting, uint64_t tokens, bool dense, double count,
+                     uint64_t seed);
+  absl::StatusOr<v1::Prediction> PriceLength(const Setting& setting, const CostModel& cost_model,
+                                             uint64_t tokens, double sequences);
+  absl::StatusOr<v1::Prediction> PriceUnequal(const v1::StepPlan& plan, const Setting& setting,
+                                              const CostModel& cost_model);
+
+  const v1::JobSpec& spec_;
+  const model::ModelConfig& model_;
+  const ClusterShape& cluster_;
+  const patterns::PatternHints& hints_;
+  std::set<Layout> layouts_;
+  std::map<std::pair<uint64_t, Layout>, std::vector<Layers>> layers_;  // by tokens and layout
+  int64_t rank_steps_ = 0;
+};
+
+}  // namespace ringleader::planner

@@ -1,0 +1,80 @@
+#include "coordinator/store/files/disk_reserve.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace ringleader::store {
+
+DiskReserve::DiskReserve(std::string path, int64_t bytes) : path_(std::move(path)), bytes_(bytes) {
+  if (bytes_ == 0) {
+    unlink(path_.c_str());  // one of an earlier process, which had other settings
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  struct stat file = {};
+  held_ = stat(path_.c_str(), &file) == 0 && int64_t{file.st_blocks} * 512 >= bytes_;
+  if (!held_) TryToTake();
+}
+
+int64_t DiskReserve::FreeBytes() const {
+  const std::string folder = path_.substr(0, path_.rfind('/') + 1);
+  struct statvfs system = {};
+  if (statvfs(folder.empty() ? "." : folder.c_str(), &system) != 0) return 0;
+  return static_cast<int64_t>(system.f_bavail) * static_cast<int64_t>(system.f_frsize);
+}
+
+void DiskReserve::TryToTake() {
+  const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) return;
+  held_ = posix_fallocate(fd, 0, bytes_) == 0;
+  close(fd);
+  // A part of a reserve would be missing elsewhere.
+  if (!held_) unlink(path_.c_str());
+  if (held_ && std::exchange(said_, false)) {
+    spdlog::info("there is space again beside {}: everything is written again", path_);
+  }
+}
+
+void DiskReserve::GiveUpLocked() {
+  held_ = false;
+  unlink(path_.c_str());
+}
+
+bool DiskReserve::held() const {
+  absl::MutexLock lock(&mutex_);
+  return held_ || bytes_ == 0;
+}
+
+void DiskReserve::GiveUp() {
+  if (bytes_ == 0) return;
+  absl::MutexLock lock(&mutex_);
+  GiveUpLocked();
+}
+
+absl::Status DiskReserve::Check() {
+  if (bytes_ == 0) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  const int64_t free = FreeBytes();
+  if (held_ && free >= bytes_ / 2) return absl::OkStatus();
+  if (held_) {
+    GiveUpLocked();
+  } else if (free >= 2 * bytes_) {
+    TryToTake();
+    if (held_) return absl::OkStatus();
+  }
+  const absl::Status full = absl::ResourceExhaustedError(absl::StrFormat(
+      "the disk is full: %s had to be given up, and %d MiB are free on its file system; make at "
+      "least %d MiB free. Until then training goes on, and nothing else is written down",
+      path_, free >> 20, (2 * bytes_) >> 20));
+  if (!std::exchange(said_, true)) spdlog::error("{}", std::string(full.message()));
+  return full;
+}
+
+}  // namespace ringleader::store

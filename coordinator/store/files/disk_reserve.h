@@ -1,0 +1,42 @@
+// Space on the disk that nobody else can take: a file beside the database that is given up when its
+// file system runs full, so that the store can go on with what must be written, and say what is
+// wrong, until somebody makes room.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ringleader::store {
+
+// Thread-safe.
+class DiskReserve {
+ public:
+  // `path` of the file, which is made at once where there is room; `bytes`: its size, 0 for none.
+  DiskReserve(std::string path, int64_t bytes);
+
+  // Gives the reserve up when less than half its size is free besides, and takes it again when
+  // there is room for it and as much. RESOURCE_EXHAUSTED while it is given up: names the file
+  // system and says how much has to be freed.
+  absl::Status Check() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether there is nothing to save space for: the reserve is there, or none is wanted.
+  bool held() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // A write found the disk full, whatever the file system said.
+  void GiveUp() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void GiveUpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TryToTake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t FreeBytes() const;
+
+  const std::string path_;
+  const int64_t bytes_;
+  mutable absl::Mutex mutex_;
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;
+  bool said_ ABSL_GUARDED_BY(mutex_) = false;  // that it is given up
+};
+
+}  // namespace ringleader::store

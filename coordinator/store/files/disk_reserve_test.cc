@@ -1,0 +1,109 @@
+#include "coordinator/store/files/disk_reserve.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/temp_dir.h"
+#include "coordinator/store/sqlite_store.h"
+
+namespace ringleader::store {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMebibyte = 1 << 20;
+
+// A file system of 8 MiB, with a store on it that keeps 1 MiB in reserve.
+class DiskReserveTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fs::create_directory(small_);
+    mounted_ = mount("tmpfs", small_.c_str(), "tmpfs", 0, "size=8m") == 0;
+    if (!mounted_) GTEST_SKIP() << "mounting a small file system needs CAP_SYS_ADMIN";
+    Open();
+  }
+  void TearDown() override {
+    store_.reset();
+    if (mounted_) umount(small_.c_str());
+  }
+
+  void Open() {
+    store_.reset();
+    auto store = OpenSqliteStore({.path = small_ + "/db", .reserve_bytes = kMebibyte});
+    ASSERT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+  }
+  // Leaves nothing free but what the store keeps in reserve.
+  void FillDisk() {
+    std::ofstream ballast(small_ + "/ballast");
+    const std::string block(4096, 'b');
+    while (ballast.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
+    }
+  }
+  void MakeRoom() { fs::remove(small_ + "/ballast"); }
+
+  absl::Status Create(const std::string& id, Need need) {
+    return store_->Write(
+        [&](WriteTransaction& t) {
+          v1::Job job;
+          job.set_name("jobs/" + id);
+          job.mutable_spec()->set_name(id);
+          return t.CreateJob(&job);
+        },
+        need);
+  }
+  absl::Status Get(const std::string& id) {
+    return store_->Read([&](ReadTransaction& t) { return t.GetJob(id).status(); });
+  }
+
+  const TempDir dir_;
+  const std::string small_ = dir_.File("small");
+  bool mounted_ = false;
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(DiskReserveTest, AFullDiskIsSaidAndWhatIsVitalIsWritten) {
+  ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
+  FillDisk();
+  const absl::Status refused = Create("refused", Need::kOrdinary);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("the disk is full"), HasSubstr(small_), HasSubstr("MiB free")));
+  EXPECT_EQ(store_->Space().code(), absl::StatusCode::kResourceExhausted);
+  for (int i = 0; i < 200; ++i) {
+    const absl::Status vital = Create(absl::StrCat("vital-", i), Need::kVital);
+    ASSERT_TRUE(vital.ok()) << i << ": " << vital;
+  }
+  // Also after a restart, which finds no room for a reserve.
+  Open();
+  EXPECT_FALSE(Create("refused", Need::kOrdinary).ok());
+  MakeRoom();
+  EXPECT_TRUE(store_->Space().ok());
+  EXPECT_TRUE(Create("after", Need::kOrdinary).ok());
+  for (const char* id : {"before", "vital-0", "vital-199", "after"})
+    EXPECT_TRUE(Get(id).ok()) << id;
+  EXPECT_EQ(Get("refused").code(), absl::StatusCode::kNotFound);
+  // The next time, too.
+  FillDisk();
+  EXPECT_FALSE(Create("refused", Need::kOrdinary).ok());
+  EXPECT_TRUE(Create("vital", Need::kVital).ok());
+}
+
+TEST_F(DiskReserveTest, TheReserveGoesWhenItIsNoLongerWanted) {
+  EXPECT_EQ(fs::file_size(small_ + "/db.reserve"), kMebibyte);
+  store_.reset();
+  ASSERT_TRUE(OpenSqliteStore({.path = small_ + "/db"}).ok());
+  EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
+}
+
+}  // namespace
+}  // namespace ringleader::store

@@ -1,0 +1,25 @@
+// The model that a job file names, as far as plans go by it.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "model_shape/model_config.h"
+#include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/job_spec.pb.h"
+
+namespace ringleader::jobspec {
+
+// The path of the model's config.json: model.config, or that of the folder in model.init.
+std::string ModelConfigPath(const v1::ModelSpec& model);
+
+// Reads the shape. Errors are those of model::LoadModelConfig(), and DEADLINE_EXCEEDED where the
+// file does not answer within `limit` (base/process/time_limit.h).
+absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, absl::Duration limit);
+
+// What a job's record keeps of a config.json, and back. ModelOf() leaves the rest at its defaults.
+v1::ModelShape ShapeOf(const model::ModelConfig& config);
+model::ModelConfig ModelOf(const v1::ModelShape& shape);
+
+}  // namespace ringleader::jobspec

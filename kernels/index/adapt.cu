@@ -1,0 +1,90 @@
+// Budgets of heads by what they recalled under the same one (AdaSpa, arXiv 2502.21079,
+// section 4.3).
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/index/blocks.h"
+#include "kernels/index/select.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using fused::CheckPointer;
+using fused::CheckSize;
+
+constexpr int kMaxHeads = 1024;
+
+// Among all heads.
+struct Standing {
+  int better;  // heads before this one, by falling recall, ties by number
+  int good;    // heads whose recall exceeds the threshold
+};
+
+// Of the head of this thread; all threads of the block call.
+__device__ Standing StandingOf(double recall, int heads, double threshold) {
+  __shared__ double recalls[kMaxHeads];
+  const int head = threadIdx.x;
+  recalls[head] = recall;
+  const int good = __syncthreads_count(head < heads && recall > threshold);
+  int better = 0;
+  for (int other = 0; other < heads; ++other) {
+    better += recalls[other] > recall || (recalls[other] == recall && other < head);
+  }
+  return {better, good};
+}
+
+__global__ void AdaptDensityKernel(const int64_t* kept, const int64_t* total, int heads,
+                                   float density, float threshold, float* out) {
+  const int head = threadIdx.x;
+  const double recall = head < heads && total[head] > 0
+                            ? static_cast<double>(kept[head]) / static_cast<double>(total[head])
+                            : 0.0;
+  const Standing standing = StandingOf(recall, heads, threshold);
+  if (head >= heads) return;
+  const int moved = min(standing.good, heads / 2);
+  out[head] = standing.better < moved            ? 0.5f * density
+              : standing.better >= heads - moved ? 1.5f * density
+                                                 : density;
+}
+
+__global__ void AdaptBudgetsKernel(const IndexMass* masses, int heads, int32_t* max_counts) {
+  const int head = threadIdx.x;
+  const Standing standing =
+      StandingOf(head < heads ? masses[head].Recall() : 0.0, heads, kGoodRecall);
+  if (head >= heads) return;
+  for (int kind = 0; kind < 2; ++kind) {
+    int32_t& count = max_counts[kind * heads + head];
+    count = AdaptedCount(count, standing.better, standing.good, heads);
+  }
+}
+
+}  // namespace
+
+absl::Status AdaptDensity(const int64_t* kept, const int64_t* total, int32_t heads, float density,
+                          float threshold, float* head_density, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSize(heads, "AdaptDensity: heads", 1, kMaxHeads));
+  RETURN_IF_ERROR(CheckPointer(kept, "AdaptDensity: kept"));
+  RETURN_IF_ERROR(CheckPointer(total, "AdaptDensity: total"));
+  RETURN_IF_ERROR(CheckPointer(head_density, "AdaptDensity: head_density"));
+  if (!(density > 0) || density > 2.0f / 3.0f) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "AdaptDensity: density is %g; it must be in (0, 2/3], so that half more is at most 1",
+        density));
+  }
+  AdaptDensityKernel<<<1, kMaxHeads, 0, stream>>>(kept, total, heads, density, threshold,
+                                                  head_density);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "AdaptDensity");
+  return absl::OkStatus();
+}
+
+absl::Status AdaptBudgets(const IndexMass* masses, int32_t heads, int32_t* max_counts,
+                          cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSize(heads, "AdaptBudgets: heads", 1, kMaxHeads));
+  RETURN_IF_ERROR(CheckPointer(masses, "AdaptBudgets: masses"));
+  RETURN_IF_ERROR(CheckPointer(max_counts, "AdaptBudgets: max_counts"));
+  AdaptBudgetsKernel<<<1, kMaxHeads, 0, stream>>>(masses, heads, max_counts);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "AdaptBudgets");
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::kernels::index

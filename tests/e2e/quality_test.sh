@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# The quality suite, small: its tasks, one plan from end to end that is broken off and goes on, and a model that answers
+# recall with dense attention and cannot within a narrow window.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+bin=${RINGLEADER_BUILD:-$root/build}/bin
+work=$(mktemp -d)
+trap 'stop_services 2>/dev/null || true; rm -rf "$work"' EXIT
+
+fail() { echo "FAILED: $*" >&2; tail -n 20 "$work"/*.log "$work"/run/logs/*.log >&2 || true; exit 1; }
+
+python3 "$root/bench/quality/tasks_test.py" >"$work/tasks.log" 2>&1 || fail "tasks"
+
+suite=("$root/bench/quality/run.sh" --dir "$work/suite" --plan smoke --engine cpu --text "$root/docs" --output "$work/results")
+code=0
+"${suite[@]}" --seconds 1 >"$work/first.log" 2>&1 || code=$?
+((code == 75)) || fail "a call with no time left ended with $code"
+"${suite[@]}" >"$work/second.log" 2>&1 || fail "the suite ended with $?"
+rm -rf "$work/suite/data"  # what is done needs no data: nothing is trained again
+"${suite[@]}" >"$work/third.log" 2>&1 || fail "the finished suite ended with $?"
+[[ ! -e $work/suite/data ]] || fail "a finished suite made data again"
+python3 - "$work/results" <<'END' || fail "its results"
+import json, sys
+results = sys.argv[1]
+quality = json.load(open(f"{results}/quality.json"))
+patterns = {job["pattern"]: job for job in quality["patterns"]}
+assert set(patterns) == {"dense", "window", "vertical-slash", "block-topk", "vertical-slash by default"}, patterns.keys()
+for name, job in patterns.items():
+    first = job["first_evaluation"]
+    asked = {task: answers["asked"] for task, answers in first["answers"].items() if answers["asked"]}
+    assert set(asked) == {"recall-near", "recall-far", "needles"}, asked
+    assert asked["needles"] == 8, asked  # 512 tokens
+    assert ("dense" in first) == (name != "dense"), name
+    # All start from one model, and see the same when they see everything.
+    assert abs(first.get("dense", first)["loss"] - patterns["dense"]["first_evaluation"]["loss"]) < 1e-4, name
+    # Untrained attention is flat: by default, which keeps a share of its mass, all may be visited.
+    assert 0 < job["density"] <= 1, name
+    assert name == "vertical-slash by default" or (job["density"] == 1) == (name == "dense"), (name, job["density"])
+rows = json.load(open(f"{results}/figures/patterns.json"))
+keys = {"row", "value", "asked", "met", "peer", "hardware", "commit", "date", "command"}
+assert rows and all(keys <= set(row) for row in rows), rows
+assert "| window |" in open(f"{results}/quality.md").read()
+END
+# Debian's own Python has Debian's matplotlib, whatever python3 is in the PATH.
+/usr/bin/python3 "$root/bench/quality/report.py" "$work/results/quality.json" --output "$work/again" >"$work/again.log" 2>&1 ||
+  fail "the report"
+grep -q '</svg>' "$work/again/quality.svg" || fail "the picture"
+cmp "$work/results/quality.md" "$work/again/quality.md" || fail "the same results make another table"
+
+# shellcheck source=deploy/gpu_libraries.sh
+source "$root/deploy/gpu_libraries.sh"
+use_gpu_libraries
+# shellcheck source=deploy/loopback_services.sh
+source "$root/deploy/loopback_services.sh"
+run=$work/run
+mkdir -p "$run/logs"
+python3 "$root/tests/e2e/recall_model.py" "$run/model" 512
+python3 "$root/bench/quality/generate.py" --output "$run/made" --documents 5 --length 2048 --symbols 512 --kinds recall
+read -ra options <"$run/made.options"
+"$bin/ringctl" data pack --input "$run/made" --output "$run/tokens" --eval-share 0 --format uint16 "${options[@]}" \
+  >"$work/pack.log"
+cat >"$run/window.yaml" <<END
+name: window
+model: {init: ./model}
+data: {train: ./tokens/train, eval: ./tokens/train, sequence_length: 2048}
+attention: {pattern: sliding_window, window: 64}
+training: {steps: 1, learning_rate: 1e-6, eval_sequences: 4, eval_attention: both}
+checkpoint: {directory: ./window}
+resources: {trainers: 1}
+END
+start_coordinator
+start_worker a --trainers 1
+await_nodes 1
+"$bin/ringctl" submit "$run/window.yaml" --follow >"$work/window.log" 2>&1 || fail "the window's job"
+"$bin/ringctl" report window -o json >"$work/window.json"
+python3 - "$work/window.json" <<'END' || fail "the window's answers: $(grep held-out "$work/window.log")"
+import json, sys
+window = json.load(open(sys.argv[1]))["first_evaluation"]
+share = lambda evaluation, task: evaluation["answers"][task]["right"] / evaluation["answers"][task]["asked"]
+print({task: (share(window, task), share(window["dense"], task)) for task in ("recall-near", "recall-far")})
+assert window["answers"]["recall-far"]["asked"] > 1000
+for task in ("recall-near", "recall-far"):
+    assert share(window["dense"], task) >= 0.99, task
+assert share(window, "recall-far") < 0.02 < 0.2 < share(window, "recall-near")
+END
+echo "PASSED"

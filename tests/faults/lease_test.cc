@@ -1,0 +1,73 @@
+// Trainers end with their lease, whatever has become of their worker: no job runs twice although
+// the process that should have killed its trainers does not.
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+
+#include "tests/faults/cluster.h"
+
+namespace ringleader::faults {
+namespace {
+
+using ::testing::HasSubstr;
+
+class LeaseTest : public Cluster {
+ protected:
+  // Job j on worker a, and b, which has room for it, beside it.
+  void RunJob() {
+    StartCoordinator();
+    StartWorker("a", 2);
+    Submit(Spec("job", 2, 400, {{"fake-step-ms", "30"}}));
+    AwaitStep("job", 10);
+    StartWorker("b", 2);
+    old_trainers_ = {PidOf("job", 0), PidOf("job", 1)};
+  }
+  // The second attempt has begun, elsewhere, and nothing of the first is left.
+  void ExpectReplaced() {
+    const v1::Job again = Await("job", [](const v1::Job& job) { return job.attempts_size() == 2; });
+    for (const int pid : old_trainers_) EXPECT_FALSE(Runs(pid)) << "trains still";
+    EXPECT_EQ(again.attempts(0).state(), v1::Attempt::FENCED);
+    EXPECT_EQ(again.attempts(1).placements(0).node(), "nodes/b");
+  }
+
+  std::vector<int> old_trainers_;
+};
+
+TEST_F(LeaseTest, AWorkerThatIsStoppedLeavesNoTrainerBehind) {
+  RunJob();
+  kill(WorkerPid("a"), SIGSTOP);
+  ExpectReplaced();
+  kill(WorkerPid("a"), SIGCONT);
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
+  // What its trainers told a worker that stood still died with them: steps are missing from the
+  // record, and none from the training.
+  const std::vector<v1::StepReport> record = Steps("job");
+  EXPECT_EQ(record.back().step(), 400u);
+  for (const v1::StepReport& step : record) {
+    EXPECT_NEAR(step.loss(), UndisturbedLoss(step.step()), 1e-12);
+  }
+  // It takes work again.
+  Submit(Spec("next", 4, 10));
+  AwaitState("next", v1::Job::SUCCEEDED);
+}
+
+// Its other threads send heartbeats on; but what the coordinator tells it is not done, and what its
+// trainers report goes nowhere.
+TEST_F(LeaseTest, AWorkerWhoseLoopHangsPassesForNoLivingOne) {
+  RunJob();
+  const int loop = WorkerPid("a");  // the first thread of the process
+  ASSERT_EQ(ptrace(PTRACE_SEIZE, loop, nullptr, nullptr), 0);
+  ASSERT_EQ(ptrace(PTRACE_INTERRUPT, loop, nullptr, nullptr), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(loop, &status, __WALL), loop);
+  const v1::Job unknown = AwaitState("job", v1::Job::UNKNOWN);
+  EXPECT_THAT(unknown.state_reason(), HasSubstr("no word from nodes/a"));
+  ExpectReplaced();
+  ASSERT_EQ(ptrace(PTRACE_DETACH, loop, nullptr, nullptr), 0);
+  EXPECT_EQ(AwaitState("job", v1::Job::SUCCEEDED).attempts_size(), 2);
+  ExpectUnbrokenRecord("job", 400);
+}
+
+}  // namespace
+}  // namespace ringleader::faults
