@@ -59,7 +59,7 @@ TEST_F(RecordsTest, ADeletedJobsRecordsAreNotTheNextOnesOfItsName) {
   Create("a");
   EXPECT_EQ(Read([](ReadTransaction& t) { return t.GetJob("a"); })->attempts_size(), 0);
   EXPECT_THAT(Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 9); })->steps, IsEmpty());
-  EXPECT_THAT(Read([](ReadTransaction& t) { return t.ListEvals("a", 0); })->evals, IsEmpty());
+  EXPECT_THAT(Read([](ReadTransaction& t) { return t.ListEvals("a", 0, 100); })->evals, IsEmpty());
   EXPECT_THAT(*Read([](ReadTransaction& t) { return t.ListCheckpoints("a"); }), IsEmpty());
   EXPECT_THAT(List({.terms = {{.field = JobTerm::Field::kLabel,
                                .label = "team",
@@ -176,19 +176,19 @@ TEST_F(RecordsTest, EvaluationsComeInTheOrderOfWriting) {
   };
   put(2, 1);
   put(4, 2);
-  const EvalPage first = *Read([](ReadTransaction& t) { return t.ListEvals("a", 0); });
+  const EvalPage first = *Read([](ReadTransaction& t) { return t.ListEvals("a", 0, 100); });
   ASSERT_EQ(first.evals.size(), 2u);
   put(2, 3);  // by a later attempt
   const EvalPage next =
-      *Read([&](ReadTransaction& t) { return t.ListEvals("a", first.last_sequence); });
+      *Read([&](ReadTransaction& t) { return t.ListEvals("a", first.last_sequence, 100); });
   ASSERT_EQ(next.evals.size(), 1u);
   EXPECT_EQ(next.evals[0].loss(), 3);
   EXPECT_GT(next.last_sequence, first.last_sequence);
   const EvalPage none =
-      *Read([&](ReadTransaction& t) { return t.ListEvals("a", next.last_sequence); });
+      *Read([&](ReadTransaction& t) { return t.ListEvals("a", next.last_sequence, 100); });
   EXPECT_THAT(none.evals, IsEmpty());
   EXPECT_EQ(none.last_sequence, next.last_sequence);
-  EXPECT_EQ(Read([](ReadTransaction& t) { return t.ListEvals("a", 0); })->evals.size(), 2u);
+  EXPECT_EQ(Read([](ReadTransaction& t) { return t.ListEvals("a", 0, 100); })->evals.size(), 2u);
 }
 
 TEST_F(RecordsTest, CheckpointsComeByStepAndGoByStep) {

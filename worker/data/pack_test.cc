@@ -143,11 +143,11 @@ TEST_F(PackTest, AShardHoldsTokensOfTwoOrFourBytes) {
   const uint32_t tokens[] = {1, 65536};
   const uint64_t starts[] = {0};
   const std::string path = (folder_ / "shard").string();
-  EXPECT_EQ(WriteShard(path, tokens, starts, 3).message(),
+  EXPECT_EQ(WriteShard(path, tokens, starts, 3, {}).message(),
             "token_bytes is 3; 2 and 4 are possible");
-  EXPECT_EQ(WriteShard(path, tokens, starts, 2).message(),
+  EXPECT_EQ(WriteShard(path, tokens, starts, 2, {}).message(),
             "token 65536 does not fit 2 bytes; use 4");
-  ASSERT_TRUE(WriteShard(path, tokens, starts, 4).ok());
+  ASSERT_TRUE(WriteShard(path, tokens, starts, 4, {}).ok());
   const auto shard = TokenShard::Open(path);
   ASSERT_TRUE(shard.ok()) << shard.status();
   EXPECT_EQ((*shard)->tokens(), 2u);

@@ -113,7 +113,7 @@ TEST_F(AgentLinkTest, SaysItsSecretAndHearsWhoseCertificatesItsPeersHave) {
   FakeAgent agent(socket_, Spec(2), {}, 2);  // the other rank never comes
   const auto link = AgentLink::Attach(
       {.socket = socket_, .fencing_token = FakeAgent::kToken, .secret = "rlt_mine"},
-      [](const std::string&) {});
+      [](const std::string&) {}, [](absl::Time) {});
   ASSERT_TRUE(link->WaitForAssignment().ok());
   v1::AgentMessage message;
   for (const char* node : {"a", "b"}) {
@@ -222,9 +222,9 @@ TEST_F(AgentLinkTest, AStopBeforeTheFirstStepEndsTheWait) {
 TEST_F(AgentLinkTest, SaysWhoItIsAndWhereItListens) {
   FakeAgent agent(socket_, Spec(2), {}, 2);
   const auto first = Attach();
-  const auto second =
-      AgentLink::Attach({.socket = socket_, .rank = 1, .fencing_token = FakeAgent::kToken},
-                        [](const std::string&) {});
+  const auto second = AgentLink::Attach(
+      {.socket = socket_, .rank = 1, .fencing_token = FakeAgent::kToken}, [](const std::string&) {},
+      [](absl::Time) {});
   EXPECT_EQ(second->WaitForAssignment().value().job.rank, 1);
   ASSERT_TRUE(first->WaitForAssignment().ok());
   // The other ranks' addresses come once all are ready, by rank.

@@ -73,7 +73,8 @@ TEST(TelemetryFieldsTest, RingStepsOfLayersOfAnyLengthAddUp) {
 }
 
 TEST(TelemetryFieldsTest, OfAnEvaluation) {
-  const v1::EvalReport report = ToProto({.step = 7, .loss = 2.5, .tokens = 512, .seconds = 0.25});
+  const v1::EvalReport report =
+      ToProto(EvalRecord{.step = 7, .outcome = {.loss = 2.5, .tokens = 512}, .seconds = 0.25});
   EXPECT_EQ(report.step(), 7u);
   EXPECT_EQ(report.loss(), 2.5);
   EXPECT_EQ(report.tokens(), 512u);
