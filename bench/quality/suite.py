@@ -206,7 +206,9 @@ class Suite:
                   "wall_seconds": time.monotonic() - started}
         self.longest = max(self.longest, result["wall_seconds"])
         for path in folder.iterdir():
-            if path.name != "model":
+            if path.is_file():
+                path.unlink()
+            elif path.name != "model":
                 shutil.rmtree(path)
         report.write_text(json.dumps(result, indent=1))
         return result

@@ -265,6 +265,7 @@ TEST_F(CoordinatorProcessTest, FullDisk) {
   int created = 0;
   for (; status.ok() && created < 2000; ++created) {
     spec.set_name(absl::StrCat("j", created));
+    spec.mutable_checkpoint()->set_directory(absl::StrCat("/job/checkpoints/", spec.name()));
     status = Create(*stub, spec, "", &job);
   }
   --created;

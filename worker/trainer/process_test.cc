@@ -546,7 +546,7 @@ TEST_F(TrainerProcessTest, AFullDiskIsNamedAndKeepsEarlierCheckpoints) {
     ASSERT_TRUE(log.result.has_value()) << Output();
     EXPECT_EQ(log.result->outcome(), TrainerExited::FAILED);
     EXPECT_TRUE(log.result->retryable());
-    EXPECT_THAT(log.result->message(), HasSubstr(disk + "/.step-0000000006.partial/"));
+    EXPECT_THAT(log.result->message(), HasSubstr(disk + "/.step-0000000006.token-77.partial/"));
     EXPECT_THAT(log.result->message(), HasSubstr("No space left on device"));
   }
   ASSERT_EQ(mount("tmpfs", disk.c_str(), "tmpfs", MS_REMOUNT, "size=20m"), 0);

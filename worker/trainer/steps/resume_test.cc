@@ -101,7 +101,10 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
   others[3].sequence_lengths = {512};
   others[4].seed = 2;
   others[5].sequence_lengths = {512, 256};
+  // The folder's owner is asked before its checkpoints are.
+  EXPECT_THAT(std::string(Run(others[0]).status().message()), HasSubstr("belongs to jobs/tiny"));
   for (size_t i = 0; i < others.size(); ++i) {
+    std::filesystem::remove(job.checkpoint_directory + "/owner.json");
     const absl::Status refused = Run(others[i]).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << i << " " << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("step-0000000006 is of another job"));
