@@ -54,6 +54,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   AddReportCommand(app, &context);
   AddLogsCommand(app, &context);
   AddNodeCommands(app, &context);
+  AddLatencyCommand(app, &context);
   AddHealthCommand(app, &context);
   AddTokenCommand(app, &context);
   AddAuditCommand(app, &context);

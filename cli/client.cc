@@ -89,6 +89,9 @@ class GrpcClient : public Client {
     return List(nodes_.get(), &v1::NodeService::Stub::ListNodes, v1::ListNodesRequest(),
                 &v1::ListNodesResponse::mutable_nodes);
   }
+  absl::StatusOr<v1::ListLatencyResponse> ListLatency() override {
+    return Read(nodes_.get(), &v1::NodeService::Stub::ListLatency, v1::ListLatencyRequest());
+  }
   absl::StatusOr<v1::ListTokensResponse> ListTokens() override {
     return List(access_.get(), &v1::AccessService::Stub::ListTokens, v1::ListTokensRequest(),
                 &v1::ListTokensResponse::mutable_tokens);

@@ -42,6 +42,7 @@ class Client {
   virtual absl::StatusOr<v1::ValidateJobResponse> ValidateJob(
       const v1::ValidateJobRequest& request) = 0;
   virtual absl::StatusOr<v1::ListNodesResponse> ListNodes() = 0;
+  virtual absl::StatusOr<v1::ListLatencyResponse> ListLatency() = 0;
   virtual absl::StatusOr<v1::Node> DrainNode(const v1::DrainNodeRequest& request) = 0;
   virtual absl::StatusOr<v1::Node> UndrainNode(const v1::UndrainNodeRequest& request) = 0;
   virtual absl::StatusOr<v1::Token> CreateToken(const v1::CreateTokenRequest& request) = 0;

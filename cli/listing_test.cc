@@ -194,5 +194,33 @@ TEST_F(CliTest, ATokenIsReadFromAFileAndNotSentInPlainText) {
   }
 }
 
+TEST_F(CliTest, WhatWasMeasuredIsExported) {
+  EXPECT_THAT(Run({"latency"}).out, HasSubstr("nothing has been measured"));
+  v1::LatencyTable* const table = coordinator_.measured.add_tables();
+  table->mutable_machine()->set_device("NVIDIA \"H200\", SXM");
+  table->mutable_shape()->set_pattern("vertical_slash");
+  table->mutable_shape()->set_tile(128);
+  v1::LatencyRow* const row = table->add_rows();
+  row->set_tokens(65536);
+  row->set_density(0.05);
+  row->set_p50_ms(12.25);
+  row->set_p90_ms(12.5);
+  row->set_forward_p50_ms(3.5);
+  v1::LinkSpeed* const link = coordinator_.measured.add_links();
+  link->set_between_nodes(true);
+  link->set_bytes_per_second(4.5e10);
+  link->set_latency_seconds(15e-6);
+  const std::string text = Run({"latency"}).out;
+  EXPECT_THAT(text, HasSubstr("65,536  one        5.0 %    12.25   12.5    3.5"));
+  EXPECT_THAT(text, HasSubstr("between nodes, : 45 GB/s after 15 µs"));
+  EXPECT_THAT(
+      Run({"latency", "--csv"}).out,
+      HasSubstr("\n\"NVIDIA \"\"H200\"\", SXM\",\"\",\"\",\"\",vertical_slash,128,0,0,0,65536,"
+                "0,0.05,12.25,12.5,3.5\n"));
+  const auto json = nlohmann::json::parse(Run({"latency", "-o", "json"}).out);
+  EXPECT_EQ(json["tables"][0]["rows"][0]["p90_ms"], 12.5);
+  EXPECT_EQ(json["links"][0]["bytes_per_second"], 4.5e10);
+}
+
 }  // namespace
 }  // namespace ringleader::cli

@@ -1,5 +1,6 @@
 #include "cli/plan_text.h"
 
+#include <algorithm>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +10,23 @@
 
 namespace ringleader::cli {
 
-void WritePlan(std::ostream& out, const v1::StepPlan& plan) {
+namespace {
+
+// Dense bf16 products of an H100 or H200, a second (NVIDIA's data sheets).
+constexpr double kHopperFlops = 989e12;
+
+// What the model itself takes for a step; what is computed again does not count.
+std::string Arithmetic(const v1::Prediction& p, const v1::ResourcesSpec& resources) {
+  const double each = p.model_flops() / p.step_seconds() / std::max(1u, resources.trainers());
+  const std::string rate = absl::StrFormat("%.4g TFLOP/s a trainer", each / 1e12);
+  if (resources.engine() != v1::ResourcesSpec::CUDA) return rate;
+  return absl::StrFormat("%s, %s of an H100's or H200's 989 (MFU)", rate,
+                         FormatPercent(each / kHopperFlops));
+}
+
+}  // namespace
+
+void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan) {
   std::string layout = jobspec::EnumText(plan.layout());
   if (plan.stripe() > 0) absl::StrAppend(&layout, ", stripes of ", plan.stripe(), " tokens");
   std::string ring = jobspec::EnumText(plan.ring().kind());
@@ -25,13 +42,23 @@ void WritePlan(std::ostream& out, const v1::StepPlan& plan) {
       return absl::StrFormat("%.4g s (%s of the step)", seconds,
                              FormatPercent(p.step_seconds() > 0 ? seconds / p.step_seconds() : 0));
     };
-    rows.push_back({"step", absl::StrFormat("%.4g s", p.step_seconds())});
-    rows.push_back({"tokens/s", FormatCount(p.tokens_per_second())});
+    rows.push_back({"step", absl::StrFormat("%.4g s, of which", p.step_seconds())});
     rows.push_back({"attention", share(p.attention_seconds())});
+    rows.push_back({"index", share(p.index_seconds())});
     rows.push_back({"linear", share(p.linear_seconds())});
-    rows.push_back(
-        {"communication", absl::StrFormat("%.4g s, hidden or not", p.communication_seconds())});
+    rows.push_back({"waits for other ranks", share(p.wait_seconds())});
     rows.push_back({"exposed communication", share(p.exposed_communication_seconds())});
+    rows.push_back({"gradients, optimizer",
+                    absl::StrFormat("%s, %.4g s of it exchange", share(p.optimizer_seconds()),
+                                    p.exchange_seconds())});
+    rows.push_back({"tokens/s", absl::StrFormat("%s, %s a day", FormatCount(p.tokens_per_second()),
+                                                FormatCount(86400 * p.tokens_per_second()))});
+    rows.push_back({"arithmetic", Arithmetic(p, spec.resources())});
+    rows.push_back(
+        {"memory of a trainer",
+         absl::StrFormat("%s or more", FormatBytes(static_cast<double>(p.memory_bytes())))});
+    rows.push_back({"ring's communication",
+                    absl::StrFormat("%.4g s, hidden or not", p.communication_seconds())});
     rows.push_back({"worker imbalance", absl::StrFormat("%.3f (max/mean)", p.worker_imbalance())});
     rows.push_back({"ring step imbalance", absl::StrFormat("%.3f (max/mean)", p.step_imbalance())});
     rows.push_back({"density", FormatPercent(p.density())});

@@ -119,6 +119,11 @@ void AddFlags(CLI::App& app, Flags* flags) {
                  "processor time that the plan of one job may take; more fails the job")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--measure-seconds", flags->planner.measure_seconds,
+                 "what a job may take before its first step to measure machines and attention that "
+                 "are not known (docs/latency.md); a tenth of it on the CPU engine; 0: nothing")
+      ->check(CLI::Range(0.0, 600.0))
+      ->capture_default_str();
   app.add_option_function<double>(
          "--plan-mebibytes",
          [flags](const double& mebibytes) { flags->planner.bytes = mebibytes * 1024 * 1024; },

@@ -14,6 +14,8 @@
 #include "base/net/message_size.h"
 #include "base/process/task_threads.h"
 #include "base/status_macros.h"
+#include "coordinator/planner/cost/measured.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "jobspec/model_spec.h"
 #include "model_shape/model_config.h"
 
@@ -23,9 +25,19 @@ namespace {
 // Reports that a change of budgets is decided on: enough to even out one step's chance.
 constexpr size_t kRecentSteps = 16;
 
+using MeasuredList = std::shared_ptr<const store::MeasurementList>;
+
+std::vector<std::string> DevicesOf(const v1::JobSpec& spec,
+                                   const std::vector<v1::NodeInventory>& nodes) {
+  std::vector<std::string> devices;
+  for (const v1::NodeInventory& node : nodes) devices.push_back(planner::DeviceOf(spec, node));
+  return devices;
+}
+
 planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
                                 const std::vector<v1::Placement>& placements,
-                                const std::vector<v1::NodeInventory>& nodes) {
+                                const std::vector<v1::NodeInventory>& nodes,
+                                const store::MeasurementList& measured) {
   const uint32_t trainers = placements.empty() ? 1 : placements.front().trainers();
   const bool even =
       std::all_of(placements.begin(), placements.end(),
@@ -51,6 +63,7 @@ planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
     cluster.memory_bytes_per_trainer =
         first ? memory : std::min(cluster.memory_bytes_per_trainer, memory);
   }
+  planner::UseLinks(measured.links, DevicesOf(spec, nodes), &cluster);
   return cluster;
 }
 
@@ -91,9 +104,8 @@ class PlannerSource : public lifecycle::PlanSource {
       learned = {running->second.costs, planner::HintsFrom(running->second.recent)};
     }
     const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
-    const auto work = [this, request = std::move(request), learned = std::move(learned), done] {
-      done(Guarded(request, learned));
-    };
+    const auto work = [this, request = std::move(request), learned = std::move(learned),
+                       measured = measured_, done] { done(Guarded(request, learned, *measured)); };
     TaskThreads& threads = is_preview ? previews_ : may_take_long ? long_plans_ : plans_;
     if (threads.TryRun(work)) return;
     done(absl::ResourceExhaustedError("the planner is busy with others; try again in a moment"));
@@ -105,24 +117,60 @@ class PlannerSource : public lifecycle::PlanSource {
     const auto& placements = job.attempts(job.attempts_size() - 1).placements();
     const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
     const planner::ClusterShape cluster =
-        ClusterOf(spec, {placements.begin(), placements.end()}, nodes);
+        ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
     Running& running =
         running_
             .try_emplace(spec.name(),
-                         Running{model, {}, planner::CostModel(spec, model, cluster), {}})
+                         Running{model, {}, CostsOf(spec, model, cluster, nodes, *measured_), {}})
             .first->second;
     running.plan = plan;
     running.recent.clear();
   }
 
+  void Restored(const v1::Job& job, const v1::StepPlan& plan,
+                const std::vector<v1::NodeInventory>& nodes,
+                const std::vector<v1::StepReport>& reports) override {
+    running_.erase(job.spec().name());
+    Started(job, plan, nodes);
+    Running& running = running_.at(job.spec().name());
+    for (const v1::StepReport& report : reports) Learn(job, report, &running);
+  }
+
+  void Measured(MeasuredList measured) override { measured_ = std::move(measured); }
+
+  v1::MeasureRequest WhatToMeasure(const v1::Job& job) override {
+    const v1::JobSpec& spec = job.spec();
+    const bool cuda = spec.resources().engine() == v1::ResourcesSpec::CUDA;
+    const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
+    v1::MeasureRequest request;
+    if (!model.known()) return request;
+    request.set_budget_milliseconds(
+        static_cast<uint32_t>(options_.measure_seconds * (cuda ? 1000 : 100)));
+    const v1::LatencyShape shape = planner::ShapeOf(spec, model);
+    for (const v1::LatencyTable& table : measured_->tables) {
+      if (!google::protobuf::util::MessageDifferencer::Equals(table.shape(), shape)) continue;
+      *request.add_known_layers() = table.machine();
+    }
+    for (const v1::LinkSpeed& link : measured_->links) {
+      *(link.between_nodes() ? request.add_known_links_between()
+                             : request.add_known_links_inside()) = link.machine();
+    }
+    return request;
+  }
+
+  absl::StatusOr<v1::Measurements> Check(const v1::Job& job, const v1::NodeInventory& node,
+                                         const v1::Measurements& measured) override {
+    return planner::CheckMeasurements(
+        measured, planner::ShapeOf(job.spec(), jobspec::ModelOf(job.model_shape())),
+        planner::DeviceOf(job.spec(), node));
+  }
+
   std::optional<v1::StepPlan> Observe(const v1::Job& job, const v1::StepReport& merged) override {
-    // An attempt that began under an earlier coordinator keeps the plan that it has.
+    // An attempt of an earlier release, which kept no plans, goes on with the plan that it has.
     const auto found = running_.find(job.spec().name());
     if (found == running_.end()) return std::nullopt;
     Running& running = found->second;
-    running.costs.ObserveStep(job.spec(), running.model, running.plan, merged);
-    if (running.recent.size() == kRecentSteps) running.recent.erase(running.recent.begin());
-    running.recent.push_back(merged);
+    Learn(job, merged, &running);
     std::optional<v1::StepPlan> next = planner::Replan(job.spec(), running.plan, running.recent);
     if (next.has_value()) {
       running.plan = *next;
@@ -134,12 +182,36 @@ class PlannerSource : public lifecycle::PlanSource {
   void Forget(const v1::Job& job) override { running_.erase(job.spec().name()); }
 
  private:
+  struct Running {
+    model::ModelConfig model;
+    v1::StepPlan plan;
+    planner::CostModel costs;
+    std::vector<v1::StepReport> recent;  // oldest first
+  };
+
+  static void Learn(const v1::Job& job, const v1::StepReport& merged, Running* running) {
+    running->costs.ObserveStep(job.spec(), running->model, running->plan, merged);
+    if (running->recent.size() == kRecentSteps) running->recent.erase(running->recent.begin());
+    running->recent.push_back(merged);
+  }
+
+  // Before any report.
+  static planner::CostModel CostsOf(const v1::JobSpec& spec, const model::ModelConfig& model,
+                                    const planner::ClusterShape& cluster,
+                                    const std::vector<v1::NodeInventory>& nodes,
+                                    const store::MeasurementList& measured) {
+    return {spec, model, cluster,
+            planner::SlowestTable(measured.tables, planner::ShapeOf(spec, model),
+                                  DevicesOf(spec, nodes))};
+  }
+
   // On a thread of the pool, from here to Make().
   absl::StatusOr<lifecycle::MadePlan> Guarded(const lifecycle::PlanRequest& request,
-                                              const std::optional<Learned>& learned) const {
+                                              const std::optional<Learned>& learned,
+                                              const store::MeasurementList& measured) const {
     if (IsVain(request)) return absl::CancelledError("nobody waits for this plan");
     try {
-      return Make(request, learned);
+      return Make(request, learned, measured);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError(
           "there is not enough memory to make its plan; lower parallelism.context or "
@@ -152,7 +224,8 @@ class PlannerSource : public lifecycle::PlanSource {
   }
 
   absl::StatusOr<lifecycle::MadePlan> Make(const lifecycle::PlanRequest& request,
-                                           const std::optional<Learned>& learned) const {
+                                           const std::optional<Learned>& learned,
+                                           const store::MeasurementList& measured) const {
     const v1::JobSpec& spec = request.spec;
     lifecycle::MadePlan made;
     // Jobs of earlier releases have no shape in their record: it is read now, if it can be.
@@ -161,7 +234,8 @@ class PlannerSource : public lifecycle::PlanSource {
             ? *request.shape
             : jobspec::ReadModelShape(spec.model(), kFilePatience).value_or(v1::ModelShape());
     const model::ModelConfig model = jobspec::ModelOf(made.shape);
-    const planner::ClusterShape cluster = ClusterOf(spec, request.placements, request.nodes);
+    const planner::ClusterShape cluster =
+        ClusterOf(spec, request.placements, request.nodes, measured);
     const double end = ThreadSeconds() + options_.seconds;
     bool is_late = false;
     const planner::PlanLimits limits = {
@@ -169,10 +243,11 @@ class PlannerSource : public lifecycle::PlanSource {
           is_late = ThreadSeconds() > end;
           return is_late || IsVain(request);
         }};
-    const planner::CostModel usual(spec, model, cluster);
-    absl::StatusOr<v1::StepPlan> plan =
-        options_.make(spec, model, cluster, learned ? learned->costs : usual,
-                      learned ? learned->hints : patterns::PatternHints(), limits);
+    const planner::CostModel costs =
+        learned ? learned->costs : CostsOf(spec, model, cluster, request.nodes, measured);
+    absl::StatusOr<v1::StepPlan> plan = options_.make(
+        spec, model, cluster, costs, learned ? learned->hints : patterns::PatternHints(), limits,
+        request.kept.has_value() ? &*request.kept : nullptr);
     if (is_late) {
       return absl::ResourceExhaustedError(
           absl::StrFormat("its plan took more than %g s of a processor (--plan-seconds); lower "
@@ -190,14 +265,8 @@ class PlannerSource : public lifecycle::PlanSource {
     return made;
   }
 
-  struct Running {
-    model::ModelConfig model;
-    v1::StepPlan plan;
-    planner::CostModel costs;
-    std::vector<v1::StepReport> recent;  // oldest first
-  };
-
   const PlannerOptions options_;
+  MeasuredList measured_ = std::make_shared<store::MeasurementList>();
   std::map<std::string, Running> running_;  // by job id
   std::atomic<bool> stopping_ = false;
   // Last: their threads end before what they use goes.

@@ -84,9 +84,8 @@ TEST(PlannerSourceTest, ReportsMakeTheNextAttemptsPredictionTruer) {
   v1::StepReport report;
   for (int i = 0; i < 50; ++i) {
     report.set_step(report.step() + 1);
-    report.clear_rank_tiles();
     report.clear_layers();
-    for (int rank = 0; rank < 4; ++rank) report.add_rank_tiles(20'000);
+    report.set_most_tiles(20'000);
     for (uint32_t layer = 0; layer < 4; ++layer) {
       v1::LayerReport* const entry = report.add_layers();
       entry->set_layer(layer);
@@ -111,12 +110,79 @@ TEST(PlannerSourceTest, ReportsMakeTheNextAttemptsPredictionTruer) {
   EXPECT_EQ(third->plan.prediction().attention_seconds(), first->prediction().attention_seconds());
 }
 
+// What an earlier coordinator had learned is learned again from its reports.
+TEST(PlannerSourceTest, ARestartForgetsNothing) {
+  const lifecycle::PlanRequest request = Request(4, 16384);
+  v1::Job job;
+  *job.mutable_spec() = request.spec;
+  *job.mutable_model_shape() = Shape();
+  *job.add_attempts()->add_placements() = request.placements[0];
+  std::vector<v1::StepReport> reports(50);
+  for (v1::StepReport& report : reports) {
+    report.set_most_tiles(20'000);
+    report.mutable_phases()->set_attention_forward(100);
+    report.mutable_phases()->set_attention_backward(300);
+  }
+  const auto before = NewPlannerSource();
+  const auto made = Plan(*before, request);
+  ASSERT_TRUE(made.ok()) << made.status();
+  before->Started(job, made->plan, request.nodes);
+  for (const v1::StepReport& report : reports) before->Observe(job, report);
+
+  const auto after = NewPlannerSource();
+  after->Restored(job, made->plan, request.nodes, reports);
+  const double learned = Plan(*after, request)->plan.prediction().attention_seconds();
+  EXPECT_EQ(learned, Plan(*before, request)->plan.prediction().attention_seconds());
+  EXPECT_GT(learned, 5 * made->plan.prediction().attention_seconds());
+}
+
+// Trainers are asked for what no table knows, and what they measured is in the next plan.
+TEST(PlannerSourceTest, WhatWasMeasuredIsNotAskedForAgain) {
+  const lifecycle::PlanRequest request = Request(4, 16384);
+  v1::Job job;
+  *job.mutable_spec() = request.spec;
+  *job.mutable_model_shape() = Shape();
+  const auto plans = NewPlannerSource({.measure_seconds = 20});
+  EXPECT_EQ(plans->WhatToMeasure(job).budget_milliseconds(), 2000u) << "the CPU engine's tenth";
+  EXPECT_TRUE(plans->WhatToMeasure(job).known_layers().empty());
+  const double usual = Plan(*plans, request)->plan.prediction().attention_seconds();
+
+  v1::Measurements measured;
+  v1::LatencyTable* const layers = measured.mutable_layers();
+  layers->mutable_machine()->set_device("cpu, 1 threads");
+  layers->mutable_machine()->set_build("0.1.0");
+  layers->mutable_shape()->set_pattern("vertical_slash");
+  layers->mutable_shape()->set_tile(request.spec.attention().tile());
+  layers->mutable_shape()->set_heads(4);
+  layers->mutable_shape()->set_kv_heads(2);
+  layers->mutable_shape()->set_head_dim(64);
+  for (const uint32_t tokens : {4096, 16384}) {
+    v1::LatencyRow* const row = layers->add_rows();
+    row->set_tokens(tokens);
+    row->set_density(1);
+    row->set_p50_ms(1e-3 * tokens * tokens);
+    row->set_p90_ms(row->p50_ms());
+    row->set_forward_p50_ms(row->p50_ms() / 3);
+  }
+  ASSERT_TRUE(plans->Check(job, request.nodes[0], measured).ok())
+      << plans->Check(job, request.nodes[0], measured).status();
+  auto list = std::make_shared<store::MeasurementList>();
+  list->tables.push_back(*layers);
+  plans->Measured(list);
+  ASSERT_EQ(plans->WhatToMeasure(job).known_layers_size(), 1);
+  EXPECT_EQ(plans->WhatToMeasure(job).known_layers(0).build(), "0.1.0");
+  EXPECT_GT(Plan(*plans, request)->plan.prediction().attention_seconds(), 5 * usual);
+
+  layers->mutable_shape()->set_heads(8);
+  EXPECT_FALSE(plans->Check(job, request.nodes[0], measured).ok());
+}
+
 // A planner that runs out of memory, or takes what it may not, fails its own job.
 TEST(PlannerSourceTest, WhatThePlannerThrowsFailsOneJobAlone) {
   const auto plans =
       NewPlannerSource({.make = [](const v1::JobSpec& spec, const auto& model, const auto& cluster,
-                                   const auto& costs, const auto& hints,
-                                   const auto& limits) -> absl::StatusOr<v1::StepPlan> {
+                                   const auto& costs, const auto& hints, const auto& limits,
+                                   const auto* kept) -> absl::StatusOr<v1::StepPlan> {
         if (spec.name() == "greedy") throw std::bad_alloc();
         return planner::MakePlan(spec, model, cluster, costs, hints, limits);
       }});
@@ -141,7 +207,7 @@ TEST(PlannerSourceTest, WhatAPlanMayTakeIsSaidWithTheFieldsToChange) {
   const auto late = NewPlannerSource(
       {.seconds = 1e-6,
        .make = [](const v1::JobSpec&, const auto&, const auto&, const auto&, const auto&,
-                  const planner::PlanLimits& limits) -> absl::StatusOr<v1::StepPlan> {
+                  const planner::PlanLimits& limits, const auto*) -> absl::StatusOr<v1::StepPlan> {
          while (!limits.stop()) {
          }
          return absl::CancelledError("stopped");
@@ -150,12 +216,13 @@ TEST(PlannerSourceTest, WhatAPlanMayTakeIsSaidWithTheFieldsToChange) {
 }
 
 TEST(PlannerSourceTest, PlansAreCappedInSize) {
-  const auto plans = NewPlannerSource({.make = [](const v1::JobSpec&, const auto&, const auto&,
-                                                  const auto&, const auto&, const auto&) {
-    v1::StepPlan plan;
-    plan.add_reasons(std::string(2 << 20, 'x'));
-    return absl::StatusOr<v1::StepPlan>(plan);
-  }});
+  const auto plans =
+      NewPlannerSource({.make = [](const v1::JobSpec&, const auto&, const auto&, const auto&,
+                                   const auto&, const auto&, const auto*) {
+        v1::StepPlan plan;
+        plan.add_reasons(std::string(2 << 20, 'x'));
+        return absl::StatusOr<v1::StepPlan>(plan);
+      }});
   EXPECT_THAT(Plan(*plans, Request(4, 16384)).status().message(),
               AllOf(HasSubstr("at most 1048576 are"), HasSubstr("training.global_batch")));
 }
@@ -165,7 +232,7 @@ TEST(PlannerSourceTest, PreviewsDoNotKeepJobsWaiting) {
   absl::Notification go;
   const auto plans =
       NewPlannerSource({.make = [&go](const v1::JobSpec& spec, const auto&, const auto&,
-                                      const auto&, const auto&, const auto&) {
+                                      const auto&, const auto&, const auto&, const auto*) {
         if (spec.name() == "preview") go.WaitForNotificationWithTimeout(absl::Seconds(60));
         return absl::StatusOr<v1::StepPlan>(v1::StepPlan());
       }});
@@ -192,7 +259,7 @@ TEST(PlannerSourceTest, LongPlansDoNotKeepOthersWaiting) {
   std::atomic<int> made = 0;
   const auto plans =
       NewPlannerSource({.make = [&](const v1::JobSpec& spec, const auto&, const auto&, const auto&,
-                                    const auto&, const auto&) {
+                                    const auto&, const auto&, const auto*) {
         ++made;
         if (spec.name() == "long") go.WaitForNotificationWithTimeout(absl::Seconds(60));
         return absl::StatusOr<v1::StepPlan>(v1::StepPlan());

@@ -17,6 +17,7 @@ void AddWatchCommand(CLI::App& app, Context* context);       // watch
 void AddReportCommand(CLI::App& app, Context* context);      // report
 void AddLogsCommand(CLI::App& app, Context* context);        // logs
 void AddNodeCommands(CLI::App& app, Context* context);       // nodes drain undrain
+void AddLatencyCommand(CLI::App& app, Context* context);     // latency
 void AddHealthCommand(CLI::App& app, Context* context);      // health
 void AddTokenCommand(CLI::App& app, Context* context);       // token create|list|revoke
 void AddAuditCommand(CLI::App& app, Context* context);       // audit

@@ -85,7 +85,7 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
                            is_scaled ? "GPUs" : "trainers", spec.parallelism().context(),
                            spec.parallelism().data(),
                            FormatCount(static_cast<double>(spec.data().sequence_length())));
-    WritePlan(out, plan);
+    WritePlan(out, spec, plan);
   });
   if (!note.empty()) context.err << "ringctl: " << note << "\n";
   return kOk;

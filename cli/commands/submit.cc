@@ -31,7 +31,7 @@ absl::StatusOr<int> DryRun(const Context& context, Client* client, const v1::Job
   ASSIGN_OR_RETURN(const v1::ValidateJobResponse response, client->ValidateJob(request));
   Print(context, response, [&](std::ostream& out) {
     out << jobspec::ToYaml(response.spec()) << "\n";
-    if (response.has_plan()) WritePlan(out, response.plan());
+    if (response.has_plan()) WritePlan(out, response.spec(), response.plan());
     out << (response.pending_reason().empty()
                 ? "would start at once"
                 : absl::StrCat("would wait: ", response.pending_reason()))

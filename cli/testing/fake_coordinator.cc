@@ -192,6 +192,13 @@ grpc::Status FakeCoordinator::ListNodes(Context*, const v1::ListNodesRequest*,
   return Reply(grpc::Status::OK);
 }
 
+grpc::Status FakeCoordinator::ListLatency(Context*, const v1::ListLatencyRequest*,
+                                          v1::ListLatencyResponse* reply) {
+  absl::MutexLock lock(&mutex_);
+  *reply = measured;
+  return Reply(grpc::Status::OK);
+}
+
 grpc::Status FakeCoordinator::CreateToken(Context*, const v1::CreateTokenRequest* request,
                                           v1::Token* reply) {
   absl::MutexLock lock(&mutex_);

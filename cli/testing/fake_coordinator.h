@@ -34,6 +34,7 @@ class FakeCoordinator final : public v1::AccessService::Service,
   // What tests set up and look at.
   std::map<std::string, v1::Job> jobs;
   std::vector<v1::Node> nodes;
+  v1::ListLatencyResponse measured;
   std::vector<v1::WatchJobResponse> watch;  // sent in order, filtered by what was seen
   std::vector<v1::LogLine> log;
   v1::ValidateJobResponse validation;
@@ -70,6 +71,8 @@ class FakeCoordinator final : public v1::AccessService::Service,
   grpc::Status TailLogs(Context*, const v1::TailLogsRequest*,
                         grpc::ServerWriter<v1::TailLogsResponse>*) override;
   grpc::Status ListNodes(Context*, const v1::ListNodesRequest*, v1::ListNodesResponse*) override;
+  grpc::Status ListLatency(Context*, const v1::ListLatencyRequest*,
+                           v1::ListLatencyResponse*) override;
   grpc::Status DrainNode(Context*, const v1::DrainNodeRequest*, v1::Node*) override;
   grpc::Status UndrainNode(Context*, const v1::UndrainNodeRequest*, v1::Node*) override;
 

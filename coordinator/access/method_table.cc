@@ -42,6 +42,7 @@ const Table& Rows() {
       {"/ringleader.v1.JobService/ProfileJob", kUsers},
       {"/ringleader.v1.LogService/TailLogs", kPeople},
       {"/ringleader.v1.NodeService/ListNodes", kPeople},
+      {"/ringleader.v1.NodeService/ListLatency", kPeople},
       {"/ringleader.v1.NodeService/DrainNode", kAdmin},
       {"/ringleader.v1.NodeService/UndrainNode", kAdmin},
       {"/ringleader.v1.AccessService/CreateToken", kAdmin},

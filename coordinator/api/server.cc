@@ -69,7 +69,7 @@ class ServerImpl : public Server {
         access_(store, gate_.get(), &unary_, [this] { hub_.EndOpen(RolesChanged()); }),
         jobs_(controller, &hub_, &unary_, options.check_files, options.allowed_paths),
         logs_(&hub_),
-        nodes_(controller, &unary_),
+        nodes_(controller, store, &unary_),
         workers_(*workers),
         store_(*store) {}
 

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,10 @@ namespace {
 
 // Plans that are made at the same time: each holds a copy of its job's specification.
 constexpr size_t kMaxPlanning = 32;
+
+// Reports of an attempt's last steps from which a restarted coordinator learns again what it costs.
+// Those before hardly count any more.
+constexpr uint64_t kStepsRelearned = 128;
 
 std::string NodeName(std::string_view id) {
   return "nodes/" + std::string(id);
@@ -77,8 +82,41 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
       machine->OnSight(placement.node(), node->second.last_heard, now);
     }
   }
+  RETURN_IF_ERROR(ReadMeasurements(transaction));
+  for (const auto& [id, machine] : machines_) RETURN_IF_ERROR(RestorePlan(transaction, *machine));
   schedule_due_ = true;
   CountTrainers();
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::ReadMeasurements(store::ReadTransaction& transaction) {
+  ASSIGN_OR_RETURN(store::MeasurementList list, transaction.ListMeasurements());
+  // They are measured anew, like machines that nobody knows.
+  for (const absl::Status& damage : list.damaged) {
+    spdlog::error("{}; it is measured anew", std::string(damage.message()));
+  }
+  plans_->Measured(std::make_shared<const store::MeasurementList>(std::move(list)));
+  return absl::OkStatus();
+}
+
+absl::Status ControllerCore::RestorePlan(store::ReadTransaction& transaction,
+                                         const JobMachine& machine) {
+  const std::string& id = machine.job().spec().name();
+  if (machine.attempt() == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::optional<v1::StepPlan> plan, transaction.GetPlan(id));
+  if (!plan.has_value()) return absl::OkStatus();  // of an earlier release
+  const uint64_t step = machine.job().progress().step();
+  std::vector<v1::StepReport> reports;
+  store::StepPage page;
+  page.more = true;
+  while (page.more) {
+    ASSIGN_OR_RETURN(page, transaction.ListSteps(id, step - std::min(step, kStepsRelearned),
+                                                 page.last_sequence, kStepsRelearned));
+    std::move(page.steps.begin(), page.steps.end(), std::back_inserter(reports));
+  }
+  const auto& placements = machine.attempt()->placements();
+  plans_->Restored(machine.job(), *plan, Inventories({placements.begin(), placements.end()}),
+                   reports);
   return absl::OkStatus();
 }
 
@@ -255,7 +293,7 @@ std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
   return slots;
 }
 
-void ControllerCore::Schedule() {
+absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction) {
   schedule_due_ = false;
   std::erase_if(planning_, [&](const auto& entry) {
     return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
@@ -268,7 +306,7 @@ void ControllerCore::Schedule() {
       waiting.back().avoid = machine->AvoidedNodes();
     }
   }
-  if (waiting.empty()) return;
+  if (waiting.empty()) return absl::OkStatus();
   for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
@@ -277,10 +315,11 @@ void ControllerCore::Schedule() {
       machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
                                    plans_under_way_->load()));
     } else {
-      BeginPlanning(machine, decision.placements);
+      RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements));
     }
   }
   CountTrainers();
+  return absl::OkStatus();
 }
 
 std::vector<v1::NodeInventory> ControllerCore::Inventories(
@@ -294,9 +333,13 @@ std::vector<v1::NodeInventory> ControllerCore::Inventories(
   return inventories;
 }
 
-void ControllerCore::BeginPlanning(JobMachine& machine,
-                                   const std::vector<v1::Placement>& placements) {
+absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, JobMachine& machine,
+                                           const std::vector<v1::Placement>& placements) {
   const std::string& id = machine.job().spec().name();
+  std::optional<v1::StepPlan> kept;
+  if (machine.job().progress().checkpoint_step() > 0) {
+    ASSIGN_OR_RETURN(kept, transaction.GetPlan(id));
+  }
   const uint64_t ticket = ++last_ticket_;
   Planning& planning = planning_[id];
   planning = {.ticket = ticket,
@@ -309,6 +352,7 @@ void ControllerCore::BeginPlanning(JobMachine& machine,
   PlanRequest request = {.spec = machine.job().spec(),
                          .placements = placements,
                          .nodes = planning.nodes,
+                         .kept = std::move(kept),
                          .is_overtaken = planning.is_overtaken};
   if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
   ++*plans_under_way_;
@@ -317,6 +361,7 @@ void ControllerCore::BeginPlanning(JobMachine& machine,
     --*under_way;
     on_made(id, ticket, std::move(made));
   });
+  return absl::OkStatus();
 }
 
 bool ControllerCore::Stands(const std::string& job, const Planning& planning) {
@@ -479,6 +524,14 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
     if (effect.command.has_connect()) {
       AddCertificates(*machine.attempt(), effect.command.mutable_connect());
     }
+    if (effect.command.has_start()) {
+      v1::StartTrainers* const start = effect.command.mutable_start();
+      *start->mutable_measure() = plans_->WhatToMeasure(machine.job());
+      if (start->first_rank() == 0) RETURN_IF_ERROR(transaction.PutPlan(id, start->plan()));
+    }
+    if (effect.command.has_plan()) {
+      RETURN_IF_ERROR(transaction.PutPlan(id, effect.command.plan()));
+    }
     RETURN_IF_ERROR(transaction.PutCommand(node, &effect.command));
     SentCommand& sent = Remember(node, effect.command);
     const auto record = nodes_.find(node);
@@ -505,7 +558,7 @@ absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::
   for (const auto& [id, machine] : machines_) {
     RETURN_IF_ERROR(Flush(transaction, *machine, now));
   }
-  if (schedule_due_) Schedule();
+  if (schedule_due_) RETURN_IF_ERROR(Schedule(transaction));
   for (const auto& [id, machine] : machines_) {
     RETURN_IF_ERROR(Flush(transaction, *machine, now));
     if (!machine->Finished()) continue;

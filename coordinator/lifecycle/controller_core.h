@@ -127,7 +127,7 @@ class ControllerCore {
 
   void CountTrainers();
   std::vector<scheduler::NodeSlots> Slots() const;
-  void Schedule();
+  absl::Status Schedule(store::ReadTransaction& transaction);
   std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
 
   // An attempt whose plan is being made. It holds its slots until the plan is there.
@@ -137,7 +137,15 @@ class ControllerCore {
     std::vector<v1::NodeInventory> nodes;  // as the plan sees them
     std::shared_ptr<std::atomic<bool>> is_overtaken;
   };
-  void BeginPlanning(JobMachine& machine, const std::vector<v1::Placement>& placements);
+  absl::Status BeginPlanning(store::ReadTransaction& transaction, JobMachine& machine,
+                             const std::vector<v1::Placement>& placements);
+  // Hands what is stored of the machines to the planner.
+  absl::Status ReadMeasurements(store::ReadTransaction& transaction);
+  // Tells the planner of an attempt that began under an earlier coordinator.
+  absl::Status RestorePlan(store::ReadTransaction& transaction, const JobMachine& machine);
+  // Keeps what a rank 0 measured, unless it cannot have.
+  absl::Status OnMeasurements(store::WriteTransaction& transaction, const NodeRecord& record,
+                              const JobMachine& machine, const v1::Measurements& measured);
   // Whether an attempt may still begin so.
   bool Stands(const std::string& job, const Planning& planning);
   absl::Status Flush(store::WriteTransaction& transaction, JobMachine& machine, absl::Time now);

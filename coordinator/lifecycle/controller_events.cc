@@ -50,6 +50,7 @@ bool SpeaksOf(const v1::Placement& placement, const v1::AttemptEvent& event) {
     case v1::AttemptEvent::kEval:
     case v1::AttemptEvent::kCheckpoint:
     case v1::AttemptEvent::kModelExported:
+    case v1::AttemptEvent::kMeasurements:
       return Holds(placement, 0);  // which alone reports these
     case v1::AttemptEvent::KIND_NOT_SET:
       return true;
@@ -80,6 +81,7 @@ bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
     case v1::AttemptEvent::kTrainerExited:
     case v1::AttemptEvent::kLogs:
     case v1::AttemptEvent::kModelExported:
+    case v1::AttemptEvent::kMeasurements:  // OnMeasurements() looks at each figure
     case v1::AttemptEvent::KIND_NOT_SET:
       return true;
   }
@@ -416,6 +418,9 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
     case v1::AttemptEvent::kModelExported:
       if (machine != nullptr) machine->OnModelExported(event.model_exported().path());
       break;
+    case v1::AttemptEvent::kMeasurements:
+      if (machine == nullptr) break;
+      return OnMeasurements(transaction, record, *machine, event.measurements());
     case v1::AttemptEvent::kStep:  // above
       break;
     case v1::AttemptEvent::KIND_NOT_SET: {
@@ -463,6 +468,20 @@ absl::Status ControllerCore::OnStepOfEndedJob(store::WriteTransaction& transacti
   // One rank's word will do, as in JobMachine::OnLateStep.
   return known ? transaction.PutMissingStep(event.job(), MergeSteps({event.step()}))
                : absl::OkStatus();
+}
+
+absl::Status ControllerCore::OnMeasurements(store::WriteTransaction& transaction,
+                                            const NodeRecord& record, const JobMachine& machine,
+                                            const v1::Measurements& measured) {
+  const absl::StatusOr<v1::Measurements> checked =
+      plans_->Check(machine.job(), record.node.inventory(), measured);
+  if (!checked.ok()) {
+    spdlog::warn("{} measured for {} what is not believed: {}", record.node.name(),
+                 machine.job().name(), std::string(checked.status().message()));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(transaction.PutMeasurements(*checked));
+  return ReadMeasurements(transaction);
 }
 
 absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,

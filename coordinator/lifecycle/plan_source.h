@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "coordinator/store/store.h"
 #include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/latency.pb.h"
 #include "ringleader/v1/node.pb.h"
 #include "ringleader/v1/plan.pb.h"
 
@@ -20,7 +22,9 @@ struct PlanRequest {
   std::optional<v1::ModelShape> shape = {};
   std::vector<v1::Placement> placements = {};
   std::vector<v1::NodeInventory> nodes = {};  // of each placement, in order
-  bool is_preview = false;                    // nothing starts with it
+  // Of the attempt whose checkpoint the next one resumes from: it adds in the same order.
+  std::optional<v1::StepPlan> kept = {};
+  bool is_preview = false;  // nothing starts with it
   // True once something has overtaken the plan: whatever comes of it is not looked at. May be null.
   std::shared_ptr<const std::atomic<bool>> is_overtaken = nullptr;
 };
@@ -47,6 +51,23 @@ class PlanSource {
   // something has overtaken, never come to this.
   virtual void Started(const v1::Job& job, const v1::StepPlan& plan,
                        const std::vector<v1::NodeInventory>& nodes) {}
+
+  // The same for an attempt that began under an earlier coordinator: `plan` is the newest, and
+  // `reports` are of its last steps, oldest first.
+  virtual void Restored(const v1::Job& job, const v1::StepPlan& plan,
+                        const std::vector<v1::NodeInventory>& nodes,
+                        const std::vector<v1::StepReport>& reports) {}
+
+  // What is known of the machines, from now on.
+  virtual void Measured(std::shared_ptr<const store::MeasurementList> measured) {}
+  // What the next attempt is to measure before its first step; without a budget: nothing.
+  virtual v1::MeasureRequest WhatToMeasure(const v1::Job& job) { return {}; }
+  // What is to be kept of what an attempt of `job` measured on the node. INVALID_ARGUMENT says why
+  // nothing is.
+  virtual absl::StatusOr<v1::Measurements> Check(const v1::Job& job, const v1::NodeInventory& node,
+                                                 const v1::Measurements& measured) {
+    return absl::InvalidArgumentError("nothing was to be measured");
+  }
 
   // One completed step of a running job, merged over ranks. Returns a plan for later steps when it
   // is worth a change.

@@ -54,6 +54,43 @@ TEST_F(PlanningTest, ThePlannedAttemptHoldsItsSlots) {
   EXPECT_THAT(plans_.waiting, IsEmpty());
 }
 
+// The order of sums is the last attempt's where there is a checkpoint to go on from.
+TEST_F(PlanningTest, AnAttemptThatResumesIsPlannedLikeTheLast) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  uint64_t sequence = 0;
+  // Plans the attempt, runs it, and has it leave; returns what the next one is to keep.
+  const auto run = [&](uint32_t stripe, bool saves) -> std::optional<v1::StepPlan> {
+    EXPECT_THAT(plans_.waiting, SizeIs(1));
+    MadePlan made = FixedPlan::Made();
+    made.plan.set_stripe(stripe);
+    Answer(made);
+    token_ = session->Commands().at(0).fencing_token();
+    for (const uint32_t rank : {0, 1}) Say(session, ++sequence, Ready(rank));
+    v1::AttemptEvent saved;
+    saved.mutable_checkpoint()->set_step(1);
+    saved.mutable_checkpoint()->set_path("/checkpoints/step-1");
+    if (saves) Say(session, ++sequence, saved);
+    EXPECT_TRUE(Do([&] { return controller_->PauseJob("j", "", {}); }).ok());
+    for (const uint32_t rank : {0, 1}) {
+      v1::AttemptEvent exited;
+      exited.mutable_trainer_exited()->set_rank(rank);
+      exited.mutable_trainer_exited()->set_outcome(v1::TrainerExited::STOPPED);
+      Say(session, ++sequence, exited);
+    }
+    EXPECT_EQ(Job().state(), v1::Job::PAUSED);
+    EXPECT_TRUE(Do([&] { return controller_->ResumeJob("j", "", {}); }).ok());
+    ++attempt_;
+    EXPECT_THAT(plans_.waiting, SizeIs(1));
+    return plans_.waiting.at(0).request.kept;
+  };
+  EXPECT_EQ(plans_.waiting.at(0).request.kept, std::nullopt);
+  EXPECT_EQ(run(256, /*saves=*/false), std::nullopt);
+  const std::optional<v1::StepPlan> kept = run(512, /*saves=*/true);
+  ASSERT_TRUE(kept.has_value());
+  EXPECT_EQ(kept->stripe(), 512u);
+}
+
 TEST_F(PlanningTest, ACancelledJobGivesItsSlotsBackAtOnce) {
   auto session = Connect("a", "folder.1");
   ASSERT_TRUE(Create("j").ok());

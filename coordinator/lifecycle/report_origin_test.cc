@@ -70,6 +70,29 @@ TEST_F(ReportOriginTest, ReadinessOfOtherNodesRanksIsIgnored) {
   EXPECT_EQ(Job().attempts(0).ranks(0).address(), "host:1");
 }
 
+TEST_F(ReportOriginTest, MeasurementsAreOfRankZerosNodeAndChecked) {
+  EXPECT_EQ(start_of_a_.start().measure().budget_milliseconds(), 7000u);
+  v1::AttemptEvent event;
+  v1::LatencyTable* const layers = event.mutable_measurements()->mutable_layers();
+  layers->mutable_machine()->set_device("believed");
+  layers->mutable_shape()->set_pattern("dense");
+  layers->add_rows()->set_p50_ms(5);
+  Say(b_, 1, event);
+  Say(c_, 1, event);
+  EXPECT_THAT(plans_.measured->tables, IsEmpty());
+  Say(a_, 1, event);
+  ASSERT_THAT(plans_.measured->tables, SizeIs(1));
+  EXPECT_EQ(plans_.measured->tables[0].rows(0).p50_ms(), 5);
+  layers->mutable_machine()->set_device("made up");
+  Say(a_, 2, event);
+  EXPECT_THAT(plans_.measured->tables, SizeIs(1));
+  EXPECT_EQ(a_->acknowledged(), 2u);
+  plans_.measured = nullptr;
+  Restart();
+  ASSERT_THAT(plans_.measured->tables, SizeIs(1));
+  EXPECT_EQ(plans_.measured->tables[0].machine().device(), "believed");
+}
+
 TEST_F(ReportOriginTest, StepsOfOtherNodesRanksAndOfNoJobAreIgnored) {
   AllReady();
   Say(a_, 3, Step(1, 0));
@@ -209,6 +232,24 @@ TEST_F(ReportOriginTest, TrainersThatBelongElsewhereAreStopped) {
   ASSERT_THAT(commands, SizeIs(1));
   EXPECT_EQ(commands[0].stop().mode(), v1::StopTrainers::ABORT);
   EXPECT_EQ(Job().state(), v1::Job::RUNNING);
+}
+
+TEST_F(ReportOriginTest, ARestartedCoordinatorHandsThePlannerPlanAndReports) {
+  AllReady();
+  for (const uint64_t step : {1, 2}) {
+    const uint64_t next = 2 * step;
+    Say(a_, next + 1, Step(step, 0));
+    Say(a_, next + 2, Step(step, 1));
+    Say(b_, next + 1, Step(step, 2));
+    Say(b_, next + 2, Step(step, 3));
+  }
+  EXPECT_THAT(Steps(), ElementsAre(1, 2));
+  EXPECT_EQ(plans_.restored, std::nullopt);
+  Restart();
+  ASSERT_TRUE(plans_.restored.has_value());
+  EXPECT_EQ(plans_.restored->version(), 1u);
+  ASSERT_THAT(plans_.relearned, SizeIs(2));
+  EXPECT_EQ(plans_.relearned[1].step(), 2u);
 }
 
 }  // namespace

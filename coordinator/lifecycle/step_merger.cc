@@ -85,6 +85,11 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     layer->set_column_tiles(sums.column_tiles);
   }
   merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
+  if (const auto most = std::max_element(rank_tiles.begin(), rank_tiles.end());
+      most != rank_tiles.end()) {
+    merged.set_most_tiles(*most);
+    merged.set_most_tiles_rank(static_cast<uint32_t>(most - rank_tiles.begin()));
+  }
   merged.set_worker_imbalance(MaxOverMean(rank_tiles));
   merged.set_step_imbalance(step_imbalance);
   return merged;

@@ -108,6 +108,8 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
   EXPECT_EQ(merged.layers(0).recall(), 0.9);  // only one rank estimated it
   EXPECT_THAT(merged.layers(0).tiles_per_ring_step(), ElementsAre(40, 80));
   EXPECT_THAT(merged.rank_tiles(), ElementsAre(40, 80));
+  EXPECT_EQ(merged.most_tiles(), 80u);
+  EXPECT_EQ(merged.most_tiles_rank(), 1u);
   EXPECT_NEAR(merged.worker_imbalance(), 80 / 60.0, 1e-12);
   EXPECT_NEAR(merged.step_imbalance(), 30 / 20.0, 1e-12);
 }

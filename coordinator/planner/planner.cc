@@ -239,22 +239,52 @@ void AddHostReason(const v1::JobSpec& spec, const model::ModelConfig& model,
                       bytes / (1024.0 * 1024 * 1024)));
 }
 
+// Leaves of `candidates` the one that `kept` chose, if it is there.
+bool Keep(const v1::StepPlan& kept, const GroupShape& group, std::vector<Candidate>* candidates) {
+  for (const Candidate& candidate : *candidates) {
+    if (candidate.layout != kept.layout() || candidate.stripe != kept.stripe() ||
+        candidate.ring != kept.ring().kind()) {
+      continue;
+    }
+    const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
+    if (nested && static_cast<uint32_t>(group.inner) != kept.ring().inner()) break;
+    *candidates = {Candidate(candidate)};
+    return true;
+  }
+  return false;
+}
+
+std::string KeepReason(const v1::StepPlan& kept, bool keeps) {
+  return keeps ? "layout, ring and groups are those of the attempt whose checkpoint this one goes "
+                 "on from: sums are in the same order"
+               : absl::StrFormat(
+                     "the attempt whose checkpoint this one goes on from had %s, which "
+                     "these nodes do not allow: losses may differ in their last bits",
+                     Name(kept));
+}
+
+void SetMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
+               const ClusterShape& cluster, v1::StepPlan* plan) {
+  plan->mutable_prediction()->set_memory_bytes(
+      static_cast<uint64_t>(EstimateMemory(spec, model, cluster, plan->ring().kind()).total()));
+}
+
 }  // namespace
 
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
-                                      const patterns::PatternHints& hints,
-                                      const PlanLimits& limits) {
+                                      const patterns::PatternHints& hints, const PlanLimits& limits,
+                                      const v1::StepPlan* kept) {
   RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
   const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
-  ASSIGN_OR_RETURN(const std::vector<Candidate> candidates, Candidates(spec, group));
+  ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group));
+  const bool keeps = kept != nullptr && Keep(*kept, group, &candidates);
   if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));
 
-  // Chosen by the machines' usual speed, never by what was measured: an attempt that resumes on the
-  // same kind of machines adds in the same order, and so gets the same losses bit for bit.
-  const CostModel usual(spec, model, cluster);
+  // Not by what reports say: a new attempt from the start adds in the same order as the last.
+  const CostModel usual = cost_model.Unfitted();
   const patterns::PatternHints nothing_measured;
   std::set<Pricer::Layout> layouts;
   for (const Candidate& candidate : candidates)
@@ -283,10 +313,15 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   v1::StepPlan plan = *best;
   AddReasons(spec.parallelism(), group, tried, &plan);
   AddHostReason(spec, model, cluster, &plan);
+  if (kept != nullptr) plan.add_reasons(KeepReason(*kept, keeps));
   // The usual speed again: who trains which sequence decides the order of sums.
-  for (v1::MicroBatchAssignment& assignment : AssignSequences(
-           spec, model, usual, plan.prediction().density(), jobspec::SequenceLengths(spec))) {
-    *plan.add_micro_batches() = std::move(assignment);
+  if (keeps) {
+    *plan.mutable_micro_batches() = kept->micro_batches();
+  } else {
+    for (v1::MicroBatchAssignment& assignment : AssignSequences(
+             spec, model, usual, plan.prediction().density(), jobspec::SequenceLengths(spec))) {
+      *plan.add_micro_batches() = std::move(assignment);
+    }
   }
   const bool is_usual = cost_model.observations() == 0 && hints == nothing_measured;
   if (!is_usual || !plan.micro_batches().empty()) {
@@ -295,6 +330,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
     ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
   }
   if (!plan.micro_batches().empty()) RETURN_IF_ERROR(AddMicroBatchReason(spec, &plan));
+  SetMemory(spec, model, cluster, &plan);
   return plan;
 }
 

@@ -21,8 +21,11 @@ namespace ringleader::planner {
 
 // The plan with which an attempt starts: version 1, effective from step 1. `spec` has been
 // validated and has its defaults; what it leaves to the planner ("auto") is chosen by the predicted
-// seconds of a step. `hints`, from an earlier attempt's reports, make the prediction truer and
-// leave the choice alone. With an unknown model: the choice by pattern alone, and no prediction.
+// seconds of a step, as `cost_model` has them before any report. `hints`, from an earlier attempt's
+// reports, make the prediction truer and leave the choice alone. `kept`: the plan of the attempt
+// whose checkpoint this one resumes from; it gets that one's layout, ring and groups, if the nodes
+// allow, so that it adds in the same order and has the same losses bit for bit, whatever was
+// measured meanwhile. With an unknown model: the choice by pattern alone, and no prediction.
 //
 // INVALID_ARGUMENT, with the arithmetic, when no plan can work: the cluster holds too few trainers,
 // heads or layers do not fit the model, the asked-for ring does not fit the nodes, or memory is
@@ -31,7 +34,8 @@ namespace ringleader::planner {
 absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::ModelConfig& model,
                                       const ClusterShape& cluster, const CostModel& cost_model,
                                       const patterns::PatternHints& hints = {},
-                                      const PlanLimits& limits = {});
+                                      const PlanLimits& limits = {},
+                                      const v1::StepPlan* kept = nullptr);
 
 // The next plan of a running attempt, or nullopt when none is worth a change. Only budgets change;
 // layout and ring are fixed for an attempt. `recent`: merged reports, oldest first, the last of

@@ -265,6 +265,73 @@ TEST(MakePlanTest, MeasuredSpeedChangesThePredictionNotTheChoice) {
   EXPECT_GT(after->prediction().step_seconds(), 2 * before->prediction().step_seconds());
 }
 
+// Whatever takes the time of a step has a row.
+TEST(PredictTest, TheRowsOfAStepAddUpToIt) {
+  for (const double bytes_per_second : {1e7, 1e9, 1e11}) {
+    for (const uint32_t context : {1u, 4u, 8u}) {
+      for (const uint64_t tokens : {16384u, 262144u}) {
+        v1::JobSpec spec = LongJob(context, tokens);
+        spec.mutable_training()->set_global_batch(2);
+        ClusterShape cluster = Gpus(context == 8 ? 2 : 1, context == 8 ? 4 : context);
+        cluster.intra_node.bytes_per_second = cluster.inter_node.bytes_per_second =
+            bytes_per_second;
+        const auto plan = Plan(spec, cluster);
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        const v1::Prediction& p = plan->prediction();
+        const double rows = p.attention_seconds() + p.index_seconds() + p.linear_seconds() +
+                            p.wait_seconds() + p.exposed_communication_seconds() +
+                            p.optimizer_seconds();
+        EXPECT_NEAR(rows / p.step_seconds(), 1, 1e-9) << bytes_per_second << " " << context;
+        EXPECT_LE(p.exchange_seconds(), p.optimizer_seconds());
+        EXPECT_EQ(p.exchange_seconds() > 0, context > 1);
+        EXPECT_GT(p.memory_bytes(), uint64_t{1} << 30);
+        EXPECT_GT(p.model_flops(), 6.0 * 3e9 * 2 * static_cast<double>(tokens));
+      }
+    }
+  }
+}
+
+// What was measured since would choose otherwise; the attempt that goes on from a checkpoint adds
+// in the order of the one before.
+TEST(MakePlanTest, AResumedAttemptKeepsWhatDecidesTheOrderOfSums) {
+  v1::JobSpec spec = LongJob(4, 131072);
+  spec.mutable_parallelism()->set_data(2);
+  spec.mutable_resources()->set_trainers(8);
+  spec.mutable_training()->set_global_batch(4);
+  for (const uint32_t length : {131072u, 8192u, 65536u, 8192u}) {
+    spec.mutable_data()->add_sequence_lengths(length);
+  }
+  const ClusterShape cluster = Gpus(1, 8);
+  const CostModel cost(spec, ThreeBillion(), cluster);
+  const auto fresh = MakePlan(spec, ThreeBillion(), cluster, cost);
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  ASSERT_FALSE(fresh->micro_batches().empty());
+  v1::StepPlan before = *fresh;
+  before.set_version(7);
+  before.set_layout(ParallelismSpec::ZIGZAG);
+  before.set_stripe(0);
+  before.mutable_micro_batches()->SwapElements(0, 1);
+  ASSERT_NE(fresh->layout(), before.layout());
+  const auto resumed = MakePlan(spec, ThreeBillion(), cluster, cost, {}, {}, &before);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->version(), 1u);
+  EXPECT_EQ(resumed->layout(), before.layout());
+  EXPECT_EQ(resumed->ring().SerializeAsString(), before.ring().SerializeAsString());
+  ASSERT_EQ(resumed->micro_batches_size(), 2);
+  for (int g = 0; g < 2; ++g) {
+    EXPECT_EQ(resumed->micro_batches(g).SerializeAsString(),
+              before.micro_batches(g).SerializeAsString());
+  }
+  EXPECT_THAT(resumed->reasons(), Contains(HasSubstr("sums are in the same order")));
+
+  // The file's own word is newer than the attempt.
+  spec.mutable_parallelism()->set_layout(ParallelismSpec::STRIPED);
+  const auto changed = MakePlan(spec, ThreeBillion(), cluster, cost, {}, {}, &before);
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  EXPECT_EQ(changed->layout(), ParallelismSpec::STRIPED);
+  EXPECT_THAT(changed->reasons(), Contains(HasSubstr("losses may differ")));
+}
+
 TEST(MakePlanTest, EveryPatternIsPredicted) {
   v1::JobSpec spec = LongJob(4, 131072);
   double dense_seconds = 0;

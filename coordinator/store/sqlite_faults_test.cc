@@ -103,11 +103,11 @@ TEST_F(SqliteFaultsTest, AnotherProgramsDatabase) {
 TEST_F(SqliteFaultsTest, NewerSchema) {
   MakeDatabase();
   SQLite::Database(path(), SQLite::OPEN_READWRITE)
-      .exec("INSERT INTO migrations VALUES (3, 'future')");
+      .exec("INSERT INTO migrations VALUES (4, 'future')");
   const auto store = OpenSqliteStore({.path = path()});
   EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(store.status().message()),
-              HasSubstr("schema 3 is newer than this program"));
+              HasSubstr("schema 4 is newer than this program"));
 }
 
 TEST_F(SqliteFaultsTest, ForeignSchemaOfTheSameNumber) {

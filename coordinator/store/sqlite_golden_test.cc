@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr char kSchema1[] = "tests/golden/database/schema-1.db";
 constexpr char kSchema2[] = "tests/golden/database/schema-2.db";
+constexpr char kSchema3[] = "tests/golden/database/schema-3.db";
 
 absl::Status Fill(WriteTransaction& t) {
   v1::Job job;
@@ -67,6 +68,18 @@ absl::Status Fill(WriteTransaction& t) {
   bearer.token.mutable_expire_time()->set_seconds(int64_t{1} << 33);
   bearer.sha256 = std::string(32, '\x7f');
   RETURN_IF_ERROR(t.CreateToken(bearer));
+  v1::StepPlan plan;
+  plan.set_version(3);
+  plan.set_stripe(128);
+  RETURN_IF_ERROR(t.PutPlan("golden", plan));
+  v1::Measurements measured;
+  v1::MachineKind* const machine = measured.mutable_layers()->mutable_machine();
+  machine->set_device("NVIDIA H200");
+  measured.mutable_layers()->mutable_shape()->set_pattern("dense");
+  measured.mutable_layers()->add_rows()->set_p50_ms(12.5);
+  *measured.add_links()->mutable_machine() = *machine;
+  measured.mutable_links(0)->set_bytes_per_second(1.2e11);
+  RETURN_IF_ERROR(t.PutMeasurements(measured));
   v1::AuditRecord record;
   record.set_caller("alice");
   record.set_method("JobService.CreateJob");
@@ -146,15 +159,6 @@ TEST_F(GoldenDatabaseTest, SchemaOneIsRead) {
 }
 
 TEST_F(GoldenDatabaseTest, SchemaTwoIsRead) {
-  if (std::getenv("RINGLEADER_WRITE_GOLDEN") != nullptr) {
-    fs::remove(kSchema2);
-    auto store = OpenSqliteStore({.path = kSchema2, .clock = &clock_});
-    ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_TRUE((*store)->Write(Fill).ok());
-    store->reset();
-    fs::remove(std::string(kSchema2) + ".lock");
-    GTEST_SKIP() << "wrote " << kSchema2;
-  }
   const std::unique_ptr<Store> store = OpenCopy(kSchema2);
   ASSERT_NE(store, nullptr);
   ExpectFilled(*store);
@@ -170,6 +174,37 @@ TEST_F(GoldenDatabaseTest, SchemaTwoIsRead) {
     ASSIGN_OR_RETURN(const AuditPage audit, t.ListAudit({.caller = "alice"}));
     EXPECT_EQ(audit.records.at(0).method(), "JobService.CreateJob");
     EXPECT_EQ(audit.records.at(0).sequence(), 1u);
+    ASSIGN_OR_RETURN(const std::optional<v1::StepPlan> plan, t.GetPlan("golden"));
+    EXPECT_FALSE(plan.has_value());
+    ASSIGN_OR_RETURN(const MeasurementList list, t.ListMeasurements());
+    EXPECT_TRUE(list.tables.empty());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(GoldenDatabaseTest, SchemaThreeIsRead) {
+  if (std::getenv("RINGLEADER_WRITE_GOLDEN") != nullptr) {
+    fs::remove(kSchema3);
+    auto store = OpenSqliteStore({.path = kSchema3, .clock = &clock_});
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE((*store)->Write(Fill).ok());
+    store->reset();
+    fs::remove(std::string(kSchema3) + ".lock");
+    GTEST_SKIP() << "wrote " << kSchema3;
+  }
+  const std::unique_ptr<Store> store = OpenCopy(kSchema3);
+  ASSERT_NE(store, nullptr);
+  ExpectFilled(*store);
+  const absl::Status status = store->Read([](ReadTransaction& t) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::optional<v1::StepPlan> plan, t.GetPlan("golden"));
+    EXPECT_EQ(plan.value().version(), 3u);
+    EXPECT_EQ(plan->stripe(), 128u);
+    ASSIGN_OR_RETURN(const MeasurementList list, t.ListMeasurements());
+    EXPECT_TRUE(list.damaged.empty());
+    EXPECT_EQ(list.tables.at(0).machine().device(), "NVIDIA H200");
+    EXPECT_EQ(list.tables.at(0).rows(0).p50_ms(), 12.5);
+    EXPECT_EQ(list.links.at(0).bytes_per_second(), 1.2e11);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -140,6 +140,24 @@ CREATE INDEX audit_by_caller ON audit (caller, sequence);
 CREATE INDEX audit_by_resource ON audit (resource, sequence);
 )sql";
 
+// What trainers measured, by kind of machine, and the plan that a job goes by.
+constexpr char kMeasured[] = R"sql(
+CREATE TABLE measurements (
+  machine TEXT NOT NULL,
+  subject TEXT NOT NULL,
+  device TEXT NOT NULL,
+  time_us INTEGER NOT NULL,
+  data BLOB NOT NULL,
+  PRIMARY KEY (machine, subject)
+) WITHOUT ROWID;
+CREATE INDEX measurements_by_time ON measurements (time_us);
+
+CREATE TABLE plans (
+  job TEXT PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
+  data BLOB NOT NULL
+) WITHOUT ROWID;
+)sql";
+
 std::string Sha256(std::string_view text) {
   unsigned char digest[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
@@ -188,7 +206,8 @@ absl::StatusOr<size_t> CheckApplied(Connection& connection, const std::vector<Mi
 }  // namespace
 
 const std::vector<Migration>& Migrations() {
-  static const auto* const kMigrations = new std::vector<Migration>{{1, kInitial}, {2, kAccess}};
+  static const auto* const kMigrations =
+      new std::vector<Migration>{{1, kInitial}, {2, kAccess}, {3, kMeasured}};
   return *kMigrations;
 }
 

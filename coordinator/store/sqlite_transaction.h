@@ -1,6 +1,6 @@
 // The queries and mutations of store.h in SQL, on one connection within one transaction. Its
 // methods are in sqlite_read.cc, sqlite_write.cc and, of tokens and the audit log,
-// sqlite_access.cc.
+// sqlite_access.cc, and of measurements and plans, sqlite_measurements.cc.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,6 @@
 
 namespace ringleader::store {
 
-// Its methods are in sqlite_read.cc and sqlite_write.cc.
 class SqliteTransaction : public WriteTransaction {
  public:
   // `revision`: the newest committed for reading, the one being written for writing.
@@ -73,6 +72,10 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<v1::Token> DeleteToken(std::string_view name) override;
   absl::Status AppendAudit(v1::AuditRecord record) override;
   absl::Status TrimAudit(absl::Time oldest) override;
+  absl::StatusOr<std::optional<v1::StepPlan>> GetPlan(std::string_view job) override;
+  absl::StatusOr<MeasurementList> ListMeasurements() override;
+  absl::Status PutPlan(std::string_view job, const v1::StepPlan& plan) override;
+  absl::Status PutMeasurements(const v1::Measurements& measured) override;
 
  private:
   // `sql` writes rows of `job`, which must exist (NOT_FOUND otherwise).
@@ -84,6 +87,9 @@ class SqliteTransaction : public WriteTransaction {
   // Thins older steps, and the layers of the others, out to within their bounds, now and then.
   absl::Status TrimSteps(std::string_view job, int64_t newest_step);
   absl::Status TrimLayers(std::string_view job, int64_t after_step, int64_t last_step);
+  // One record: of a shape or of links, `subject`, on machines of a kind.
+  absl::Status PutMeasurement(const v1::MachineKind& machine, const std::string& subject,
+                              const v1::Measurements& measured);
   absl::Status AddAttempts(std::string_view id, v1::Job* job);
   // The offset after which the last query.last_lines lines stand.
   absl::StatusOr<uint64_t> BeforeLastLines(const LogQuery& query);

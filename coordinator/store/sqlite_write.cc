@@ -214,6 +214,11 @@ absl::Status SqliteTransaction::PutEval(std::string_view job, const v1::EvalRepo
                     static_cast<int64_t>(eval.step()), Blob{Serialize(eval)});
 }
 
+absl::Status SqliteTransaction::PutPlan(std::string_view job, const v1::StepPlan& plan) {
+  return WriteOfJob(job, "INSERT OR REPLACE INTO plans (job, data) VALUES (?, ?)", job,
+                    Blob{Serialize(plan)});
+}
+
 absl::Status SqliteTransaction::PutCheckpoint(std::string_view job,
                                               const v1::CheckpointNotice& checkpoint) {
   return WriteOfJob(job, "INSERT OR REPLACE INTO checkpoints (job, step, data) VALUES (?, ?, ?)",

@@ -23,8 +23,10 @@
 #include "absl/time/time.h"
 #include "ringleader/v1/access.pb.h"
 #include "ringleader/v1/job.pb.h"
+#include "ringleader/v1/latency.pb.h"
 #include "ringleader/v1/log_service.pb.h"
 #include "ringleader/v1/node.pb.h"
+#include "ringleader/v1/plan.pb.h"
 #include "ringleader/v1/telemetry.pb.h"
 #include "ringleader/v1/worker_control.pb.h"
 
@@ -121,6 +123,14 @@ struct AuditPage {
   uint64_t last_sequence = 0;            // 0: there are no more
 };
 
+// What trainers measured of their machines, newest first.
+struct MeasurementList {
+  std::vector<v1::LatencyTable> tables;
+  std::vector<v1::LinkSpeed> links;
+  // DATA_LOSS, by name, of records that are damaged on disk: they are measured anew.
+  std::vector<absl::Status> damaged;
+};
+
 // Replies to mutating requests are kept this long: a request repeated within it gets the first
 // reply again.
 inline constexpr absl::Duration kReplyLifetime = absl::Hours(24);
@@ -167,6 +177,10 @@ class ReadTransaction {
       std::string_view job) = 0;
   virtual absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) = 0;
 
+  // The newest plan under which the job ran; nullopt before its first attempt.
+  virtual absl::StatusOr<std::optional<v1::StepPlan>> GetPlan(std::string_view job) = 0;
+  virtual absl::StatusOr<MeasurementList> ListMeasurements() = 0;
+
   // Commands to the node that it has not acknowledged, oldest first.
   virtual absl::StatusOr<std::vector<v1::Command>> ListCommands(std::string_view node) = 0;
   // The last sequence of this worker process that was applied; 0 for an incarnation never seen.
@@ -192,7 +206,7 @@ class WriteTransaction : public ReadTransaction {
   // are not written.
   virtual absl::Status CreateJob(v1::Job* job) = 0;
   virtual absl::Status UpdateJob(v1::Job* job) = 0;
-  // Its attempts, reports, logs, checkpoints' records and commands go with it.
+  // Its attempts, reports, logs, plan, checkpoints' records and commands go with it.
   virtual absl::Status DeleteJob(std::string_view id) = 0;
   // What a job that has ended reported: its logs, steps and evaluations. The job itself stays, with
   // its attempts, its progress and its first and last evaluation. Returns whether there was any.
@@ -208,6 +222,11 @@ class WriteTransaction : public ReadTransaction {
   // The same, unless there is a report of that step already.
   virtual absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) = 0;
   virtual absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) = 0;
+  // Replaces the one before.
+  virtual absl::Status PutPlan(std::string_view job, const v1::StepPlan& plan) = 0;
+  // Replaces what was measured of the same machines and shape, or links, before; gives both their
+  // time. Of each device and of all, the newest are kept. The caller has checked the figures.
+  virtual absl::Status PutMeasurements(const v1::Measurements& measured) = 0;
   virtual absl::Status PutCheckpoint(std::string_view job,
                                      const v1::CheckpointNotice& checkpoint) = 0;
   virtual absl::Status DeleteCheckpoint(std::string_view job, uint64_t step) = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "balance/measurements.h"
 #include "worker/attention/stats/attention_stats.h"
 #include "worker/trainer/phase_seconds.h"
 #include "worker/trainer/training_job.h"
@@ -60,6 +61,10 @@ class Host {
   virtual void ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes,
                                 double seconds) = 0;
   virtual void ReportModel(const std::string& path) = 0;
+
+  // What rank 0 is to measure before the first step.
+  virtual const balance::MeasureRequest& measure() const = 0;
+  virtual void ReportMeasurements(const balance::Measurements& measured) = 0;
 
   // Where the step loop is, for pulses. `phase` is a literal.
   virtual void SetPlace(uint64_t step, const char* phase) = 0;

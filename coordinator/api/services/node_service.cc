@@ -29,6 +29,24 @@ absl::Status NodeService::List(const v1::ListNodesRequest& request, v1::ListNode
   return absl::OkStatus();
 }
 
+grpc::ServerUnaryReactor* NodeService::ListLatency(grpc::CallbackServerContext* context,
+                                                   const v1::ListLatencyRequest* request,
+                                                   v1::ListLatencyResponse* reply) {
+  return unary_.Run(context, kService, "ListLatency",
+                    [this, reply] { return ListMeasured(reply); });
+}
+
+absl::Status NodeService::ListMeasured(v1::ListLatencyResponse* reply) {
+  return store_.Read([&](store::ReadTransaction& transaction) -> absl::Status {
+    ASSIGN_OR_RETURN(const store::MeasurementList list, transaction.ListMeasurements());
+    // Whoever exports the tables is not given a part for the whole.
+    if (!list.damaged.empty()) return list.damaged.front();
+    reply->mutable_tables()->Assign(list.tables.begin(), list.tables.end());
+    reply->mutable_links()->Assign(list.links.begin(), list.links.end());
+    return absl::OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* NodeService::DrainNode(grpc::CallbackServerContext* context,
                                                  const v1::DrainNodeRequest* request,
                                                  v1::Node* reply) {

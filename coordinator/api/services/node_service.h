@@ -3,14 +3,15 @@
 
 #include "coordinator/api/unary.h"
 #include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/store/store.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
 
 namespace ringleader::api {
 
 class NodeService : public v1::NodeService::CallbackService {
  public:
-  NodeService(lifecycle::JobController* controller, Unary* unary)
-      : controller_(*controller), unary_(*unary) {}
+  NodeService(lifecycle::JobController* controller, store::Store* store, Unary* unary)
+      : controller_(*controller), store_(*store), unary_(*unary) {}
 
   grpc::ServerUnaryReactor* ListNodes(grpc::CallbackServerContext* context,
                                       const v1::ListNodesRequest* request,
@@ -21,11 +22,17 @@ class NodeService : public v1::NodeService::CallbackService {
   grpc::ServerUnaryReactor* UndrainNode(grpc::CallbackServerContext* context,
                                         const v1::UndrainNodeRequest* request,
                                         v1::Node* reply) override;
+  grpc::ServerUnaryReactor* ListLatency(grpc::CallbackServerContext* context,
+                                        const v1::ListLatencyRequest* request,
+                                        v1::ListLatencyResponse* reply) override;
 
  private:
   absl::Status List(const v1::ListNodesRequest& request, v1::ListNodesResponse* reply);
 
+  absl::Status ListMeasured(v1::ListLatencyResponse* reply);
+
   lifecycle::JobController& controller_;
+  store::Store& store_;
   Unary& unary_;
 };
 

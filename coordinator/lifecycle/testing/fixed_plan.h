@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -31,6 +32,25 @@ class FixedPlan : public PlanSource {
     return std::nullopt;
   }
   void Forget(const v1::Job&) override {}
+  void Restored(const v1::Job& job, const v1::StepPlan& plan, const std::vector<v1::NodeInventory>&,
+                const std::vector<v1::StepReport>& reports) override {
+    restored = plan;
+    relearned = reports;
+  }
+  void Measured(std::shared_ptr<const store::MeasurementList> list) override {
+    measured = std::move(list);
+  }
+  v1::MeasureRequest WhatToMeasure(const v1::Job&) override {
+    v1::MeasureRequest request;
+    request.set_budget_milliseconds(7000);
+    return request;
+  }
+  // Believes what was measured of "believed" devices.
+  absl::StatusOr<v1::Measurements> Check(const v1::Job&, const v1::NodeInventory&,
+                                         const v1::Measurements& reported) override {
+    if (reported.layers().machine().device() == "believed") return reported;
+    return absl::InvalidArgumentError("a device that its node has not");
+  }
 
   // What was asked while `held`, for tests to answer; `asked` says when.
   struct Waiting {
@@ -38,6 +58,9 @@ class FixedPlan : public PlanSource {
     Done done;
   };
   bool held = false;
+  std::optional<v1::StepPlan> restored = {};
+  std::vector<v1::StepReport> relearned = {};
+  std::shared_ptr<const store::MeasurementList> measured = nullptr;
   std::vector<Waiting> waiting;
   std::atomic<int> asked = 0;
 };

@@ -1,6 +1,7 @@
 #include "coordinator/planner/cost/cost_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -39,6 +40,15 @@ Rates RatesOf(const ClusterShape& cluster) {
           .seconds_per_call = 30e-6};
 }
 
+// Gradients there and parameters back, to all other trainers. On GPUs gradients, three quarters of
+// the bytes, travel while backward goes on.
+double ExchangePerByte(const v1::JobSpec& spec, const ClusterShape& cluster) {
+  const Link& link = cluster.nodes > 1 ? cluster.inter_node : cluster.intra_node;
+  const double exposed = cluster.engine == v1::ResourcesSpec::CUDA ? 0.25 : 1;
+  const double trainers = std::max(1u, spec.resources().trainers());
+  return exposed * (trainers - 1) / trainers / link.bytes_per_second;
+}
+
 std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
                                                   const model::ModelConfig& model,
                                                   const ClusterShape& cluster) {
@@ -52,10 +62,6 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
   const double forward_flops = 4 * tile * tile * d;
   const double row_seconds = 8 * d / rates.memory_bytes;
   const double call = rates.seconds_per_call;
-  // Gradients there and parameters back. On GPUs gradients, three quarters of the bytes, travel
-  // while backward goes on.
-  const Link& link = cluster.nodes > 1 ? cluster.inter_node : cluster.intra_node;
-  const double exposed = cluster.engine == v1::ResourcesSpec::CUDA ? 0.25 : 1;
   return {
       NonNegativeRegression(
           Vector{forward_flops / rates.attention_forward_flops, row_seconds, 0, call}),
@@ -65,7 +71,7 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
       // Forward 2, backward 4, recomputed forward 2 operations a weight and token.
       NonNegativeRegression(Vector{0, 8 * weights / layers / rates.linear_flops, 0, call}),
       NonNegativeRegression(
-          Vector{0, 0, exposed / link.bytes_per_second + 1 / rates.memory_bytes, call}),
+          Vector{0, 0, ExchangePerByte(spec, cluster) + 1 / rates.memory_bytes, call}),
   };
 }
 
@@ -73,11 +79,44 @@ Vector Features(const Work& work) {
   return {work.tiles, work.rows, work.bytes, work.calls};
 }
 
+// `prior` fitted to one direction of the rows. No part of it becomes nothing, which later reports
+// could not change.
+Vector FitRows(const Vector& prior, const balance::LatencyTable& measured, bool backward) {
+  constexpr double kLeast = 1e-3;
+  NonNegativeRegression fit(prior, /*prior_observations=*/0.01, /*forgetting=*/1);
+  for (const balance::Row& row : measured.rows) {
+    const double heads = row.heads;
+    const double blocks = std::ceil(static_cast<double>(row.tokens) / row.tile);
+    const Work work = {.tiles = row.density * heads * blocks * (blocks + 1) / 2,
+                       .rows = static_cast<double>(row.tokens) * heads,
+                       .calls = 1};
+    const double ms = backward ? row.p50_ms - row.forward_p50_ms : row.forward_p50_ms;
+    fit.Observe(Features(work), ms / 1e3);
+  }
+  Vector start = fit.coefficients();
+  for (size_t k = 0; k < start.size(); ++k) start[k] = std::max(start[k], kLeast * prior[k]);
+  return start;
+}
+
 }  // namespace
 
 CostModel::CostModel(const v1::JobSpec& spec, const model::ModelConfig& model,
-                     const ClusterShape& cluster)
-    : phases_(Priors(spec, model, cluster)) {}
+                     const ClusterShape& cluster, const balance::LatencyTable& measured)
+    : phases_(Priors(spec, model, cluster)) {
+  for (const Phase phase : {Phase::kAttentionForward, Phase::kAttentionBackward}) {
+    NonNegativeRegression& fit = phases_[static_cast<int>(phase)];
+    fit = NonNegativeRegression(
+        FitRows(fit.coefficients(), measured, phase == Phase::kAttentionBackward));
+  }
+  const double exchange = ExchangePerByte(spec, cluster);
+  exchange_share_ = exchange / coefficients(Phase::kOptimizer)[2];
+}
+
+CostModel CostModel::Unfitted() const {
+  CostModel start = *this;
+  for (NonNegativeRegression& phase : start.phases_) phase = phase.Unfitted();
+  return start;
+}
 
 double CostModel::Seconds(Phase phase, const Work& work) const {
   return phases_[static_cast<int>(phase)].Predict(Features(work));
@@ -97,12 +136,11 @@ int CostModel::observations() const {
 
 void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
                             const v1::StepPlan& plan, const v1::StepReport& report) {
-  if (report.skipped() || report.rank_tiles().empty() || !model.known()) return;
+  if (report.skipped() || report.most_tiles() == 0 || !model.known()) return;
   const double context = std::max(1u, spec.parallelism().context());
   // Phases are the slowest rank's, so they belong to the rank with the most tiles.
-  const auto slowest = std::max_element(report.rank_tiles().begin(), report.rank_tiles().end());
-  const double tiles = *slowest;
-  const auto group = static_cast<uint32_t>((slowest - report.rank_tiles().begin()) / context);
+  const auto tiles = static_cast<double>(report.most_tiles());
+  const auto group = static_cast<uint32_t>(report.most_tiles_rank() / context);
   const auto groups = LengthsOfGroups(spec, plan);
   if (!groups.ok() || group >= groups->size()) return;
   const std::vector<uint64_t>& lengths = (*groups)[group];

@@ -1,9 +1,11 @@
-// What a training step costs, by phase: seconds per tile, row, byte and call, started from the
-// machine's usual speed and fitted to StepReports as they come.
+// What a training step costs, by phase: seconds per tile, row, byte and call. Starts from what was
+// measured of the machine, where that is known, or from such machines' usual speed, and is fitted
+// to StepReports as they come.
 #pragma once
 
 #include <array>
 
+#include "balance/latency_table.h"
 #include "coordinator/planner/cost/regression.h"
 #include "coordinator/planner/cost/shapes.h"
 #include "model_shape/model_config.h"
@@ -27,8 +29,12 @@ struct Work {
 // Not thread-safe; copyable.
 class CostModel {
  public:
-  // The prior for one job: its tile, model and engine. An unknown model counts as a small one.
-  CostModel(const v1::JobSpec& spec, const model::ModelConfig& model, const ClusterShape& cluster);
+  // The start for one job: its tile, model and engine. An unknown model counts as a small one.
+  // `measured`: of the job's shape; attention starts from it where it has rows.
+  CostModel(const v1::JobSpec& spec, const model::ModelConfig& model, const ClusterShape& cluster,
+            const balance::LatencyTable& measured = {});
+  // As it was before any report.
+  CostModel Unfitted() const;
 
   double Seconds(Phase phase, const Work& work) const;
   void Observe(Phase phase, const Work& work, double seconds);
@@ -39,12 +45,15 @@ class CostModel {
   void ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
                    const v1::StepPlan& plan, const v1::StepReport& report);
 
+  // What of the optimizer's seconds is the exchange of gradients and parameters.
+  double exchange_share() const { return exchange_share_; }
   // {seconds per tile, row, byte, call}.
   const NonNegativeRegression::Vector& coefficients(Phase phase) const;
   int observations() const;
 
  private:
   std::array<NonNegativeRegression, kPhases> phases_;
+  double exchange_share_ = 0;
 };
 
 }  // namespace ringleader::planner

@@ -98,7 +98,7 @@ TEST(CostModelTest, LearnsFromStepReports) {
     const double tiles = 1e6 + random() % 4000000;
     v1::StepReport report;
     report.set_step(step);
-    for (int r = 0; r < 4; ++r) report.add_rank_tiles(static_cast<uint64_t>(tiles) - r);
+    report.set_most_tiles(static_cast<uint64_t>(tiles));
     const Work work = {.tiles = tiles, .rows = rows, .calls = 4 * 36};
     report.mutable_phases()->set_attention_forward(4 * noise(random) *
                                                    truth.Seconds(Phase::kAttentionForward, work));
@@ -143,12 +143,23 @@ TEST(CostModelTest, StartsNearWhatStepsTook) {
   }
 }
 
+// What reports taught is left out, what was measured before is not.
+TEST(CostModelTest, UnfittedIsAsItBegan) {
+  const v1::JobSpec spec = LongJob(4, 131072);
+  CostModel model(spec, ThreeBillion(), TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4));
+  const Vector before = model.coefficients(Phase::kAttentionForward);
+  for (int i = 0; i < 10; ++i) model.Observe(Phase::kAttentionForward, {.tiles = 1e6}, 100);
+  EXPECT_NE(model.coefficients(Phase::kAttentionForward), before);
+  EXPECT_EQ(model.Unfitted().coefficients(Phase::kAttentionForward), before);
+  EXPECT_EQ(model.Unfitted().observations(), 0);
+}
+
 TEST(CostModelTest, SkippedStepsTeachNothing) {
   const v1::JobSpec spec = LongJob(4, 131072);
   CostModel model(spec, ThreeBillion(), TypicalCluster(v1::ResourcesSpec::CUDA, 1, 4));
   v1::StepReport report;
   report.set_skipped(true);
-  report.add_rank_tiles(1000);
+  report.set_most_tiles(1000);
   report.mutable_phases()->set_attention_forward(100);
   model.ObserveStep(spec, ThreeBillion(), v1::StepPlan(), report);
   EXPECT_EQ(model.observations(), 0);

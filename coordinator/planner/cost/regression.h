@@ -14,8 +14,11 @@ class NonNegativeRegression {
   static constexpr int kFeatures = 4;
   using Vector = std::array<double, kFeatures>;
 
-  explicit NonNegativeRegression(const Vector& prior, double prior_observations = 0.01,
-                                 double forgetting = 0.98);
+  NonNegativeRegression(const Vector& prior, double prior_observations = 0.01,
+                        double forgetting = 0.98);
+
+  // As it was before anything was observed.
+  NonNegativeRegression Unfitted() const { return {prior_, ridge_, forgetting_}; }
 
   // Ignored unless `seconds` is finite and positive and no feature is negative.
   void Observe(const Vector& features, double seconds);

@@ -26,6 +26,14 @@ double OptimizerSeconds(const model::ModelConfig& model, const CostModel& cost_m
                             {.bytes = 8.0 * static_cast<double>(model.parameters()), .calls = 1});
 }
 
+// Of a sequence, forward and backward: 6 a weight and token, and 12 a query, key that it visits,
+// head and element of a head. What is computed again does not count.
+double ModelFlops(const model::ModelConfig& model, double tokens, double density) {
+  const double visited = density * tokens * (tokens + 1) / 2;
+  return 6 * static_cast<double>(model.weights_per_token()) * tokens +
+         12 * visited * static_cast<double>(model.layers * model.heads * model.head_dim);
+}
+
 }  // namespace
 
 int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks) {
@@ -174,11 +182,16 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       cost_model.Seconds(Phase::kLinear, {.rows = local_tokens * layers, .calls = layers});
   v1::Prediction prediction;
   prediction.set_attention_seconds(sequences * sum.busy_seconds);
+  prediction.set_index_seconds(sequences * index_seconds);
+  prediction.set_wait_seconds(
+      std::max(0.0, sequences * (sum.seconds - sum.busy_seconds - sum.exposed_seconds)));
   prediction.set_linear_seconds(sequences * linear);
   prediction.set_communication_seconds(sequences * sum.transfer_seconds);
   prediction.set_exposed_communication_seconds(sequences * sum.exposed_seconds);
-  prediction.set_step_seconds(sequences * (sum.seconds + index_seconds + linear) +
-                              OptimizerSeconds(model_, cost_model));
+  const double optimizer = OptimizerSeconds(model_, cost_model);
+  prediction.set_optimizer_seconds(optimizer);
+  prediction.set_exchange_seconds(optimizer * cost_model.exchange_share());
+  prediction.set_step_seconds(sequences * (sum.seconds + index_seconds + linear) + optimizer);
   prediction.set_worker_imbalance(tiles > 0 ? largest_tiles * setting.ring.ranks() / tiles : 1.0);
   prediction.set_step_imbalance(step_imbalance / layers);
   prediction.set_density(tiles / (layers * setting.CausalTiles(tokens, model_)));
@@ -207,6 +220,8 @@ absl::StatusOr<v1::Prediction> Pricer::PriceUnequal(const v1::StepPlan& plan,
       const v1::Prediction& part = of_one.at(length);
       sum.set_step_seconds(sum.step_seconds() + part.step_seconds() - optimizer);
       sum.set_attention_seconds(sum.attention_seconds() + part.attention_seconds());
+      sum.set_index_seconds(sum.index_seconds() + part.index_seconds());
+      sum.set_wait_seconds(sum.wait_seconds() + part.wait_seconds());
       sum.set_linear_seconds(sum.linear_seconds() + part.linear_seconds());
       sum.set_communication_seconds(sum.communication_seconds() + part.communication_seconds());
       sum.set_exposed_communication_seconds(sum.exposed_communication_seconds() +
@@ -214,6 +229,8 @@ absl::StatusOr<v1::Prediction> Pricer::PriceUnequal(const v1::StepPlan& plan,
     }
     if (sum.step_seconds() > slowest.step_seconds()) slowest = sum;
   }
+  slowest.set_optimizer_seconds(longest.optimizer_seconds());
+  slowest.set_exchange_seconds(longest.exchange_seconds());
   slowest.set_worker_imbalance(longest.worker_imbalance());
   slowest.set_step_imbalance(longest.step_imbalance());
   slowest.set_density(longest.density());
@@ -236,6 +253,11 @@ absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
     for (const uint32_t length : spec_.data().sequence_lengths()) step_tokens += length;
   }
   prediction.set_tokens_per_second(step_tokens / prediction.step_seconds());
+  double flops = 0;
+  for (const uint64_t tokens : jobspec::SequenceLengths(spec_)) {
+    flops += ModelFlops(model_, static_cast<double>(tokens), prediction.density());
+  }
+  prediction.set_model_flops(flops);
   return prediction;
 }
 

@@ -74,6 +74,7 @@ v1::AgentMessage Supervisor::Assignment(const Attempt& attempt, const Trainer& t
   assignment->set_listen_host(options_.listen_host);
   assignment->set_protocol_version(kProtocolVersion);
   assignment->set_job_uid(start.job_uid());
+  if (start.has_measure()) *assignment->mutable_measure() = start.measure();
   assignment->set_fencing_token(attempt.start.fencing_token());
   *assignment->mutable_lease() = Lease();
   const uint32_t threads = start.spec().resources().threads();
@@ -121,6 +122,9 @@ void Supervisor::OnTrainerMessage(const std::shared_ptr<TrainerConnection>& conn
       break;
     case v1::TrainerMessage::kModelExported:
       *event.mutable_model_exported() = std::move(*message.mutable_model_exported());
+      break;
+    case v1::TrainerMessage::kMeasurements:
+      *event.mutable_measurements() = std::move(*message.mutable_measurements());
       break;
     case v1::TrainerMessage::kResult:
       trainer->result = std::move(*message.mutable_result());

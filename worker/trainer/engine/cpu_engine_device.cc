@@ -1,10 +1,15 @@
 // The CPU: fp32, bit for bit the same in every run.
 #include <ATen/Parallel.h>
+#include <sys/utsname.h>
 
 #include <chrono>
+#include <fstream>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/process/version.h"
 #include "base/status_macros.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/model/decoder/cpu_token_ops.h"
@@ -33,6 +38,12 @@ class CpuDevice : public EngineDevice {
   }
   const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
+  absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
+      const patterns::AttentionOptions& options) override {
+    if (alone_ == nullptr) ASSIGN_OR_RETURN(alone_, world_.Split({world_.rank()}));
+    return attention::CreateCpuRingAttention(options, alone_.get());
+  }
+  balance::MachineKind Machine() const override;
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return std::make_unique<optim::CpuShardDevice>(world_, job_.threads);
   }
@@ -65,6 +76,7 @@ class CpuDevice : public EngineDevice {
   const TrainingJob& job_;
   comm::Communicator& world_;
   std::unique_ptr<comm::Communicator> context_;  // the ranks that share this rank's sequences
+  std::unique_ptr<comm::Communicator> alone_;    // this rank; null until it is needed
   std::unique_ptr<attention::ContextAttention> attention_;
   const std::unique_ptr<model::TokenOps> token_ops_;
   Timer timers_[2];
@@ -75,6 +87,17 @@ absl::Status CpuDevice::SetUp() {
   ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
   ASSIGN_OR_RETURN(attention_, attention::CreateCpuRingAttention(job_.attention, context_.get()));
   return absl::OkStatus();
+}
+
+balance::MachineKind CpuDevice::Machine() const {
+  balance::MachineKind machine = {.device = absl::StrFormat("cpu, %d threads", job_.threads),
+                                  .build = std::string(kVersion)};
+  utsname system{};
+  if (uname(&system) == 0) machine.driver = absl::StrCat(system.sysname, " ", system.release);
+  // Virtual machines have no such file.
+  std::ifstream governor("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+  std::getline(governor, machine.clocks);
+  return machine;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/process/version.h"
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
@@ -76,6 +77,9 @@ class CudaDevice : public EngineDevice {
   absl::StatusOr<model::MemoryLimits> FreeMemory() override;
   const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
+  absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
+      const patterns::AttentionOptions& options) override;
+  balance::MachineKind Machine() const override;
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return optim::CudaShardDevice::Create(gpus_.get());
   }
@@ -96,6 +100,9 @@ class CudaDevice : public EngineDevice {
 
  private:
   absl::Status Connect();
+  comm::NcclOptions Transfers() const {
+    return {.device = device_, .transfer_timeout = absl::Seconds(job_.transfer_timeout_seconds)};
+  }
   DeviceTimer& TimerOf(Interval interval) { return timers_[interval == Interval::kModel ? 0 : 1]; }
 
   const TrainingJob& job_;
@@ -105,6 +112,9 @@ class CudaDevice : public EngineDevice {
   // Destroyed in this order's reverse: what is split off, then what it came from.
   std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
   std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
+  // This rank; null until they are needed.
+  std::unique_ptr<comm::Communicator> host_alone_;
+  std::unique_ptr<comm::DeviceCommunicator> alone_;
   std::unique_ptr<attention::ContextAttention> attention_;
   const std::unique_ptr<model::TokenOps> token_ops_ = model::NewCudaTokenOps();
   std::unique_ptr<model::HostActivations> host_activations_;  // null: nothing leaves the GPU
@@ -126,13 +136,30 @@ absl::Status CudaDevice::SetUp(Host& host) {
 }
 
 absl::Status CudaDevice::Connect() {
-  const comm::NcclOptions options = {
-      .device = device_, .transfer_timeout = absl::Seconds(job_.transfer_timeout_seconds)};
-  ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(options, &world_));
+  ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(Transfers(), &world_));
   // Its own, also where it is all ranks: its channels carry nothing else.
   ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
   ASSIGN_OR_RETURN(attention_, attention::CreateCudaRingAttention(job_.attention, context_.get()));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<attention::ContextAttention>> CudaDevice::MakeAttentionAlone(
+    const patterns::AttentionOptions& options) {
+  if (alone_ == nullptr) {
+    ASSIGN_OR_RETURN(host_alone_, world_.Split({world_.rank()}));
+    ASSIGN_OR_RETURN(alone_, comm::CreateNcclCommunicator(Transfers(), host_alone_.get()));
+  }
+  return attention::CreateCudaRingAttention(options, alone_.get());
+}
+
+balance::MachineKind CudaDevice::Machine() const {
+  int kilohertz = 0, driver = 0;
+  (void)cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device_);
+  (void)cudaDriverGetVersion(&driver);
+  return {.device = device_name_,
+          .clocks = absl::StrFormat("SM up to %d MHz", kilohertz / 1000),
+          .driver = absl::StrFormat("CUDA %d.%d", driver / 1000, driver % 1000 / 10),
+          .build = std::string(kVersion)};
 }
 
 absl::StatusOr<model::MemoryLimits> CudaDevice::FreeMemory() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "balance/measurements.h"
 #include "model_shape/memory_estimate.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/comm/communicator.h"
@@ -37,6 +38,12 @@ class EngineDevice {
 
   virtual const model::TokenOps& token_ops() const = 0;
   virtual attention::ContextAttention& attention() = 0;
+  // Attention of this rank to its own tokens alone, with options of a ring of one. Whatever other
+  // ranks do, they take no part.
+  virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
+      const patterns::AttentionOptions& options) = 0;
+  // For what machines measurements on this device hold.
+  virtual balance::MachineKind Machine() const = 0;
   // The device of the optimizer's tensors, over all ranks. Called once.
   virtual absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() = 0;
   // Called once, where the plan keeps what `layers` layers save in host memory, `layer_bytes` each.

@@ -61,6 +61,7 @@ class StepEngine {
                                                             comm::Communicator& world, Host& host);
 
   const model::ModelConfig& config() const { return decoder_->config(); }
+  EngineDevice& device() { return *device_; }
   const model::ParameterLayout& layout() const { return decoder_->layout(); }
   // How the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;

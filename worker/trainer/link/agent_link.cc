@@ -82,6 +82,7 @@ class AgentLink::Impl {
     mutex_.Await(absl::Condition(&settled));
     if (assignment_.has_value()) {
       context_ranks_ = static_cast<int>(assignment_->spec().parallelism().context());
+      measure_ = ToMeasureRequest(assignment_->measure());
       return *assignment_;
     }
     return NotToCome("an assignment");
@@ -124,6 +125,7 @@ class AgentLink::Impl {
   }
 
   int rank() const { return rank_; }
+  const balance::MeasureRequest& measure() const { return measure_; }
   int context_ranks() const {
     absl::MutexLock lock(&mutex_);
     return context_ranks_;
@@ -228,6 +230,7 @@ class AgentLink::Impl {
   grpc::ClientContext context_;
   std::unique_ptr<v1::TrainerLink::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainerMessage, v1::AgentMessage>> stream_;
+  balance::MeasureRequest measure_;  // written before WaitForAssignment() returns
   std::atomic<uint64_t> step_{0};
   std::atomic<const char*> phase_{"start"};
 
@@ -321,6 +324,16 @@ void AgentLink::ReportCheckpoint(uint64_t step, const std::string& path, uint64_
 void AgentLink::ReportModel(const std::string& path) {
   v1::TrainerMessage message;
   message.mutable_model_exported()->set_path(path);
+  impl_->Send(std::move(message));
+}
+
+const balance::MeasureRequest& AgentLink::measure() const {
+  return impl_->measure();
+}
+
+void AgentLink::ReportMeasurements(const balance::Measurements& measured) {
+  v1::TrainerMessage message;
+  *message.mutable_measurements() = trainer::ToProto(measured);
   impl_->Send(std::move(message));
 }
 

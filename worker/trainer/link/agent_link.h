@@ -74,6 +74,8 @@ class AgentLink : public Host {
   void ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes,
                         double seconds) override;
   void ReportModel(const std::string& path) override;
+  const balance::MeasureRequest& measure() const override;
+  void ReportMeasurements(const balance::Measurements& measured) override;
   void SetPlace(uint64_t step, const char* phase) override;
   bool stop_requested() const override;
   std::string TakePlan() override;

@@ -108,6 +108,17 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
   return plan;
 }
 
+balance::MeasureRequest ToMeasureRequest(const v1::MeasureRequest& request) {
+  balance::MeasureRequest result = {.budget_seconds = 1e-3 * request.budget_milliseconds()};
+  for (const v1::MachineKind& machine : request.known_layers()) {
+    result.known_layers.push_back({.device = machine.device(),
+                                   .clocks = machine.clocks(),
+                                   .driver = machine.driver(),
+                                   .build = machine.build()});
+  }
+  return result;
+}
+
 absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignment) {
   v1::JobSpec spec = assignment.spec();
   RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));

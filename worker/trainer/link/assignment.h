@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "balance/measurements.h"
 #include "ringleader/v1/plan.pb.h"
 #include "ringleader/v1/trainer_link.pb.h"
 #include "worker/trainer/training_job.h"
@@ -17,5 +18,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
 // ring or stripes. INVALID_ARGUMENT if the plan's ring is of another number of ranks, or of a kind
 // that this program does not know.
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& plan, int context);
+
+balance::MeasureRequest ToMeasureRequest(const v1::MeasureRequest& request);
 
 }  // namespace ringleader::trainer

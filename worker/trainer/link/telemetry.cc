@@ -86,4 +86,29 @@ v1::EvalReport ToProto(const EvalRecord& record) {
   return report;
 }
 
+v1::Measurements ToProto(const balance::Measurements& measured) {
+  v1::Measurements proto;
+  v1::LatencyTable* const table = proto.mutable_layers();
+  table->mutable_machine()->set_device(measured.machine.device);
+  table->mutable_machine()->set_clocks(measured.machine.clocks);
+  table->mutable_machine()->set_driver(measured.machine.driver);
+  table->mutable_machine()->set_build(measured.machine.build);
+  const balance::Row& shape = measured.rows.front();
+  table->mutable_shape()->set_pattern(shape.pattern);
+  table->mutable_shape()->set_tile(static_cast<uint32_t>(shape.tile));
+  table->mutable_shape()->set_heads(static_cast<uint32_t>(shape.heads));
+  table->mutable_shape()->set_kv_heads(static_cast<uint32_t>(shape.kv_heads));
+  table->mutable_shape()->set_head_dim(static_cast<uint32_t>(shape.head_dim));
+  for (const balance::Row& row : measured.rows) {
+    v1::LatencyRow* const out = table->add_rows();
+    out->set_tokens(static_cast<uint64_t>(row.tokens));
+    out->set_document_tokens(static_cast<uint64_t>(row.document_tokens));
+    out->set_density(row.density);
+    out->set_p50_ms(row.p50_ms);
+    out->set_p90_ms(row.p90_ms);
+    out->set_forward_p50_ms(row.forward_p50_ms);
+  }
+  return proto;
+}
+
 }  // namespace ringleader::trainer

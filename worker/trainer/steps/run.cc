@@ -29,6 +29,7 @@
 #include "worker/checkpoint/ownership.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/engine/machine_memory.h"
+#include "worker/trainer/measure/attention_grid.h"
 #include "worker/trainer/steps/step_agreement.h"
 #include "worker/trainer/steps/step_loop.h"
 #include "worker/trainer/steps/step_profiler.h"
@@ -58,6 +59,7 @@ class Attempt {
   }
 
   absl::Status Prepare();
+  void MeasureMachine();
   absl::Status OpenData();
   absl::Status Resume();
   absl::Status StartCheckpointer();
@@ -94,6 +96,7 @@ absl::Status Attempt::Prepare() {
   }
   ASSIGN_OR_RETURN(engine_, StepEngine::Create(job_, world_, host_));
   if (is_first()) PrintSettings();
+  if (is_first()) MeasureMachine();
   RETURN_IF_ERROR(OpenData());
   loop_ = std::make_unique<StepLoop>(job_, StepParts{.engine = engine_.get(),
                                                      .train = train_.get(),
@@ -103,6 +106,26 @@ absl::Status Attempt::Prepare() {
   RETURN_IF_ERROR(loop_->Apply(job_.plan));
   RETURN_IF_ERROR(Resume());
   return StartCheckpointer();
+}
+
+// The other ranks wait where they next need this one.
+void Attempt::MeasureMachine() {
+  const balance::MeasureRequest& request = host_.measure();
+  balance::Measurements measured = {.machine = engine_->device().Machine()};
+  const auto& known = request.known_layers;
+  const bool is_known = std::find(known.begin(), known.end(), measured.machine) != known.end();
+  if (request.budget_seconds <= 0 || is_known) return;
+  host_.SetPlace(0, "measuring attention");
+  double seconds = 0;
+  {
+    const Stopwatch timer(&seconds);
+    measured.rows =
+        MeasureAttention(job_, engine_->config(), request.budget_seconds, engine_->device(), host_);
+  }
+  std::printf("measured attention at %zu points in %.1f s (docs/latency.md)\n",
+              measured.rows.size(), seconds);
+  std::fflush(stdout);
+  if (!measured.rows.empty()) host_.ReportMeasurements(measured);
 }
 
 absl::Status Attempt::OpenData() {

@@ -39,12 +39,18 @@ class RecordingHost : public Host {
   // As they travel between ranks: a plan is what ParsePlan makes of `plan_bytes`.
   std::string plan_bytes;
   std::map<std::string, Plan> plans = {};
+  balance::MeasureRequest to_measure = {};
+  std::vector<balance::Measurements> measured = {};
 
   void ReportStep(const StepRecord& record) override;
   void ReportEval(const EvalRecord& record) override { evals.push_back(record); }
   void ReportCheckpoint(uint64_t step, const std::string& path, uint64_t bytes,
                         double seconds) override;
   void ReportModel(const std::string& path) override { model = path; }
+  const balance::MeasureRequest& measure() const override { return to_measure; }
+  void ReportMeasurements(const balance::Measurements& reported) override {
+    measured.push_back(reported);
+  }
   void SetPlace(uint64_t step, const char* phase) override { places.emplace_back(step, phase); }
   bool stop_requested() const override { return stop; }
   std::string TakePlan() override { return std::exchange(plan_bytes, ""); }

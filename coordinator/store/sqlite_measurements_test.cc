@@ -1,0 +1,119 @@
+// What trainers measured, and jobs' plans, as the store keeps them.
+#include <SQLiteCpp/SQLiteCpp.h>
+#include <gmock/gmock.h>
+#include <sqlite3.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/store/testing/opened_store.h"
+
+namespace ringleader::store {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+v1::Measurements Measured(const std::string& device, const std::string& driver, double ms) {
+  v1::Measurements measured;
+  v1::LatencyTable* const layers = measured.mutable_layers();
+  layers->mutable_machine()->set_device(device);
+  layers->mutable_machine()->set_driver(driver);
+  layers->mutable_shape()->set_pattern("dense");
+  layers->add_rows()->set_p50_ms(ms);
+  v1::LinkSpeed* const link = measured.add_links();
+  *link->mutable_machine() = layers->machine();
+  link->set_bytes_per_second(1e9 * ms);
+  return measured;
+}
+
+class MeasurementsTest : public testing::OpenedStoreTest {
+ protected:
+  void Put(const v1::Measurements& measured) {
+    clock_.Advance(absl::Seconds(1));
+    Write([&](WriteTransaction& t) { return t.PutMeasurements(measured); });
+  }
+  MeasurementList All() {
+    const auto list = Read([](ReadTransaction& t) { return t.ListMeasurements(); });
+    EXPECT_TRUE(list.ok()) << list.status();
+    return list.value_or(MeasurementList());
+  }
+  std::vector<double> Times() {
+    std::vector<double> times;
+    for (const v1::LatencyTable& table : All().tables) times.push_back(table.rows(0).p50_ms());
+    return times;
+  }
+};
+
+TEST_F(MeasurementsTest, TheNewestOfAKindReplacesTheOneBefore) {
+  Put(Measured("H200", "580", 10));
+  Put(Measured("H100", "580", 20));
+  Put(Measured("H200", "590", 30));
+  Put(Measured("H200", "580", 40));
+  Reopen();
+  EXPECT_THAT(Times(), ElementsAre(40, 30, 20));
+  EXPECT_THAT(All().links, SizeIs(3));
+  EXPECT_EQ(All().links[0].bytes_per_second(), 4e10);
+  v1::Measurements between = Measured("H200", "580", 50);
+  between.clear_layers();
+  between.mutable_links(0)->set_between_nodes(true);
+  Put(between);
+  EXPECT_THAT(All().links, SizeIs(4));
+  EXPECT_THAT(Times(), ElementsAre(40, 30, 20));
+}
+
+// A node that says it is another machine each time pushes out its own device's alone, and a
+// thousand devices stay a bounded list.
+TEST_F(MeasurementsTest, AreBoundedByDeviceAndInAll) {
+  Put(Measured("H200", "580", 1));
+  for (int i = 0; i < 20; ++i) Put(Measured("H100", absl::StrCat(i), 100 + i));
+  EXPECT_THAT(Times(), ElementsAre(119, 118, 117, 116, 115, 114, 113, 112, 1));
+  for (int i = 0; i < 200; ++i) Put(Measured(absl::StrCat("device ", i), "", 1000 + i));
+  EXPECT_EQ(All().tables.size() + All().links.size(), 128u);
+  EXPECT_EQ(Times().front(), 1199);
+}
+
+TEST_F(MeasurementsTest, ADamagedTableIsNamedAndMeasuredAnew) {
+  Put(Measured("H200", "580", 10));
+  Put(Measured("H100", "580", 20));
+  store_.reset();
+  {
+    SQLite::Database database(dir_.File("coordinator.db"), SQLite::OPEN_READWRITE);
+    ASSERT_EQ(database.exec("UPDATE measurements SET data = X'00112233445566778899' WHERE device = "
+                            "'H200' AND subject LIKE 'dense%'"),
+              1);
+  }
+  Reopen();
+  const MeasurementList list = All();
+  EXPECT_THAT(Times(), ElementsAre(20));
+  EXPECT_THAT(list.links, SizeIs(2));
+  ASSERT_THAT(list.damaged, SizeIs(1));
+  EXPECT_EQ(list.damaged[0].code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(list.damaged[0].message()),
+              HasSubstr("what was measured of H200 (dense"));
+  Put(Measured("H200", "580", 30));
+  EXPECT_THAT(Times(), ElementsAre(30, 20));
+  EXPECT_TRUE(All().damaged.empty());
+}
+
+TEST_F(MeasurementsTest, AJobsPlanIsKeptUntilTheNextAndGoesWithIt) {
+  v1::StepPlan plan;
+  plan.set_version(1);
+  EXPECT_EQ(Refusal([&](WriteTransaction& t) { return t.PutPlan("a", plan); }),
+            absl::StatusCode::kNotFound);
+  Create("a");
+  const auto stored = [&] { return *Read([](ReadTransaction& t) { return t.GetPlan("a"); }); };
+  EXPECT_EQ(stored(), std::nullopt);
+  for (const uint64_t version : {1, 2}) {
+    plan.set_version(version);
+    Write([&](WriteTransaction& t) { return t.PutPlan("a", plan); });
+    Reopen();
+    EXPECT_EQ(stored()->version(), version);
+  }
+  Write([](WriteTransaction& t) { return t.DeleteJob("a"); });
+  Create("a");
+  EXPECT_EQ(stored(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ringleader::store

@@ -1,0 +1,172 @@
+#include "worker/trainer/measure/attention_grid.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "balance/grid.h"
+#include "base/status_macros.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using patterns::AttentionOptions;
+using patterns::Pattern;
+using torch::Tensor;
+
+// Longer sequences are a power of their length away, and take the time and memory of a job.
+constexpr int64_t kLongestOnGpu = 131072, kLongestOnCpu = 16384;  // tokens
+constexpr int64_t kDocumentTokens = 4096;
+// Random values that are repeated over the sequence: drawing them all would take the time.
+constexpr int64_t kDrawnTokens = 2048;
+
+// The share of a sequence's length from which a query sees all keys, so that `density` of the
+// causal pairs are seen: d = 1 - (1 - share)².
+double ShareOfLength(double density) {
+  return 1 - std::sqrt(1 - std::min(1.0, density));
+}
+
+// How a pattern is brought to a density. One that is not here is measured as the job has it.
+struct Control {
+  Pattern pattern;
+  void (*set)(AttentionOptions* options, int64_t tokens, double density);
+};
+constexpr Control kControls[] = {
+    {Pattern::kSlidingWindow,
+     [](AttentionOptions* options, int64_t tokens, double density) {
+       options->window = std::max<int64_t>(
+           options->tile, std::llround(ShareOfLength(density) * static_cast<double>(tokens)));
+     }},
+    {Pattern::kVerticalSlash,
+     [](AttentionOptions* options, int64_t /*tokens*/, double density) {
+       options->select = patterns::Select::kTopP;
+       options->budget = {.vertical_mass = 1,
+                          .slash_mass = 1,
+                          .max_verticals = std::numeric_limits<int32_t>::max(),
+                          .max_slashes = std::numeric_limits<int32_t>::max(),
+                          .density = density};
+     }},
+    {Pattern::kBlockTopK,
+     [](AttentionOptions* options, int64_t tokens, double density) {
+       const double blocks = static_cast<double>(tokens) / options->block_size;
+       options->topk_blocks =
+           std::max(1, static_cast<int>(std::lround(ShareOfLength(density) * blocks)));
+     }},
+};
+
+const Control* ControlOf(Pattern pattern) {
+  const auto* const found =
+      std::find_if(std::begin(kControls), std::end(kControls),
+                   [&](const Control& control) { return control.pattern == pattern; });
+  return found == std::end(kControls) ? nullptr : &*found;
+}
+
+// Attention over sequences of one length after the other.
+class Bench {
+ public:
+  Bench(const TrainingJob& job, const model::ModelConfig& config, EngineDevice& device)
+      : job_(job), config_(config), device_(device) {}
+
+  absl::StatusOr<balance::Timing> Run(const balance::GridPoint& point) {
+    // Too long for the memory that is left, perhaps.
+    try {
+      return RunOrThrow(point);
+    } catch (const c10::Error& error) {
+      return absl::ResourceExhaustedError(error.what_without_backtrace());
+    }
+  }
+
+ private:
+  absl::StatusOr<balance::Timing> RunOrThrow(const balance::GridPoint& point) {
+    const torch::NoGradGuard no_grad;
+    RETURN_IF_ERROR(SetUp(point));
+    const attention::AttentionOutput output = attention_->Forward(0, q_, k_, v_);
+    output.record->Backward(q_, k_, v_, output.out, output.lse, d_out_);
+    const attention::AttentionStats stats = attention_->TakeStats();
+    return balance::Timing{.forward_seconds = stats.seconds.forward,
+                           .backward_seconds = stats.seconds.backward,
+                           .density = stats.layers.at(0).density};
+  }
+
+  absl::Status SetUp(const balance::GridPoint& point) {
+    const bool is_same = attention_ != nullptr && point.tokens == point_.tokens &&
+                         point.document_tokens == point_.document_tokens &&
+                         point.density == point_.density;
+    if (is_same) return absl::OkStatus();
+    if (attention_ == nullptr || point.tokens != point_.tokens) Draw(point.tokens);
+    AttentionOptions options = job_.attention;
+    options.ring = {};
+    options.layout = kernels::LayoutKind::kContiguous;
+    options.stripe = 0;
+    options.dense_layers.clear();
+    options.adapt_heads = false;
+    if (const Control* const control = ControlOf(options.pattern); control != nullptr)
+      control->set(&options, point.tokens, point.density);
+    point_ = point;
+    attention_ = nullptr;  // its memory first
+    ASSIGN_OR_RETURN(attention_, device_.MakeAttentionAlone(options));
+    std::vector<int64_t> firsts;
+    for (int64_t at = 0; point.document_tokens > 0 && at < point.tokens;
+         at += point.document_tokens) {
+      firsts.push_back(at);
+    }
+    return attention_->SetDocuments(point.tokens, firsts);
+  }
+
+  void Draw(int64_t tokens) {
+    at::Generator generator = at::detail::createCPUGenerator(job_.seed);
+    const auto draw = [&](int64_t heads) {
+      const torch::Device device(device_.is_host() ? torch::kCPU : torch::kCUDA);
+      const Tensor drawn = torch::randn({kDrawnTokens, heads, config_.head_dim}, generator)
+                               .to(torch::TensorOptions().device(device).dtype(device_.type()));
+      const int64_t times = (tokens + kDrawnTokens - 1) / kDrawnTokens;
+      return drawn.repeat({times, 1, 1}).narrow(0, 0, tokens);
+    };
+    q_ = draw(config_.heads);
+    d_out_ = draw(config_.heads);
+    k_ = draw(config_.kv_heads);
+    v_ = draw(config_.kv_heads);
+  }
+
+  const TrainingJob& job_;
+  const model::ModelConfig& config_;
+  EngineDevice& device_;
+  balance::GridPoint point_;
+  Tensor q_, k_, v_, d_out_;
+  std::unique_ptr<attention::ContextAttention> attention_;  // at point_
+};
+
+}  // namespace
+
+std::vector<balance::Row> MeasureAttention(const TrainingJob& job, const model::ModelConfig& config,
+                                           double budget_seconds, EngineDevice& device,
+                                           const Host& host) {
+  const AttentionOptions& options = job.attention;
+  const balance::Row shape = {.pattern = std::string(patterns::DefinitionOf(options.pattern).name),
+                              .tile = options.tile,
+                              .heads = static_cast<int>(config.heads),
+                              .kv_heads = static_cast<int>(config.kv_heads),
+                              .head_dim = static_cast<int>(config.head_dim)};
+  std::vector<double> densities = {1};
+  if (ControlOf(options.pattern) != nullptr) densities = {0.02, 0.05, 0.15, 0.4, 1};
+  const int64_t longest = std::min<int64_t>(static_cast<int64_t>(job.sequence_length),
+                                            device.is_host() ? kLongestOnCpu : kLongestOnGpu);
+  Bench bench(job, config, device);
+  return balance::MeasureGrid(
+      shape,
+      balance::MakeGrid(options.tile, longest, densities, job.document_mask ? kDocumentTokens : 0),
+      budget_seconds, [&](const balance::GridPoint& point) { return bench.Run(point); },
+      [] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+            .count();
+      },
+      [&] { return host.stop_requested(); });
+}
+
+}  // namespace ringleader::trainer
