@@ -19,13 +19,24 @@ struct MachineKind {
 };
 
 struct MeasureRequest {
-  double budget_seconds = 0;                   // 0: nothing is to be measured
-  std::vector<MachineKind> known_layers = {};  // that need not be measured again
+  double budget_seconds = 0;  // 0: nothing is to be measured
+  // That need not be measured again: attention of the job's shape, and links of two kinds.
+  std::vector<MachineKind> known_layers = {};
+  std::vector<MachineKind> known_links_inside = {};
+  std::vector<MachineKind> known_links_between = {};
+};
+
+// A transfer of b bytes takes latency_seconds + b / bytes_per_second.
+struct LinkSpeed {
+  bool between_nodes = false;
+  double bytes_per_second = 0;
+  double latency_seconds = 0;
 };
 
 struct Measurements {
   MachineKind machine = {};
   std::vector<Row> rows = {};  // of the job's shape
+  std::vector<LinkSpeed> links = {};
 };
 
 }  // namespace ringleader::balance

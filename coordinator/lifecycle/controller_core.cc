@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/process/version.h"
 #include "base/status_macros.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "proto/states.h"
@@ -488,6 +489,15 @@ void ControllerCore::AddCertificates(const v1::Attempt& attempt, v1::ConnectPeer
   if (any) peers->mutable_certificates()->Assign(certificates.begin(), certificates.end());
 }
 
+bool ControllerCore::KnowToMeasure(const v1::Attempt& attempt) const {
+  return std::all_of(attempt.placements().begin(), attempt.placements().end(),
+                     [&](const v1::Placement& placement) {
+                       const auto record = nodes_.find(NodeId(placement.node()));
+                       return record != nodes_.end() &&
+                              record->second.node.worker_version() == kVersion;
+                     });
+}
+
 absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMachine& machine,
                                    absl::Time now) {
   Effects effects = machine.Take();
@@ -526,7 +536,9 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
     }
     if (effect.command.has_start()) {
       v1::StartTrainers* const start = effect.command.mutable_start();
-      *start->mutable_measure() = plans_->WhatToMeasure(machine.job());
+      if (KnowToMeasure(*machine.attempt())) {
+        *start->mutable_measure() = plans_->WhatToMeasure(machine.job());
+      }
       if (start->first_rank() == 0) RETURN_IF_ERROR(transaction.PutPlan(id, start->plan()));
     }
     if (effect.command.has_plan()) {

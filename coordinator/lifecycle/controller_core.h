@@ -139,6 +139,8 @@ class ControllerCore {
   };
   absl::Status BeginPlanning(store::ReadTransaction& transaction, JobMachine& machine,
                              const std::vector<v1::Placement>& placements);
+  // Whether all ranks of the attempt are of this release, which measures links together.
+  bool KnowToMeasure(const v1::Attempt& attempt) const;
   // Hands what is stored of the machines to the planner.
   absl::Status ReadMeasurements(store::ReadTransaction& transaction);
   // Tells the planner of an attempt that began under an earlier coordinator.

@@ -54,6 +54,19 @@ TEST_F(PlanningTest, ThePlannedAttemptHoldsItsSlots) {
   EXPECT_THAT(plans_.waiting, IsEmpty());
 }
 
+// Ranks of an older release would not take their part in it.
+TEST_F(PlanningTest, WorkersOfOneReleaseAloneAreAskedToMeasure) {
+  for (const bool is_old : {false, true}) {
+    if (is_old) worker_version_ = "0.0.9";
+    auto session = Connect(is_old ? "b" : "a", "folder.1");
+    ASSERT_TRUE(Create(is_old ? "old" : "new").ok());
+    Answer();
+    const std::vector<v1::Command> commands = session->Commands();
+    ASSERT_THAT(commands, SizeIs(1));
+    EXPECT_EQ(commands[0].start().has_measure(), !is_old);
+  }
+}
+
 // The order of sums is the last attempt's where there is a checkpoint to go on from.
 TEST_F(PlanningTest, AnAttemptThatResumesIsPlannedLikeTheLast) {
   auto session = Connect("a", "folder.1");

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/process/version.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/lifecycle/job_controller.h"
@@ -151,6 +152,7 @@ class ControllerTest : public ::testing::Test {
     v1::WorkerHello hello;
     hello.set_node("nodes/" + node);
     hello.set_incarnation(incarnation);
+    hello.set_version(worker_version_);
     hello.mutable_inventory()->set_trainers(2);
     for (const v1::RunningAttempt& attempt : running) *hello.add_attempts() = attempt;
     controller_->OnHello(session, hello);
@@ -265,6 +267,7 @@ class ControllerTest : public ::testing::Test {
   std::unique_ptr<store::Store> sqlite_;
   FlakyStore store_;
   std::unique_ptr<JobController> controller_;
+  std::string worker_version_ = std::string(kVersion);
   uint32_t attempt_ = 1;  // whose, in Say()
   uint64_t token_ = 0;
 };

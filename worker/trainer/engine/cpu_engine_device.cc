@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -43,6 +44,7 @@ class CpuDevice : public EngineDevice {
     if (alone_ == nullptr) ASSIGN_OR_RETURN(alone_, world_.Split({world_.rank()}));
     return attention::CreateCpuRingAttention(options, alone_.get());
   }
+  absl::StatusOr<double> Exchange(int partner, size_t bytes) override;
   balance::MachineKind Machine() const override;
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return std::make_unique<optim::CpuShardDevice>(world_, job_.threads);
@@ -87,6 +89,17 @@ absl::Status CpuDevice::SetUp() {
   ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
   ASSIGN_OR_RETURN(attention_, attention::CreateCpuRingAttention(job_.attention, context_.get()));
   return absl::OkStatus();
+}
+
+absl::StatusOr<double> CpuDevice::Exchange(int partner, size_t bytes) {
+  const std::vector<char> sent(bytes);
+  std::vector<char> received(bytes);
+  const Clock::time_point start = Clock::now();
+  RETURN_IF_ERROR(world_
+                      .SendReceive(comm::Channel::kKvInner, sent.data(), bytes, partner,
+                                   received.data(), bytes, partner)
+                      ->Wait());
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 balance::MachineKind CpuDevice::Machine() const {

@@ -8,7 +8,9 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,6 +81,7 @@ class CudaDevice : public EngineDevice {
   attention::ContextAttention& attention() override { return *attention_; }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override;
+  absl::StatusOr<double> Exchange(int partner, size_t bytes) override;
   balance::MachineKind Machine() const override;
   absl::StatusOr<std::unique_ptr<optim::ShardDevice>> MakeShardDevice() override {
     return optim::CudaShardDevice::Create(gpus_.get());
@@ -115,6 +118,7 @@ class CudaDevice : public EngineDevice {
   // This rank; null until they are needed.
   std::unique_ptr<comm::Communicator> host_alone_;
   std::unique_ptr<comm::DeviceCommunicator> alone_;
+  std::map<int, std::unique_ptr<comm::DeviceCommunicator>> pairs_;  // by partner
   std::unique_ptr<attention::ContextAttention> attention_;
   const std::unique_ptr<model::TokenOps> token_ops_ = model::NewCudaTokenOps();
   std::unique_ptr<model::HostActivations> host_activations_;  // null: nothing leaves the GPU
@@ -150,6 +154,27 @@ absl::StatusOr<std::unique_ptr<attention::ContextAttention>> CudaDevice::MakeAtt
     ASSIGN_OR_RETURN(alone_, comm::CreateNcclCommunicator(Transfers(), host_alone_.get()));
   }
   return attention::CreateCudaRingAttention(options, alone_.get());
+}
+
+absl::StatusOr<double> CudaDevice::Exchange(int partner, size_t bytes) {
+  std::unique_ptr<comm::DeviceCommunicator>& pair = pairs_[partner];
+  const int rank = world_.rank();
+  if (pair == nullptr) {
+    ASSIGN_OR_RETURN(pair, gpus_->Split({std::min(rank, partner), std::max(rank, partner)}));
+  }
+  constexpr comm::Channel kChannel[] = {comm::Channel::kKvInner};
+  ASSIGN_OR_RETURN(const std::shared_ptr<void> sent, pair->Allocate(bytes, kChannel));
+  ASSIGN_OR_RETURN(const std::shared_ptr<void> received, pair->Allocate(bytes, kChannel));
+  const cudaStream_t stream = kernels::ops::Stream();
+  RETURN_IF_ERROR(comm::CudaError(cudaStreamSynchronize(stream), "measuring a link"));
+  const auto start = std::chrono::steady_clock::now();
+  const int other = 1 - pair->rank();
+  ASSIGN_OR_RETURN(const comm::DeviceTransfer transfer,
+                   pair->SendReceive(kChannel[0], sent.get(), bytes, other, received.get(), bytes,
+                                     other, stream));
+  RETURN_IF_ERROR(transfer->Order(stream));
+  RETURN_IF_ERROR(comm::CudaError(cudaStreamSynchronize(stream), "measuring a link"));
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 balance::MachineKind CudaDevice::Machine() const {

@@ -4,6 +4,7 @@
 
 #include <torch/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -42,6 +43,9 @@ class EngineDevice {
   // ranks do, they take no part.
   virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) = 0;
+  // The seconds in which this rank and `partner`, which calls it alike, send each other `bytes`
+  // through the transport of the ring's hops.
+  virtual absl::StatusOr<double> Exchange(int partner, size_t bytes) = 0;
   // For what machines measurements on this device hold.
   virtual balance::MachineKind Machine() const = 0;
   // The device of the optimizer's tensors, over all ranks. Called once.

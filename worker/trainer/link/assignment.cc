@@ -109,14 +109,20 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
 }
 
 balance::MeasureRequest ToMeasureRequest(const v1::MeasureRequest& request) {
-  balance::MeasureRequest result = {.budget_seconds = 1e-3 * request.budget_milliseconds()};
-  for (const v1::MachineKind& machine : request.known_layers()) {
-    result.known_layers.push_back({.device = machine.device(),
-                                   .clocks = machine.clocks(),
-                                   .driver = machine.driver(),
-                                   .build = machine.build()});
-  }
-  return result;
+  const auto machines = [](const auto& kinds) {
+    std::vector<balance::MachineKind> result;
+    for (const v1::MachineKind& machine : kinds) {
+      result.push_back({.device = machine.device(),
+                        .clocks = machine.clocks(),
+                        .driver = machine.driver(),
+                        .build = machine.build()});
+    }
+    return result;
+  };
+  return {.budget_seconds = 1e-3 * request.budget_milliseconds(),
+          .known_layers = machines(request.known_layers()),
+          .known_links_inside = machines(request.known_links_inside()),
+          .known_links_between = machines(request.known_links_between())};
 }
 
 absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignment) {

@@ -88,11 +88,21 @@ v1::EvalReport ToProto(const EvalRecord& record) {
 
 v1::Measurements ToProto(const balance::Measurements& measured) {
   v1::Measurements proto;
+  v1::MachineKind machine;
+  machine.set_device(measured.machine.device);
+  machine.set_clocks(measured.machine.clocks);
+  machine.set_driver(measured.machine.driver);
+  machine.set_build(measured.machine.build);
+  for (const balance::LinkSpeed& link : measured.links) {
+    v1::LinkSpeed* const out = proto.add_links();
+    *out->mutable_machine() = machine;
+    out->set_between_nodes(link.between_nodes);
+    out->set_bytes_per_second(link.bytes_per_second);
+    out->set_latency_seconds(link.latency_seconds);
+  }
+  if (measured.rows.empty()) return proto;
   v1::LatencyTable* const table = proto.mutable_layers();
-  table->mutable_machine()->set_device(measured.machine.device);
-  table->mutable_machine()->set_clocks(measured.machine.clocks);
-  table->mutable_machine()->set_driver(measured.machine.driver);
-  table->mutable_machine()->set_build(measured.machine.build);
+  *table->mutable_machine() = machine;
   const balance::Row& shape = measured.rows.front();
   table->mutable_shape()->set_pattern(shape.pattern);
   table->mutable_shape()->set_tile(static_cast<uint32_t>(shape.tile));

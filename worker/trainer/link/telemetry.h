@@ -10,7 +10,6 @@ namespace ringleader::trainer {
 
 v1::StepReport ToProto(const StepRecord& record, int rank);
 v1::EvalReport ToProto(const EvalRecord& record);
-// `measured` has rows.
 v1::Measurements ToProto(const balance::Measurements& measured);
 
 }  // namespace ringleader::trainer

@@ -30,6 +30,7 @@
 #include "worker/data/loader.h"
 #include "worker/trainer/engine/machine_memory.h"
 #include "worker/trainer/measure/attention_grid.h"
+#include "worker/trainer/measure/links.h"
 #include "worker/trainer/steps/step_agreement.h"
 #include "worker/trainer/steps/step_loop.h"
 #include "worker/trainer/steps/step_profiler.h"
@@ -59,7 +60,7 @@ class Attempt {
   }
 
   absl::Status Prepare();
-  void MeasureMachine();
+  absl::Status MeasureMachine();
   absl::Status OpenData();
   absl::Status Resume();
   absl::Status StartCheckpointer();
@@ -96,7 +97,7 @@ absl::Status Attempt::Prepare() {
   }
   ASSIGN_OR_RETURN(engine_, StepEngine::Create(job_, world_, host_));
   if (is_first()) PrintSettings();
-  if (is_first()) MeasureMachine();
+  RETURN_IF_ERROR(MeasureMachine());
   RETURN_IF_ERROR(OpenData());
   loop_ = std::make_unique<StepLoop>(job_, StepParts{.engine = engine_.get(),
                                                      .train = train_.get(),
@@ -108,24 +109,30 @@ absl::Status Attempt::Prepare() {
   return StartCheckpointer();
 }
 
-// The other ranks wait where they next need this one.
-void Attempt::MeasureMachine() {
+// The other ranks help with links, and then wait where they next need rank 0.
+absl::Status Attempt::MeasureMachine() {
   const balance::MeasureRequest& request = host_.measure();
+  if (request.budget_seconds <= 0) return absl::OkStatus();
   balance::Measurements measured = {.machine = engine_->device().Machine()};
-  const auto& known = request.known_layers;
-  const bool is_known = std::find(known.begin(), known.end(), measured.machine) != known.end();
-  if (request.budget_seconds <= 0 || is_known) return;
-  host_.SetPlace(0, "measuring attention");
   double seconds = 0;
   {
     const Stopwatch timer(&seconds);
-    measured.rows =
-        MeasureAttention(job_, engine_->config(), request.budget_seconds, engine_->device(), host_);
+    host_.SetPlace(0, "measuring links");
+    ASSIGN_OR_RETURN(measured.links, MeasureLinks(job_, request, engine_->device(), world_));
+    if (!is_first()) return absl::OkStatus();
+    const auto& known = request.known_layers;
+    if (std::find(known.begin(), known.end(), measured.machine) == known.end()) {
+      host_.SetPlace(0, "measuring attention");
+      measured.rows = MeasureAttention(job_, engine_->config(), request.budget_seconds,
+                                       engine_->device(), host_);
+    }
   }
-  std::printf("measured attention at %zu points in %.1f s (docs/latency.md)\n",
-              measured.rows.size(), seconds);
+  if (measured.rows.empty() && measured.links.empty()) return absl::OkStatus();
+  std::printf("measured attention at %zu points and %zu links in %.1f s (docs/latency.md)\n",
+              measured.rows.size(), measured.links.size(), seconds);
   std::fflush(stdout);
-  if (!measured.rows.empty()) host_.ReportMeasurements(measured);
+  host_.ReportMeasurements(measured);
+  return absl::OkStatus();
 }
 
 absl::Status Attempt::OpenData() {

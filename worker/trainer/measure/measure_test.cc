@@ -1,0 +1,134 @@
+// What rank 0 measures before the first step, and that it changes nothing of the training.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "balance/latency_table.h"
+#include "base/testing/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/testing/local_communicator.h"
+#include "worker/trainer/measure/attention_grid.h"
+#include "worker/trainer/testing/attempt_in_process.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using patterns::Pattern;
+using ::testing::IsEmpty;
+using testing::RecordingHost;
+using ::testing::SizeIs;
+
+class MeasureTest : public ::testing::Test {
+ protected:
+  TrainingJob Job(int context) {
+    return testing::TinyTrainingJob(directory_.path().string(), context);
+  }
+  std::vector<RecordingHost> Run(TrainingJob job, const balance::MeasureRequest& request,
+                                 const std::string& folder) {
+    job.checkpoint_directory = directory_.File(folder);
+    std::vector<RecordingHost> hosts(job.world_size);
+    for (RecordingHost& host : hosts) host.to_measure = request;
+    for (const auto& outcome : testing::RunRanks(job, hosts)) {
+      EXPECT_TRUE(outcome.ok()) << outcome.status();
+    }
+    return hosts;
+  }
+  static std::vector<double> Losses(const RecordingHost& host) {
+    std::vector<double> losses;
+    for (const StepRecord& step : host.steps) losses.push_back(step.loss);
+    return losses;
+  }
+
+  TempDir directory_;
+};
+
+TEST_F(MeasureTest, AnUnknownMachineIsMeasuredByRankZeroOnce) {
+  TrainingJob job = Job(2);
+  job.attention.pattern = Pattern::kVerticalSlash;
+  const auto plain = Run(job, {}, "plain");
+  EXPECT_THAT(plain[0].measured, IsEmpty());
+  balance::MeasureRequest request = {.budget_seconds = 1e6};
+  const auto first = Run(job, request, "first");
+  ASSERT_THAT(first[0].measured, SizeIs(1));
+  EXPECT_THAT(first[1].measured, IsEmpty());
+  const balance::Measurements& measured = first[0].measured[0];
+  EXPECT_EQ(measured.machine.device, "cpu, 1 threads");
+  EXPECT_FALSE(measured.machine.driver.empty());
+  const absl::StatusOr<balance::LatencyTable> table = balance::MakeTable(measured.rows);
+  ASSERT_TRUE(table.ok()) << table.status();
+  EXPECT_EQ(table->rows.back().pattern, "vertical_slash");
+  EXPECT_EQ(table->rows.back().tokens, static_cast<int64_t>(job.sequence_length));
+  EXPECT_EQ(table->rows.back().density, 1);
+  // Two ranks of one node.
+  ASSERT_THAT(measured.links, SizeIs(1));
+  EXPECT_FALSE(measured.links[0].between_nodes);
+  EXPECT_GT(measured.links[0].bytes_per_second, 0);
+  EXPECT_GE(measured.links[0].latency_seconds, 0);
+  // The same losses, bit for bit.
+  EXPECT_EQ(Losses(first[0]), Losses(plain[0]));
+
+  request.known_layers = request.known_links_inside = {measured.machine};
+  EXPECT_THAT(Run(job, request, "second")[0].measured, IsEmpty());
+  request.known_layers[0].driver += "-other";
+  const auto third = Run(job, request, "third");
+  ASSERT_THAT(third[0].measured, SizeIs(1));
+  EXPECT_FALSE(third[0].measured[0].rows.empty());
+  EXPECT_THAT(third[0].measured[0].links, IsEmpty());
+}
+
+TEST_F(MeasureTest, LinksInsideAndBetweenNodesAreToldApart) {
+  TrainingJob job = Job(4);
+  job.ranks_per_node = 2;
+  const auto hosts = Run(job, {.budget_seconds = 1e-9}, "nodes");
+  ASSERT_THAT(hosts[0].measured, SizeIs(1));
+  ASSERT_THAT(hosts[0].measured[0].links, SizeIs(2));
+  EXPECT_FALSE(hosts[0].measured[0].links[0].between_nodes);
+  EXPECT_TRUE(hosts[0].measured[0].links[1].between_nodes);
+  for (int rank = 1; rank < 4; ++rank) EXPECT_THAT(hosts[rank].measured, IsEmpty()) << rank;
+}
+
+TEST_F(MeasureTest, NothingIsLeftOfABudgetThatIsTooSmall) {
+  EXPECT_THAT(Run(Job(1), {.budget_seconds = 1e-9}, "hasty")[0].measured, IsEmpty());
+}
+
+// Each pattern that has a control comes near the densities that are wished for.
+TEST_F(MeasureTest, PatternsComeToTheDensitiesOfTheGrid) {
+  TrainingJob job = Job(1);
+  job.sequence_length = 4096;
+  job.attention.block_size = 128;
+  const model::ModelConfig config = {.heads = 2, .kv_heads = 1, .head_dim = 64};
+  RecordingHost host;
+  const auto worlds = comm::testing::LocalCommunicators(1);
+  const auto rows_of = [&](Pattern pattern) {
+    job.attention.pattern = pattern;
+    auto device = CreateCpuDevice(job, *worlds[0], host);
+    EXPECT_TRUE(device.ok()) << device.status();
+    return MeasureAttention(job, config, 1e6, **device, host);
+  };
+  for (const Pattern pattern :
+       {Pattern::kSlidingWindow, Pattern::kVerticalSlash, Pattern::kBlockTopK}) {
+    const std::vector<balance::Row> rows = rows_of(pattern);
+    EXPECT_TRUE(balance::MakeTable(rows).ok()) << balance::MakeTable(rows).status();
+    for (const double wished : {0.15, 0.4, 1.0}) {
+      double nearest = std::numeric_limits<double>::infinity();
+      for (const balance::Row& row : rows) {
+        if (row.tokens == 4096) nearest = std::min(nearest, std::abs(row.density / wished - 1));
+      }
+      EXPECT_LT(nearest, 0.25) << static_cast<int>(pattern) << " at " << wished;
+    }
+  }
+  const std::vector<balance::Row> dense = rows_of(Pattern::kDense);
+  ASSERT_THAT(dense, SizeIs(2));
+  EXPECT_EQ(dense[1].density, 1);
+
+  job.document_mask = true;
+  job.sequence_length = 8192;
+  const std::vector<balance::Row> apart = rows_of(Pattern::kDense);
+  EXPECT_TRUE(std::any_of(apart.begin(), apart.end(), [](const balance::Row& row) {
+    return row.tokens == 8192 && row.document_tokens == 4096 && row.density < 0.7;
+  }));
+}
+
+}  // namespace
+}  // namespace ringleader::trainer
