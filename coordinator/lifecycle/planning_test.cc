@@ -78,7 +78,7 @@ TEST_F(PlanningTest, AnAttemptThatResumesIsPlannedLikeTheLast) {
     MadePlan made = FixedPlan::Made();
     made.plan.set_stripe(stripe);
     Answer(made);
-    token_ = session->Commands().at(0).fencing_token();
+    token_ = session->Commands().back().fencing_token();  // after the order to stop
     for (const uint32_t rank : {0, 1}) Say(session, ++sequence, Ready(rank));
     v1::AttemptEvent saved;
     saved.mutable_checkpoint()->set_step(1);
