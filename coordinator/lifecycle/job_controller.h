@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
-#include "coordinator/lifecycle/options.h"
+#include "coordinator/lifecycle/job/options.h"
 #include "coordinator/lifecycle/plan_source.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
