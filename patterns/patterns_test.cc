@@ -114,8 +114,8 @@ TEST(SampleTest, XAttentionIsPredictedByItsShare) {
     if (head.row_offsets.empty()) return 1.0;  // all of it
     double tiles = 0;
     for (int64_t q = 0; q < 2048; ++q) {
-      tiles += head.row_weights[q] *
-               static_cast<double>(head.row_offsets[q + 1] - head.row_offsets[q]);
+      tiles +=
+          head.row_weights[q] * static_cast<double>(head.row_offsets[q + 1] - head.row_offsets[q]);
     }
     return tiles / (2048.0 * 2049 / 2);
   };

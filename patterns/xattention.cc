@@ -51,12 +51,12 @@ absl::StatusOr<DeviceArray<std::byte>> GatherKeys(const IndexInputs& inputs, int
   RETURN_IF_ERROR(
       device.Run(kernels::PackKeysStep{.packed = gathered.data() + layout.rank * part}));
   RETURN_IF_ERROR(device.Gather(gathered.data(), part));
-  RETURN_IF_ERROR(device.Run(kernels::OrderTilesStep{
-      .gathered = reinterpret_cast<const float*>(gathered.data()),
-      .layout = layout,
-      .tile = tile,
-      .row = tile * row / static_cast<int64_t>(sizeof(float)),
-      .ordered = reinterpret_cast<float*>(ordered.data())}));
+  RETURN_IF_ERROR(device.Run(
+      kernels::OrderTilesStep{.gathered = reinterpret_cast<const float*>(gathered.data()),
+                              .layout = layout,
+                              .tile = tile,
+                              .row = tile * row / static_cast<int64_t>(sizeof(float)),
+                              .ordered = reinterpret_cast<float*>(ordered.data())}));
   return ordered;
 }
 
@@ -70,8 +70,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
   index.kept_blocks = std::min(blocks, std::max(2, kernels::MostBlocks(density, blocks)));
-  index.chosen = AllocateArray<uint32_t>(
-      device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
+  index.chosen =
+      AllocateArray<uint32_t>(device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
   return device.Run(
       kernels::AntidiagonalGateStep{.keys = keys.data(),
                                     .query_layout = layout,

@@ -211,8 +211,8 @@ void BenchBlocks(const Shape& shape, Report& report) {
   add("mass_lists", 0, [&] { build_lists(chosen_by_mass, kTile); });
 }
 
-// What a rank of a striped sequence chooses by antidiagonals, from keys that have been gathered, and
-// the lists of its own keys.
+// What a rank of a striped sequence chooses by antidiagonals, from keys that have been gathered,
+// and the lists of its own keys.
 void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
   constexpr int kTile = 128;
   constexpr float kDensity = 0.05f;
@@ -239,15 +239,13 @@ void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
                                      .chosen = chosen.data()};
   const DeviceBuffer<char> workspace(
       static_cast<int64_t>(index::AntidiagonalWorkspaceBytes(queries, step)));
-  const TileListBuffers lists(heads, tiles,
-                              int64_t{heads} * tiles * MostBlocks(kDensity, blocks));
+  const TileListBuffers lists(heads, tiles, int64_t{heads} * tiles * MostBlocks(kDensity, blocks));
   const auto add = [&](const char* name, const std::function<void()>& run) {
     AddStep(shape, absl::StrCat(name, stride).c_str(), n, MedianMs(run, 5), lists.Bytes(),
             workspace.Bytes() + chosen.Bytes(), report);
   };
-  add("antidiagonals_", [&] {
-    Check(index::ChooseByAntidiagonals(queries, keys, step, workspace.data(), nullptr));
-  });
+  add("antidiagonals_",
+      [&] { Check(index::ChooseByAntidiagonals(queries, keys, step, workspace.data(), nullptr)); });
   add("antidiagonal_lists_", [&] { lists.Build(chosen, layout, heads, kTile, kTile); });
 }
 

@@ -1,10 +1,9 @@
-#include "kernels/index/antidiagonal.h"
-
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/antidiagonal.h"
 #include "kernels/index/antidiagonal_scores.cuh"
 #include "kernels/index/threshold.cuh"
 #include "kernels/sm90/hopper.h"
@@ -19,7 +18,7 @@ using fused::CheckSize;
 
 constexpr int kKeepThreads = 256;
 constexpr int kKeepWarps = kKeepThreads / 32;
-constexpr int kMaxWidth = 16;        // groups of a tile
+constexpr int kMaxWidth = 16;           // groups of a tile
 constexpr int kMaxSeenBlocks = 48'000;  // their masses are kept in shared memory
 
 struct KeepParams {
@@ -65,7 +64,8 @@ __device__ void FinishRows(const ScoreParams& p, int64_t first_slot, int rows, i
 }
 
 // A block of threads takes a tile of queries of a head: masses of blocks, then which are kept.
-__global__ void __launch_bounds__(kKeepThreads) KeepKernel(const ScoreParams p, const KeepParams keep) {
+__global__ void __launch_bounds__(kKeepThreads)
+    KeepKernel(const ScoreParams p, const KeepParams keep) {
   extern __shared__ int32_t mass[];  // of [first, own]
   __shared__ SelectShared shared;
   __shared__ RowSoftmax softmax;
@@ -167,8 +167,8 @@ Kernel KernelOf(int width) {
 absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
                    const TokenMajor<const __nv_bfloat16>& k, const AntidiagonalGateStep& step) {
   if (step.tile != 64 && step.tile != 128) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "ChooseByAntidiagonals: tile is %d; 64 and 128 are supported", step.tile));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ChooseByAntidiagonals: tile is %d; 64 and 128 are supported", step.tile));
   }
   if (step.stride < 8 || step.stride > 64 || (step.stride & (step.stride - 1)) != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -178,11 +178,10 @@ absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
     return absl::InvalidArgumentError(absl::StrFormat(
         "ChooseByAntidiagonals: head_dim is %d; 64 and 128 are supported", q.head_dim));
   }
-  RETURN_IF_ERROR(CheckSize(k.head_dim, "ChooseByAntidiagonals: head_dim of k", q.head_dim,
-                            q.head_dim));
-  RETURN_IF_ERROR(CheckSize(k.heads, "ChooseByAntidiagonals: heads of k", 1, 65535));
   RETURN_IF_ERROR(
-      CheckSize(q.heads, "ChooseByAntidiagonals: heads of q", k.heads, 65535, k.heads));
+      CheckSize(k.head_dim, "ChooseByAntidiagonals: head_dim of k", q.head_dim, q.head_dim));
+  RETURN_IF_ERROR(CheckSize(k.heads, "ChooseByAntidiagonals: heads of k", 1, 65535));
+  RETURN_IF_ERROR(CheckSize(q.heads, "ChooseByAntidiagonals: heads of q", k.heads, 65535, k.heads));
   RETURN_IF_ERROR(CheckSize(q.tokens, "ChooseByAntidiagonals: tokens of q (of the layout's rank)",
                             step.query_layout.local_tokens(), step.query_layout.local_tokens()));
   RETURN_IF_ERROR(CheckSize(k.tokens, "ChooseByAntidiagonals: tokens of k (of the sequence)",
@@ -215,9 +214,9 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
     ASSIGN_OR_RETURN(query_map, sm90::LoadGroupMap(q, step.stride, kScoreRows, kName));
     ASSIGN_OR_RETURN(key_map, sm90::LoadGroupMap(k, step.stride, kScoreColumns, kName));
   }
-  RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(ScoreShared)),
-      kName);
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            sizeof(ScoreShared)),
+                       kName);
   const int mass_bytes = static_cast<int>(sizeof(int32_t) * batches.blocks);
   RETURN_IF_CUDA_ERROR(
       cudaFuncSetAttribute(KeepKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mass_bytes),
@@ -228,19 +227,19 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), kName);
 
   const auto query_tiles = static_cast<int>((q.tokens + step.tile - 1) / step.tile);
-  ScoreParams params = {.layout = step.query_layout,
-                        .document_starts = step.document_starts,
-                        .stride = step.stride,
-                        .head_blocks = q.head_dim / 64,
-                        .group = q.heads / k.heads,
-                        .blocks = static_cast<int>(batches.blocks),
-                        .items = static_cast<int>(batches.items),
-                        .scale_log2 = step.scale / static_cast<float>(step.stride) *
-                                      sm90::ptx::kLog2E,
-                        .items_of = static_cast<float2*>(workspace),
-                        .block_sums = reinterpret_cast<float*>(
-                            static_cast<float2*>(workspace) +
-                            batches.items * batches.rows_at_once * batches.heads_at_once)};
+  ScoreParams params = {
+      .layout = step.query_layout,
+      .document_starts = step.document_starts,
+      .stride = step.stride,
+      .head_blocks = q.head_dim / 64,
+      .group = q.heads / k.heads,
+      .blocks = static_cast<int>(batches.blocks),
+      .items = static_cast<int>(batches.items),
+      .scale_log2 = step.scale / static_cast<float>(step.stride) * sm90::ptx::kLog2E,
+      .items_of = static_cast<float2*>(workspace),
+      .block_sums =
+          reinterpret_cast<float*>(static_cast<float2*>(workspace) +
+                                   batches.items * batches.rows_at_once * batches.heads_at_once)};
   KeepParams keep = {.width = width,
                      .tile = step.tile,
                      .query_tiles = query_tiles,
@@ -258,11 +257,11 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
           std::clamp<int64_t>(batches.rows - params.first_row, 0, batches.rows_at_once));
       if (params.rows > 0) {
         kernel<<<multiprocessors, kScoreThreads, sizeof(ScoreShared), stream>>>(params, query_map,
-                                                                               key_map);
+                                                                                key_map);
         RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByAntidiagonals: scores");
       }
-      const int tiles = std::min(query_tiles - keep.first_tile,
-                                 static_cast<int>(batches.rows_at_once) / width);
+      const int tiles =
+          std::min(query_tiles - keep.first_tile, static_cast<int>(batches.rows_at_once) / width);
       KeepKernel<<<dim3(tiles, params.heads), kKeepThreads, mass_bytes, stream>>>(params, keep);
       RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByAntidiagonals: keep");
     }

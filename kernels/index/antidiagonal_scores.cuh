@@ -1,5 +1,5 @@
-// What groups of queries see of groups of keys: products of groups along their antidiagonals, as one
-// matrix product whose inner dimension is a group's tokens and their head_dim. A CTA takes 128
+// What groups of queries see of groups of keys: products of groups along their antidiagonals, as
+// one matrix product whose inner dimension is a group's tokens and their head_dim. A CTA takes 128
 // groups of queries and 256 of keys at a time: a warp loads, two warpgroups multiply and leave, of
 // each row, the sum of exponentials of each block of keys and of all, beside the row's maximum over
 // these keys. The softmax over all keys is put together from that (antidiagonal.cu).
@@ -25,19 +25,19 @@ inline constexpr int kScoreStages = 4;
 
 // Of one launch: `rows` groups of queries from first_row on, of `heads` heads from first_head on.
 struct ScoreParams {
-  ShardLayout layout;              // of the queries
+  ShardLayout layout;                        // of the queries
   const int32_t* document_starts = nullptr;  // may be null
-  int stride = 0;                      // tokens of a group
-  int head_blocks = 0;                 // of 64 elements in a head
-  int group = 0;                       // query heads a KV head
+  int stride = 0;                            // tokens of a group
+  int head_blocks = 0;                       // of 64 elements in a head
+  int group = 0;                             // query heads a KV head
   int first_head = 0, heads = 0;
   int first_row = 0, rows = 0;
-  int blocks = 0;        // of keys of the sequence
-  int items = 0;         // of a row
+  int blocks = 0;           // of keys of the sequence
+  int items = 0;            // of a row
   float scale_log2 = 0.0f;  // of a group's summed logits
   // max and sum: 2^(logit - max) over an item's groups that the row sees; -infinity and 0 if none.
-  float2* items_of = nullptr;     // [heads, rows, items]
-  float* block_sums = nullptr;    // [heads, rows, blocks]: the parts of `sum`
+  float2* items_of = nullptr;   // [heads, rows, items]
+  float* block_sums = nullptr;  // [heads, rows, blocks]: the parts of `sum`
 };
 
 // Positions of groups, as numbers of groups.
@@ -73,8 +73,7 @@ struct ScoreWalk {
     const GroupPositions positions = {p};
     for (; head < p.heads; ++head, row = 0) {
       for (; row < p.rows; row += kScoreRows) {
-        const int first = p.first_row + row,
-                  last = p.first_row + min(row + kScoreRows, p.rows) - 1;
+        const int first = p.first_row + row, last = p.first_row + min(row + kScoreRows, p.rows) - 1;
         const int begin = positions.Start(first) / kScoreColumns;
         const int count = positions.Of(last) / kScoreColumns + 1 - begin;
         item = begin + static_cast<int>(offset_);
@@ -109,8 +108,8 @@ __device__ __forceinline__ void LoadGroups(void* smem, const CUtensorMap* map,
       : "memory");
 }
 
-// One thread loads: of each stage 64 columns of one token of each group of queries, and of the token
-// of each group of keys that it meets.
+// One thread loads: of each stage 64 columns of one token of each group of queries, and of the
+// token of each group of keys that it meets.
 __device__ inline void ProduceScores(const ScoreParams& p, const CUtensorMap* query_map,
                                      const CUtensorMap* key_map, ScoreShared& shared) {
   sm90::RingCursor<kScoreStages> cursor;
@@ -260,10 +259,9 @@ __device__ __forceinline__ void StoreScores(const ScoreParams& p, const ScoreWal
     sum = OverQuad(sum);
     const int64_t slot = static_cast<int64_t>(walk.head) * p.rows + (valid ? row : 0);
     if (valid && quad == 0) p.items_of[slot * p.items + walk.item] = make_float2(maximum, sum);
-    StoreBlockSums<kWidth>(p.block_sums + slot * p.blocks, walk.item * (kScoreColumns / kWidth),
-                           p.blocks, valid, [&](int half, int j, int low) {
-                             return sums.of[half][j * 4 + half_row * 2 + low];
-                           });
+    StoreBlockSums<kWidth>(
+        p.block_sums + slot * p.blocks, walk.item * (kScoreColumns / kWidth), p.blocks, valid,
+        [&](int half, int j, int low) { return sums.of[half][j * 4 + half_row * 2 + low]; });
   }
 }
 

@@ -37,7 +37,8 @@ class AntidiagonalTest : public GpuTest {
 
     TokenMajor<const float> View() const {
       const int64_t row = int64_t{heads} * head_dim;
-      return {floats.data(), static_cast<int64_t>(floats.size()) / row, heads, head_dim, row, head_dim};
+      return {floats.data(), static_cast<int64_t>(floats.size()) / row, heads, head_dim, row,
+              head_dim};
     }
   };
   Rows Random(int64_t tokens, int heads, int head_dim) {
@@ -50,7 +51,8 @@ class AntidiagonalTest : public GpuTest {
     return rows;
   }
 
-  // What the rank of `layout` chooses. Several ranks are given the keys of all as Gather leaves them.
+  // What the rank of `layout` chooses. Several ranks are given the keys of all as Gather leaves
+  // them.
   std::vector<uint32_t> Choose(const Rows& q, const Rows& k, AntidiagonalGateStep step,
                                const ShardLayout& layout, const std::vector<int32_t>& starts) {
     const int64_t n = layout.local_tokens(), q_row = int64_t{q.heads} * q.head_dim,
@@ -65,7 +67,8 @@ class AntidiagonalTest : public GpuTest {
     };
     const DeviceBuffer<Bf16> queries(shard(q, q_row, layout)), keys(shard(k, k_row, layout));
     DeviceBuffer<Bf16> gathered(layout.tokens * k_row), ordered(layout.tokens * k_row);
-    const TokenMajor<const Bf16> q_view = {queries.data(), n, q.heads, q.head_dim, q_row, q.head_dim};
+    const TokenMajor<const Bf16> q_view = {queries.data(), n,     q.heads,
+                                           q.head_dim,     q_row, q.head_dim};
     const auto run = [&](const TokenMajor<const Bf16>& k_view, const BlockStep& block_step) {
       const DeviceBuffer<char> workspace(
           static_cast<int64_t>(BlockStepWorkspaceBytes(q_view, k_view, block_step)) + 16);
@@ -123,9 +126,13 @@ class AntidiagonalTest : public GpuTest {
 };
 
 TEST_F(AntidiagonalTest, IsTheOraclesAndOnRanksThatOfOne) {
-  for (const auto& [tokens, head_dim, tile, stride] :
-       {std::tuple{1000, 64, 64, 16}, {4096, 128, 128, 16}, {4096, 128, 128, 8},
-        {8192, 128, 128, 64}, {4096, 64, 64, 8}, {4096, 64, 128, 32}, {40, 64, 64, 64}}) {
+  for (const auto& [tokens, head_dim, tile, stride] : {std::tuple{1000, 64, 64, 16},
+                                                       {4096, 128, 128, 16},
+                                                       {4096, 128, 128, 8},
+                                                       {8192, 128, 128, 64},
+                                                       {4096, 64, 64, 8},
+                                                       {4096, 64, 128, 32},
+                                                       {40, 64, 64, 64}}) {
     if (SmallShapes() && tokens > 1024) continue;
     const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
     const auto documents = reference::testing::DocumentStarts(

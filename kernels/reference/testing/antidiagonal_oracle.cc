@@ -32,8 +32,8 @@ AntidiagonalOracle::AntidiagonalOracle(const TokenMajor<const float>& q,
           for (int x = 0; x < q.head_dim; ++x) logits += double{query_row[x]} * double{key_row[x]};
         }
         const bool seen = key + stride > StartOf(first);
-        weight.push_back(
-            seen ? std::exp(logits * double{step.scale} / static_cast<double>(stride)) : 0.0);
+        weight.push_back(seen ? std::exp(logits * double{step.scale} / static_cast<double>(stride))
+                              : 0.0);
         sum += weight.back();
       }
       double* const row = &mass_[(head * blocks_ + first / step.tile) * blocks_];
@@ -71,11 +71,13 @@ std::string AntidiagonalOracle::Complaint(int head, int64_t tile, const std::vec
   const auto count = static_cast<int64_t>(kept.size());
   const bool others = std::isfinite(least);
   const double target = step_.threshold * total;
-  const auto most = static_cast<int64_t>(std::floor(double{step_.density} * static_cast<double>(seen)));
+  const auto most =
+      static_cast<int64_t>(std::floor(double{step_.density} * static_cast<double>(seen)));
   if (others && least < best_left - tolerance) return where("is left, one of less is kept", tile);
   if (others && step_.density > 0 && count > most) return where("keeps more than its share", tile);
   const bool full = step_.density > 0 && count >= most;
-  if (!full && held < target - tolerance && best_left > tolerance) return where("keeps too little", tile);
+  if (!full && held < target - tolerance && best_left > tolerance)
+    return where("keeps too little", tile);
   if (others && held - least > target + tolerance) return where("keeps too much", tile);
   return "";
 }

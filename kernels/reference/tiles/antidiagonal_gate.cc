@@ -33,7 +33,8 @@ std::vector<float> PackGroups(const TileMath& math, const TokenMajor<const float
 // The masses of one tile's groups of queries.
 class TileMasses {
  public:
-  TileMasses(const TileMath& math, const TokenMajor<const float>& q, const AntidiagonalGateStep& step)
+  TileMasses(const TileMath& math, const TokenMajor<const float>& q,
+             const AntidiagonalGateStep& step)
       : math_(math), q_(q), step_(step), width_(step.tile / step.stride) {}
 
   // Adds to mass[block] what query tile `a` of `head` sees of the blocks up to its own, `packed` by
@@ -41,8 +42,8 @@ class TileMasses {
   void Add(int head, int64_t a, const std::vector<float>& packed, float* logits,
            std::vector<int64_t>& mass) const {
     const int64_t groups = step_.query_layout.tokens / step_.stride, first_row = a * width_;
-    const auto rows = static_cast<int>(
-        std::min<int64_t>(width_, q_.tokens / step_.stride - first_row));
+    const auto rows =
+        static_cast<int>(std::min<int64_t>(width_, q_.tokens / step_.stride - first_row));
     if (rows <= 0) return;
     const int64_t last = GroupPosition(first_row + rows - 1);
     const int64_t columns = RoundUp(last + 1, math_.panel);
@@ -100,10 +101,11 @@ void Keep(const std::vector<int64_t>& mass, int64_t first, int64_t own, float th
   const auto take = [&](int64_t block) { chosen[block / 32] |= 1u << block % 32; };
   take(first);
   take(own);
-  const int64_t target =
-      MassTarget(std::accumulate(mass.begin() + first, mass.begin() + own + 1, int64_t{0}), threshold);
+  const int64_t target = MassTarget(
+      std::accumulate(mass.begin() + first, mass.begin() + own + 1, int64_t{0}), threshold);
   int64_t held = first == own ? mass[own] : mass[first] + mass[own];
-  int64_t left = MostBlocks(density, static_cast<int32_t>(own - first + 1)) - (first == own ? 1 : 2);
+  int64_t left =
+      MostBlocks(density, static_cast<int32_t>(own - first + 1)) - (first == own ? 1 : 2);
   for (const int64_t block : others) {
     if (held >= target || left-- <= 0) break;
     take(block);

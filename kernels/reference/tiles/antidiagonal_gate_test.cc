@@ -29,8 +29,8 @@ struct Choice {
   int64_t kept = 0;
 };
 
-Choice Choose(const Tensor& q, const Tensor& k, AntidiagonalGateStep step, const ShardLayout& layout,
-              const std::vector<int32_t>& starts) {
+Choice Choose(const Tensor& q, const Tensor& k, AntidiagonalGateStep step,
+              const ShardLayout& layout, const std::vector<int32_t>& starts) {
   const Tensor local = testing::Shard(q, layout);
   const std::vector<int32_t> local_starts =
       starts.empty() ? starts : testing::ShardStarts(starts, layout);
@@ -52,11 +52,11 @@ TEST(AntidiagonalGateTest, IsTheOracles) {
   for (const auto& [tokens, tile, stride] :
        {std::tuple{1000, 64, 16}, {1024, 128, 16}, {1024, 128, 8}, {520, 64, 64}, {40, 64, 64}}) {
     const Tensor q = RandomTensor(tokens, 4, 64, random), k = RandomTensor(tokens, 2, 64, random);
-    const std::vector<int32_t> documents = testing::DocumentStarts(
-        tokens, testing::RandomDocuments(tokens, tile, random));
+    const std::vector<int32_t> documents =
+        testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, tile, random));
     for (const bool packed : {false, true}) {
-      for (const auto& [threshold, density] : {std::pair{0.9f, 0.0f}, {0.3f, 0.0f}, {1.0f, 0.0f},
-                                               {0.5f, 0.3f}, {1.0f, 0.3f}}) {
+      for (const auto& [threshold, density] :
+           {std::pair{0.9f, 0.0f}, {0.3f, 0.0f}, {1.0f, 0.0f}, {0.5f, 0.3f}, {1.0f, 0.3f}}) {
         SCOPED_TRACE(::testing::Message() << tokens << " tokens, tile " << tile << ", stride "
                                           << stride << ", threshold " << threshold << ", density "
                                           << density << (packed ? ", documents" : ""));
@@ -68,8 +68,8 @@ TEST(AntidiagonalGateTest, IsTheOracles) {
         const auto starts = packed ? documents : std::vector<int32_t>();
         const AntidiagonalOracle oracle(q.view(), k.view(), step, starts);
         const ShardLayout whole = {.tokens = tokens};
-        EXPECT_EQ(oracle.Complaint(Choose(q, k, step, whole, starts).bits.data(), whole, kTolerance),
-                  "");
+        EXPECT_EQ(
+            oracle.Complaint(Choose(q, k, step, whole, starts).bits.data(), whole, kTolerance), "");
       }
     }
   }
@@ -112,7 +112,8 @@ TEST(AntidiagonalGateTest, RanksChooseAsOneDoes) {
   }
 }
 
-// A key that the 20th query of tile 10 looks for lies in block 3: its group's antidiagonal finds it.
+// A key that the 20th query of tile 10 looks for lies in block 3: its group's antidiagonal finds
+// it.
 TEST(AntidiagonalGateTest, FindsAKeyThatOneQueryLooksFor) {
   Tensor q(1024, 1, 64), k(1024, 1, 64);
   q.at(10 * 64 + 20, 0, 5) = 30.0f;
@@ -128,8 +129,8 @@ TEST(AntidiagonalGateTest, NotANumberIsNotKept) {
   const Tensor k = RandomTensor(512, 1, 64, random);
   Tensor q = RandomTensor(512, 1, 64, random);
   for (int64_t i = 7 * 64; i < 512; ++i) q.at(i, 0, 0) = NAN;
-  const Choice choice = Choose(
-      q, k, {.tile = 64, .stride = 16, .scale = 1.0f, .threshold = 1.0f}, {.tokens = 512}, {});
+  const Choice choice = Choose(q, k, {.tile = 64, .stride = 16, .scale = 1.0f, .threshold = 1.0f},
+                               {.tokens = 512}, {});
   EXPECT_EQ(choice.bits[7], 1u | 1u << 7);
   EXPECT_EQ(choice.bits[6], 0x7fu);
 }

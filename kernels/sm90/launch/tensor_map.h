@@ -21,8 +21,9 @@ absl::StatusOr<CUtensorMap> LoadMap(const TokenMajor<const __nv_bfloat16>& tenso
 absl::StatusOr<CUtensorMap> LoadBlockMap(const TokenMajor<const __nv_bfloat16>& tensor,
                                          int box_tokens, std::string_view name);
 
-// Describes whole groups of `group_tokens` neighbours as [heads, d / 64, token of the group, groups,
-// 64], read in boxes of 64 columns of one token of `box_groups` groups, which there must be one of.
+// Describes whole groups of `group_tokens` neighbours as [heads, d / 64, token of the group,
+// groups, 64], read in boxes of 64 columns of one token of `box_groups` groups, which there must be
+// one of.
 absl::StatusOr<CUtensorMap> LoadGroupMap(const TokenMajor<const __nv_bfloat16>& tensor,
                                          int group_tokens, int box_groups, std::string_view name);
 
