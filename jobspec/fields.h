@@ -41,8 +41,8 @@ struct Field {
   When also = {};  // both must hold
 };
 
-// In the order of the job file. A path that several patterns have stands in a row of each, of one
-// type and range.
+// All fields, in the order of the job file. A path that several patterns have stands in a row of
+// each, of one type and range.
 std::span<const Field> Fields();
 const Field* FindField(std::string_view path);  // its first row
 
