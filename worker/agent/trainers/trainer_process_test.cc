@@ -105,7 +105,7 @@ TEST(InventoryTest, ReadsTheDriversFiles) {
   listed.set_uuid("GPU-listed");
   EXPECT_EQ(TakeInventory({.gpus = {listed}, .root = root.path()}).gpus(0).uuid(), "GPU-listed");
 
-  // As CUDA sees them: by number or by UUID, and nothing after one that is not there.
+  // CUDA sees them by number or by UUID, and nothing after one that is not there.
   const auto first = [&](const char* visible) {
     const auto seen = TakeInventory({.visible_gpus = visible, .root = root.path()});
     return absl::StrCat(seen.gpus_size(), " ", seen.gpus().empty() ? "" : seen.gpus(0).uuid());

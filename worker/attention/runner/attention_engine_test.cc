@@ -345,10 +345,11 @@ TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
   const patterns::EstimateQueries two = choose(100, 4, {0, 50});
   EXPECT_EQ(two.positions, (Positions{47, 48, 98, 99}));
   EXPECT_EQ(two.starts, (Positions{0, 0, 50, 50}));
-  // By its tokens the document of two has no share; it gets a query where there are enough for all.
+  // The document of two tokens has no share by its size; it gets a query where there are enough for
+  // all.
   EXPECT_EQ(choose(100, 4, {0, 50, 52}).positions, (Positions{48, 50, 98, 99}));
   EXPECT_EQ(choose(100, 2, {0, 50, 52}).positions, (Positions{48, 99}));
-  // As many queries as tokens: all of them.
+  // There are as many queries as tokens: all are chosen.
   EXPECT_EQ(choose(6, 6, {0, 1, 4}).positions, (Positions{0, 1, 2, 3, 4, 5}));
   for (int64_t count = 1; count <= 64; ++count) {
     const patterns::EstimateQueries many = choose(64, count, {0, 1, 2, 3, 30, 31, 63});
@@ -385,7 +386,7 @@ TEST(EstimateQueriesTest, SpreadQueriesLieInAllPartsOfTheSequence) {
     EXPECT_EQ(many.starts[e], *(after - 1));
     EXPECT_FALSE(std::binary_search(firsts.begin(), firsts.end(), many.positions[e] + 1));
   }
-  // As many queries as tokens: each once.
+  // There are as many queries as tokens: each is chosen once.
   const std::vector<int64_t> all = choose(64, 256, {0, 1, 2, 30}).positions;
   EXPECT_EQ(std::set<int64_t>(all.begin(), all.end()).size(), all.size());
 }
