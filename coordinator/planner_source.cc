@@ -205,7 +205,7 @@ class PlannerSource : public lifecycle::PlanSource {
                                   DevicesOf(spec, nodes))};
   }
 
-  // On a thread of the pool, from here to Make().
+  // Everything from here to Make() runs on a thread of the pool.
   absl::StatusOr<lifecycle::MadePlan> Guarded(const lifecycle::PlanRequest& request,
                                               const std::optional<Learned>& learned,
                                               const store::MeasurementList& measured) const {
