@@ -29,9 +29,11 @@ class TrainerMessagesTest : public testing::SupervisedTest {
 
 TEST_F(TrainerMessagesTest, AnAssignmentIsTheStartsField) {
   v1::Command start = StartHere();
+  start.mutable_start()->mutable_measure()->set_budget_milliseconds(1234);
   EXPECT_TRUE(Do(start).accepted());
   const auto trainer = Attach(7, 5);
   ASSERT_EQ(trainer->sent.size(), 1u);
+  EXPECT_EQ(trainer->sent[0].assignment().measure().budget_milliseconds(), 1234u);
   const v1::TrainerAssignment& assignment = trainer->sent[0].assignment();
   EXPECT_EQ(assignment.job(), "job");
   EXPECT_EQ(assignment.attempt(), 7u);
@@ -87,7 +89,7 @@ TEST_F(TrainerMessagesTest, CommandsForWhatHasEndedAreAccepted) {
 TEST_F(TrainerMessagesTest, ReportsGoUpInTheNameOfTheTrainerThatSentThem) {
   EXPECT_TRUE(Do(StartHere()).accepted());
   const auto trainer = Attach(7, 5);
-  v1::TrainerMessage ready, step, eval, checkpoint, model;
+  v1::TrainerMessage ready, step, eval, checkpoint, model, measured;
   ready.mutable_ready()->set_rank(0);  // it may say what it likes
   ready.mutable_ready()->set_address("127.0.0.1:5");
   step.mutable_step()->set_rank(0);
@@ -95,8 +97,9 @@ TEST_F(TrainerMessagesTest, ReportsGoUpInTheNameOfTheTrainerThatSentThem) {
   eval.mutable_eval()->set_loss(3.5);
   checkpoint.mutable_checkpoint()->set_path("/checkpoints/step-1");
   model.mutable_model_exported()->set_path("/checkpoints/model");
+  measured.mutable_measurements()->add_links()->set_bytes_per_second(4.5);
   std::vector<v1::AttemptEvent> events;
-  for (const v1::TrainerMessage& message : {ready, step, eval, checkpoint, model}) {
+  for (const v1::TrainerMessage& message : {ready, step, eval, checkpoint, model, measured}) {
     supervisor_.OnTrainerMessage(trainer, message, now_);
     events.push_back(Next().event());
     EXPECT_EQ(events.back().job(), "job");
@@ -110,6 +113,7 @@ TEST_F(TrainerMessagesTest, ReportsGoUpInTheNameOfTheTrainerThatSentThem) {
   EXPECT_EQ(events[2].eval().loss(), 3.5);
   EXPECT_EQ(events[3].checkpoint().path(), "/checkpoints/step-1");
   EXPECT_EQ(events[4].model_exported().path(), "/checkpoints/model");
+  EXPECT_EQ(events[5].measurements().links(0).bytes_per_second(), 4.5);
   Pulse(trainer, 9);
   ExpectNothing();  // pulses stay here
 }

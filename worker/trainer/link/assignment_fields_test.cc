@@ -240,5 +240,27 @@ TEST(PlanFieldsTest, GroupsBeyondAnyClusterAreRefused) {
   EXPECT_EQ(ToPlan(proto, 1).status().message(), "plan 3: micro-batches for group 65536");
 }
 
+TEST(AssignmentFieldsTest, WhatIsToBeMeasured) {
+  v1::MeasureRequest request;
+  request.set_budget_milliseconds(2500);
+  const auto fill = [](const std::string& name, v1::MachineKind* machine) {
+    machine->set_device(name);
+    machine->set_clocks(name + " clocks");
+    machine->set_driver(name + " driver");
+    machine->set_build(name + " build");
+  };
+  fill("layers", request.add_known_layers());
+  fill("inside", request.add_known_links_inside());
+  fill("between", request.add_known_links_between());
+  const balance::MeasureRequest result = ToMeasureRequest(request);
+  EXPECT_EQ(result.budget_seconds, 2.5);
+  const auto machine = [](const std::string& name) {
+    return balance::MachineKind{name, name + " clocks", name + " driver", name + " build"};
+  };
+  EXPECT_THAT(result.known_layers, ElementsAre(machine("layers")));
+  EXPECT_THAT(result.known_links_inside, ElementsAre(machine("inside")));
+  EXPECT_THAT(result.known_links_between, ElementsAre(machine("between")));
+}
+
 }  // namespace
 }  // namespace ringleader::trainer

@@ -81,5 +81,37 @@ TEST(TelemetryFieldsTest, OfAnEvaluation) {
   EXPECT_EQ(report.seconds(), 0.25);
 }
 
+TEST(TelemetryTest, MeasurementsFieldByField) {
+  balance::Measurements measured = {.machine = {"device", "clocks", "driver", "build"}};
+  measured.links = {{.between_nodes = true, .bytes_per_second = 3, .latency_seconds = 4}};
+  EXPECT_FALSE(ToProto(measured).has_layers());
+  measured.rows = {{.pattern = "dense",
+                    .tile = 64,
+                    .heads = 8,
+                    .kv_heads = 2,
+                    .head_dim = 128,
+                    .tokens = 4096,
+                    .document_tokens = 1024,
+                    .density = 0.25,
+                    .p50_ms = 5,
+                    .p90_ms = 6,
+                    .forward_p50_ms = 2}};
+  const v1::Measurements proto = ToProto(measured);
+  const v1::LatencyTable& table = proto.layers();
+  EXPECT_EQ(table.machine().ShortDebugString(),
+            "device: \"device\" clocks: \"clocks\" driver: \"driver\" build: \"build\"");
+  EXPECT_EQ(table.shape().ShortDebugString(),
+            "pattern: \"dense\" tile: 64 heads: 8 kv_heads: 2 head_dim: 128");
+  ASSERT_EQ(table.rows_size(), 1);
+  EXPECT_EQ(
+      table.rows(0).ShortDebugString(),
+      "tokens: 4096 document_tokens: 1024 density: 0.25 p50_ms: 5 p90_ms: 6 forward_p50_ms: 2");
+  ASSERT_EQ(proto.links_size(), 1);
+  EXPECT_EQ(proto.links(0).machine().device(), "device");
+  EXPECT_TRUE(proto.links(0).between_nodes());
+  EXPECT_EQ(proto.links(0).bytes_per_second(), 3);
+  EXPECT_EQ(proto.links(0).latency_seconds(), 4);
+}
+
 }  // namespace
 }  // namespace ringleader::trainer
