@@ -41,7 +41,9 @@ class CpuDevice : public EngineDevice {
   attention::ContextAttention& attention() override { return *attention_; }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override {
-    if (alone_ == nullptr) ASSIGN_OR_RETURN(alone_, world_.Split({world_.rank()}));
+    if (alone_ == nullptr) {
+      ASSIGN_OR_RETURN(alone_, world_.Split({world_.rank()}));
+    }
     return attention::CreateCpuRingAttention(options, alone_.get());
   }
   absl::StatusOr<double> Exchange(int partner, size_t bytes) override;

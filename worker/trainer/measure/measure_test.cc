@@ -97,7 +97,10 @@ TEST_F(MeasureTest, PatternsComeToTheDensitiesOfTheGrid) {
   TrainingJob job = Job(1);
   job.sequence_length = 4096;
   job.attention.block_size = 128;
-  const model::ModelConfig config = {.heads = 2, .kv_heads = 1, .head_dim = 64};
+  model::ModelConfig config;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.head_dim = 64;
   RecordingHost host;
   const auto worlds = comm::testing::LocalCommunicators(1);
   const auto rows_of = [&](Pattern pattern) {
