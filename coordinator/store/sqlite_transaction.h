@@ -14,7 +14,6 @@
 
 namespace ringleader::store {
 
-// Its methods are in sqlite_read.cc and sqlite_write.cc.
 class SqliteTransaction : public WriteTransaction {
  public:
   // `revision`: the newest committed for reading, the one being written for writing.
