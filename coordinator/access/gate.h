@@ -72,9 +72,6 @@ class Gate : public grpc::AuthMetadataProcessor {
   void NoteRefused(const Caller& caller, const std::string& address, const std::string& method_path,
                    const std::string& resource, const absl::Status& status);
 
-  // UNAUTHENTICATED for a text that is no token of the store, and for one that has expired.
-  absl::StatusOr<Caller> CallerOfToken(const std::string& text) const ABSL_LOCKS_EXCLUDED(mutex_);
-
   bool IsBlocking() const override { return false; }
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context,
                        OutputMetadata* consumed, OutputMetadata* response) override;
@@ -86,6 +83,8 @@ class Gate : public grpc::AuthMetadataProcessor {
   absl::StatusOr<Caller> Identify(const InputMetadata& metadata,
                                   const grpc::AuthContext& context) const
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // UNAUTHENTICATED for a text that is no token of the store, and for one that has expired.
+  absl::StatusOr<Caller> CallerOfToken(const std::string& text) const ABSL_LOCKS_EXCLUDED(mutex_);
   // The body of the thread that watches.
   void Look();
   // Reads the file; true if its text has changed. `complaint`: what was logged last.

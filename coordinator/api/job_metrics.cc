@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -132,20 +133,31 @@ class JobFamilies {
       "ringleader_job_layer_tiles", "Attention tiles that a layer visited, all ranks and heads.");
 };
 
+// Ids of the newest kMaxJobSeries jobs that run. A page holds fewer where their files are long.
+absl::StatusOr<std::vector<std::string>> RunningJobs(store::ReadTransaction& transaction) {
+  std::vector<std::string> ids;
+  store::JobQuery query = {.terms = {{.value = "RUNNING"}}};
+  do {
+    query.limit = kMaxJobSeries - static_cast<int>(ids.size());
+    ASSIGN_OR_RETURN(const store::JobPage page, transaction.ListJobs(query));
+    for (const v1::Job& job : page.jobs) ids.push_back(job.spec().name());
+    query.before_sequence = page.last_sequence;
+  } while (query.before_sequence != 0 && ids.size() < kMaxJobSeries);
+  return ids;
+}
+
 }  // namespace
 
 absl::Status CollectRunningJobs(store::ReadTransaction& transaction,
                                 std::vector<prometheus::MetricFamily>* families) {
-  ASSIGN_OR_RETURN(const store::JobPage running,
-                   transaction.ListJobs({.terms = {{.value = "RUNNING"}}, .limit = kMaxJobSeries}));
+  ASSIGN_OR_RETURN(const std::vector<std::string> running, RunningJobs(transaction));
   ASSIGN_OR_RETURN(const std::vector<v1::Node> nodes, transaction.ListNodes());
   std::map<std::string, std::string> hostnames;
   for (const v1::Node& node : nodes) {
     hostnames[std::string(absl::StripPrefix(node.name(), "nodes/"))] = node.inventory().hostname();
   }
   JobFamilies all(std::move(hostnames));
-  for (const v1::Job& listed : running.jobs) {
-    const std::string& id = listed.spec().name();
+  for (const std::string& id : running) {
     ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
     all.AddProgress(job);
     all.AddHosts(job);

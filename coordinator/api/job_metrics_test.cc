@@ -31,11 +31,13 @@ class JobMetricsTest : public ::testing::Test {
   }
 
   // A job that has completed `step`, whose report has `layers` layers of density 1 / (layer + 1).
-  void Put(const std::string& id, v1::Job::State state, uint64_t step, int layers) {
+  void Put(const std::string& id, v1::Job::State state, uint64_t step, int layers,
+           const std::string& reason = "") {
     const absl::Status status = store_->Write([&](store::WriteTransaction& t) -> absl::Status {
       v1::Job job;
       job.set_name("jobs/" + id);
       job.set_state(state);
+      job.set_state_reason(reason);
       job.mutable_spec()->set_name(id);
       job.mutable_progress()->set_step(step);
       job.mutable_progress()->set_loss(2.5);
@@ -116,6 +118,13 @@ TEST_F(JobMetricsTest, LayersHaveABoundInAll) {
   EXPECT_EQ(series.count("large 0"), 0);
   EXPECT_EQ(series.count("old 0"), 1);
   EXPECT_EQ(Collect("ringleader_job_step_seconds").size(), 3);
+}
+
+// Large records fill a page of the list long before it has as many jobs as have series.
+TEST_F(JobMetricsTest, LargeJobsHideNoOthers) {
+  const std::string large(store::kPageBytes / 3, 'x');
+  for (int i = 0; i < 10; ++i) Put(absl::StrCat("j", i), v1::Job::RUNNING, 7, 0, large);
+  EXPECT_EQ(Collect("ringleader_job_completed_steps").size(), 10);
 }
 
 TEST_F(JobMetricsTest, NoJobNoSeries) {

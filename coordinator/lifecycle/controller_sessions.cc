@@ -91,7 +91,9 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
     record.leaving = false;
   }
   record.session = session;
-  record.last_heard = now;
+  // Load() puts it later where the coordinator before promised more time: until the worker has this
+  // one's welcome, its trainers live by that promise.
+  record.last_heard = std::max(record.last_heard, now);
   schedule_due_ = true;
   // A process of which nothing was ever applied cannot have started what an earlier one
   // acknowledged: that died with the earlier one. (What was not acknowledged is sent to this one.)

@@ -10,7 +10,10 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/lifecycle/lifecycle_metrics.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
 
 namespace ringleader::lifecycle {
@@ -176,6 +179,37 @@ TEST_F(PlanningTest, ADrainedNodeGetsNoPlannedAttempt) {
   Answer();
   EXPECT_EQ(Job("j").state(), v1::Job::PENDING);
   EXPECT_THAT(session->Commands(), IsEmpty());
+}
+
+// In one batch, where nothing of the attempt is told yet.
+TEST_F(PlanningTest, ANodeIsNotDrainedWhileAnAttemptBeginsThere) {
+  LifecycleMetrics metrics(nullptr);
+  uint64_t ticket = 0;
+  ControllerCore core(options_, &plans_, &metrics,
+                      [&](const std::string&, uint64_t of, const auto&) { ticket = of; });
+  const absl::Time now = clock_.Now();
+  const auto write = [&](auto body) {
+    const absl::Status written = sqlite_->Write([&](store::WriteTransaction& t) -> absl::Status {
+      RETURN_IF_ERROR(body(t));
+      return core.Commit(t, now);
+    });
+    ASSERT_TRUE(written.ok()) << written;
+  };
+  write([&](store::WriteTransaction& t) -> absl::Status {
+    v1::WorkerHello hello;
+    hello.mutable_inventory()->set_trainers(2);
+    RETURN_IF_ERROR(core.OnHello(
+        t, std::make_shared<testing::FakeSession>("a", "folder.1", &clock_), hello, now));
+    return core.CreateJob(t, Spec("j"), {}, {}, now).status();
+  });
+  ASSERT_THAT(plans_.waiting, SizeIs(1));
+  plans_.waiting[0].done(FixedPlan::Made());
+  write([&](store::WriteTransaction& t) -> absl::Status {
+    RETURN_IF_ERROR(core.OnPlanned(t, "j", ticket, FixedPlan::Made(), now));
+    ASSIGN_OR_RETURN(const v1::Node node, core.SetDraining(t, "a", true, now));
+    EXPECT_EQ(node.state(), v1::Node::DRAINING);
+    return absl::OkStatus();
+  });
 }
 
 TEST_F(PlanningTest, PlansOfARestartedCoordinatorAreMadeAnew) {

@@ -130,6 +130,19 @@ TEST_F(RecoveryTest, ACoordinatorWithShorterTimesKeepsToWhatTheOneBeforePromised
   EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
 }
 
+// It says hello, and the answer that would shorten its trainers' lease does not arrive any more.
+TEST_F(RecoveryTest, AHelloDoesNotEndWhatTheCoordinatorBeforePromised) {
+  RunJob();
+  options_.fence_after = absl::Seconds(20);
+  options_.adoption_timeout = absl::Seconds(25);
+  Restart();
+  Connect("a", "folder.1", {Running()})->FallSilent();
+  Pass(absl::Seconds(94));
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::UNKNOWN);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
+}
+
 TEST_F(RecoveryTest, ARetryWaitsForItsBackOffWhicheverWayTheClockWasSet) {
   for (const absl::Duration set_by : {-absl::Hours(24 * 30), absl::Hours(24 * 30)}) {
     const std::string name = set_by < absl::ZeroDuration() ? "back" : "ahead";

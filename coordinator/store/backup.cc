@@ -33,8 +33,10 @@ absl::Status Copy(Connection& from, Connection& to) {
   int result = SQLITE_OK;
   while (result == SQLITE_OK) result = sqlite3_backup_step(backup, kPagesPerStep);
   const int finished = sqlite3_backup_finish(backup);
-  if (finished != SQLITE_OK) throw SQLite::Exception(target, finished);
-  return absl::OkStatus();
+  if (finished == SQLITE_OK) return absl::OkStatus();
+  // Nothing is written but the copy: the disk that is full is its.
+  return Connection::Explain(finished == SQLITE_FULL ? to.path() : from.path(),
+                             SQLite::Exception(target, finished));
 }
 
 absl::Status Sync(const std::string& path) {

@@ -2,12 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/testing/temp_dir.h"
@@ -78,6 +80,22 @@ TEST_F(BackupTest, SaysWhatItCannotCopy) {
   EXPECT_THAT(std::string(BackUp(path_, path_).message()), HasSubstr("is the database itself"));
   EXPECT_THAT(std::string(BackUp(path_, dir_.File("no/copy")).message()),
               HasSubstr("cannot be written"));
+}
+
+TEST_F(BackupTest, AFullDiskIsThatOfTheCopy) {
+  const std::string small = dir_.File("small");
+  fs::create_directory(small);
+  if (mount("tmpfs", small.c_str(), "tmpfs", 0, "size=64k") != 0) {
+    GTEST_SKIP() << "mounting a small file system needs CAP_SYS_ADMIN";
+  }
+  const absl::Cleanup unmount = [&] { umount(small.c_str()); };
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  for (int i = 0; i < 400; ++i) ASSERT_TRUE(Create(**store, absl::StrCat("a", i)).ok());
+  const absl::Status full = BackUp(path_, small + "/copy");
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr(small));
+  EXPECT_TRUE(fs::is_empty(small));
 }
 
 // Damage that opening does not come across: in the middle of the file.

@@ -115,6 +115,35 @@ TEST_F(EventBufferTest, StepsThinOutWhenNothingCanBeSent) {
   EXPECT_EQ(buffer.Next(size, absl::ZeroDuration())->event().step().step(), 1001u);
 }
 
+// Logs have a bound of their own. Where there is no step left to drop, nothing is thinned further.
+TEST_F(EventBufferTest, NoStepGoesToMakeRoomForLogs) {
+  EventBuffer buffer(1 << 20, 1000, 64);
+  const auto push = [&](uint64_t step) {
+    v1::WorkerMessage message;
+    message.mutable_event()->mutable_step()->set_step(step);
+    buffer.Push(std::move(message));
+  };
+  for (int i = 0; i < 100; ++i) buffer.PushLogs({}, {Line("a line for itself")});
+  for (uint64_t step = 1; step <= 60; ++step) push(step);
+  EXPECT_EQ(buffer.dropped_step_reports(), 0);
+  // So many evaluations that the stride, doubled with each, would be 2^64.
+  for (int i = 0; i < 200; ++i) {
+    v1::WorkerMessage other;
+    other.mutable_event()->mutable_eval();
+    buffer.Push(std::move(other));
+  }
+  push(61);
+  const uint64_t dropped = buffer.dropped_step_reports();
+  EXPECT_LE(dropped, 61u);
+  EXPECT_EQ(buffer.size(), 100u + 200 + 61 - dropped);
+  while (!buffer.empty()) {
+    EXPECT_TRUE(buffer.Next(buffer.acknowledged(), absl::ZeroDuration()).has_value());
+    buffer.Acknowledge(buffer.acknowledged() + 1);
+  }
+  push(63);
+  EXPECT_EQ(buffer.size(), 1);
+}
+
 TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
   const std::string text(90, 'x');
   buffer_.PushLogs({}, {Line(text), Line(text), Line(text)});

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/boot_clock.h"
 #include "base/net/token.h"
+#include "base/process/time_limit.h"
 #include "base/process/trainer_secret.h"
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
@@ -21,6 +22,9 @@ namespace {
 
 // How long to read what a trainer wrote before it died, should something hold its pipes open.
 constexpr absl::Duration kDrainTime = absl::Seconds(2);
+// How long to look at a job's files. A mount that does not answer must not hold up this thread: the
+// worker's heartbeats, and with them the leases of all trainers here, depend on its coming round.
+constexpr absl::Duration kFilePatience = absl::Seconds(3);
 // Commands whose repetition is ignored; the coordinator repeats only what is unacknowledged.
 constexpr size_t kCommandsRemembered = 10'000;
 
@@ -31,6 +35,13 @@ std::vector<std::string> TlsFlags(const TlsOptions& tls) {
   }
   if (tls.insecure) flags.push_back("--insecure");
   return flags;
+}
+
+absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>& roots) {
+  if (roots.empty()) return absl::OkStatus();
+  return WithTimeLimit(kFilePatience, "looking for the job's files", [spec, roots] {
+    return jobspec::CheckPaths(spec, roots, jobspec::RootCheck::kFiles);
+  });
 }
 
 }  // namespace
@@ -136,8 +147,7 @@ absl::Status Supervisor::Start(const v1::Command& command) {
   if (Find(command.fencing_token()) != nullptr) return absl::OkStatus();
   if (!refusing_.empty()) return absl::UnavailableError(refusing_);
   const v1::StartTrainers& start = command.start();
-  RETURN_IF_ERROR(
-      jobspec::CheckPaths(start.spec(), options_.allowed_paths, jobspec::RootCheck::kFiles));
+  RETURN_IF_ERROR(CheckPaths(start.spec(), options_.allowed_paths));
   RETURN_IF_ERROR(options_.run_as.UserOf(start.owner()).status());
   // Slot by slot, as the coordinator counts: a trainer whose end was reported holds none, whatever
   // its peers do. What an older attempt of the job holds is free by the time this one is spawned.

@@ -9,7 +9,9 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/process/time_limit.h"
 #include "base/protocol_version.h"
 #include "base/testing/temp_dir.h"
 
@@ -179,6 +181,34 @@ TEST_F(SupervisorTest, ARankThatEndedGivesItsSlotToAnotherJob) {
   EXPECT_FALSE(refused.accepted());
   EXPECT_TRUE(refused.later());
   EXPECT_EQ(refused.message(), "2 of 2 trainers are taken, and 1 were asked for");
+}
+
+// A mount that does not answer holds up the look at a job's files, and nothing else: the worker's
+// heartbeats come from the thread that starts trainers.
+TEST_F(SupervisorTest, LooksAtAJobsFilesWithinATimeLimit) {
+  Supervisor supervisor({.trainer_binary = binary_,
+                         .slots = 2,
+                         .gpus = {},
+                         .listen_host = "127.0.0.1",
+                         .tls = {},
+                         .allowed_paths = {"/"}},
+                        &data_dir_, &events_, &logs_, &metrics_, [](std::function<void()>) {});
+  const auto answers = std::make_shared<absl::Notification>();
+  for (int i = 0; i < kMaxLimitedCalls; ++i) {
+    const absl::Status given_up = WithTimeLimit(absl::ZeroDuration(), "hanging", [answers] {
+      answers->WaitForNotification();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(absl::IsDeadlineExceeded(given_up)) << given_up;
+  }
+  v1::Command command = Command();
+  command.mutable_start()->set_trainers(1);
+  supervisor.OnCommand(command, absl::Now());
+  const v1::CommandAck ack = Next().command_ack();
+  answers->Notify();
+  EXPECT_FALSE(ack.accepted());
+  EXPECT_TRUE(ack.later());
+  EXPECT_THAT(ack.message(), HasSubstr("looking for the job's files: too many such calls"));
 }
 
 TEST_F(SupervisorTest, RefusesCommandsThatItDoesNotKnow) {
