@@ -41,7 +41,7 @@ struct Field {
   When also = {};  // both must hold
 };
 
-// In the order of the job file.
+// All fields, in the order of the job file.
 std::span<const Field> Fields();
 const Field* FindField(std::string_view path);
 

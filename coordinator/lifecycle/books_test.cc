@@ -20,7 +20,7 @@ using ::testing::SizeIs;
 
 class BooksTest : public testing::ControllerTest {
  protected:
-  // As RunJob, of this spec.
+  // Does what RunJob does, with this spec.
   std::shared_ptr<FakeSession> Run(const v1::JobSpec& spec) {
     auto session = Connect("a", "folder.1");
     EXPECT_TRUE(Do([&] { return controller_->CreateJob(spec, {}); }).ok());

@@ -7,6 +7,10 @@
 
 namespace ringleader::lifecycle {
 
+std::string NodeId(std::string_view name) {
+  return std::string(name.substr(std::string_view("nodes/").size()));
+}
+
 EventLog::Verdict EventLog::Admit(uint64_t sequence) {
   if (sequence > applied_ + 1) return Verdict::kGap;
   arrived_ = std::max(arrived_, sequence);
@@ -34,7 +38,7 @@ size_t FailureLog::JobsSince(absl::Time begin) {
 }
 
 scheduler::NodeSlots NodeRecord::Slots() const {
-  return {.id = node.name().substr(std::string_view("nodes/").size()),
+  return {.id = NodeId(node.name()),
           .total = node.inventory().trainers(),
           .in_use = trainers_in_use + reserved + static_cast<uint32_t>(strays.size()),
           .ready = TakesTrainers(),

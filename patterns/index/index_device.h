@@ -24,7 +24,7 @@ struct IndexInputs {
   std::shared_ptr<const DeviceDocuments> documents = nullptr;  // null: one
 };
 
-// Of the types that ranks sum.
+// The types that ranks sum.
 enum class SumType { kQueries, kInt32, kInt64 };  // kQueries: the type of q
 
 // For one layer's call, whose q and k it knows. On GPUs a verb enqueues its work and returns, and

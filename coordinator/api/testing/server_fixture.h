@@ -147,7 +147,8 @@ class ServerTest : public ::testing::Test {
     bool is_admitted = false;
   };
   OpenWatch Watch(const std::string& name) {
-    OpenWatch watch{.context = Context()};
+    OpenWatch watch;
+    watch.context = Context();
     v1::WatchJobRequest request;
     request.set_name(name);
     watch.stream = jobs_->WatchJob(watch.context.get(), request);

@@ -97,11 +97,12 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     absl::MutexLock lock(&mutex_);
     return received_[session];
   }
-  // Both in boot time: of the newest session, and of the newest heartbeat that was answered.
+  // When the newest session said hello, in boot time.
   absl::Time hello_arrived() {
     absl::MutexLock lock(&mutex_);
     return hello_arrived_;
   }
+  // When the newest heartbeat that was answered arrived, in boot time.
   absl::Time heartbeat_arrived() {
     absl::MutexLock lock(&mutex_);
     return heartbeat_arrived_;
@@ -172,7 +173,7 @@ TEST_F(ReconnectTest, ReportsAreHeldUntilTheyAreAcknowledgedAndSentAgainInOrder)
 }
 
 TEST_F(ReconnectTest, NothingIsForgottenByACoordinatorThatRemembersNothing) {
-  // As after its database was restored from a backup: it asks from the start.
+  // A coordinator whose database was restored from a backup asks from the start.
   ScriptedCoordinator coordinator(&buffer_,
                                   {{.acknowledge = 1}, {.applied = 0, .acknowledge = 3}, {}});
   PushSteps(3);

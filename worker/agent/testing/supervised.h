@@ -59,7 +59,8 @@ class SupervisedTest : public ::testing::Test {
     TrainersDo("");
   }
 
-  // Of trainers started from here on: `script` once they have said where they are; then they stay.
+  // Trainers that start from here on run `script` once they have said where they are; then they
+  // stay.
   void TrainersDo(const std::string& script) {
     std::ofstream(binary_) << "#!/bin/sh\necho $$ >pid.new\nmv pid.new pid\n"
                            << script << "\nexec sleep 600\n";

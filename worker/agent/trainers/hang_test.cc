@@ -36,7 +36,7 @@ class HangTest : public testing::SupervisedTest {
     now_ += apart + absl::Seconds(1);
     for (uint32_t rank : {0, 1}) Pulse(trainers_[rank], steps[rank]);
   }
-  // At `now_` rank `rank` is killed, alone, with this reason.
+  // Expects that rank `rank` alone is killed at `now_`, with this reason.
   void ExpectBlamed(uint32_t rank, const std::string& reason) {
     const v1::TrainerExited exited = NextExit();
     EXPECT_EQ(exited.rank(), rank);
