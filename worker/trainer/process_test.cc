@@ -223,6 +223,20 @@ TEST_F(TrainerProcessTest, RecomputePoliciesTrainTheSameModelBitForBit) {
   EXPECT_THAT(Output(), HasSubstr("| recompute            | full "));
 }
 
+TEST_F(TrainerProcessTest, AStopBeforeTheRanksHaveMetIsNoFailure) {
+  const auto agent = Start(Job(2));
+  ASSERT_EQ(kill(agent->pid(1), SIGSTOP), 0);
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return !logs[0].address.empty();
+  })) << Output();
+  agent->Send(0, Stop(v1::StopTrainers::CHECKPOINT));
+  ASSERT_TRUE(agent->WaitFor([](const std::vector<RankLog>& logs) {
+    return logs[0].result.has_value();
+  })) << Output();
+  kill(agent->pid(1), SIGKILL);
+  EXPECT_EQ(agent->Finish()[0].result->outcome(), TrainerExited::STOPPED);
+}
+
 TEST_F(TrainerProcessTest, SigtermIsACheckpointAndAnOrderlyEnd) {
   v1::JobSpec spec = Job(2);
   spec.mutable_training()->set_steps(500);
