@@ -52,9 +52,10 @@ class RecordingConnection : public TrainerConnection {
   absl::Status closed;
 };
 
-// Two slots, six cores, the GPUs that a test names. Attempts have their token's number.
+// Two slots, six cores. Attempts have their token's number.
 class SupervisedTest : public ::testing::Test {
  protected:
+  // `gpus`: of the slots; none: they run on the CPU.
   explicit SupervisedTest(std::vector<std::string> gpus = {}) : gpus_(std::move(gpus)) {
     TrainersDo("");
   }
