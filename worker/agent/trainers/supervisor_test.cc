@@ -90,40 +90,5 @@ TEST_F(SupervisorTest, RefusesCommandsThatItDoesNotKnow) {
   EXPECT_THAT(ack.message(), HasSubstr("stop.mode 9"));
 }
 
-class GpuTest : public testing::SupervisedTest {
- protected:
-  GpuTest() : SupervisedTest({"GPU-a", "GPU-b"}) {}
-
-  v1::Command StartOnGpus(uint64_t token, uint32_t trainers, const std::string& job = "job") {
-    v1::Command start = StartOf(token, trainers, job);
-    start.mutable_start()->mutable_spec()->mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
-    return start;
-  }
-  // The GPUs that a trainer sees.
-  std::string GpusOf(uint64_t token, uint32_t rank, const std::string& job = "job") const {
-    const std::string path = absl::StrCat("/proc/", PidOf(token, rank, job), "/environ");
-    constexpr std::string_view kName = "CUDA_VISIBLE_DEVICES=";
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    // While a process becomes another program it has no environment for a moment.
-    for (bool found = false; !found && absl::Now() < deadline;) {
-      std::ifstream file(path);
-      for (std::string entry; std::getline(file, entry, '\0'); found = true) {
-        if (entry.starts_with(kName)) return entry.substr(kName.size());
-      }
-    }
-    return "all";
-  }
-};
-
-TEST_F(GpuTest, EachTrainerHasAGpuOfItsOwnAndLeavesItToTheNext) {
-  EXPECT_TRUE(Do(StartOnGpus(7, 2)).accepted());
-  EXPECT_EQ(GpusOf(7, 0), "GPU-a");
-  EXPECT_EQ(GpusOf(7, 1), "GPU-b");
-  kill(PidOf(7, 0), SIGKILL);
-  EXPECT_EQ(NextExit().rank(), 0u);
-  EXPECT_TRUE(Do(StartOnGpus(8, 1, "next")).accepted());
-  EXPECT_EQ(GpusOf(8, 0, "next"), "GPU-a");
-}
-
 }  // namespace
 }  // namespace ringleader::agent
