@@ -264,6 +264,16 @@ TEST_F(RecoveryTest, ANodeThatWasSetAsideComesBackByItself) {
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
 }
 
+TEST_F(RecoveryTest, FailuresThatLieFarApartSetNoNodeAside) {
+  auto a = Connect("a", "a.1");
+  auto far = Connect("z", "z.1");
+  for (const char* name : {"j1", "j2", "j3"}) {
+    FailAJob(name, a);
+    Pass(options_.set_aside_window / 2 + absl::Seconds(1));
+  }
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+}
+
 TEST_F(RecoveryTest, JobsThatFailEverywhereSetNoNodeAside) {
   auto a = Connect("a", "a.1");
   auto far = Connect("z", "z.1");  // or a would be the last that takes trainers

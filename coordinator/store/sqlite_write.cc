@@ -90,7 +90,6 @@ absl::Status SqliteTransaction::WriteOfJob(std::string_view job, const char* sql
 
 absl::Status SqliteTransaction::PutLabels(const v1::Job& job) {
   const std::string_view id = job.spec().name();
-  connection_.Run("DELETE FROM job_labels WHERE job = ?", id);
   for (const auto& [key, value] : job.spec().labels()) {
     connection_.Run("INSERT INTO job_labels (job, key, value) VALUES (?, ?, ?)", id,
                     std::string_view(key), std::string_view(value));

@@ -352,6 +352,10 @@ TEST_F(LoaderTest, DocumentsStartWhereTheyDoInTheSequence) {
     EXPECT_THAT(odd->InOrder(1, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 2));
     EXPECT_THAT(odd->InOrder(1, {.ranks = 2, .rank = 1, .tokens = 4}).document_firsts,
                 ::testing::ElementsAre(0, 2));
+    // "|de|": only its separator is of the document before.
+    const auto edge = Loader::Open(options.output + "/train", 3, 1, 257);
+    ASSERT_TRUE(edge.ok()) << edge.status();
+    EXPECT_THAT(edge->InOrder(1, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 1));
   }
 }
 

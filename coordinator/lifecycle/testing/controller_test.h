@@ -117,7 +117,7 @@ class ControllerTest : public ::testing::Test {
     controller_ = *std::move(controller);
   }
 
-  // What blocks until its batch is through.
+  // What blocks until its batch is through, and whatever follows from that at once.
   template <typename Call>
   auto Do(Call call) -> decltype(call()) {
     decltype(call()) result = absl::UnknownError("not run");
@@ -128,6 +128,7 @@ class ControllerTest : public ::testing::Test {
     });
     while (!done) controller_->RunOnce();
     caller.join();
+    controller_->RunOnce();
     return result;
   }
 

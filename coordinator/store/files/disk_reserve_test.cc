@@ -98,11 +98,35 @@ TEST_F(DiskReserveTest, AFullDiskIsSaidAndWhatIsVitalIsWritten) {
   EXPECT_TRUE(Create("vital", Need::kVital).ok());
 }
 
+// What was written is larger than what was free: nobody knew until the disk was full.
+TEST_F(DiskReserveTest, AWriteThatFindsTheDiskFullFreesTheReserveForWhatIsVital) {
+  ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
+  const absl::Status full = store_->Write([](WriteTransaction& t) {
+    v1::Job job;
+    job.set_name("jobs/large");
+    job.mutable_spec()->set_name("large");
+    job.set_state_reason(std::string(16 * kMebibyte, 'x'));
+    return t.CreateJob(&job);
+  });
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
+  EXPECT_TRUE(Create("vital", Need::kVital).ok());
+  EXPECT_EQ(Get("large").code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(DiskReserveTest, TheReserveGoesWhenItIsNoLongerWanted) {
   EXPECT_EQ(fs::file_size(small_ + "/db.reserve"), kMebibyte);
   store_.reset();
   ASSERT_TRUE(OpenSqliteStore({.path = small_ + "/db"}).ok());
   EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
+}
+
+TEST(DiskReserveFileTest, AReserveThatDoesNotFitLeavesNothingBehind) {
+  const TempDir dir;
+  const std::string path = dir.File("reserve");
+  DiskReserve reserve(path, int64_t{1} << 60);
+  EXPECT_FALSE(reserve.held());
+  EXPECT_FALSE(fs::exists(path));
 }
 
 }  // namespace

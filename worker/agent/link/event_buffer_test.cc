@@ -159,6 +159,13 @@ TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
   EXPECT_EQ(logs.lines(1).text(), "after");
 }
 
+TEST_F(EventBufferTest, AFullBufferTakesNoFurtherLine) {
+  EventBuffer buffer(2 * Line("x").ByteSizeLong());
+  buffer.PushLogs({}, {Line("x"), Line("x"), Line("x")});
+  EXPECT_EQ(buffer.Next(0, absl::ZeroDuration())->event().logs().lines_size(), 2);
+  EXPECT_EQ(buffer.dropped_log_lines(), 1u);
+}
+
 TEST_F(EventBufferTest, GapsAreCountedByRank) {
   buffer_.PushLogs({}, {Line(std::string(200, 'x'), 0)});
   buffer_.PushLogs({}, {Line("lost", 1)});

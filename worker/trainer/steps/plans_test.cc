@@ -176,5 +176,18 @@ TEST_F(BudgetPlansTest, LayersThatTheJobKeepsDenseStaySo) {
   EXPECT_EQ(hosts_[0].steps.at(1).layers[1].density, 1.0);
 }
 
+TEST_F(BudgetPlansTest, ADenseEvaluationLeavesTheStepsTheirBudgets) {
+  job_.eval_attention = EvalAttention::kBoth;
+  job_.eval_sequences = 1;
+  job_.eval_every_steps = 1;
+  Run({});
+  ASSERT_EQ(hosts_[0].evals.size(), 3u);
+  for (const StepRecord& step : hosts_[0].steps) {
+    EXPECT_LT(step.layers.at(0).density, 1.0) << step.step;
+    EXPECT_EQ(step.layers.at(0).slashes, hosts_[0].steps[0].layers.at(0).slashes);
+    EXPECT_EQ(step.layers.at(0).slashes, 2);
+  }
+}
+
 }  // namespace
 }  // namespace ringleader::trainer
