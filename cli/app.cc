@@ -5,6 +5,7 @@
 
 #include "base/process/version.h"
 #include "cli/commands/commands.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -35,7 +36,8 @@ void AddGlobalFlags(CLI::App& app, Context* context) {
 }
 
 int Fail(const Context& context, const absl::Status& status) {
-  context.err << "ringctl: " << status.message() << "\n";
+  context.err << "ringctl: " << jobspec::EscapeControls(std::string(status.message()), "\n\t")
+              << "\n";
   return ExitCodeOf(status);
 }
 

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -96,10 +97,12 @@ class Follower {
   void OnJob(const v1::Job& before) {
     if (job_.attempts_size() > 0 && before.attempts_size() > 0) {
       // A failure is worth a line even when the job goes on with the next attempt.
-      for (int i = 0; i < job_.attempts_size(); ++i) {
-        const v1::Attempt& attempt = job_.attempts(i);
-        const bool is_news = i >= before.attempts_size() || !before.attempts(i).has_failure();
-        if (attempt.has_failure() && is_news) {
+      for (const v1::Attempt& attempt : job_.attempts()) {
+        const bool is_known = std::any_of(
+            before.attempts().begin(), before.attempts().end(), [&](const v1::Attempt& known) {
+              return known.number() == attempt.number() && known.has_failure();
+            });
+        if (attempt.has_failure() && !is_known) {
           Line(absl::StrCat("attempt ", attempt.number(),
                             " failed: ", DescribeFailure(attempt.failure())));
         }
@@ -113,7 +116,7 @@ class Follower {
   void Line(const std::string& text) {
     if (bar_is_shown_) context_.out << "\n";
     bar_is_shown_ = false;
-    context_.out << text << "\n";
+    context_.out << jobspec::EscapeControls(text) << "\n";
   }
 
   const Context& context_;

@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_format.h"
@@ -33,7 +34,8 @@ SQLite::Statement& Connection::Prepare(const char* sql) {
   return *statement;
 }
 
-absl::Status Connection::Explain(const std::string& path, const SQLite::Exception& error) {
+absl::Status Connection::Explain(const std::string& path, const SQLite::Exception& error,
+                                 int system_errno) {
   const auto message = [&](const char* what, const char* remedy) {
     return absl::StrFormat("database %s: %s (SQLite: %s); %s", path, what, error.what(), remedy);
   };
@@ -58,6 +60,12 @@ absl::Status Connection::Explain(const std::string& path, const SQLite::Exceptio
       return absl::UnavailableError(
           message("another program holds it locked", "end that program and try again"));
     case SQLITE_IOERR:
+      // SQLite itself takes only ENOSPC for a full disk.
+      if (system_errno == EDQUOT) {
+        return absl::ResourceExhaustedError(
+            message("the disk is full: its user's quota is used up",
+                    "free space that counts against the quota, or raise it, and try again"));
+      }
       return absl::UnavailableError(
           message("it cannot be read or written",
                   "check the file system, its quota and the process's limits"));

@@ -78,12 +78,14 @@ class Connection {
     try {
       return body();
     } catch (const SQLite::Exception& error) {
-      return Explain(path_, error);
+      return Explain(path_, error, sqlite3_system_errno(database_.getHandle()));
     }
   }
 
-  // The failure with the file's name and what to do about it.
-  static absl::Status Explain(const std::string& path, const SQLite::Exception& error);
+  // The failure with the file's name and what to do about it. `system_errno`: of the system call
+  // that failed; 0: not known.
+  static absl::Status Explain(const std::string& path, const SQLite::Exception& error,
+                              int system_errno = 0);
 
   const std::string& path() const { return path_; }
 

@@ -101,6 +101,7 @@ v1::WorkerHello Worker::Hello() const {
   *hello.mutable_inventory() = options_.inventory;
   hello.set_version(std::string(kVersion));
   hello.set_protocol_version(kProtocolVersion);
+  hello.set_acknowledged_sequence(events_.acknowledged());
   for (v1::RunningAttempt& attempt : supervisor_.Running()) {
     *hello.add_attempts() = std::move(attempt);
   }
