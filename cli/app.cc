@@ -1,8 +1,12 @@
 #include "cli/app.h"
 
 #include <CLI/CLI.hpp>
+#include <map>
+#include <optional>
 #include <ostream>
+#include <string_view>
 
+#include "absl/strings/str_cat.h"
 #include "base/process/version.h"
 #include "cli/commands/commands.h"
 #include "jobspec/text.h"
@@ -33,6 +37,52 @@ void AddGlobalFlags(CLI::App& app, Context* context) {
          "seconds to wait for a coordinator that is away (60 for calls that change something, else "
          "3)")
       ->check(CLI::NonNegativeNumber);
+}
+
+// What people type who know other tools.
+const std::map<std::string_view, const char*> kOtherNames = {
+    {"describe", "get"},  {"show", "get"},      {"status", "get"},      {"info", "get"},
+    {"ls", "list"},       {"ps", "list"},       {"jobs", "list"},       {"queue", "list"},
+    {"rm", "delete"},     {"remove", "delete"}, {"kill", "cancel"},     {"stop", "cancel"},
+    {"run", "submit"},    {"create", "submit"}, {"apply", "submit"},    {"start", "submit"},
+    {"log", "logs"},      {"tail", "logs"},     {"follow", "watch"},    {"attach", "watch"},
+    {"workers", "nodes"}, {"top", "nodes"},     {"continue", "resume"}, {"suspend", "pause"}};
+
+// "unknown command "sumbit"; did you mean submit?"
+std::string UnknownCommand(const CLI::App& app, const std::string& typed) {
+  const auto other = kOtherNames.find(typed);
+  std::string nearest = other == kOtherNames.end() ? "" : other->second;
+  size_t distance = 3;  // farther off it is another word
+  for (const CLI::App* command : app.get_subcommands({})) {
+    const size_t d = jobspec::EditDistance(typed, command->get_name());
+    if (other != kOtherNames.end() || d >= distance) continue;
+    distance = d;
+    nearest = command->get_name();
+  }
+  return absl::StrCat("unknown command \"", jobspec::Printable(typed), "\"",
+                      nearest.empty() ? "" : "; did you mean ", nearest,
+                      nearest.empty() ? "" : "?");
+}
+
+// The first argument that nobody expects: CLI11 complains of a missing one before.
+std::optional<std::string> Unexpected(const CLI::App& app) {
+  std::vector<const CLI::App*> parsed = {&app};
+  for (size_t i = 0; i < parsed.size(); ++i) {
+    for (const CLI::App* command : parsed[i]->get_subcommands()) parsed.push_back(command);
+  }
+  for (const CLI::App* command : parsed) {
+    for (const std::string& argument : command->remaining()) {
+      if (argument.starts_with('-') || parsed.size() == 1) return argument;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string ExplainMistake(const CLI::App& app, const CLI::ParseError& error) {
+  const std::optional<std::string> unexpected = Unexpected(app);
+  if (!unexpected) return error.what();
+  if (!unexpected->starts_with('-')) return UnknownCommand(app, *unexpected);
+  return absl::StrCat("unknown flag ", jobspec::Printable(*unexpected));
 }
 
 int Fail(const Context& context, const absl::Status& status) {
@@ -68,7 +118,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   } catch (const CLI::Success& e) {
     return app.exit(e, context.out, context.err);
   } catch (const CLI::ParseError& e) {
-    context.err << "ringctl: " << e.what() << "; see ringctl --help\n";
+    context.err << "ringctl: " << ExplainMistake(app, e) << "; see ringctl --help\n";
     return kUsage;
   }
   if (!context.action) {

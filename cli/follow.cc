@@ -1,6 +1,9 @@
 #include "cli/follow.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +46,29 @@ std::string DescribeAnswers(const google::protobuf::RepeatedPtrField<v1::TaskAns
 double TokensPerSecond(const v1::StepReport& step) {
   return step.step_seconds() > 0 ? static_cast<double>(step.tokens()) / step.step_seconds() : 0;
 }
+
+// While it lives, Ctrl-C says that the job goes on, which not everybody expects.
+class InterruptNotice {
+ public:
+  explicit InterruptNotice(const std::string& name) {
+    text_ = absl::StrCat("\nringctl: ", jobspec::EscapeControls(name),
+                         " goes on; follow it again with: ringctl watch ",
+                         jobspec::EscapeControls(name), "; end it with: ringctl cancel ",
+                         jobspec::EscapeControls(name), "\n");
+    before_ = std::signal(SIGINT, Say);
+  }
+  ~InterruptNotice() { std::signal(SIGINT, before_); }
+  InterruptNotice(const InterruptNotice&) = delete;
+  InterruptNotice& operator=(const InterruptNotice&) = delete;
+
+ private:
+  static void Say(int) {
+    (void)!write(STDERR_FILENO, text_.data(), text_.size());
+    _exit(128 + SIGINT);
+  }
+  static inline std::string text_;  // whole before the handler is
+  void (*before_)(int) = SIG_DFL;
+};
 
 class Follower {
  public:
@@ -142,6 +168,7 @@ absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std:
   request.set_include_steps(true);
   request.set_after_step(after_step);
   Follower follower(context);
+  const InterruptNotice notice(ShortName(name));
   RETURN_IF_ERROR(client->WatchJob(
       request, [&](const v1::WatchJobResponse& response) { follower.OnResponse(response); }));
   const v1::Job::State state = follower.job().state();

@@ -268,6 +268,7 @@ TEST_F(PlanningTest, AWordToStopIsSentUntilItIsAcknowledged) {
   plans_.held = false;
   auto session = RunJob();
   Acknowledge(session, 4, 2);  // of Connect
+  session->Commands();
   ASSERT_TRUE(Cancel("j").ok());
   for (int i = 0; i < 4; ++i) {
     const std::vector<v1::Command> commands = session->Commands();

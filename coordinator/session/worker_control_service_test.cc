@@ -82,6 +82,7 @@ class WorkerControlServiceTest : public ::testing::Test {
   WorkerControlServiceTest() {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.SetMaxReceiveMessageSize(16 << 20);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     stub_ = v1::WorkerControl::NewStub(
@@ -147,6 +148,10 @@ class WorkerControlServiceTest : public ::testing::Test {
     hello.mutable_hello()->set_incarnation("folder.raw");
     hello.mutable_hello()->set_protocol_version(kProtocolVersion);
     EXPECT_TRUE(wait() && write(hello.SerializeAsString()) && write(wire));
+    grpc::ByteBuffer answer;
+    do {
+      call->Read(&answer, nullptr);
+    } while (wait());
     grpc::Status status;
     call->Finish(&status, nullptr);
     EXPECT_TRUE(wait());

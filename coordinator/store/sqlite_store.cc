@@ -234,8 +234,12 @@ absl::Status TakeUpCopy(Connection& connection) {
 absl::Status SetUp(Connection& connection) {
   return connection.Try([&]() -> absl::Status {
     RETURN_IF_ERROR(Migrate(connection));
-    Cursor mode = connection.Query("PRAGMA journal_mode = WAL");
-    if (!mode.Next() || mode.Bytes(0) != "wal") {
+    bool is_wal = false;
+    {
+      Cursor mode = connection.Query("PRAGMA journal_mode = WAL");
+      is_wal = mode.Next() && mode.Bytes(0) == "wal";
+    }
+    if (!is_wal) {
       return absl::FailedPreconditionError(
           absl::StrFormat("database %s: its file system has no shared memory, which WAL needs; "
                           "choose a local --data-dir",

@@ -71,6 +71,12 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
                           "record keeps the last few",
                           job.name(), query_.attempt, newest));
     }
+    if (attempt->ranks_size() > 0 && query_.rank >= attempt->ranks_size()) {
+      return absl::NotFoundError(
+          absl::StrFormat("attempt %d of %s has no rank %d; its ranks are 0 "
+                          "to %d",
+                          query_.attempt, job.name(), query_.rank, attempt->ranks_size() - 1));
+    }
     response->set_dropped(page.dropped);
     query_.after_offset = page.next_offset;
     query_.last_lines = 0;

@@ -63,6 +63,32 @@ TEST_F(LogServiceTest, TailReadsOneAttemptFromAnOffset) {
   EXPECT_THAT(status.error_message(), HasSubstr("has no attempt 3"));
 }
 
+TEST_F(LogServiceTest, ARankThatTheAttemptDoesNotHaveIsAnError) {
+  Created("a");
+  ASSERT_TRUE(store_
+                  ->Write([](store::WriteTransaction& t) {
+                    v1::Attempt attempt;
+                    attempt.set_number(1);
+                    attempt.add_ranks();
+                    attempt.add_ranks();
+                    return t.PutAttempt("a", attempt);
+                  })
+                  .ok());
+  const auto of_rank = [&](int32_t rank) {
+    v1::TailLogsRequest request;
+    request.set_job("jobs/a");
+    request.set_rank(rank);
+    v1::TailLogsResponse response;
+    const auto context = Context();
+    const auto stream = logs_->TailLogs(context.get(), request);
+    while (stream->Read(&response)) continue;
+    return stream->Finish();
+  };
+  EXPECT_TRUE(of_rank(1).ok());
+  EXPECT_EQ(of_rank(2).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(of_rank(9).error_message(), "attempt 1 of jobs/a has no rank 9; its ranks are 0 to 1");
+}
+
 // A call that is made again after its connection broke is about the job that it was about.
 TEST_F(LogServiceTest, AJobThatGotTheNameMeanwhileIsAnother) {
   Created("a");
