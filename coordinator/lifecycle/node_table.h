@@ -101,7 +101,7 @@ struct NodeRecord {
            node.state() == v1::Node::READY;
   }
   scheduler::NodeSlots Slots() const;
-  // As users see it.
+  // The node as users see it.
   v1::Node View() const;
 };
 
