@@ -1,7 +1,6 @@
 #include "cli/app.h"
 
 #include <CLI/CLI.hpp>
-#include <map>
 #include <optional>
 #include <ostream>
 #include <string_view>
@@ -40,7 +39,11 @@ void AddGlobalFlags(CLI::App& app, Context* context) {
 }
 
 // What people type who know other tools.
-const std::map<std::string_view, const char*> kOtherNames = {
+struct OtherName {
+  std::string_view typed;
+  const char* command;
+};
+constexpr OtherName kOtherNames[] = {
     {"describe", "get"},  {"show", "get"},      {"status", "get"},      {"info", "get"},
     {"ls", "list"},       {"ps", "list"},       {"jobs", "list"},       {"queue", "list"},
     {"rm", "delete"},     {"remove", "delete"}, {"kill", "cancel"},     {"stop", "cancel"},
@@ -50,14 +53,16 @@ const std::map<std::string_view, const char*> kOtherNames = {
 
 // "unknown command "sumbit"; did you mean submit?"
 std::string UnknownCommand(const CLI::App& app, const std::string& typed) {
-  const auto other = kOtherNames.find(typed);
-  std::string nearest = other == kOtherNames.end() ? "" : other->second;
+  std::string nearest;
   size_t distance = 3;  // farther off it is another word
   for (const CLI::App* command : app.get_subcommands({})) {
     const size_t d = jobspec::EditDistance(typed, command->get_name());
-    if (other != kOtherNames.end() || d >= distance) continue;
+    if (d >= distance) continue;
     distance = d;
     nearest = command->get_name();
+  }
+  for (const OtherName& other : kOtherNames) {
+    if (other.typed == typed) nearest = other.command;
   }
   return absl::StrCat("unknown command \"", jobspec::Printable(typed), "\"",
                       nearest.empty() ? "" : "; did you mean ", nearest,

@@ -58,14 +58,15 @@ class TestCertificates {
   // `openssl x509` counts in days.
   bool SignBriefly(const std::string& authority, const std::string& name, int seconds) const {
     return Run(absl::StrCat("printf '[ca]\\ndefault_ca=d\\n[d]\\ndatabase=", File("index"),
-                            "\\nnew_certs_dir=", File(""), "\\ndefault_md=sha256\\npolicy=p\\n",
+                            "\\nserial=", File("serial"), "\\nnew_certs_dir=", File(""),
+                            "\\ndefault_md=sha256\\npolicy=p\\n",
                             "[p]\\ncommonName=supplied\\n' > ", File("config"), " && : > ",
-                            File("index"))) &&
-           Run(absl::StrCat("openssl ca -batch -notext -rand_serial -config ", File("config"),
-                            " -cert ", File(authority + ".crt"), " -keyfile ",
-                            File(authority + ".key"), " -extfile ", File("ext"), " -in ",
-                            File(name + ".csr"), " -out ", File(name + ".crt"),
-                            " -enddate $(date -u -d '+", seconds, " seconds' +%Y%m%d%H%M%SZ)"));
+                            File("index"), " && echo 01 > ", File("serial"))) &&
+           Run(absl::StrCat("openssl ca -batch -notext -config ", File("config"), " -cert ",
+                            File(authority + ".crt"), " -keyfile ", File(authority + ".key"),
+                            " -extfile ", File("ext"), " -in ", File(name + ".csr"), " -out ",
+                            File(name + ".crt"), " -enddate $(date -u -d '+", seconds,
+                            " seconds' +%Y%m%d%H%M%SZ)"));
   }
   static bool Run(const std::string& command) {
     return std::system(absl::StrCat(command, " 2>/dev/null").c_str()) == 0;

@@ -39,7 +39,7 @@ TEST_F(AccessTest, CertificatesOfAnotherAuthorityAndExpiredOnesDoNotConnect) {
 TEST_F(AccessTest, ACertificateThatExpiresEndsWhatItHasOpened) {
   const TestCertificates& certificates = Certificates();
   ASSERT_TRUE(
-      certificates.Sign("ca", "brief", {.more_names = ",URI:ringleader://node/b", .seconds = 6}));
+      certificates.Sign("ca", "brief", {.more_names = ",URI:ringleader://node/b", .seconds = 12}));
   const Client brief = As("brief");
   const auto session_context = Client::Context();
   const auto session = brief.workers->Session(session_context.get());

@@ -34,6 +34,16 @@ SQLite::Statement& Connection::Prepare(const char* sql) {
   return *statement;
 }
 
+int Connection::WriteErrno() {
+  sqlite3_file* log = nullptr;
+  int last = 0;
+  sqlite3_file_control(database_.getHandle(), "main", SQLITE_FCNTL_JOURNAL_POINTER,
+                       static_cast<void*>(&log));
+  if (log == nullptr || log->pMethods == nullptr) return 0;
+  log->pMethods->xFileControl(log, SQLITE_FCNTL_LAST_ERRNO, static_cast<void*>(&last));
+  return last;
+}
+
 absl::Status Connection::Explain(const std::string& path, const SQLite::Exception& error,
                                  int system_errno) {
   const auto message = [&](const char* what, const char* remedy) {
