@@ -15,6 +15,7 @@
 #include "jobspec/fields.h"
 #include "jobspec/reference.h"
 #include "jobspec/scalars.h"
+#include "jobspec/text.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
@@ -449,6 +450,20 @@ TEST(OptionsTest, UnknownEnumeratorsAreNamed) {
   spec.set_select(static_cast<v1::AttentionSpec::Select>(5));
   EXPECT_THAT(std::string(AttentionOptionsOf(spec).status().message()),
               HasSubstr("attention.select: 5 is unknown"));
+}
+
+TEST(TextTest, ControlsAreEscapedAndAllElseStays) {
+  EXPECT_EQ(EscapeControls("a\x1b[31m\r\n\x7f\xc2\x85 b\xc3\xa9\xe2\x80\xa6", "\n"),
+            "a\\x1b[31m\\x0d\n\\x7f\\x85 b\xc3\xa9\xe2\x80\xa6");
+  EXPECT_EQ(EscapeControls("\xc2"), "\xc2");
+  EXPECT_EQ(EscapeControls(""), "");
+}
+
+TEST(TextTest, WhatIsTooLongIsCutBetweenCharacters) {
+  EXPECT_EQ(Shortened("1234567", 7), "1234567");
+  EXPECT_EQ(Shortened("12345678", 7), "1234…");
+  EXPECT_EQ(Shortened("12\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9", 8), "12\xc3\xa9…");
+  EXPECT_EQ(Shortened("\xe2\x80\xa6\xe2\x80\xa6", 4), "…");
 }
 
 // Whatever the section: numbers that only a newer program knows are refused by field and number.

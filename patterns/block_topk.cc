@@ -70,8 +70,9 @@ int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
   const int64_t kept = options.topk_blocks;
-  return SampleChosenBlocks(blocks, std::max(1, options.block_size / options.tile), kept,
-                            [&](int64_t own) { return std::min(own, kept); }, random);
+  return SampleChosenBlocks(
+      blocks, std::max(1, options.block_size / options.tile), kept,
+      [&](int64_t own) { return std::min(own, kept); }, random);
 }
 
 }  // namespace

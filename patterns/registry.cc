@@ -16,11 +16,8 @@ extern const PatternDefinition kXAttentionDefinition;
 namespace {
 
 constexpr const PatternDefinition* kDefinitions[] = {
-    &kDenseDefinition,
-    &kSlidingWindowDefinition,
-    &kVerticalSlashDefinition,
-    &kBlockTopKDefinition,
-    &kXAttentionDefinition,
+    &kDenseDefinition,     &kSlidingWindowDefinition, &kVerticalSlashDefinition,
+    &kBlockTopKDefinition, &kXAttentionDefinition,
 };
 
 }  // namespace

@@ -27,7 +27,8 @@ class JobFamilies {
     AddGauge(&completed_, {{"job_name", id}}, static_cast<double>(progress.step()));
     AddGauge(&total_, {{"job_name", id}}, static_cast<double>(progress.total_steps()));
     AddGauge(&checkpoint_, {{"job_name", id}}, static_cast<double>(progress.checkpoint_step()));
-    AddGauge(&attempts_, {{"job_name", id}}, job.attempts_size());
+    AddGauge(&attempts_, {{"job_name", id}},
+             job.attempts().empty() ? 0 : job.attempts().rbegin()->number());
     if (job.has_last_eval()) AddGauge(&heldout_, {{"job_name", id}}, job.last_eval().loss());
     if (progress.step() == 0) return;
     AddGauge(&tokens_, {{"job_name", id}}, static_cast<double>(progress.tokens()));

@@ -296,6 +296,15 @@ TEST_F(OutcomeTest, AnExitIsToldInItsOwnWordsOrByItsNumbers) {
   }
 }
 
+// A job's record holds it once for the attempt and once for the job.
+TEST_F(OutcomeTest, AnExitIsToldShortly) {
+  Run();
+  TrainerExited exited = Failed(1, false);
+  exited.set_message(std::string(1'000'000, 'x'));
+  machine_.OnExit(exited, now_);
+  EXPECT_EQ(attempt().failure().message().size(), 4096u);
+}
+
 TEST_F(OutcomeTest, TheFirstEndOfARankCountsAndStrangersNone) {
   Run();
   Exit(4, TrainerExited::FAILED);

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -112,6 +114,28 @@ TEST_F(DiskReserveTest, AWriteThatFindsTheDiskFullFreesTheReserveForWhatIsVital)
   EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
   EXPECT_TRUE(Create("vital", Need::kVital).ok());
   EXPECT_EQ(Get("large").code(), absl::StatusCode::kNotFound);
+}
+
+// As a quota does, a limit on the size of files leaves less than the file system has free: what was
+// given up is not taken back until there is room for more than itself.
+TEST_F(DiskReserveTest, AQuotaThatTheFileSystemDoesNotTellOfIsSeenByTaking) {
+  store_.reset();
+  DiskReserve reserve(small_ + "/reserve", kMebibyte);
+  ASSERT_TRUE(reserve.held());
+  const auto before = signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  rlimit tight = limit;
+  tight.rlim_cur = kMebibyte * 3 / 2;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &tight), 0);
+  reserve.GiveUp();  // a write has failed
+  EXPECT_EQ(reserve.Check().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(reserve.Check().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(fs::exists(small_ + "/reserve"));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  signal(SIGXFSZ, before);
+  EXPECT_TRUE(reserve.Check().ok());
+  EXPECT_EQ(fs::file_size(small_ + "/reserve"), kMebibyte);
 }
 
 TEST_F(DiskReserveTest, TheReserveGoesWhenItIsNoLongerWanted) {

@@ -121,8 +121,12 @@ struct Step {
   void operator()(const AntidiagonalGateStep& step) const {
     TokenMajor<const float> keys = k;
     if (step.keys != nullptr) {
-      keys = {static_cast<const float*>(step.keys), step.query_layout.tokens,  k.heads, k.head_dim,
-              int64_t{k.heads} * k.head_dim,        k.head_dim};
+      keys = {static_cast<const float*>(step.keys),
+              step.query_layout.tokens,
+              k.heads,
+              k.head_dim,
+              int64_t{k.heads} * k.head_dim,
+              k.head_dim};
     }
     ChooseByAntidiagonals(engine, q, keys, step);
   }

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/net/message_size.h"
 
 namespace ringleader::agent {
 namespace {
@@ -184,6 +185,20 @@ TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
   std::thread waker([&] { buffer_.Wake(); });
   EXPECT_FALSE(buffer_.Next(1, absl::Hours(1)));
   waker.join();
+}
+
+// A message that the coordinator refuses for its size would end every session.
+TEST(EventBufferTest, AStepReportThatIsTooLargeToSendGoesWithoutItsLayers) {
+  EventBuffer buffer(1000);
+  v1::WorkerMessage message;
+  message.mutable_event()->mutable_step()->set_step(1);
+  v1::LayerReport* const layer = message.mutable_event()->mutable_step()->add_layers();
+  for (size_t i = 0; i < kMaxLayerBytes; ++i) layer->add_tiles_per_ring_step(1);
+  buffer.Push(message);
+  const auto sent = buffer.Next(0, absl::ZeroDuration());
+  ASSERT_TRUE(sent.has_value());
+  EXPECT_EQ(sent->event().step().step(), 1u);
+  EXPECT_LT(sent->ByteSizeLong(), 100u);
 }
 
 }  // namespace

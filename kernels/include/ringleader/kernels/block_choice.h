@@ -51,17 +51,17 @@ struct PackKeysStep {
   void* packed = nullptr;  // [n, kv_heads, head_dim], of k's type
 };
 
-// XAttention (arXiv 2503.16428, section 2): queries and keys are cut into groups of `stride` tokens;
-// what a group of queries sees of a group of keys is the mean logit along their antidiagonal (its
-// i-th query with its (stride - 1 - i)-th key), and the softmax of these over the groups of keys no
-// later than its own is its mass. The mass of a block is the sum over the groups of a tile of
-// queries and those of the block. The tile keeps its own block, the first that it sees, and then
-// the others by falling mass, ties to the lower block, until they hold `threshold` of all its mass
-// or are MostBlocks(density, those that it sees); one without mass is not kept.
+// XAttention (arXiv 2503.16428, section 2): queries and keys are cut into groups of `stride`
+// tokens; what a group of queries sees of a group of keys is the mean logit along their
+// antidiagonal (its i-th query with its (stride - 1 - i)-th key), and the softmax of these over the
+// groups of keys no later than its own is its mass. The mass of a block is the sum over the groups
+// of a tile of queries and those of the block. The tile keeps its own block, the first that it
+// sees, and then the others by falling mass, ties to the lower block, until they hold `threshold`
+// of all its mass or are MostBlocks(density, those that it sees); one without mass is not kept.
 //
-// A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept depends
-// on neither threads nor ranks. Groups that the end of the sequence cuts short have none. In packed
-// documents a group sees those that hold a key of its first query's document.
+// A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept
+// depends on neither threads nor ranks. Groups that the end of the sequence cuts short have none.
+// In packed documents a group sees those that hold a key of its first query's document.
 struct AntidiagonalGateStep {
   // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
   const void* keys = nullptr;
