@@ -84,6 +84,7 @@ def attentions(density, tokens):
         "vertical-slash": {"pattern": "vertical_slash", "select": "top_k", "max_slashes": max(2, half),
                            "max_verticals": max(TILE, round(0.4 * density * tokens))},
         "xattention": {"pattern": "xattention", "threshold": 1, "density": density},
+        "moba": {"pattern": "moba", "block_size": TILE, "density": density},
         "block-topk": {"pattern": "block_topk", "block_size": TILE, "topk_blocks": chosen},
     }
 

@@ -120,8 +120,7 @@ absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
   ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
   const bool wide = shape.head_dim == 128;
   if (!args.deterministic) {
-    constexpr auto kInside =
-        kKind == WalkKind::kLists64 ? QueryGradient::kApart : QueryGradient::kTogether;
+    constexpr auto kInside = kHasLists64<kKind> ? QueryGradient::kApart : QueryGradient::kTogether;
     return wide ? Launch<128, kKind, kInside>(args, params, multiprocessors, stream)
                 : Launch<64, kKind, kInside>(args, params, multiprocessors, stream);
   }

@@ -59,8 +59,17 @@ struct TileWalk {
   int32_t key_tiles = 0;
   PositionMap query_map;
   PositionMap key_map;
-  const uint64_t* diagonals = nullptr;
-  int32_t diagonal_words = 0;
+  // kToeplitz has diagonals, kCsr may have a QueryChoice; what neither has stays where it is, so
+  // that the machine code of instances without a choice is what it was without it.
+  union {
+    const uint64_t* diagonals = nullptr;
+    const uint32_t* chosen;
+  };
+  union {
+    int32_t diagonal_words = 0;
+    int32_t block_size;
+  };
+  int32_t blocks = 0;  // of the sequence, of block_size tokens
   // The list of the walked direction: by query tile in forward, by key tile in backward.
   const int32_t* list_offsets = nullptr;
   const int32_t* list = nullptr;
@@ -81,6 +90,14 @@ struct TileWalk {
   }
   __device__ __forceinline__ int32_t LastKey(int32_t column) const {
     return key_map.Position(min((column + 1) << tile_log2, key_tokens) - 1);
+  }
+
+  // Bit i says whether local query 32 * word + i attends to the block of key tile `column`.
+  __device__ __forceinline__ uint32_t ChosenBy(int32_t head, int32_t column, int32_t word) const {
+    const int32_t words = (query_tokens + 31) / 32;
+    if (word >= words) return 0;
+    const int64_t row = static_cast<int64_t>(head) * blocks + FirstKey(column) / block_size;
+    return chosen[row * words + word];
   }
 
   // Position of the first token of the document of local query `query`; ascends with it.
@@ -152,7 +169,16 @@ enum class WalkKind {
   kLists64,      // lists of tiles of 64 (kCsr): two lines that share few
   kColumns,      // all tiles of selected columns
   kDiagonals64,  // block diagonals of 64 (kToeplitz), each line by itself; forward alone
+  // Lists of tiles (kCsr) of which the queries attend that chose the block.
+  kChosen128,
+  kChosen64,
 };
+
+template <WalkKind kKind>
+inline constexpr bool kHasChoice = kKind == WalkKind::kChosen128 || kKind == WalkKind::kChosen64;
+// Whether two lines of tiles of 64 share few.
+template <WalkKind kKind>
+inline constexpr bool kHasLists64 = kKind == WalkKind::kLists64 || kKind == WalkKind::kChosen64;
 
 // The first i in [0, count] for which `holds` is false; it holds for a prefix. A warp's 32-ary
 // search.

@@ -154,6 +154,15 @@ TEST_P(CudaRanksTest, BlockTopK) {
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
+TEST_P(CudaRanksTest, Moba) {
+  ExpectSameAsCpu(
+      "moba",
+      {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64});
+  ExpectSameAsCpu(
+      "moba of a share",
+      {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64});
+}
+
 TEST_P(CudaRanksTest, XAttention) {
   ExpectSameAsCpu("xattention",
                   {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64});
@@ -212,6 +221,10 @@ TEST_P(CudaRanksTest, Documents) {
   ExpectSameAsCpu(
       "block documents",
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
+      kTolerance, kDocuments);
+  ExpectSameAsCpu(
+      "moba documents",
+      {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64},
       kTolerance, kDocuments);
   ExpectSameAsCpu("xattention documents",
                   {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64},

@@ -87,6 +87,7 @@ HostIndex ToHost(const patterns::LayerIndex& index,
           .column_keys = HostCopy(index.column_keys, copy),
           .column_values = HostCopy(index.column_values, copy),
           .chosen = HostCopy(index.chosen, copy),
+          .queries_chosen = HostCopy(index.queries_chosen, copy),
           .documents = index.documents};
 }
 
