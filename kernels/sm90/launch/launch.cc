@@ -202,15 +202,9 @@ TileWalk MakeTileWalk(const AttentionShape& shape, const ShardLayout& query_layo
   walk.key_tiles = (walk.key_tokens + tiles.tile - 1) / tiles.tile;
   walk.query_map = PositionMap::From(query_layout);
   walk.key_map = PositionMap::From(key_layout);
-  if (tiles.choice.chosen == nullptr) {
-    walk.diagonals = tiles.diagonals;
-    walk.diagonal_words = tiles.diagonal_words;
-  } else {
-    walk.chosen = tiles.choice.chosen;
-    walk.block_size = tiles.choice.block_size;
-    walk.blocks =
-        static_cast<int32_t>((query_layout.tokens + walk.block_size - 1) / walk.block_size);
-  }
+  walk.diagonals = tiles.diagonals;
+  walk.diagonal_words = tiles.diagonal_words;
+  if (tiles.choice.chosen != nullptr) walk.SetChoice(tiles.choice, query_layout.tokens);
   walk.list_offsets = by_column ? tiles.column_offsets : tiles.row_offsets;
   walk.list = by_column ? tiles.rows : tiles.columns;
   walk.document_starts = tiles.document_starts;

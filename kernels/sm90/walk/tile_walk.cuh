@@ -59,21 +59,21 @@ struct TileWalk {
   int32_t key_tiles = 0;
   PositionMap query_map;
   PositionMap key_map;
-  // kToeplitz has diagonals, kCsr may have a QueryChoice; what neither has stays where it is, so
-  // that the machine code of instances without a choice is what it was without it.
-  union {
-    const uint64_t* diagonals = nullptr;
-    const uint32_t* chosen;
-  };
-  union {
-    int32_t diagonal_words = 0;
-    int32_t block_size;
-  };
-  int32_t blocks = 0;  // of the sequence, of block_size tokens
+  // kToeplitz. With a QueryChoice, which goes with kCsr alone, they hold its words and block_size,
+  // and `window` the number of the sequence's blocks (SetChoice): fields of its own changed the
+  // machine code of instances without a choice.
+  const uint64_t* diagonals = nullptr;
+  int32_t diagonal_words = 0;
   // The list of the walked direction: by query tile in forward, by key tile in backward.
   const int32_t* list_offsets = nullptr;
   const int32_t* list = nullptr;
   const int32_t* document_starts = nullptr;  // by local query
+
+  void SetChoice(const QueryChoice& choice, int64_t tokens) {
+    diagonals = reinterpret_cast<const uint64_t*>(choice.chosen);
+    diagonal_words = choice.block_size;
+    window = static_cast<int32_t>((tokens + choice.block_size - 1) / choice.block_size);
+  }
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ int32_t tile() const {
@@ -96,8 +96,9 @@ struct TileWalk {
   __device__ __forceinline__ uint32_t ChosenBy(int32_t head, int32_t column, int32_t word) const {
     const int32_t words = (query_tokens + 31) / 32;
     if (word >= words) return 0;
+    const int32_t blocks = window, block_size = diagonal_words;
     const int64_t row = static_cast<int64_t>(head) * blocks + FirstKey(column) / block_size;
-    return chosen[row * words + word];
+    return reinterpret_cast<const uint32_t*>(diagonals)[row * words + word];
   }
 
   // Position of the first token of the document of local query `query`; ascends with it.

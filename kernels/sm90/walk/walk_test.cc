@@ -82,9 +82,7 @@ class WalkTest : public ::testing::TestWithParam<Case> {
         const int draw = Below(8);
         chosen_.push_back(draw == 0 ? 0 : draw < 3 ? ~0u : random_());
       }
-      walk_.chosen = chosen_.data();
-      walk_.block_size = kChosenTiles * c.tile;
-      walk_.blocks = static_cast<int32_t>(sequence_blocks);
+      walk_.SetChoice({chosen_.data(), static_cast<int32_t>(kChosenTiles * c.tile)}, c.tokens);
     }
 
     if (!c.documents) return;
