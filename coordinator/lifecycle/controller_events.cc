@@ -96,6 +96,11 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
   if (message.has_command_ack()) {
     return OnAck(transaction, session->node(), message.command_ack(), now);
   }
+  if (message.has_inventory()) {
+    *record.node.mutable_inventory() = message.inventory();
+    schedule_due_ = true;
+    return transaction.PutNode(record.node);
+  }
   if (message.has_drain()) {
     spdlog::info("nodes/{} is shutting down: {}", session->node(), message.drain().reason());
     record.leaving = true;
