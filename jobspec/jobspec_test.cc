@@ -136,7 +136,7 @@ TEST(ParseTest, OverridesApplyInOrder) {
 }
 
 TEST(ParseTest, AnotherPatternDropsWhatFitTheOld) {
-  for (const char* pattern : {"dense", "sliding_window", "block_topk", "xattention"}) {
+  for (const char* pattern : {"dense", "sliding_window", "block_topk", "xattention", "moba"}) {
     const v1::JobSpec spec = Job({std::string("attention.pattern=") + pattern});
     EXPECT_FALSE(spec.attention().has_vertical_mass());
     EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
@@ -168,6 +168,9 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   ApplyDefaults(&blocks);
   EXPECT_EQ(blocks.attention().threshold(), 0.9);
   EXPECT_EQ(AttentionOptionsOf(blocks.attention())->density, 0.05);
+  v1::JobSpec moba = Job({"attention.pattern=moba"});
+  ApplyDefaults(&moba);
+  EXPECT_EQ(moba.attention().block_size(), 1024);
   const std::string yaml = ToYaml(blocks);
   EXPECT_EQ(yaml.find("density"), yaml.rfind("density")) << yaml;
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
@@ -282,9 +285,13 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.density=0.05"}), "");
   EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
             "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
-            "xattention; remove it, or change that");
+            "moba, or attention.pattern: xattention; remove it, or change that");
   EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.stride=24"}),
               HasSubstr("attention.stride is 24; allowed are 8, 16, 32 and 64"));
+  EXPECT_THAT(
+      Complaint({"attention.pattern=moba", "attention.density=0.05", "attention.topk_blocks=3"}),
+      HasSubstr("attention.topk_blocks: only fits attention.pattern: block_topk, or "
+                "attention.pattern: moba with attention.density: 0"));
   EXPECT_THAT(Complaint({"attention.density=5"}),
               HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));

@@ -3,6 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
+#include "patterns/index/key_sums.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -34,20 +35,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
-  const int64_t row = int64_t{inputs.kv_heads} * inputs.head_dim, part = local_tiles * row;
-  const DeviceArray<float> gathered = AllocateArray<float>(device, layout.ranks * part);
-  RETURN_IF_ERROR(device.Run(kernels::TileKeySumsStep{
-      .tile = options.tile, .sums = gathered.data() + layout.rank * part}));
-  DeviceArray<float> key_sums = gathered;  // by tile of the sequence
-  if (layout.ranks > 1) {
-    RETURN_IF_ERROR(device.Gather(gathered.data(), part * static_cast<int64_t>(sizeof(float))));
-    key_sums = AllocateArray<float>(device, layout.ranks * part);
-    RETURN_IF_ERROR(device.Run(kernels::OrderTilesStep{.gathered = gathered.data(),
-                                                       .layout = layout,
-                                                       .tile = options.tile,
-                                                       .row = row,
-                                                       .ordered = key_sums.data()}));
-  }
+  ASSIGN_OR_RETURN(const DeviceArray<float> key_sums, GatherKeySums(inputs, options.tile, device));
   const int64_t blocks = (layout.tokens + options.block_size - 1) / options.block_size;
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.block_size;
@@ -93,7 +81,8 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
 each query, which is faster and coarser. Keys are cut into blocks of `attention.block_size` tokens. A tile of queries sees its own block up to the diagonal, and the
 `attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's mean query. Which
 those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and, for backward,
-per key tile. The planner assumes that half of the choices are blocks that the whole head favours.
+per key tile. `moba` has the gate
+as published. The planner assumes that half of the choices are blocks that the whole head favours.
 )",
 };
 

@@ -127,6 +127,19 @@ TEST(SampleTest, XAttentionIsPredictedByItsShare) {
   EXPECT_EQ(visited(0.0, 1.0), 1.0);
 }
 
+// A tile's queries together are taken to keep twice as many blocks as one of them.
+TEST(SampleTest, MobaIsPredictedByWhatAQueryKeeps) {
+  AttentionOptions options{
+      .pattern = Pattern::kMoba, .block_size = 128, .topk_blocks = 5, .tile = 64};
+  const auto last_row = [&] {
+    const ring::HeadPattern head = SampleLayer(options, false, 1024, 1, {}, 1)[0];
+    return head.row_offsets[1024] - head.row_offsets[1023];
+  };
+  EXPECT_EQ(last_row(), (2 * 4 + 1) * 2);
+  options.density = 0.05;
+  EXPECT_EQ(last_row(), (2 * 24 + 1) * 2);
+}
+
 TEST(CheckTest, ADensityIsAShare) {
   AttentionOptions options{.pattern = Pattern::kVerticalSlash, .tile = 64, .stripe = 64};
   options.budget.density = 1.5;

@@ -6,6 +6,7 @@
 #include "kernels/index/antidiagonal.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
+#include "kernels/index/query_gate.h"
 #include "kernels/index/threshold.cuh"
 
 namespace ringleader::kernels::index {
@@ -350,6 +351,9 @@ struct Step {
                                .chosen = step.chosen},
                               stream);
   }
+  absl::Status operator()(const QueryGateStep& step) const {
+    return ChooseByQuery(q, k.heads, step, workspace, stream);
+  }
   absl::Status operator()(const PackKeysStep& step) const {
     return PackKeys(k, step.packed, stream);
   }
@@ -373,6 +377,9 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
                                const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step) {
   if (const auto* const antidiagonals = std::get_if<AntidiagonalGateStep>(&step)) {
     return AntidiagonalWorkspaceBytes(q, *antidiagonals);
+  }
+  if (const auto* const by_query = std::get_if<QueryGateStep>(&step)) {
+    return QueryGateWorkspaceBytes(q, k.heads, *by_query);
   }
   const auto* const gate = std::get_if<MeanGateStep>(&step);
   if (gate == nullptr) return 0;

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <random>
 #include <string>
@@ -18,6 +19,7 @@
 namespace ringleader::attention {
 namespace {
 
+using kernels::BlockWords;
 using kernels::LayoutKind;
 using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
@@ -32,6 +34,7 @@ constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 struct RankResult {
   testing::HostIndex index;
   AttentionStats stats;
+  std::vector<float> out = {};
 };
 
 class AttentionEngineTest : public ::testing::Test {
@@ -58,9 +61,18 @@ class AttentionEngineTest : public ::testing::Test {
       CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
       const auto index = (*engine)->Forward(call);
       ASSERT_TRUE(index.ok()) << index.status();
-      results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats()};
+      results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats(), out.data};
     });
     return results;
+  }
+
+  // Causal attention to what is `visible`, in fp64.
+  std::vector<double> Masked(const kernels::reference::testing::Visible& visible) const {
+    const Tensor none(kTokens, kHeads, kHeadDim);
+    return kernels::reference::testing::ComputeMaskedAttention(
+               q_, k_, v_, none, 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
+               [&](int head, int64_t i, int64_t j) { return j <= i && visible(head, i, j); })
+        .out;
   }
 
   static patterns::AttentionOptions VerticalSlash() {
@@ -108,12 +120,15 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
 TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
   for (patterns::AttentionOptions options :
        {patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK, .block_size = 128},
+        {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2},
+        {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.1},
         {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
         {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
     options.tile = kTile;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
       const RankResult one = Run(options, 1, {}, documents)[0];
-      EXPECT_LT(one.stats.layers.at(1).density, 0.9);
+      // Queries that choose apart leave little out together.
+      EXPECT_LT(one.stats.layers.at(1).density, 1.0);
       EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
       const auto words = static_cast<int64_t>(one.index.chosen.size()) / (kHeads * kTokens / kTile);
       for (const LayoutKind layout :
@@ -133,12 +148,46 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
             ASSERT_EQ(results[rank].index.chosen.at(i),
                       one.index.chosen.at(row * words + i % words));
           }
+          const std::vector<uint32_t>& bits = results[rank].index.queries_chosen;
+          const int64_t local_words = kTokens / 4 / 32;
+          for (int64_t i = 0; i < std::ssize(bits); ++i) {  // words of 32 queries of a tile
+            const int64_t position = of_rank.Position(i % local_words * 32);
+            ASSERT_EQ(bits[i], one.index.queries_chosen.at(i / local_words * (kTokens / 32) +
+                                                           position / 32));
+          }
           tiles += results[rank].stats.layers.at(1).TotalTiles();
         }
         EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
       }
     }
   }
+}
+
+// The output is attention, in fp64, to what the choice says and to nothing else.
+TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
+  const auto bit = [](const std::vector<uint32_t>& words, int64_t row_words, int64_t row,
+                      int64_t i) {
+    return (words.at(row * row_words + i / 32) >> i % 32 & 1) != 0;
+  };
+  const patterns::AttentionOptions xattention = {
+      .pattern = patterns::Pattern::kXAttention, .threshold = 0.4, .tile = kTile};
+  constexpr int64_t kTiles = kTokens / kTile;
+  const RankResult by_tile = Run(xattention, 1)[0];
+  EXPECT_LT(RelativeError(by_tile.out, Masked([&](int head, int64_t i, int64_t j) {
+                            return bit(by_tile.index.chosen, BlockWords(kTiles),
+                                       head * kTiles + i / kTile, j / kTile);
+                          })),
+            1e-5);
+  const patterns::AttentionOptions moba = {.pattern = patterns::Pattern::kMoba,
+                                           .block_size = 2 * kTile,
+                                           .topk_blocks = 3,
+                                           .tile = kTile};
+  const RankResult by_query = Run(moba, 1)[0];
+  EXPECT_LT(RelativeError(by_query.out, Masked([&](int head, int64_t i, int64_t j) {
+                            return bit(by_query.index.queries_chosen, kTokens / 32,
+                                       head * (kTiles / 2) + j / (2 * kTile), i);
+                          })),
+            1e-5);
 }
 
 // A share is what is visited, at any length, but for what is always kept: the main diagonal here,

@@ -154,14 +154,28 @@ TEST_P(CudaRanksTest, BlockTopK) {
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
+patterns::AttentionOptions Moba() {
+  return {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64};
+}
+
+TEST_P(CudaRanksTest, Moba) {
+  ExpectSameAsOneRank("moba", Moba());
+  ExpectSameAsOneRank(
+      "moba of a share",
+      {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64});
+}
+
+patterns::AttentionOptions XAttention() {
+  return {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64};
+}
+
 TEST_P(CudaRanksTest, XAttention) {
-  ExpectSameAsCpu("xattention",
-                  {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64});
-  ExpectSameAsCpu("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
-                                            .stride = 8,
-                                            .threshold = 1.0,
-                                            .density = 0.3,
-                                            .tile = 64});
+  ExpectSameAsOneRank("xattention", XAttention());
+  ExpectSameAsOneRank("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
+                                                .stride = 8,
+                                                .threshold = 1.0,
+                                                .density = 0.3,
+                                                .tile = 64});
 }
 
 TEST_P(CudaRanksTest, VerticalSlash) {
@@ -213,9 +227,11 @@ TEST_P(CudaRanksTest, Documents) {
       "block documents",
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
       kTolerance, kDocuments);
-  ExpectSameAsCpu("xattention documents",
-                  {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64},
-                  kTolerance, kDocuments);
+}
+
+TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
+  ExpectSameAsOneRank("moba documents", Moba(), kDocuments);
+  ExpectSameAsOneRank("xattention documents", XAttention(), kDocuments);
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
@@ -262,6 +278,18 @@ TEST_F(CudaAttentionTest, DocumentsWithTilesOf128) {
        {std::vector<int64_t>{0, 128, 1280}, {}, std::vector<int64_t>{0, 5, 1000, 1100, 2047}}) {
     ExpectNear(RunOnGpu(sequence, {.tile = 128}, Gpus::kShared, documents),
                RunOnCpu(sequence, {.tile = 128}, documents));
+  }
+}
+
+TEST_F(CudaAttentionTest, ChosenBlocksWithTilesOf128) {
+  const Sequence sequence(2048, 4, 2, 128);
+  for (patterns::AttentionOptions options : {Moba(), XAttention()}) {
+    options.tile = 128;
+    options.block_size = 256;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 5, 1000, 1100}}) {
+      const Result result = RunOnGpu(sequence, options, Gpus::kShared, documents);
+      ExpectNear(result, MaskedAttention(sequence, result.index[0]));
+    }
   }
 }
 

@@ -160,12 +160,38 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
   return result;
 }
 
+namespace {
+
+// Sets what the blocks say that tiles of queries, or queries, chose.
+void AddChosen(const HostIndex& index, Tensor& mask) {
+  const int64_t n = mask.size(1), blocks = (n + index.block_size - 1) / index.block_size;
+  const int64_t tiles = (n + index.tile - 1) / index.tile;
+  const auto bit = [](const std::vector<uint32_t>& words, int64_t count, int64_t row, int64_t i) {
+    return (words.at(row * ((count + 31) / 32) + i / 32) >> i % 32 & 1) != 0;
+  };
+  for (int64_t h = 0; h < mask.size(0); ++h) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      Tensor of_block = mask[h].slice(1, block * index.block_size, (block + 1) * index.block_size);
+      for (int64_t i = 0; i < n; ++i) {
+        if (index.queries_chosen.empty()
+                ? bit(index.chosen, blocks, h * tiles + i / index.tile, block)
+                : bit(index.queries_chosen, n, h * blocks + block, i)) {
+          of_block[i].fill_(true);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
 Result MaskedAttention(const Sequence& s, const HostIndex& index) {
   const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
   const int64_t tile = index.tile;
   Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
+  if (!index.chosen.empty()) AddChosen(index, mask);
   const int64_t blocks = (n + tile - 1) / tile;
-  for (int64_t h = 0; h < heads; ++h) {
+  for (int64_t h = 0; h < heads && !index.diagonals.empty(); ++h) {
     for (int64_t delta = 0; delta < blocks; ++delta) {
       if (!index.Covers(static_cast<int>(h), delta)) continue;
       for (int64_t a = delta; a < blocks; ++a) {

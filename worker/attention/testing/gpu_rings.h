@@ -43,8 +43,8 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
                 Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {});
 Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
                 const std::vector<int64_t>& documents = {});
-// Softmax attention in double precision over what the index's lists and the documents say, and its
-// gradients.
+// Softmax attention in double precision over what the index of one rank and the documents say, and
+// its gradients.
 Result MaskedAttention(const Sequence& s, const HostIndex& index);
 
 double RelativeError(const torch::Tensor& actual, const torch::Tensor& expected);

@@ -147,6 +147,14 @@ TEST_P(ContextParallelTest, BlockTopK) {
   ExpectSameAsOneRank({.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2});
 }
 
+TEST_P(ContextParallelTest, Moba) {
+  ExpectSameAsOneRank({.pattern = Pattern::kMoba, .block_size = 128, .topk_blocks = 2});
+}
+
+TEST_P(ContextParallelTest, XAttention) {
+  ExpectSameAsOneRank({.pattern = Pattern::kXAttention, .threshold = 0.5});
+}
+
 TEST_P(ContextParallelTest, Documents) {
   ExpectSameAsOneRank({}, PackedSequence());
 }
