@@ -61,6 +61,8 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                           .tile = options.tile,
                                           .block_size = options.block_size,
                                           .topk_blocks = options.topk_blocks,
+                                          .first_query_gates =
+                                              options.selection == Selection::kCausal,
                                           .chosen = index.chosen.data()});
 }
 
@@ -150,6 +152,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .name = "block_topk",
     .sees = "key blocks chosen per query block",
     .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kOnAsk,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,
@@ -161,7 +164,8 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
 `attention.block_size` tokens. A tile of queries sees its own block up to the diagonal, and the
 `attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's mean query. Which
 those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and, for backward,
-per key tile. The planner assumes that half of the choices are blocks that the whole head favours.
+per key tile. With `attention.selection: causal` the tile's first query chooses alone, which no query of the tile
+precedes. Of blocks with equal scores even heads take the earlier, odd heads the later. The planner assumes that half of the choices are blocks that the whole head favours.
 )",
 };
 

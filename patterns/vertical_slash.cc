@@ -157,30 +157,11 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
 
 // Steps 1 to 3: what the estimate queries attend to, by column of this rank and by diagonal.
 absl::Status Estimate(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
-  const bool ranks = work.layout.ranks > 1;
-  const int64_t slots = int64_t{work.heads} * work.queries;
-  const int64_t query_elements = slots * inputs.head_dim;
-  if (ranks || work.spread || work.documents != nullptr) {
-    work.query_rows = AllocateArray<std::byte>(device, query_elements * device.element_bytes());
-  }
-  work.query_positions = AllocateArray<int64_t>(device, work.queries);
-  work.budget_masses = AllocateArray<float>(device, 2 * work.heads);
-  work.budget_counts = AllocateArray<int32_t>(device, 2 * work.heads);
-  RETURN_IF_ERROR(device.PrepareEstimate(work));
-  // One rank has each of the estimate queries; all others add zeros.
-  if (ranks) {
-    RETURN_IF_ERROR(device.Sum(SumType::kQueries, work.query_rows.data(), query_elements));
-  }
-  work.row_max = AllocateArray<float>(device, slots);
-  work.row_sum = AllocateArray<int64_t>(device, slots);
+  RETURN_IF_ERROR(EstimateRows(work, inputs, device));
   work.column_mass_of = AllocateArray<int32_t>(device, work.heads * work.layout.local_tokens());
   work.diagonal_mass_of = AllocateArray<int32_t>(device, work.heads * work.blocks);
-  RETURN_IF_ERROR(device.RowMax(work));
-  if (ranks) RETURN_IF_ERROR(device.Max(work.row_max.data(), slots));
-  RETURN_IF_ERROR(device.RowSum(work));
-  if (ranks) RETURN_IF_ERROR(device.Sum(SumType::kInt64, work.row_sum.data(), slots));
   RETURN_IF_ERROR(device.Mass(work));
-  if (!ranks) return absl::OkStatus();
+  if (work.layout.ranks == 1) return absl::OkStatus();
   return device.Sum(SumType::kInt32, work.diagonal_mass_of.data(), work.diagonal_mass_of.size);
 }
 
@@ -303,11 +284,36 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
 
 }  // namespace
 
+absl::Status EstimateRows(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
+  const bool ranks = work.layout.ranks > 1;
+  const int64_t slots = int64_t{work.heads} * work.queries;
+  const int64_t query_elements = slots * inputs.head_dim;
+  if (ranks || work.spread || work.documents != nullptr) {
+    work.query_rows = AllocateArray<std::byte>(device, query_elements * device.element_bytes());
+  }
+  work.query_positions = AllocateArray<int64_t>(device, work.queries);
+  work.budget_masses = AllocateArray<float>(device, 2 * work.heads);
+  work.budget_counts = AllocateArray<int32_t>(device, 2 * work.heads);
+  RETURN_IF_ERROR(device.PrepareEstimate(work));
+  // One rank has each of the estimate queries; all others add zeros.
+  if (ranks) {
+    RETURN_IF_ERROR(device.Sum(SumType::kQueries, work.query_rows.data(), query_elements));
+  }
+  work.row_max = AllocateArray<float>(device, slots);
+  work.row_sum = AllocateArray<int64_t>(device, slots);
+  RETURN_IF_ERROR(device.RowMax(work));
+  if (ranks) RETURN_IF_ERROR(device.Max(work.row_max.data(), slots));
+  RETURN_IF_ERROR(device.RowSum(work));
+  if (ranks) RETURN_IF_ERROR(device.Sum(SumType::kInt64, work.row_sum.data(), slots));
+  return absl::OkStatus();
+}
+
 extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .pattern = Pattern::kVerticalSlash,
     .name = "vertical_slash",
     .sees = "columns and block diagonals chosen per head and step",
     .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kNever,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/reference/tiles/tile_lists.h"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::reference {
 
@@ -47,26 +48,29 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
   engine.pool().For(heads * query_tiles, [&](int64_t task, int) {
     const int head = static_cast<int>(task / query_tiles);
     const int64_t a = task % query_tiles;
-    const int64_t end = std::min(args.q.tokens, (a + 1) * args.tile);
+    const int64_t end =
+        args.first_query_gates ? a * args.tile + 1 : std::min(args.q.tokens, (a + 1) * args.tile);
     std::vector<float> query(d, 0.0f);
     for (int64_t i = a * args.tile; i < end; ++i) {
       const float* row = args.q.data + i * args.q.token_stride + head * args.q.head_stride;
       for (int x = 0; x < d; ++x) query[x] += row[x];
     }
     const int64_t own = args.query_layout.Position(a * args.tile) / args.block_size;
-    std::vector<std::pair<float, int64_t>> scores;  // (-score, block): the best first
+    // (-score, place): the best first; places fall where ties go late.
+    std::vector<std::pair<float, int64_t>> scores;
+    const int64_t sign = TiesGoLate(head) ? -1 : 1;
     const int64_t start = args.document_starts == nullptr ? 0 : args.document_starts[a * args.tile];
     for (int64_t block = start / args.block_size; block < own; ++block) {
       const float* mean = means.data() + (head / group * blocks + block) * d;
       float score = 0.0f;
       for (int x = 0; x < d; ++x) score += query[x] * mean[x];
-      scores.emplace_back(-score, block);
+      scores.emplace_back(-score, sign * block);
     }
     const size_t keep = std::min<size_t>(args.topk_blocks, scores.size());
     std::partial_sort(scores.begin(), scores.begin() + keep, scores.end());
     char* const row = selected.data() + task * blocks;
     row[own] = 1;
-    for (size_t i = 0; i < keep; ++i) row[scores[i].second] = 1;
+    for (size_t i = 0; i < keep; ++i) row[sign * scores[i].second] = 1;
   });
   return selected;
 }
@@ -99,7 +103,8 @@ struct Step {
                               .kv_heads = k.heads,
                               .tile = step.tile,
                               .block_size = step.block_size,
-                              .topk_blocks = step.topk_blocks});
+                              .topk_blocks = step.topk_blocks,
+                              .first_query_gates = step.first_query_gates});
     const int64_t blocks = TileCount(step.query_layout.tokens, step.block_size);
     const int64_t rows = static_cast<int64_t>(selected.size()) / blocks,
                   words = BlockWords(static_cast<int32_t>(blocks));
