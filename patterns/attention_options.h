@@ -15,7 +15,6 @@ enum class Pattern {
   kSlidingWindow,  // the last `window` tokens
   kVerticalSlash,  // selected columns and block diagonals, estimated online per layer and head
   kBlockTopK,      // MoBA: every query block picks the key blocks it scores highest
-  kAdaSpa,         // every query block picks the key blocks that hold most of its attention
 };
 
 // By which queries what a query attends to may be chosen.
@@ -59,7 +58,6 @@ struct AttentionOptions {
   std::vector<int> dense_layers = {};
   Selection selection = Selection::kFull;
   int probe_every = 0;        // steps between two probes of the recall; 0: never
-  int search_every = 1;       // kAdaSpa: steps between two searches with exact row sums
   int estimate_queries = 64;  // kVerticalSlash: at most 256
   EstimateAt estimate_at = EstimateAt::kEnd;
   bool adapt_heads = false;  // kVerticalSlash: heads of low recall get more of the budget

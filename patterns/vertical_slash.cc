@@ -157,9 +157,9 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
 
 // Steps 1 to 3: what the estimate queries attend to, by column of this rank and by diagonal.
 absl::Status Estimate(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
-  RETURN_IF_ERROR(EstimateRows(work, inputs, device));
   work.column_mass_of = AllocateArray<int32_t>(device, work.heads * work.layout.local_tokens());
   work.diagonal_mass_of = AllocateArray<int32_t>(device, work.heads * work.blocks);
+  RETURN_IF_ERROR(EstimateRows(work, inputs, device));
   RETURN_IF_ERROR(device.Mass(work));
   if (work.layout.ranks == 1) return absl::OkStatus();
   return device.Sum(SumType::kInt32, work.diagonal_mass_of.data(), work.diagonal_mass_of.size);

@@ -45,7 +45,9 @@ EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t toke
     const int64_t begin = i * tokens / count, end = (i + 1) * tokens / count;
     const uint64_t draw = Mixed(step * kProbeQueries + i);
     int64_t position = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
-    while (position > 0 && choosing.contains(position)) --position;
+    while (choosing.contains(position) && std::ssize(choosing) < tokens) {
+      position = (position + tokens - 1) % tokens;
+    }
     probe.positions.push_back(position);
   }
   std::sort(probe.positions.begin(), probe.positions.end());

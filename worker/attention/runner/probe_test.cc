@@ -23,8 +23,6 @@ namespace {
 
 using kernels::LayoutKind;
 using kernels::ShardLayout;
-using kernels::reference::testing::ComputeMaskedAttention;
-using kernels::reference::testing::MaskedAttention;
 using kernels::reference::testing::RandomTensor;
 using kernels::reference::testing::Shard;
 using kernels::reference::testing::Tensor;
@@ -96,25 +94,33 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
                                const std::vector<RankResult>& results) const {
     std::vector<std::shared_ptr<const LayerIndex>> indices;
     for (const RankResult& result : results) indices.push_back(result.index);
-    const Tensor none(kTokens, kHeads, kHeadDim);
-    const auto lse = [&](const kernels::reference::testing::Visible& visible) {
-      return ComputeMaskedAttention(q_, k_, v_, none, 1.0f / 8.0f, visible).lse;
-    };
-    const ShardLayout layout = LayoutOf(options, 0);
-    const std::vector<double> visited = lse(testing::Visited(indices, layout, GetParam()));
-    const auto causal = std::make_shared<LayerIndex>();
-    const std::vector<double> all =
-        lse(testing::Visited({causal}, {.tokens = kTokens}, GetParam()));
+    const testing::Visited visited(indices, LayoutOf(options, 0), GetParam());
+    const testing::Visited causal({std::make_shared<LayerIndex>()}, {.tokens = kTokens},
+                                  GetParam());
     std::vector<double> recall(kHeads, 0.0);
     const std::vector<int64_t> positions = Probed(options).positions;
     for (int head = 0; head < kHeads; ++head) {
       for (const int64_t position : positions) {
-        recall[head] += std::exp(visited[head * kTokens + position] -
-                                 all[head * kTokens + position]) /
-                        static_cast<double>(positions.size());
+        double kept = 0.0, all = 0.0;
+        for (int64_t key = 0; key <= position; ++key) {
+          if (!causal(head, position, key)) continue;
+          const double weight = std::exp(Logit(head, position, key));
+          all += weight;
+          if (visited(head, position, key)) kept += weight;
+        }
+        recall[head] += kept / all / static_cast<double>(positions.size());
       }
     }
     return recall;
+  }
+
+  double Logit(int head, int64_t query, int64_t key) const {
+    double product = 0.0;
+    for (int x = 0; x < kHeadDim; ++x) {
+      product += double{q_.at(query, head, x)} *
+                 double{k_.at(key, head / (kHeads / kKvHeads), x)};
+    }
+    return product / std::sqrt(static_cast<double>(kHeadDim));
   }
 
   std::mt19937 random_{17};
