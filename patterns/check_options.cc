@@ -31,8 +31,7 @@ absl::Status CheckLayout(const AttentionOptions& options) {
 }
 
 absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
-  if (options.selection == Selection::kFull ||
-      definition.causal_choice != CausalChoice::kNever) {
+  if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
     return absl::OkStatus();
   }
   std::string able;

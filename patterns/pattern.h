@@ -58,9 +58,9 @@ bool Read(std::string_view text, AttentionOptions* options) {
 
 // Whether what a query attends to can be chosen without later queries (Selection).
 enum class CausalChoice {
-  kAlways,   // positions alone choose
-  kOnAsk,    // under Selection::kCausal
-  kNever,    // it takes queries of all of the sequence, or of all of a tile
+  kAlways,  // positions alone choose
+  kOnAsk,   // under Selection::kCausal
+  kNever,   // it takes queries of all of the sequence, or of all of a tile
 };
 
 struct PatternDefinition {
@@ -90,11 +90,11 @@ struct PatternDefinition {
   bool is_known_before_data() const { return count_tiles != nullptr; }
 };
 
-// In the order of the enumerators.
+// All definitions, in the order of the enumerators.
 std::span<const PatternDefinition* const> Definitions();
 // Null if no definition has this number.
 const PatternDefinition* FindDefinition(Pattern pattern);
-// Of a pattern that CheckOptions has passed; aborts on others.
+// The definition of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
 
 // What a layer with these options attends to. INVALID_ARGUMENT names a pattern that no definition

@@ -11,14 +11,13 @@ extern const PatternDefinition kDenseDefinition;
 extern const PatternDefinition kSlidingWindowDefinition;
 extern const PatternDefinition kVerticalSlashDefinition;
 extern const PatternDefinition kBlockTopKDefinition;
+extern const PatternDefinition kXAttentionDefinition;
 
 namespace {
 
 constexpr const PatternDefinition* kDefinitions[] = {
-    &kDenseDefinition,
-    &kSlidingWindowDefinition,
-    &kVerticalSlashDefinition,
-    &kBlockTopKDefinition,
+    &kDenseDefinition,     &kSlidingWindowDefinition, &kVerticalSlashDefinition,
+    &kBlockTopKDefinition, &kXAttentionDefinition,
 };
 
 }  // namespace

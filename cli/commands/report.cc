@@ -29,7 +29,7 @@ struct Totals {
   double tokens = 0, seconds = 0;
   Mean worker_imbalance, step_imbalance, density;
   std::map<uint32_t, Mean> layer_density, layer_recall;
-  std::map<uint32_t, std::vector<Mean>> probed_recall;  // by head
+  std::map<uint32_t, std::vector<Mean>> probed_recall;              // by head
   std::map<uint32_t, Mean> verticals_at_budget, slashes_at_budget;  // of layers with a recall
   v1::PhaseSeconds phases;
 };

@@ -65,9 +65,10 @@ class JobFamilies {
 
   void AppendTo(std::vector<prometheus::MetricFamily>* families) {
     for (prometheus::MetricFamily* family :
-         {&completed_, &total_, &checkpoint_, &attempts_, &tokens_, &loss_, &heldout_, &speed_,
-          &imbalance_, &ring_imbalance_, &hosts_, &seconds_, &phases_, &gradient_norm_,
-          &learning_rate_, &memory_, &density_, &recall_, &probed_recall_, &tiles_}) {
+         {&completed_, &total_,   &checkpoint_, &attempts_,      &tokens_,
+          &loss_,      &heldout_, &speed_,      &imbalance_,     &ring_imbalance_,
+          &hosts_,     &seconds_, &phases_,     &gradient_norm_, &learning_rate_,
+          &memory_,    &density_, &recall_,     &probed_recall_, &tiles_}) {
       if (!family->metric.empty()) families->push_back(std::move(*family));
     }
   }

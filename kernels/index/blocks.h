@@ -28,7 +28,7 @@ absl::Status TileFirsts(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, 
 struct BlockGateArgs {
   // [query tiles, heads, head_dim]: TileSums of local queries, or TileFirsts
   const float* query_sums = nullptr;
-  const float* key_sums = nullptr;    // [tiles of the sequence, kv_heads, head_dim], by position
+  const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim], by position
   ShardLayout query_layout;
   // [n_q], as of all that follow: TileSelection::document_starts. Blocks that end before the
   // document of a tile's first query starts are no candidates. Null: the sequence is one document.

@@ -91,7 +91,7 @@ TEST(MicroBatchesTest, SwapsImproveOnLongestFirst) {
   EXPECT_DOUBLE_EQ(AssignMicroBatches({5, 4, 4, 3, 3}, 2, GroupSizes::kAny).slowest_seconds, 10);
 }
 
-// As many sequences as a job file has room for: what is compared is bounded, and little is left.
+// A job file has room for so many sequences: what is compared is bounded, and little is left.
 TEST(MicroBatchesTest, AreDealtHoweverManyThereAre) {
   std::mt19937 random(5);
   std::vector<double> seconds(300'000);

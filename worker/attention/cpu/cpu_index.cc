@@ -229,10 +229,10 @@ absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work) {
     const int64_t position = work.query_positions.data()[e];
     if (work.layout.Owner(position) != work.layout.rank) continue;
     for (int head = 0; head < work.heads; ++head) {
-      visited[head] += kernels::VisitedShare(
-          tensors_.lse[head * n + work.layout.LocalIndex(position)],
-          work.row_max.data()[head * work.queries + e],
-          work.row_sum.data()[head * work.queries + e]);
+      visited[head] +=
+          kernels::VisitedShare(tensors_.lse[head * n + work.layout.LocalIndex(position)],
+                                work.row_max.data()[head * work.queries + e],
+                                work.row_sum.data()[head * work.queries + e]);
     }
   }
   if (work.layout.ranks > 1) {

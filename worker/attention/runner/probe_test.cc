@@ -1,6 +1,6 @@
-// What a probe says of a pattern, against fp64 attention over the keys that the index holds; and what
-// later queries have to do with what a query attends to.
-#include "patterns/index/probe.h"
+// What a probe says of a pattern, against fp64 attention over the keys that the index holds; and
+// what later queries have to do with what a query attends to.
+#include "patterns/probe.h"
 
 #include <gtest/gtest.h>
 
@@ -74,9 +74,9 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
       ASSERT_TRUE(runner.ok()) << runner.status();
       ASSERT_TRUE((*runner)->SetDocuments(kTokens, GetParam()).ok());
       (*runner)->SetStep(kStep);
-      CpuCall call(&device, /*layer=*/0,
-                   {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(),
-                    .lse = lse.data()});
+      CpuCall call(
+          &device, /*layer=*/0,
+          {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.data()});
       const auto index = (*runner)->Forward(call);
       ASSERT_TRUE(index.ok()) << index.status();
       results[layout.rank] = {*index, (*runner)->TakeStats().layers.at(0), out};
@@ -117,8 +117,7 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
   double Logit(int head, int64_t query, int64_t key) const {
     double product = 0.0;
     for (int x = 0; x < kHeadDim; ++x) {
-      product += double{q_.at(query, head, x)} *
-                 double{k_.at(key, head / (kHeads / kKvHeads), x)};
+      product += double{q_.at(query, head, x)} * double{k_.at(key, head / (kHeads / kKvHeads), x)};
     }
     return product / std::sqrt(static_cast<double>(kHeadDim));
   }
@@ -203,10 +202,8 @@ TEST_P(ProbeTest, ACausalChoiceKnowsNothingOfLaterTokens) {
     return std::equal(before.data.begin(), before.data.begin() + kChanged * row,
                       after.data.begin());
   };
-  AttentionOptions options{.pattern = Pattern::kBlockTopK,
-                           .block_size = kTile,
-                           .topk_blocks = 2,
-                           .tile = kTile};
+  AttentionOptions options{
+      .pattern = Pattern::kBlockTopK, .block_size = kTile, .topk_blocks = 2, .tile = kTile};
   EXPECT_FALSE(outputs(options)) << "the tile's later queries chose";
   options.selection = patterns::Selection::kCausal;
   EXPECT_TRUE(outputs(options));

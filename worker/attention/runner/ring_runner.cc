@@ -4,8 +4,8 @@
 
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
-#include "patterns/index/probe.h"
 #include "patterns/pattern.h"
+#include "patterns/probe.h"
 #include "ring/band_tiles.h"
 
 namespace ringleader::attention {
@@ -139,14 +139,13 @@ absl::Status RingRunner::Probe(AttentionCall& call) {
     probe_ = device_.Upload(std::move(documents), queries);
     probe_tokens_ = tokens;
   }
-  patterns::VerticalSlash work = {
-      .layout = inputs.layout,
-      .heads = inputs.heads,
-      .tile = options_.tile,
-      .blocks = (tokens + options_.tile - 1) / options_.tile,
-      .scale = inputs.scale,
-      .queries = static_cast<int32_t>(probe_->estimate_positions.size),
-      .documents = probe_.get()};
+  patterns::VerticalSlash work = {.layout = inputs.layout,
+                                  .heads = inputs.heads,
+                                  .tile = options_.tile,
+                                  .blocks = (tokens + options_.tile - 1) / options_.tile,
+                                  .scale = inputs.scale,
+                                  .queries = static_cast<int32_t>(probe_->estimate_positions.size),
+                                  .documents = probe_.get()};
   RETURN_IF_ERROR(patterns::EstimateRows(work, inputs, call));
   RETURN_IF_ERROR(call.CountProbe(work));
   return device_.End();

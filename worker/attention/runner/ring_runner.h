@@ -59,9 +59,10 @@ class RingRunner {
   ring::RingSchedule forward_, backward_;
   patterns::LayerBudgets budgets_;
   std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
-  uint64_t step_ = 0;  // of training; 0: none
-  std::shared_ptr<const DeviceDocuments> probe_;  // queries of this step's probe; null: to be chosen
-  int64_t probe_tokens_ = 0;                      // of the sequence that they are of
+  uint64_t step_ = 0;                                 // of training; 0: none
+  std::shared_ptr<const DeviceDocuments>
+      probe_;                           // queries of this step's probe; null: to be chosen
+  int64_t probe_tokens_ = 0;            // of the sequence that they are of
   std::unique_ptr<RingSlots> started_;  // keys and values of a backward that was started
 };
 

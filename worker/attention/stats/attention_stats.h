@@ -22,7 +22,7 @@ struct LayerStats {
   double recall = -1.0;  // attention mass kept on the sampled queries; -1: not estimated
   int probes = 0;        // calls that probed
   // By head, where there were probes: attention mass of their queries, which had no part in the
-  // choice, in what attention visited (patterns/index/probe.h).
+  // choice, in what attention visited (patterns/probe.h).
   std::vector<double> probed_recall;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns

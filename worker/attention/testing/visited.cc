@@ -22,8 +22,8 @@ bool OnDiagonalOrColumn(const LayerIndex& index, int head, int64_t query, int64_
 }
 
 // `local`: the query's place on its rank, of `queries`.
-bool InChosenBlock(const LayerIndex& index, int head, int64_t local, int64_t queries, int64_t tokens,
-                   int64_t key) {
+bool InChosenBlock(const LayerIndex& index, int head, int64_t local, int64_t queries,
+                   int64_t tokens, int64_t key) {
   const int64_t tiles = (queries + index.tile - 1) / index.tile;
   const auto blocks = static_cast<int32_t>((tokens + index.block_size - 1) / index.block_size);
   const int64_t block = key / index.block_size, words = kernels::BlockWords(blocks);

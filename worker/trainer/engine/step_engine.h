@@ -32,7 +32,7 @@ struct LossSum {
   double tokens = 0;  // with a label
 };
 
-// Of a rank's tokens of one sequence, in its local order: [n] each.
+// What a rank's tokens of one sequence score, in its local order: [n] each.
 struct RankScores {
   std::vector<float> losses;   // 0 without a label
   std::vector<uint8_t> right;  // 1: the label's logit is larger than every other
@@ -72,11 +72,12 @@ class StepEngine {
     return device_->attention().SetBudgets(budgets);
   }
 
-  // A step, 1 being the first: begin, this rank's micro-batches, update. Update is where the step's one wait for the
-  // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
+  // A step, 1 being the first: begin, this rank's micro-batches, update. Update is where the step's
+  // one wait for the device is; with no labelled token on any rank it changes nothing and returns 0
+  // tokens.
   void BeginStep(uint64_t step);
   absl::Status ForwardBackward(const data::LocalSequence& sequence);
-  // In place of a forward and backward, where other ranks have more micro-batches than this one:
+  // Stands in for a forward and backward where other ranks have more micro-batches than this one:
   // ranks sum the gradients of each micro-batch together.
   void PassMicroBatch();
   absl::StatusOr<StepUpdate> Update(double learning_rate);
@@ -123,7 +124,7 @@ class StepEngine {
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<model::Decoder> decoder_;
 
-  // Of the step's micro-batches so far: the sum of losses, a scalar on the device, and how many
+  // Over the step's micro-batches so far: the sum of losses, a scalar on the device, and how many
   // labels it sums.
   torch::Tensor loss_sum_;
   int64_t labels_ = 0;

@@ -1,7 +1,6 @@
-#include "kernels/index/probe.h"
-
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/visited_share.h"
 
 namespace ringleader::kernels::index {
 namespace {

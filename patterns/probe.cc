@@ -1,4 +1,4 @@
-#include "patterns/index/probe.h"
+#include "patterns/probe.h"
 
 #include <algorithm>
 #include <iterator>
@@ -18,8 +18,7 @@ uint64_t Mixed(uint64_t x) {
 // Where the document of `position` starts.
 int64_t StartOf(const SequenceDocuments* documents, int64_t position) {
   if (documents == nullptr) return 0;
-  return *std::prev(
-      std::upper_bound(documents->firsts.begin(), documents->firsts.end(), position));
+  return *std::prev(std::upper_bound(documents->firsts.begin(), documents->firsts.end(), position));
 }
 
 }  // namespace
