@@ -68,7 +68,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
      "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window` and "
      "`block_topk`."},
-    {"attention.probe_every", Need::kDefault, "20", {0, kMaxCount}, kSparse,
+    {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
      "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
      "in the choice, the share of their exact attention that lies in what they visited, by layer and "
      "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "

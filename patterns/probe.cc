@@ -25,7 +25,7 @@ int64_t StartOf(const SequenceDocuments* documents, int64_t position) {
 
 bool ProbesAt(const AttentionOptions& options, uint64_t step) {
   const auto every = static_cast<uint64_t>(options.probe_every);
-  return step > 0 && every > 0 && (step - 1) % every == 0;
+  return step > 0 && every > 0 && (step == 1 || step % every == 0);
 }
 
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,

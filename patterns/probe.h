@@ -11,7 +11,8 @@ namespace ringleader::patterns {
 
 inline constexpr int64_t kProbeQueries = 64;
 
-// Whether training step `step`, 1 being the first, probes; 0 stands for no step of training.
+// Whether training step `step` probes: the first, 1, and every probe_every-th; 0 stands for no step
+// of training.
 bool ProbesAt(const AttentionOptions& options, uint64_t step);
 
 // The queries that `step` probes, kProbeQueries or as many as there are tokens, the same on all

@@ -125,6 +125,14 @@ Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
           true};
 }
 
+// Diagonals besides the main one that are always kept. Nobody says what documents without an
+// estimate query attend to, which are short: they are kept whole.
+int32_t LocalBlocks(const AttentionOptions& options, const IndexInputs& inputs) {
+  const int64_t longest = inputs.documents == nullptr ? 0 : inputs.documents->longest_without;
+  const int64_t blocks = (std::max<int64_t>(longest - 1, 0) + options.tile - 1) / options.tile;
+  return static_cast<int32_t>(std::max<int64_t>(options.local_blocks, blocks));
+}
+
 // The numbers of a build, no memory yet.
 VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t tokens = inputs.layout.tokens, blocks = (tokens + options.tile - 1) / options.tile;
@@ -151,7 +159,7 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
           .max_slashes = static_cast<int32_t>(counts.diagonals),
           .slashes_by_tiles = counts.by_tiles,
           .sink_tokens = std::min(options.sink_tokens, max_columns),
-          .local_blocks = options.local_blocks,
+          .local_blocks = LocalBlocks(options, inputs),
           .max_columns = max_columns};
 }
 

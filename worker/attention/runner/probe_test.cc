@@ -130,7 +130,7 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
 
 TEST_P(ProbeTest, IsTheExactShareOfWhatWasVisitedOnAnyNumberOfRanks) {
   for (AttentionOptions options : SparseOptions()) {
-    options.probe_every = 5;
+    options.probe_every = 11;
     options.tile = kTile;
     for (const int ranks : {1, 2, 4}) {
       for (const LayoutKind layout : {LayoutKind::kStriped, LayoutKind::kZigzag}) {
@@ -155,7 +155,7 @@ TEST_P(ProbeTest, IsTheExactShareOfWhatWasVisitedOnAnyNumberOfRanks) {
 TEST_P(ProbeTest, IsNotDueInEveryStep) {
   AttentionOptions options = SparseOptions()[0];
   options.tile = kTile;
-  options.probe_every = 7;  // steps 8 and 15
+  options.probe_every = 7;  // steps 7 and 14
   EXPECT_TRUE(Run(options)[0].stats.probed_recall.empty());
   options.probe_every = 0;
   EXPECT_TRUE(Run(options)[0].stats.probed_recall.empty());

@@ -220,7 +220,7 @@ TEST(RingRunnerTest, AStepProbesWhenItIsDue) {
   };
   constexpr char kProbe[] = "finish, ], index[, queries, sum, row max, max, row sum, sum, probe, ]";
   EXPECT_EQ(forward(patterns::Pattern::kSlidingWindow, 1), kProbe);
-  EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 4), kProbe);
+  EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 6), kProbe);
   EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 2), "finish, ]");
   EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 0), "finish, ]");  // an evaluation
   EXPECT_EQ(forward(patterns::Pattern::kDense, 1), "finish, ]");          // all there is
