@@ -152,6 +152,9 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
               HasSubstr("density, layer 1                20.0 %, recall 90.0 %, diagonals set "
                         "by attention.max_slashes, columns by attention.vertical_mass"));
   EXPECT_EQ(json["slashes_at_budget_per_layer"][0], 0.75);
+  EXPECT_EQ(json["probed_recall_per_head"], (nlohmann::json{{"1", {0.75, 0.25}}}));
+  EXPECT_THAT(table, HasSubstr("probed recall, layer 1          50.0 %, from 25.0 % (head 1) to "
+                               "75.0 % (head 0)\n"));
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
   coordinator_.watch.clear();

@@ -64,6 +64,16 @@ constexpr Field kFieldsBeforePatterns[] = {
 constexpr Field kFieldsAfterPatterns[] = {
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
+    {"attention.selection", Need::kDefault, "full", {}, kSparse,
+     "By which queries what a query attends to may be chosen: by whichever the pattern takes "
+     "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
+     "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window` and "
+     "`block_topk`."},
+    {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
+     "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
+     "in the choice, the share of their exact attention that lies in what they visited, by layer and "
+     "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "
+     "`vertical_slash` does."},
     {"attention.tile", Need::kDefault, "64", {64, 128}, kAlways,
      "Edge of an attention tile in tokens: 64 or 128."},
 

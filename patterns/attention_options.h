@@ -19,6 +19,12 @@ enum class Pattern {
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
 };
 
+// By which queries what a query attends to may be chosen.
+enum class Selection {
+  kFull,    // whichever the pattern takes
+  kCausal,  // by none that is later
+};
+
 // kVerticalSlash: how columns and diagonals are chosen.
 enum class Select {
   kTopP,  // until the budget's mass is covered, at most its counts
@@ -52,6 +58,8 @@ struct AttentionOptions {
   Select select = Select::kTopP;    // kVerticalSlash, as the next
   VerticalSlashBudget budget = {};  // of layers for which no plan says another
   std::vector<int> dense_layers = {};
+  Selection selection = Selection::kFull;
+  int probe_every = 0;        // steps between two probes of the recall; 0: never
   int estimate_queries = 64;  // kVerticalSlash: at most 256
   EstimateAt estimate_at = EstimateAt::kEnd;
   bool adapt_heads = false;  // kVerticalSlash: heads of low recall get more of the budget

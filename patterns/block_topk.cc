@@ -42,13 +42,15 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.kept_blocks = static_cast<int32_t>(std::min<int64_t>(options.topk_blocks + 1, blocks));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
-  return device.Run(kernels::MeanGateStep{.key_sums = key_sums.data(),
-                                          .query_layout = layout,
-                                          .document_starts = index.document_starts(),
-                                          .tile = options.tile,
-                                          .block_size = options.block_size,
-                                          .topk_blocks = options.topk_blocks,
-                                          .chosen = index.chosen.data()});
+  return device.Run(
+      kernels::MeanGateStep{.key_sums = key_sums.data(),
+                            .query_layout = layout,
+                            .document_starts = index.document_starts(),
+                            .tile = options.tile,
+                            .block_size = options.block_size,
+                            .topk_blocks = options.topk_blocks,
+                            .first_query_gates = options.selection == Selection::kCausal,
+                            .chosen = index.chosen.data()});
 }
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
@@ -70,6 +72,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .name = "block_topk",
     .sees = "key blocks chosen per query block",
     .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kOnAsk,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,
@@ -82,7 +85,9 @@ each query, which is faster and coarser. Keys are cut into blocks of `attention.
 `attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's mean query. Which
 those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and, for backward,
 per key tile. `moba` has the gate
-as published. The planner assumes that half of the choices are blocks that the whole head favours.
+as published. With `attention.selection: causal` the tile's first query chooses alone, which no query of the tile
+precedes. Of blocks with equal scores even heads take the earlier, odd heads the later. The planner assumes that half of
+the choices are blocks that the whole head favours.
 )",
 };
 

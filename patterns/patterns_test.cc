@@ -47,6 +47,21 @@ TEST(DefinitionsTest, AnUnknownPatternOrLayoutIsNamed) {
   EXPECT_THAT(std::string(CheckOptions(dealt, 1).message()), HasSubstr("layout: 9 is unknown"));
 }
 
+TEST(DefinitionsTest, ACausalChoiceIsRefusedByNameWhereThereIsNone) {
+  AttentionOptions options{.pattern = Pattern::kVerticalSlash,
+                           .selection = Selection::kCausal,
+                           .tile = 64,
+                           .stripe = 64};
+  const absl::Status refused = CheckOptions(options, 1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("attention.selection: causal does not go with attention.pattern: "
+                        "vertical_slash"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("dense, sliding_window, block_topk"));
+  options.pattern = Pattern::kBlockTopK;
+  EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus());
+}
+
 TEST(SampleTest, StaticPatternsAreExact) {
   AttentionOptions options{.pattern = Pattern::kDense, .tile = 64};
   const ring::HeadPattern dense = SampleLayer(options, false, 16, 4, {}, 1)[0];

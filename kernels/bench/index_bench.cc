@@ -18,6 +18,7 @@
 #include "kernels/index/estimate.h"
 #include "kernels/index/query_gate.h"
 #include "kernels/index/select.h"
+#include "kernels/index/visited_share.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/selection_buffers.h"
 
@@ -108,6 +109,22 @@ void BenchIndex(const Shape& shape, Report& report) {
   for (const auto& [name, run] : steps) add(name, run);
   add("all", [&] {
     for (const auto& [name, run] : steps) run();
+  });
+  // Attention's own sums of these rows are among what it leaves; here any will do.
+  const DeviceBuffer<float> lse(std::vector<float>(heads * n, 0.0f));
+  const DeviceBuffer<int32_t> visited(heads);
+  add("probe", [&] {
+    Check(index::EstimateRowMax(estimate, nullptr));
+    Check(index::EstimateRowSum(estimate, nullptr));
+    Check(index::CountVisited({.layout = layout,
+                               .heads = heads,
+                               .queries = shape.queries,
+                               .positions = gpu_positions.data(),
+                               .row_max = row_max.data(),
+                               .row_sum = row_sum.data(),
+                               .lse = lse.data(),
+                               .visited = visited.data()},
+                              nullptr));
   });
 }
 

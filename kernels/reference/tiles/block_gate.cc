@@ -5,6 +5,7 @@
 
 #include "kernels/reference/tiles/antidiagonal_gate.h"
 #include "kernels/reference/tiles/tile_lists.h"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::reference {
 
@@ -46,20 +47,21 @@ std::vector<float> BlockMeans(const float* key_sums, int64_t tokens, int tile, i
   return means;
 }
 
-// The `keep` blocks of [first, own) that `query` scores highest, lower ones first among equals.
-// `means`: of the head, [blocks, d].
+// The `keep` blocks of [first, own) that `query` scores highest; among equals lower ones, or higher
+// ones where ties go late. `means`: of the head, [blocks, d].
 std::vector<int64_t> BestBlocks(const float* query, const float* means, int d, int64_t first,
-                                int64_t own, int64_t keep) {
-  std::vector<std::pair<float, int64_t>> scores;  // (-score, block): the best first
+                                int64_t own, int64_t keep, bool ties_go_late) {
+  const int64_t sign = ties_go_late ? -1 : 1;
+  std::vector<std::pair<float, int64_t>> scores;  // (-score, sign * block): the best first
   for (int64_t block = first; block < own; ++block) {
     float score = 0.0f;
     for (int x = 0; x < d; ++x) score += query[x] * means[block * d + x];
-    scores.emplace_back(-score, block);
+    scores.emplace_back(-score, sign * block);
   }
   keep = std::clamp<int64_t>(keep, 0, std::ssize(scores));
   std::partial_sort(scores.begin(), scores.begin() + keep, scores.end());
   std::vector<int64_t> best;
-  for (int64_t i = 0; i < keep; ++i) best.push_back(scores[i].second);
+  for (int64_t i = 0; i < keep; ++i) best.push_back(sign * scores[i].second);
   return best;
 }
 
@@ -76,7 +78,8 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
   engine.pool().For(heads * query_tiles, [&](int64_t task, int) {
     const int head = static_cast<int>(task / query_tiles);
     const int64_t a = task % query_tiles;
-    const int64_t end = std::min(args.q.tokens, (a + 1) * args.tile);
+    const int64_t end =
+        args.first_query_gates ? a * args.tile + 1 : std::min(args.q.tokens, (a + 1) * args.tile);
     std::vector<float> query(d, 0.0f);
     for (int64_t i = a * args.tile; i < end; ++i) {
       const float* row = args.q.data + i * args.q.token_stride + head * args.q.head_stride;
@@ -87,7 +90,7 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
     char* const row = selected.data() + task * blocks;
     row[own] = 1;
     for (const int64_t block : BestBlocks(query.data(), means.data() + head / group * blocks * d, d,
-                                          start / args.block_size, own, args.topk_blocks)) {
+                                          start / args.block_size, own, args.topk_blocks, TiesGoLate(head))) {
       row[block] = 1;
     }
   });
@@ -114,7 +117,8 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
                                : step.topk_blocks;
       std::vector<int64_t> kept =
           BestBlocks(q.data + i * q.token_stride + head * q.head_stride,
-                     means.data() + head / group * blocks * d, d, first, own, keep - 1);
+                     means.data() + head / group * blocks * d, d, first, own, keep - 1,
+                     /*ties_go_late=*/false);
       kept.push_back(own);
       for (const int64_t block : kept) {
         step.queries[(head * blocks + block) * words + word] |= 1u << i % 32;
@@ -163,7 +167,8 @@ struct Step {
                               .kv_heads = k.heads,
                               .tile = step.tile,
                               .block_size = step.block_size,
-                              .topk_blocks = step.topk_blocks});
+                              .topk_blocks = step.topk_blocks,
+                              .first_query_gates = step.first_query_gates});
     const int64_t blocks = TileCount(step.query_layout.tokens, step.block_size);
     const int64_t rows = static_cast<int64_t>(selected.size()) / blocks,
                   words = BlockWords(static_cast<int32_t>(blocks));

@@ -26,10 +26,11 @@ struct BlockTopKArgs {
   int tile = 128;
   int block_size = 512;  // tokens, a multiple of tile
   int topk_blocks = 0;   // besides a query's own
+  bool first_query_gates = false;
 };
 
-// selected: [heads, query tiles, blocks of block_size], non-zero where kept; ties go to the lower
-// block.
+// selected: [heads, query tiles, blocks of block_size], non-zero where kept; ties as MeanGateStep
+// says.
 std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args);
 
 // MoBA's gate by query: QueryGateStep says what it is. q: [n, heads, d].

@@ -190,6 +190,26 @@ TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
             1e-5);
 }
 
+// Four queries for twenty documents of 90 tokens and what is left: those without a query are kept
+// whole, as far as their longest reaches and no further.
+TEST_F(AttentionEngineTest, ShortDocumentsWithoutAnEstimateQueryAreKeptWhole) {
+  patterns::AttentionOptions options = VerticalSlash();
+  options.select = patterns::Select::kTopK;
+  options.budget = {.max_verticals = 1, .max_slashes = 1};
+  options.estimate_queries = 4;
+  options.sink_tokens = options.local_blocks = 0;
+  std::vector<int64_t> documents;
+  for (int64_t i = 0; i < 20; ++i) documents.push_back(90 * i);
+  const testing::HostIndex kept = Run(options, 1, {}, documents)[0].index;
+  for (int head = 0; head < kHeads; ++head) {
+    EXPECT_TRUE(kept.Covers(head, 1) && kept.Covers(head, 2));  // 90 tokens may lie in three tiles
+    EXPECT_FALSE(kept.Covers(head, 3));
+  }
+  options.estimate_queries = 20;  // one each
+  const testing::HostIndex chosen = Run(options, 1, {}, documents)[0].index;
+  EXPECT_FALSE(chosen.Covers(0, 1) && chosen.Covers(0, 2));
+}
+
 // A share is what is visited, at any length, but for what is always kept: the main diagonal here,
 // and one element that crosses.
 TEST_F(AttentionEngineTest, AShareOfTheTilesIsKeptTo) {

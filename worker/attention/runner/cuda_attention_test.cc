@@ -242,6 +242,34 @@ TEST_P(CudaRanksTest, IndexOfDocumentsIsTheOracles) {
   ExpectTheOracles(TopP(), kDocuments);
 }
 
+// Patterns whose index is the CPU's; on all ranks the same figures.
+TEST_P(CudaRanksTest, ProbesAreThoseOfTheCpu) {
+  for (patterns::AttentionOptions options :
+       {patterns::AttentionOptions{
+            .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2},
+        patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK,
+        .selection = patterns::Selection::kCausal,
+        .block_size = 64,
+        .topk_blocks = 3},
+        patterns::AttentionOptions{.pattern = patterns::Pattern::kSlidingWindow, .window = 200}}) {
+    options.tile = 64;
+    options.probe_every = 1;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, kDocuments}) {
+      const LayerStats cpu = RunOnCpu(Small(), options, documents).stats[0].layers.at(0);
+      const Result gpu = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+      ASSERT_EQ(cpu.probed_recall.size(), 4u);
+      for (const AttentionStats& rank : gpu.stats) {
+        const std::vector<double>& heads = rank.layers.at(0).probed_recall;
+        EXPECT_EQ(heads, gpu.stats[0].layers.at(0).probed_recall);
+        ASSERT_EQ(heads.size(), cpu.probed_recall.size());
+        for (size_t head = 0; head < heads.size(); ++head) {
+          EXPECT_NEAR(heads[head], cpu.probed_recall[head], 2e-3) << "head " << head;
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Settings, CudaRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
                          [](const auto& info) { return testing::NameOf(info.param); });
 
@@ -300,6 +328,31 @@ TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
   EXPECT_LT(result.stats[0].layers.at(0).density, 1.0);
   EXPECT_EQ(result.stats[0].layers.at(1).density, 1.0);
   EXPECT_EQ(result.stats[0].layers.at(1).recall, -1.0);
+}
+
+// As a plan does between steps: more, less, none at all, and back.
+TEST_F(CudaAttentionTest, BudgetsChangeInMidRun) {
+  const Sequence sequence(1024, 4, 2, 64);
+  patterns::AttentionOptions options = TopP();
+  std::vector<patterns::LayerBudget> budgets(4, {.vertical_slash = options.budget});
+  budgets[1].vertical_slash.vertical_mass = 0.2;
+  budgets[1].vertical_slash.max_slashes = 2;
+  budgets[2].dense = true;
+  const std::vector<testing::HostIndex> indices = testing::IndicesOnGpu(sequence, options, budgets);
+  ASSERT_EQ(indices.size(), budgets.size());
+  for (size_t i = 0; i < budgets.size(); ++i) {
+    if (budgets[i].dense) {
+      EXPECT_EQ(indices[i].max_columns, 0);
+      EXPECT_TRUE(indices[i].diagonals.empty());
+      continue;
+    }
+    options.budget = budgets[i].vertical_slash;
+    const testing::HostIndex fresh = RunOnGpu(sequence, options).index[0];
+    EXPECT_EQ(indices[i].diagonals, fresh.diagonals) << i;
+    EXPECT_EQ(indices[i].column_positions, fresh.column_positions) << i;
+    EXPECT_EQ(indices[i].column_counts, fresh.column_counts) << i;
+  }
+  EXPECT_NE(indices[0].diagonals, indices[1].diagonals);
 }
 
 // Transfers, computation and the buffers of several layers overlap: shapes large enough that a

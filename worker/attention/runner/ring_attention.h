@@ -50,6 +50,7 @@ class RingAttention : public ContextAttention {
                           const torch::Tensor& v) override;
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override;
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override;
+  void SetStep(uint64_t step) override;
   AttentionStats TakeStats() override;
 
  private:

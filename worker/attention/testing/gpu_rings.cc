@@ -108,6 +108,7 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
                  d_out = shard(sequence.d_out);
     std::vector<CallTensors> calls(kLayers, {.q = q, .k = k, .v = v});
     std::vector<std::shared_ptr<const LayerIndex>> indices;
+    (*engine)->SetStep(1);
     Check((*engine)->SetDocuments(sequence.q.size(0), documents));
     for (int layer = 0; layer < kLayers; ++layer) {
       CudaCall call(&device, layer, &calls[layer]);
@@ -139,6 +140,35 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
   return result;
 }
 
+std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
+                                    const patterns::AttentionOptions& options,
+                                    const std::vector<patterns::LayerBudget>& budgets) {
+  std::vector<HostIndex> indices;
+  RunRanks(Gpus::kShared, 1, [&](comm::DeviceCommunicator& communicator) {
+    CudaAttentionDevice device(&communicator, {});
+    auto engine = RingRunner::Create(options, &device);
+    TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
+    CallTensors tensors{.q = sequence.q.to(torch::kCUDA),
+                        .k = sequence.k.to(torch::kCUDA),
+                        .v = sequence.v.to(torch::kCUDA)};
+    // All are enqueued before the first is read.
+    std::vector<std::shared_ptr<const LayerIndex>> chosen;
+    for (const patterns::LayerBudget& budget : budgets) {
+      Check((*engine)->SetBudgets(std::span(&budget, 1)));
+      CudaCall call(&device, /*layer=*/0, &tensors);
+      auto index = (*engine)->Forward(call);
+      Check(index.status());
+      chosen.push_back(*std::move(index));
+    }
+    for (const auto& index : chosen) {
+      indices.push_back(ToHost(*index, [](void* to, const void* from, size_t bytes) {
+        ASSERT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+      }));
+    }
+  });
+  return indices;
+}
+
 Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
                 const std::vector<int64_t>& documents) {
   options.ring = {};
@@ -148,6 +178,7 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
     const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
+    (*attention)->SetStep(1);
     Check((*attention)->SetDocuments(sequence.q.size(0), documents));
     const Tensor out = DifferentiableAttention(**attention, 0, q, k, v);
     out.backward(sequence.d_out.to(torch::kFloat));

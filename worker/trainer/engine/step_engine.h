@@ -72,9 +72,10 @@ class StepEngine {
     return device_->attention().SetBudgets(budgets);
   }
 
-  // A step: begin, this rank's micro-batches, update. Update is where the step's one wait for the
-  // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
-  void BeginStep();
+  // A step, 1 being the first: begin, this rank's micro-batches, update. Update is where the step's
+  // one wait for the device is; with no labelled token on any rank it changes nothing and returns 0
+  // tokens.
+  void BeginStep(uint64_t step);
   absl::Status ForwardBackward(const data::LocalSequence& sequence);
   // Stands in for a forward and backward where other ranks have more micro-batches than this one:
   // ranks sum the gradients of each micro-batch together.

@@ -101,7 +101,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
     ASSIGN_OR_RETURN(
         const std::vector<uint32_t> sequences,
         data::SequencesOfGroup(job_.global_batch, group_, job_.data, plan_.micro_batches));
-    engine.BeginStep();
+    engine.BeginStep(step);
     for (const uint32_t sequence : sequences) {
       parts_.host->SetPlace(step, "data");
       data::LocalSequence local;
@@ -131,6 +131,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.phases = stats.phases;
   record.phases.data = data_seconds;
   record.layers = std::move(stats.layers);
+  KeepProbe(&record);
   record.tokens =
       std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(), uint64_t{0});
   record.peak_memory_bytes = stats.peak_memory_bytes;
@@ -138,6 +139,18 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
   return record;
+}
+
+void StepLoop::KeepProbe(StepRecord* record) {
+  const std::vector<attention::LayerStats>& layers = record->layers;
+  probed_recall_.resize(std::max(probed_recall_.size(), layers.size()), -1.0);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const std::vector<double>& heads = layers[i].probed_recall;
+    if (heads.empty()) continue;
+    probed_recall_[i] =
+        std::accumulate(heads.begin(), heads.end(), 0.0) / static_cast<double>(heads.size());
+  }
+  record->probed_recall = probed_recall_;
 }
 
 absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {

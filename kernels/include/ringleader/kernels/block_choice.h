@@ -33,7 +33,8 @@ struct OrderTilesStep {
 };
 
 // Each tile of queries keeps its own block and the topk_blocks earlier ones whose mean key its
-// summed query scores highest; ties go to the lower block.
+// summed query, or the first one alone, scores highest, in fp32; ties go to the lower block in even
+// heads, to the higher one in odd heads (TiesGoLate).
 struct MeanGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
   ShardLayout query_layout;
@@ -43,7 +44,8 @@ struct MeanGateStep {
   int32_t tile = 128;
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
-  uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
+  bool first_query_gates = false;  // by a query that no other of its tile precedes
+  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
 };
 
 // MoBA's gate (arXiv 2502.13189, section 2.2): each query keeps its own block and of the earlier
