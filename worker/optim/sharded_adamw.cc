@@ -259,9 +259,14 @@ void ShardedAdamW::CloseGradient(int block) {
   Check(state_->Close(bucket));
 }
 
+void ShardedAdamW::PassForward() {
+  for (int block = 0; block < state_->last_block(); ++block) Parameters(block, block + 1);
+}
+
 void ShardedAdamW::PassMicroBatch() {
-  TORCH_CHECK(state_->whole, "where parameters are sharded, every rank takes part in all forwards");
+  PassForward();
   for (int block = state_->last_block(); block >= 0; --block) {
+    if (state_->is_layer(block)) Parameters(block, block - 1);
     OpenGradient(block);
     CloseGradient(block);
   }

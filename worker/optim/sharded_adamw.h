@@ -54,10 +54,11 @@ class ShardedAdamW : public model::ParameterStore {
   torch::Tensor Parameters(int block, int next) override;
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
-  // Takes part in the reductions of a micro-batch to which this rank adds nothing, because other
-  // ranks have more micro-batches in this step. Only where parameters are whole: to gather sharded
-  // ones takes a forward and a backward of all ranks.
+  // Take part in what ranks do together in a micro-batch to which this rank adds nothing, because
+  // others have more of them: sharded parameters are gathered and gradients reduced, in the order of
+  // the decoder's forward and backward, or of its forward alone.
   void PassMicroBatch();
+  void PassForward();
 
   // loss_sum: a scalar on the device, over this rank's micro-batches, and `tokens` how many
   // labels it sums; the gradient is taken of the mean over all ranks' tokens. Clips, updates this

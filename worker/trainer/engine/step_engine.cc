@@ -94,20 +94,17 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
           {"memory of a rank", model::DescribeMemory(memory_plan_.memory)}};
 }
 
-bool StepEngine::ranks_step_alike() const {
-  return memory_plan_.sharding == model::ParameterSharding::kShard;
-}
-
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
-  if (!job_.document_mask) return absl::OkStatus();
-  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts);
+  if (!job_.document_mask && !job_.batching.samples) return absl::OkStatus();
+  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
+                                           sequence.sequence_length - sequence.content);
 }
 
 model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {
   return {.tokens = device_->Upload(sequence.tokens),
           .positions = device_->Upload(sequence.positions),
           .labels = device_->Upload(sequence.labels),
-          .sequence_length = sequence.sequence_length};
+          .sequence_length = sequence.rotary_length};
 }
 
 void StepEngine::BeginStep() {
@@ -130,6 +127,11 @@ absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence) {
 void StepEngine::PassMicroBatch() {
   const torch::NoGradGuard no_grad;
   optimizer_->PassMicroBatch();
+}
+
+void StepEngine::PassScore() {
+  const torch::NoGradGuard no_grad;
+  optimizer_->PassForward();
 }
 
 absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {

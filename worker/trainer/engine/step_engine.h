@@ -64,8 +64,6 @@ class StepEngine {
   const model::ParameterLayout& layout() const { return decoder_->layout(); }
   // How the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
-  // Whether every rank has to come to as many micro-batches a step, because parameters are sharded.
-  bool ranks_step_alike() const;
 
   // Sets the budgets of the steps from the next one on; layers past the end keep the job's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
@@ -77,12 +75,14 @@ class StepEngine {
   void BeginStep();
   absl::Status ForwardBackward(const data::LocalSequence& sequence);
   // In place of a forward and backward, where other ranks have more micro-batches than this one:
-  // ranks sum the gradients of each micro-batch together.
+  // ranks gather parameters and sum the gradients of each micro-batch together.
   void PassMicroBatch();
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
   // What the model says of this rank's tokens, without gradients. Waits for the device.
   absl::StatusOr<RankScores> Score(const data::LocalSequence& sequence);
+  // In place of Score, likewise.
+  void PassScore();
 
   // What happened since the last call.
   EngineStats TakeStats();

@@ -96,7 +96,6 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
   others[0].name = "other";
   others[1].train_data = other_data;
   others[2].sequence_length = 256;
-  others[2].sequence_lengths = {256, 256};
   others[3].global_batch = 1;
   others[3].sequence_lengths = {512};
   others[4].seed = 2;

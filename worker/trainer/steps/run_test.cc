@@ -196,7 +196,8 @@ TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
   ASSERT_TRUE(held_out.ok()) << held_out.status();
   uint64_t labels = 0;
   for (uint64_t i = 0; i < held_out->sequences(); ++i) {
-    for (const int64_t label : held_out->InOrder(i, {.tokens = kTinySequence}).labels) {
+    const data::Sample sequence = held_out->InOrder(i);
+    for (const int64_t label : held_out->Read({&sequence, 1}, {.tokens = kTinySequence}).labels) {
       labels += label != data::kIgnoreLabel;
     }
   }
