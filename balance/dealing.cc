@@ -61,8 +61,7 @@ class GroupDealer {
       for (size_t i = 0; i < mine.size(); ++i) {
         for (size_t k = 0; k <= theirs.size(); ++k) {
           if (k == theirs.size() && mine.size() == 1) continue;
-          const int64_t delta =
-              weights_[mine[i]] - (k == theirs.size() ? 0 : weights_[theirs[k]]);
+          const int64_t delta = weights_[mine[i]] - (k == theirs.size() ? 0 : weights_[theirs[k]]);
           const int64_t peak = std::max(load_[slow] - delta, load_[g] + delta);
           if (peak >= best_peak) continue;
           std::tie(best_peak, best_group, best_mine, best_theirs) = std::tuple(peak, g, i, k);
@@ -126,9 +125,8 @@ class Packer {
   // By `key`, largest first.
   template <typename Key>
   static Samples Sorted(Samples samples, Key key) {
-    std::sort(samples.begin(), samples.end(), [&](uint32_t a, uint32_t b) {
-      return key(a) != key(b) ? key(a) > key(b) : a < b;
-    });
+    std::sort(samples.begin(), samples.end(),
+              [&](uint32_t a, uint32_t b) { return key(a) != key(b) ? key(a) > key(b) : a < b; });
     return samples;
   }
 
@@ -217,8 +215,9 @@ double Dealing::Imbalance() const {
     most = std::max(most, load);
     sum += load;
   }
-  return sum == 0 ? 1 : static_cast<double>(most) * static_cast<double>(groups.size()) /
-                            static_cast<double>(sum);
+  return sum == 0 ? 1
+                  : static_cast<double>(most) * static_cast<double>(groups.size()) /
+                        static_cast<double>(sum);
 }
 
 Dealing Deal(std::span<const uint64_t> tokens, const SampleWeights& weights,

@@ -155,9 +155,10 @@ TEST(DealingTest, GroupsOfRealisticLengthsHardlyWait) {
       dealt += ours.Imbalance() / kSteps;
       speed += static_cast<double>(meeting) / static_cast<double>(slowest) / kSteps;
     }
-    std::printf("%-14s max/mean in order %.3f (meeting at every micro-batch %.3f), dealt %.3f: "
-                "%.2f x\n",
-                name, in_order_totals, in_order, dealt, speed);
+    std::printf(
+        "%-14s max/mean in order %.3f (meeting at every micro-batch %.3f), dealt %.3f: "
+        "%.2f x\n",
+        name, in_order_totals, in_order, dealt, speed);
     EXPECT_LT(dealt, 1 + (in_order_totals - 1) / 2) << name;
     EXPECT_GE(speed, 1.2) << name;
   }

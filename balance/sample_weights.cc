@@ -22,11 +22,10 @@ absl::StatusOr<SampleWeights> SampleWeights::Create(std::vector<SampleWeight> ro
       last = row;
       continue;
     }
-    return absl::InvalidArgumentError(
-        absl::StrFormat("sample weights: %d tokens in %g ms after %d in %g ms; tokens and "
-                        "milliseconds ascend, up to %g ms",
-                        row.tokens, row.milliseconds, last.tokens, last.milliseconds,
-                        kMostMilliseconds));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "sample weights: %d tokens in %g ms after %d in %g ms; tokens and "
+        "milliseconds ascend, up to %g ms",
+        row.tokens, row.milliseconds, last.tokens, last.milliseconds, kMostMilliseconds));
   }
   SampleWeights weights;
   weights.rows_ = std::move(rows);

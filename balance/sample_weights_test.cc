@@ -29,9 +29,12 @@ TEST(SampleWeightsTest, WithoutRowsTheyAreTokensAndNeverNothing) {
 
 TEST(SampleWeightsTest, WhatDoesNotAscendIsRefused) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const auto& rows :
-       {std::vector<SampleWeight>{{0, 1}}, {{100, 1}, {100, 2}}, {{100, 2}, {200, 1}},
-        {{100, -1}}, {{100, nan}}, {{100, 1e30}}}) {
+  for (const auto& rows : {std::vector<SampleWeight>{{0, 1}},
+                           {{100, 1}, {100, 2}},
+                           {{100, 2}, {200, 1}},
+                           {{100, -1}},
+                           {{100, nan}},
+                           {{100, 1e30}}}) {
     EXPECT_THAT(std::string(SampleWeights::Create(rows).status().message()), HasSubstr("ascend"));
   }
 }

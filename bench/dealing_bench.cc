@@ -1,5 +1,5 @@
-// How long it takes to deal a step: prints the median of its runs, in milliseconds. bench/balance.sh
-// runs it.
+// How long it takes to deal a step: prints the median of its runs, in milliseconds.
+// bench/balance.sh runs it.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -34,6 +34,7 @@ int main() {
     imbalance = dealing.Imbalance();
   }
   std::nth_element(milliseconds.begin(), milliseconds.begin() + kRuns / 2, milliseconds.end());
-  std::printf("{\"milliseconds\": %.2f, \"imbalance\": %.4f}\n", milliseconds[kRuns / 2], imbalance);
+  std::printf("{\"milliseconds\": %.2f, \"imbalance\": %.4f}\n", milliseconds[kRuns / 2],
+              imbalance);
   return 0;
 }

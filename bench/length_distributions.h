@@ -41,7 +41,8 @@ struct LengthDistribution {
   const char* name;
   uint64_t (*draw)(LengthRandom& random);
 };
-inline constexpr LengthDistribution kLengthDistributions[] = {
-    {"LongAlign-like", LongAlignLike}, {"ChatQA2-like", ChatQa2Like}, {"ProLong-like", ProLongLike}};
+inline constexpr LengthDistribution kLengthDistributions[] = {{"LongAlign-like", LongAlignLike},
+                                                              {"ChatQA2-like", ChatQa2Like},
+                                                              {"ProLong-like", ProLongLike}};
 
 }  // namespace ringleader::bench

@@ -293,8 +293,8 @@ TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {
             "data.overlong: only fits data.batching: samples; remove it, or change that");
   EXPECT_EQ(Complaint({"data.batching=samples", "data.document_mask=false"}),
             "data.document_mask: only fits data.batching: packed; remove it, or change that");
-  EXPECT_THAT(Complaint({"data.batching=samples", "resources.trainers=1",
-                         "parallelism.context=1", "data.sequence_length=1000"}),
+  EXPECT_THAT(Complaint({"data.batching=samples", "resources.trainers=1", "parallelism.context=1",
+                         "data.sequence_length=1000"}),
               HasSubstr("1000 does not divide by attention.tile (64)"));
 }
 
@@ -303,10 +303,10 @@ TEST(ParseTest, WhatTookThePlaceOfSequenceLengthsIsNamed) {
   EXPECT_THAT(std::string(parsed.status().message()),
               AllOf(HasSubstr("job file:1: data.sequence_lengths"),
                     HasSubstr("set data.batching: samples")));
-  EXPECT_THAT(std::string(ParseJobFile("name: a", {.overrides = {"data.sequence_lengths=[1]"}})
-                              .status()
-                              .message()),
-              HasSubstr("set data.batching: samples"));
+  EXPECT_THAT(
+      std::string(
+          ParseJobFile("name: a", {.overrides = {"data.sequence_lengths=[1]"}}).status().message()),
+      HasSubstr("set data.batching: samples"));
 }
 
 TEST(ValidateTest, SequencesDivideIntoWholeTiles) {

@@ -119,8 +119,8 @@ void AddSampleRows(const Totals& totals, std::vector<std::vector<std::string>>* 
                                               totals.micro_batches)});
   rows->push_back({"padding", absl::StrFormat("%.0f tokens, %s", totals.padding_tokens,
                                               FormatPercent(PaddingShare(totals)))});
-  rows->push_back({"groups as predicted", absl::StrFormat("slowest %.3f of the mean",
-                                                          totals.dealt_imbalance.value())});
+  rows->push_back({"groups as predicted",
+                   absl::StrFormat("slowest %.3f of the mean", totals.dealt_imbalance.value())});
   const bool dropped = totals.job.spec().data().overlong() == v1::DataSpec::DROP;
   rows->push_back({"documents too long",
                    absl::StrFormat("%d of %d tokens, %s", totals.overlong_documents,
@@ -132,26 +132,27 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
   ForEachPhase(totals.phases,
                [&](const std::string& name, double seconds) { phases[name] = seconds; });
   const v1::Job& job = totals.job;
-  nlohmann::ordered_json json = {{"name", ShortName(job.name())},
-          {"state", v1::Job::State_Name(job.state())},
-          {"steps", job.progress().step()},
-          {"loss_first", totals.loss_first},
-          {"loss_last", totals.loss_last},
-          {"heldout_first", job.first_eval().loss()},
-          {"heldout_last", job.last_eval().loss()},
-          {"first_evaluation", ToJson(job.first_eval())},
-          {"last_evaluation", ToJson(job.last_eval())},
-          {"tokens_per_second", totals.seconds > 0 ? totals.tokens / totals.seconds : 0},
-          {"density", totals.density.value()},
-          {"density_per_layer", ByLayer(totals.layer_density)},
-          {"recall_per_layer", ByLayer(totals.layer_recall)},
-          {"verticals_at_budget_per_layer", ByLayer(totals.verticals_at_budget)},
-          {"slashes_at_budget_per_layer", ByLayer(totals.slashes_at_budget)},
-          {"worker_imbalance", totals.worker_imbalance.value()},
-          {"step_imbalance", totals.step_imbalance.value()},
-          {"seconds", totals.seconds},
-          {"phases", phases},
-          {"model", job.model_directory()}};
+  nlohmann::ordered_json json = {
+      {"name", ShortName(job.name())},
+      {"state", v1::Job::State_Name(job.state())},
+      {"steps", job.progress().step()},
+      {"loss_first", totals.loss_first},
+      {"loss_last", totals.loss_last},
+      {"heldout_first", job.first_eval().loss()},
+      {"heldout_last", job.last_eval().loss()},
+      {"first_evaluation", ToJson(job.first_eval())},
+      {"last_evaluation", ToJson(job.last_eval())},
+      {"tokens_per_second", totals.seconds > 0 ? totals.tokens / totals.seconds : 0},
+      {"density", totals.density.value()},
+      {"density_per_layer", ByLayer(totals.layer_density)},
+      {"recall_per_layer", ByLayer(totals.layer_recall)},
+      {"verticals_at_budget_per_layer", ByLayer(totals.verticals_at_budget)},
+      {"slashes_at_budget_per_layer", ByLayer(totals.slashes_at_budget)},
+      {"worker_imbalance", totals.worker_imbalance.value()},
+      {"step_imbalance", totals.step_imbalance.value()},
+      {"seconds", totals.seconds},
+      {"phases", phases},
+      {"model", job.model_directory()}};
   if (totals.samples > 0) json["samples"] = SamplesToJson(totals);
   return json;
 }

@@ -274,8 +274,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
     ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
   }
   if (!plan.sample_weights().empty()) {
-    const v1::SampleWeight &least = plan.sample_weights(0),
-                           &most = *plan.sample_weights().rbegin();
+    const v1::SampleWeight &least = plan.sample_weights(0), &most = *plan.sample_weights().rbegin();
     plan.add_reasons(absl::StrFormat(
         "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens "
         "%.4g); the step is predicted for samples of %d tokens each",

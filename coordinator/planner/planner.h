@@ -1,6 +1,6 @@
 // Decides how a job runs on the machines it was given: layout, stripe, ring, budgets and
-// the weights of samples, with the reasons. Pure functions: no I/O, no clock, the same answer for the same
-// input. The same code answers `ringctl plan` for clusters that need not exist.
+// the weights of samples, with the reasons. Pure functions: no I/O, no clock, the same answer for
+// the same input. The same code answers `ringctl plan` for clusters that need not exist.
 #pragma once
 
 #include <optional>

@@ -303,8 +303,8 @@ TEST(MakePlanTest, SamplesHaveWeights) {
       EXPECT_GT(weights[i].tokens(), weights[i - 1].tokens());
       EXPECT_GE(weights[i].milliseconds(), weights[i - 1].milliseconds());
     }
-    EXPECT_GT(weights.rbegin()->milliseconds(),
-              (pattern == v1::AttentionSpec::DENSE ? 16 : 8) * weights[weights.size() - 7].milliseconds());
+    EXPECT_GT(weights.rbegin()->milliseconds(), (pattern == v1::AttentionSpec::DENSE ? 16 : 8) *
+                                                    weights[weights.size() - 7].milliseconds());
     EXPECT_THAT(plan->reasons(), Contains(HasSubstr("samples are dealt to 2 groups")));
     CostModel other = cost;
     other.Observe(Phase::kAttentionForward, {.tiles = 1e6}, 1);

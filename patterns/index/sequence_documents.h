@@ -48,8 +48,8 @@ struct EstimateQueries {
 // The last of the sequence or, `spread`, SpreadPosition's. Where the sequence holds documents, each
 // gets its share of them by its tokens, and at least one if there are no more documents than
 // queries: at its end, where a document is seen best, or spread over it. Its last token, a
-// separator, from which nothing is predicted, is passed over where there are others. Padding gets none:
-// with it they are those of the sequence without.
+// separator, from which nothing is predicted, is passed over where there are others. Padding gets
+// none: with it they are those of the sequence without.
 EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count, bool spread,
                                       const SequenceDocuments* documents);
 

@@ -344,14 +344,19 @@ TEST_F(LoaderTest, DocumentsStartWhereTheyDoInTheSequence) {
     EXPECT_THAT(folder->DocumentStarts(4, 8), ::testing::ElementsAre(4, 7));
     const auto loader = Loader::Open(options.output + "/train", 4, 1, 257);
     ASSERT_TRUE(loader.ok()) << loader.status();
-    EXPECT_THAT(testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 4}).document_firsts, ::testing::ElementsAre(0));
-    EXPECT_THAT(testing::ReadOne(*loader, loader->InOrder(1), {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 3));
+    EXPECT_THAT(testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 4}).document_firsts,
+                ::testing::ElementsAre(0));
+    EXPECT_THAT(testing::ReadOne(*loader, loader->InOrder(1), {.tokens = 4}).document_firsts,
+                ::testing::ElementsAre(0, 3));
     // "c|d": begins within a document. Every rank gets those of the whole sequence.
     const auto odd = Loader::Open(options.output + "/train", 2, 1, 257);
     ASSERT_TRUE(odd.ok()) << odd.status();
-    EXPECT_THAT(testing::ReadOne(*odd, {.start = 2, .tokens = 4}, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 2));
-    EXPECT_THAT(testing::ReadOne(*odd, {.start = 2, .tokens = 4}, {.ranks = 2, .rank = 1, .tokens = 4}).document_firsts,
+    EXPECT_THAT(testing::ReadOne(*odd, {.start = 2, .tokens = 4}, {.tokens = 4}).document_firsts,
                 ::testing::ElementsAre(0, 2));
+    EXPECT_THAT(
+        testing::ReadOne(*odd, {.start = 2, .tokens = 4}, {.ranks = 2, .rank = 1, .tokens = 4})
+            .document_firsts,
+        ::testing::ElementsAre(0, 2));
   }
 }
 
@@ -361,7 +366,9 @@ TEST_F(LoaderTest, AnEpochIsAPermutationThatTheSeedDecides) {
     EXPECT_TRUE(loader.ok()) << loader.status();
     std::vector<int64_t> firsts;
     for (uint64_t i = 0; i < loader->sequences(); ++i) {
-      firsts.push_back(testing::ReadOne(*loader, loader->Shuffled(epoch * loader->sequences() + i), {.tokens = 64}).tokens[0]);
+      firsts.push_back(testing::ReadOne(*loader, loader->Shuffled(epoch * loader->sequences() + i),
+                                        {.tokens = 64})
+                           .tokens[0]);
     }
     return firsts;
   };

@@ -87,7 +87,8 @@ std::vector<int64_t> Loader::FirstsOf(std::span<const Sample> samples, int64_t t
     if (!has_samples_) {
       for (const uint64_t first :
            folder_.DocumentStarts(sample.start, sample.start + sample.tokens)) {
-        if (first > sample.start) firsts.push_back(begin + static_cast<int64_t>(first - sample.start));
+        if (first > sample.start)
+          firsts.push_back(begin + static_cast<int64_t>(first - sample.start));
       }
     }
     begin += static_cast<int64_t>(sample.tokens);

@@ -26,8 +26,7 @@ absl::StatusOr<SampleIndex> IndexSamples(const TokenFolder& folder, const std::s
       if (overlong != Overlong::kSplit) continue;
     }
     for (uint64_t at = 0; at < tokens; at += most_tokens) {
-      index.samples.push_back(
-          {.start = first + at, .tokens = std::min(most_tokens, tokens - at)});
+      index.samples.push_back({.start = first + at, .tokens = std::min(most_tokens, tokens - at)});
     }
   }
   if (counts.overlong > 0 && overlong == Overlong::kRefuse) {

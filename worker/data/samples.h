@@ -24,9 +24,9 @@ enum class Overlong {
 };
 
 struct SampleCounts {
-  uint64_t documents = 0;         // with something to predict
-  uint64_t overlong = 0;          // of them: too long
-  uint64_t overlong_tokens = 0;   // in those
+  uint64_t documents = 0;        // with something to predict
+  uint64_t overlong = 0;         // of them: too long
+  uint64_t overlong_tokens = 0;  // in those
 };
 
 struct SampleIndex {

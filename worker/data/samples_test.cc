@@ -14,9 +14,9 @@
 namespace ringleader::data {
 namespace {
 
+using kernels::LayoutKind;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using kernels::LayoutKind;
 
 class SamplesTest : public testing::PackedTextTest {
  protected:

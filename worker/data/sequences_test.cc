@@ -46,7 +46,8 @@ TEST_F(SequencesTest, TheOrderIsTheSameInEveryRelease) {
   ASSERT_EQ(loader->sequences(), 20u);
   std::string order;
   for (uint64_t index = 0; index < 40; ++index) {
-    order += static_cast<char>(testing::ReadOne(*loader, loader->Shuffled(index), {.tokens = 4}).tokens[0]);
+    order += static_cast<char>(
+        testing::ReadOne(*loader, loader->Shuffled(index), {.tokens = 4}).tokens[0]);
   }
   EXPECT_EQ(order, "CS[YKg_WcEA]MGaOeQUISAMa][QGIWe_gUcOEKCY");
 }

@@ -47,6 +47,14 @@ class ShardedAdamW : public model::ParameterStore {
       model::ParameterSharding sharding = model::ParameterSharding::kWhole);
   ~ShardedAdamW() override;
 
+  // Called once, where ranks have unequal micro-batches and parameters are whole: gradients of a
+  // step's micro-batches add up on each rank, in a buffer of the model's size, and ranks sum them
+  // in each rank's last alone, instead of meeting in every one.
+  void SumOnceAStep();
+  bool sums_once_a_step() const;
+  // The next micro-batch is this rank's last of the step.
+  void LastMicroBatch();
+
   // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
@@ -55,8 +63,9 @@ class ShardedAdamW : public model::ParameterStore {
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
   // Take part in what ranks do together in a micro-batch to which this rank adds nothing, because
-  // others have more of them: sharded parameters are gathered and gradients reduced, in the order of
-  // the decoder's forward and backward, or of its forward alone.
+  // others have more of them or, where they sum once a step, this rank has none: sharded parameters
+  // are gathered and gradients reduced, in the order of the decoder's forward and backward, or of
+  // its forward alone.
   void PassMicroBatch();
   void PassForward();
 

@@ -25,8 +25,8 @@ struct StepRecord {
   uint64_t samples = 0;
   uint64_t micro_batches = 0;
   uint64_t padding_tokens = 0;
-  double dealt_imbalance = 0;   // of the predicted times: max over groups / mean
-  data::SampleCounts overlong;  // of the training data
+  double dealt_imbalance = 0;        // of the predicted times: max over groups / mean
+  data::SampleCounts overlong = {};  // of the training data
   double step_seconds = 0;
   PhaseSeconds phases;
   uint64_t peak_memory_bytes = 0;

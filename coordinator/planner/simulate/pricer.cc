@@ -222,8 +222,8 @@ absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
   ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
   const double batch = static_cast<double>(spec_.training().global_batch());
   const uint64_t tokens = spec_.data().sequence_length();
-  ASSIGN_OR_RETURN(v1::Prediction prediction, PriceLength(setting, cost_model, tokens,
-                                                          batch / spec_.parallelism().data()));
+  ASSIGN_OR_RETURN(v1::Prediction prediction,
+                   PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
   prediction.set_tokens_per_second(static_cast<double>(tokens) * batch / prediction.step_seconds());
   return prediction;
 }

@@ -46,8 +46,8 @@ class Pricer {
         hints_(hints),
         layouts_(std::move(layouts)) {}
 
-  // What a step is predicted to cost under `plan`; of samples, as if each had as many tokens as fit.
-  // INVALID_ARGUMENT names an enumerator of the job or the plan that is unknown.
+  // What a step is predicted to cost under `plan`; of samples, as if each had as many tokens as
+  // fit. INVALID_ARGUMENT names an enumerator of the job or the plan that is unknown.
   absl::StatusOr<v1::Prediction> Price(const v1::StepPlan& plan, const CostModel& cost_model);
 
   // Sets the plan's weights of samples: what one is predicted to take as a micro-batch of its own.

@@ -73,10 +73,12 @@ class StepEngine {
   // A step: begin, this rank's micro-batches, update. Update is where the step's one wait for the
   // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
   void BeginStep();
-  absl::Status ForwardBackward(const data::LocalSequence& sequence);
+  absl::Status ForwardBackward(const data::LocalSequence& sequence, bool is_last);
   // In place of a forward and backward, where other ranks have more micro-batches than this one:
-  // ranks gather parameters and sum the gradients of each micro-batch together.
+  // ranks gather parameters and sum the gradients of each micro-batch together or, of a step's all,
+  // in the last.
   void PassMicroBatch();
+  bool sums_once_a_step() const { return optimizer_->sums_once_a_step(); }
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
   // What the model says of this rank's tokens, without gradients. Waits for the device.
@@ -108,6 +110,8 @@ class StepEngine {
   absl::Status SetUp(Host& host);
   // Chooses what to recompute; FAILED_PRECONDITION, with the arithmetic, if nothing fits.
   absl::Status PlanMemory(const model::ModelConfig& config);
+  // Whether a buffer of the whole gradient fits, for groups that need not meet then.
+  bool MaySumOnceAStep(const model::ParameterLayout& layout) const;
   // This rank's range of the start weights.
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
@@ -119,6 +123,7 @@ class StepEngine {
   comm::Communicator& world_;
   const std::unique_ptr<EngineDevice> device_;
   model::TrainingPlan memory_plan_;
+  int64_t free_bytes_ = 0;  // of the device, before anything was taken: the least of all ranks
   std::unique_ptr<optim::ShardDevice> shards_;
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<model::Decoder> decoder_;

@@ -107,15 +107,13 @@ absl::Status Attempt::Prepare() {
 absl::Status Attempt::OpenData() {
   host_.SetPlace(0, "opening the data");
   const auto vocabulary = static_cast<uint64_t>(engine_->config().vocab_size);
-  ASSIGN_OR_RETURN(data::Loader train,
-                   data::Loader::Open(job_.train_data, job_.sequence_length, job_.seed, vocabulary,
-                                      job_.batching));
+  ASSIGN_OR_RETURN(data::Loader train, data::Loader::Open(job_.train_data, job_.sequence_length,
+                                                          job_.seed, vocabulary, job_.batching));
   if (is_first() && job_.batching.samples) PrintSamples(job_.train_data, train);
   train_ = std::make_unique<data::Loader>(std::move(train));
   if (job_.eval_data.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(data::Loader eval,
-                   data::Loader::Open(job_.eval_data, job_.sequence_length, job_.seed, vocabulary,
-                                      job_.batching));
+  ASSIGN_OR_RETURN(data::Loader eval, data::Loader::Open(job_.eval_data, job_.sequence_length,
+                                                         job_.seed, vocabulary, job_.batching));
   if (is_first() && job_.batching.samples) PrintSamples(job_.eval_data, eval);
   eval_ = std::make_unique<data::Loader>(std::move(eval));
   return absl::OkStatus();
@@ -315,12 +313,11 @@ void Attempt::PrintSettings() const {
   row(job_.batching.samples ? "micro-batch" : "sequence",
       job_.batching.samples ? absl::StrFormat("up to %d tokens", job_.sequence_length)
                             : absl::StrFormat("%d tokens", job_.sequence_length));
-  row("a step", absl::StrFormat("%d %s", job_.global_batch,
-                                job_.batching.samples ? "samples" : "sequences"));
-  row("packed documents",
-      job_.batching.samples ? "none: a document is a sample"
-      : job_.document_mask  ? "kept apart"
-                            : "not kept apart (data.document_mask: false)");
+  row("a step",
+      absl::StrFormat("%d %s", job_.global_batch, job_.batching.samples ? "samples" : "sequences"));
+  row("packed documents", job_.batching.samples ? "none: a document is a sample"
+                          : job_.document_mask  ? "kept apart"
+                                                : "not kept apart (data.document_mask: false)");
   row("ranks",
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
@@ -333,8 +330,8 @@ void Attempt::PrintSettings() const {
 
 void Attempt::PrintSamples(const std::string& folder, const data::Loader& loader) const {
   const data::SampleCounts& counts = loader.counts();
-  std::printf("%s: %" PRIu64 " samples of %" PRIu64 " documents; %" PRIu64
-              " documents (%" PRIu64 " tokens) of more than %" PRIu64 " tokens %s\n",
+  std::printf("%s: %" PRIu64 " samples of %" PRIu64 " documents; %" PRIu64 " documents (%" PRIu64
+              " tokens) of more than %" PRIu64 " tokens %s\n",
               folder.c_str(), loader.sequences(), counts.documents, counts.overlong,
               counts.overlong_tokens, job_.sequence_length,
               job_.batching.overlong == data::Overlong::kDrop ? "dropped" : "split");

@@ -1,4 +1,5 @@
-// Jobs whose documents are samples: whoever trains them, in whatever micro-batches, trains the same.
+// Jobs whose documents are samples: whoever trains them, in whatever micro-batches, trains the
+// same.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -53,8 +54,8 @@ class SamplesJobTest : public ::testing::Test {
     job.attention.window = 100;
     job.attention.block_size = 64;
     job.attention.topk_blocks = 1;
-    job.attention.budget = {.vertical_mass = 0.7, .slash_mass = 0.7, .max_verticals = 16,
-                            .max_slashes = 3};
+    job.attention.budget = {
+        .vertical_mass = 0.7, .slash_mass = 0.7, .max_verticals = 16, .max_slashes = 3};
     job.checkpoint_directory = directory_.File("checkpoints-" + std::to_string(++jobs_));
     return job;
   }
@@ -102,8 +103,7 @@ TEST_P(DealingOfPatternTest, AnyDealingTrainsWhatOneRankTrains) {
       const StepRecord& record = hosts_[0].steps.at(step);
       EXPECT_EQ(record.tokens, alone[step].tokens);
       EXPECT_NEAR(record.loss, alone[step].loss, 1e-5 * alone[step].loss) << i << " " << step;
-      EXPECT_NEAR(record.gradient_norm, alone[step].gradient_norm,
-                  1e-5 * alone[step].gradient_norm)
+      EXPECT_NEAR(record.gradient_norm, alone[step].gradient_norm, 1e-5 * alone[step].gradient_norm)
           << i << " " << step;
       EXPECT_EQ(hosts_.back().steps.at(step).padding_tokens, record.padding_tokens);
     }
@@ -121,8 +121,8 @@ INSTANTIATE_TEST_SUITE_P(Patterns, DealingOfPatternTest,
                                            patterns::Pattern::kVerticalSlash,
                                            patterns::Pattern::kBlockTopK));
 
-// Under dense attention short samples share micro-batches; a pattern that is chosen online and keeps
-// everything has one in each. What a sample sees is what it sees alone.
+// Under dense attention short samples share micro-batches; a pattern that is chosen online and
+// keeps everything has one in each. What a sample sees is what it sees alone.
 TEST_F(SamplesJobTest, ASampleSeesNothingOfThoseBesideIt) {
   ASSERT_EQ(Run(Job(1, 1)), absl::OkStatus());
   const std::vector<StepRecord> together = hosts_[0].steps;

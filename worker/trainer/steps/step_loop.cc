@@ -137,9 +137,11 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
         local = Read(*parts_.train, samples, batch);
       }
       parts_.host->SetPlace(step, "forward and backward");
-      RETURN_IF_ERROR(engine.ForwardBackward(local));
+      RETURN_IF_ERROR(engine.ForwardBackward(local, &batch == &mine.back()));
     }
-    for (size_t i = mine.size(); i < dealing.MostMicroBatches(); ++i) engine.PassMicroBatch();
+    // Groups that sum their gradients once a step meet in their last micro-batch alone.
+    const size_t meetings = engine.sums_once_a_step() ? 1 : dealing.MostMicroBatches();
+    for (size_t i = mine.size(); i < meetings; ++i) engine.PassMicroBatch();
 
     parts_.host->SetPlace(step, "optimizer");
     ASSIGN_OR_RETURN(const StepUpdate update, engine.Update(record.learning_rate));
