@@ -97,9 +97,8 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
   others[1].train_data = other_data;
   others[2].sequence_length = 256;
   others[3].global_batch = 1;
-  others[3].sequence_lengths = {512};
   others[4].seed = 2;
-  others[5].sequence_lengths = {512, 256};
+  others[5].batching = {.samples = true, .overlong = data::Overlong::kSplit};
   // The folder's owner is asked before its checkpoints are.
   EXPECT_THAT(std::string(Run(others[0]).status().message()), HasSubstr("belongs to jobs/tiny"));
   for (size_t i = 0; i < others.size(); ++i) {

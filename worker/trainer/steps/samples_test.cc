@@ -139,6 +139,23 @@ TEST_F(SamplesJobTest, ASampleSeesNothingOfThoseBesideIt) {
   }
 }
 
+TEST_F(SamplesJobTest, MicroBatchesMayBeOfDifferentLengths) {
+  WriteDocuments("two", 0, {512, 128});
+  TrainingJob job = Job(2, 1);
+  job.train_data = directory_.File("two/train");
+  job.global_batch = 2;
+  job.steps = 1;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  EXPECT_EQ(hosts_[0].steps[0].tokens, 640u);
+  EXPECT_EQ(hosts_[0].steps[0].padding_tokens, 0u);
+  // Dense, in tiles of 64: 8 and 2 of them a sample, 4 heads, dealt out in stripes of one tile.
+  uint64_t tiles = 0;
+  for (const RecordingHost& host : hosts_) {
+    for (const uint64_t step : host.steps[0].layers.at(0).tiles_per_ring_step) tiles += step;
+  }
+  EXPECT_EQ(tiles, 4u * (8 * 9 / 2 + 2 * 3 / 2));
+}
+
 TEST_F(SamplesJobTest, AResumedJobDealsAsBefore) {
   TrainingJob job = Job(1, 2, patterns::Pattern::kVerticalSlash);
   ASSERT_EQ(Run(job), absl::OkStatus());
