@@ -31,7 +31,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/training_figures.h"
-#include "coordinator/lifecycle/step_merger.h"
+#include "coordinator/lifecycle/job/step_merger.h"
 #include "proto/phase_fields.h"
 #include "worker/data/pack_folder.h"
 #include "worker/trainer/testing/fake_agent.h"

@@ -132,7 +132,7 @@ class PlannerSource : public lifecycle::PlanSource {
   void Forget(const v1::Job& job) override { running_.erase(job.spec().name()); }
 
  private:
-  // On a thread of the pool, from here to Make().
+  // Everything from here to Make() runs on a thread of the pool.
   absl::StatusOr<lifecycle::MadePlan> Guarded(const lifecycle::PlanRequest& request,
                                               const std::optional<Learned>& learned) const {
     if (IsVain(request)) return absl::CancelledError("nobody waits for this plan");

@@ -149,7 +149,7 @@ TEST(TrainingMemoryTest, UsesTheHostOnlyWhereNothingElseFits) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->recompute.recompute, Recompute::kFull);
   EXPECT_EQ(plan->sharding, kWhole);
-  // As little as must: one layer more on the device is too much for it.
+  // No more layers than must be are on the host: one more on the device is too much for it.
   EXPECT_GT(plan->recompute.host_layers, 0);
   EXPECT_LT(plan->recompute.host_layers, 33);
   const auto comfortable = static_cast<int64_t>(kComfortableShare * limits.device);

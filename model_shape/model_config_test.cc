@@ -221,7 +221,7 @@ TEST(ParameterLayoutTest, InitialisationIsHuggingFacesAndDependsOnTheSeed) {
   double squares = 0.0;
   for (int64_t i = 0; i < embedding.elements; ++i) squares += values[i] * values[i];
   EXPECT_NEAR(std::sqrt(squares / embedding.elements), 0.02, 0.001);
-  // As many within one deviation as a normal distribution has.
+  // The share within one deviation is a normal distribution's.
   const auto within = std::count_if(values.begin(), values.begin() + embedding.elements,
                                     [](float value) { return std::abs(value) < 0.02f; });
   EXPECT_NEAR(static_cast<double>(within) / embedding.elements, 0.683, 0.02);

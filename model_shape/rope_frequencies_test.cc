@@ -70,7 +70,7 @@ TEST(RopeFrequenciesTest, DynamicGrowsWithTheSequenceItself) {
     const double stretch = 3.0 * static_cast<double>(tokens) / 64 - 2.0;
     ExpectFrequencies(config, tokens, Plain(10000.0 * std::pow(stretch, 8.0 / 6.0)));
   }
-  // From the length that the model has, not from one before.
+  // The length that the model has decides, not one before.
   ExpectFrequencies(
       ConfigWith(
           {{"rope_type", "dynamic"}, {"factor", 3.0}, {"original_max_position_embeddings", 16}}),

@@ -82,11 +82,11 @@ struct PatternDefinition {
   bool is_known_before_data() const { return count_tiles != nullptr; }
 };
 
-// In the order of the enumerators.
+// All definitions, in the order of the enumerators.
 std::span<const PatternDefinition* const> Definitions();
 // Null if no definition has this number.
 const PatternDefinition* FindDefinition(Pattern pattern);
-// Of a pattern that CheckOptions has passed; aborts on others.
+// The definition of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
 
 // What a layer with these options attends to. INVALID_ARGUMENT names a pattern that no definition

@@ -225,7 +225,7 @@ double Strength(double mass) {
   return std::log(1 - std::min(mass, 0.999)) / std::log(0.1);
 }
 
-// Of more columns, each that is drawn stands for several.
+// Where there are more columns, each that is drawn stands for several.
 constexpr int64_t kMaxDrawnColumns = int64_t{1} << 18;
 
 // A third of `wanted` diagonals next to the main one, the rest in clusters that thin out with

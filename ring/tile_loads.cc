@@ -54,7 +54,7 @@ bool IsBefore(const ListedLoad& a, const ListedLoad& b) {
 }
 
 // [r]: values[r] to values[r + ranks - 1] put together, of 2 ranks - 1 values. All these windows
-// hold the middle one, so each is a run that ends there and a run that begins behind it.
+// hold the middle one, so each is a run that ends there and a run that begins after it.
 template <typename Combine>
 std::vector<double> OverWindows(const std::vector<double>& values, int ranks, Combine combine) {
   std::vector<double> runs = values;
@@ -223,7 +223,7 @@ std::vector<double> TileLoads::LargestSteps() const {
   if (!is_mirrored_) {
     largest = OverWindows(apart_, ranks_, [](double a, double b) { return std::max(a, b); });
   } else {
-    // By owner, both parts go up: one in its sum with the rank, one against their difference.
+    // Both parts ascend with the owner: one in its sum with the rank, one against their difference.
     const std::vector<double> turned(apart_.rbegin(), apart_.rend());
     for (int rank = 0; rank < ranks_; ++rank) {
       largest.push_back(LargestSum(&turned[ranks_ - 1 - rank], &mirrored_[rank], ranks_));

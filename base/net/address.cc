@@ -80,7 +80,7 @@ absl::Status CheckCanListen(const Address& address) {
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return absl::InternalError(absl::StrFormat("socket: %s", std::strerror(errno)));
-  // As the servers do, so that connections in TIME_WAIT do not count.
+  // The servers set this option, too: connections in TIME_WAIT then do not count.
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   // Binding alone succeeds beside a listener that set the same option: only listening tells.

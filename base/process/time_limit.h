@@ -1,5 +1,5 @@
-// For calls that may never return: what reads from a mount whose server is gone waits in the
-// kernel, and nothing but the server's return ends it.
+// A time limit for calls that may never return: what reads from a mount whose server is gone waits
+// in the kernel, and nothing but the server's return ends it.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace ringleader {
 
-// As many calls may be under way at once, those that were given up included.
+// So many calls may be under way at once, those that were given up included.
 inline constexpr int kMaxLimitedCalls = 64;
 
 // Runs `call` on a thread of its own and returns its status, or DEADLINE_EXCEEDED once `limit` has

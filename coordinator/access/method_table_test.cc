@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Of all services in the protos of this build.
+// The methods of all services in the protos of this build.
 std::vector<std::string> Paths() {
   google::protobuf::FileDescriptorSet files;
   std::ifstream input(RINGLEADER_DESCRIPTOR, std::ios::binary);
@@ -126,7 +126,7 @@ TEST(CallerTest, JobsAreChangedByTheirOwnerTheirProjectAndAdmins) {
   EXPECT_FALSE(may(v1::NODE, "alice", "ocean"));
   EXPECT_TRUE(may(v1::ADMIN, "root", ""));
   EXPECT_TRUE(LocalCaller().MayChange(job).ok());
-  // Of a job that is nobody's, the empty name and project are not shared.
+  // Nobody shares a job that is nobody's by having an empty name and project.
   job.clear_owner();
   job.clear_project();
   EXPECT_FALSE(may(v1::USER, "", ""));

@@ -20,7 +20,7 @@ using ::testing::SizeIs;
 
 class BooksTest : public testing::ControllerTest {
  protected:
-  // As RunJob, of this spec.
+  // Does what RunJob does, with this spec.
   std::shared_ptr<FakeSession> Run(const v1::JobSpec& spec) {
     auto session = Connect("a", "folder.1");
     EXPECT_TRUE(Do([&] { return controller_->CreateJob(spec, {}); }).ok());
@@ -265,6 +265,42 @@ TEST_F(BooksTest, AWorkerThatShutsDownIsLeftInPeaceUntilItsNextProcess) {
   auto next = Connect("a", "folder.2");
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
   EXPECT_THAT(next->Commands(), SizeIs(1));
+}
+
+TEST_F(BooksTest, AGpuWithAFaultTakesNoTrainersAndTheNodeSaysWhy) {
+  auto session = RunJob();
+  const auto say = [&](uint64_t sequence, uint32_t trainers, const char* fault) {
+    v1::WorkerMessage message;
+    message.set_sequence(sequence);
+    message.mutable_inventory()->set_trainers(trainers);
+    message.mutable_inventory()->add_gpus()->set_uuid("GPU-0");
+    message.mutable_inventory()->mutable_gpus(0)->set_fault(fault);
+    controller_->OnMessage(session, message);
+    controller_->RunOnce();
+  };
+  say(4, 1, "XID 79");
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+  EXPECT_EQ(Node("a").state_reason(), "GPU-0 takes no trainers: XID 79");
+  EXPECT_EQ(Job().state(), v1::Job::RUNNING) << "what runs goes on";
+  Say(session, 5, Exited(0, v1::TrainerExited::FAILED));
+  Say(session, 6, Exited(1, v1::TrainerExited::FAILED));
+  session->Commands();
+  clock_.Advance(absl::Hours(1));
+  controller_->RunOnce();
+  controller_->RunOnce();
+  EXPECT_THAT(Job().state_reason(), HasSubstr("can take 1 in all"));
+  EXPECT_THAT(session->Commands(), IsEmpty());
+
+  say(7, 0, "XID 79");
+  EXPECT_EQ(Node("a").state(), v1::Node::DRAINED);
+  ASSERT_TRUE(Do([&] { return controller_->DrainNode("a", {}); }).ok());
+  EXPECT_EQ(Node("a").state_reason(), "drained by a user; GPU-0 takes no trainers: XID 79");
+  ASSERT_TRUE(Do([&] { return controller_->UndrainNode("a", {}); }).ok());
+  // After its reset.
+  say(8, 2, "");
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+  EXPECT_EQ(Node("a").state_reason(), "");
+  EXPECT_THAT(session->Commands(), SizeIs(1));
 }
 
 TEST_F(BooksTest, ANodeOutOfSightSaysSinceWhen) {

@@ -5,25 +5,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "google/protobuf/util/message_differencer.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
-
-// Plans that are made at the same time: each holds a copy of its job's specification.
-constexpr size_t kMaxPlanning = 32;
-
-std::string NodeName(std::string_view id) {
-  return "nodes/" + std::string(id);
-}
-std::string NodeId(std::string_view name) {
-  return std::string(name.substr(std::string_view("nodes/").size()));
-}
 
 absl::Status CheckEtag(const v1::Job& job, std::string_view etag) {
   if (etag.empty() || etag == job.etag()) return absl::OkStatus();
@@ -98,8 +86,8 @@ bool ControllerCore::Tick(absl::Time now) {
     if (out_of_sight) metrics_->LeaseRanOut();
     spdlog::warn("nodes/{} is {}", id, out_of_sight ? "out of sight: its lease ran out" : "back");
     for (auto& [job, machine] : machines_) {
-      machine->OnSight(NodeName(id), out_of_sight ? std::optional(record.last_heard) : std::nullopt,
-                       now);
+      machine->OnSight(record.node.name(),
+                       out_of_sight ? std::optional(record.last_heard) : std::nullopt, now);
     }
   }
   for (auto& [id, machine] : machines_) {
@@ -116,6 +104,13 @@ bool ControllerCore::Tick(absl::Time now) {
 JobMachine* ControllerCore::Find(std::string_view job) {
   const auto found = machines_.find(job);
   return found == machines_.end() ? nullptr : found->second.get();
+}
+
+JobMachine* ControllerCore::FindAttempt(std::string_view job, uint32_t attempt, uint64_t token) {
+  JobMachine* const machine = Find(job);
+  if (machine == nullptr || machine->attempt() == nullptr) return nullptr;
+  const v1::Attempt& current = *machine->attempt();
+  return current.number() == attempt && current.fencing_token() == token ? machine : nullptr;
 }
 
 absl::Status ControllerCore::CheckDirectory(const v1::JobSpec& spec) const {
@@ -190,203 +185,6 @@ absl::Status ControllerCore::DeleteJob(store::WriteTransaction& transaction, std
   return transaction.DeleteJob(id);
 }
 
-absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& transaction,
-                                                     std::string_view id, bool draining,
-                                                     absl::Time now) {
-  const auto found = nodes_.find(id);
-  if (found == nodes_.end()) {
-    return absl::NotFoundError(absl::StrFormat("nodes/%s does not exist", std::string(id)));
-  }
-  NodeRecord& record = found->second;
-  if (!draining && record.set_aside()) {
-    record.TakeBack();
-    record.failures.Clear();
-    schedule_due_ = true;
-  }
-  const bool was_draining = record.node.state() != v1::Node::READY;
-  if (draining != was_draining) {
-    record.node.set_state(draining ? v1::Node::DRAINING : v1::Node::READY);
-    record.node.set_state_reason(draining ? "drained by a user" : "");
-    schedule_due_ = true;
-    RETURN_IF_ERROR(transaction.PutNode(record.node));
-    if (draining) {
-      for (auto& [job, machine] : machines_) {
-        machine->MoveOff(record.node.name(), "the node is being drained", now);
-      }
-    }
-    RETURN_IF_ERROR(UpdateDrains(transaction));
-  }
-  return record.View();
-}
-
-// --- Placement.
-
-void ControllerCore::CountTrainers() {
-  for (auto& [id, record] : nodes_) {
-    record.trainers_in_use = record.reserved = 0;
-    record.jobs.clear();
-  }
-  for (const auto& [id, planning] : planning_) {
-    for (const v1::Placement& placement : planning.placements) {
-      const auto node = nodes_.find(NodeId(placement.node()));
-      if (node != nodes_.end()) node->second.reserved += placement.trainers();
-    }
-  }
-  for (const auto& [id, machine] : machines_) {
-    const v1::Attempt* attempt = machine->attempt();
-    if (attempt == nullptr) continue;
-    for (const v1::Placement& placement : attempt->placements()) {
-      const auto node = nodes_.find(NodeId(placement.node()));
-      if (node == nodes_.end()) continue;
-      uint32_t alive = 0;
-      for (uint32_t i = 0; i < placement.trainers(); ++i) {
-        if (!Dead(attempt->ranks(static_cast<int>(placement.first_rank() + i)))) ++alive;
-      }
-      if (alive == 0) continue;
-      node->second.trainers_in_use += alive;
-      node->second.jobs.push_back(machine->job().name());
-    }
-  }
-}
-
-std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
-  std::vector<scheduler::NodeSlots> slots;
-  for (const auto& [id, record] : nodes_) slots.push_back(record.Slots());
-  return slots;
-}
-
-void ControllerCore::Schedule() {
-  schedule_due_ = false;
-  std::erase_if(planning_, [&](const auto& entry) {
-    return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
-  });
-  CountTrainers();
-  std::vector<scheduler::Request> waiting;
-  for (const auto& [id, machine] : machines_) {
-    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
-      waiting.push_back(scheduler::MakeRequest(machine->job()));
-      waiting.back().avoid = machine->AvoidedNodes();
-    }
-  }
-  if (waiting.empty()) return;
-  for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
-    JobMachine& machine = *Find(decision.id);
-    if (decision.placements.empty()) {
-      machine.Wait(decision.pending_reason);
-    } else if (*plans_under_way_ >= kMaxPlanning) {
-      machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
-                                   plans_under_way_->load()));
-    } else {
-      BeginPlanning(machine, decision.placements);
-    }
-  }
-  CountTrainers();
-}
-
-std::vector<v1::NodeInventory> ControllerCore::Inventories(
-    const std::vector<v1::Placement>& placements) const {
-  std::vector<v1::NodeInventory> inventories;
-  for (const v1::Placement& placement : placements) {
-    const auto node = nodes_.find(NodeId(placement.node()));
-    inventories.push_back(node == nodes_.end() ? v1::NodeInventory()
-                                               : node->second.node.inventory());
-  }
-  return inventories;
-}
-
-void ControllerCore::BeginPlanning(JobMachine& machine,
-                                   const std::vector<v1::Placement>& placements) {
-  const std::string& id = machine.job().spec().name();
-  const uint64_t ticket = ++last_ticket_;
-  Planning& planning = planning_[id];
-  planning = {.ticket = ticket,
-              .placements = placements,
-              .nodes = Inventories(placements),
-              .is_overtaken = std::make_shared<std::atomic<bool>>(false)};
-  machine.Wait(absl::StrFormat(
-      "planning how to run on %s%s", placements.front().node(),
-      placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
-  PlanRequest request = {.spec = machine.job().spec(),
-                         .placements = placements,
-                         .nodes = planning.nodes,
-                         .is_overtaken = planning.is_overtaken};
-  if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
-  ++*plans_under_way_;
-  plans_->Plan(std::move(request), [on_made = on_made_, under_way = plans_under_way_, id,
-                                    ticket](absl::StatusOr<MadePlan> made) {
-    --*under_way;
-    on_made(id, ticket, std::move(made));
-  });
-}
-
-bool ControllerCore::Stands(const std::string& job, const Planning& planning) {
-  const JobMachine* const machine = Find(job);
-  if (machine == nullptr || machine->job().state() != v1::Job::PENDING) return false;
-  for (size_t i = 0; i < planning.placements.size(); ++i) {
-    const auto node = nodes_.find(NodeId(planning.placements[i].node()));
-    if (node == nodes_.end() || !node->second.TakesTrainers()) return false;
-    if (!google::protobuf::util::MessageDifferencer::Equals(node->second.node.inventory(),
-                                                            planning.nodes[i])) {
-      return false;
-    }
-  }
-  return true;
-}
-
-absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, const std::string& job,
-                                       uint64_t ticket, const absl::StatusOr<MadePlan>& made,
-                                       absl::Time now) {
-  schedule_due_ = true;
-  const auto found = planning_.find(job);
-  if (found == planning_.end() || found->second.ticket != ticket) return absl::OkStatus();
-  const Planning planning = std::move(found->second);
-  planning_.erase(found);
-  if (!Stands(job, planning)) return absl::OkStatus();
-  JobMachine& machine = *Find(job);
-  if (!made.ok()) {
-    machine.Reject(absl::StrCat("no plan: ", std::string(made.status().message())), now);
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const uint64_t token, transaction.Next(store::Counter::kFencingToken));
-  if (!machine.job().has_model_shape()) {
-    *machine.mutable_job()->mutable_model_shape() = made->shape;
-  }
-  machine.Place(planning.placements, made->plan, token, now);
-  plans_->Started(machine.job(), made->plan, planning.nodes);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<PlanRequest> ControllerCore::PreparePreview(const v1::JobSpec& spec,
-                                                           std::string* pending_reason) const {
-  RETURN_IF_ERROR(CheckDirectory(spec));
-  v1::Job job;
-  *job.mutable_spec() = spec;
-  // It comes after everything that waits already.
-  SetTime(absl::InfiniteFuture(), job.mutable_create_time());
-  std::vector<scheduler::Request> waiting = {scheduler::MakeRequest(job)};
-  waiting.back().id.clear();  // not the waiting job of the same name, if there is one
-  for (const auto& [id, machine] : machines_) {
-    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
-      waiting.push_back(scheduler::MakeRequest(machine->job()));
-    }
-  }
-  PlanRequest request = {.spec = spec, .is_preview = true};
-  for (scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
-    if (!decision.id.empty()) continue;
-    request.placements = std::move(decision.placements);
-    *pending_reason = std::move(decision.pending_reason);
-  }
-  if (request.placements.empty()) {  // as if one node had room for all
-    v1::Placement& placement = request.placements.emplace_back();
-    placement.set_node("nodes/any");
-    placement.set_trainers(spec.resources().trainers());
-  }
-  request.nodes = Inventories(request.placements);
-  return request;
-}
-
-// --- Writing down.
-
 ControllerCore::SentCommand& ControllerCore::Remember(const std::string& node,
                                                       const v1::Command& command) {
   return unacknowledged_[command.command_id()] = {.node = node,
@@ -394,40 +192,6 @@ ControllerCore::SentCommand& ControllerCore::Remember(const std::string& node,
                                                   .attempt = command.attempt(),
                                                   .token = command.fencing_token(),
                                                   .is_start = command.has_start()};
-}
-
-void ControllerCore::JudgeNodes(const JobMachine& machine, const Effects& effects, absl::Time now) {
-  for (const std::string& name : effects.nodes_that_served) {
-    if (const auto node = nodes_.find(NodeId(name)); node != nodes_.end()) {
-      node->second.failures.Clear();
-    }
-  }
-  for (const Effects::NodeFailure& failure : effects.node_failures) {
-    const auto node = nodes_.find(NodeId(failure.node));
-    if (node == nodes_.end()) continue;
-    NodeRecord& record = node->second;
-    // A job that fails on two nodes is to blame itself.
-    bool failed_elsewhere = false;
-    for (auto& [id, other] : nodes_) {
-      if (id == node->first || !other.failures.Forget(machine.job().uid())) continue;
-      failed_elsewhere = true;
-    }
-    if (failed_elsewhere) continue;
-    record.failures.Add(machine.job().uid(), now);
-    const size_t jobs = record.failures.JobsSince(now - options_.set_aside_window);
-    const bool is_last = std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
-      return &entry.second != &record && entry.second.TakesTrainers();
-    });
-    if (jobs < options_.set_aside_after_jobs || is_last) continue;
-    record.set_aside_until = now + options_.set_aside_for;
-    record.failures.Clear();
-    record.set_aside_reason = absl::StrFormat(
-        "set aside until %s: attempts of %d jobs failed here one after the other, the last (%s): "
-        "%s; ringctl undrain %s takes it back at once",
-        absl::FormatTime(absl::RFC3339_sec, record.set_aside_until, absl::UTCTimeZone()), jobs,
-        machine.job().name(), failure.message, node->first);
-    spdlog::warn("{} is {}", failure.node, record.set_aside_reason);
-  }
 }
 
 void ControllerCore::AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const {
@@ -491,15 +255,6 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
   return absl::OkStatus();
 }
 
-absl::Status ControllerCore::UpdateDrains(store::WriteTransaction& transaction) {
-  for (auto& [id, record] : nodes_) {
-    if (record.node.state() != v1::Node::DRAINING || record.trainers_in_use > 0) continue;
-    record.node.set_state(v1::Node::DRAINED);
-    RETURN_IF_ERROR(transaction.PutNode(record.node));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::Time now) {
   // What changed may make room, which Flush() notes.
   for (const auto& [id, machine] : machines_) {
@@ -529,12 +284,6 @@ absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::
 
 void ControllerCore::Publish() {
   for (auto& [session, message] : std::exchange(outbox_, {})) session->Send(std::move(message));
-}
-
-std::vector<v1::Node> ControllerCore::ListNodes() const {
-  std::vector<v1::Node> nodes;
-  for (const auto& [id, record] : nodes_) nodes.push_back(record.View());
-  return nodes;
 }
 
 }  // namespace ringleader::lifecycle

@@ -12,11 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "coordinator/lifecycle/job/job_machine.h"
+#include "coordinator/lifecycle/job/options.h"
 #include "coordinator/lifecycle/job_controller.h"
-#include "coordinator/lifecycle/job_machine.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
 #include "coordinator/lifecycle/node_table.h"
-#include "coordinator/lifecycle/options.h"
 #include "coordinator/lifecycle/plan_source.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
@@ -24,7 +24,10 @@
 namespace ringleader::lifecycle {
 
 // After a method failed, or its transaction did, the core no longer agrees with the store: Load()
-// it again. Its methods are in controller_core.cc and, for what workers say, controller_events.cc.
+// it again. Its methods are in controller_core.cc (what users ask, the passing of time, the
+// commit), controller_planning.cc (where attempts run, and by which plan), controller_nodes.cc
+// (drains, nodes that are set aside), controller_sessions.cc (workers that come and go) and
+// controller_events.cc (what they report).
 class ControllerCore {
  public:
   // Plan `ticket` is made, or cannot be. Called on any thread, perhaps after the core is gone; what

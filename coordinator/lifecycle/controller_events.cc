@@ -1,4 +1,4 @@
-// What workers say, applied to the core: hellos, events, acknowledgements.
+// What workers report, applied to the core: events of attempts, acknowledgements.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -6,34 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "jobspec/text.h"
 #include "proto/states.h"
-#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
-
-JobMachine* ControllerCore::FindAttempt(std::string_view job, uint32_t attempt, uint64_t token) {
-  JobMachine* const machine = Find(job);
-  if (machine == nullptr || machine->attempt() == nullptr) return nullptr;
-  const v1::Attempt& current = *machine->attempt();
-  return current.number() == attempt && current.fencing_token() == token ? machine : nullptr;
-}
-
 namespace {
-
-bool Holds(const v1::Placement& placement, int64_t rank) {
-  return rank >= placement.first_rank() &&
-         rank < int64_t{placement.first_rank()} + placement.trainers();
-}
-
-const v1::Placement* PlacementOn(const v1::Attempt& attempt, const std::string& node) {
-  const auto found = std::find_if(attempt.placements().begin(), attempt.placements().end(),
-                                  [&](const auto& p) { return p.node() == node; });
-  return found == attempt.placements().end() ? nullptr : &*found;
-}
 
 // All ranks that the event speaks of are at the placement.
 bool SpeaksOf(const v1::Placement& placement, const v1::AttemptEvent& event) {
@@ -86,215 +65,13 @@ bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
   return false;
 }
 
-// Sessions that end while the same command is not acknowledged, until it is not sent again. One may
-// end by chance.
-constexpr int kMaxSessionsEnded = 2;
-
 // Shown to people, whose terminals obey control characters.
 const std::string& PathOf(const v1::AttemptEvent& event) {
   if (event.has_model_exported()) return event.model_exported().path();
   return event.checkpoint().path();
 }
 
-// The part that says which data folder a worker process uses.
-std::string_view FolderOf(std::string_view incarnation) {
-  return incarnation.substr(0, incarnation.find('.'));
-}
-
 }  // namespace
-
-// After a restart or a failed commit the record in memory has none, and the store is asked.
-absl::StatusOr<std::string> ControllerCore::NewestIncarnation(store::ReadTransaction& transaction,
-                                                              const std::string& node,
-                                                              const NodeRecord& record) {
-  if (!record.log.incarnation().empty()) return record.log.incarnation();
-  return transaction.GetNewestIncarnation(node);
-}
-
-// A new process of a node stands for the death of the old one and of its trainers, because the
-// folder's lock says so. That of another folder, or beside one that is alive, does not.
-absl::Status ControllerCore::CheckIdentity(const NodeRecord& record, const std::string& known,
-                                           const session::Session& session, absl::Time now) const {
-  if (known.empty() || known == session.incarnation()) return absl::OkStatus();
-  if (record.session != nullptr && now - record.session->last_heard() <= options_.lease) {
-    return absl::AlreadyExistsError(absl::StrFormat(
-        "another worker is connected as nodes/%s: give each its own --name", session.node()));
-  }
-  if (FolderOf(known) != FolderOf(session.incarnation()) && record.trainers_in_use > 0) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("nodes/%s was last a worker with another --data-dir, whose trainers may "
-                        "be alive: use that folder, or wait until they are given up",
-                        session.node()));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
-                                     const std::shared_ptr<session::Session>& session,
-                                     const v1::WorkerHello& hello, absl::Time now) {
-  const std::string& id = session->node();
-  if (const auto found = nodes_.find(id); found != nodes_.end()) {
-    CountTrainers();
-    ASSIGN_OR_RETURN(const std::string known, NewestIncarnation(transaction, id, found->second));
-    if (const absl::Status refused = CheckIdentity(found->second, known, *session, now);
-        !refused.ok()) {
-      session->Close(refused);
-      return absl::OkStatus();
-    }
-  }
-  NodeRecord& record = nodes_[id];
-  if (record.session && record.session != session) {
-    record.session->Close(absl::AbortedError("another session of this node has begun"));
-  }
-  ASSIGN_OR_RETURN(const uint64_t epoch, transaction.Next(store::Counter::kSessionEpoch));
-  ASSIGN_OR_RETURN(const uint64_t applied,
-                   transaction.GetAppliedSequence(id, session->incarnation()));
-  const auto milliseconds = [](absl::Duration duration) {
-    return static_cast<uint32_t>(absl::ToInt64Milliseconds(duration));
-  };
-  v1::Node& node = record.node;
-  if (node.name().empty()) {
-    node.set_name("nodes/" + id);
-    node.set_state(v1::Node::READY);
-    SetTime(now, node.mutable_create_time());
-  }
-  *node.mutable_inventory() = hello.inventory();
-  node.set_worker_version(hello.version());
-  node.set_session_epoch(epoch);
-  node.set_fence_milliseconds(milliseconds(options_.fence_after));
-  node.set_certificate(session->certificate());
-  RETURN_IF_ERROR(transaction.PutNode(node));
-
-  if (record.log.incarnation() != session->incarnation()) {
-    record.log = EventLog(session->incarnation(), applied);
-    record.leaving = false;
-  }
-  record.session = session;
-  record.last_heard = now;
-  schedule_due_ = true;
-  // A process of which nothing was ever applied cannot have started what an earlier one
-  // acknowledged: that died with the earlier one. (What was not acknowledged is sent to this one.)
-  if (applied == 0) {
-    for (auto& [job, machine] : machines_) {
-      if (StartPending(id, job)) continue;
-      machine->OnWorkerDied(node.name(), "its worker was restarted, and it died with the old one",
-                            now);
-    }
-  }
-  record.out_of_sight = false;
-  for (auto& [job, machine] : machines_) machine->OnSight(node.name(), std::nullopt, now);
-
-  v1::CoordinatorMessage message;
-  v1::Welcome* const welcome = message.mutable_welcome();
-  welcome->set_epoch(epoch);
-  welcome->set_lease_milliseconds(milliseconds(options_.lease));
-  welcome->set_heartbeat_milliseconds(milliseconds(options_.heartbeat_interval));
-  welcome->set_fence_milliseconds(milliseconds(options_.fence_after));
-  welcome->set_applied_sequence(record.log.acknowledged());
-  welcome->set_protocol_version(kProtocolVersion);
-  outbox_.emplace_back(session, std::move(message));
-  StopStrays(record, hello);
-  ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(id));
-  for (v1::Command& command : commands) {
-    if (const auto sent = unacknowledged_.find(command.command_id());
-        sent != unacknowledged_.end()) {
-      sent->second.sent_on = session.get();
-    }
-    v1::CoordinatorMessage again;
-    *again.mutable_command() = std::move(command);
-    outbox_.emplace_back(session, std::move(again));
-  }
-  metrics_->SessionBegan();
-  spdlog::info("nodes/{} connected (epoch {}, version {}, {} trainers, runs {} attempts)", id,
-               epoch, hello.version(), hello.inventory().trainers(), hello.attempts_size());
-  return absl::OkStatus();
-}
-
-bool ControllerCore::StartPending(const std::string& node, const std::string& job) const {
-  const auto found = machines_.find(job);
-  if (found == machines_.end() || found->second->attempt() == nullptr) return false;
-  const uint32_t attempt = found->second->attempt()->number();
-  return std::any_of(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& entry) {
-    const SentCommand& command = entry.second;
-    return command.is_start && command.job == job && command.node == node &&
-           command.attempt == attempt;
-  });
-}
-
-absl::StatusOr<bool> ControllerCore::OnDeath(store::WriteTransaction& transaction,
-                                             const std::string& node,
-                                             const std::string& incarnation, absl::Time now) {
-  const auto found = nodes_.find(node);
-  if (found == nodes_.end()) return true;
-  NodeRecord& record = found->second;
-  ASSIGN_OR_RETURN(const std::string newest, NewestIncarnation(transaction, node, record));
-  // A later process of the node has said the same by its hello.
-  if (newest != incarnation) return true;
-  // Its last words are in the connection, ahead of its end.
-  if (record.session != nullptr && !record.out_of_sight) return false;
-  spdlog::warn("nodes/{}: its worker process died, and all of its trainers", node);
-  schedule_due_ = true;
-  for (auto& [job, machine] : machines_) {
-    machine->OnWorkerDied(record.node.name(), "its worker process died, and it died with it", now);
-  }
-  return true;
-}
-
-// The command is not durable: trainers that are still there at the next hello are told again then.
-void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello) {
-  record.strays.clear();
-  for (const v1::RunningAttempt& running : hello.attempts()) {
-    JobMachine* const machine =
-        FindAttempt(running.job(), running.attempt(), running.fencing_token());
-    const v1::Placement* const placement =
-        machine == nullptr ? nullptr : PlacementOn(*machine->attempt(), record.node.name());
-    const auto wanted = [&](uint32_t rank) {
-      return placement != nullptr && Holds(*placement, rank) &&
-             rank < static_cast<uint32_t>(machine->attempt()->ranks_size()) &&
-             !Dead(machine->attempt()->ranks(static_cast<int>(rank)));
-    };
-    if (std::all_of(running.ranks().begin(), running.ranks().end(), wanted)) continue;
-    for (const uint32_t rank : running.ranks()) {
-      record.strays.emplace(running.fencing_token(), rank);
-    }
-    spdlog::warn("nodes/{} still runs attempt {} of jobs/{}, which was given up: stopping it",
-                 record.session->node(), running.attempt(), running.job());
-    v1::CoordinatorMessage message;
-    v1::Command* const command = message.mutable_command();
-    command->set_job(running.job());
-    command->set_attempt(running.attempt());
-    command->set_fencing_token(running.fencing_token());
-    command->mutable_stop()->set_mode(v1::StopTrainers::ABORT);
-    command->mutable_stop()->set_reason("the attempt was given up");
-    outbox_.emplace_back(record.session, std::move(message));
-  }
-}
-
-absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,
-                                      const std::shared_ptr<session::Session>& session,
-                                      absl::Time now) {
-  const auto found = nodes_.find(session->node());
-  if (found == nodes_.end() || found->second.session != session) return absl::OkStatus();
-  found->second.last_heard = std::max(found->second.last_heard, session->last_heard());
-  found->second.session = nullptr;
-  schedule_due_ = true;
-  spdlog::info("nodes/{} disconnected", session->node());
-  // A worker acknowledges commands one after the other: if one of them ended the session, it is the
-  // first that is left.
-  const auto suspect =
-      std::find_if(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& entry) {
-        return entry.second.node == session->node() && entry.second.sent_on == session.get();
-      });
-  if (suspect == unacknowledged_.end()) return absl::OkStatus();
-  suspect->second.sent_on = nullptr;
-  if (++suspect->second.sessions_ended < kMaxSessionsEnded) return absl::OkStatus();
-  const SentCommand command = suspect->second;
-  RETURN_IF_ERROR(transaction.DeleteCommand(suspect->first));
-  unacknowledged_.erase(suspect);
-  JobMachine* const machine = FindAttempt(command.job, command.attempt, command.token);
-  if (machine != nullptr) machine->OnDeadlyCommand("nodes/" + command.node, command.is_start, now);
-  return absl::OkStatus();
-}
 
 absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
                                        const std::shared_ptr<session::Session>& session,
@@ -318,6 +95,11 @@ absl::Status ControllerCore::OnMessage(store::WriteTransaction& transaction,
   if (seen) return absl::OkStatus();
   if (message.has_command_ack()) {
     return OnAck(transaction, session->node(), message.command_ack(), now);
+  }
+  if (message.has_inventory()) {
+    *record.node.mutable_inventory() = message.inventory();
+    schedule_due_ = true;
+    return transaction.PutNode(record.node);
   }
   if (message.has_drain()) {
     spdlog::info("nodes/{} is shutting down: {}", session->node(), message.drain().reason());

@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
-#include "coordinator/lifecycle/options.h"
+#include "coordinator/lifecycle/job/options.h"
 #include "coordinator/lifecycle/plan_source.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
@@ -107,8 +107,8 @@ class JobController : public session::SessionListener {
   void OnDeath(std::string node, std::string incarnation,
                std::function<void(const absl::Status&)> done) override;
 
-  // For tests, in place of Start(): one batch with a look at the clock, and another for the plans
-  // that it asked for.
+  // Tests call this in place of Start(). It runs one batch with a look at the clock, and another
+  // for the plans that it asked for.
   void RunOnce();
 
  private:

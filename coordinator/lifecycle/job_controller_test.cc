@@ -159,7 +159,7 @@ TEST_F(JobControllerTest, StepsOfAFencedWorkerFillTheRecordAlsoAfterTheJobHasEnd
   Acknowledge(next, 1, commands[0].command_id());
   uint64_t sequence = 2;
   for (const uint32_t rank : {0u, 1u}) Say(next, sequence++, Ready(rank));
-  // From the checkpoint of step 2.
+  // The attempt goes on from the checkpoint of step 2.
   for (const int32_t rank : {0, 1}) Say(next, sequence++, Step(3, rank));
   for (const uint32_t rank : {0u, 1u}) {
     v1::AttemptEvent completed;

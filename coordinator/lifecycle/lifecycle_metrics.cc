@@ -19,7 +19,7 @@ prometheus::Counter* AddCounter(prometheus::Registry& registry, const std::strin
 
 LifecycleMetrics::LifecycleMetrics(prometheus::Registry* registry) {
   if (registry == nullptr) return;
-  // From a commit on a fast disk to one that stalls.
+  // The buckets reach from a commit on a fast disk to one that stalls.
   const prometheus::Histogram::BucketBoundaries seconds = {0.001, 0.002, 0.005, 0.01, 0.025, 0.05,
                                                            0.1,   0.25,  0.5,   1,    2.5};
   batch_duration_ = &prometheus::BuildHistogram()

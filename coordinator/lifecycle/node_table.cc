@@ -3,9 +3,14 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
+
+std::string NodeId(std::string_view name) {
+  return std::string(name.substr(std::string_view("nodes/").size()));
+}
 
 EventLog::Verdict EventLog::Admit(uint64_t sequence) {
   if (sequence > applied_ + 1) return Verdict::kGap;
@@ -33,8 +38,22 @@ size_t FailureLog::JobsSince(absl::Time begin) {
   return failed_.size();
 }
 
+namespace {
+
+// Which GPUs take no trainers, and why; empty where all do.
+std::string GpuFaults(const v1::NodeInventory& inventory) {
+  std::vector<std::string> faults;
+  for (const v1::Gpu& gpu : inventory.gpus()) {
+    if (gpu.fault().empty()) continue;
+    faults.push_back(absl::StrCat(gpu.uuid(), " takes no trainers: ", gpu.fault()));
+  }
+  return absl::StrJoin(faults, "; ");
+}
+
+}  // namespace
+
 scheduler::NodeSlots NodeRecord::Slots() const {
-  return {.id = node.name().substr(std::string_view("nodes/").size()),
+  return {.id = NodeId(node.name()),
           .total = node.inventory().trainers(),
           .in_use = trainers_in_use + reserved + static_cast<uint32_t>(strays.size()),
           .ready = TakesTrainers(),
@@ -58,6 +77,14 @@ v1::Node NodeRecord::View() const {
     view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
     view.set_state_reason(set_aside_reason);
   }
+  const std::string faults = GpuFaults(node.inventory());
+  if (faults.empty()) return view;
+  const bool none_left = node.inventory().trainers() == 0;
+  if (view.state() == v1::Node::READY && none_left) {
+    view.set_state(trainers_in_use == 0 ? v1::Node::DRAINED : v1::Node::DRAINING);
+  }
+  view.set_state_reason(
+      absl::StrCat(view.state_reason(), view.state_reason().empty() ? "" : "; ", faults));
   return view;
 }
 

@@ -12,13 +12,15 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "coordinator/lifecycle/step_merger.h"
 #include "coordinator/scheduler/scheduler.h"
 #include "coordinator/session/session.h"
 #include "ringleader/v1/node.pb.h"
 #include "ringleader/v1/worker_control.pb.h"
 
 namespace ringleader::lifecycle {
+
+// "nodes/{id}" without "nodes/".
+std::string NodeId(std::string_view name);
 
 // Messages of one worker process: each is applied once, and acknowledged once it and all before it
 // need not be sent again.
@@ -99,7 +101,7 @@ struct NodeRecord {
            node.state() == v1::Node::READY;
   }
   scheduler::NodeSlots Slots() const;
-  // As users see it.
+  // The node as users see it.
   v1::Node View() const;
 };
 

@@ -16,7 +16,7 @@ namespace ringleader::lifecycle {
 
 struct PlanRequest {
   v1::JobSpec spec;
-  // Of the job's record; unset in jobs of earlier releases.
+  // The shape that the job's record holds; unset in jobs of earlier releases.
   std::optional<v1::ModelShape> shape = {};
   std::vector<v1::Placement> placements = {};
   std::vector<v1::NodeInventory> nodes = {};  // of each placement, in order

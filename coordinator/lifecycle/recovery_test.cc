@@ -234,7 +234,7 @@ TEST_F(RecoveryTest, ANodeThatFailsOneJobAfterAnotherIsSetAsideAndSaysWhy) {
   EXPECT_EQ(StartOf(b).job(), "next");
   ASSERT_TRUE(Create("waits").ok());
   controller_->RunOnce();
-  // By a verb.
+  // An operator's verb takes the node back.
   ASSERT_TRUE(Do([&] { return controller_->UndrainNode("a", {}); }).ok());
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
   EXPECT_EQ(StartOf(a).job(), "waits");

@@ -91,7 +91,7 @@ TEST_F(WorkerIdentityTest, AnotherWorkerOfTheSameNameProvesNothing) {
   // Beside one that is alive.
   EXPECT_TRUE(absl::IsAlreadyExists(*Connect("a", "folder.2")->closed()));
   EXPECT_FALSE(session->closed().has_value());
-  // In place of one that is not, but from elsewhere: the old trainers may be alive.
+  // A worker from elsewhere may not replace one that has gone: the old trainers may be alive.
   controller_->OnClosed(session);
   EXPECT_TRUE(absl::IsFailedPrecondition(*Connect("a", "elsewhere.1")->closed()));
   EXPECT_EQ(Job().state(), v1::Job::RUNNING);

@@ -19,15 +19,15 @@ struct MemoryEstimate {  // bytes of one trainer
   // What layers keep that may wait in host memory instead (resources.offload).
   double movable = 0;
 
-  // Of the device, with all on the host that may be.
+  // Bytes on the device, with all on the host that may be there.
   double total() const { return weights + gradients + optimizer + activations + keys_and_values; }
 };
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring);
 
-// Of `movable`, what has to wait in host memory: all with offload: host, else what the device has
-// no room for.
+// The part of `movable` that has to wait in host memory: all with offload: host, else what the
+// device has no room for.
 double HostBytes(const MemoryEstimate& estimate, const v1::JobSpec& spec,
                  const ClusterShape& cluster);
 

@@ -197,7 +197,7 @@ absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& 
   return plan;
 }
 
-// Of all candidates and of the one that is chosen, priced again.
+// What it costs to price all candidates, and once more the one that is chosen.
 PlanCost CostOfAll(const v1::JobSpec& spec, const model::ModelConfig& model,
                    const std::vector<Candidate>& candidates) {
   std::set<ParallelismSpec::Layout> layouts;

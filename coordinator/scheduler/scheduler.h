@@ -37,7 +37,7 @@ struct Request {
 
 struct Decision {
   std::string id;
-  // By rank, with "nodes/" in front of the node's id; empty: the job waits.
+  // One for each rank, with "nodes/" in front of the node's id; empty: the job waits.
   std::vector<v1::Placement> placements = {};
   std::string pending_reason = {};  // set when it waits
 };

@@ -105,7 +105,7 @@ TEST(SchedulerTest, BackfillsAroundTheHeadWithoutStarvingIt) {
   auto where = Placed({head, Job("small", 2, 1)}, {Node("a", 8, 2), Node("b", 4)});
   EXPECT_THAT(where["head"], HasSubstr("needs 8 trainers"));
   EXPECT_EQ(where["small"], "b:2");
-  // On the held node it may not start, although there is room.
+  // It may not start on the held node, although there is room.
   where = Placed({head, Job("small", 2, 1)}, {Node("a", 8, 2)});
   EXPECT_EQ(where["small"],
             "needs 2 trainers; 6 free on 1 node, held for jobs/head, which is ahead in the queue");

@@ -160,7 +160,7 @@ TEST_F(WorkerControlServiceTest, ABurstWaitsWithWhoeverSendsIt) {
   });
   size_t taken = 0;
   while (taken < kBurst) {
-    // As much as comes while nothing is taken, and a moment longer.
+    // Waits until nothing more comes while nothing is taken.
     size_t before = 0;
     do {
       before = listener_.bytes();

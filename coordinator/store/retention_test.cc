@@ -91,7 +91,7 @@ TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
   EXPECT_EQ(Record("runs"), "1 1 1 1");
 }
 
-// As many ranks, ring steps and layers as a cluster may have: the record of a step stays small, and
+// A cluster may have so many ranks, ring steps and layers: the record of a step stays small, and
 // that of many steps does not hold every layer of each.
 TEST_F(RetentionTest, ARecordGrowsWithWhatUsersRead) {
   AddJob("j", v1::Job::RUNNING, absl::ZeroDuration());

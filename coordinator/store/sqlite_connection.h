@@ -30,7 +30,7 @@ class Cursor {
     if (statement_ != nullptr) statement_->tryReset();
   }
 
-  // To the next row; false after the last.
+  // Goes to the next row; false after the last.
   bool Next() { return statement_->executeStep(); }
   int64_t Int(int column) const { return statement_->getColumn(column).getInt64(); }
   // Valid until the next call of Next().
@@ -66,7 +66,7 @@ class Connection {
     cursor.Next();
     return database_.getChanges();
   }
-  // For statements that are built at run time.
+  // Serves statements that are built at run time.
   SQLite::Database& database() { return database_; }
 
   // False after an error that made SQLite give up the transaction by itself.

@@ -202,7 +202,7 @@ absl::Status SqliteTransaction::TrimLayers(std::string_view job, int64_t after_s
     step.clear_layers();
     step.clear_rank_tiles();
     const std::string data = Serialize(step);
-    // In its place: who follows the job has seen it.
+    // The step keeps its place: who follows the job has seen it.
     connection_.Run("UPDATE steps SET data = ? WHERE job = ? AND step = ?", Blob{data}, job,
                     static_cast<int64_t>(step.step()));
   }

@@ -16,7 +16,7 @@ JOB = TARGET + ',job_name=~"$job_name"'
 # [how it is read] -> (Grafana's unit, decimals)
 UNITS = {"count": ("short", 0), "number": ("short", None), "ratio": ("percentunit", 1), "seconds": ("s", None),
          "bytes": ("bytes", None), "rate": ("reqps", None), "tokens": ("locale", 0), "watts": ("watt", 0),
-         "hertz": ("hertz", None), "factor": ("none", 3), "loss": ("none", 4)}
+         "hertz": ("hertz", None), "celsius": ("celsius", 0), "factor": ("none", 3), "loss": ("none", 4)}
 
 
 def panel(title, description, unit, *targets, kind="timeseries", width=8, stack=False):
@@ -138,6 +138,31 @@ FLEET = dashboard(
                   (f"sum by (outcome) (increase({metric('worker_trainer_exits_total')}[1h]))", "{{outcome}}")),
             panel("Log lines dropped", "Lines a second that did not fit into a worker's buffer.", "number",
                   (f"rate({metric('worker_dropped_log_lines_total')}[$__rate_interval])", "{{instance}}"))]),
+        ("GPUs (workers)", [
+            panel("GPUs out of order", "GPUs that reported uncorrectable errors and take no trainers.", "count",
+                  (f"count({metric('worker_gpu_healthy')} == 0) or vector(0)", ""), kind="stat", width=4),
+            panel("GPUs", "GPUs of all workers.", "count", (f"count({metric('worker_gpu_healthy')})", ""), kind="stat",
+                  width=4),
+            panel("Driver's last answer", "The longest that a worker's driver has not answered.", "seconds",
+                  (f"max({metric('worker_gpu_sample_age_seconds')})", ""), kind="stat", width=4),
+            panel("Power of all GPUs", "Sum over all workers.", "watts", (f"sum({metric('worker_gpu_power_watts')})", ""),
+                  kind="stat", width=4),
+            panel("Busy", "Share of the time in which a kernel ran; mean over a worker's GPUs.", "ratio",
+                  (f"avg by (instance) ({metric('worker_gpu_utilization_ratio')})", "{{instance}}")),
+            panel("Memory", "Of the fullest GPU of each worker.", "ratio",
+                  (f"max by (instance) ({metric('worker_gpu_memory_used_bytes')} / "
+                   f"{metric('worker_gpu_memory_total_bytes')})", "{{instance}}")),
+            panel("Temperature", "Of the hottest GPU of each worker.", "celsius",
+                  (f"max by (instance) ({metric('worker_gpu_temperature_celsius')})", "{{instance}}")),
+            panel("Clocks", "Of the multiprocessors of each worker's slowest GPU.", "hertz",
+                  (f'min by (instance) (ringleader_worker_gpu_clock_hertz{{{TARGET},clock="sm"}})', "{{instance}}")),
+            panel("What holds clocks down", "GPUs of which it does, all workers.", "count",
+                  (f"sum by (reason) ({metric('worker_gpu_throttled')})", "{{reason}}"), stack=True),
+            panel("Memory errors", "Since the driver was loaded, by worker.", "count",
+                  (f"sum by (instance, kind) ({metric('worker_gpu_ecc_errors_total')})", "{{instance}} {{kind}}")),
+            panel("XIDs", "XID errors since the worker started.", "count",
+                  (f"sum by (instance, gpu, xid) ({metric('worker_gpu_xid_errors_total')})",
+                   "{{instance}} {{gpu}}: {{xid}}"))]),
         ("GPUs (DCGM exporter)", [
             panel("Utilisation", "Mean over a host's GPUs.", "ratio",
                   (gpus("DCGM_FI_DEV_GPU_UTIL") + " / 100", "{{Hostname}}")),

@@ -182,7 +182,7 @@ void LaunchForward(const RmsNormForwardArgs& args, cudaStream_t stream) {
   }
 }
 
-// As many blocks as fit on the chip together, so that all finish at the same time.
+// The number of blocks that fit on the chip together, so that all finish at the same time.
 template <int kThreads>
 cudaError_t ResidentBlocks(const void* kernel, int* blocks) {
   int device = 0, processors = 0, per_processor = 0;

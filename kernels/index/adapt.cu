@@ -20,7 +20,7 @@ struct Standing {
   int good;    // heads whose recall exceeds the threshold
 };
 
-// Of the head of this thread; all threads of the block call.
+// The standing of this thread's head; all threads of the block call.
 __device__ Standing StandingOf(double recall, int heads, double threshold) {
   __shared__ double recalls[kMaxHeads];
   const int head = threadIdx.x;

@@ -59,7 +59,7 @@ struct CountSelectionArgs {
 };
 absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream);
 
-// *tiles += the length of the lists behind row_offsets[heads * (query_tiles + 1)].
+// *tiles += the length of the lists that end at row_offsets[heads * (query_tiles + 1)].
 absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,
                          cudaStream_t stream);
 

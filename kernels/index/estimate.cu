@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     for (int j = 0; j < 16; ++j) {
       const int column = first_row + j * kGroup + lane % 4 * 2;
       if (!all_visible) {
-        // Of queries that are spread over the sequence many come before these keys.
+        // Where queries are spread over the sequence, many come before these keys.
         if (key_position > shared.group_max_position[first_row / kGroup + j]) continue;
         const int2 at = *reinterpret_cast<const int2*>(shared.query_position + column);
         int2 start = {0, 0};

@@ -1,5 +1,5 @@
 // What patterns ask of a device when they build an index. A pattern (patterns/vertical_slash.cc,
-// patterns/block_topk.cc) owns the numbers, the order of the steps and what ranks exchange; a
+// patterns/block_topk.cc, patterns/xattention.cc) owns the numbers, the order of the steps and what ranks exchange; a
 // device owns the arithmetic. Everything that ranks merge is an integer sum, a maximum or a
 // concatenation in rank order, so that an index is the same on any number of ranks.
 #pragma once
@@ -24,7 +24,7 @@ struct IndexInputs {
   std::shared_ptr<const DeviceDocuments> documents = nullptr;  // null: one
 };
 
-// Of the types that ranks sum.
+// The types that ranks sum.
 enum class SumType { kQueries, kInt32, kInt64 };  // kQueries: the type of q
 
 // For one layer's call, whose q and k it knows. On GPUs a verb enqueues its work and returns, and

@@ -26,7 +26,7 @@ struct SequenceDocuments {
 struct DeviceDocuments {
   std::shared_ptr<const SequenceDocuments> host;
   DeviceArray<int32_t> local_starts;
-  // Of EstimateQueries: [E].
+  // EstimateQueries on the device: [E].
   DeviceArray<int64_t> estimate_positions, estimate_starts;
 };
 

@@ -31,7 +31,7 @@ struct VerticalSlash {
   // q's type, where they are not simply the last E rows of q (then there is no memory).
   DeviceArray<std::byte> query_rows = {};     // [E, heads, d]
   DeviceArray<int64_t> query_positions = {};  // [E], from PrepareEstimate
-  // From PrepareEstimate, of columns and of diagonals; AdaptBudgets moves the counts.
+  // PrepareEstimate writes both, for columns and for diagonals; AdaptBudgets moves the counts.
   DeviceArray<float> budget_masses = {};       // [2, heads]
   DeviceArray<int32_t> budget_counts = {};     // [2, heads]
   DeviceArray<float> row_max = {};             // [heads, E], from RowMax

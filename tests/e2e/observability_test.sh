@@ -19,7 +19,9 @@ cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/"
 "$bin/ringctl" data pack --input "$run/text" --output "$run/tokens" >"$run/logs/pack.log"
 
 start_coordinator
-start_worker a --trainers 2
+# Worker a's GPUs are those of the driver that the tests build.
+printf 'gpus 4\nxid 1 13\n' >"$run/gpus/facts"
+RINGLEADER_FAKE_NVML=$run/gpus/facts LD_LIBRARY_PATH=${bin%/bin}/fake_driver start_worker a --trainers 2
 start_worker b --trainers 2
 await_nodes 2
 

@@ -83,7 +83,7 @@ class Cluster : public ::testing::Test {
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::LogService::Stub> logs_;
   std::unique_ptr<v1::NodeService::Stub> nodes_;
-  // In seconds, by flag; for processes that start from then on.
+  // Seconds of each flag; processes that start from then on get them.
   std::map<std::string, double> coordinator_flags_;
   std::map<std::string, double> worker_flags_;
   std::vector<std::string> allowed_paths_;  // of workers
@@ -93,7 +93,7 @@ class Cluster : public ::testing::Test {
   std::unique_ptr<TestCertificates> certificates_;
   // The coordinator's access file; empty: no roles.
   std::string access_path_;
-  // By worker: whose certificate it has; "client" unless named here.
+  // Whose certificate each worker has; "client" unless it is named here.
   std::map<std::string, std::string> certificate_of_;
 
  private:

@@ -54,7 +54,7 @@ class PlanningTest : public ::testing::Test {
     BystanderGoesOn();
   }
 
-  // With files that are there.
+  // A job whose files are there.
   v1::JobSpec Job(const std::string& name, uint32_t trainers) {
     v1::JobSpec spec = TestJob(name, trainers, 1'000'000);
     spec.mutable_model()->set_config(coordinator_.File("config.json"));
@@ -126,7 +126,7 @@ TEST_F(PlanningTest, ARingBeyondTheBudgetIsRefusedByName) {
   BystanderGoesOn();
 }
 
-// As many validations at a time as anybody cares to send.
+// Anybody may send as many validations at a time as this.
 TEST_F(PlanningTest, ManyValidationsHoldUpNoOtherCall) {
   v1::JobSpec spec = Job("wide", 4096);
   spec.mutable_data()->set_sequence_length(uint64_t{4096} * 128);
@@ -207,7 +207,7 @@ TEST_F(PlanningTest, SpecificationsAreCappedInSize) {
   BystanderGoesOn();
 }
 
-// A job whose plan cannot be made fails by name once there is room for it, and those behind it run.
+// A job whose plan cannot be made fails by name once there is room for it, and those after it run.
 TEST_F(PlanningTest, AJobWithoutAPlanFailsAndTheNextOneRuns) {
   v1::JobSpec spec = Job("impossible", 2);
   spec.mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);

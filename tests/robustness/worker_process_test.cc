@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 
@@ -58,6 +59,39 @@ TEST_F(WorkerProcessTest, MetricsAreClean) {
       std::system(absl::StrCat("promtool check metrics < ", coordinator_.File("page")).c_str()), 0);
   worker.Signal(SIGTERM);
   EXPECT_EQ(worker.Wait(), 0) << worker.Log();
+}
+
+// The whole way, from the driver's library to the coordinator's list of nodes.
+TEST_F(WorkerProcessTest, AGpuWithUncorrectableErrorsTakesNoTrainers) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  const auto driver_says = [&](const std::string& facts) {
+    std::ofstream(coordinator_.File("facts.new")) << facts << "\n";
+    std::filesystem::rename(coordinator_.File("facts.new"), coordinator_.File("facts"));
+  };
+  driver_says("gpus 2\nuncorrected 1 3");
+  setenv("RINGLEADER_FAKE_NVML", coordinator_.File("facts").c_str(), 1);
+  setenv("LD_LIBRARY_PATH", FAKE_DRIVER_FOLDER, 1);
+  Process worker = Start({{"--coordinator", coordinator_.address()}});
+  unsetenv("LD_LIBRARY_PATH");
+  unsetenv("RINGLEADER_FAKE_NVML");
+  const auto nodes = v1::NodeService::NewStub(coordinator_.Channel());
+  v1::Node node;
+  const auto has_trainers = [&](uint32_t trainers) {
+    v1::ListNodesResponse listed;
+    nodes->ListNodes(CoordinatorProcess::Context().get(), {}, &listed);
+    if (listed.nodes().empty()) return false;
+    node = listed.nodes(0);
+    return node.inventory().trainers() == trainers;
+  };
+  ASSERT_TRUE(Eventually([&] { return has_trainers(1); })) << worker.Log();
+  EXPECT_EQ(node.inventory().gpus(0).model(), "NVIDIA Fake");
+  EXPECT_EQ(node.state_reason(),
+            "GPU-fake-1 takes no trainers: 3 uncorrectable memory errors since the driver was "
+            "loaded");
+  driver_says("gpus 2\nxid 0 95\nuncorrected 1 3");
+  ASSERT_TRUE(Eventually([&] { return has_trainers(0); })) << worker.Log();
+  EXPECT_EQ(node.state(), v1::Node::DRAINED);
+  EXPECT_THAT(node.state_reason(), HasSubstr("GPU-fake-0 takes no trainers: XID 95"));
 }
 
 TEST_F(WorkerProcessTest, OpensAsManyFilesAsTheSystemLetsIt) {

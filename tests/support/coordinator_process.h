@@ -34,7 +34,7 @@ class CoordinatorProcess {
 
   // A new connection each.
   std::shared_ptr<grpc::Channel> Channel() const;
-  // With a deadline, so that nothing hangs.
+  // A context with a deadline, so that nothing hangs.
   static std::unique_ptr<grpc::ClientContext> Context();
   bool Serving() const;
   // The page, by HTTP; empty if it cannot be read.

@@ -25,6 +25,8 @@
 #include "base/process/version.h"
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
+#include "worker/agent/gpu/gpu_metrics.h"
+#include "worker/agent/gpu/gpu_monitor.h"
 #include "worker/agent/node/inventory.h"
 #include "worker/agent/node/run_as.h"
 #include "worker/agent/node/witness.h"
@@ -36,6 +38,8 @@ namespace {
 // The name service and the network may come up beside this daemon. This is longer than whatever
 // restarts it takes for a crash loop.
 constexpr absl::Duration kNetworkPatience = absl::Seconds(15);
+// A driver without persistence mode takes seconds to wake the GPUs of a node.
+constexpr absl::Duration kDriverPatience = absl::Seconds(60);
 
 struct Flags {
   std::string coordinator = "127.0.0.1:7070";
@@ -151,7 +155,10 @@ absl::Status Serve(const Flags& flags) {
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel,
                    OpenChannel(flags.coordinator, flags.tls, "", arguments));
+  const GpuMonitor gpu_monitor({});
+  const auto gpu_metrics = std::make_shared<GpuMetrics>(&gpu_monitor);
   Metrics metrics("worker");
+  metrics.AddCollectable(gpu_metrics);
   WorkerMetrics worker_metrics(metrics.registry());
   if (!flags.metrics_listen.empty()) {
     ASSIGN_OR_RETURN(const Address address, ParseAddress(flags.metrics_listen));
@@ -171,6 +178,7 @@ absl::Status Serve(const Flags& flags) {
   }
   ASSIGN_OR_RETURN(const TlsOptions trainer_tls,
                    TlsOfTrainers(flags.tls, inventory_options.address));
+  inventory_options.gpus = gpu_monitor.List(kDriverPatience);
   inventory_options.visible_gpus = std::getenv("CUDA_VISIBLE_DEVICES");
   ASSIGN_OR_RETURN(const Address coordinator_address, ParseAddress(flags.coordinator));
   RETURN_IF_ERROR(jobspec::CheckRootsGiven(flags.allowed_paths, coordinator_address));
@@ -192,6 +200,7 @@ absl::Status Serve(const Flags& flags) {
                      .life_fd = witness.life_fd(),
                      .pulse_timeout = absl::Seconds(flags.pulse_timeout_seconds),
                      .hang_timeout = absl::Seconds(flags.hang_timeout_seconds)},
+      .gpu_faults = [&gpu_monitor] { return gpu_monitor.Faults(); },
       .max_log_buffer_bytes = flags.log_buffer_bytes,
       .drain_timeout = absl::Seconds(flags.drain_timeout_seconds)};
   ASSIGN_OR_RETURN(

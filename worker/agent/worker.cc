@@ -14,6 +14,7 @@
 #include "base/process/version.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
+#include "worker/agent/node/inventory.h"
 
 namespace ringleader::agent {
 namespace {
@@ -57,6 +58,7 @@ Worker::Worker(const WorkerOptions& options, DataDir data_dir,
       data_dir_(std::move(data_dir)),
       metrics_(metrics),
       events_(options.max_log_buffer_bytes),
+      inventory_(options.inventory),
       supervisor_(options.supervisor, &data_dir_, &events_, &logs_, metrics,
                   [this](std::function<void()> task) { Post(std::move(task)); }),
       trainer_link_(this),
@@ -98,7 +100,10 @@ v1::WorkerHello Worker::Hello() const {
   v1::WorkerHello hello;
   hello.set_node("nodes/" + options_.node);
   hello.set_incarnation(options_.incarnation);
-  *hello.mutable_inventory() = options_.inventory;
+  {
+    absl::MutexLock lock(&mutex_);
+    *hello.mutable_inventory() = inventory_;
+  }
   hello.set_version(std::string(kVersion));
   hello.set_protocol_version(kProtocolVersion);
   for (v1::RunningAttempt& attempt : supervisor_.Running()) {
@@ -119,8 +124,9 @@ void Worker::OnTrainerGone(std::shared_ptr<TrainerConnection> connection) {
 }
 
 absl::Status Worker::Run() {
+  metrics_->SetSlots(options_.inventory.trainers());
+  CheckGpus();
   link_.Start();
-  metrics_->SetSlots(options_.supervisor.slots);
   absl::Time next_tick = MonotonicNow();
   while (true) {
     std::vector<std::function<void()>> tasks;
@@ -139,6 +145,7 @@ absl::Status Worker::Run() {
     next_tick = now + kTick;
     link_.CheckLease();
     CheckFence();
+    CheckGpus();
     supervisor_.Tick(now);
     supervisor_.SetLease(link_.lease_end());
     UpdateMetrics();
@@ -155,6 +162,25 @@ void Worker::CheckFence() {
       absl::StrFormat("killed after %s out of contact with the coordinator, which may have "
                       "replaced it",
                       absl::FormatDuration(absl::Trunc(link_.OutOfContact(), absl::Seconds(1)))));
+}
+
+// A GPU that computes wrongly takes no trainers, and the coordinator is told why.
+void Worker::CheckGpus() {
+  if (options_.gpu_faults == nullptr) return;
+  std::map<std::string, std::string> faults = options_.gpu_faults();
+  if (faults == gpu_faults_) return;
+  for (const auto& [uuid, fault] : faults) spdlog::error("{} takes no trainers: {}", uuid, fault);
+  const v1::NodeInventory inventory = WithFaults(options_.inventory, faults);
+  {
+    absl::MutexLock lock(&mutex_);
+    inventory_ = inventory;
+  }
+  metrics_->SetSlots(inventory.trainers());
+  supervisor_.SetFaults(faults);
+  gpu_faults_ = std::move(faults);
+  v1::WorkerMessage message;
+  *message.mutable_inventory() = inventory;
+  events_.Push(std::move(message));
 }
 
 void Worker::Drain(const std::string& reason) {

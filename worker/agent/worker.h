@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct WorkerOptions {
   std::string incarnation;  // DataDir::DrawIncarnation()
   v1::NodeInventory inventory;
   SupervisorOptions supervisor;
+  // {UUID, why} of the GPUs that must take no trainers now; unset: there is nobody to say.
+  std::function<std::map<std::string, std::string>()> gpu_faults = {};
   size_t max_log_buffer_bytes = size_t{32} << 20;
   // The attempts here have so long after SIGTERM to write a checkpoint and move elsewhere.
   absl::Duration drain_timeout = absl::Seconds(150);
@@ -59,9 +62,10 @@ class Worker : public TrainerListener {
          WorkerMetrics* metrics);
 
   void Post(std::function<void()> task);
-  v1::WorkerHello Hello() const;
+  v1::WorkerHello Hello() const ABSL_LOCKS_EXCLUDED(mutex_);
   void SendDrainRequest();
   void CheckFence();
+  void CheckGpus();
   // Returns whether the worker may go.
   bool CheckDrain(absl::Time now);
   void UpdateMetrics();
@@ -71,8 +75,9 @@ class Worker : public TrainerListener {
   WorkerMetrics* const metrics_;
   EventBuffer events_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  v1::NodeInventory inventory_ ABSL_GUARDED_BY(mutex_);  // as it is now
 
   // Touched by Run() only.
   bool draining_ = false;
@@ -80,6 +85,7 @@ class Worker : public TrainerListener {
   absl::Time drain_deadline_;
   absl::Time alone_since_ = absl::InfiniteFuture();  // draining, and no coordinator to ask
   absl::Status refused_;
+  std::map<std::string, std::string> gpu_faults_;
 
   Supervisor supervisor_;
   // Their threads call the supervisor and post tasks: they end before it does.

@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(RanksAndElements, ReductionTest,
                                            std::pair{3, (4 << 20) + 7}));
 
 TEST(CollectivesTest, SharesAreSummedInRankOrder) {
-  // In rank order the ones are lost one by one; summed first, or last, they would not be.
+  // Summed in rank order, the ones are lost one by one; summed first, or last, they would not be.
   const std::vector<float> addends = {16777216.0f, 1.0f, 1.0f, -16777216.0f};
   RunRanks(4, [&](Communicator& comm) {
     std::vector<float> data(8, addends[comm.rank()]);
@@ -111,7 +111,7 @@ TEST(CollectivesTest, GatherAndBroadcastFromEveryRank) {
   });
 }
 
-// A barrier is behind nobody who has not come: each rank sees all others' marks.
+// Nobody passes a barrier before all have come: each rank sees all others' marks.
 TEST(CollectivesTest, NobodyPassesABarrierBeforeAllHaveCome) {
   std::vector<std::atomic<int>> rounds(3);
   RunRanks(3, [&](Communicator& comm) {

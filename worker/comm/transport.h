@@ -64,7 +64,7 @@ class Transport {
   virtual void Send(StreamId stream, int to, PendingTransferPtr transfer) = 0;
   virtual void Receive(StreamId stream, int from, PendingTransferPtr transfer) = 0;
 
-  // As in Communicator.
+  // These three are as in Communicator.
   virtual void Abort(const std::string& reason) = 0;
   virtual absl::Status status() const = 0;
   virtual bool aborted_by_peer() const = 0;

@@ -17,7 +17,7 @@ using SequencesTest = testing::PackedTextTest;
 TEST_F(SequencesTest, TheLastTokenOfEachHasALabelBehindIt) {
   AddText("a", std::string(63, 'x'));
   ASSERT_TRUE(Pack(Options()).ok());  // 64 tokens with the separator
-  // Of four pieces of 16 the last has no token behind it: it is none.
+  // The last of four pieces of 16 has no token after it, so it is no sequence.
   const auto loader = Loader::Open(Train(), 16, 1, 257);
   ASSERT_TRUE(loader.ok()) << loader.status();
   EXPECT_EQ(loader->sequences(), 3u);

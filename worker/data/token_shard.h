@@ -13,7 +13,7 @@
 namespace ringleader::data {
 
 inline constexpr uint32_t kShardVersion = 1;
-inline constexpr uint32_t kMarkedShardVersion = 2;  // with a mark a token behind the tokens
+inline constexpr uint32_t kMarkedShardVersion = 2;  // with a mark for each token after the tokens
 
 // What a mark says of its token. Every other value, m, says that the token is predicted as any
 // other, and that it answers task m - 1 of the manifest: evaluation counts how often it is right.

@@ -128,7 +128,8 @@ int RunProcess(int argc, char** argv, RunFunction run) {
   AddLoggingFlags(app, &logging);
   CLI11_PARSE(app, argc, argv);
   SetUpLogging("trainer", logging);
-  // In the environment, which other users of the machine cannot read, as they can a command line.
+  // The secret comes in the environment, which other users of the machine cannot read, as they can
+  // a command line.
   if (const char* secret = std::getenv(kTrainerSecretVariable)) options.secret = secret;
   unsetenv(kTrainerSecretVariable);
 

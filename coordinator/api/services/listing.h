@@ -26,9 +26,10 @@ absl::StatusOr<int> PageSize(int32_t requested);
 std::string MakePageToken(std::string_view place, std::string_view arguments);
 absl::StatusOr<std::string> ParsePageToken(std::string_view token, std::string_view arguments);
 
-// Fills `entries` of a reply from `all`, which is sorted by name: those behind `after`, as many as
-// the page may hold, at least one. Returns whether there are more. A page that begins after a name
-// misses nothing and repeats nothing while entries come and go. Entry: a message with a name.
+// Fills `entries` of a reply from `all`, which is sorted by name: those that follow `after`, as
+// many as the page may hold, at least one. Returns whether there are more. A page that begins after
+// a name misses nothing and repeats nothing while entries come and go. Entry: a message with a
+// name.
 template <typename Entry>
 bool FillPage(std::vector<Entry> all, std::string_view after, int page_size,
               google::protobuf::RepeatedPtrField<Entry>* entries) {

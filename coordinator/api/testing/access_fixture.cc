@@ -100,7 +100,7 @@ AccessTest::AccessTest() {
 }
 
 void AccessTest::WriteAccess(const std::string& text) {
-  // In one go, as an editor or Kubernetes does it.
+  // The file is replaced at once, which is how editors and Kubernetes do it.
   std::ofstream(dir_.File("access.new")) << text;
   std::filesystem::rename(dir_.File("access.new"), dir_.File("access.yaml"));
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/job/job_machine.h"
 
 namespace ringleader::lifecycle::testing {
 

@@ -152,7 +152,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
                     .intra_node = cluster_.intra_node,
                     .inter_node = cluster_.inter_node,
                     .kv_bytes = kv * (cuda ? 2 : 4)};
-  // Of a layer, with what it computes again.
+  // Seconds of a layer's backward pass, with what it computes again.
   const double mlp_backward =
       0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
       static_cast<double>(model_.weights_per_token()) *

@@ -131,7 +131,7 @@ class Player {
   }
 
  private:
-  // By receiving rank: how long keys and gradients travel to it.
+  // How long keys and gradients travel to each receiving rank.
   struct Route {
     Times kv_seconds;
     Times gradient_seconds;
@@ -281,7 +281,8 @@ double PlayGather(const RingSetup& setup, const ring::TileLoads& loads,
   return setup.gradient_bytes > 0 ? last + GatherSeconds(setup, setup.gradient_bytes) : last;
 }
 
-// Of the hops that a rank makes; a ring without nodes goes at the speed of its slowest link.
+// Seconds of the hops that a rank makes; a ring without nodes goes at the speed of its slowest
+// link.
 double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
   const bool flat = setup.shape.outer == 1;
   const Link& slowest = setup.group.outer > 1 ? setup.inter_node : setup.intra_node;

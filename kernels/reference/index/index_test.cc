@@ -271,7 +271,7 @@ TEST(AdaptBudgetsTest, MovesBudgetFromTheBestHeadsToTheWorst) {
   std::vector<int32_t> counts = {10, 10, 10, 10, 10, 7, 7, 7, 7, 7};
   AdaptBudgets(std::vector<double>{0.9, 0.2, 0.85, 0.5, 0.1}, counts.data());
   EXPECT_EQ(counts, (std::vector<int32_t>{5, 15, 5, 10, 15, 4, 10, 4, 7, 10}));
-  // At most half of the heads, ties by number.
+  // At most half of the heads give; of equal ones, those with the lower number.
   counts = {8, 8, 8, 8};
   AdaptBudgets(std::vector<double>{0.95, 0.95}, counts.data());
   EXPECT_EQ(counts, (std::vector<int32_t>{4, 12, 4, 12}));
@@ -280,7 +280,7 @@ TEST(AdaptBudgetsTest, MovesBudgetFromTheBestHeadsToTheWorst) {
   EXPECT_EQ(counts, (std::vector<int32_t>{8, 8, 8, 8}));
 }
 
-// Of 4,096 ranks, each with as many keys that all score alike.
+// There are 4,096 ranks, each with as many keys, and all keys score alike.
 TEST(EstimateTest, ARowOfTheLongestSequenceDoesNotOverflow) {
   constexpr int64_t kRanks = 4096, kLocal = 4096;
   Tensor q(1, kHeads, kHeadDim), k(kLocal, kKvHeads, kHeadDim);

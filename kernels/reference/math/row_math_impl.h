@@ -26,7 +26,7 @@ inline void StoreUpTo(float* p, Vec v, int64_t left) {
 }
 
 inline Vec Sigmoid(Vec x) {
-  // From 2^126 on, the sigmoid is zero in fp32.
+  // The sigmoid is zero in fp32 once the power reaches 2^126.
   const Vec power = Exp2(-Max(Splat(-126.0f), x * 1.44269504f));
   return 1.0f / (1.0f + power);
 }

@@ -9,7 +9,7 @@
 
 namespace ringleader::kernels::reference::testing {
 
-// By position, the first position of its document; `firsts` ascends and begins with 0.
+// The first position of each position's document; `firsts` ascends and begins with 0.
 std::vector<int32_t> DocumentStarts(int64_t tokens, const std::vector<int64_t>& firsts);
 
 // First positions of random documents: some of one token, some that end with a tile, some of a few

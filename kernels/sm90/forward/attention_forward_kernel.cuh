@@ -29,7 +29,7 @@ struct ForwardParams : ForwardWalk {
   float scale_log2 = 0;  // of logits, times log2(e)
 };
 
-// As many stages as shared memory holds beside the queries.
+// Has the number of stages that shared memory holds beside the queries.
 template <int kHeadDim, WalkKind kKind>
 struct ForwardPipeline : KeyStages<kHeadDim, kKind, kHeadDim == 128 ? 3 : 6> {
   alignas(1024) uint8_t query[ForwardTile<kHeadDim, kKind>::kQueryBytes];

@@ -177,7 +177,7 @@ class ForwardTiles<WalkKind::kColumns, kDocuments> {
     const int lane = threadIdx.x % 32;
     bool masked = false;
     for (int i = 0; i < 2 * kColumnWords; ++i) {
-      // With tiles of 128 both consumers are in the same one.
+      // Where tiles have 128 tokens, both consumers are in the same one.
       const uint32_t word = __shfl_sync(0xFFFFFFFFu, tile.bits, i % (rows_ * kColumnWords));
       if (lane == 0) step.visible[i / kColumnWords][i % kColumnWords] = word;
       masked |= word != 0xFFFFFFFFu;

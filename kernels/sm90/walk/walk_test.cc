@@ -132,7 +132,7 @@ class WalkTest : public ::testing::TestWithParam<Case> {
   std::vector<int> counts_;
 };
 
-// As ProduceStages and the consumers of forward do.
+// Walks as ProduceStages and the consumers of forward do.
 template <WalkKind kKind, bool kDocuments>
 void WalkTest::Forward() {
   using Tile = ForwardTile<128, kKind>;
@@ -151,7 +151,7 @@ void WalkTest::Forward() {
     for (int32_t block = 0; block < blocks; ++block) {
       ForwardTiles<kKind, kDocuments> tiles(walk_, {}, {.head = 0, .block = block});
       auto tile = tiles.Next();
-      // At most one more than there can be.
+      // The loop ends after one more than there can be.
       for (int i = 0; tile.index >= 0 && i <= walk_.key_tiles; ++i) {
         const auto following = tiles.Next();
         tiles.Describe(step, tile, following.index < 0);
@@ -188,7 +188,7 @@ void WalkTest::Forward() {
   ExpectEveryVisiblePairOnce();
 }
 
-// As BackwardProduce does; the masks by the definition of TileStep.
+// Walks as BackwardProduce does, with masks by the definition of TileStep.
 template <WalkKind kKind, bool kDocuments>
 void WalkTest::Backward() {
   struct Stage {

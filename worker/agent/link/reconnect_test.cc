@@ -83,7 +83,7 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     absl::MutexLock lock(&mutex_);
     return received_[session];
   }
-  // Of the newest heartbeat that was answered, in boot time.
+  // When the newest heartbeat that was answered arrived, in boot time.
   absl::Time heartbeat_arrived() {
     absl::MutexLock lock(&mutex_);
     return heartbeat_arrived_;
@@ -145,7 +145,7 @@ TEST_F(ReconnectTest, ReportsAreHeldUntilTheyAreAcknowledgedAndSentAgainInOrder)
 }
 
 TEST_F(ReconnectTest, NothingIsForgottenByACoordinatorThatRemembersNothing) {
-  // As after its database was restored from a backup: it asks from the start.
+  // A coordinator whose database was restored from a backup asks from the start.
   ScriptedCoordinator coordinator({{.acknowledge = 1}, {.applied = 0, .acknowledge = 3}, {}});
   PushSteps(3);
   const auto link = Link(coordinator);

@@ -74,7 +74,8 @@ absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
   return id;
 }
 
-// To go through and not to list; to dial; and for the owner alone.
+// Modes of folders that others may pass through and not list, of sockets to dial, and of what is
+// the owner's alone.
 constexpr mode_t kPassable = 0711, kWritableByAll = 0666, kPrivate = 0700;
 
 absl::Status SetMode(const std::string& path, mode_t mode) {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -60,27 +59,6 @@ uint64_t MemoryBytes(const std::string& root) {
   const std::string total = Fields(root + "/proc/meminfo")["MemTotal"];
   (void)absl::SimpleAtoi(total.substr(0, total.find(' ')), &kibibytes);
   return kibibytes << 10;
-}
-
-// The driver's tool knows memory sizes, too; rows of "uuid, name, MiB".
-std::vector<v1::Gpu> GpusFromTool() {
-  std::vector<v1::Gpu> gpus;
-  FILE* const output = popen(
-      "nvidia-smi --query-gpu=uuid,name,memory.total --format=csv,noheader,nounits 2>/dev/null",
-      "r");
-  if (output == nullptr) return gpus;
-  char line[256];
-  while (std::fgets(line, sizeof(line), output) != nullptr) {
-    const std::vector<std::string> cells = absl::StrSplit(line, ',');
-    uint64_t mebibytes = 0;
-    if (cells.size() != 3 || !absl::SimpleAtoi(Strip(cells[2]), &mebibytes)) continue;
-    v1::Gpu& gpu = gpus.emplace_back();
-    gpu.set_uuid(Strip(cells[0]));
-    gpu.set_model(Strip(cells[1]));
-    gpu.set_memory_bytes(mebibytes << 20);
-  }
-  pclose(output);
-  return gpus;
 }
 
 std::vector<v1::Gpu> GpusFromDriver(const std::string& root) {
@@ -169,12 +147,24 @@ v1::NodeInventory TakeInventory(const InventoryOptions& options) {
   inventory.set_memory_bytes(MemoryBytes(options.root));
   inventory.set_address(options.address);
   inventory.set_topology_domain(options.topology_domain);
-  // Another root is a test's: this machine's tool knows nothing of it.
-  std::vector<v1::Gpu> gpus = options.root.empty() ? GpusFromTool() : std::vector<v1::Gpu>();
-  if (gpus.empty()) gpus = GpusFromDriver(options.root);
+  const std::vector<v1::Gpu> gpus =
+      options.gpus.empty() ? GpusFromDriver(options.root) : options.gpus;
   for (const v1::Gpu& gpu : VisibleGpus(gpus, options.visible_gpus)) *inventory.add_gpus() = gpu;
   const uint32_t default_trainers = std::max(1u, static_cast<uint32_t>(inventory.gpus_size()));
   inventory.set_trainers(options.trainers == 0 ? default_trainers : options.trainers);
+  return inventory;
+}
+
+v1::NodeInventory WithFaults(v1::NodeInventory inventory,
+                             const std::map<std::string, std::string>& faults) {
+  const uint32_t slots = inventory.trainers();
+  for (uint32_t i = 0; i < static_cast<uint32_t>(inventory.gpus_size()); ++i) {
+    v1::Gpu& gpu = *inventory.mutable_gpus(static_cast<int>(i));
+    const auto fault = faults.find(gpu.uuid());
+    if (fault == faults.end()) continue;
+    gpu.set_fault(fault->second);
+    if (i < slots) inventory.set_trainers(inventory.trainers() - 1);
+  }
   return inventory;
 }
 

@@ -1,4 +1,4 @@
-// As which user of this machine a job's trainers run (--run-as).
+// The user of this machine as whom a job's trainers run (--run-as).
 #pragma once
 
 #include <sys/types.h>

@@ -36,9 +36,13 @@ class RecordingConnection : public TrainerConnection {
 // Two slots, six cores. Attempts have their token's number.
 class SupervisedTest : public ::testing::Test {
  protected:
-  SupervisedTest() { TrainersDo(""); }
+  // `gpus`: of the slots; none: they run on the CPU.
+  explicit SupervisedTest(std::vector<std::string> gpus = {}) : gpus_(std::move(gpus)) {
+    TrainersDo("");
+  }
 
-  // Of trainers started from here on: `script` once they have said where they are; then they stay.
+  // Trainers that start from here on run `script` once they have said where they are; then they
+  // stay.
   void TrainersDo(const std::string& script) {
     std::ofstream(binary_) << "#!/bin/sh\necho $$ >pid.new\nmv pid.new pid\n"
                            << script << "\nexec sleep 600\n";
@@ -159,6 +163,7 @@ class SupervisedTest : public ::testing::Test {
     }
   }
 
+  const std::vector<std::string> gpus_;
   const TempDir dir_;
   const std::string binary_ = dir_.File("trainer");
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(100);
@@ -171,7 +176,7 @@ class SupervisedTest : public ::testing::Test {
   Supervisor supervisor_{{.trainer_binary = binary_,
                           .slots = 2,
                           .cores = 6,
-                          .gpus = {},
+                          .gpus = gpus_,
                           .listen_host = "10.0.0.7",
                           .tls = {},
                           .allowed_paths = {}},

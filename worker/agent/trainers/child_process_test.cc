@@ -118,7 +118,7 @@ TEST_F(ProcessTest, TheFolderStaysLockedWhileATrainerLives) {
         std::string(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).status().message()),
         HasSubstr("belongs to a running ringleader-worker"));
   }
-  // As if the worker that wrote the file were dead.
+  // The file now looks as if the worker that wrote it were dead.
   std::ofstream(dir_.File("data/lock")) << "";
   EXPECT_THAT(
       std::string(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).status().message()),

@@ -25,7 +25,7 @@ class HangTest : public testing::SupervisedTest {
       ExpectNothing();
     }
   }
-  // At `now_` rank `rank` is killed, alone, with this reason.
+  // Expects that rank `rank` alone is killed at `now_`, with this reason.
   void ExpectBlamed(uint32_t rank, const std::string& reason) {
     const v1::TrainerExited exited = NextExit();
     EXPECT_EQ(exited.rank(), rank);

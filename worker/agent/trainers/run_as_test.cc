@@ -45,7 +45,7 @@ std::string Complaint(const std::vector<std::string>& flags) {
 }
 
 TEST(RunAsTest, OnlyRootMay) {
-  // In a process of its own, which gives its rights up.
+  // A process of its own gives its rights up.
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {

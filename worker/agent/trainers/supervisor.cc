@@ -148,10 +148,12 @@ absl::Status Supervisor::Start(const v1::Command& command) {
         std::count_if(attempt.trainers.begin(), attempt.trainers.end(),
                       [](const Trainer& trainer) { return !trainer.reported; }));
   }
-  if (start.trainers() + taken > options_.slots) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("%d of %d trainers are taken, and %d were asked for", taken, options_.slots,
-                        start.trainers()));
+  uint32_t slots = 0;
+  for (uint32_t slot = 0; slot < options_.slots; ++slot) slots += FaultOfSlot(slot).empty();
+  if (start.trainers() + taken > slots) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%d of %d trainers are taken%s, and %d were asked for", taken, slots,
+        slots == options_.slots ? "" : " (a GPU is out of order)", start.trainers()));
   }
   Attempt& attempt = attempts_[command.fencing_token()];
   attempt.start = command;
@@ -225,8 +227,14 @@ uint32_t Supervisor::FreeSlot() const {
     }
   }
   uint32_t slot = 0;
-  while (taken.contains(slot)) ++slot;
+  while (taken.contains(slot) || !FaultOfSlot(slot).empty()) ++slot;
   return slot;
+}
+
+std::string Supervisor::FaultOfSlot(uint32_t slot) const {
+  if (slot >= options_.gpus.size()) return "";
+  const auto fault = gpu_faults_.find(options_.gpus[slot]);
+  return fault == gpu_faults_.end() ? "" : fault->second;
 }
 
 void Supervisor::Spawn(Attempt& attempt) {

@@ -72,6 +72,9 @@ class Supervisor {
   void StopAll(const std::string& reason, absl::Duration grace, absl::Time now);
   void RefuseStarts(const std::string& why) { refusing_ = why; }
   void KillAll(const std::string& reason);
+  // {UUID, why} of the GPUs that take no trainers from now on: neither do their slots. What runs
+  // there goes on.
+  void SetFaults(std::map<std::string, std::string> faults) { gpu_faults_ = std::move(faults); }
 
   bool idle() const { return attempts_.empty(); }
   // What is alive. Thread-safe.
@@ -97,6 +100,8 @@ class Supervisor {
   absl::Status SpawnTrainer(Attempt& attempt, Trainer& trainer);
   void ReadOutput(const Attempt& attempt, const Trainer& trainer, int fd, bool is_stderr);
   uint32_t FreeSlot() const;
+  // Why the slot takes no trainer; empty: it takes one.
+  std::string FaultOfSlot(uint32_t slot) const;
 
   void OnHello(const std::shared_ptr<TrainerConnection>& connection, const v1::TrainerHello& hello,
                absl::Time now);
@@ -125,7 +130,8 @@ class Supervisor {
   std::map<uint64_t, Attempt> attempts_;           // by token
   std::map<std::string, uint64_t> highest_token_;  // by job
   std::set<uint64_t> commands_seen_;
-  std::string refusing_;                           // why starts are refused; empty: they are not
+  std::string refusing_;  // why starts are refused; empty: they are not
+  std::map<std::string, std::string> gpu_faults_;
   absl::Time lease_end_ = absl::InfiniteFuture();  // boot time
 
   mutable absl::Mutex mutex_;

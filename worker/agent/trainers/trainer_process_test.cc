@@ -100,7 +100,12 @@ TEST(InventoryTest, ReadsTheDriversFiles) {
   EXPECT_EQ(inventory.gpus(0).model(), "NVIDIA H200");
   EXPECT_EQ(inventory.trainers(), 2);  // one a GPU
 
-  // As CUDA sees them: by number or by UUID, and nothing after one that is not there.
+  // What NVML lists counts, where there is NVML.
+  v1::Gpu listed;
+  listed.set_uuid("GPU-listed");
+  EXPECT_EQ(TakeInventory({.gpus = {listed}, .root = root.path()}).gpus(0).uuid(), "GPU-listed");
+
+  // CUDA sees them by number or by UUID, and nothing after one that is not there.
   const auto first = [&](const char* visible) {
     const auto seen = TakeInventory({.visible_gpus = visible, .root = root.path()});
     return absl::StrCat(seen.gpus_size(), " ", seen.gpus().empty() ? "" : seen.gpus(0).uuid());

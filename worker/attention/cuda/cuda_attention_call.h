@@ -52,7 +52,7 @@ class CudaCall : public AttentionCall {
   absl::Status Candidates(const patterns::VerticalSlash& work) override;
   absl::Status Select(const patterns::VerticalSlash& work, const LayerIndex& index) override;
   absl::Status AdaptBudgets(const patterns::VerticalSlash& work) override;
-  // On the device; recall is that of all estimate queries.
+  // Counts on the device; recall is that of all estimate queries.
   absl::Status CountSelection(const patterns::VerticalSlash& work,
                               const LayerIndex& index) override;
   absl::Status Run(const kernels::BlockStep& step) override;

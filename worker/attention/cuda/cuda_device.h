@@ -52,7 +52,7 @@ class CudaAttentionDevice : public AttentionDevice {
     std::shared_ptr<void> data;
     size_t bytes = 0;
   };
-  // At least `bytes` of it, for transfers of `channels`.
+  // Makes room for at least `bytes`, for transfers of `channels`.
   void* Reserve(RingMemory& memory, size_t bytes, std::span<const comm::Channel> channels);
 
   const Options options_;

@@ -108,6 +108,43 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
   }
 }
 
+// Rows of the choice that ranks made are those of one rank.
+TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
+  for (patterns::AttentionOptions options :
+       {patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK, .block_size = 128},
+        {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
+        {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
+    options.tile = kTile;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
+      const RankResult one = Run(options, 1, {}, documents)[0];
+      EXPECT_LT(one.stats.layers.at(1).density, 0.9);
+      EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
+      const auto words = static_cast<int64_t>(one.index.chosen.size()) / (kHeads * kTokens / kTile);
+      for (const LayoutKind layout :
+           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+        patterns::AttentionOptions dealt = options;
+        dealt.layout = layout;
+        dealt.ring.inner = 4;
+        uint64_t tiles = 0;
+        const std::vector<RankResult> results = Run(dealt, 4, {}, documents);
+        for (int rank = 0; rank < 4; ++rank) {
+          const ShardLayout of_rank{
+              .kind = layout, .ranks = 4, .rank = rank, .stripe = kTile, .tokens = kTokens};
+          const int64_t local_tiles = kTokens / 4 / kTile;
+          for (int64_t i = 0; i < kHeads * local_tiles * words; ++i) {
+            const int64_t row = i / words / local_tiles * (kTokens / kTile) +
+                                of_rank.Position(i / words % local_tiles * kTile) / kTile;
+            ASSERT_EQ(results[rank].index.chosen.at(i),
+                      one.index.chosen.at(row * words + i % words));
+          }
+          tiles += results[rank].stats.layers.at(1).TotalTiles();
+        }
+        EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
+      }
+    }
+  }
+}
+
 // A share is what is visited, at any length, but for what is always kept: the main diagonal here,
 // and one element that crosses.
 TEST_F(AttentionEngineTest, AShareOfTheTilesIsKeptTo) {
@@ -345,10 +382,11 @@ TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
   const patterns::EstimateQueries two = choose(100, 4, {0, 50});
   EXPECT_EQ(two.positions, (Positions{47, 48, 98, 99}));
   EXPECT_EQ(two.starts, (Positions{0, 0, 50, 50}));
-  // By its tokens the document of two has no share; it gets a query where there are enough for all.
+  // The document of two tokens has no share by its size; it gets a query where there are enough for
+  // all.
   EXPECT_EQ(choose(100, 4, {0, 50, 52}).positions, (Positions{48, 50, 98, 99}));
   EXPECT_EQ(choose(100, 2, {0, 50, 52}).positions, (Positions{48, 99}));
-  // As many queries as tokens: all of them.
+  // There are as many queries as tokens: all are chosen.
   EXPECT_EQ(choose(6, 6, {0, 1, 4}).positions, (Positions{0, 1, 2, 3, 4, 5}));
   for (int64_t count = 1; count <= 64; ++count) {
     const patterns::EstimateQueries many = choose(64, count, {0, 1, 2, 3, 30, 31, 63});
@@ -385,7 +423,7 @@ TEST(EstimateQueriesTest, SpreadQueriesLieInAllPartsOfTheSequence) {
     EXPECT_EQ(many.starts[e], *(after - 1));
     EXPECT_FALSE(std::binary_search(firsts.begin(), firsts.end(), many.positions[e] + 1));
   }
-  // As many queries as tokens: each once.
+  // There are as many queries as tokens: each is chosen once.
   const std::vector<int64_t> all = choose(64, 256, {0, 1, 2, 30}).positions;
   EXPECT_EQ(std::set<int64_t>(all.begin(), all.end()).size(), all.size());
 }

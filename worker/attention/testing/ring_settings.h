@@ -15,7 +15,7 @@ struct RingSetting {
   ring::RingShape ring;
 };
 
-// As a parameterised test's name: "StripedHierarchical2x2".
+// The setting in a parameterised test's name: "StripedHierarchical2x2".
 inline std::string NameOf(const RingSetting& setting) {
   const char* const layouts[] = {"Contiguous", "Zigzag", "Striped"};
   const char* const kinds[] = {"Flat", "Hierarchical", "AllGather"};

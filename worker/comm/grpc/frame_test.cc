@@ -55,7 +55,7 @@ TEST(FrameTest, APayloadIsTheAskedPartOfTheTransfer) {
   header.set_total_bytes(10);
   ASSERT_TRUE(transfer->Claim());
   grpc::ByteBuffer buffer = EncodeFrame(header, transfer, 2, 5);
-  // As protobuf would have written it.
+  // Protobuf reads what was written by hand.
   v1::Frame whole;
   ASSERT_TRUE(whole.ParseFromString(BytesOf(buffer)));
   EXPECT_EQ(whole.payload(), "23456");

@@ -159,7 +159,8 @@ TEST(GrpcCommunicatorTest, RefusesAnotherFencingTokenProtocolVersionOrRank) {
   };
   v1::Frame hello;
   hello.set_sender(1);
-  // Of an attempt before this one, or after it: a rank that was replaced learns so here.
+  // The token is of an attempt before this one, or after it: a rank that was replaced learns so
+  // here.
   for (const uint64_t token : {uint64_t{0}, kToken - 1, kToken + 1}) {
     hello.set_fencing_token(token);
     EXPECT_EQ(answer_to(hello), grpc::StatusCode::PERMISSION_DENIED) << token;

@@ -294,7 +294,7 @@ absl::StatusOr<DeviceTransfer> NcclCommunicator::SendReceive(Channel channel, co
   if (to_self) return Copy(operation, send, receive, after);
   const NcclLibrary& nccl = session_->nccl();
   return Enqueue(operation, after, [&](ncclComm_t comm, cudaStream_t stream) {
-    // As a group, so that neither direction waits for the other.
+    // Both directions are one group, so that neither waits for the other.
     ncclResult_t result = nccl.group_start();
     if (result == ncclSuccess && to >= 0) {
       result = nccl.send(send, send_bytes, ncclUint8, to, comm, stream);

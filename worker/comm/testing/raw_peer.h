@@ -28,7 +28,7 @@ class RawPeer : private v1::PeerExchange::Service {
     explicit Line(v1::PeerExchange::Stub& stub) : writer_(stub.Stream(&context_, &end_)) {}
     ~Line() { context_.TryCancel(); }
     bool Write(const v1::Frame& frame) { return writer_->Write(frame); }
-    // As a message's only frame, or one of several.
+    // Sends a message's only frame, or one of several.
     void Send(uint64_t sequence, const std::string& payload) {
       Send(sequence, payload, payload.size());
     }
@@ -48,7 +48,7 @@ class RawPeer : private v1::PeerExchange::Service {
 
   // Rank 0, connected with this peer.
   std::unique_ptr<Communicator> Connect();
-  // From Connect on.
+  // Known once Connect() was called.
   const std::string& address_of_rank_0() const { return address_of_rank_0_; }
 
   // What this peer says first on a stream, and a stream on which it has said so.

@@ -145,7 +145,7 @@ class CpuTokenOps : public TokenOps {
     const int64_t inner = d_activation.size(1);
     float* const gate = gate_up.mutable_data_ptr<float>();
     float* const d_out = d_activation.mutable_data_ptr<float>();
-    // In place: every element is read before its results are written.
+    // This may run in place: every element is read before its results are written.
     ForBlocks(pool_, gate_up.size(0), [&](int64_t /*block*/, int64_t first, int64_t count) {
       float* const row = gate + first * 2 * inner;
       reference::SwigluBackward({.gate = row,

@@ -46,7 +46,7 @@ class Decoder::Pass {
                             config_.rms_norm_epsilon);
   }
 
-  // With `gradient`, the hidden states' gradient takes their place.
+  // If `gradient` is set, the hidden states' gradient takes their place.
   TokenScores Score(const Tensor& hidden, bool gradient) {
     const Tensor head = View(Head(), HeadBlock(), -1);
     const Tensor d_head =

@@ -32,7 +32,7 @@ struct LossSum {
   double tokens = 0;  // with a label
 };
 
-// Of a rank's tokens of one sequence, in its local order: [n] each.
+// What a rank's tokens of one sequence score, in its local order: [n] each.
 struct RankScores {
   std::vector<float> losses;   // 0 without a label
   std::vector<uint8_t> right;  // 1: the label's logit is larger than every other
@@ -74,9 +74,9 @@ class StepEngine {
   // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
   void BeginStep();
   absl::Status ForwardBackward(const data::LocalSequence& sequence, bool is_last);
-  // In place of a forward and backward, where other ranks have more micro-batches than this one:
-  // ranks gather parameters and sum the gradients of each micro-batch together or, of a step's all,
-  // in the last.
+  // Stands in for a forward and backward where other ranks have more micro-batches than this one:
+  // ranks gather parameters and sum the gradients of each micro-batch together or, where they sum
+  // once a step, those of the last alone.
   void PassMicroBatch();
   bool sums_once_a_step() const { return optimizer_->sums_once_a_step(); }
   absl::StatusOr<StepUpdate> Update(double learning_rate);
@@ -128,7 +128,7 @@ class StepEngine {
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<model::Decoder> decoder_;
 
-  // Of the step's micro-batches so far: the sum of losses, a scalar on the device, and how many
+  // Over the step's micro-batches so far: the sum of losses, a scalar on the device, and how many
   // labels it sums.
   torch::Tensor loss_sum_;
   int64_t labels_ = 0;

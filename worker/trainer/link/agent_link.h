@@ -61,7 +61,7 @@ class AgentLink : public Host {
   absl::StatusOr<Assignment> WaitForAssignment();
   absl::StatusOr<Peers> ReportReady(const std::string& address);
 
-  // As if the worker had asked for a checkpoint and the end: SIGTERM.
+  // Acts as if the worker had asked for a checkpoint and the end, which is what SIGTERM asks.
   void RequestStop(const std::string& reason);
 
   void ReportResult(const Result& result);

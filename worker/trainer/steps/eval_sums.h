@@ -18,7 +18,7 @@ class EvalSums {
 
   // This rank's tokens of one sequence.
   void Add(const data::LocalSequence& sequence, const RankScores& scores);
-  // To be summed over ranks.
+  // What ranks sum.
   std::vector<double>& sums() { return sums_; }
   // Means; the loss is NaN where no token has a label. Tasks that were not asked have a loss of 0.
   EvalOutcome Outcome() const;

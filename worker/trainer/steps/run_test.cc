@@ -106,7 +106,7 @@ TEST_F(RunTest, AStepsRecordCountsWhatAllRanksDid) {
       EXPECT_EQ(host.steps[0].tokens, 2u * kTinySequence);
       EXPECT_EQ(host.steps[0].plan_version, 1u);
       EXPECT_FALSE(host.steps[0].skipped);
-      // Of 257 values, before anything is learnt.
+      // Before anything is learnt, all of 257 values are as likely.
       EXPECT_NEAR(host.steps[0].loss, std::log(257.0), 0.1);
       EXPECT_EQ(Losses(host), Losses(hosts_[0]));
     }
@@ -142,7 +142,7 @@ TEST_F(RunTest, EvaluatesBeforeTheFirstStepEverySoOftenAndAtTheEnd) {
   EXPECT_TRUE(hosts_[1].evals.empty());
   EXPECT_GT(hosts_[0].evals[0].outcome.tokens, kTinySequence);
   EXPECT_LE(hosts_[0].evals[0].outcome.tokens, 2u * kTinySequence);
-  // What an evaluation took stands in the step behind it, and what it visited in none.
+  // What an evaluation took stands in the step after it, and what it visited in none.
   const std::vector<StepRecord>& steps = hosts_[0].steps;
   for (const StepRecord& step : steps) {
     EXPECT_EQ(step.phases.evaluation > 0, step.step == 1 || step.step == 3 || step.step == 5)

@@ -36,7 +36,7 @@ class RecordingHost : public Host {
   std::function<void(RecordingHost&, const StepRecord&)> on_step = [](auto&, const auto&) {};
   bool stop = false;
   uint32_t profile_steps = 0;
-  // As they travel between ranks: a plan is what ParsePlan makes of `plan_bytes`.
+  // Plans as they travel between ranks: a plan is what ParsePlan makes of `plan_bytes`.
   std::string plan_bytes;
   std::map<std::string, Plan> plans = {};
 

@@ -13,7 +13,7 @@ namespace ringleader::trainer::testing {
 // 6 steps of 2 sequences, vertical-slash attention, a checkpoint every 2 steps.
 v1::JobSpec TinyJob(const std::string& directory, int context, int data = 1);
 
-// As the planner would: a flat ring, stripes of one tile.
+// The plan that the planner would make: a flat ring, stripes of one tile.
 v1::StepPlan TinyPlan(const v1::JobSpec& spec);
 
 }  // namespace ringleader::trainer::testing

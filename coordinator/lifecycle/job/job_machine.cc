@@ -1,4 +1,4 @@
-#include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/job/job_machine.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -35,6 +35,17 @@ absl::Status NotAllowed(const Job& job, const std::string& what, const std::stri
 
 bool Dead(const RankStatus& rank) {
   return rank.state() >= RankStatus::COMPLETED;
+}
+
+bool Holds(const v1::Placement& placement, int64_t rank) {
+  return rank >= placement.first_rank() &&
+         rank < int64_t{placement.first_rank()} + placement.trainers();
+}
+
+const v1::Placement* PlacementOn(const v1::Attempt& attempt, std::string_view node) {
+  const auto found = std::find_if(attempt.placements().begin(), attempt.placements().end(),
+                                  [&](const auto& p) { return p.node() == node; });
+  return found == attempt.placements().end() ? nullptr : &*found;
 }
 
 std::string CheckpointFolder(const v1::JobSpec& spec) {
@@ -98,9 +109,7 @@ bool JobMachine::RunsOn(const v1::Placement& placement) const {
 
 const v1::Placement* JobMachine::PlacementOf(uint32_t rank) const {
   for (const v1::Placement& placement : attempt()->placements()) {
-    if (rank >= placement.first_rank() && rank - placement.first_rank() < placement.trainers()) {
-      return &placement;
-    }
+    if (Holds(placement, rank)) return &placement;
   }
   return nullptr;
 }

@@ -1,4 +1,4 @@
-#include "coordinator/lifecycle/step_merger.h"
+#include "coordinator/lifecycle/job/step_merger.h"
 
 #include <algorithm>
 #include <numeric>

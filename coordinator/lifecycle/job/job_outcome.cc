@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/back_off.h"
-#include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/job/job_machine.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 

@@ -13,16 +13,18 @@
 // after which the worker has killed it by itself.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "coordinator/lifecycle/options.h"
-#include "coordinator/lifecycle/step_merger.h"
+#include "coordinator/lifecycle/job/options.h"
+#include "coordinator/lifecycle/job/step_merger.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/plan.pb.h"
 #include "ringleader/v1/worker_control.pb.h"
@@ -34,6 +36,10 @@ std::string CheckpointFolder(const v1::JobSpec& spec);
 
 // A process that runs no longer, or never will.
 bool Dead(const v1::RankStatus& rank);
+
+bool Holds(const v1::Placement& placement, int64_t rank);
+// The attempt's part on "nodes/{id}"; null if it has none there.
+const v1::Placement* PlacementOn(const v1::Attempt& attempt, std::string_view node);
 
 struct Effects {
   struct NodeCommand {

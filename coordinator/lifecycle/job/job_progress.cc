@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/job/job_machine.h"
 
 namespace ringleader::lifecycle {
 namespace {

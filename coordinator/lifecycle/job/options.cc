@@ -1,4 +1,4 @@
-#include "coordinator/lifecycle/options.h"
+#include "coordinator/lifecycle/job/options.h"
 
 #include <CLI/CLI.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-#include "coordinator/lifecycle/job_machine.h"
+#include "coordinator/lifecycle/job/job_machine.h"
 
 #include "coordinator/lifecycle/testing/machine_test.h"
 

@@ -1,0 +1,185 @@
+// Where attempts run and by which plan: slots, the queue, plans that are made elsewhere and come
+// back.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "coordinator/lifecycle/controller_core.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "proto/timestamps.h"
+
+namespace ringleader::lifecycle {
+namespace {
+
+// Plans that are made at the same time: each holds a copy of its job's specification.
+constexpr size_t kMaxPlanning = 32;
+
+}  // namespace
+
+void ControllerCore::CountTrainers() {
+  for (auto& [id, record] : nodes_) {
+    record.trainers_in_use = record.reserved = 0;
+    record.jobs.clear();
+  }
+  for (const auto& [id, planning] : planning_) {
+    for (const v1::Placement& placement : planning.placements) {
+      const auto node = nodes_.find(NodeId(placement.node()));
+      if (node != nodes_.end()) node->second.reserved += placement.trainers();
+    }
+  }
+  for (const auto& [id, machine] : machines_) {
+    const v1::Attempt* attempt = machine->attempt();
+    if (attempt == nullptr) continue;
+    for (const v1::Placement& placement : attempt->placements()) {
+      const auto node = nodes_.find(NodeId(placement.node()));
+      if (node == nodes_.end()) continue;
+      uint32_t alive = 0;
+      for (uint32_t i = 0; i < placement.trainers(); ++i) {
+        if (!Dead(attempt->ranks(static_cast<int>(placement.first_rank() + i)))) ++alive;
+      }
+      if (alive == 0) continue;
+      node->second.trainers_in_use += alive;
+      node->second.jobs.push_back(machine->job().name());
+    }
+  }
+}
+
+std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
+  std::vector<scheduler::NodeSlots> slots;
+  for (const auto& [id, record] : nodes_) slots.push_back(record.Slots());
+  return slots;
+}
+
+void ControllerCore::Schedule() {
+  schedule_due_ = false;
+  std::erase_if(planning_, [&](const auto& entry) {
+    return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
+  });
+  CountTrainers();
+  std::vector<scheduler::Request> waiting;
+  for (const auto& [id, machine] : machines_) {
+    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
+      waiting.push_back(scheduler::MakeRequest(machine->job()));
+      waiting.back().avoid = machine->AvoidedNodes();
+    }
+  }
+  if (waiting.empty()) return;
+  for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
+    JobMachine& machine = *Find(decision.id);
+    if (decision.placements.empty()) {
+      machine.Wait(decision.pending_reason);
+    } else if (*plans_under_way_ >= kMaxPlanning) {
+      machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
+                                   plans_under_way_->load()));
+    } else {
+      BeginPlanning(machine, decision.placements);
+    }
+  }
+  CountTrainers();
+}
+
+std::vector<v1::NodeInventory> ControllerCore::Inventories(
+    const std::vector<v1::Placement>& placements) const {
+  std::vector<v1::NodeInventory> inventories;
+  for (const v1::Placement& placement : placements) {
+    const auto node = nodes_.find(NodeId(placement.node()));
+    inventories.push_back(node == nodes_.end() ? v1::NodeInventory()
+                                               : node->second.node.inventory());
+  }
+  return inventories;
+}
+
+void ControllerCore::BeginPlanning(JobMachine& machine,
+                                   const std::vector<v1::Placement>& placements) {
+  const std::string& id = machine.job().spec().name();
+  const uint64_t ticket = ++last_ticket_;
+  Planning& planning = planning_[id];
+  planning = {.ticket = ticket,
+              .placements = placements,
+              .nodes = Inventories(placements),
+              .is_overtaken = std::make_shared<std::atomic<bool>>(false)};
+  machine.Wait(absl::StrFormat(
+      "planning how to run on %s%s", placements.front().node(),
+      placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
+  PlanRequest request = {.spec = machine.job().spec(),
+                         .placements = placements,
+                         .nodes = planning.nodes,
+                         .is_overtaken = planning.is_overtaken};
+  if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
+  ++*plans_under_way_;
+  plans_->Plan(std::move(request), [on_made = on_made_, under_way = plans_under_way_, id,
+                                    ticket](absl::StatusOr<MadePlan> made) {
+    --*under_way;
+    on_made(id, ticket, std::move(made));
+  });
+}
+
+bool ControllerCore::Stands(const std::string& job, const Planning& planning) {
+  const JobMachine* const machine = Find(job);
+  if (machine == nullptr || machine->job().state() != v1::Job::PENDING) return false;
+  for (size_t i = 0; i < planning.placements.size(); ++i) {
+    const auto node = nodes_.find(NodeId(planning.placements[i].node()));
+    if (node == nodes_.end() || !node->second.TakesTrainers()) return false;
+    if (!google::protobuf::util::MessageDifferencer::Equals(node->second.node.inventory(),
+                                                            planning.nodes[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, const std::string& job,
+                                       uint64_t ticket, const absl::StatusOr<MadePlan>& made,
+                                       absl::Time now) {
+  schedule_due_ = true;
+  const auto found = planning_.find(job);
+  if (found == planning_.end() || found->second.ticket != ticket) return absl::OkStatus();
+  const Planning planning = std::move(found->second);
+  planning_.erase(found);
+  if (!Stands(job, planning)) return absl::OkStatus();
+  JobMachine& machine = *Find(job);
+  if (!made.ok()) {
+    machine.Reject(absl::StrCat("no plan: ", std::string(made.status().message())), now);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const uint64_t token, transaction.Next(store::Counter::kFencingToken));
+  if (!machine.job().has_model_shape()) {
+    *machine.mutable_job()->mutable_model_shape() = made->shape;
+  }
+  machine.Place(planning.placements, made->plan, token, now);
+  plans_->Started(machine.job(), made->plan, planning.nodes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PlanRequest> ControllerCore::PreparePreview(const v1::JobSpec& spec,
+                                                           std::string* pending_reason) const {
+  RETURN_IF_ERROR(CheckDirectory(spec));
+  v1::Job job;
+  *job.mutable_spec() = spec;
+  // It comes after everything that waits already.
+  SetTime(absl::InfiniteFuture(), job.mutable_create_time());
+  std::vector<scheduler::Request> waiting = {scheduler::MakeRequest(job)};
+  waiting.back().id.clear();  // not the waiting job of the same name, if there is one
+  for (const auto& [id, machine] : machines_) {
+    if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
+      waiting.push_back(scheduler::MakeRequest(machine->job()));
+    }
+  }
+  PlanRequest request = {.spec = spec, .is_preview = true};
+  for (scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
+    if (!decision.id.empty()) continue;
+    request.placements = std::move(decision.placements);
+    *pending_reason = std::move(decision.pending_reason);
+  }
+  if (request.placements.empty()) {  // as if one node had room for all
+    v1::Placement& placement = request.placements.emplace_back();
+    placement.set_node("nodes/any");
+    placement.set_trainers(spec.resources().trainers());
+  }
+  request.nodes = Inventories(request.placements);
+  return request;
+}
+
+}  // namespace ringleader::lifecycle

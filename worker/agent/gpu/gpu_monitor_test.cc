@@ -1,0 +1,196 @@
+// GPUs through NVML, with a library of the tests in the driver's place.
+#include "worker/agent/gpu/gpu_monitor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "worker/agent/gpu/gpu_metrics.h"
+#include "worker/agent/gpu/testing/fake_driver.h"
+#include "worker/agent/node/inventory.h"
+
+namespace ringleader::agent {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeDriver;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::Pair;
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+GpuMonitorOptions With(const char* library) {
+  return {.library = library, .interval = absl::Milliseconds(20)};
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (!condition()) {
+    if (absl::Now() > deadline) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
+std::string PageOf(const GpuMonitor& monitor) {
+  std::ostringstream page;
+  prometheus::TextSerializer().Serialize(page, GpuMetrics(&monitor).Collect());
+  return page.str();
+}
+
+TEST(NvmlTest, AMachineWithoutADriverHasNoGpus) {
+  EXPECT_TRUE(absl::IsNotFound(Nvml::Open("libnvidia-ml-that-is-not-there.so.1").status()));
+  const GpuMonitor monitor(With("libnvidia-ml-that-is-not-there.so.1"));
+  EXPECT_THAT(monitor.List(kPatience), IsEmpty());
+  EXPECT_THAT(monitor.Faults(), IsEmpty());
+  EXPECT_EQ(PageOf(monitor), "");
+}
+
+TEST(NvmlTest, NamesTheFunctionThatIsMissingOrFails) {
+  FakeDriver driver("gpus 2");
+  const absl::Status missing = Nvml::Open(FAKE_NVML_WITHOUT_REQUIRED).status();
+  EXPECT_TRUE(absl::IsUnavailable(missing)) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("has no nvmlDeviceGetCount_v2"));
+  EXPECT_THAT(GpuMonitor(With(FAKE_NVML_WITHOUT_REQUIRED)).List(kPatience), IsEmpty());
+
+  for (const char* function :
+       {"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo"}) {
+    driver.Say(absl::StrCat("gpus 2\nfail ", function, " 3"));
+    const absl::Status failed = Nvml::Open(FAKE_NVML).status();
+    EXPECT_TRUE(absl::IsUnavailable(failed)) << failed;
+    EXPECT_EQ(failed.message(), absl::StrCat(function, ": Not Supported"));
+  }
+}
+
+TEST(GpuMonitorTest, ListsAndSamplesGpus) {
+  FakeDriver driver("gpus 2");
+  const GpuMonitor monitor(With(FAKE_NVML));
+  const std::vector<v1::Gpu> gpus = monitor.List(kPatience);
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_EQ(gpus[1].uuid(), "GPU-fake-1");
+  EXPECT_EQ(gpus[1].model(), "NVIDIA Fake");
+  EXPECT_EQ(gpus[1].memory_bytes(), uint64_t{80} << 30);
+  const std::string page = PageOf(monitor);
+  const std::string gpu = R"({gpu="1",uuid="GPU-fake-1")";
+  for (const std::string& line :
+       {absl::StrCat("healthy", gpu, "} 1"), absl::StrCat("utilization_ratio", gpu, "} 0.97"),
+        absl::StrCat("memory_used_bytes", gpu, "} 21474836480"),
+        absl::StrCat("power_watts", gpu, "} 652.4"),
+        absl::StrCat("temperature_celsius", gpu, "} 61"),
+        absl::StrCat("clock_hertz", gpu, R"(,clock="sm"} 1755000000)"),
+        absl::StrCat("clock_hertz", gpu, R"(,clock="memory"} 3201000000)"),
+        absl::StrCat("throttled", gpu, R"(,reason="power_cap"} 1)"),
+        absl::StrCat("throttled", gpu, R"(,reason="hardware_thermal"} 0)"),
+        absl::StrCat("ecc_errors_total", gpu, R"(,kind="corrected"} 3)"),
+        absl::StrCat("ecc_errors_total", gpu, R"(,kind="uncorrected"} 0)")}) {
+    EXPECT_THAT(page, HasSubstr("ringleader_worker_gpu_" + line + "\n"));
+  }
+  EXPECT_THAT(page, HasSubstr("# TYPE ringleader_worker_gpu_ecc_errors_total counter"));
+  EXPECT_THAT(page, HasSubstr("ringleader_worker_gpu_sample_age_seconds "));
+}
+
+TEST(GpuMonitorTest, WhatADriverDoesNotTellIsAbsent) {
+  FakeDriver driver("gpus 1\nfail nvmlDeviceGetPowerUsage 3");
+  const GpuMonitor monitor(With(FAKE_NVML_WITHOUT_OPTIONAL));
+  ASSERT_EQ(monitor.List(kPatience).size(), 1u);
+  const std::string page = PageOf(monitor);
+  EXPECT_THAT(page, HasSubstr("gpu_utilization_ratio{"));
+  for (const char* absent : {"gpu_power_watts{", "gpu_throttled{", "gpu_ecc_errors_total{"}) {
+    EXPECT_THAT(page, Not(HasSubstr(absent)));
+  }
+  EXPECT_THAT(monitor.Faults(), IsEmpty());
+}
+
+TEST(GpuMonitorTest, UncorrectableErrorsAreFaultsUntilTheGpuIsReset) {
+  FakeDriver driver("gpus 2\nuncorrected 1 5");
+  const GpuMonitor monitor(With(FAKE_NVML));
+  // Known with the list: a worker that starts never offers such a GPU.
+  ASSERT_EQ(monitor.List(kPatience).size(), 2u);
+  EXPECT_THAT(
+      monitor.Faults(),
+      ElementsAre(Pair("GPU-fake-1", "5 uncorrectable memory errors since the driver was loaded")));
+  EXPECT_THAT(PageOf(monitor), HasSubstr(R"(gpu_healthy{gpu="1",uuid="GPU-fake-1"} 0)"));
+  EXPECT_THAT(PageOf(monitor), HasSubstr(R"(gpu_healthy{gpu="0",uuid="GPU-fake-0"} 1)"));
+  driver.Say("gpus 2");
+  EXPECT_TRUE(Eventually([&] { return monitor.Faults().empty(); }));
+}
+
+TEST(GpuMonitorTest, EveryKindOfFaultIsNamed) {
+  FakeDriver driver("gpus 2");
+  const GpuMonitor monitor(With(FAKE_NVML));
+  monitor.List(kPatience);
+  driver.Say("gpus 2\nlost 0 1\nremap_failed 1 1");
+  EXPECT_TRUE(Eventually([&] { return monitor.Faults().size() == 2; }));
+  EXPECT_THAT(monitor.Faults(),
+              ElementsAre(Pair("GPU-fake-0", HasSubstr("fallen off the bus")),
+                          Pair("GPU-fake-1", "a faulty memory row could not be replaced")));
+}
+
+TEST(GpuMonitorTest, AGpuThatWasLostBeforeIsNotOffered) {
+  FakeDriver driver("gpus 2\nlost 0 1");
+  const std::vector<v1::Gpu> gpus = GpuMonitor(With(FAKE_NVML)).List(kPatience);
+  ASSERT_EQ(gpus.size(), 1u);
+  EXPECT_EQ(gpus[0].uuid(), "GPU-fake-1");
+}
+
+TEST(GpuMonitorTest, AnXidOfTheHardwareIsAFaultAndOneOfAProgramIsNot) {
+  FakeDriver driver("gpus 2\nxid 1 79");
+  {
+    const GpuMonitor monitor(With(FAKE_NVML));
+    EXPECT_TRUE(Eventually([&] { return !monitor.Faults().empty(); }));
+    EXPECT_THAT(monitor.Faults(),
+                ElementsAre(Pair("GPU-fake-1", "XID 79: the GPU has fallen off the bus")));
+    EXPECT_THAT(PageOf(monitor),
+                HasSubstr(R"(gpu_xid_errors_total{gpu="1",uuid="GPU-fake-1",xid="79"} 1)"));
+  }
+  driver.Say("gpus 2\nxid 0 13");
+  const GpuMonitor monitor(With(FAKE_NVML));
+  EXPECT_TRUE(Eventually([&] { return PageOf(monitor).find("xid=\"13\"") != std::string::npos; }));
+  EXPECT_THAT(monitor.Faults(), IsEmpty());
+}
+
+// Whoever asks is answered at once with what was seen last; and the monitor can go.
+TEST(GpuMonitorTest, ADriverThatHangsHoldsNobodyUp) {
+  FakeDriver driver("gpus 1");
+  auto monitor = std::make_unique<GpuMonitor>(With(FAKE_NVML));
+  ASSERT_EQ(monitor->List(kPatience).size(), 1u);
+  driver.Say("gpus 1\nhang nvmlDeviceGetPowerUsage 1");
+  ASSERT_TRUE(Eventually([&] { return monitor->SampleAge() > absl::Milliseconds(500); }));
+  EXPECT_THAT(PageOf(*monitor), HasSubstr("gpu_power_watts{"));
+  EXPECT_THAT(monitor->Faults(), IsEmpty());
+  monitor.reset();
+
+  // From the first call on: there is no list, and the wait for it ends.
+  driver.Say("gpus 1\nhang nvmlInit_v2 1");
+  GpuMonitor stuck(With(FAKE_NVML));
+  EXPECT_THAT(stuck.List(absl::Milliseconds(10)), IsEmpty());
+  driver.Say("gpus 1");
+  EXPECT_EQ(stuck.List(kPatience).size(), 1u);
+}
+
+TEST(WithFaultsTest, AGpuWithAFaultTakesItsSlotAlong) {
+  v1::NodeInventory inventory;
+  inventory.set_trainers(2);
+  for (const char* uuid : {"a", "b", "c"}) inventory.add_gpus()->set_uuid(uuid);
+  const v1::NodeInventory faulty = WithFaults(inventory, {{"b", "why"}, {"elsewhere", "x"}});
+  EXPECT_EQ(faulty.trainers(), 1);
+  EXPECT_EQ(faulty.gpus(1).fault(), "why");
+  EXPECT_EQ(faulty.gpus(0).fault(), "");
+  // No slot runs on the third.
+  EXPECT_EQ(WithFaults(inventory, {{"c", "why"}}).trainers(), 2);
+}
+
+}  // namespace
+}  // namespace ringleader::agent

@@ -1,0 +1,57 @@
+// Slots whose GPU is out of order.
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <string>
+
+#include "worker/agent/testing/supervised.h"
+
+namespace ringleader::agent {
+namespace {
+
+using ::testing::HasSubstr;
+
+class GpuFaultsTest : public testing::SupervisedTest {
+ protected:
+  GpuFaultsTest() : SupervisedTest({"GPU-a", "GPU-b"}) {
+    TrainersDo("echo $CUDA_VISIBLE_DEVICES >gpu");
+  }
+
+  v1::Command StartOnGpus(uint64_t token, uint32_t trainers, const std::string& job = "job") {
+    v1::Command command = StartOf(token, trainers, job);
+    command.mutable_start()->mutable_spec()->mutable_resources()->set_engine(
+        v1::ResourcesSpec::CUDA);
+    return command;
+  }
+  // On which GPU the trainer runs, once it has said so.
+  std::string GpuOf(uint64_t token, uint32_t rank, const std::string& job = "job") {
+    std::string gpu;
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!(std::ifstream(FolderOf(token, rank, job) + "/gpu") >> gpu) && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+    return gpu;
+  }
+};
+
+TEST_F(GpuFaultsTest, TheOthersTakeTheTrainers) {
+  supervisor_.SetFaults({{"GPU-a", "XID 79"}});
+  const v1::CommandAck two = Do(StartOnGpus(7, 2));
+  EXPECT_FALSE(two.accepted());
+  EXPECT_THAT(two.message(), HasSubstr("0 of 1 trainers are taken (a GPU is out of order)"));
+  EXPECT_TRUE(Do(StartOnGpus(8, 1)).accepted());
+  EXPECT_EQ(GpuOf(8, 0), "GPU-b");
+}
+
+TEST_F(GpuFaultsTest, WhatRunsThereGoesOnAndTheSlotIsBackAfterAReset) {
+  EXPECT_TRUE(Do(StartOnGpus(7, 1, "first")).accepted());
+  EXPECT_EQ(GpuOf(7, 0, "first"), "GPU-a");
+  supervisor_.SetFaults({{"GPU-a", "XID 79"}});
+  ExpectNothing();
+  supervisor_.SetFaults({});
+  EXPECT_TRUE(Do(StartOnGpus(8, 1, "second")).accepted());
+  EXPECT_EQ(GpuOf(8, 0, "second"), "GPU-b");
+}
+
+}  // namespace
+}  // namespace ringleader::agent
