@@ -41,7 +41,10 @@ TEST(TelemetryFieldsTest, OfAStep) {
 }
 
 TEST(TelemetryFieldsTest, OfSamples) {
-  StepRecord record{.micro_batches = 3, .padding_tokens = 192, .dealt_imbalance = 1.25};
+  StepRecord record;
+  record.micro_batches = 3;
+  record.padding_tokens = 192;
+  record.dealt_imbalance = 1.25;
   record.overlong = {.documents = 90, .overlong = 7, .overlong_tokens = 80000};
   EXPECT_EQ(ToProto(record, 0).micro_batches(), 0u) << "packed";
   record.samples = 4;
