@@ -129,6 +129,33 @@ TEST_F(CliTest, ProfileSaysWhereTheTracesGo) {
   EXPECT_NE(Run({"profile", "tiny", "--steps", "0"}).code, 0);
 }
 
+TEST_F(CliTest, ReportCountsSamplesAndTheirPadding) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  EXPECT_FALSE(
+      nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out).contains("samples"));
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    for (v1::StepReport& step : *response.mutable_steps()) {
+      step.set_samples(16);
+      step.set_micro_batches(10);
+      step.set_padding_tokens(4096);
+      step.set_dealt_imbalance(1.02);
+      step.set_overlong_documents(3);
+      step.set_overlong_tokens(70000);
+    }
+  }
+  const auto json = nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out)["samples"];
+  EXPECT_EQ(json["samples"], 48.0);
+  EXPECT_EQ(json["micro_batches"], 30.0);
+  EXPECT_EQ(json["padding_tokens"], 12288.0);
+  EXPECT_EQ(json["padding_share"], 0.2);
+  EXPECT_EQ(json["overlong_documents"], 3);
+  const std::string table = Run({"report", "tiny"}).out;
+  EXPECT_THAT(table, HasSubstr("48 in 30 micro-batches"));
+  EXPECT_THAT(table, HasSubstr("12288 tokens, 20.0 %"));
+  EXPECT_THAT(table, HasSubstr("slowest 1.020 of the mean"));
+  EXPECT_THAT(table, HasSubstr("3 of 70000 tokens, split"));
+}
+
 TEST_F(CliTest, ReportSumsUpTheSteps) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   const auto json = nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out);

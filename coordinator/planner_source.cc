@@ -58,11 +58,9 @@ planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
 // another kind. Of the first two the controller asks for few at a time.
 constexpr size_t kMaxQueued = 1000, kMaxPreviews = 4;
 constexpr uint32_t kManyRanks = 1024;
-constexpr int kManyLengths = 16;
 
 bool MayTakeLong(const v1::JobSpec& spec) {
-  return spec.parallelism().context() > kManyRanks ||
-         spec.data().sequence_lengths_size() > kManyLengths;
+  return spec.parallelism().context() > kManyRanks;
 }
 
 // How long the file of a job of an earlier release may take to be read.
@@ -120,7 +118,7 @@ class PlannerSource : public lifecycle::PlanSource {
     const auto found = running_.find(job.spec().name());
     if (found == running_.end()) return std::nullopt;
     Running& running = found->second;
-    running.costs.ObserveStep(job.spec(), running.model, running.plan, merged);
+    running.costs.ObserveStep(job.spec(), running.model, merged);
     if (running.recent.size() == kRecentSteps) running.recent.erase(running.recent.begin());
     running.recent.push_back(merged);
     std::optional<v1::StepPlan> next = planner::Replan(job.spec(), running.plan, running.recent);

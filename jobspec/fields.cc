@@ -22,6 +22,8 @@ using patterns::kMaxTokens;
 constexpr When kAlways = {};
 constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
 constexpr When kStriped = {"parallelism.layout", "striped"};
+constexpr When kPacked = {"data.batching", "packed"};
+constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
 constexpr When kCuda = {"resources.engine", "cuda"};
 
@@ -45,15 +47,19 @@ constexpr Field kFieldsBeforePatterns[] = {
     {"data.eval", Need::kOptional, "", {}, kAlways,
      "Folder of held-out token shards; without it there is no evaluation.", true},
     {"data.sequence_length", Need::kRequired, "", {1, kMaxTokens}, kAlways,
-     "Tokens in one training sequence. With a context above 1 it must divide into whole tiles "
-     "for every rank (see `parallelism.layout`). A sequence is cut from a stream of documents, one "
-     "after the other (see `data.document_mask`)."},
-    {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxTokens}, kAlways,
-     "Where the sequences of a step are of unequal length: the length of each, "
-     "`training.global_batch` numbers, at most `data.sequence_length` and dividing as that does. "
-     "A shorter one is a part of a piece of `data.sequence_length` tokens. The planner deals them "
-     "to the data-parallel groups by predicted seconds."},
-    {"data.document_mask", Need::kDefault, "true", {}, kAlways,
+     "Tokens in one training sequence; with `data.batching: samples` the most in one micro-batch. "
+     "With a context above 1 it must divide into whole tiles for every rank (see "
+     "`parallelism.layout`), with `samples` into whole tiles in any case."},
+    {"data.batching", Need::kDefault, "packed", {}, kAlways,
+     "`packed`: sequences of `data.sequence_length` tokens are cut from the stream of documents. "
+     "`samples`: each document is a sample, whole; a step trains `training.global_batch` of them, "
+     "dealt to the data-parallel groups by predicted milliseconds, several short ones in one "
+     "micro-batch but kept apart ([balance.md](balance.md))."},
+    {"data.overlong", Need::kDefault, "refuse", {}, kSamples,
+     "Documents of more than `data.sequence_length` tokens: the job ends with their number "
+     "(`refuse`), each is cut into samples of at most so many (`split`), or left out (`drop`). The "
+     "log, step reports and `ringctl report` count them."},
+    {"data.document_mask", Need::kDefault, "true", {}, kPacked,
      "Whether the documents packed into one sequence are kept apart: a token attends to tokens of "
      "its own document only, as if each document were a sequence of its own. With `false` attention "
      "reaches back into earlier documents, which suits documents that belong together, such as the "

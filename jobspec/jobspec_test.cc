@@ -304,15 +304,30 @@ TEST(ValidateTest, DeterminismRulesOutWhatFollowsMeasuredTimes) {
               AllOf(HasSubstr("training.deterministic"), HasSubstr("balance_tolerance 0.1")));
 }
 
-TEST(ValidateTest, UnequalSequencesAreOneForEachOfAStep) {
-  EXPECT_EQ(Complaint({"training.global_batch=2", "data.sequence_lengths=[16384, 4096]"}), "");
-  EXPECT_EQ(Complaint({"training.global_batch=2", "data.sequence_lengths=[16384]"}),
-            "data.sequence_lengths: 1 given; give one for each sequence of a step "
-            "(training.global_batch: 2)");
-  EXPECT_EQ(Complaint({"data.sequence_lengths=[32768]"}),
-            "data.sequence_lengths: 32768 is more than data.sequence_length (16384)");
-  EXPECT_THAT(Complaint({"data.sequence_lengths=[4000]"}),
-              HasSubstr("data.sequence_lengths: 4000 does not divide by context × tile"));
+TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {
+  v1::JobSpec spec = Job({"data.batching=samples"});
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.data().overlong(), v1::DataSpec::REFUSE);
+  EXPECT_FALSE(spec.data().has_document_mask());
+  EXPECT_EQ(Complaint({"data.batching=samples", "data.overlong=split"}), "");
+  EXPECT_EQ(Complaint({"data.overlong=split"}),
+            "data.overlong: only fits data.batching: samples; remove it, or change that");
+  EXPECT_EQ(Complaint({"data.batching=samples", "data.document_mask=false"}),
+            "data.document_mask: only fits data.batching: packed; remove it, or change that");
+  EXPECT_THAT(Complaint({"data.batching=samples", "resources.trainers=1", "parallelism.context=1",
+                         "data.sequence_length=1000"}),
+              HasSubstr("1000 does not divide by attention.tile (64)"));
+}
+
+TEST(ParseTest, WhatTookThePlaceOfSequenceLengthsIsNamed) {
+  const auto parsed = ParseJobFile("data: {sequence_lengths: [4096, 1024]}", {});
+  EXPECT_THAT(std::string(parsed.status().message()),
+              AllOf(HasSubstr("job file:1: data.sequence_lengths"),
+                    HasSubstr("set data.batching: samples")));
+  EXPECT_THAT(
+      std::string(
+          ParseJobFile("name: a", {.overrides = {"data.sequence_lengths=[1]"}}).status().message()),
+      HasSubstr("set data.batching: samples"));
 }
 
 TEST(ValidateTest, SequencesDivideIntoWholeTiles) {

@@ -137,7 +137,8 @@ int32_t LocalBlocks(const AttentionOptions& options, const IndexInputs& inputs) 
 VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t tokens = inputs.layout.tokens, blocks = (tokens + options.tile - 1) / options.tile;
   const bool top_k = options.select == Select::kTopK;
-  Counts counts = CountsOf(options.budget, tokens, options.tile);
+  const int64_t content = inputs.documents == nullptr ? tokens : inputs.documents->host->content;
+  Counts counts = CountsOf(options.budget, content, options.tile);
   if (!counts.by_tiles) counts.diagonals = std::min(counts.diagonals, blocks);
   // Slots for the head that gets most, and one at least, so that no list is empty memory.
   const int64_t most = options.adapt_heads ? counts.columns + counts.columns / 2 : counts.columns;

@@ -282,13 +282,13 @@ TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
   plan->set_version(3);
   plan->set_layout(v1::ParallelismSpec::CONTIGUOUS);
   agent->SendToAll(message);
-  // So is one that leaves a sequence out.
+  // So is one whose samples weigh less the longer they are.
   plan->set_version(4);
   plan->set_layout(v1::ParallelismSpec::STRIPED);
-  plan->add_micro_batches()->add_sequences(0);
+  for (const uint64_t tokens : {100, 50}) plan->add_sample_weights()->set_tokens(tokens);
   agent->SendToAll(message);
   plan->set_version(5);
-  plan->clear_micro_batches();
+  plan->clear_sample_weights();
   agent->SendToAll(message);
   ASSERT_TRUE(agent->WaitFor(took_version(5))) << Output();
   agent->SendToAll(Stop(v1::StopTrainers::CHECKPOINT));

@@ -34,9 +34,9 @@ lifecycle::JobCheck MayChange(const Change& change) {
 absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec,
                                                       uint32_t protocol_version) const {
   if (const size_t bytes = spec.ByteSizeLong(); bytes > kMaxSpecBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "spec: ", bytes, " bytes; at most ", kMaxSpecBytes,
-        " are allowed; data.sequence_lengths and attention.dense_layers are what may be long"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec: ", bytes, " bytes; at most ", kMaxSpecBytes,
+                     " are allowed; attention.dense_layers is what may be long"));
   }
   Checked checked = {.spec = spec, .shape = {}};
   checked.spec.DiscardUnknownFields();

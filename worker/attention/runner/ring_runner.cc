@@ -46,10 +46,11 @@ absl::Status RingRunner::SetBudgets(std::span<const patterns::LayerBudget> budge
   return budgets_.Set(budgets);
 }
 
-absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
+absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
+                                      int64_t padding) {
   ASSIGN_OR_RETURN(
       std::shared_ptr<const SequenceDocuments> documents,
-      patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts));
+      patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts, padding));
   documents_ = nullptr;
   probe_ = nullptr;
   if (documents == nullptr) return absl::OkStatus();

@@ -33,7 +33,7 @@ class RingRunner {
 
   // ContextAttention's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts);
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0);
   void SetStep(uint64_t step);
   AttentionStats TakeStats();
 

@@ -68,6 +68,14 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
                                             layer.tiles_per_ring_step.end());
     out->set_column_tiles(layer.column_tiles);
   }
+  if (record.samples > 0) {
+    report.set_samples(record.samples);
+    report.set_micro_batches(record.micro_batches);
+    report.set_padding_tokens(record.padding_tokens);
+    report.set_dealt_imbalance(record.dealt_imbalance);
+    report.set_overlong_documents(record.overlong.overlong);
+    report.set_overlong_tokens(record.overlong.overlong_tokens);
+  }
   report.set_step_imbalance(StepImbalance(record.layers));
   report.set_skipped(record.skipped);
   report.set_plan_version(record.plan_version);

@@ -40,6 +40,23 @@ TEST(TelemetryFieldsTest, OfAStep) {
   EXPECT_FALSE(ToProto(record, 3).skipped());
 }
 
+TEST(TelemetryFieldsTest, OfSamples) {
+  StepRecord record;
+  record.micro_batches = 3;
+  record.padding_tokens = 192;
+  record.dealt_imbalance = 1.25;
+  record.overlong = {.documents = 90, .overlong = 7, .overlong_tokens = 80000};
+  EXPECT_EQ(ToProto(record, 0).micro_batches(), 0u) << "packed";
+  record.samples = 4;
+  const v1::StepReport report = ToProto(record, 0);
+  EXPECT_EQ(report.samples(), 4u);
+  EXPECT_EQ(report.micro_batches(), 3u);
+  EXPECT_EQ(report.padding_tokens(), 192u);
+  EXPECT_EQ(report.dealt_imbalance(), 1.25);
+  EXPECT_EQ(report.overlong_documents(), 7u);
+  EXPECT_EQ(report.overlong_tokens(), 80000u);
+}
+
 TEST(TelemetryFieldsTest, OfALayer) {
   StepRecord record;
   record.layers.resize(2);

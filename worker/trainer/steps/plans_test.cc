@@ -71,33 +71,16 @@ TEST_F(PlansTest, ANewerOneReplacesOneThatHasNotBegun) {
 }
 
 TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
-  std::vector<Plan> wrong(8, Next(2));
+  std::vector<Plan> wrong(6, Next(2));
   wrong[0].layout = kernels::LayoutKind::kContiguous;
   wrong[1].stripe = 128;
   wrong[2].ring.kind = ring::RingKind::kAllGather;
   wrong[3].ring.inner = 2;
   wrong[4].ring.outer = 2;
-  wrong[5].micro_batches = {{0}};
-  wrong[6].micro_batches = {{0, 1}, {}};
-  wrong[7].layer_budgets = {{.layer = 2, .budget = {.dense = true, .vertical_slash = {}}}};
+  wrong[5].layer_budgets = {{.layer = 2, .budget = {.dense = true, .vertical_slash = {}}}};
   for (size_t i = 0; i < wrong.size(); ++i) {
     EXPECT_THAT(Run({wrong[i]}), ElementsAre(1, 1, 1, 1, 1, 1)) << i;
   }
-}
-
-TEST_F(PlansTest, SequencesGoToTheGroupsThatAPlanNames) {
-  Plan swapped = Next(2);
-  swapped.micro_batches = {{1, 0}};
-  EXPECT_THAT(Run({swapped}), ElementsAre(1, 2, 2, 2, 2, 2));
-  const double together = hosts_[0].steps[2].loss;
-  job_ = testing::TinyTrainingJob(directory_.path().string(), 1, 2);
-  job_.checkpoint_every_steps = 0;
-  job_.eval_sequences = 0;
-  swapped.micro_batches = {{0, 1}, {}};  // the second group has none
-  EXPECT_THAT(Run({swapped}), ElementsAre(1, 2, 2, 2, 2, 2));
-  EXPECT_NEAR(hosts_[0].steps[2].loss, together, 1e-5 * together);
-  EXPECT_EQ(hosts_[0].steps[2].layers[0].calls, 2);
-  EXPECT_TRUE(hosts_[1].steps[2].layers.empty());
 }
 
 class BudgetPlansTest : public PlansTest {

@@ -117,11 +117,9 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
   others[0].name = "other";
   others[1].train_data = other_data;
   others[2].sequence_length = 256;
-  others[2].sequence_lengths = {256, 256};
   others[3].global_batch = 1;
-  others[3].sequence_lengths = {512};
   others[4].seed = 2;
-  others[5].sequence_lengths = {512, 256};
+  others[5].batching = {.samples = true, .overlong = data::Overlong::kSplit};
   // The folder's owner is asked before its checkpoints are.
   EXPECT_THAT(std::string(Run(others[0]).status().message()), HasSubstr("belongs to jobs/tiny"));
   for (size_t i = 0; i < others.size(); ++i) {
@@ -184,7 +182,6 @@ TEST_F(ResumeTest, StepsThatWereSkippedCountOnlyInARow) {
   job.eval_sequences = 0;
   job.steps = 8;
   job.global_batch = 1;
-  job.sequence_lengths = {testing::kTinySequence};
   job.max_skipped_steps = 1;
   job.checkpoint_directory = directory_.File("skipped");
   const absl::StatusOr<Outcome> outcome = Run(job);

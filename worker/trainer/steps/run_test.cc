@@ -125,7 +125,6 @@ TEST_F(RunTest, EachStepTakesTheSequencesBehindThoseOfTheStepBefore) {
   RunAnew(job);
   const std::vector<double> pairs = Losses(hosts_[0]);
   job.global_batch = 1;
-  job.sequence_lengths = {kTinySequence};
   job.steps = 4;
   job.checkpoint_directory = Path("single");
   RunAnew(job);
@@ -134,20 +133,6 @@ TEST_F(RunTest, EachStepTakesTheSequencesBehindThoseOfTheStepBefore) {
     EXPECT_NEAR(pairs.at(step), (single.at(2 * step) + single.at(2 * step + 1)) / 2, 1e-4);
   }
   EXPECT_GT(std::abs(single[1] - single[3]), 5e-4) << "one cannot be told from the other";
-}
-
-TEST_F(RunTest, SequencesMayBeOfDifferentLengths) {
-  TrainingJob job = Job(2);
-  job.sequence_lengths = {kTinySequence, kTinySequence / 4};
-  job.steps = 1;
-  RunAnew(job);
-  EXPECT_EQ(hosts_[0].steps[0].tokens, kTinySequence * 5u / 4);
-  // Dense, in tiles of 64: 8 and 2 of them a sequence, 4 heads, dealt out in stripes of one tile.
-  uint64_t tiles = 0;
-  for (const RecordingHost& host : hosts_) {
-    for (const uint64_t step : host.steps[0].layers.at(0).tiles_per_ring_step) tiles += step;
-  }
-  EXPECT_EQ(tiles, 4u * (8 * 9 / 2 + 2 * 3 / 2));
 }
 
 // The frequencies follow the length of the sequence, which no rank holds alone.
@@ -217,7 +202,8 @@ TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
   ASSERT_TRUE(held_out.ok()) << held_out.status();
   uint64_t labels = 0;
   for (uint64_t i = 0; i < held_out->sequences(); ++i) {
-    for (const int64_t label : held_out->InOrder(i, {.tokens = kTinySequence}).labels) {
+    const data::Sample sequence = held_out->InOrder(i);
+    for (const int64_t label : held_out->Read({&sequence, 1}, {.tokens = kTinySequence}).labels) {
       labels += label != data::kIgnoreLabel;
     }
   }
@@ -233,7 +219,6 @@ TEST_F(RunTest, AStepsLossIsTheMeanOverTheTokensWithALabel) {
   job.steps = 1;
   job.schedule = {.peak = 0.0, .total_steps = 1};
   job.global_batch = static_cast<uint32_t>(data->sequences());
-  job.sequence_lengths.assign(data->sequences(), kTinySequence);
   job.eval_sequences = data->sequences();
   RunAnew(job);
   const double held_out = hosts_[0].evals.at(0).outcome.loss;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "balance/dealing.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/engine/step_engine.h"
@@ -45,6 +47,12 @@ class StepLoop {
   void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
 
  private:
+  // What each group trains or scores of these sequences or samples, in micro-batches.
+  balance::Dealing Deal(std::span<const data::Sample> samples,
+                        const balance::SampleWeights& weights) const;
+  // This rank's part of a micro-batch.
+  data::LocalSequence Read(const data::Loader& loader, std::span<const data::Sample> samples,
+                           const balance::MicroBatch& batch) const;
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   absl::StatusOr<EvalOutcome> EvaluateOnce();

@@ -82,7 +82,6 @@ TrainingJob TinyTrainingJob(const std::string& directory, int context, int data)
   job.plan.stripe = job.attention.stripe;
   job.steps = 6;
   job.global_batch = 2;
-  job.sequence_lengths = {kTinySequence, kTinySequence};
   job.schedule = {.peak = 3e-3, .warmup_steps = 2, .total_steps = 6};
   job.seed = 1;
   job.eval_sequences = 2;
