@@ -22,7 +22,7 @@ packages=(
 )
 case ${1:-} in
   --package) packages+=(dpkg-dev file) ;;
-  --dev) packages+=(prometheus chromium clang-format clang-tidy python3-matplotlib python3-yaml) ;;
+  --dev) packages+=(prometheus chromium slurmctld slurmd slurm-client clang-format clang-tidy python3-matplotlib python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
   *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;

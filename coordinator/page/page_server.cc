@@ -154,7 +154,9 @@ class PageServerImpl : public PageServer {
     // What is not running yet cannot be stopped.
     const absl::Time give_up = absl::Now() + kStartPatience;
     while (!http_->is_running() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
-    return absl::OkStatus();
+    if (http_->is_running()) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("the page on ", FormatAddress(listen),
+                                               " did not begin to serve; see the log"));
   }
 
   int port() const override { return port_; }

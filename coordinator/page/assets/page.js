@@ -80,7 +80,7 @@ async function tick() {
 function show() {
   hideTip();
   const [, place, name] = location.hash.split("/");
-  if (place === "jobs" && name) view = jobView(get, tick, decodeURIComponent(name));
+  if (place === "jobs" && /^[\w.-]+$/.test(name ?? "")) view = jobView(get, tick, name);
   else if (place === "nodes") view = nodesView(get, tick);
   else view = jobsView(get, tick);
   document.title = `${view.title} · Ringleader`;
