@@ -276,6 +276,19 @@ bool Fits(const Field& field, const v1::JobSpec& spec) {
   return Holds(field.when, spec) && Holds(field.also, spec);
 }
 
+bool AnyFits(std::string_view path, const v1::JobSpec& spec) {
+  return std::ranges::any_of(
+      Fields(), [&](const Field& field) { return field.path == path && Fits(field, spec); });
+}
+
+std::string Requirements(std::string_view path) {
+  std::vector<std::string> all;
+  for (const Field& field : Fields()) {
+    if (field.path == path) all.push_back(Requirement(field));
+  }
+  return absl::StrJoin(all, ", or ");
+}
+
 std::string Requirement(const Field& field) {
   if (field.when.path.empty()) return "";
   if (field.also.path.empty()) return Describe(field.when);

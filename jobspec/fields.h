@@ -41,17 +41,22 @@ struct Field {
   When also = {};  // both must hold
 };
 
-// All fields, in the order of the job file.
+// All fields, in the order of the job file. A path that several patterns have stands in a row of
+// each, of one type and range.
 std::span<const Field> Fields();
-const Field* FindField(std::string_view path);
+const Field* FindField(std::string_view path);  // its first row
 
 // The known path nearest to `path` by edit distance, or one that ends in the same name.
 std::string NearestField(std::string_view path);
 
 // Whether the field fits `spec`, whose pattern, select, layout, schedule and engine are filled in.
 bool Fits(const Field& field, const v1::JobSpec& spec);
-// "attention.pattern: sliding_window", for messages and the reference page; "" if it always fits.
+// Whether a row of this path does.
+bool AnyFits(std::string_view path, const v1::JobSpec& spec);
+// "attention.pattern: sliding_window", for the reference page; "" if it always fits.
 std::string Requirement(const Field& field);
+// Those of all rows of a path, for messages.
+std::string Requirements(std::string_view path);
 
 // "a number more than 0, at most 1", "one of dense, sliding_window, …", "text".
 std::string DescribeType(const Field& field);

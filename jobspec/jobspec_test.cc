@@ -135,7 +135,7 @@ TEST(ParseTest, OverridesApplyInOrder) {
 }
 
 TEST(ParseTest, AnotherPatternDropsWhatFitTheOld) {
-  for (const char* pattern : {"dense", "sliding_window", "block_topk"}) {
+  for (const char* pattern : {"dense", "sliding_window", "block_topk", "xattention"}) {
     const v1::JobSpec spec = Job({std::string("attention.pattern=") + pattern});
     EXPECT_FALSE(spec.attention().has_vertical_mass());
     EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
@@ -163,6 +163,12 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   EXPECT_EQ(options->budget.density, 0.05);
   EXPECT_EQ(options->estimate_at, patterns::EstimateAt::kSpread);
   EXPECT_TRUE(options->adapt_heads);
+  v1::JobSpec blocks = Job({"attention.pattern=xattention", "attention.density=0.05"});
+  ApplyDefaults(&blocks);
+  EXPECT_EQ(blocks.attention().threshold(), 0.9);
+  EXPECT_EQ(AttentionOptionsOf(blocks.attention())->density, 0.05);
+  const std::string yaml = ToYaml(blocks);
+  EXPECT_EQ(yaml.find("density"), yaml.rfind("density")) << yaml;
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
   EXPECT_DOUBLE_EQ(spec.training().beta2(), 0.95);
   EXPECT_EQ(spec.scheduling().max_retries(), 3);
@@ -271,6 +277,13 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"attention.density=0.05", "attention.estimate_at=spread",
                        "attention.head_budgets=by_recall"}),
             "");
+  // One field of several patterns, each with a default of its own.
+  EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.density=0.05"}), "");
+  EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
+            "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
+            "xattention; remove it, or change that");
+  EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.stride=24"}),
+              HasSubstr("attention.stride is 24; allowed are 8, 16, 32 and 64"));
   EXPECT_THAT(Complaint({"attention.density=5"}),
               HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));

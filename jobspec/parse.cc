@@ -211,7 +211,7 @@ void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
   v1::JobSpec effective = *spec;
   ApplyDefaults(&effective);
   for (const Field& field : Fields()) {
-    if (Fits(field, effective) || paths.contains(std::string(field.path))) continue;
+    if (AnyFits(field.path, effective) || paths.contains(std::string(field.path))) continue;
     if (!IsSet(*spec, field.path)) continue;
     const Slot slot = FindSlot(spec, field.path);
     slot.message->GetReflection()->ClearField(slot.message, slot.descriptor);

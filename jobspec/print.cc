@@ -40,7 +40,7 @@ std::string ToYaml(const v1::JobSpec& spec) {
   out << YAML::BeginMap;
   std::string section;
   for (const Field& field : Fields()) {
-    if (!IsSet(spec, field.path)) continue;
+    if (!IsSet(spec, field.path) || &field != FindField(field.path)) continue;
     const size_t dot = field.path.find('.');
     const std::string parent(dot == std::string_view::npos ? "" : field.path.substr(0, dot));
     if (parent != section) {

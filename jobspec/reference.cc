@@ -111,8 +111,10 @@ std::string PatternsPage() {
     absl::StrAppend(&page, "\n## ", std::string(definition->name), "\n\n",
                     std::string(definition->page));
     if (!definition->fields.empty()) absl::StrAppend(&page, "\n", kTableHead);
-    for (const patterns::PatternField& field : definition->fields) {
-      absl::StrAppend(&page, TableRow(*FindField(field.path)));
+    for (const Field& field : Fields()) {
+      if (field.when.path == "attention.pattern" && field.when.value == definition->name) {
+        absl::StrAppend(&page, TableRow(field));
+      }
     }
   }
   return absl::StrCat(page, kAddingAPattern);
@@ -121,6 +123,7 @@ std::string PatternsPage() {
 std::string ReferenceSummary() {
   std::string text = "Fields of the job file (docs/job_file.md says more):\n";
   for (const Field& field : Fields()) {
+    if (&field != FindField(field.path)) continue;
     std::string value(field.default_value);
     if (field.need == Need::kRequired) value = "required";
     absl::StrAppend(&text, absl::StrFormat("  %-30s %s\n", std::string(field.path),

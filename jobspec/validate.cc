@@ -129,8 +129,8 @@ absl::Status CheckField(const Field& field, const v1::JobSpec& given, const v1::
     return Invalid(P(field.path), ": required; give ", DescribeType(field));
   }
   if (!Fits(field, spec)) {
-    if (!IsSet(given, field.path)) return absl::OkStatus();
-    return Invalid(P(field.path), ": only fits ", Requirement(field),
+    if (!IsSet(given, field.path) || AnyFits(field.path, spec)) return absl::OkStatus();
+    return Invalid(P(field.path), ": only fits ", Requirements(field.path),
                    "; remove it, or change that");
   }
   if (!IsSet(spec, field.path)) return absl::OkStatus();

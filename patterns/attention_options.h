@@ -14,7 +14,8 @@ enum class Pattern {
   kDense,          // causal
   kSlidingWindow,  // the last `window` tokens
   kVerticalSlash,  // selected columns and block diagonals, estimated online per layer and head
-  kBlockTopK,      // MoBA: every query block picks the key blocks it scores highest
+  kBlockTopK,      // MoBA, by tile: every query block picks the key blocks it scores highest
+  kXAttention,     // every query block picks key blocks by sums of antidiagonals
 };
 
 // kVerticalSlash: how columns and diagonals are chosen.
@@ -58,6 +59,9 @@ struct AttentionOptions {
   int64_t window = 0;        // kSlidingWindow: tokens a query sees, itself included
   int block_size = 512;      // kBlockTopK: keys of a block, a multiple of `tile`
   int topk_blocks = 8;       // kBlockTopK: blocks kept besides a query's own
+  int stride = 16;           // kXAttention: tokens whose logits a score averages
+  double threshold = 0.9;    // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
+  double density = 0.0;      // kXAttention: of the blocks that a tile sees, at most; 0: any
   int tile = 128;            // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile

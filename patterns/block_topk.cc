@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <iterator>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "patterns/chosen_blocks.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -64,83 +63,15 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                           .chosen = index.chosen.data()});
 }
 
-// A head lists at most so many tiles, or as many as it has rows: where rows see more, each tile
-// that is listed stands for several, drawn like one.
-constexpr int64_t kMaxListedTiles = int64_t{1} << 21;
-
-int64_t TilesOfRow(int64_t blocks) {
-  return std::max<int64_t>(1, kMaxListedTiles / blocks);
-}
-
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
-  const int64_t span = options.block_size / options.tile;
-  return blocks * std::min({TilesOfRow(blocks), blocks, (options.topk_blocks + int64_t{1}) * span});
+  return ListedTilesOf(blocks, options.block_size / options.tile, options.topk_blocks);
 }
-
-// Half of each row's choices are blocks that the whole head favours.
-class Chooser {
- public:
-  Chooser(int64_t groups, int64_t kept, Random* random)
-      : random_(*random), favourites_(std::min(groups, 4 * kept)), is_chosen_(groups) {
-    for (int64_t& favourite : favourites_) favourite = random_.Below(groups);
-  }
-
-  // A block before `own`.
-  int64_t Draw(int64_t own) {
-    const int64_t block = random_.Unit() < 0.5 ? favourites_[random_.Below(std::ssize(favourites_))]
-                                               : random_.Below(own);
-    return block < own ? block : random_.Below(own);
-  }
-  // `count` different ones, ascending.
-  std::vector<int64_t> Choose(int64_t own, int64_t count) {
-    std::vector<int64_t> chosen;
-    while (std::ssize(chosen) < count) {
-      const int64_t block = count == own ? std::ssize(chosen) : Draw(own);
-      if (is_chosen_[block]) continue;
-      is_chosen_[block] = true;
-      chosen.push_back(block);
-    }
-    for (const int64_t block : chosen) is_chosen_[block] = false;
-    std::sort(chosen.begin(), chosen.end());
-    return chosen;
-  }
-
- private:
-  Random& random_;
-  std::vector<int64_t> favourites_;
-  std::vector<bool> is_chosen_;
-};
 
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
-  const auto span = std::max<int64_t>(1, options.block_size / options.tile);
-  const int64_t groups = (blocks + span - 1) / span, most = TilesOfRow(blocks);
-  const int64_t kept = std::min<int64_t>(options.topk_blocks, groups);
-  if (kept >= groups - 1) return Band(blocks, blocks);  // no row has more before its own
-  Chooser chooser(groups, kept, random);
-  ring::HeadPattern head;
-  head.row_offsets.reserve(blocks + 1);
-  head.row_offsets.push_back(0);
-  const auto add = [&](int64_t tile) { head.columns.push_back(static_cast<int32_t>(tile)); };
-  for (int64_t q = 0; q < blocks; ++q) {
-    const int64_t own = q / span, chosen = std::min(own, kept), near = q - own * span + 1;
-    const int64_t tiles = chosen * span + near;
-    if (tiles <= most) {
-      for (const int64_t block : chooser.Choose(own, chosen)) {
-        for (int64_t k = block * span; k < (block + 1) * span; ++k) add(k);
-      }
-      for (int64_t k = own * span; k <= q; ++k) add(k);
-      head.row_weights.push_back(1);
-    } else {
-      for (int64_t i = 0; i < most; ++i) {
-        const bool is_near = own == 0 || random->Below(tiles) < near;
-        add(is_near ? q - random->Below(near) : chooser.Draw(own) * span + random->Below(span));
-      }
-      head.row_weights.push_back(static_cast<double>(tiles) / static_cast<double>(most));
-    }
-    head.row_offsets.push_back(std::ssize(head.columns));
-  }
-  return head;
+  const int64_t kept = options.topk_blocks;
+  return SampleChosenBlocks(blocks, std::max(1, options.block_size / options.tile), kept,
+                            [&](int64_t own) { return std::min(own, kept); }, random);
 }
 
 }  // namespace
@@ -157,8 +88,8 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .page =
-        R"(Mixture of Block Attention (MoBA, arXiv 2502.13189). Keys are cut into blocks of
-`attention.block_size` tokens. A tile of queries sees its own block up to the diagonal, and the
+        R"(Mixture of Block Attention (MoBA, arXiv 2502.13189) with a gate for each tile of queries, not for
+each query, which is faster and coarser. Keys are cut into blocks of `attention.block_size` tokens. A tile of queries sees its own block up to the diagonal, and the
 `attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's mean query. Which
 those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and, for backward,
 per key tile. The planner assumes that half of the choices are blocks that the whole head favours.

@@ -105,6 +105,28 @@ TEST(SampleTest, AShareOfTheTilesIsWhatIsPredicted) {
   }
 }
 
+TEST(SampleTest, XAttentionIsPredictedByItsShare) {
+  AttentionOptions options{.pattern = Pattern::kXAttention, .tile = 64, .stripe = 64};
+  const auto visited = [&](double density, double threshold) {
+    options.density = density;
+    options.threshold = threshold;
+    const ring::HeadPattern head = SampleLayer(options, false, 2048, 1, {}, 1)[0];
+    if (head.row_offsets.empty()) return 1.0;  // all of it
+    double tiles = 0;
+    for (int64_t q = 0; q < 2048; ++q) {
+      tiles +=
+          head.row_weights[q] * static_cast<double>(head.row_offsets[q + 1] - head.row_offsets[q]);
+    }
+    return tiles / (2048.0 * 2049 / 2);
+  };
+  EXPECT_NEAR(visited(0.05, 1.0), 0.05, 0.002);
+  EXPECT_NEAR(visited(0.05, 0.9), 0.05, 0.002);
+  EXPECT_NEAR(visited(0.4, 1.0), 0.4, 0.002);
+  EXPECT_NEAR(visited(0.4, 0.9), 0.1, 0.002);
+  EXPECT_NEAR(visited(0.0, 0.9), 0.1, 0.002);
+  EXPECT_EQ(visited(0.0, 1.0), 1.0);
+}
+
 TEST(CheckTest, ADensityIsAShare) {
   AttentionOptions options{.pattern = Pattern::kVerticalSlash, .tile = 64, .stripe = 64};
   options.budget.density = 1.5;

@@ -11,6 +11,7 @@ extern const PatternDefinition kDenseDefinition;
 extern const PatternDefinition kSlidingWindowDefinition;
 extern const PatternDefinition kVerticalSlashDefinition;
 extern const PatternDefinition kBlockTopKDefinition;
+extern const PatternDefinition kXAttentionDefinition;
 
 namespace {
 
@@ -19,6 +20,7 @@ constexpr const PatternDefinition* kDefinitions[] = {
     &kSlidingWindowDefinition,
     &kVerticalSlashDefinition,
     &kBlockTopKDefinition,
+    &kXAttentionDefinition,
 };
 
 }  // namespace

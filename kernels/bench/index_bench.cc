@@ -1,6 +1,7 @@
 // index_bench [--csv FILE] [--commit NAME]: the vertical-slash index of one layer on one rank, step
 // by step and all in, without the reductions between ranks; and the lists of tiles that are chosen
-// from block scores: gate of means (MoBA), exact block mass (AdaSpa), CSR both ways.
+// from block scores: gate of means (MoBA), exact block mass (AdaSpa), CSR both ways; and of
+// antidiagonals (XAttention).
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
+#include "kernels/index/antidiagonal.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/select.h"
@@ -209,6 +211,44 @@ void BenchBlocks(const Shape& shape, Report& report) {
   add("mass_lists", 0, [&] { build_lists(chosen_by_mass, kTile); });
 }
 
+// What a rank of a striped sequence chooses by antidiagonals, from keys that have been gathered,
+// and the lists of its own keys.
+void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
+  constexpr int kTile = 128;
+  constexpr float kDensity = 0.05f;
+  const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
+  const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
+  const ShardLayout layout = {.kind = LayoutKind::kStriped,
+                              .ranks = shape.ranks,
+                              .rank = 0,
+                              .stripe = kTile,
+                              .tokens = tokens};
+  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / kTile);
+  auto q = RandomTensor(n * heads * dim), k = RandomTensor(tokens * kv_heads * dim);
+  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
+                                                   dim};
+  const TokenMajor<const __nv_bfloat16> keys = {
+      k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim};
+  DeviceBuffer<uint32_t> chosen(int64_t{heads} * tiles * BlockWords(blocks));
+  const AntidiagonalGateStep step = {.query_layout = layout,
+                                     .tile = kTile,
+                                     .stride = stride,
+                                     .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                                     .threshold = 1.0f,
+                                     .density = kDensity,
+                                     .chosen = chosen.data()};
+  const DeviceBuffer<char> workspace(
+      static_cast<int64_t>(index::AntidiagonalWorkspaceBytes(queries, step)));
+  const TileListBuffers lists(heads, tiles, int64_t{heads} * tiles * MostBlocks(kDensity, blocks));
+  const auto add = [&](const char* name, const std::function<void()>& run) {
+    AddStep(shape, absl::StrCat(name, stride).c_str(), n, MedianMs(run, 5), lists.Bytes(),
+            workspace.Bytes() + chosen.Bytes(), report);
+  };
+  add("antidiagonals_",
+      [&] { Check(index::ChooseByAntidiagonals(queries, keys, step, workspace.data(), nullptr)); });
+  add("antidiagonal_lists_", [&] { lists.Build(chosen, layout, heads, kTile, kTile); });
+}
+
 }  // namespace
 }  // namespace ringleader::kernels::bench
 
@@ -227,5 +267,9 @@ int main(int argc, char** argv) {
   ringleader::kernels::bench::BenchIndex({131072, 1, 32, 8, 128, 64}, report);
   ringleader::kernels::bench::BenchIndex({131072, 1, 28, 4, 64, 64}, report);
   ringleader::kernels::bench::BenchBlocks({131072, 1, 16, 2, 128, 0}, report);
+  for (const int stride : {16, 32, 64}) {
+    ringleader::kernels::bench::BenchAntidiagonals({131072, 1, 16, 2, 128, 0}, stride, report);
+    ringleader::kernels::bench::BenchAntidiagonals({131072, 2, 16, 2, 128, 0}, stride, report);
+  }
   return 0;
 }

@@ -3,6 +3,7 @@
 
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/index/antidiagonal.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/threshold.cuh"
@@ -322,7 +323,7 @@ namespace {
 
 struct Step {
   const TokenMajor<const __nv_bfloat16>&q, &k;
-  float* workspace;
+  void* workspace;
   cudaStream_t stream;
 
   absl::Status operator()(const TileKeySumsStep& step) const {
@@ -333,8 +334,9 @@ struct Step {
   }
   absl::Status operator()(const MeanGateStep& step) const {
     const int64_t tiles = (q.tokens + step.tile - 1) / step.tile;
-    RETURN_IF_ERROR(TileSums(q, step.tile, workspace, stream));
-    return SelectBlocksByMean({.query_sums = workspace,
+    auto* const sums = static_cast<float*>(workspace);
+    RETURN_IF_ERROR(TileSums(q, step.tile, sums, stream));
+    return SelectBlocksByMean({.query_sums = sums,
                                .key_sums = step.key_sums,
                                .query_layout = step.query_layout,
                                .document_starts = step.document_starts,
@@ -344,9 +346,24 @@ struct Step {
                                .tile = step.tile,
                                .block_size = step.block_size,
                                .topk_blocks = step.topk_blocks,
-                               .means = workspace + tiles * q.heads * q.head_dim,
+                               .means = sums + tiles * q.heads * q.head_dim,
                                .chosen = step.chosen},
                               stream);
+  }
+  absl::Status operator()(const PackKeysStep& step) const {
+    return PackKeys(k, step.packed, stream);
+  }
+  absl::Status operator()(const AntidiagonalGateStep& step) const {
+    TokenMajor<const __nv_bfloat16> keys = k;
+    if (step.keys != nullptr) {
+      keys = {static_cast<const __nv_bfloat16*>(step.keys),
+              step.query_layout.tokens,
+              k.heads,
+              k.head_dim,
+              int64_t{k.heads} * k.head_dim,
+              k.head_dim};
+    }
+    return ChooseByAntidiagonals(q, keys, step, workspace, stream);
   }
 };
 
@@ -354,6 +371,9 @@ struct Step {
 
 size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
                                const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step) {
+  if (const auto* const antidiagonals = std::get_if<AntidiagonalGateStep>(&step)) {
+    return AntidiagonalWorkspaceBytes(q, *antidiagonals);
+  }
   const auto* const gate = std::get_if<MeanGateStep>(&step);
   if (gate == nullptr) return 0;
   // Sums of queries by tile, means of keys by block.
@@ -365,7 +385,7 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
 absl::Status RunBlockStep(const TokenMajor<const __nv_bfloat16>& q,
                           const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step,
                           void* workspace, cudaStream_t stream) {
-  return std::visit(Step{q, k, static_cast<float*>(workspace), stream}, step);
+  return std::visit(Step{q, k, workspace, stream}, step);
 }
 
 absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream) {

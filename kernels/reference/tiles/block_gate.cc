@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/reference/tiles/antidiagonal_gate.h"
 #include "kernels/reference/tiles/tile_lists.h"
 
 namespace ringleader::kernels::reference {
@@ -108,6 +109,22 @@ struct Step {
       const int64_t block = i % blocks;
       if (selected[i] != 0) step.chosen[i / blocks * words + block / 32] |= 1u << block % 32;
     }
+  }
+  void operator()(const PackKeysStep& step) const {
+    auto* to = static_cast<float*>(step.packed);
+    for (int64_t i = 0; i < k.tokens; ++i) {
+      for (int head = 0; head < k.heads; ++head, to += k.head_dim) {
+        std::copy_n(k.data + i * k.token_stride + head * k.head_stride, k.head_dim, to);
+      }
+    }
+  }
+  void operator()(const AntidiagonalGateStep& step) const {
+    TokenMajor<const float> keys = k;
+    if (step.keys != nullptr) {
+      keys = {static_cast<const float*>(step.keys), step.query_layout.tokens,  k.heads, k.head_dim,
+              int64_t{k.heads} * k.head_dim,        k.head_dim};
+    }
+    ChooseByAntidiagonals(engine, q, keys, step);
   }
 };
 

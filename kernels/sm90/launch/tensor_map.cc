@@ -29,18 +29,12 @@ absl::StatusOr<decltype(&cuTensorMapEncodeTiled)> EncodeFunction() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-struct Element {
-  CUtensorMapDataType type;
-  int64_t bytes;
-  int block;  // columns of a box: one 128-byte row
-};
-
 template <typename T>
-absl::StatusOr<CUtensorMap> Encode(const TokenMajor<T>& tensor, Element element,
-                                   int box_columns_blocks, int box_tokens, std::string_view name) {
+absl::Status CheckTensor(const TokenMajor<T>& tensor, int64_t element_bytes,
+                         std::string_view name) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(tensor.data);
-  const int64_t token_bytes = tensor.token_stride * element.bytes;
-  const int64_t head_bytes = tensor.head_stride * element.bytes;
+  const int64_t token_bytes = tensor.token_stride * element_bytes;
+  const int64_t head_bytes = tensor.head_stride * element_bytes;
   if (address == 0 || address % 16 != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: data must be a device pointer aligned to 16 bytes", std::string(name)));
@@ -48,23 +42,36 @@ absl::StatusOr<CUtensorMap> Encode(const TokenMajor<T>& tensor, Element element,
   if (token_bytes % 16 != 0 || head_bytes % 16 != 0 || token_bytes <= 0 || head_bytes <= 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: strides must be positive multiples of %d elements; token_stride is %d, head_stride %d",
-        std::string(name), 16 / element.bytes, tensor.token_stride, tensor.head_stride));
+        std::string(name), 16 / element_bytes, tensor.token_stride, tensor.head_stride));
   }
+  return absl::OkStatus();
+}
+
+// A dimension of a map: its size in elements, bytes from one to the next (of the first: its
+// element's), elements of a box.
+struct Dimension {
+  int64_t size;
+  int64_t stride_bytes;
+  int box;
+};
+
+template <typename T, size_t kDimensions>
+absl::StatusOr<CUtensorMap> Encode(const TokenMajor<T>& tensor, CUtensorMapDataType type,
+                                   const Dimension (&dimensions)[kDimensions],
+                                   std::string_view name) {
   ASSIGN_OR_RETURN(const auto encode, EncodeFunction());
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(element.block),
-                               static_cast<cuuint64_t>(tensor.tokens),
-                               static_cast<cuuint64_t>(tensor.head_dim / element.block),
-                               static_cast<cuuint64_t>(tensor.heads)};
-  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(token_bytes), 128,
-                                 static_cast<cuuint64_t>(head_bytes)};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(element.block),
-                             static_cast<cuuint32_t>(box_tokens),
-                             static_cast<cuuint32_t>(box_columns_blocks), 1};
-  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+  cuuint64_t sizes[kDimensions], strides[kDimensions];
+  cuuint32_t box[kDimensions], element_strides[kDimensions];
+  for (size_t i = 0; i < kDimensions; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(dimensions[i].size);
+    strides[i] = static_cast<cuuint64_t>(dimensions[i].stride_bytes);
+    box[i] = static_cast<cuuint32_t>(dimensions[i].box);
+    element_strides[i] = 1;
+  }
   CUtensorMap map;
   const CUresult result = encode(
-      &map, element.type, 4, const_cast<void*>(static_cast<const void*>(tensor.data)), sizes,
-      strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      &map, type, kDimensions, const_cast<void*>(static_cast<const void*>(tensor.data)), sizes,
+      strides + 1, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -76,22 +83,51 @@ absl::StatusOr<CUtensorMap> Encode(const TokenMajor<T>& tensor, Element element,
   return map;
 }
 
+// [heads, d / block, tokens, block]; a box is one 128-byte row of each of its tokens and blocks.
+template <typename T>
+absl::StatusOr<CUtensorMap> EncodeTokens(const TokenMajor<T>& tensor, CUtensorMapDataType type,
+                                         int box_blocks, int box_tokens, std::string_view name) {
+  constexpr int64_t kBytes = sizeof(T);
+  constexpr int kBlock = 128 / kBytes;
+  RETURN_IF_ERROR(CheckTensor(tensor, kBytes, name));
+  return Encode(tensor, type,
+                {{kBlock, kBytes, kBlock},
+                 {tensor.tokens, tensor.token_stride * kBytes, box_tokens},
+                 {tensor.head_dim / kBlock, 128, box_blocks},
+                 {tensor.heads, tensor.head_stride * kBytes, 1}},
+                name);
+}
+
 }  // namespace
 
 absl::StatusOr<CUtensorMap> LoadMap(const TokenMajor<const __nv_bfloat16>& tensor, int box_tokens,
                                     std::string_view name) {
-  return Encode(tensor, {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, 64}, tensor.head_dim / 64, box_tokens,
-                name);
+  return EncodeTokens(tensor, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, tensor.head_dim / 64, box_tokens,
+                      name);
 }
 
 absl::StatusOr<CUtensorMap> LoadBlockMap(const TokenMajor<const __nv_bfloat16>& tensor,
                                          int box_tokens, std::string_view name) {
-  return Encode(tensor, {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, 64}, 1, box_tokens, name);
+  return EncodeTokens(tensor, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 1, box_tokens, name);
+}
+
+absl::StatusOr<CUtensorMap> LoadGroupMap(const TokenMajor<const __nv_bfloat16>& tensor,
+                                         int group_tokens, int box_groups, std::string_view name) {
+  constexpr int64_t kBytes = sizeof(__nv_bfloat16);
+  RETURN_IF_ERROR(CheckTensor(tensor, kBytes, name));
+  const int64_t token_bytes = tensor.token_stride * kBytes;
+  return Encode(tensor, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                {{64, kBytes, 64},
+                 {tensor.tokens / group_tokens, group_tokens * token_bytes, box_groups},
+                 {group_tokens, token_bytes, 1},
+                 {tensor.head_dim / 64, 128, 1},
+                 {tensor.heads, tensor.head_stride * kBytes, 1}},
+                name);
 }
 
 absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_tokens,
                                    std::string_view name) {
-  return Encode(tensor, {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, 32}, 1, box_tokens, name);
+  return EncodeTokens(tensor, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 1, box_tokens, name);
 }
 
 }  // namespace ringleader::kernels::sm90

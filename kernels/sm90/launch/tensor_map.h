@@ -21,6 +21,12 @@ absl::StatusOr<CUtensorMap> LoadMap(const TokenMajor<const __nv_bfloat16>& tenso
 absl::StatusOr<CUtensorMap> LoadBlockMap(const TokenMajor<const __nv_bfloat16>& tensor,
                                          int box_tokens, std::string_view name);
 
+// Describes whole groups of `group_tokens` neighbours as [heads, d / 64, token of the group,
+// groups, 64], read in boxes of 64 columns of one token of `box_groups` groups, which there must be
+// one of.
+absl::StatusOr<CUtensorMap> LoadGroupMap(const TokenMajor<const __nv_bfloat16>& tensor,
+                                         int group_tokens, int box_groups, std::string_view name);
+
 // Describes `tensor` as [heads, d / 32, tokens, 32], added to in boxes of `box_tokens` rows and 32
 // columns, swizzled in the same way. Base aligned to 16 bytes, strides multiples of 4 elements.
 absl::StatusOr<CUtensorMap> AddMap(const TokenMajor<float>& tensor, int box_tokens,

@@ -108,6 +108,43 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
   }
 }
 
+// Rows of the choice that ranks made are those of one rank.
+TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
+  for (patterns::AttentionOptions options :
+       {patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK, .block_size = 128},
+        {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
+        {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
+    options.tile = kTile;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
+      const RankResult one = Run(options, 1, {}, documents)[0];
+      EXPECT_LT(one.stats.layers.at(1).density, 0.9);
+      EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
+      const auto words = static_cast<int64_t>(one.index.chosen.size()) / (kHeads * kTokens / kTile);
+      for (const LayoutKind layout :
+           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+        patterns::AttentionOptions dealt = options;
+        dealt.layout = layout;
+        dealt.ring.inner = 4;
+        uint64_t tiles = 0;
+        const std::vector<RankResult> results = Run(dealt, 4, {}, documents);
+        for (int rank = 0; rank < 4; ++rank) {
+          const ShardLayout of_rank{
+              .kind = layout, .ranks = 4, .rank = rank, .stripe = kTile, .tokens = kTokens};
+          const int64_t local_tiles = kTokens / 4 / kTile;
+          for (int64_t i = 0; i < kHeads * local_tiles * words; ++i) {
+            const int64_t row = i / words / local_tiles * (kTokens / kTile) +
+                                of_rank.Position(i / words % local_tiles * kTile) / kTile;
+            ASSERT_EQ(results[rank].index.chosen.at(i),
+                      one.index.chosen.at(row * words + i % words));
+          }
+          tiles += results[rank].stats.layers.at(1).TotalTiles();
+        }
+        EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
+      }
+    }
+  }
+}
+
 // A share is what is visited, at any length, but for what is always kept: the main diagonal here,
 // and one element that crosses.
 TEST_F(AttentionEngineTest, AShareOfTheTilesIsKeptTo) {

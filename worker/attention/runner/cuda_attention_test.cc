@@ -154,6 +154,16 @@ TEST_P(CudaRanksTest, BlockTopK) {
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
+TEST_P(CudaRanksTest, XAttention) {
+  ExpectSameAsCpu("xattention",
+                  {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64});
+  ExpectSameAsCpu("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
+                                            .stride = 8,
+                                            .threshold = 1.0,
+                                            .density = 0.3,
+                                            .tile = 64});
+}
+
 TEST_P(CudaRanksTest, VerticalSlash) {
   ExpectSameAsOneRank("top-p", TopP());
 }
@@ -203,6 +213,9 @@ TEST_P(CudaRanksTest, Documents) {
       "block documents",
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
       kTolerance, kDocuments);
+  ExpectSameAsCpu("xattention documents",
+                  {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64},
+                  kTolerance, kDocuments);
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {

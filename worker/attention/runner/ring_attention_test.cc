@@ -170,6 +170,15 @@ TEST_P(ManyRanksTest, BlockTopK) {
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
+TEST_P(ManyRanksTest, XAttention) {
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64});
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kXAttention,
+                       .stride = 8,
+                       .threshold = 1.0,
+                       .density = 0.3,
+                       .tile = 64});
+}
+
 // Backward whose ring was started ahead of it (StartBackward), of two layers in turn, as a model
 // calls.
 TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
@@ -220,6 +229,8 @@ TEST_P(ManyRanksTest, Documents) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
       documents);
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64},
+                      documents);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

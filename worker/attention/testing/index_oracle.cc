@@ -86,6 +86,7 @@ HostIndex ToHost(const patterns::LayerIndex& index,
           .max_columns = index.max_columns,
           .column_keys = HostCopy(index.column_keys, copy),
           .column_values = HostCopy(index.column_values, copy),
+          .chosen = HostCopy(index.chosen, copy),
           .documents = index.documents};
 }
 

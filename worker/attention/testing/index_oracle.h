@@ -23,6 +23,7 @@ struct HostIndex {
   std::vector<int32_t> column_counts;
   int32_t max_columns = 0;
   std::vector<std::byte> column_keys, column_values;
+  std::vector<uint32_t> chosen;
   std::shared_ptr<const patterns::DeviceDocuments> documents;
 
   bool Covers(int head, int64_t delta) const {

@@ -46,6 +46,41 @@ struct MeanGateStep {
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
 };
 
-using BlockStep = std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep>;
+// This rank's keys, dense, for a Gather of all ranks' and, as rows of 4 bytes, OrderTilesStep.
+struct PackKeysStep {
+  void* packed = nullptr;  // [n, kv_heads, head_dim], of k's type
+};
+
+// XAttention (arXiv 2503.16428, section 2): queries and keys are cut into groups of `stride` tokens;
+// what a group of queries sees of a group of keys is the mean logit along their antidiagonal (its
+// i-th query with its (stride - 1 - i)-th key), and the softmax of these over the groups of keys no
+// later than its own is its mass. The mass of a block is the sum over the groups of a tile of
+// queries and those of the block. The tile keeps its own block, the first that it sees, and then
+// the others by falling mass, ties to the lower block, until they hold `threshold` of all its mass
+// or are MostBlocks(density, those that it sees); one without mass is not kept.
+//
+// A group's mass is 2^kMassBits (index.h), rounded once for each block, so that what is kept depends
+// on neither threads nor ranks. Groups that the end of the sequence cuts short have none. In packed
+// documents a group sees those that hold a key of its first query's document.
+struct AntidiagonalGateStep {
+  // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
+  const void* keys = nullptr;
+  ShardLayout query_layout = {};
+  const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
+  int32_t tile = 128;                        // of queries, and of the keys of a block
+  int32_t stride = 16;                       // tokens, 8 to 64, a power of two
+  float scale = 0.0f;                        // of logits
+  float threshold = 0.9f;                    // in (0, 1]
+  float density = 0.0f;                      // in [0, 1]
+  uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks of `tile` tokens)]
+};
+
+// Of `seen` blocks those that a share of them allows; a share of 0 allows all.
+RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
+  return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
+}
+
+using BlockStep =
+    std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, PackKeysStep, AntidiagonalGateStep>;
 
 }  // namespace ringleader::kernels

@@ -1,0 +1,288 @@
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/index/antidiagonal.h"
+#include "kernels/index/antidiagonal_scores.cuh"
+#include "kernels/index/threshold.cuh"
+#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/launch/tensor_map.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using fused::CheckPointer;
+using fused::CheckSize;
+
+constexpr int kKeepThreads = 256;
+constexpr int kKeepWarps = kKeepThreads / 32;
+constexpr int kMaxWidth = 16;           // groups of a tile
+constexpr int kMaxSeenBlocks = 48'000;  // their masses are kept in shared memory
+
+struct KeepParams {
+  int width = 0;  // groups of a tile, and of a block
+  int tile = 0;
+  int first_tile = 0;   // of the queries, of this launch
+  int query_tiles = 0;  // of this rank
+  float threshold = 0.0f;
+  float density = 0.0f;
+  uint32_t* chosen = nullptr;
+};
+
+// The maxima and the reciprocal sums of a tile's rows over all that they see.
+struct RowSoftmax {
+  float maximum[kMaxWidth];
+  float inverse[kMaxWidth];
+};
+
+// A warp takes a row. The order of the sum depends on the row's position alone.
+__device__ void FinishRows(const ScoreParams& p, int64_t first_slot, int rows, int first_item,
+                           int last_item, RowSoftmax& softmax) {
+  const int lane = threadIdx.x % 32;
+  for (int row = threadIdx.x / 32; row < rows; row += kKeepWarps) {
+    const float2* const items = p.items_of + (first_slot + row) * p.items;
+    float maximum = -INFINITY, sum = 0.0f;
+    for (int i = first_item + lane; i <= last_item; i += 32) maximum = fmaxf(maximum, items[i].x);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, distance));
+    }
+    for (int i = first_item + lane; i <= last_item; i += 32) {
+      if (items[i].x != -INFINITY) sum += items[i].y * sm90::ptx::Exp2(items[i].x - maximum);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    if (lane == 0) {
+      softmax.maximum[row] = maximum;
+      softmax.inverse[row] = sum > 0 ? 1.0f / sum : 0.0f;
+    }
+  }
+}
+
+// A block of threads takes a tile of queries of a head: masses of blocks, then which are kept.
+__global__ void __launch_bounds__(kKeepThreads)
+    KeepKernel(const ScoreParams p, const KeepParams keep) {
+  extern __shared__ int32_t mass[];  // of [first, own]
+  __shared__ SelectShared shared;
+  __shared__ RowSoftmax softmax;
+  const int a = keep.first_tile + blockIdx.x, head = blockIdx.y;
+  const int64_t token = static_cast<int64_t>(a) * keep.tile;
+  const int own = static_cast<int>(p.layout.Position(token) / keep.tile);
+  const int first = p.document_starts == nullptr ? 0 : p.document_starts[token] / keep.tile;
+  const int first_row = a * keep.width - p.first_row;
+  const int rows = max(0, min(keep.width, p.rows - first_row));
+  const int64_t first_slot = static_cast<int64_t>(head) * p.rows + first_row;
+  const auto item_of = [&](int block) { return block * keep.width / kScoreColumns; };
+  FinishRows(p, first_slot, rows, item_of(first), item_of(own), softmax);
+  __syncthreads();
+  uint64_t total = 0;
+  for (int block = first + static_cast<int>(threadIdx.x); block <= own; block += kKeepThreads) {
+    float sum = 0.0f;
+    for (int row = 0; row < rows; ++row) {
+      const int64_t slot = first_slot + row;
+      const float of_item = p.items_of[slot * p.items + item_of(block)].x;
+      if (of_item == -INFINITY) continue;
+      sum += p.block_sums[slot * p.blocks + block] *
+             (sm90::ptx::Exp2(of_item - softmax.maximum[row]) * softmax.inverse[row]);
+    }
+    const int rounded = __float2int_rn(sum * static_cast<float>(1 << kMassBits));
+    mass[block - first] = rounded;
+    total += static_cast<uint64_t>(rounded);
+  }
+  total = BlockScan(total, shared.scan).total;  // and all masses are written
+  const int seen = own - first + 1, forced = seen == 1 ? 1 : 2;
+  const int64_t forced_mass = seen == 1 ? mass[0] : int64_t{mass[0]} + mass[seen - 1];
+  const auto other_mass = [&](int i) { return i == 0 || i == seen - 1 ? 0 : mass[i]; };
+  const Threshold threshold = FindThreshold<1, kKeepThreads>(
+      shared, 0, seen, other_mass, MostBlocks(keep.density, seen) - forced,
+      MassTarget(static_cast<int64_t>(total), keep.threshold) - forced_mass, One());
+  const int words = BlockWords(p.blocks);
+  uint32_t* const chosen =
+      keep.chosen + (static_cast<int64_t>(p.first_head + head) * keep.query_tiles + a) * words;
+  int ties = 0;  // seen so far
+  for (int from = 0; from < words * 32; from += kKeepThreads) {
+    const int block = from + static_cast<int>(threadIdx.x), i = block - first;
+    const bool is_seen = i >= 0 && i < seen;
+    const int of_block = is_seen ? other_mass(i) : 0;
+    const bool equal = of_block > 0 && of_block == threshold.value;
+    const Scan scan = BlockScan(equal ? 1 : 0, shared.scan);
+    const bool taken = (is_seen && (i == 0 || i == seen - 1)) ||
+                       (of_block > 0 && of_block > threshold.value) ||
+                       (equal && ties + static_cast<int>(scan.inclusive) <= threshold.ties);
+    ties += static_cast<int>(scan.total);
+    const uint32_t word = __ballot_sync(0xffffffffu, taken);
+    if (threadIdx.x % 32 == 0 && block < words * 32) chosen[block / 32] = word;
+  }
+}
+
+// How the rows of all heads are cut, so that what is known of those at work fits the workspace.
+struct Batches {
+  int64_t rows = 0, blocks = 0, items = 0;
+  int64_t rows_at_once = 0, heads_at_once = 0;
+
+  size_t RowBytes() const { return sizeof(float2) * items + sizeof(float) * blocks; }
+  size_t Bytes() const { return RowBytes() * rows_at_once * heads_at_once; }
+};
+
+int64_t Align(int64_t value, int64_t to) {
+  return (value + to - 1) / to * to;
+}
+
+Batches BatchesOf(int64_t query_tokens, int heads, const AntidiagonalGateStep& step) {
+  Batches batches;
+  batches.rows = query_tokens / step.stride;
+  batches.blocks = (step.query_layout.tokens + step.tile - 1) / step.tile;
+  batches.items = (step.query_layout.tokens / step.stride + kScoreColumns - 1) / kScoreColumns;
+  const auto fitting = static_cast<int64_t>(kAntidiagonalWorkspaceBytes / batches.RowBytes());
+  const int64_t whole = std::max<int64_t>(kScoreRows, Align(batches.rows, kScoreRows));
+  batches.rows_at_once =
+      std::min(whole, std::max<int64_t>(kScoreRows, fitting / kScoreRows * kScoreRows));
+  batches.heads_at_once = std::clamp<int64_t>(fitting / whole, 1, heads);
+  return batches;
+}
+
+using Kernel = void (*)(ScoreParams, CUtensorMap, CUtensorMap);
+
+Kernel KernelOf(int width) {
+  switch (width) {
+    case 1:
+      return ScoreKernel<1>;
+    case 2:
+      return ScoreKernel<2>;
+    case 4:
+      return ScoreKernel<4>;
+    case 8:
+      return ScoreKernel<8>;
+    case 16:
+      return ScoreKernel<16>;
+    default:
+      return nullptr;
+  }
+}
+
+absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
+                   const TokenMajor<const __nv_bfloat16>& k, const AntidiagonalGateStep& step) {
+  if (step.tile != 64 && step.tile != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ChooseByAntidiagonals: tile is %d; 64 and 128 are supported", step.tile));
+  }
+  if (step.stride < 8 || step.stride > 64 || (step.stride & (step.stride - 1)) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "ChooseByAntidiagonals: stride is %d; allowed are 8, 16, 32 and 64", step.stride));
+  }
+  if (q.head_dim != 64 && q.head_dim != 128) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "ChooseByAntidiagonals: head_dim is %d; 64 and 128 are supported", q.head_dim));
+  }
+  RETURN_IF_ERROR(
+      CheckSize(k.head_dim, "ChooseByAntidiagonals: head_dim of k", q.head_dim, q.head_dim));
+  RETURN_IF_ERROR(CheckSize(k.heads, "ChooseByAntidiagonals: heads of k", 1, 65535));
+  RETURN_IF_ERROR(CheckSize(q.heads, "ChooseByAntidiagonals: heads of q", k.heads, 65535, k.heads));
+  RETURN_IF_ERROR(CheckSize(q.tokens, "ChooseByAntidiagonals: tokens of q (of the layout's rank)",
+                            step.query_layout.local_tokens(), step.query_layout.local_tokens()));
+  RETURN_IF_ERROR(CheckSize(k.tokens, "ChooseByAntidiagonals: tokens of k (of the sequence)",
+                            step.query_layout.tokens, step.query_layout.tokens));
+  RETURN_IF_ERROR(CheckSize((k.tokens + step.tile - 1) / step.tile,
+                            "ChooseByAntidiagonals: blocks of the sequence", 1, kMaxSeenBlocks));
+  return CheckPointer(step.chosen, "ChooseByAntidiagonals: chosen");
+}
+
+}  // namespace
+
+size_t AntidiagonalWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
+                                  const AntidiagonalGateStep& step) {
+  return BatchesOf(q.tokens, q.heads, step).Bytes();
+}
+
+absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
+                                   const TokenMajor<const __nv_bfloat16>& k,
+                                   const AntidiagonalGateStep& step, void* workspace,
+                                   cudaStream_t stream) {
+  constexpr char kName[] = "ChooseByAntidiagonals";
+  RETURN_IF_ERROR(Check(q, k, step));
+  RETURN_IF_ERROR(CheckPointer(workspace, "ChooseByAntidiagonals: workspace"));
+  RETURN_IF_ERROR(sm90::CheckHopper());
+  const Batches batches = BatchesOf(q.tokens, q.heads, step);
+  const int width = step.tile / step.stride;
+  const Kernel kernel = KernelOf(width);
+  CUtensorMap query_map = {}, key_map = {};
+  if (batches.rows > 0) {
+    ASSIGN_OR_RETURN(query_map, sm90::LoadGroupMap(q, step.stride, kScoreRows, kName));
+    ASSIGN_OR_RETURN(key_map, sm90::LoadGroupMap(k, step.stride, kScoreColumns, kName));
+  }
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            sizeof(ScoreShared)),
+                       kName);
+  const int mass_bytes = static_cast<int>(sizeof(int32_t) * batches.blocks);
+  RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(KeepKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mass_bytes),
+      kName);
+  int device = 0, multiprocessors = 0;
+  RETURN_IF_CUDA_ERROR(cudaGetDevice(&device), kName);
+  RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), kName);
+
+  const auto query_tiles = static_cast<int>((q.tokens + step.tile - 1) / step.tile);
+  ScoreParams params = {
+      .layout = step.query_layout,
+      .document_starts = step.document_starts,
+      .stride = step.stride,
+      .head_blocks = q.head_dim / 64,
+      .group = q.heads / k.heads,
+      .blocks = static_cast<int>(batches.blocks),
+      .items = static_cast<int>(batches.items),
+      .scale_log2 = step.scale / static_cast<float>(step.stride) * sm90::ptx::kLog2E,
+      .items_of = static_cast<float2*>(workspace),
+      .block_sums =
+          reinterpret_cast<float*>(static_cast<float2*>(workspace) +
+                                   batches.items * batches.rows_at_once * batches.heads_at_once)};
+  KeepParams keep = {.width = width,
+                     .tile = step.tile,
+                     .query_tiles = query_tiles,
+                     .threshold = step.threshold,
+                     .density = step.density,
+                     .chosen = step.chosen};
+  for (int64_t head = 0; head < q.heads; head += batches.heads_at_once) {
+    params.first_head = static_cast<int>(head);
+    params.heads = static_cast<int>(std::min(batches.heads_at_once, q.heads - head));
+    // Rows of whole tiles at a time; the last tile of the queries may have none.
+    for (keep.first_tile = 0; keep.first_tile < query_tiles;
+         keep.first_tile += static_cast<int>(batches.rows_at_once) / width) {
+      params.first_row = keep.first_tile * width;
+      params.rows = static_cast<int>(
+          std::clamp<int64_t>(batches.rows - params.first_row, 0, batches.rows_at_once));
+      if (params.rows > 0) {
+        kernel<<<multiprocessors, kScoreThreads, sizeof(ScoreShared), stream>>>(params, query_map,
+                                                                                key_map);
+        RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByAntidiagonals: scores");
+      }
+      const int tiles =
+          std::min(query_tiles - keep.first_tile, static_cast<int>(batches.rows_at_once) / width);
+      KeepKernel<<<dim3(tiles, params.heads), kKeepThreads, mass_bytes, stream>>>(params, keep);
+      RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByAntidiagonals: keep");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PackKeys(const TokenMajor<const __nv_bfloat16>& k, void* packed, cudaStream_t stream) {
+  constexpr size_t kBytes = sizeof(__nv_bfloat16);
+  RETURN_IF_ERROR(CheckPointer(packed, "PackKeys: packed"));
+  const size_t row = kBytes * k.heads * k.head_dim;
+  const bool dense = k.head_stride == k.head_dim;  // heads lie side by side
+  for (int head = 0; head < (dense ? 1 : k.heads); ++head) {
+    RETURN_IF_CUDA_ERROR(
+        cudaMemcpy2DAsync(static_cast<char*>(packed) + kBytes * head * k.head_dim, row,
+                          k.data + head * k.head_stride, kBytes * k.token_stride,
+                          dense ? row : kBytes * k.head_dim, k.tokens, cudaMemcpyDeviceToDevice,
+                          stream),
+        "PackKeys");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,200 @@
+// XAttention's choice on the device against the fp64 oracle, and on several ranks against one.
+#include "kernels/index/antidiagonal.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/index/blocks.h"
+#include "kernels/reference/testing/antidiagonal_oracle.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/gpu_test.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+using reference::testing::AntidiagonalOracle;
+using ::testing::HasSubstr;
+
+// fp32 sums of exact products, and masses in units of 2^-22 a block.
+constexpr double kTolerance = 2e-4;
+
+class AntidiagonalTest : public GpuTest {
+ protected:
+  // Values whose bf16 are themselves.
+  struct Rows {
+    std::vector<float> floats;
+    std::vector<Bf16> bf16;
+    int heads, head_dim;
+
+    TokenMajor<const float> View() const {
+      const int64_t row = int64_t{heads} * head_dim;
+      return {floats.data(), static_cast<int64_t>(floats.size()) / row, heads, head_dim, row,
+              head_dim};
+    }
+  };
+  Rows Random(int64_t tokens, int heads, int head_dim) {
+    std::normal_distribution<float> normal;
+    Rows rows{.floats = {}, .bf16 = {}, .heads = heads, .head_dim = head_dim};
+    for (int64_t i = 0; i < tokens * heads * head_dim; ++i) {
+      rows.bf16.push_back(__float2bfloat16_rn(normal(random_)));
+      rows.floats.push_back(__bfloat162float(rows.bf16.back()));
+    }
+    return rows;
+  }
+
+  // What the rank of `layout` chooses. Several ranks are given the keys of all as Gather leaves
+  // them.
+  std::vector<uint32_t> Choose(const Rows& q, const Rows& k, AntidiagonalGateStep step,
+                               const ShardLayout& layout, const std::vector<int32_t>& starts) {
+    const int64_t n = layout.local_tokens(), q_row = int64_t{q.heads} * q.head_dim,
+                  k_row = int64_t{k.heads} * k.head_dim;
+    const auto shard = [&](const Rows& rows, int64_t width, const ShardLayout& of) {
+      std::vector<Bf16> local;
+      for (int64_t i = 0; i < n; ++i) {
+        const auto row = rows.bf16.begin() + of.Position(i) * width;
+        local.insert(local.end(), row, row + width);
+      }
+      return local;
+    };
+    const DeviceBuffer<Bf16> queries(shard(q, q_row, layout)), keys(shard(k, k_row, layout));
+    DeviceBuffer<Bf16> gathered(layout.tokens * k_row), ordered(layout.tokens * k_row);
+    const TokenMajor<const Bf16> q_view = {queries.data(), n,     q.heads,
+                                           q.head_dim,     q_row, q.head_dim};
+    const auto run = [&](const TokenMajor<const Bf16>& k_view, const BlockStep& block_step) {
+      const DeviceBuffer<char> workspace(
+          static_cast<int64_t>(BlockStepWorkspaceBytes(q_view, k_view, block_step)) + 16);
+      EXPECT_EQ(RunBlockStep(q_view, k_view, block_step, workspace.data(), nullptr),
+                absl::OkStatus());
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    };
+    const auto view = [&](const DeviceBuffer<Bf16>& of) -> TokenMajor<const Bf16> {
+      return {of.data(), n, k.heads, k.head_dim, k_row, k.head_dim};
+    };
+    if (layout.ranks > 1) {
+      ShardLayout owner = layout;
+      for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
+        const DeviceBuffer<Bf16> of_owner(shard(k, k_row, owner));
+        run(view(of_owner), PackKeysStep{.packed = gathered.data() + owner.rank * n * k_row});
+      }
+      run(view(keys), OrderTilesStep{.gathered = reinterpret_cast<const float*>(gathered.data()),
+                                     .layout = layout,
+                                     .tile = step.tile,
+                                     .row = step.tile * k_row / 2,
+                                     .ordered = reinterpret_cast<float*>(ordered.data())});
+      step.keys = ordered.data();
+    }
+    const DeviceBuffer<int32_t> local_starts(
+        starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
+    const int64_t tiles = (n + step.tile - 1) / step.tile,
+                  blocks = (layout.tokens + step.tile - 1) / step.tile;
+    DeviceBuffer<uint32_t> chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
+    step.query_layout = layout;
+    step.document_starts = starts.empty() ? nullptr : local_starts.data();
+    step.chosen = chosen.data();
+    run(view(keys), step);
+    return chosen.Read();
+  }
+
+  void ExpectRanksChoose(const Rows& q, const Rows& k, const AntidiagonalGateStep& step,
+                         const std::vector<int32_t>& starts, const std::vector<uint32_t>& one) {
+    const int64_t tokens = q.View().tokens, tiles = tokens / step.tile;
+    const int64_t words = BlockWords(static_cast<int32_t>(tiles));
+    for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const ShardLayout layout = {
+            .kind = kind, .ranks = 4, .rank = rank, .stripe = 2 * step.tile, .tokens = tokens};
+        const std::vector<uint32_t> bits = Choose(q, k, step, layout, starts);
+        for (int64_t i = 0; i < std::ssize(bits); ++i) {
+          const int64_t row = i / words, head = row / (tiles / 4);
+          const int64_t tile = layout.Position(row % (tiles / 4) * step.tile) / step.tile;
+          ASSERT_EQ(bits[i], one[(head * tiles + tile) * words + i % words]) << row;
+        }
+      }
+    }
+  }
+
+  std::mt19937 random_{11};
+};
+
+TEST_F(AntidiagonalTest, IsTheOraclesAndOnRanksThatOfOne) {
+  for (const auto& [tokens, head_dim, tile, stride] : {std::tuple{1000, 64, 64, 16},
+                                                       {4096, 128, 128, 16},
+                                                       {4096, 128, 128, 8},
+                                                       {8192, 128, 128, 64},
+                                                       {4096, 64, 64, 8},
+                                                       {4096, 64, 128, 32},
+                                                       {40, 64, 64, 64}}) {
+    if (SmallShapes() && tokens > 1024) continue;
+    const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
+    const auto documents = reference::testing::DocumentStarts(
+        tokens, reference::testing::RandomDocuments(tokens, tile, random_));
+    for (const bool packed : {false, true}) {
+      for (const auto& [threshold, density] :
+           {std::pair{0.9f, 0.0f}, {0.3f, 0.0f}, {1.0f, 0.0f}, {0.5f, 0.3f}, {1.0f, 0.1f}}) {
+        SCOPED_TRACE(::testing::Message() << tokens << " tokens, tile " << tile << ", stride "
+                                          << stride << ", threshold " << threshold << ", density "
+                                          << density << (packed ? ", documents" : ""));
+        const AntidiagonalGateStep step = {.tile = tile,
+                                           .stride = stride,
+                                           .scale = 1.0f,  // logits far apart
+                                           .threshold = threshold,
+                                           .density = density};
+        const auto starts = packed ? documents : std::vector<int32_t>();
+        const AntidiagonalOracle oracle(q.View(), k.View(), step, starts);
+        const ShardLayout whole = {.tokens = tokens};
+        const std::vector<uint32_t> one = Choose(q, k, step, whole, starts);
+        EXPECT_EQ(oracle.Complaint(one.data(), whole, kTolerance), "");
+        if (tokens % (8 * tile) != 0) continue;
+        ExpectRanksChoose(q, k, step, starts, one);
+      }
+    }
+  }
+}
+
+// Rows whose scores take several launches, and heads that do.
+TEST_F(AntidiagonalTest, BatchesAreWhole) {
+  if (SmallShapes()) GTEST_SKIP() << "large";
+  const int64_t tokens = 65536;
+  const Rows q = Random(tokens, 6, 64), k = Random(tokens, 1, 64);
+  const AntidiagonalGateStep step = {
+      .tile = 64, .stride = 8, .scale = 0.125f, .threshold = 1.0f, .density = 0.05f};
+  const std::vector<uint32_t> chosen = Choose(q, k, step, {.tokens = tokens}, {});
+  int64_t kept = 0, most = 0;
+  for (const uint32_t word : chosen) kept += __builtin_popcount(word);
+  for (int seen = 1; seen <= 1024; ++seen) {
+    most += std::max(std::min(seen, 2), MostBlocks(0.05f, seen));
+  }
+  EXPECT_EQ(kept, 6 * most);
+  // Each head's rows are those that it has alone.
+  Rows last{.floats = {}, .bf16 = {}, .heads = 1, .head_dim = 64};
+  for (int64_t i = 0; i < tokens; ++i) {
+    const auto row = q.bf16.begin() + (i * 6 + 5) * 64;
+    last.bf16.insert(last.bf16.end(), row, row + 64);
+  }
+  const std::vector<uint32_t> alone = Choose(last, k, step, {.tokens = tokens}, {});
+  EXPECT_TRUE(std::equal(alone.begin(), alone.end(), chosen.end() - std::ssize(alone)));
+}
+
+TEST(AntidiagonalArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
+  const auto message = [](AntidiagonalGateStep step, int head_dim) {
+    const TokenMajor<const Bf16> x = {nullptr, 128, 1, head_dim, head_dim, head_dim};
+    step.query_layout.tokens = 128;
+    return std::string(ChooseByAntidiagonals(x, x, step, nullptr, nullptr).message());
+  };
+  EXPECT_THAT(message({.tile = 96}, 64), HasSubstr("tile is 96; 64 and 128 are supported"));
+  EXPECT_THAT(message({.stride = 24}, 64), HasSubstr("stride is 24; allowed are 8, 16, 32 and 64"));
+  EXPECT_THAT(message({}, 80), HasSubstr("head_dim is 80; 64 and 128 are supported"));
+  EXPECT_THAT(message({}, 64), HasSubstr("chosen"));
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,102 @@
+#include "kernels/reference/testing/antidiagonal_oracle.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+
+namespace ringleader::kernels::reference::testing {
+
+AntidiagonalOracle::AntidiagonalOracle(const TokenMajor<const float>& q,
+                                       const TokenMajor<const float>& k,
+                                       const AntidiagonalGateStep& step,
+                                       const std::vector<int32_t>& starts)
+    : step_(step),
+      starts_(starts),
+      heads_(q.heads),
+      tokens_(q.tokens),
+      blocks_((q.tokens + step.tile - 1) / step.tile),
+      mass_(heads_ * blocks_ * blocks_, 0.0) {
+  const int64_t stride = step.stride;
+  for (int head = 0; head < heads_; ++head) {
+    const float* const queries = q.data + head * q.head_stride;
+    const float* const keys = k.data + head / (heads_ / k.heads) * k.head_stride;
+    for (int64_t first = 0; first + stride <= tokens_; first += stride) {
+      std::vector<double> weight;
+      double sum = 0.0;
+      for (int64_t key = 0; key <= first; key += stride) {
+        double logits = 0.0;
+        for (int64_t i = 0; i < stride; ++i) {
+          const float* const query_row = queries + (first + i) * q.token_stride;
+          const float* const key_row = keys + (key + stride - 1 - i) * k.token_stride;
+          for (int x = 0; x < q.head_dim; ++x) logits += double{query_row[x]} * double{key_row[x]};
+        }
+        const bool seen = key + stride > StartOf(first);
+        weight.push_back(seen ? std::exp(logits * double{step.scale} / static_cast<double>(stride))
+                              : 0.0);
+        sum += weight.back();
+      }
+      double* const row = &mass_[(head * blocks_ + first / step.tile) * blocks_];
+      for (size_t group = 0; group < weight.size(); ++group) {
+        row[static_cast<int64_t>(group) * stride / step.tile] += weight[group] / sum;
+      }
+    }
+  }
+}
+
+std::string AntidiagonalOracle::Complaint(int head, int64_t tile, const std::vector<int64_t>& kept,
+                                          double tolerance) const {
+  const int64_t first = StartOf(tile * step_.tile) / step_.tile, seen = tile - first + 1;
+  const auto is_kept = [&](int64_t block) { return std::ranges::binary_search(kept, block); };
+  const auto where = [&](const char* what, int64_t block) {
+    return absl::StrFormat("head %d, tile %d: block %d %s", head, tile, block, what);
+  };
+  if (!is_kept(tile)) return where("is its own and left", tile);
+  if (!is_kept(first)) return where("is the first and left", first);
+  double total = 0.0, held = 0.0, least = INFINITY, best_left = 0.0;
+  for (int64_t block = 0; block < blocks_; ++block) {
+    const double mass = Mass(head, tile, block);
+    if (block < first || block > tile) {
+      if (is_kept(block)) return where("is not seen and kept", block);
+      continue;
+    }
+    total += mass;
+    if (!is_kept(block)) {
+      best_left = std::max(best_left, mass);
+      continue;
+    }
+    held += mass;
+    if (block != first && block != tile) least = std::min(least, mass);
+  }
+  const auto count = static_cast<int64_t>(kept.size());
+  const bool others = std::isfinite(least);
+  const double target = step_.threshold * total;
+  const auto most =
+      static_cast<int64_t>(std::floor(double{step_.density} * static_cast<double>(seen)));
+  if (others && least < best_left - tolerance) return where("is left, one of less is kept", tile);
+  if (others && step_.density > 0 && count > most) return where("keeps more than its share", tile);
+  const bool full = step_.density > 0 && count >= most;
+  if (!full && held < target - tolerance && best_left > tolerance)
+    return where("keeps too little", tile);
+  if (others && held - least > target + tolerance) return where("keeps too much", tile);
+  return "";
+}
+
+std::string AntidiagonalOracle::Complaint(const uint32_t* chosen, const ShardLayout& layout,
+                                          double tolerance) const {
+  const int64_t tiles = (layout.local_tokens() + step_.tile - 1) / step_.tile;
+  const int64_t words = BlockWords(static_cast<int32_t>(blocks_));
+  for (int64_t row = 0; row < heads_ * tiles; ++row) {
+    std::vector<int64_t> kept;
+    for (int64_t block = 0; block < blocks_; ++block) {
+      if ((chosen[row * words + block / 32] >> block % 32 & 1) != 0) kept.push_back(block);
+    }
+    const std::string wrong =
+        Complaint(static_cast<int>(row / tiles),
+                  layout.Position(row % tiles * step_.tile) / step_.tile, kept, tolerance);
+    if (!wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+}  // namespace ringleader::kernels::reference::testing

@@ -1,0 +1,43 @@
+// The oracle of XAttention's choice: fp64, pair by pair, over the whole sequence, as
+// AntidiagonalGateStep (ringleader/kernels/block_choice.h) defines it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
+
+namespace ringleader::kernels::reference::testing {
+
+class AntidiagonalOracle {
+ public:
+  // q: [tokens, heads, d] and k: [tokens, kv_heads, d], the whole sequence. Reads the step's tile,
+  // stride, scale, threshold and density. starts: by position, where the document starts; empty:
+  // the sequence is one.
+  AntidiagonalOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+                     const AntidiagonalGateStep& step, const std::vector<int32_t>& starts);
+
+  // What the tile of queries at `tile` of the sequence sees of a block; a group's mass is 1.
+  double Mass(int head, int64_t tile, int64_t block) const {
+    return mass_[(head * blocks_ + tile) * blocks_ + block];
+  }
+  // What is wrong with keeping `kept`, ascending; "" if nothing. Masses count as equal within
+  // `tolerance`, so that a choice within rounding of a threshold passes.
+  std::string Complaint(int head, int64_t tile, const std::vector<int64_t>& kept,
+                        double tolerance) const;
+  // The same for all rows of a rank's choice, [heads, its query tiles, BlockWords].
+  std::string Complaint(const uint32_t* chosen, const ShardLayout& layout, double tolerance) const;
+
+ private:
+  int64_t StartOf(int64_t position) const { return starts_.empty() ? 0 : starts_[position]; }
+
+  const AntidiagonalGateStep step_;
+  const std::vector<int32_t> starts_;
+  const int heads_;
+  const int64_t tokens_, blocks_;
+  std::vector<double> mass_;  // [heads, tiles, blocks]
+};
+
+}  // namespace ringleader::kernels::reference::testing

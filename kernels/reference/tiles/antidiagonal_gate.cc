@@ -1,0 +1,143 @@
+#include "kernels/reference/tiles/antidiagonal_gate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "kernels/reference/math/panels.h"
+#include "kernels/reference/tiles/tile_lists.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::reference {
+
+namespace {
+
+// The keys of one KV head as right-hand matrices: columns are groups, and the i-th matrix holds
+// from each the key that the i-th query of a group meets, [stride][panels of groups][d][panel].
+std::vector<float> PackGroups(const TileMath& math, const TokenMajor<const float>& k, int head,
+                              int stride) {
+  const int groups = static_cast<int>(k.tokens / stride);
+  const int64_t matrix = RoundUp(groups, math.panel) * k.head_dim;
+  std::vector<float> packed(stride * matrix);
+  for (int i = 0; i < stride; ++i) {
+    PackTransposed(k.data + (stride - 1 - i) * k.token_stride + head * k.head_stride,
+                   stride * k.token_stride, groups, k.head_dim, math.panel,
+                   packed.data() + i * matrix);
+  }
+  return packed;
+}
+
+// The masses of one tile's groups of queries.
+class TileMasses {
+ public:
+  TileMasses(const TileMath& math, const TokenMajor<const float>& q,
+             const AntidiagonalGateStep& step)
+      : math_(math), q_(q), step_(step), width_(step.tile / step.stride) {}
+
+  // Adds to mass[block] what query tile `a` of `head` sees of the blocks up to its own, `packed` by
+  // PackGroups. logits: memory for a tile's.
+  void Add(int head, int64_t a, const std::vector<float>& packed, float* logits,
+           std::vector<int64_t>& mass) const {
+    const int64_t groups = step_.query_layout.tokens / step_.stride, first_row = a * width_;
+    const auto rows =
+        static_cast<int>(std::min<int64_t>(width_, q_.tokens / step_.stride - first_row));
+    if (rows <= 0) return;
+    const int64_t last = GroupPosition(first_row + rows - 1);
+    const int64_t columns = RoundUp(last + 1, math_.panel);
+    const int64_t matrix = RoundUp(groups, math_.panel) * q_.head_dim;
+    for (int i = 0; i < step_.stride; ++i) {
+      math_.gemm(rows, static_cast<int>(columns), q_.head_dim,
+                 q_.data + (first_row * step_.stride + i) * q_.token_stride + head * q_.head_stride,
+                 step_.stride * q_.token_stride, 1, packed.data() + i * matrix,
+                 int64_t{q_.head_dim} * math_.panel, logits, columns, i > 0);
+    }
+    for (int row = 0; row < rows; ++row) {
+      const int64_t token = (first_row + row) * step_.stride;
+      const int64_t start =
+          step_.document_starts == nullptr ? 0 : step_.document_starts[token] / step_.stride;
+      AddRow(logits + row * columns, start, GroupPosition(first_row + row), mass);
+    }
+  }
+
+ private:
+  int64_t GroupPosition(int64_t row) const {
+    return step_.query_layout.Position(row * step_.stride) / step_.stride;
+  }
+
+  // The softmax of groups [start, own], by block.
+  void AddRow(const float* logits, int64_t start, int64_t own, std::vector<int64_t>& mass) const {
+    const float scale = step_.scale / static_cast<float>(step_.stride);
+    float maximum = -std::numeric_limits<float>::infinity();
+    for (int64_t b = start; b <= own; ++b) maximum = std::max(maximum, logits[b] * scale);
+    std::vector<double> of_block(own / width_ + 1, 0.0);
+    for (int64_t b = start; b <= own; ++b) {
+      of_block[b / width_] += std::exp(logits[b] * scale - maximum);
+    }
+    const double sum = std::accumulate(of_block.begin(), of_block.end(), 0.0);
+    for (size_t block = 0; block < of_block.size(); ++block) {
+      const double share = of_block[block] / sum;
+      // What is not a number has no mass: the step's loss will say so.
+      if (std::isfinite(share)) mass[block] += std::llrint(std::ldexp(share, kMassBits));
+    }
+  }
+
+  const TileMath& math_;
+  const TokenMajor<const float>& q_;
+  const AntidiagonalGateStep& step_;
+  const int width_;  // groups of a tile
+};
+
+// Sets bits of what a tile keeps of the blocks [first, own].
+void Keep(const std::vector<int64_t>& mass, int64_t first, int64_t own, float threshold,
+          float density, uint32_t* chosen) {
+  std::vector<int64_t> others;
+  for (int64_t block = first + 1; block < own; ++block) {
+    if (mass[block] > 0) others.push_back(block);
+  }
+  std::ranges::stable_sort(others, std::greater<>(), [&](int64_t block) { return mass[block]; });
+  const auto take = [&](int64_t block) { chosen[block / 32] |= 1u << block % 32; };
+  take(first);
+  take(own);
+  const int64_t target = MassTarget(
+      std::accumulate(mass.begin() + first, mass.begin() + own + 1, int64_t{0}), threshold);
+  int64_t held = first == own ? mass[own] : mass[first] + mass[own];
+  int64_t left =
+      MostBlocks(density, static_cast<int32_t>(own - first + 1)) - (first == own ? 1 : 2);
+  for (const int64_t block : others) {
+    if (held >= target || left-- <= 0) break;
+    take(block);
+    held += mass[block];
+  }
+}
+
+}  // namespace
+
+void ChooseByAntidiagonals(Engine& engine, const TokenMajor<const float>& q,
+                           const TokenMajor<const float>& k, const AntidiagonalGateStep& step) {
+  const TileMath& math = engine.math();
+  const int64_t query_tiles = TileCount(q.tokens, step.tile);
+  const int64_t blocks = TileCount(step.query_layout.tokens, step.tile);
+  const int32_t words = BlockWords(static_cast<int32_t>(blocks));
+  const int64_t logits = step.tile / step.stride * RoundUp(k.tokens / step.stride + 1, math.panel);
+  std::fill_n(step.chosen, q.heads * query_tiles * words, 0u);
+  const TileMasses masses(math, q, step);
+  for (int kv_head = 0; kv_head < k.heads; ++kv_head) {
+    const std::vector<float> packed = PackGroups(math, k, kv_head, step.stride);
+    const int group = q.heads / k.heads;
+    engine.pool().For(group * query_tiles, [&](int64_t task, int worker) {
+      const int head = kv_head * group + static_cast<int>(task / query_tiles);
+      const int64_t a = task % query_tiles;
+      std::vector<int64_t> mass(blocks, 0);
+      masses.Add(head, a, packed, engine.worker_scratch(worker).Reserve(logits), mass);
+      const int64_t first =
+          step.document_starts == nullptr ? 0 : step.document_starts[a * step.tile] / step.tile;
+      Keep(mass, first, step.query_layout.Position(a * step.tile) / step.tile, step.threshold,
+           step.density, step.chosen + (head * query_tiles + a) * words);
+    });
+  }
+}
+
+}  // namespace ringleader::kernels::reference

@@ -1,0 +1,89 @@
+#include "patterns/chosen_blocks.h"
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+namespace ringleader::patterns {
+namespace {
+
+// A head lists at most so many tiles, or as many as it has rows: where rows see more, each tile
+// that is listed stands for several, drawn like one.
+constexpr int64_t kMaxListedTiles = int64_t{1} << 21;
+
+int64_t TilesOfRow(int64_t blocks) {
+  return std::max<int64_t>(1, kMaxListedTiles / blocks);
+}
+
+class Chooser {
+ public:
+  Chooser(int64_t groups, int64_t kept, Random* random)
+      : random_(*random), favourites_(std::min(groups, 4 * kept)), is_chosen_(groups) {
+    for (int64_t& favourite : favourites_) favourite = random_.Below(groups);
+  }
+
+  // A block before `own`.
+  int64_t Draw(int64_t own) {
+    const int64_t block = random_.Unit() < 0.5 ? favourites_[random_.Below(std::ssize(favourites_))]
+                                               : random_.Below(own);
+    return block < own ? block : random_.Below(own);
+  }
+  // `count` different ones, ascending.
+  std::vector<int64_t> Choose(int64_t own, int64_t count) {
+    std::vector<int64_t> chosen;
+    while (std::ssize(chosen) < count) {
+      const int64_t block = count == own ? std::ssize(chosen) : Draw(own);
+      if (is_chosen_[block]) continue;
+      is_chosen_[block] = true;
+      chosen.push_back(block);
+    }
+    for (const int64_t block : chosen) is_chosen_[block] = false;
+    std::sort(chosen.begin(), chosen.end());
+    return chosen;
+  }
+
+ private:
+  Random& random_;
+  std::vector<int64_t> favourites_;
+  std::vector<bool> is_chosen_;
+};
+
+}  // namespace
+
+int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept) {
+  return blocks * std::min({TilesOfRow(blocks), blocks, (kept + 1) * span});
+}
+
+ring::HeadPattern SampleChosenBlocks(int64_t blocks, int64_t span, int64_t kept,
+                                     absl::FunctionRef<int64_t(int64_t own)> kept_of,
+                                     Random* random) {
+  const int64_t groups = (blocks + span - 1) / span, most = TilesOfRow(blocks);
+  kept = std::min(kept, groups);
+  if (kept_of(groups - 1) >= groups - 1) return Band(blocks, blocks);  // no row has more before it
+  Chooser chooser(groups, kept, random);
+  ring::HeadPattern head;
+  head.row_offsets.reserve(blocks + 1);
+  head.row_offsets.push_back(0);
+  const auto add = [&](int64_t tile) { head.columns.push_back(static_cast<int32_t>(tile)); };
+  for (int64_t q = 0; q < blocks; ++q) {
+    const int64_t own = q / span, chosen = kept_of(own), near = q - own * span + 1;
+    const int64_t tiles = chosen * span + near;
+    if (tiles <= most) {
+      for (const int64_t block : chooser.Choose(own, chosen)) {
+        for (int64_t k = block * span; k < (block + 1) * span; ++k) add(k);
+      }
+      for (int64_t k = own * span; k <= q; ++k) add(k);
+      head.row_weights.push_back(1);
+    } else {
+      for (int64_t i = 0; i < most; ++i) {
+        const bool is_near = own == 0 || random->Below(tiles) < near;
+        add(is_near ? q - random->Below(near) : chooser.Draw(own) * span + random->Below(span));
+      }
+      head.row_weights.push_back(static_cast<double>(tiles) / static_cast<double>(most));
+    }
+    head.row_offsets.push_back(std::ssize(head.columns));
+  }
+  return head;
+}
+
+}  // namespace ringleader::patterns

@@ -1,0 +1,23 @@
+// Samples of patterns whose rows, tiles of queries, choose blocks of keys: half of each row's
+// choices are blocks that the whole head favours.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "patterns/sample.h"
+#include "ring/tile_loads.h"
+
+namespace ringleader::patterns {
+
+// Tiles that a sampled head lists one by one, at most: of blocks of `span` tiles, of which a row
+// keeps up to `kept` besides its own.
+int64_t ListedTilesOf(int64_t blocks, int64_t span, int64_t kept);
+
+// A head of `blocks` tiles. Each row sees its own block up to the diagonal and kept_of(own), at
+// most `kept`, of the `own` blocks before it.
+ring::HeadPattern SampleChosenBlocks(int64_t blocks, int64_t span, int64_t kept,
+                                     absl::FunctionRef<int64_t(int64_t own)> kept_of,
+                                     Random* random);
+
+}  // namespace ringleader::patterns

@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "patterns/chosen_blocks.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::patterns {
+namespace {
+
+// clang-format off
+constexpr PatternField kFields[] = {
+    {"attention.stride", "16", {8, 64},
+     "Tokens whose logits one score averages: 8, 16, 32 or 64. Scores take time in inverse proportion.",
+     Read<&AttentionOptions::stride>},
+    {"attention.threshold", "0.9", {0, 1, true},
+     "Share of the estimated attention mass that the blocks which a tile of queries keeps must cover.",
+     Read<&AttentionOptions::threshold>},
+    {"attention.density", "0", {0, 1},
+     "Share of the blocks before it that a tile of queries keeps at most; 0: as many as the threshold asks "
+     "for.",
+     Read<&AttentionOptions::density>},
+};
+// clang-format on
+
+absl::Status Check(const AttentionOptions& options) {
+  const int stride = options.stride;
+  if (stride != 8 && stride != 16 && stride != 32 && stride != 64) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.stride is %d; allowed are 8, 16, 32 and 64", stride));
+  }
+  if (!(options.threshold > 0.0 && options.threshold <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.threshold must lie in (0, 1]; got %g", options.threshold));
+  }
+  if (options.density >= 0.0 && options.density <= 1.0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
+}
+
+// The keys of the whole sequence, dense and in order; nothing where this rank has them all.
+absl::StatusOr<DeviceArray<std::byte>> GatherKeys(const IndexInputs& inputs, int tile,
+                                                  IndexDevice& device) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  if (layout.ranks == 1) return DeviceArray<std::byte>();
+  const int64_t row = inputs.kv_heads * inputs.head_dim * device.element_bytes();
+  const int64_t part = layout.local_tokens() * row;
+  const auto gathered = AllocateArray<std::byte>(device, layout.ranks * part);
+  const auto ordered = AllocateArray<std::byte>(device, layout.ranks * part);
+  RETURN_IF_ERROR(
+      device.Run(kernels::PackKeysStep{.packed = gathered.data() + layout.rank * part}));
+  RETURN_IF_ERROR(device.Gather(gathered.data(), part));
+  RETURN_IF_ERROR(device.Run(
+      kernels::OrderTilesStep{.gathered = reinterpret_cast<const float*>(gathered.data()),
+                              .layout = layout,
+                              .tile = tile,
+                              .row = tile * row / static_cast<int64_t>(sizeof(float)),
+                              .ordered = reinterpret_cast<float*>(ordered.data())}));
+  return ordered;
+}
+
+absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
+                   LayerIndex& index) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys, GatherKeys(inputs, options.tile, device));
+  const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
+  const auto blocks = static_cast<int32_t>((layout.tokens + options.tile - 1) / options.tile);
+  const auto density = static_cast<float>(options.density);
+  index.pattern = kernels::TilePattern::kCsr;
+  index.block_size = options.tile;
+  index.kept_blocks = std::min(blocks, std::max(2, kernels::MostBlocks(density, blocks)));
+  index.chosen =
+      AllocateArray<uint32_t>(device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
+  return device.Run(
+      kernels::AntidiagonalGateStep{.keys = keys.data(),
+                                    .query_layout = layout,
+                                    .document_starts = index.document_starts(),
+                                    .tile = options.tile,
+                                    .stride = options.stride,
+                                    .scale = inputs.scale,
+                                    .threshold = static_cast<float>(options.threshold),
+                                    .density = density,
+                                    .chosen = index.chosen.data()});
+}
+
+// A guess near what its authors report for thresholds of 0.9 and long inputs, if no share says.
+constexpr double kUsualDensity = 0.1;
+
+int64_t Kept(const AttentionOptions& options, int64_t own) {
+  const double usual = options.threshold >= 1.0 ? 1.0 : kUsualDensity;
+  const double density = options.density > 0.0 ? std::min(options.density, usual) : usual;
+  const auto seen = static_cast<double>(own + 1);
+  return std::clamp<int64_t>(static_cast<int64_t>(density * seen) - 1, std::min<int64_t>(1, own),
+                             own);
+}
+
+int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
+  return ListedTilesOf(blocks, /*span=*/1, Kept(options, blocks - 1));
+}
+
+ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
+                         Random* random) {
+  return SampleChosenBlocks(
+      blocks, /*span=*/1, Kept(options, blocks - 1),
+      [&](int64_t own) { return Kept(options, own); }, random);
+}
+
+}  // namespace
+
+extern constinit const PatternDefinition kXAttentionDefinition = {
+    .pattern = Pattern::kXAttention,
+    .name = "xattention",
+    .sees = "key blocks scored by antidiagonals of each tile",
+    .count_tiles = nullptr,
+    .needs_whole_tiles = true,
+    .fields = kFields,
+    .check = Check,
+    .build = Build,
+    .sample = Sample,
+    .listed_tiles = ListedTiles,
+    .page =
+        R"(XAttention (arXiv 2503.16428), here in training and in a ring. Queries and keys are cut into
+groups of `attention.stride` tokens. A group of queries sees a group of keys by the mean logit along their
+antidiagonal, the first query with the last key and so on, which meets every column and every diagonal of the pair.
+The softmax of these over the groups of keys up to its own is the group's estimate of its attention. Per layer, head and
+step, each tile of queries adds it up by blocks of `attention.tile` keys, and keeps its own block, the first that it sees
+(of its document), and then the heaviest until they cover `attention.threshold` of the mass, or are
+`attention.density` of the blocks that it sees: with a threshold of 1 that share is kept in full. A tile visits no more than the share and the
+two blocks that are always kept. The kernels get lists of tiles, per query tile and, for backward, per key tile.
+
+Scores are products on the tensor cores, tokens² × head_dim / (2 × stride) of them for each head, and no matrix of
+scores is kept. On several ranks the keys of the whole sequence are gathered for them, twice in memory until the
+choice is made. Masses are rounded to integers, so the choice is the same on any number of ranks. In packed documents a
+group sees those that hold a key of its first query's document; a group that lies across a boundary is scored as a
+whole. Reports say what was visited; recall is not estimated (-1), for these masses are not attention's. Without a
+share, a tile may keep every block: the lists then take 8 bytes for each pair of local tiles and head. The planner
+assumes that a tenth of the causal tiles is visited, or the share if that is less (with a threshold of 1 the share), half of them blocks that the
+whole head favours, until a job's reports say how many are.
+)",
+};
+
+}  // namespace ringleader::patterns
