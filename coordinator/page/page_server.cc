@@ -25,6 +25,7 @@ constexpr size_t kThreads = 32;
 constexpr int kKeepAliveSeconds = 3;
 constexpr int kReadSeconds = 5;
 constexpr int kWriteSeconds = 15;
+constexpr size_t kMaxPathBytes = 256;
 constexpr absl::Duration kStartPatience = absl::Seconds(10);
 
 // Texts of jobs and nodes are anybody's: nothing but the files of this server is run or shown, and
@@ -177,6 +178,8 @@ class PageServerImpl : public PageServer {
     http_->set_tcp_nodelay(true);
     http_->set_pre_routing_handler(
         [this](const httplib::Request& request, httplib::Response& response) {
+          // Parts of an answer are not served: two thousand that overlap would make many MB of one.
+          const_cast<httplib::Request&>(request).ranges.clear();
           const absl::Status fit = Check(request);
           if (fit.ok()) return httplib::Server::HandlerResponse::Unhandled;
           Refuse(fit, &response);
@@ -196,6 +199,7 @@ class PageServerImpl : public PageServer {
       return absl::PermissionDeniedError(
           "this page is for browsers of its own machine: open it as localhost or 127.0.0.1");
     }
+    if (request.path.size() > kMaxPathBytes) return absl::NotFoundError("there is no such address");
     const bool asks_for_data = request.path.rfind("/api/", 0) == 0;
     if (asks_for_data && options_.tls.enabled() && !request.has_header("Authorization")) {
       return absl::UnauthenticatedError("show a token: \"Authorization: Bearer TOKEN\"");

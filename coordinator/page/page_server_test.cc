@@ -203,6 +203,17 @@ TEST_F(PageServerTest, ItIsReadOnly) {
   EXPECT_EQ(client_->Put("/api/jobs/a", "{}", "application/json")->status, 403);
 }
 
+TEST_F(PageServerTest, ARequestCostsNoMoreThanItsAnswer) {
+  EXPECT_EQ(Get("/api/jobs/" + std::string(8000, 'a'))->status, 404);
+  EXPECT_EQ(Get("/api/jobs/" + std::string(250, 'a') + "/history")->status, 404);
+  std::string parts = "bytes=0-";
+  while (parts.size() < 7000) parts += ",0-";
+  const httplib::Result many = Get("/page.js", {{"Range", parts}});
+  EXPECT_EQ(many->status, 200);
+  EXPECT_EQ(many->body, Get("/page.js")->body);
+  EXPECT_LT(Get("/none", {{"Range", parts}})->body.size(), 1000u);
+}
+
 TEST_F(PageServerTest, IsNotOpenToOtherMachinesOrWithoutRoles) {
   const auto refusal = [&](const PageOptions& options) {
     return PageServer::Start(options, server_->InProcessChannel()).status();
