@@ -103,6 +103,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .name = "moba",
     .sees = "key blocks chosen by each query",
     .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kAlways,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

@@ -159,8 +159,9 @@ TEST(QueryGateArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   };
   EXPECT_THAT(message({}, 1024, 80), HasSubstr("head_dim is 80; 64 and 128 are supported"));
   EXPECT_THAT(message({.block_size = 100}, 1024, 64), HasSubstr("block_size is 100"));
-  EXPECT_THAT(message({.block_size = 128}, 131072, 64),
-              HasSubstr("blocks of the sequence is 1024; allowed are 1 to 640"));
+  EXPECT_THAT(
+      message({.block_size = 128}, 131072, 64),
+      HasSubstr("blocks of the sequence is 1024; allowed are multiples of 1 from 1 to 640"));
 }
 
 }  // namespace
