@@ -23,6 +23,7 @@ using v1::TrainerExited;
 
 using TrainerProcessTest = testing::AttemptTest;
 using testing::AllReachedStep;
+using testing::Losses;
 using testing::Stop;
 
 TEST_F(TrainerProcessTest, FewerStepsThanTheCheckpointHasAreRefused) {

@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/data/pack_folder.h"
+#include "worker/data/token_shard.h"
 #include "worker/trainer/testing/attempt_test.h"
 
 namespace ringleader::trainer {
