@@ -58,9 +58,9 @@ bool Read(std::string_view text, AttentionOptions* options) {
 
 // Whether what a query attends to can be chosen without later queries (Selection).
 enum class CausalChoice {
-  kAlways,  // positions alone choose, or each query for itself
-  kOnAsk,   // under Selection::kCausal
   kNever,   // it takes queries of all of the sequence, or of all of a tile
+  kOnAsk,   // under Selection::kCausal
+  kAlways,  // positions alone choose, or each query for itself
 };
 
 struct PatternDefinition {

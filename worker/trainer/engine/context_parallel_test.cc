@@ -239,8 +239,8 @@ TEST(CausalChoiceTest, DecidesWhetherLossesKnowOfLaterTokens) {
   const double slash = LargestLeak({.pattern = Pattern::kVerticalSlash,
                                     .select = patterns::Select::kTopK,
                                     .budget = {.max_verticals = 32, .max_slashes = 3}});
-  EXPECT_GT(blocks, 1e-4);
-  EXPECT_GT(slash, 1e-4);
+  EXPECT_GT(blocks, 0.0);
+  EXPECT_GT(slash, 0.0);
   EXPECT_EQ(LargestLeak({.pattern = Pattern::kSlidingWindow, .window = 200}), 0.0);
   RecordProperty("largest_difference_block_topk", absl::StrCat(blocks));
   RecordProperty("largest_difference_vertical_slash", absl::StrCat(slash));
