@@ -107,6 +107,7 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
     line.set_text("line " + std::to_string(i));
   }
   coordinator_.break_streams_after = {2};
+  coordinator_.log_uid = "tiny-1";
   const Result result = Run({"logs", "-f", "tiny", "--tail", "100"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(result.out, "[rank 1] line 1\n[rank 0] line 2\n[rank 1] line 3\n[rank 0] line 4\n");
@@ -114,6 +115,9 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   EXPECT_EQ(coordinator_.log_requests[0].last_lines(), 100);
   EXPECT_EQ(coordinator_.log_requests[1].last_lines(), 0);
   EXPECT_EQ(coordinator_.log_requests[1].after_offset(), 2);
+  // Another job may have got the name meanwhile.
+  EXPECT_EQ(coordinator_.log_requests[0].job_uid(), "");
+  EXPECT_EQ(coordinator_.log_requests[1].job_uid(), "tiny-1");
   EXPECT_EQ(Run({"logs", "tiny", "--rank", "0", "--attempt", "1"}).out, "line 2\nline 4\n");
 }
 
@@ -175,6 +179,9 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
               HasSubstr("density, layer 1                20.0 %, recall 90.0 %, diagonals set "
                         "by attention.max_slashes, columns by attention.vertical_mass"));
   EXPECT_EQ(json["slashes_at_budget_per_layer"][0], 0.75);
+  EXPECT_EQ(json["probed_recall_per_head"], (nlohmann::json{{"1", {0.75, 0.25}}}));
+  EXPECT_THAT(table, HasSubstr("probed recall, layer 1          50.0 %, from 25.0 % (head 1) to "
+                               "75.0 % (head 0)\n"));
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
   coordinator_.watch.clear();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "jobspec/scalars.h"
+#include "jobspec/text.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -69,6 +70,16 @@ constexpr Field kFieldsBeforePatterns[] = {
 constexpr Field kFieldsAfterPatterns[] = {
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
+    {"attention.selection", Need::kDefault, "full", {}, kSparse,
+     "By which queries what a query attends to may be chosen: by whichever the pattern takes "
+     "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
+     "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window` and "
+     "`block_topk`."},
+    {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
+     "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
+     "in the choice, the share of their exact attention that lies in what they visited, by layer and "
+     "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "
+     "`vertical_slash` does."},
     {"attention.tile", Need::kDefault, "64", {64, 128}, kAlways,
      "Edge of an attention tile in tokens: 64 or 128."},
 
@@ -196,21 +207,6 @@ std::vector<Field> AllFields() {
   }
   fields.insert(fields.end(), std::begin(kFieldsAfterPatterns), std::end(kFieldsAfterPatterns));
   return fields;
-}
-
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substitution = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitution});
-    }
-  }
-  return row[b.size()];
 }
 
 std::string_view LastName(std::string_view path) {

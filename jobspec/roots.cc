@@ -44,11 +44,15 @@ bool LeadsBelow(const fs::path& path, const std::vector<std::string>& roots) {
   });
 }
 
-// The first thing in the folder that is a link out of the roots; empty: none, or no folder.
+// The first thing in the folder, or in a folder of it (a checkpoint, profiles), that is a link out
+// of the roots; empty: none, or no folder.
 fs::path LinkOut(const fs::path& folder, const std::vector<std::string>& roots) {
   std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
+  for (fs::recursive_directory_iterator
+           entry(folder, fs::directory_options::skip_permission_denied, error),
+       end;
+       !error && entry != end; entry.increment(error)) {
+    if (entry.depth() > 0) entry.disable_recursion_pending();
     if (entry->is_symlink(error) && !LeadsBelow(entry->path(), roots)) return entry->path();
   }
   return {};

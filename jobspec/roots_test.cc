@@ -66,6 +66,11 @@ TEST(RootsTest, LinksThatLeadOutAreSeen) {
   EXPECT_TRUE(check("data/mixed", "data"));
   fs::create_symlink(dir.File("secret/tokens"), dir.File("data/mixed/shard-00000.tokens"));
   EXPECT_FALSE(check("data/mixed", "data"));
+  // A trainer writes into folders of its checkpoint folder, too.
+  fs::create_directories(dir.File("data/job/profiles"));
+  EXPECT_TRUE(check("data/job", "data"));
+  fs::create_symlink(dir.File("secret/keys"), dir.File("data/job/profiles/rank-0.json"));
+  EXPECT_FALSE(check("data/job", "data"));
   // And a link to what is not there yet may lead anywhere by the time that it is.
   fs::create_directory_symlink(dir.File("secret/later"), dir.File("data/dangling"));
   EXPECT_FALSE(check("data/dangling", "data"));

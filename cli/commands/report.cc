@@ -6,6 +6,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -30,6 +32,7 @@ struct Totals {
   uint64_t overlong_documents = 0, overlong_tokens = 0;
   Mean worker_imbalance, step_imbalance, density;
   std::map<uint32_t, Mean> layer_density, layer_recall;
+  std::map<uint32_t, std::vector<Mean>> probed_recall;              // by head
   std::map<uint32_t, Mean> verticals_at_budget, slashes_at_budget;  // of layers with a recall
   v1::PhaseSeconds phases;
 };
@@ -53,6 +56,13 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     for (const v1::LayerReport& layer : step.layers()) {
       totals.density.Add(layer.density());
       totals.layer_density[layer.layer()].Add(layer.density());
+      if (layer.probed_recall_by_head_size() > 0) {
+        std::vector<Mean>& heads = totals.probed_recall[layer.layer()];
+        heads.resize(layer.probed_recall_by_head_size());
+        for (size_t head = 0; head < heads.size(); ++head) {
+          heads[head].Add(layer.probed_recall_by_head(static_cast<int>(head)));
+        }
+      }
       if (layer.recall() < 0) continue;
       totals.layer_recall[layer.layer()].Add(layer.recall());
       totals.verticals_at_budget[layer.layer()].Add(layer.verticals_at_budget());
@@ -67,6 +77,26 @@ nlohmann::ordered_json ByLayer(const std::map<uint32_t, Mean>& means) {
   nlohmann::ordered_json values = nlohmann::ordered_json::array();
   for (const auto& [layer, mean] : means) values.push_back(mean.value());
   return values;
+}
+
+nlohmann::ordered_json ByHead(const std::map<uint32_t, std::vector<Mean>>& layers) {
+  nlohmann::ordered_json values = nlohmann::ordered_json::object();
+  for (const auto& [layer, heads] : layers) {
+    nlohmann::ordered_json& row = values[absl::StrCat(layer)] = nlohmann::ordered_json::array();
+    for (const Mean& head : heads) row.push_back(head.value());
+  }
+  return values;
+}
+
+// "93.0 %, from 71.0 % (head 3) to 99.8 % (head 0)".
+std::string ProbedText(const std::vector<Mean>& heads) {
+  const auto less = [](const Mean& a, const Mean& b) { return a.value() < b.value(); };
+  const auto [least, most] = std::minmax_element(heads.begin(), heads.end(), less);
+  Mean all;
+  for (const Mean& head : heads) all.Add(head.value());
+  return absl::StrCat(FormatPercent(all.value()), ", from ", FormatPercent(least->value()),
+                      " (head ", least - heads.begin(), ") to ", FormatPercent(most->value()),
+                      " (head ", most - heads.begin(), ")");
 }
 
 // "diagonals set by attention.slash_mass, columns by attention.max_verticals": of most heads.
@@ -146,6 +176,7 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
       {"density", totals.density.value()},
       {"density_per_layer", ByLayer(totals.layer_density)},
       {"recall_per_layer", ByLayer(totals.layer_recall)},
+      {"probed_recall_per_head", ByHead(totals.probed_recall)},
       {"verticals_at_budget_per_layer", ByLayer(totals.verticals_at_budget)},
       {"slashes_at_budget_per_layer", ByLayer(totals.slashes_at_budget)},
       {"worker_imbalance", totals.worker_imbalance.value()},
@@ -184,6 +215,9 @@ void WriteTable(std::ostream& out, const Totals& totals) {
                       SetBy(totals, layer));
     }
     rows.push_back({absl::StrCat("density, layer ", layer), text});
+  }
+  for (const auto& [layer, heads] : totals.probed_recall) {
+    rows.push_back({absl::StrCat("probed recall, layer ", layer), ProbedText(heads)});
   }
   rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
   rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});

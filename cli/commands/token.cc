@@ -105,7 +105,8 @@ void AddTokenCommand(CLI::App& app, Context* context) {
       ->capture_default_str();
   create->callback([=] { context->action = [=] { return Create(*context, *flags); }; });
 
-  CLI::App* list = token->add_subcommand("list", "list the tokens that have not expired");
+  CLI::App* list =
+      token->add_subcommand("list", "list the tokens; those that have expired go when one is made");
   list->callback([=] { context->action = [=] { return List(*context); }; });
 
   auto id = std::make_shared<std::string>();

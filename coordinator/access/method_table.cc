@@ -74,18 +74,16 @@ constexpr std::string_view kServedByGrpc = "/grpc.";
 
 }  // namespace
 
-bool HasRow(std::string_view path) {
-  return Rows().contains(path);
-}
-
 std::string ShortMethod(std::string_view path) {
+  constexpr size_t kMaxPart = 100;  // anybody may call a method of any name
   const size_t slash = path.rfind('/');
   const size_t dot = path.rfind('.', slash);
   if (slash == std::string_view::npos || dot == std::string_view::npos) {
-    return absl::CHexEscape(std::string(path.substr(0, 100)));
+    return absl::CHexEscape(std::string(path.substr(0, kMaxPart)));
   }
-  return absl::CHexEscape(absl::StrCat(std::string(path.substr(dot + 1, slash - dot - 1)), ".",
-                                       std::string(path.substr(slash + 1, 100))));
+  const std::string_view service = path.substr(dot + 1, slash - dot - 1);
+  return absl::CHexEscape(absl::StrCat(std::string(service.substr(0, kMaxPart)), ".",
+                                       std::string(path.substr(slash + 1, kMaxPart))));
 }
 
 absl::Status CheckBeforeHandler(std::string_view path, const Caller& caller) {

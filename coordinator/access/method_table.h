@@ -17,9 +17,6 @@ absl::Status CheckMethod(std::string_view path, const Caller& caller);
 // coordinator serves, for whatever role, and a caller that is nobody.
 absl::Status CheckBeforeHandler(std::string_view path, const Caller& caller);
 
-// The table has a row for this path.
-bool HasRow(std::string_view path);
-
 // "JobService.CreateJob" for "/ringleader.v1.JobService/CreateJob": what people read.
 std::string ShortMethod(std::string_view path);
 

@@ -1,5 +1,6 @@
 // One client cannot take the coordinator from the others: limits, pages and deadlines over real
 // gRPC.
+#include <grpcpp/generic/generic_stub.h>
 #include <sys/mount.h>
 
 #include <algorithm>
@@ -92,21 +93,12 @@ TEST_F(FairnessTest, SlowCallsLeaveRoomForOthersAndAreLimited) {
 TEST_F(FairnessTest, WatchesOfOneClientAreLimited) {
   Start({.listen = Loopback(), .check_files = false}, {.watches_per_client = 2});
   Created("a");
-  v1::WatchJobRequest request;
-  request.set_name("jobs/a");
-  v1::WatchJobResponse response;
-  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
-  std::vector<std::unique_ptr<grpc::ClientReader<v1::WatchJobResponse>>> streams;
-  for (int i = 0; i < 3; ++i) {
-    contexts.push_back(Context());
-    streams.push_back(jobs_->WatchJob(contexts.back().get(), request));
-    EXPECT_EQ(streams.back()->Read(&response), i < 2);
-  }
-  const grpc::Status refused = streams[2]->Finish();
+  const std::vector<OpenWatch> watches = WatchThriceWhereTwoMay("jobs/a");
+  const grpc::Status refused = watches[2].stream->Finish();
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("--watches-per-client"));
   EXPECT_EQ(Metric(kReached), 1);
-  for (auto& context : contexts) context->TryCancel();
+  for (const OpenWatch& watch : watches) watch.context->TryCancel();
 }
 
 TEST_F(FairnessTest, SubmittedBytesComeBackOverTime) {
@@ -246,6 +238,52 @@ TEST_F(FairnessTest, SessionsHaveToSayWhoTheyAre) {
     ASSERT_TRUE(speaking->Read(&answer));
   } while (answer.heartbeat_number() != 7);
   for (auto& context : contexts) context->TryCancel();
+}
+
+// gRPC gives each of these streams a thread.
+TEST_F(FairnessTest, ReflectionTakesFewThreads) {
+  constexpr int kStreams = 40;
+  grpc::GenericStub stub(channel_);
+  grpc::CompletionQueue queue;
+  struct Stream {
+    std::unique_ptr<grpc::ClientContext> context = Context();
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::ByteBuffer answer;
+    grpc::Status status;
+    enum { kStarts, kReads, kEnds } next = kStarts;
+  };
+  std::vector<Stream> streams(kStreams);
+  for (Stream& stream : streams) {
+    stream.call =
+        stub.PrepareCall(stream.context.get(),
+                         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+    stream.call->StartCall(&stream);
+  }
+  // Nobody asks anything, so that only what is refused ends.
+  void* tag = nullptr;
+  bool ok = false;
+  const Stream* refused = nullptr;
+  while (refused == nullptr && queue.Next(&tag, &ok)) {
+    auto* const stream = static_cast<Stream*>(tag);
+    if (stream->next == Stream::kStarts) {
+      stream->call->Read(&stream->answer, tag);
+      stream->next = Stream::kReads;
+    } else if (stream->next == Stream::kReads) {
+      stream->call->Finish(&stream->status, tag);
+      stream->next = Stream::kEnds;
+    } else {
+      refused = stream;
+    }
+  }
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+      << refused->status.error_message();
+  v1::ListNodesResponse nodes;
+  EXPECT_TRUE(nodes_->ListNodes(Context().get(), {}, &nodes).ok());
+  for (Stream& stream : streams) stream.context->TryCancel();
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
 }
 
 // Requests are refused by name, replies and health say what is wrong, and that ends with its cause.

@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <fstream>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/protocol_version.h"
 #include "coordinator/api/testing/access_fixture.h"
+#include "coordinator/api/testing/forwarding_store.h"
 
 namespace ringleader::api::testing {
 namespace {
@@ -32,6 +36,34 @@ TEST_F(AccessTest, CertificatesOfAnotherAuthorityAndExpiredOnesDoNotConnect) {
   Client late(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
                                   grpc::SslCredentials(expired)));
   EXPECT_EQ(late.List().error_code(), StatusCode::UNAVAILABLE);
+}
+
+// The handshake looks at the date once; the connection may last for months.
+TEST_F(AccessTest, ACertificateThatExpiresEndsWhatItHasOpened) {
+  const TestCertificates& certificates = Certificates();
+  ASSERT_TRUE(
+      certificates.Sign("ca", "brief", {.more_names = ",URI:ringleader://node/b", .seconds = 12}));
+  const Client brief = As("brief");
+  const auto session_context = Client::Context();
+  const auto session = brief.workers->Session(session_context.get());
+  v1::WorkerMessage hello;
+  hello.mutable_hello()->set_node("nodes/b");
+  hello.mutable_hello()->set_incarnation("folder.process");
+  hello.mutable_hello()->set_protocol_version(kProtocolVersion);
+  ASSERT_TRUE(session->Write(hello));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(session->Read(&answer));
+  while (session->Read(&answer)) continue;
+  EXPECT_EQ(session->Finish().error_code(), StatusCode::UNAVAILABLE);
+  // Over the connection that was opened while it was valid.
+  const auto again_context = Client::Context();
+  const auto again = brief.workers->Session(again_context.get());
+  again->Write(hello);
+  EXPECT_FALSE(again->Read(&answer));
+  const grpc::Status refused = again->Finish();
+  EXPECT_EQ(refused.error_code(), StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("certificate of this connection expired at"));
+  EXPECT_NE(As("a").List().error_code(), StatusCode::UNAUTHENTICATED);
 }
 
 TEST_F(AccessTest, ATokenStandsForItsUserUntilItIsRevoked) {
@@ -63,6 +95,62 @@ TEST_F(AccessTest, ATokenStandsForItsUserUntilItIsRevoked) {
   EXPECT_EQ(dave.List().error_code(), StatusCode::UNAUTHENTICATED);
   EXPECT_EQ(root.access->RevokeToken(Client::Context().get(), revoke, &root.token).error_code(),
             StatusCode::NOT_FOUND);
+}
+
+// A store whose disk is full, or cannot be read.
+class TroubledStore : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
+    return is_unreadable ? absl::UnavailableError("no answer") : ForwardingStore::Read(body);
+  }
+  absl::Status Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body,
+                     store::Need need) override {
+    if (is_full && need == store::Need::kOrdinary) return Space();
+    return ForwardingStore::Write(body, need);
+  }
+  absl::Status Space() override {
+    return is_full ? absl::ResourceExhaustedError("the disk is full") : absl::OkStatus();
+  }
+  std::atomic<bool> is_full = false;
+  std::atomic<bool> is_unreadable = false;
+};
+
+TEST_F(AccessTest, ATokenIsRevokedWhateverTroubleTheStoreIsIn) {
+  server_.reset();
+  TroubledStore troubled(store_.get());
+  const absl::Cleanup stop = [&] { server_.reset(); };
+  auto server =
+      Server::Start({.listen = kListen,
+                     .tls = Certificates().Options("server"),
+                     .access_path = dir_.File("access.yaml"),
+                     .check_files = false},
+                    controller_.get(), workers_.get(), &troubled, limits_.get(), registry_.get());
+  ASSERT_TRUE(server.ok()) << server.status();
+  server_ = *std::move(server);
+  Client root = As("root");
+  const auto revoke = [&](const v1::Token& token) {
+    v1::RevokeTokenRequest request;
+    request.set_name(token.name());
+    v1::Token revoked;
+    return root.access->RevokeToken(Client::Context().get(), request, &revoked).error_code();
+  };
+  const std::string first = NewToken(), second = NewToken();
+  ASSERT_TRUE(root.CreateToken(first, v1::USER, "dave").ok());
+  const v1::Token firsts = root.token;
+  ASSERT_TRUE(root.CreateToken(second, v1::USER, "dave").ok());
+  ASSERT_TRUE(WithToken(second).List().ok());
+
+  troubled.is_full = true;
+  EXPECT_EQ(revoke(firsts), StatusCode::OK);
+  EXPECT_EQ(WithToken(first).List().error_code(), StatusCode::UNAUTHENTICATED);
+  troubled.is_full = false;
+  // It is gone from the store, and the coordinator does not know yet.
+  troubled.is_unreadable = true;
+  EXPECT_EQ(revoke(root.token), StatusCode::UNAVAILABLE);
+  troubled.is_unreadable = false;
+  EXPECT_EQ(revoke(root.token), StatusCode::NOT_FOUND);
+  EXPECT_EQ(WithToken(second).List().error_code(), StatusCode::UNAUTHENTICATED);
 }
 
 TEST_F(AccessTest, ATokenExpiresAndItsTextIsNowhereOnDisk) {

@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -26,7 +27,8 @@ class JobFamilies {
     AddGauge(&completed_, {{"job_name", id}}, static_cast<double>(progress.step()));
     AddGauge(&total_, {{"job_name", id}}, static_cast<double>(progress.total_steps()));
     AddGauge(&checkpoint_, {{"job_name", id}}, static_cast<double>(progress.checkpoint_step()));
-    AddGauge(&attempts_, {{"job_name", id}}, job.attempts_size());
+    AddGauge(&attempts_, {{"job_name", id}},
+             job.attempts().empty() ? 0 : job.attempts().rbegin()->number());
     if (job.has_last_eval()) AddGauge(&heldout_, {{"job_name", id}}, job.last_eval().loss());
     if (progress.step() == 0) return;
     AddGauge(&tokens_, {{"job_name", id}}, static_cast<double>(progress.tokens()));
@@ -57,26 +59,30 @@ class JobFamilies {
     ForEachPhase(step.phases(), [&](const std::string& phase, double phase_seconds) {
       AddGauge(&phases_, {{"job_name", job}, {"phase", phase}}, phase_seconds);
     });
-    if (layer_series_ + 3 * step.layers_size() > kMaxLayerSeries) return;
-    layer_series_ += 3 * step.layers_size();
+    const int series = kSeriesOfLayer * step.layers_size();
+    if (layer_series_ + series > kMaxLayerSeries) return;
+    layer_series_ += series;
     for (const v1::LayerReport& layer : step.layers()) AddLayer(job, layer);
   }
 
   void AppendTo(std::vector<prometheus::MetricFamily>* families) {
     for (prometheus::MetricFamily* family :
-         {&completed_, &total_, &checkpoint_, &attempts_, &tokens_, &loss_, &heldout_, &speed_,
-          &imbalance_, &ring_imbalance_, &hosts_, &seconds_, &phases_, &gradient_norm_,
-          &learning_rate_, &memory_, &density_, &recall_, &tiles_}) {
+         {&completed_, &total_,   &checkpoint_, &attempts_,      &tokens_,
+          &loss_,      &heldout_, &speed_,      &imbalance_,     &ring_imbalance_,
+          &hosts_,     &seconds_, &phases_,     &gradient_norm_, &learning_rate_,
+          &memory_,    &density_, &recall_,     &probed_recall_, &tiles_}) {
       if (!family->metric.empty()) families->push_back(std::move(*family));
     }
   }
 
  private:
+  static constexpr int kSeriesOfLayer = 4;  // that AddLayer adds, at most
   void AddLayer(const std::string& job, const v1::LayerReport& layer) {
     const std::vector<prometheus::ClientMetric::Label> labels = {
         {"job_name", job}, {"layer", absl::StrCat(layer.layer())}};
     AddGauge(&density_, labels, layer.density());
     if (layer.recall() >= 0) AddGauge(&recall_, labels, layer.recall());
+    if (layer.has_probed_recall()) AddGauge(&probed_recall_, labels, layer.probed_recall());
     double tiles = static_cast<double>(layer.column_tiles());
     for (const uint64_t of_ring_step : layer.tiles_per_ring_step()) {
       tiles += static_cast<double>(of_ring_step);
@@ -128,24 +134,38 @@ class JobFamilies {
   prometheus::MetricFamily recall_ =
       GaugeFamily("ringleader_job_layer_recall_ratio",
                   "Attention mass that a layer kept on the rows it was estimated from.");
+  prometheus::MetricFamily probed_recall_ = GaugeFamily(
+      "ringleader_job_layer_probed_recall_ratio",
+      "Attention mass that a layer kept on sampled rows, by the newest probe, mean over heads.");
   prometheus::MetricFamily tiles_ = GaugeFamily(
       "ringleader_job_layer_tiles", "Attention tiles that a layer visited, all ranks and heads.");
 };
+
+// Ids of the newest kMaxJobSeries jobs that run. A page holds fewer where their files are long.
+absl::StatusOr<std::vector<std::string>> RunningJobs(store::ReadTransaction& transaction) {
+  std::vector<std::string> ids;
+  store::JobQuery query = {.terms = {{.value = "RUNNING"}}};
+  do {
+    query.limit = kMaxJobSeries - static_cast<int>(ids.size());
+    ASSIGN_OR_RETURN(const store::JobPage page, transaction.ListJobs(query));
+    for (const v1::Job& job : page.jobs) ids.push_back(job.spec().name());
+    query.before_sequence = page.last_sequence;
+  } while (query.before_sequence != 0 && ids.size() < kMaxJobSeries);
+  return ids;
+}
 
 }  // namespace
 
 absl::Status CollectRunningJobs(store::ReadTransaction& transaction,
                                 std::vector<prometheus::MetricFamily>* families) {
-  ASSIGN_OR_RETURN(const store::JobPage running,
-                   transaction.ListJobs({.terms = {{.value = "RUNNING"}}, .limit = kMaxJobSeries}));
+  ASSIGN_OR_RETURN(const std::vector<std::string> running, RunningJobs(transaction));
   ASSIGN_OR_RETURN(const std::vector<v1::Node> nodes, transaction.ListNodes());
   std::map<std::string, std::string> hostnames;
   for (const v1::Node& node : nodes) {
     hostnames[std::string(absl::StripPrefix(node.name(), "nodes/"))] = node.inventory().hostname();
   }
   JobFamilies all(std::move(hostnames));
-  for (const v1::Job& listed : running.jobs) {
-    const std::string& id = listed.spec().name();
+  for (const std::string& id : running) {
     ASSIGN_OR_RETURN(const v1::Job job, transaction.GetJob(id));
     all.AddProgress(job);
     all.AddHosts(job);

@@ -31,11 +31,13 @@ class JobMetricsTest : public ::testing::Test {
   }
 
   // A job that has completed `step`, whose report has `layers` layers of density 1 / (layer + 1).
-  void Put(const std::string& id, v1::Job::State state, uint64_t step, int layers) {
+  void Put(const std::string& id, v1::Job::State state, uint64_t step, int layers,
+           const std::string& reason = "") {
     const absl::Status status = store_->Write([&](store::WriteTransaction& t) -> absl::Status {
       v1::Job job;
       job.set_name("jobs/" + id);
       job.set_state(state);
+      job.set_state_reason(reason);
       job.mutable_spec()->set_name(id);
       job.mutable_progress()->set_step(step);
       job.mutable_progress()->set_loss(2.5);
@@ -56,6 +58,7 @@ class JobMetricsTest : public ::testing::Test {
           of->set_layer(static_cast<uint32_t>(layer));
           of->set_density(1.0 / (layer + 1));
           of->set_recall(layer == 0 ? -1 : 0.9);
+          if (layer > 0) of->set_probed_recall(0.75);
           of->add_tiles_per_ring_step(10);
           of->add_tiles_per_ring_step(20);
           of->set_column_tiles(5);
@@ -100,6 +103,8 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
   EXPECT_THAT(Collect("ringleader_job_layer_density_ratio"),
               ElementsAre(Pair("runs 0", 1), Pair("runs 1", 0.5)));
   EXPECT_THAT(Collect("ringleader_job_layer_recall_ratio"), ElementsAre(Pair("runs 1", 0.9)));
+  EXPECT_THAT(Collect("ringleader_job_layer_probed_recall_ratio"),
+              ElementsAre(Pair("runs 1", 0.75)));
   EXPECT_THAT(Collect("ringleader_job_layer_tiles"),
               ElementsAre(Pair("runs 0", 35), Pair("runs 1", 35)));
   EXPECT_THAT(Collect("ringleader_job_trainers"),
@@ -116,6 +121,13 @@ TEST_F(JobMetricsTest, LayersHaveABoundInAll) {
   EXPECT_EQ(series.count("large 0"), 0);
   EXPECT_EQ(series.count("old 0"), 1);
   EXPECT_EQ(Collect("ringleader_job_step_seconds").size(), 3);
+}
+
+// Large records fill a page of the list long before it has as many jobs as have series.
+TEST_F(JobMetricsTest, LargeJobsHideNoOthers) {
+  const std::string large(store::kPageBytes / 3, 'x');
+  for (int i = 0; i < 10; ++i) Put(absl::StrCat("j", i), v1::Job::RUNNING, 7, 0, large);
+  EXPECT_EQ(Collect("ringleader_job_completed_steps").size(), 10);
 }
 
 TEST_F(JobMetricsTest, NoJobNoSeries) {

@@ -1,6 +1,6 @@
 // Server streams that follow the store: each keeps a place in it and reads on from there whenever
 // its job changes and its client has taken the last message. No stream has a queue, so a slow
-// client costs no memory: it sees job states coalesced, and steps and logs later.
+// client costs the memory of one message: it sees job states coalesced, and steps and logs later.
 #pragma once
 
 #include <grpcpp/server_context.h>

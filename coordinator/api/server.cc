@@ -32,10 +32,15 @@ constexpr size_t kTransportBytes = size_t{512} << 20;
 // Bytes of one stream that wait unread: enough for 5 MB a second over a line of 200 ms. gRPC's
 // probe of the line is off, for it raises this to many MB for whoever sends fast.
 constexpr int kStreamLookaheadBytes = 1 << 20;
+// Threads of gRPC's own for the one service that takes one a stream, which is reflection: a caller
+// beyond them is told RESOURCE_EXHAUSTED.
+constexpr int kMaxReflectionThreads = 16;
 // Calls and streams of one connection; a client's further ones wait at its end.
 constexpr int kMaxStreamsOfAConnection = 2000;
 // Clients behind NAT ping to keep their connection: allowed this often.
 constexpr int kMinPingIntervalMs = 5000;
+// New calls go on a new connection after so long, and show a certificate anew; streams stay.
+constexpr int kMaxConnectionAgeMs = 600'000;
 // A peer that vanished without closing its connection is found after kKeepaliveMs +
 // kKeepaliveTimeoutMs.
 constexpr int kKeepaliveMs = 20000;
@@ -96,11 +101,12 @@ class ServerImpl : public Server {
                                kMinPingIntervalMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-    builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
     // What was sent and is not read yet waits here, in every connection's share of it; beyond that,
     // with those who sent it.
     grpc::ResourceQuota quota("coordinator");
-    builder.SetResourceQuota(quota.Resize(kTransportBytes));
+    builder.SetResourceQuota(quota.Resize(kTransportBytes).SetMaxThreads(kMaxReflectionThreads));
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfAConnection);

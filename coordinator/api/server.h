@@ -43,7 +43,7 @@ struct ServerOptions {
 class Server {
  public:
   // Listens and serves. All must outlive the server. ALREADY_EXISTS when the port is in use;
-  // further errors as in ServerCredentials() and access::Gate::Create().
+  // further errors as in ServerCredentials() and access::Gate::Load().
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        lifecycle::JobController* controller,
                                                        session::WorkerControlService* workers,

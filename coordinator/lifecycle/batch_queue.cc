@@ -53,6 +53,11 @@ std::vector<BatchItem> BatchQueue::Take(const absl::Status& space) {
                           [](const BatchItem& item) { return item.done != nullptr; });
   }
   Finish(std::move(refused), space);
+  // The hello may be refused yet: the earlier session's worker, if it lives, is to send again what
+  // goes here.
+  for (const BatchItem& item : superseded) {
+    item.session->Close(absl::AbortedError("another session of this node has begun"));
+  }
   Finish(std::move(superseded), absl::OkStatus());
   return batch;
 }

@@ -55,7 +55,8 @@ class BatchQueue {
 
  private:
   std::vector<BatchItem> TakeOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Moves what is not vital, and does not wait, to `refused` and `superseded`.
+  // Leaves events where they are. Requests, for which somebody waits, go to `refused`; events of a
+  // session to `superseded` if another one of its node says hello in this batch.
   std::vector<BatchItem> TakeVital(std::vector<BatchItem>* refused,
                                    std::vector<BatchItem>* superseded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -33,6 +33,7 @@ absl::StatusOr<v1::Node> ControllerCore::SetDraining(store::WriteTransaction& tr
         machine->MoveOff(record.node.name(), "the node is being drained", now);
       }
     }
+    CountTrainers();  // attempts of this batch, too
     RETURN_IF_ERROR(UpdateDrains(transaction));
   }
   return record.View();

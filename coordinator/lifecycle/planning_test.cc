@@ -10,7 +10,10 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "coordinator/lifecycle/controller_core.h"
 #include "coordinator/lifecycle/job_controller.h"
+#include "coordinator/lifecycle/lifecycle_metrics.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
 
 namespace ringleader::lifecycle {
@@ -128,6 +131,37 @@ TEST_F(PlanningTest, ADrainedNodeGetsNoPlannedAttempt) {
   EXPECT_THAT(session->Commands(), IsEmpty());
 }
 
+// In one batch, where nothing of the attempt is told yet.
+TEST_F(PlanningTest, ANodeIsNotDrainedWhileAnAttemptBeginsThere) {
+  LifecycleMetrics metrics(nullptr);
+  uint64_t ticket = 0;
+  ControllerCore core(options_, &plans_, &metrics,
+                      [&](const std::string&, uint64_t of, const auto&) { ticket = of; });
+  const absl::Time now = clock_.Now();
+  const auto write = [&](auto body) {
+    const absl::Status written = sqlite_->Write([&](store::WriteTransaction& t) -> absl::Status {
+      RETURN_IF_ERROR(body(t));
+      return core.Commit(t, now);
+    });
+    ASSERT_TRUE(written.ok()) << written;
+  };
+  write([&](store::WriteTransaction& t) -> absl::Status {
+    v1::WorkerHello hello;
+    hello.mutable_inventory()->set_trainers(2);
+    RETURN_IF_ERROR(core.OnHello(
+        t, std::make_shared<testing::FakeSession>("a", "folder.1", &clock_), hello, now));
+    return core.CreateJob(t, Spec("j"), {}, {}, now).status();
+  });
+  ASSERT_THAT(plans_.waiting, SizeIs(1));
+  plans_.waiting[0].done(FixedPlan::Made());
+  write([&](store::WriteTransaction& t) -> absl::Status {
+    RETURN_IF_ERROR(core.OnPlanned(t, "j", ticket, FixedPlan::Made(), now));
+    ASSIGN_OR_RETURN(const v1::Node node, core.SetDraining(t, "a", true, now));
+    EXPECT_EQ(node.state(), v1::Node::DRAINING);
+    return absl::OkStatus();
+  });
+}
+
 TEST_F(PlanningTest, PlansOfARestartedCoordinatorAreMadeAnew) {
   Connect("a", "folder.1");
   ASSERT_TRUE(Create("j").ok());
@@ -151,6 +185,17 @@ TEST_F(PlanningTest, APlanThatCannotBeWrittenDownIsMadeAnew) {
   auto session = Connect("a", "folder.1");
   ASSERT_FALSE(plans_.waiting.empty());
   while (!plans_.waiting.empty()) Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+  EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+// While the disk is full, what is under way goes on in the space that is kept for it: a plan that
+// were left out would never be made again, for its job counts as being planned.
+TEST_F(PlanningTest, APlanThatIsMadeWhileTheDiskIsFullIsTakenUp) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  store_.scarce = true;
+  Answer();
   EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
   EXPECT_THAT(session->Commands(), SizeIs(1));
 }
@@ -249,6 +294,26 @@ TEST_F(PlanningTest, ACommandThatEndedTwoSessionsIsNotSentAThirdTime) {
   ASSERT_TRUE(Create("k").ok());
   controller_->RunOnce();
   EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+// A word to stop is no danger to a worker, and without it trainers of a job that was cancelled
+// would train to their end.
+TEST_F(PlanningTest, AWordToStopIsSentUntilItIsAcknowledged) {
+  plans_.held = false;
+  auto session = RunJob();
+  Acknowledge(session, 4, 2);  // of Connect
+  session->Commands();
+  ASSERT_TRUE(Cancel("j").ok());
+  for (int i = 0; i < 4; ++i) {
+    const std::vector<v1::Command> commands = session->Commands();
+    ASSERT_THAT(commands, SizeIs(1)) << i;
+    EXPECT_TRUE(commands[0].has_stop());
+    EXPECT_EQ(absl::Milliseconds(commands[0].stop().grace_milliseconds()), options_.abort_grace);
+    controller_->OnClosed(session);
+    controller_->RunOnce();
+    EXPECT_EQ(Job().state(), v1::Job::CANCELLING);
+    session = Connect("a", "folder.1", {Running()});
+  }
 }
 
 TEST_F(PlanningTest, SessionsThatEndBehindAnAcknowledgementAreNoCommandsFault) {

@@ -130,6 +130,19 @@ TEST_F(RecoveryTest, ACoordinatorWithShorterTimesKeepsToWhatTheOneBeforePromised
   EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
 }
 
+// It says hello, and the answer that would shorten its trainers' lease does not arrive any more.
+TEST_F(RecoveryTest, AHelloDoesNotEndWhatTheCoordinatorBeforePromised) {
+  RunJob();
+  options_.fence_after = absl::Seconds(20);
+  options_.adoption_timeout = absl::Seconds(25);
+  Restart();
+  Connect("a", "folder.1", {Running()})->FallSilent();
+  Pass(absl::Seconds(94));
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::UNKNOWN);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(Job().attempts(0).state(), v1::Attempt::FENCED);
+}
+
 TEST_F(RecoveryTest, ARetryWaitsForItsBackOffWhicheverWayTheClockWasSet) {
   for (const absl::Duration set_by : {-absl::Hours(24 * 30), absl::Hours(24 * 30)}) {
     const std::string name = set_by < absl::ZeroDuration() ? "back" : "ahead";
@@ -236,6 +249,7 @@ TEST_F(RecoveryTest, ANodeThatFailsOneJobAfterAnotherIsSetAsideAndSaysWhy) {
   controller_->RunOnce();
   // An operator's verb takes the node back.
   ASSERT_TRUE(Do([&] { return controller_->UndrainNode("a", {}); }).ok());
+  controller_->RunOnce();  // the plan, unless Do() has come to it
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
   EXPECT_EQ(StartOf(a).job(), "waits");
 }
@@ -248,6 +262,16 @@ TEST_F(RecoveryTest, ANodeThatWasSetAsideComesBackByItself) {
   Pass(options_.set_aside_for - absl::Seconds(1));
   EXPECT_EQ(Node("a").state(), v1::Node::DRAINED);
   Pass(absl::Seconds(1));
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+}
+
+TEST_F(RecoveryTest, FailuresThatLieFarApartSetNoNodeAside) {
+  auto a = Connect("a", "a.1");
+  auto far = Connect("z", "z.1");
+  for (const char* name : {"j1", "j2", "j3"}) {
+    FailAJob(name, a);
+    Pass(options_.set_aside_window / 2 + absl::Seconds(1));
+  }
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
 }
 

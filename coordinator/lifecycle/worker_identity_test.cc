@@ -113,6 +113,23 @@ TEST_F(WorkerIdentityTest, AnotherWorkerOfTheSameNameProvesNothing) {
   EXPECT_FALSE(Connect("a", "elsewhere.1")->closed().has_value());
 }
 
+// A hello makes room for itself before it is known to be refused. What goes for it is sent again.
+TEST_F(WorkerIdentityTest, ARefusedWorkerTakesNoReportsOfTheOtherAlongOnAFullDisk) {
+  auto session = RunJob();
+  store_.scarce = true;
+  Say(session, 4, Step(1, 0));
+  EXPECT_TRUE(absl::IsAlreadyExists(*Connect("a", "folder.2")->closed()));
+  ASSERT_TRUE(session->closed().has_value());
+  controller_->OnClosed(session);
+  session = Connect("a", "folder.1", {Running()});
+  EXPECT_FALSE(session->closed().has_value());
+  Say(session, 4, Step(1, 0));
+  Say(session, 5, Step(1, 1));
+  store_.scarce = false;
+  controller_->RunOnce();
+  EXPECT_THAT(Steps(), ::testing::ElementsAre(1));
+}
+
 TEST_F(WorkerIdentityTest, AWorkerThatWasRestartedWithItsCoordinatorIsLetIn) {
   RunJob();
   Restart();

@@ -82,7 +82,7 @@ TEST(MakePlanTest, AThousandRanks) {
 TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
   for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
                              v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-                             v1::AttentionSpec::XATTENTION}) {
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
     for (const uint32_t context : {1, 8, 264}) {
       v1::JobSpec spec = LongJob(context, uint64_t{context} * 1024);
       spec.mutable_attention()->set_pattern(pattern);
@@ -263,7 +263,7 @@ TEST(MakePlanTest, EveryPatternIsPredicted) {
   double dense_seconds = 0;
   for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
                              v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-                             v1::AttentionSpec::XATTENTION}) {
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
     spec.mutable_attention()->set_pattern(pattern);
     jobspec::ApplyDefaults(&spec);
     const auto plan = Plan(spec, Gpus(1, 4));

@@ -33,8 +33,10 @@ absl::Status Copy(Connection& from, Connection& to) {
   int result = SQLITE_OK;
   while (result == SQLITE_OK) result = sqlite3_backup_step(backup, kPagesPerStep);
   const int finished = sqlite3_backup_finish(backup);
-  if (finished != SQLITE_OK) throw SQLite::Exception(target, finished);
-  return absl::OkStatus();
+  if (finished == SQLITE_OK) return absl::OkStatus();
+  // Nothing is written but the copy: the disk that is full is its.
+  return Connection::Explain(finished == SQLITE_FULL ? to.path() : from.path(),
+                             SQLite::Exception(target, finished));
 }
 
 absl::Status Sync(const std::string& path) {
@@ -71,6 +73,7 @@ absl::Status BackUp(const std::string& database, const std::string& copy) {
     Connection to(part, Connection::Mode::kReadWrite);
     RETURN_IF_ERROR(from.Try([&] { return Copy(from, to); }));
     RETURN_IF_ERROR(CheckIntegrity(to));
+    to.Run("INSERT OR REPLACE INTO counters (name, value) VALUES ('is_copy', 1)");
   } catch (const SQLite::Exception& failure) {
     return Connection::Explain(database, failure);
   }

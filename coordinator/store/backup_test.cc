@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/testing/temp_dir.h"
@@ -70,6 +73,66 @@ TEST_F(BackupTest, FinishesWhileOthersWriteAndHoldsWhatWasThere) {
   EXPECT_TRUE(Create(**restored, "new").ok());
 }
 
+// What was numbered after the backup was made is known elsewhere: to workers, in checkpoint
+// folders, to clients.
+TEST_F(BackupTest, ARestoredDatabaseUsesNoNumberAgain) {
+  constexpr Counter kCounters[] = {Counter::kFencingToken, Counter::kCommandId,
+                                   Counter::kSessionEpoch};
+  const auto next = [](Store& store, Counter counter) {
+    uint64_t number = 0;
+    EXPECT_TRUE(store
+                    .Write([&](WriteTransaction& t) {
+                      number = t.Next(counter).value();
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return number;
+  };
+  const auto restored = [](Store& store) {
+    bool is = false;
+    EXPECT_TRUE(store
+                    .Read([&](ReadTransaction& t) {
+                      is = t.Restored().value();
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return is;
+  };
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  for (const Counter counter : kCounters) next(**store, counter);
+  ASSERT_TRUE(BackUp(path_, copy_).ok());
+  std::map<Counter, uint64_t> last;
+  for (int i = 0; i < 1000; ++i) {
+    for (const Counter counter : kCounters) last[counter] = next(**store, counter);
+  }
+  const uint64_t revision = (*store)->revision();
+  EXPECT_FALSE(restored(**store));
+  EXPECT_FALSE(fs::exists(copy_ + "-wal"));
+
+  std::map<Counter, uint64_t> first;
+  for (const bool again : {false, true}) {
+    auto copy = OpenSqliteStore({.path = copy_});
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    EXPECT_GT((*copy)->revision(), revision);
+    EXPECT_TRUE(restored(**copy));  // until it is said that this is over
+    for (const Counter counter : kCounters) {
+      const uint64_t number = next(**copy, counter);
+      EXPECT_GT(number, last[counter]);
+      if (again) {
+        EXPECT_EQ(number, first[counter] + 1);
+      }
+      first[counter] = number;
+    }
+    if (!again) continue;
+    ASSERT_TRUE((*copy)->Write([](WriteTransaction& t) { return t.EndRestore(); }).ok());
+    EXPECT_FALSE(restored(**copy));
+  }
+  auto copy = OpenSqliteStore({.path = copy_});
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_FALSE(restored(**copy));
+}
+
 TEST_F(BackupTest, SaysWhatItCannotCopy) {
   EXPECT_THAT(std::string(BackUp(dir_.File("absent"), copy_).message()),
               HasSubstr(dir_.File("absent")));
@@ -78,6 +141,22 @@ TEST_F(BackupTest, SaysWhatItCannotCopy) {
   EXPECT_THAT(std::string(BackUp(path_, path_).message()), HasSubstr("is the database itself"));
   EXPECT_THAT(std::string(BackUp(path_, dir_.File("no/copy")).message()),
               HasSubstr("cannot be written"));
+}
+
+TEST_F(BackupTest, AFullDiskIsThatOfTheCopy) {
+  const std::string small = dir_.File("small");
+  fs::create_directory(small);
+  if (mount("tmpfs", small.c_str(), "tmpfs", 0, "size=64k") != 0) {
+    GTEST_SKIP() << "mounting a small file system needs CAP_SYS_ADMIN";
+  }
+  const absl::Cleanup unmount = [&] { umount(small.c_str()); };
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  for (int i = 0; i < 400; ++i) ASSERT_TRUE(Create(**store, absl::StrCat("a", i)).ok());
+  const absl::Status full = BackUp(path_, small + "/copy");
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr(small));
+  EXPECT_TRUE(fs::is_empty(small));
 }
 
 // Damage that opening does not come across: in the middle of the file.

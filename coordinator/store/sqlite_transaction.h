@@ -14,7 +14,6 @@
 
 namespace ringleader::store {
 
-// Its methods are in sqlite_read.cc and sqlite_write.cc.
 class SqliteTransaction : public WriteTransaction {
  public:
   // `revision`: the newest committed for reading, the one being written for writing.
@@ -29,6 +28,7 @@ class SqliteTransaction : public WriteTransaction {
 
   uint64_t revision() const override { return change_.revision; }
 
+  absl::StatusOr<bool> Restored() override;
   absl::StatusOr<v1::Job> GetJob(std::string_view id) override;
   absl::StatusOr<JobPage> ListJobs(const JobQuery& query) override;
   absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() override;
@@ -51,6 +51,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status DeleteJob(std::string_view id) override;
   absl::StatusOr<bool> DeleteReports(std::string_view id) override;
   absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) override;
+  absl::Status DeleteAttempt(std::string_view job, uint32_t number) override;
   absl::Status PutStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) override;
@@ -59,6 +60,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status AppendLogs(std::string_view job, uint32_t attempt,
                           std::vector<v1::LogLine> lines) override;
   absl::StatusOr<uint64_t> Next(Counter counter) override;
+  absl::Status EndRestore() override;
   absl::Status PutCommand(std::string_view node, v1::Command* command) override;
   absl::Status DeleteCommand(uint64_t command_id) override;
   absl::Status DeleteCommands(std::string_view job, uint32_t attempt) override;

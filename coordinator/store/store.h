@@ -146,6 +146,10 @@ class ReadTransaction {
   // The newest committed revision (in a write: the one being written).
   virtual uint64_t revision() const = 0;
 
+  // The database was put back from a backup, so that more happened than it knows of, and nobody has
+  // called EndRestore() since.
+  virtual absl::StatusOr<bool> Restored() = 0;
+
   virtual absl::StatusOr<v1::Job> GetJob(std::string_view id) = 0;  // with attempts, oldest first
   virtual absl::StatusOr<JobPage> ListJobs(const JobQuery& query) = 0;
   // Jobs in a state that is not terminal, with attempts, oldest first: what a restarted coordinator
@@ -188,8 +192,8 @@ class ReadTransaction {
 
 class WriteTransaction : public ReadTransaction {
  public:
-  // Creates (ALREADY_EXISTS if the id is taken) or updates a job. Both set job->revision; attempts
-  // are not written.
+  // Creates (ALREADY_EXISTS if the id is taken) or updates a job. Both set job->revision, and the
+  // first job->sequence; attempts are not written.
   virtual absl::Status CreateJob(v1::Job* job) = 0;
   virtual absl::Status UpdateJob(v1::Job* job) = 0;
   // Its attempts, reports, logs, checkpoints' records and commands go with it.
@@ -199,6 +203,8 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::StatusOr<bool> DeleteReports(std::string_view id) = 0;
   // Creates or replaces the attempt with this number.
   virtual absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) = 0;
+  // OK also if it is not there.
+  virtual absl::Status DeleteAttempt(std::string_view job, uint32_t number) = 0;
 
   // Keeps what a step came to as a whole and by layer. Of older steps only every 16th keeps its
   // layers, so that a job's record does not grow with layers x steps; figures of single ranks and
@@ -216,6 +222,7 @@ class WriteTransaction : public ReadTransaction {
                                   std::vector<v1::LogLine> lines) = 0;
 
   virtual absl::StatusOr<uint64_t> Next(Counter counter) = 0;  // 1 is the first
+  virtual absl::Status EndRestore() = 0;
   // Sets command->command_id and keeps it until it is acknowledged.
   virtual absl::Status PutCommand(std::string_view node, v1::Command* command) = 0;
   // OK also if it is not there (acknowledged before).

@@ -83,6 +83,7 @@ EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count, bool spread
     const bool is_last = document + 1 == firsts.size();
     const int64_t first = firsts[document], share = shares[document];
     int64_t length = (is_last ? tokens : firsts[document + 1]) - first;
+    if (share == 0) queries.longest_without = std::max(queries.longest_without, length);
     if (!is_last && length > share) --length;  // a separator
     for (int64_t i = 0; i < share; ++i) {
       queries.positions.push_back(

@@ -28,6 +28,7 @@ struct DeviceDocuments {
   DeviceArray<int32_t> local_starts;
   // EstimateQueries on the device: [E].
   DeviceArray<int64_t> estimate_positions, estimate_starts;
+  int64_t longest_without = 0;
 };
 
 // `layout` is of this rank. Null for a single document, which needs no mask. The last `padding`
@@ -43,6 +44,7 @@ absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens);
 struct EstimateQueries {
   std::vector<int64_t> positions;  // ascending
   std::vector<int64_t> starts;     // of their documents; empty without `documents`
+  int64_t longest_without = 0;     // tokens of the longest document that has none
 };
 // `count` queries, or as many as there are tokens, the same on all ranks; `documents` may be null.
 // The last of the sequence or, `spread`, SpreadPosition's. Where the sequence holds documents, each

@@ -357,6 +357,11 @@ TEST_F(LoaderTest, DocumentsStartWhereTheyDoInTheSequence) {
         testing::ReadOne(*odd, {.start = 2, .tokens = 4}, {.ranks = 2, .rank = 1, .tokens = 4})
             .document_firsts,
         ::testing::ElementsAre(0, 2));
+    // "|de|": only its separator is of the document before.
+    const auto edge = Loader::Open(options.output + "/train", 3, 1, 257);
+    ASSERT_TRUE(edge.ok()) << edge.status();
+    EXPECT_THAT(testing::ReadOne(*edge, {.start = 3, .tokens = 4}, {.tokens = 4}).document_firsts,
+                ::testing::ElementsAre(0, 1));
   }
 }
 

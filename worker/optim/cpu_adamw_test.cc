@@ -188,6 +188,18 @@ TEST(CpuAdamWTest, AStepWithoutTokensChangesNothing) {
   });
 }
 
+TEST(CpuAdamWTest, SumsAreExactBeyondWhatFp32Counts) {
+  RunRanks(2, [](Communicator& comm) {
+    Rank rank(comm, {}, ParameterSharding::kWhole);
+    // Together an odd number of more than 24 bits.
+    const int64_t labels = (int64_t{1} << 25) + comm.rank();
+    const auto step = rank->Step(0.1, torch::full({}, 3.0 * labels, torch::kDouble), labels);
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_EQ(step->tokens, std::ldexp(1.0, 26) + 1);
+    EXPECT_EQ(step->loss, 3.0);
+  });
+}
+
 TEST(CpuAdamWTest, RestoredStateGoesOnAsIfNothingHappened) {
   for (const ParameterSharding sharding : kShardings) {
     const Outcome undisturbed = Train(2, 4, {}, sharding);

@@ -261,15 +261,18 @@ TEST_F(CudaProcessTest, AHierarchicalRingTrainsTheSameModel) {
 
 TEST_F(CudaProcessTest, TheSameBitsTwiceWhereAskedFor) {
   NEED_GPUS(1);
-  for (const auto pattern : {v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK}) {
+  for (const auto pattern : {v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+                             v1::AttentionSpec::MOBA, v1::AttentionSpec::XATTENTION}) {
     for (const int context : {1, 2}) {
       if (context > Gpus()) continue;
       v1::JobSpec spec = GpuJob(context);
       SCOPED_TRACE(v1::AttentionSpec::Pattern_Name(pattern) + " on " + std::to_string(context));
-      if (pattern == v1::AttentionSpec::BLOCK_TOPK) {
+      if (pattern != v1::AttentionSpec::VERTICAL_SLASH) {
         spec.mutable_attention()->Clear();
         spec.mutable_attention()->set_pattern(pattern);
         spec.mutable_attention()->set_tile(128);
+      }
+      if (pattern == v1::AttentionSpec::BLOCK_TOPK || pattern == v1::AttentionSpec::MOBA) {
         spec.mutable_attention()->set_block_size(256);
         spec.mutable_attention()->set_topk_blocks(2);
       }

@@ -50,19 +50,23 @@ std::string ArgumentsOf(v1::ListAuditRecordsRequest request) {
 }  // namespace
 
 absl::StatusOr<v1::Token> AccessService::Write(
-    const store::RequestKey& key,
+    const store::RequestKey& key, store::Need need,
     absl::FunctionRef<absl::StatusOr<v1::Token>(store::WriteTransaction&)> body) {
   v1::Token token;
-  RETURN_IF_ERROR(store_.Write([&](store::WriteTransaction& t) -> absl::Status {
-    const auto once = [&]() -> absl::StatusOr<v1::Token> {
-      ASSIGN_OR_RETURN(v1::Token made, body(t));
-      RETURN_IF_ERROR(t.AppendAudit(*key.audit));
-      return made;
-    };
-    ASSIGN_OR_RETURN(token, key.id.empty() ? once() : store::Once<v1::Token>(t, key, once));
-    return absl::OkStatus();
-  }));
+  const absl::Status written = store_.Write(
+      [&](store::WriteTransaction& t) -> absl::Status {
+        const auto once = [&]() -> absl::StatusOr<v1::Token> {
+          ASSIGN_OR_RETURN(v1::Token made, body(t));
+          RETURN_IF_ERROR(t.AppendAudit(*key.audit));
+          return made;
+        };
+        ASSIGN_OR_RETURN(token, key.id.empty() ? once() : store::Once<v1::Token>(t, key, once));
+        return absl::OkStatus();
+      },
+      need);
+  // Also where nothing was written: an earlier try may have been, and could not be loaded then.
   RETURN_IF_ERROR(gate_.LoadTokens());
+  RETURN_IF_ERROR(written);
   return token;
 }
 
@@ -93,10 +97,11 @@ absl::Status AccessService::Create(const Change& change, const v1::CreateTokenRe
   const int64_t now = absl::ToUnixSeconds(absl::Now());
   token.mutable_create_time()->set_seconds(now);
   token.mutable_expire_time()->set_seconds(now + static_cast<int64_t>(request.lifetime_seconds()));
-  ASSIGN_OR_RETURN(*reply, Write(key, [&](store::WriteTransaction& t) -> absl::StatusOr<v1::Token> {
-    RETURN_IF_ERROR(t.CreateToken(stored));
-    return token;
-  }));
+  ASSIGN_OR_RETURN(*reply, Write(key, store::Need::kOrdinary,
+                                 [&](store::WriteTransaction& t) -> absl::StatusOr<v1::Token> {
+                                   RETURN_IF_ERROR(t.CreateToken(stored));
+                                   return token;
+                                 }));
   return absl::OkStatus();
 }
 
@@ -135,7 +140,8 @@ grpc::ServerUnaryReactor* AccessService::RevokeToken(grpc::CallbackServerContext
 absl::Status AccessService::Revoke(const Change& change, const v1::RevokeTokenRequest& request,
                                    v1::Token* reply) {
   ASSIGN_OR_RETURN(const store::RequestKey key, KeyOf(change, request));
-  ASSIGN_OR_RETURN(*reply, Write(key, [&](store::WriteTransaction& t) {
+  // A token that has leaked cannot wait until somebody has made room on the disk.
+  ASSIGN_OR_RETURN(*reply, Write(key, store::Need::kVital, [&](store::WriteTransaction& t) {
     return t.DeleteToken(request.name());
   }));
   on_revoke_();

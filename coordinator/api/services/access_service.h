@@ -41,7 +41,7 @@ class AccessService : public v1::AccessService::CallbackService {
                          v1::ListAuditRecordsResponse* reply);
   // Applies `body` once per request, with its line in the audit log.
   absl::StatusOr<v1::Token> Write(
-      const store::RequestKey& key,
+      const store::RequestKey& key, store::Need need,
       absl::FunctionRef<absl::StatusOr<v1::Token>(store::WriteTransaction&)> body);
 
   store::Store& store_;

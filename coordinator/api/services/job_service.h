@@ -57,7 +57,7 @@ class JobService : public v1::JobService::CallbackService {
     v1::JobSpec spec;
     v1::ModelShape shape;
   };
-  absl::StatusOr<Checked> Check(const v1::JobSpec& spec) const;
+  absl::StatusOr<Checked> Check(const v1::JobSpec& spec, uint32_t protocol_version) const;
   absl::StatusOr<v1::ModelShape> LookAtFiles(const v1::JobSpec& spec) const;
   // Cancel, pause and resume differ only in what they call.
   template <typename Request, typename Call>

@@ -14,6 +14,7 @@
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
 #include "coordinator/api/server.h"
+#include "coordinator/api/testing/forwarding_store.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
 #include "coordinator/limits/client_limits.h"
 #include "coordinator/store/sqlite_store.h"
@@ -45,28 +46,6 @@ resources: {trainers: 4}
   EXPECT_TRUE(spec.ok()) << spec.status();
   return spec.value_or(v1::JobSpec());
 }
-
-// A store of which tests change a part.
-class ForwardingStore : public store::Store {
- public:
-  explicit ForwardingStore(store::Store* store) : store_(store) {}
-  absl::Status Read(absl::FunctionRef<absl::Status(store::ReadTransaction&)> body) override {
-    return store_->Read(body);
-  }
-  absl::Status Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body,
-                     store::Need need) override {
-    return store_->Write(body, need);
-  }
-  absl::Status Space() override { return store_->Space(); }
-  uint64_t revision() const override { return store_->revision(); }
-  std::unique_ptr<Subscription> Subscribe(
-      std::function<void(const store::Change&)> listener) override {
-    return store_->Subscribe(std::move(listener));
-  }
-
- private:
-  store::Store* const store_;
-};
 
 class ServerTest : public ::testing::Test {
  protected:
@@ -139,6 +118,31 @@ class ServerTest : public ::testing::Test {
     request.set_name(name);
     request.set_etag(etag);
     return jobs_->CancelJob(Context().get(), request, job);
+  }
+  // A watch of a job. If it was let in, the first message has come.
+  struct OpenWatch {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::ClientReader<v1::WatchJobResponse>> stream;
+    bool is_admitted = false;
+  };
+  OpenWatch Watch(const std::string& name) {
+    OpenWatch watch;
+    watch.context = Context();
+    v1::WatchJobRequest request;
+    request.set_name(name);
+    watch.stream = jobs_->WatchJob(watch.context.get(), request);
+    v1::WatchJobResponse response;
+    watch.is_admitted = watch.stream->Read(&response);
+    return watch;
+  }
+  // Opens three watches of a job where only two are allowed, and returns them.
+  std::vector<OpenWatch> WatchThriceWhereTwoMay(const std::string& name) {
+    std::vector<OpenWatch> watches;
+    for (int i = 0; i < 3; ++i) {
+      watches.push_back(Watch(name));
+      EXPECT_EQ(watches.back().is_admitted, i < 2);
+    }
+    return watches;
   }
   // What a worker's report would write.
   void Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "base/net/message_size.h"
 
 namespace ringleader::agent {
 
@@ -23,17 +24,20 @@ void EventBuffer::Push(v1::WorkerMessage message) {
   if (message.event().has_step()) {
     v1::StepReport* const step = message.mutable_event()->mutable_step();
     for (const v1::LayerReport& layer : step->layers()) layer_bytes += layer.ByteSizeLong();
-    if (layer_bytes_ + layer_bytes > max_layer_bytes_) {
+    if (layer_bytes > kMaxLayerBytes || layer_bytes_ + layer_bytes > max_layer_bytes_) {
       step->clear_layers();
       layer_bytes = 0;
     }
   }
   PushLocked(std::move(message), 0, layer_bytes);
-  if (Unsent() > max_unsent_) ThinSteps();
+  if (++unsent_ > max_unsent_) ThinSteps();
 }
 
-size_t EventBuffer::Unsent() const {
-  return acknowledged_ + entries_.size() - std::max(handed_out_, acknowledged_);
+void EventBuffer::HandOut(uint64_t sequence) {
+  for (; handed_out_ < sequence; ++handed_out_) {
+    if (!entries_[handed_out_ - acknowledged_].message.event().has_logs()) --unsent_;
+  }
+  if (handed_out_ == acknowledged_ + entries_.size()) step_stride_ = 1;
 }
 
 bool EventBuffer::Skips(const v1::WorkerMessage& message) const {
@@ -42,13 +46,16 @@ bool EventBuffer::Skips(const v1::WorkerMessage& message) const {
 
 // The same steps go on every worker of a job, sooner or later, so that what is left can be merged.
 void EventBuffer::ThinSteps() {
+  const auto unsent = entries_.begin() + static_cast<long>(handed_out_ - acknowledged_);
+  const bool any = std::any_of(unsent, entries_.end(),
+                               [](const Entry& entry) { return entry.message.event().has_step(); });
+  if (!any) return;
   step_stride_ *= 2;
-  const auto unsent =
-      entries_.begin() + static_cast<long>(std::max(handed_out_, acknowledged_) - acknowledged_);
   const auto end = std::remove_if(unsent, entries_.end(), [this](const Entry& entry) {
     mutex_.AssertHeld();
     if (!Skips(entry.message)) return false;
     layer_bytes_ -= entry.layer_bytes;
+    --unsent_;
     ++dropped_step_reports_;
     return true;
   });
@@ -89,6 +96,7 @@ void EventBuffer::PushLogs(v1::AttemptEvent event, std::vector<v1::LogLine> line
 
 void EventBuffer::Acknowledge(uint64_t sequence) {
   absl::MutexLock lock(&mutex_);
+  HandOut(std::min(sequence, acknowledged_ + entries_.size()));
   while (!entries_.empty() && acknowledged_ < sequence) {
     log_bytes_ -= entries_.front().log_bytes;
     layer_bytes_ -= entries_.front().layer_bytes;
@@ -106,8 +114,7 @@ std::optional<v1::WorkerMessage> EventBuffer::Next(uint64_t sequence, absl::Dura
   woken_ = false;
   const uint64_t after = std::max(sequence, acknowledged_);
   if (acknowledged_ + entries_.size() <= after) return std::nullopt;
-  handed_out_ = std::max(handed_out_, after + 1);
-  if (Unsent() == 0) step_stride_ = 1;
+  HandOut(after + 1);
   return entries_[after - acknowledged_].message;
 }
 

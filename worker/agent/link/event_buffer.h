@@ -25,7 +25,7 @@ namespace ringleader::agent {
 // Thread-safe.
 class EventBuffer {
  public:
-  // `max_unsent`: messages beyond it that were never sent make step reports go.
+  // `max_unsent`: messages beyond it that were never sent, logs apart, make step reports go.
   explicit EventBuffer(size_t max_log_bytes, size_t max_layer_bytes = size_t{64} << 20,
                        size_t max_unsent = 100'000)
       : max_log_bytes_(max_log_bytes), max_layer_bytes_(max_layer_bytes), max_unsent_(max_unsent) {}
@@ -61,7 +61,8 @@ class EventBuffer {
   void PushLocked(v1::WorkerMessage message, size_t log_bytes, size_t layer_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  size_t Unsent() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Everything up to `sequence` may have been sent from now on.
+  void HandOut(uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Skips(const v1::WorkerMessage& message) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops unsent reports of every second step that is left, and numbers the rest anew.
   void ThinSteps() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -77,6 +78,7 @@ class EventBuffer {
   std::map<Source, uint64_t> gaps_ ABSL_GUARDED_BY(mutex_);
   uint64_t dropped_log_lines_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t handed_out_ ABSL_GUARDED_BY(mutex_) = 0;  // the highest sequence; may have been sent
+  size_t unsent_ ABSL_GUARDED_BY(mutex_) = 0;        // messages after it that are no logs
   // Of steps, only multiples of it are reported. More than 1 until all has been handed out.
   uint64_t step_stride_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t dropped_step_reports_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/net/message_size.h"
 
 namespace ringleader::agent {
 namespace {
@@ -115,6 +116,35 @@ TEST_F(EventBufferTest, StepsThinOutWhenNothingCanBeSent) {
   EXPECT_EQ(buffer.Next(size, absl::ZeroDuration())->event().step().step(), 1001u);
 }
 
+// Logs have a bound of their own. Where there is no step left to drop, nothing is thinned further.
+TEST_F(EventBufferTest, NoStepGoesToMakeRoomForLogs) {
+  EventBuffer buffer(1 << 20, 1000, 64);
+  const auto push = [&](uint64_t step) {
+    v1::WorkerMessage message;
+    message.mutable_event()->mutable_step()->set_step(step);
+    buffer.Push(std::move(message));
+  };
+  for (int i = 0; i < 100; ++i) buffer.PushLogs({}, {Line("a line for itself")});
+  for (uint64_t step = 1; step <= 60; ++step) push(step);
+  EXPECT_EQ(buffer.dropped_step_reports(), 0);
+  // So many evaluations that the stride, doubled with each, would be 2^64.
+  for (int i = 0; i < 200; ++i) {
+    v1::WorkerMessage other;
+    other.mutable_event()->mutable_eval();
+    buffer.Push(std::move(other));
+  }
+  push(61);
+  const uint64_t dropped = buffer.dropped_step_reports();
+  EXPECT_LE(dropped, 61u);
+  EXPECT_EQ(buffer.size(), 100u + 200 + 61 - dropped);
+  while (!buffer.empty()) {
+    EXPECT_TRUE(buffer.Next(buffer.acknowledged(), absl::ZeroDuration()).has_value());
+    buffer.Acknowledge(buffer.acknowledged() + 1);
+  }
+  push(63);
+  EXPECT_EQ(buffer.size(), 1);
+}
+
 TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
   const std::string text(90, 'x');
   buffer_.PushLogs({}, {Line(text), Line(text), Line(text)});
@@ -128,6 +158,13 @@ TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
   ASSERT_EQ(logs.lines_size(), 2);
   EXPECT_THAT(logs.lines(0).text(), HasSubstr("2 lines were dropped here"));
   EXPECT_EQ(logs.lines(1).text(), "after");
+}
+
+TEST_F(EventBufferTest, AFullBufferTakesNoFurtherLine) {
+  EventBuffer buffer(2 * Line("x").ByteSizeLong());
+  buffer.PushLogs({}, {Line("x"), Line("x"), Line("x")});
+  EXPECT_EQ(buffer.Next(0, absl::ZeroDuration())->event().logs().lines_size(), 2);
+  EXPECT_EQ(buffer.dropped_log_lines(), 1u);
 }
 
 TEST_F(EventBufferTest, GapsAreCountedByRank) {
@@ -148,6 +185,20 @@ TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
   std::thread waker([&] { buffer_.Wake(); });
   EXPECT_FALSE(buffer_.Next(1, absl::Hours(1)));
   waker.join();
+}
+
+// A message that the coordinator refuses for its size would end every session.
+TEST(EventBufferTest, AStepReportThatIsTooLargeToSendGoesWithoutItsLayers) {
+  EventBuffer buffer(1000);
+  v1::WorkerMessage message;
+  message.mutable_event()->mutable_step()->set_step(1);
+  v1::LayerReport* const layer = message.mutable_event()->mutable_step()->add_layers();
+  for (size_t i = 0; i < kMaxLayerBytes; ++i) layer->add_tiles_per_ring_step(1);
+  buffer.Push(message);
+  const auto sent = buffer.Next(0, absl::ZeroDuration());
+  ASSERT_TRUE(sent.has_value());
+  EXPECT_EQ(sent->event().step().step(), 1u);
+  EXPECT_LT(sent->ByteSizeLong(), 100u);
 }
 
 }  // namespace

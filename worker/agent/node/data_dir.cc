@@ -76,7 +76,7 @@ absl::StatusOr<std::string> ReadOrDrawId(const std::string& path) {
 
 // Modes of folders that others may pass through and not list, of sockets to dial, and of what is
 // the owner's alone.
-constexpr mode_t kPassable = 0711, kWritableByAll = 0666, kPrivate = 0700;
+constexpr mode_t kPassable = 0711, kWritableByAll = 0666, kPrivate = 0700, kOwnersFile = 0600;
 
 absl::Status SetMode(const std::string& path, mode_t mode) {
   if (chmod(path.c_str(), mode) == 0) return absl::OkStatus();
@@ -98,8 +98,9 @@ absl::StatusOr<DataDir> DataDir::Open(const std::string& path, absl::Duration pa
   DataDir dir;
   dir.path_ = fs::absolute(path).lexically_normal().string();
   const std::string lock_path = dir.path_ + "/lock";
-  dir.lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (dir.lock_fd_ < 0) {
+  // Whoever may open a file may lock it: earlier releases let everybody.
+  dir.lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kOwnersFile);
+  if (dir.lock_fd_ < 0 || fchmod(dir.lock_fd_, kOwnersFile) != 0) {
     return absl::FailedPreconditionError(
         absl::StrFormat("--data-dir %s cannot be written to: %s", path, std::strerror(errno)));
   }

@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -125,6 +126,17 @@ TEST_F(ProcessTest, TheFolderStaysLockedWhileATrainerLives) {
       HasSubstr("trainers of an earlier worker are still alive"));
   trainer->Signal(SIGKILL);
   EXPECT_TRUE(DataDir::Open(dir_.File("data"), absl::Seconds(20)).ok());
+}
+
+// Whoever could open the lock could keep workers out.
+TEST_F(ProcessTest, NobodyElseCanTakeTheFoldersLock) {
+  namespace fs = std::filesystem;
+  const std::string lock = dir_.File("data/lock");
+  fs::create_directory(dir_.File("data"));
+  std::ofstream(lock) << "";
+  fs::permissions(lock, fs::perms::others_read, fs::perm_options::add);
+  ASSERT_TRUE(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).ok());
+  EXPECT_EQ(fs::status(lock).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 }
 
 TEST_F(ProcessTest, AFolderKeepsItsId) {

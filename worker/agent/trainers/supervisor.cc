@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/boot_clock.h"
 #include "base/net/token.h"
+#include "base/process/time_limit.h"
 #include "base/process/trainer_secret.h"
 #include "base/status_macros.h"
 #include "jobspec/roots.h"
@@ -21,6 +22,9 @@ namespace {
 
 // How long to read what a trainer wrote before it died, should something hold its pipes open.
 constexpr absl::Duration kDrainTime = absl::Seconds(2);
+// How long to look at a job's files. A mount that does not answer must not hold up this thread: the
+// worker's heartbeats, and with them the leases of all trainers here, depend on its coming round.
+constexpr absl::Duration kFilePatience = absl::Seconds(3);
 // Commands whose repetition is ignored; the coordinator repeats only what is unacknowledged.
 constexpr size_t kCommandsRemembered = 10'000;
 
@@ -31,6 +35,13 @@ std::vector<std::string> TlsFlags(const TlsOptions& tls) {
   }
   if (tls.insecure) flags.push_back("--insecure");
   return flags;
+}
+
+absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>& roots) {
+  if (roots.empty()) return absl::OkStatus();
+  return WithTimeLimit(kFilePatience, "looking for the job's files", [spec, roots] {
+    return jobspec::CheckPaths(spec, roots, jobspec::RootCheck::kFiles);
+  });
 }
 
 }  // namespace
@@ -64,8 +75,11 @@ std::pair<Supervisor::Attempt*, Trainer*> Supervisor::Find(const TrainerConnecti
 
 void Supervisor::OnCommand(const v1::Command& command, absl::Time now) {
   const uint64_t id = command.command_id();
-  if (id != 0 && !commands_seen_.insert(id).second) return;
-  if (commands_seen_.size() > kCommandsRemembered) commands_seen_.erase(commands_seen_.begin());
+  // It is sent again because no acknowledgement of it is known: that may be on its way, or a
+  // coordinator that was put back from a backup has forgotten it.
+  if (const auto seen = commands_seen_.find(id); seen != commands_seen_.end()) {
+    return Acknowledge(seen->second);
+  }
   const absl::Status status = Apply(command, now);
   if (!status.ok()) {
     spdlog::warn("refused a command for attempt {} of jobs/{}: {}", command.attempt(),
@@ -73,13 +87,19 @@ void Supervisor::OnCommand(const v1::Command& command, absl::Time now) {
   }
   UpdateRunning();
   if (id == 0) return;
-  v1::WorkerMessage message;
-  message.mutable_command_ack()->set_command_id(id);
-  message.mutable_command_ack()->set_accepted(status.ok());
-  message.mutable_command_ack()->set_message(std::string(status.message()));
+  v1::CommandAck& ack = commands_seen_[id];
+  ack.set_command_id(id);
+  ack.set_accepted(status.ok());
+  ack.set_message(std::string(status.message()));
   // Nothing is wrong with the command: this worker has no room for it, or leaves.
-  message.mutable_command_ack()->set_later(absl::IsResourceExhausted(status) ||
-                                           absl::IsUnavailable(status));
+  ack.set_later(absl::IsResourceExhausted(status) || absl::IsUnavailable(status));
+  Acknowledge(ack);
+  if (commands_seen_.size() > kCommandsRemembered) commands_seen_.erase(commands_seen_.begin());
+}
+
+void Supervisor::Acknowledge(const v1::CommandAck& ack) {
+  v1::WorkerMessage message;
+  *message.mutable_command_ack() = ack;
   events_->Push(std::move(message));
 }
 
@@ -136,8 +156,7 @@ absl::Status Supervisor::Start(const v1::Command& command) {
   if (Find(command.fencing_token()) != nullptr) return absl::OkStatus();
   if (!refusing_.empty()) return absl::UnavailableError(refusing_);
   const v1::StartTrainers& start = command.start();
-  RETURN_IF_ERROR(
-      jobspec::CheckPaths(start.spec(), options_.allowed_paths, jobspec::RootCheck::kFiles));
+  RETURN_IF_ERROR(CheckPaths(start.spec(), options_.allowed_paths));
   RETURN_IF_ERROR(options_.run_as.UserOf(start.owner()).status());
   // Slot by slot, as the coordinator counts: a trainer whose end was reported holds none, whatever
   // its peers do. What an older attempt of the job holds is free by the time this one is spawned.

@@ -5,6 +5,7 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -67,6 +68,11 @@ class ContextAttention {
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
     return SetDocuments(tokens, firsts, /*padding=*/0);
   }
+
+  // The next forwards are of training step `step`, 1 being the first; 0, as at the start: of none,
+  // such as an evaluation. Must be called alike on all ranks. Says which
+  // steps probe the recall (attention.probe_every).
+  virtual void SetStep(uint64_t step) = 0;
 
   // What happened since the last call; resets it. On a GPU the one wait for the device in a step;
   // c10::Error if the device has failed.

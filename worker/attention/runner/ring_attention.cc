@@ -80,6 +80,10 @@ absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t
   return engine_->runner->SetDocuments(tokens, firsts, padding);
 }
 
+void RingAttention::SetStep(uint64_t step) {
+  engine_->runner->SetStep(step);
+}
+
 AttentionStats RingAttention::TakeStats() {
   return engine_->runner->TakeStats();
 }

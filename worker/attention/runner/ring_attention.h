@@ -52,6 +52,7 @@ class RingAttention : public ContextAttention {
   using ContextAttention::SetDocuments;
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
                             int64_t padding) override;
+  void SetStep(uint64_t step) override;
   AttentionStats TakeStats() override;
 
  private:

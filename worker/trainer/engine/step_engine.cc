@@ -122,8 +122,9 @@ model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {
           .sequence_length = sequence.rotary_length};
 }
 
-void StepEngine::BeginStep() {
+void StepEngine::BeginStep(uint64_t step) {
   const torch::NoGradGuard no_grad;
+  device_->attention().SetStep(step);
   device_->Begin(EngineDevice::Interval::kModel);
   optimizer_->ZeroGradients();
   loss_sum_ = torch::Tensor();
@@ -167,6 +168,7 @@ absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {
 
 absl::StatusOr<RankScores> StepEngine::Score(const data::LocalSequence& sequence) {
   const torch::NoGradGuard no_grad;
+  device_->attention().SetStep(0);
   RETURN_IF_ERROR(SetDocuments(sequence));
   const model::TokenScores scores = decoder_->Score(Batch(sequence), device_->attention());
   const torch::Tensor losses = scores.losses.cpu(), right = scores.right.cpu();

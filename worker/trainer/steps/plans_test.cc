@@ -159,5 +159,40 @@ TEST_F(BudgetPlansTest, LayersThatTheJobKeepsDenseStaySo) {
   EXPECT_EQ(hosts_[0].steps.at(1).layers[1].density, 1.0);
 }
 
+TEST_F(BudgetPlansTest, ADenseEvaluationLeavesTheStepsTheirBudgets) {
+  job_.eval_attention = EvalAttention::kBoth;
+  job_.eval_sequences = 1;
+  job_.eval_every_steps = 1;
+  Run({});
+  ASSERT_EQ(hosts_[0].evals.size(), 3u);
+  for (const StepRecord& step : hosts_[0].steps) {
+    EXPECT_LT(step.layers.at(0).density, 1.0) << step.step;
+    EXPECT_EQ(step.layers.at(0).slashes, hosts_[0].steps[0].layers.at(0).slashes);
+    EXPECT_EQ(step.layers.at(0).slashes, 2);
+  }
+}
+
+// By head in the steps that probe, and their mean from then on; evaluations between them change
+// nothing.
+TEST_F(BudgetPlansTest, ProbesAreReportedByHeadAndStandUntilTheNext) {
+  job_.attention.probe_every = 4;
+  Run({});
+  const std::vector<StepRecord>& steps = hosts_[0].steps;
+  for (const StepRecord& step : steps) {
+    const bool probes = step.step == 1 || step.step == 4;
+    ASSERT_EQ(step.probed_recall.size(), 2u);
+    for (int layer = 0; layer < 2; ++layer) {
+      const std::vector<double>& heads = step.layers.at(layer).probed_recall;
+      EXPECT_EQ(heads.empty(), !probes) << step.step;
+      EXPECT_GT(step.probed_recall[layer], 0.0);
+      EXPECT_LE(step.probed_recall[layer], 1.0);
+      for (const double head : heads) EXPECT_LE(head, 1.0);
+    }
+  }
+  EXPECT_EQ(steps.at(2).probed_recall, steps.at(0).probed_recall);
+  EXPECT_EQ(steps.at(5).probed_recall, steps.at(3).probed_recall);
+  EXPECT_NE(steps.at(3).probed_recall, steps.at(0).probed_recall);
+}
+
 }  // namespace
 }  // namespace ringleader::trainer

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -133,6 +135,25 @@ TEST_F(RunTest, EachStepTakesTheSequencesBehindThoseOfTheStepBefore) {
   EXPECT_GT(std::abs(single[1] - single[3]), 5e-4) << "one cannot be told from the other";
 }
 
+// The frequencies follow the length of the sequence, which no rank holds alone.
+TEST_F(RunTest, RopeThatGrowsWithTheSequenceDoesSoOnAnyNumberOfRanks) {
+  const auto losses = [&](int context, const std::string& scaling) {
+    TrainingJob job = Job(context);
+    job.checkpoint_directory = Path(scaling + std::to_string(context));
+    nlohmann::json config = nlohmann::json::parse(std::ifstream(job.model_config));
+    config["max_position_embeddings"] = kTinySequence / 2;
+    config["rope_scaling"] = {{"rope_type", scaling}, {"factor", 64.0}};
+    job.model_config = Path(scaling + ".json");
+    std::ofstream(job.model_config) << config;
+    RunAnew(job);
+    return Losses(hosts_[0]);
+  };
+  const std::vector<double> alone = losses(1, "dynamic"), two = losses(2, "dynamic");
+  const std::vector<double> plain = losses(1, "default");
+  for (size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(two.at(i), alone[i], 1e-6 * alone[i]);
+  EXPECT_GT(std::abs(plain.back() - alone.back()), 1e-5 * alone.back()) << "it makes no difference";
+}
+
 TEST_F(RunTest, EvaluatesBeforeTheFirstStepEverySoOftenAndAtTheEnd) {
   TrainingJob job = Job(2);
   job.steps = 5;
@@ -187,6 +208,21 @@ TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
     }
   }
   EXPECT_EQ(hosts_[0].evals[0].outcome.tokens, labels);
+}
+
+// One step over everything that is held out, which teaches nothing, has the held-out loss.
+TEST_F(RunTest, AStepsLossIsTheMeanOverTheTokensWithALabel) {
+  TrainingJob job = Job();
+  job.train_data = job.eval_data;
+  const auto data = data::Loader::Open(job.train_data, kTinySequence, job.seed, 257);
+  ASSERT_TRUE(data.ok()) << data.status();
+  job.steps = 1;
+  job.schedule = {.peak = 0.0, .total_steps = 1};
+  job.global_batch = static_cast<uint32_t>(data->sequences());
+  job.eval_sequences = data->sequences();
+  RunAnew(job);
+  const double held_out = hosts_[0].evals.at(0).outcome.loss;
+  EXPECT_NEAR(hosts_[0].steps.at(0).loss, held_out, 1e-6 * held_out);
 }
 
 TEST_F(RunTest, SavesEverySoOftenAndAtTheEnd) {

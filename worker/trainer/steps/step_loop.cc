@@ -127,7 +127,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       record.dealt_imbalance = dealing.Imbalance();
       record.overlong = parts_.train->counts();
     }
-    engine.BeginStep();
+    engine.BeginStep(step);
     const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
     for (const balance::MicroBatch& batch : mine) {
       parts_.host->SetPlace(step, "data");
@@ -159,11 +159,24 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.phases = stats.phases;
   record.phases.data = data_seconds;
   record.layers = std::move(stats.layers);
+  KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
 
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
   return record;
+}
+
+void StepLoop::KeepProbe(StepRecord* record) {
+  const std::vector<attention::LayerStats>& layers = record->layers;
+  probed_recall_.resize(std::max(probed_recall_.size(), layers.size()), -1.0);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const std::vector<double>& heads = layers[i].probed_recall;
+    if (heads.empty()) continue;
+    probed_recall_[i] =
+        std::accumulate(heads.begin(), heads.end(), 0.0) / static_cast<double>(heads.size());
+  }
+  record->probed_recall = probed_recall_;
 }
 
 absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {

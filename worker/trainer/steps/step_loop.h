@@ -56,6 +56,8 @@ class StepLoop {
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   absl::StatusOr<EvalOutcome> EvaluateOnce();
+  // Sets the record's probed_recall, from its layers' where they have been probed.
+  void KeepProbe(StepRecord* record);
   // The error of too many skipped steps: which rank's which gradient.
   absl::Status NonFiniteGradient(uint64_t step);
 
@@ -64,6 +66,7 @@ class StepLoop {
   const uint32_t group_;
   Plan plan_;
   std::vector<patterns::LayerBudget> budgets_;  // of plan_; layers past the end keep the job's
+  std::vector<double> probed_recall_;           // StepRecord's
   uint64_t skipped_in_a_row_ = 0;
 };
 
