@@ -136,6 +136,12 @@ class ServerImpl : public Server {
 
   int port() const override { return port_; }
 
+  std::shared_ptr<grpc::Channel> InProcessChannel() override {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    return server_->InProcessChannel(arguments);
+  }
+
   void Shutdown() override {
     if (server_ == nullptr) return;
     {

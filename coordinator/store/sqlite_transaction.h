@@ -14,6 +14,9 @@
 
 namespace ringleader::store {
 
+// Of older steps the first and every kLayerStride-th after it keep their layers.
+inline constexpr int64_t kLayerStride = 16;
+
 class SqliteTransaction : public WriteTransaction {
  public:
   // `revision`: the newest committed for reading, the one being written for writing.
@@ -38,6 +41,10 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) override;
   absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                      int limit) override;
+  absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job, int count) override;
+  absl::StatusOr<std::vector<v1::StepReport>> SampleStepsWithLayers(std::string_view job,
+                                                                    int count) override;
+  absl::StatusOr<std::vector<v1::EvalReport>> SampleEvals(std::string_view job, int count) override;
   absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(std::string_view job) override;
   absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) override;
   absl::StatusOr<std::vector<v1::Command>> ListCommands(std::string_view node) override;

@@ -20,7 +20,6 @@ constexpr int64_t kIncarnationsPerNode = 8;
 constexpr int64_t kStepsBetweenTrims = 64;
 // So many of the newest steps have all their layers, and every 16th of those before.
 constexpr int64_t kStepsWithLayers = 1024;
-constexpr int64_t kLayerStride = 16;
 
 std::string Serialize(const google::protobuf::MessageLite& message) {
   return Seal(message.SerializeAsString());

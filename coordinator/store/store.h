@@ -167,6 +167,16 @@ class ReadTransaction {
   virtual absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) = 0;
   virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                              int limit) = 0;
+  // At most `count` (at least 2) merged reports, in order of their steps, spread evenly over those
+  // there are: the first and the newest are among them. It costs as much of a million as of
+  // `count`.
+  virtual absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job,
+                                                                  int count) = 0;
+  // The same of steps that have their layers (see PutStep).
+  virtual absl::StatusOr<std::vector<v1::StepReport>> SampleStepsWithLayers(std::string_view job,
+                                                                            int count) = 0;
+  virtual absl::StatusOr<std::vector<v1::EvalReport>> SampleEvals(std::string_view job,
+                                                                  int count) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(
       std::string_view job) = 0;
   virtual absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) = 0;

@@ -9,6 +9,7 @@
 #include "base/process/time_limit.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
+#include "coordinator/api/services/job_history.h"
 #include "coordinator/api/services/job_watch.h"
 #include "coordinator/api/services/listing.h"
 #include "coordinator/api/services/requests.h"
@@ -110,6 +111,15 @@ grpc::ServerUnaryReactor* JobService::GetJob(grpc::CallbackServerContext* contex
       ASSIGN_OR_RETURN(*reply, t.GetJob(id));
       return absl::OkStatus();
     });
+  });
+}
+
+grpc::ServerUnaryReactor* JobService::GetJobHistory(grpc::CallbackServerContext* context,
+                                                    const v1::GetJobHistoryRequest* request,
+                                                    v1::JobHistory* reply) {
+  return unary_.Run(context, kService, "GetJobHistory", [this, request, reply] {
+    return hub_.store().Read(
+        [&](store::ReadTransaction& t) { return ReadJobHistory(t, *request, reply); });
   });
 }
 

@@ -28,6 +28,9 @@ class JobService : public v1::JobService::CallbackService {
                                       const v1::CreateJobRequest* request, v1::Job* reply) override;
   grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
                                    const v1::GetJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* GetJobHistory(grpc::CallbackServerContext* context,
+                                          const v1::GetJobHistoryRequest* request,
+                                          v1::JobHistory* reply) override;
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
                                      const v1::ListJobsRequest* request,
                                      v1::ListJobsResponse* reply) override;

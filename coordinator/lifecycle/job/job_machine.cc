@@ -225,6 +225,9 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   next->set_state(Attempt::STARTING);
   next->set_fencing_token(fencing_token);
   SetTime(now, next->mutable_create_time());
+  *next->mutable_plan() = plan;
+  next->mutable_plan()->clear_layer_budgets();
+  next->mutable_plan()->clear_micro_batches();
   uint32_t world_size = 0;
   for (const v1::Placement& placement : placements) {
     *next->add_placements() = placement;

@@ -74,7 +74,6 @@ class StepEngine {
   // one wait for the device is; with no labelled token on any rank it changes nothing and returns 0
   // tokens.
   void BeginStep(uint64_t step);
-  // is_last: it is this rank's last micro-batch of the step.
   absl::Status ForwardBackward(const data::LocalSequence& sequence, bool is_last);
   // Stands in for a forward and backward where other ranks have more micro-batches than this one:
   // ranks gather parameters and sum the gradients of each micro-batch together or, where they sum
