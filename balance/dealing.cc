@@ -1,6 +1,8 @@
 #include "balance/dealing.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -14,6 +16,10 @@ using Samples = std::vector<uint32_t>;
 // Pairs of samples that are compared, some milliseconds' work. What longest-first leaves to gain
 // among so many is little.
 constexpr size_t kMostCompared = 4'000'000;
+
+// Micro-batches that are asked for room, the least loaded first, so that many samples of one group
+// cost no more than few.
+constexpr size_t kMostTried = 16;
 
 // Which samples a group trains: the longest first to the group that ends first, then moves and
 // swaps while they shorten the slowest group.
@@ -161,10 +167,12 @@ class Packer {
     std::set<std::pair<int64_t, size_t>> open;  // predicted time, batch
     for (size_t b = 0; b < batches.size(); ++b) open.emplace(0, b);
     for (const uint32_t sample : Sorted(samples, [&](uint32_t s) { return weights_[s]; })) {
-      const auto place = std::find_if(open.begin(), open.end(), [&](const auto& entry) {
+      const auto tried =
+          std::next(open.begin(), static_cast<std::ptrdiff_t>(std::min(kMostTried, open.size())));
+      const auto place = std::find_if(open.begin(), tried, [&](const auto& entry) {
         return HasRoom(batches[entry.second], sample);
       });
-      if (place == open.end()) return fewest;
+      if (place == tried) return fewest;
       const size_t number = place->second;
       open.erase(place);
       Add(sample, &batches[number]);
