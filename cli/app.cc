@@ -1,10 +1,14 @@
 #include "cli/app.h"
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <ostream>
+#include <string_view>
 
+#include "absl/strings/str_cat.h"
 #include "base/process/version.h"
 #include "cli/commands/commands.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -34,8 +38,61 @@ void AddGlobalFlags(CLI::App& app, Context* context) {
       ->check(CLI::NonNegativeNumber);
 }
 
+// What people type who know other tools.
+struct OtherName {
+  std::string_view typed;
+  const char* command;
+};
+constexpr OtherName kOtherNames[] = {
+    {"describe", "get"},  {"show", "get"},      {"status", "get"},      {"info", "get"},
+    {"ls", "list"},       {"ps", "list"},       {"jobs", "list"},       {"queue", "list"},
+    {"rm", "delete"},     {"remove", "delete"}, {"kill", "cancel"},     {"stop", "cancel"},
+    {"run", "submit"},    {"create", "submit"}, {"apply", "submit"},    {"start", "submit"},
+    {"log", "logs"},      {"tail", "logs"},     {"follow", "watch"},    {"attach", "watch"},
+    {"workers", "nodes"}, {"top", "nodes"},     {"continue", "resume"}, {"suspend", "pause"}};
+
+// "unknown command "sumbit"; did you mean submit?"
+std::string UnknownCommand(const CLI::App& app, const std::string& typed) {
+  std::string nearest;
+  size_t distance = 3;  // farther off it is another word
+  for (const CLI::App* command : app.get_subcommands({})) {
+    const size_t d = jobspec::EditDistance(typed, command->get_name());
+    if (d >= distance) continue;
+    distance = d;
+    nearest = command->get_name();
+  }
+  for (const OtherName& other : kOtherNames) {
+    if (other.typed == typed) nearest = other.command;
+  }
+  return absl::StrCat("unknown command \"", jobspec::Printable(typed), "\"",
+                      nearest.empty() ? "" : "; did you mean ", nearest,
+                      nearest.empty() ? "" : "?");
+}
+
+// The first argument that nobody expects: CLI11 complains of a missing one before.
+std::optional<std::string> Unexpected(const CLI::App& app) {
+  std::vector<const CLI::App*> parsed = {&app};
+  for (size_t i = 0; i < parsed.size(); ++i) {
+    for (const CLI::App* command : parsed[i]->get_subcommands()) parsed.push_back(command);
+  }
+  for (const CLI::App* command : parsed) {
+    for (const std::string& argument : command->remaining()) {
+      if (argument.starts_with('-') || parsed.size() == 1) return argument;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string ExplainMistake(const CLI::App& app, const CLI::ParseError& error) {
+  const std::optional<std::string> unexpected = Unexpected(app);
+  if (!unexpected) return error.what();
+  if (!unexpected->starts_with('-')) return UnknownCommand(app, *unexpected);
+  return absl::StrCat("unknown flag ", jobspec::Printable(*unexpected));
+}
+
 int Fail(const Context& context, const absl::Status& status) {
-  context.err << "ringctl: " << status.message() << "\n";
+  context.err << "ringctl: " << jobspec::EscapeControls(std::string(status.message()), "\n\t")
+              << "\n";
   return ExitCodeOf(status);
 }
 
@@ -67,7 +124,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   } catch (const CLI::Success& e) {
     return app.exit(e, context.out, context.err);
   } catch (const CLI::ParseError& e) {
-    context.err << "ringctl: " << e.what() << "; see ringctl --help\n";
+    context.err << "ringctl: " << ExplainMistake(app, e) << "; see ringctl --help\n";
     return kUsage;
   }
   if (!context.action) {

@@ -139,6 +139,24 @@ TEST_F(CliTest, PacksData) {
   EXPECT_EQ(nlohmann::json::parse(marked.out)["tasks"], (nlohmann::json{"near", "far"}));
 }
 
+TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {
+  const std::map<std::string, std::string> meant = {{"sumbit", "submit"}, {"describe", "get"},
+                                                    {"status", "get"},    {"lst", "list"},
+                                                    {"kill", "cancel"},   {"canel", "cancel"}};
+  for (const auto& [typed, command] : meant) {
+    const Result result = Run({typed, "tiny"});
+    EXPECT_EQ(result.code, kUsage);
+    EXPECT_THAT(result.err, HasSubstr("unknown command \"" + typed + "\"; did you mean " + command))
+        << result.err;
+  }
+  EXPECT_THAT(Run({"quantum"}).err, HasSubstr("unknown command \"quantum\"; see"));
+  // Before the file that is missing, too.
+  const Result flag = Run({"submit", "--folow"});
+  EXPECT_EQ(flag.code, kUsage);
+  EXPECT_THAT(flag.err, HasSubstr("unknown flag --folow"));
+  EXPECT_THAT(Run({"submit"}).err, HasSubstr("file is required"));
+}
+
 TEST_F(CliTest, CompletionKnowsEveryVerb) {
   for (const char* shell : {"bash", "zsh", "fish"}) {
     const Result result = Run({"completion", shell});

@@ -15,6 +15,7 @@
 #include "base/net/channel.h"
 #include "base/net/notice.h"
 #include "base/status_macros.h"
+#include "jobspec/text.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
@@ -143,13 +144,14 @@ class GrpcClient : public Client {
     return Follow<v1::TailLogsResponse>(
         [&](grpc::ClientContext* context) { return logs_->TailLogs(context, request); },
         [&](v1::TailLogsResponse& response) {
+          if (!response.job_uid().empty()) request.set_job_uid(response.job_uid());
           if (response.lines_size() > 0) {
             // The rest of the log from here on, not its last lines again.
             request.set_after_offset(response.lines(response.lines_size() - 1).offset());
             request.set_attempt(response.lines(0).attempt());
             request.set_last_lines(0);
           }
-          on_response(response);
+          if (response.lines_size() > 0 || response.dropped() > 0) on_response(response);
           return absl::OkStatus();
         });
   }
@@ -265,8 +267,8 @@ class GrpcClient : public Client {
     std::string notice(found->second.data(), found->second.size());
     if (notice == notice_) return;
     notice_ = std::move(notice);
-    context_.err << "ringctl: the coordinator at " << context_.address << " says: " << notice_
-                 << "\n"
+    context_.err << "ringctl: the coordinator at " << context_.address
+                 << " says: " << jobspec::EscapeControls(notice_) << "\n"
                  << std::flush;
   }
   void SayIsBack() {

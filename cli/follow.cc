@@ -1,6 +1,9 @@
 #include "cli/follow.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +11,7 @@
 #include "base/status_macros.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -42,6 +46,29 @@ std::string DescribeAnswers(const google::protobuf::RepeatedPtrField<v1::TaskAns
 double TokensPerSecond(const v1::StepReport& step) {
   return step.step_seconds() > 0 ? static_cast<double>(step.tokens()) / step.step_seconds() : 0;
 }
+
+// While it lives, Ctrl-C says that the job goes on, which not everybody expects.
+class InterruptNotice {
+ public:
+  explicit InterruptNotice(const std::string& name) {
+    text_ = absl::StrCat("\nringctl: ", jobspec::EscapeControls(name),
+                         " goes on; follow it again with: ringctl watch ",
+                         jobspec::EscapeControls(name), "; end it with: ringctl cancel ",
+                         jobspec::EscapeControls(name), "\n");
+    before_ = std::signal(SIGINT, Say);
+  }
+  ~InterruptNotice() { std::signal(SIGINT, before_); }
+  InterruptNotice(const InterruptNotice&) = delete;
+  InterruptNotice& operator=(const InterruptNotice&) = delete;
+
+ private:
+  static void Say(int) {
+    (void)!write(STDERR_FILENO, text_.data(), text_.size());
+    _exit(128 + SIGINT);
+  }
+  static inline std::string text_;  // whole before the handler is
+  void (*before_)(int) = SIG_DFL;
+};
 
 class Follower {
  public:
@@ -96,10 +123,12 @@ class Follower {
   void OnJob(const v1::Job& before) {
     if (job_.attempts_size() > 0 && before.attempts_size() > 0) {
       // A failure is worth a line even when the job goes on with the next attempt.
-      for (int i = 0; i < job_.attempts_size(); ++i) {
-        const v1::Attempt& attempt = job_.attempts(i);
-        const bool is_news = i >= before.attempts_size() || !before.attempts(i).has_failure();
-        if (attempt.has_failure() && is_news) {
+      for (const v1::Attempt& attempt : job_.attempts()) {
+        const bool is_known = std::any_of(
+            before.attempts().begin(), before.attempts().end(), [&](const v1::Attempt& known) {
+              return known.number() == attempt.number() && known.has_failure();
+            });
+        if (attempt.has_failure() && !is_known) {
           Line(absl::StrCat("attempt ", attempt.number(),
                             " failed: ", DescribeFailure(attempt.failure())));
         }
@@ -113,7 +142,7 @@ class Follower {
   void Line(const std::string& text) {
     if (bar_is_shown_) context_.out << "\n";
     bar_is_shown_ = false;
-    context_.out << text << "\n";
+    context_.out << jobspec::EscapeControls(text) << "\n";
   }
 
   const Context& context_;
@@ -139,6 +168,7 @@ absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std:
   request.set_include_steps(true);
   request.set_after_step(after_step);
   Follower follower(context);
+  const InterruptNotice notice(ShortName(name));
   RETURN_IF_ERROR(client->WatchJob(
       request, [&](const v1::WatchJobResponse& response) { follower.OnResponse(response); }));
   const v1::Job::State state = follower.job().state();

@@ -107,6 +107,7 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
     line.set_text("line " + std::to_string(i));
   }
   coordinator_.break_streams_after = {2};
+  coordinator_.log_uid = "tiny-1";
   const Result result = Run({"logs", "-f", "tiny", "--tail", "100"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(result.out, "[rank 1] line 1\n[rank 0] line 2\n[rank 1] line 3\n[rank 0] line 4\n");
@@ -114,6 +115,9 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   EXPECT_EQ(coordinator_.log_requests[0].last_lines(), 100);
   EXPECT_EQ(coordinator_.log_requests[1].last_lines(), 0);
   EXPECT_EQ(coordinator_.log_requests[1].after_offset(), 2);
+  // Another job may have got the name meanwhile.
+  EXPECT_EQ(coordinator_.log_requests[0].job_uid(), "");
+  EXPECT_EQ(coordinator_.log_requests[1].job_uid(), "tiny-1");
   EXPECT_EQ(Run({"logs", "tiny", "--rank", "0", "--attempt", "1"}).out, "line 2\nline 4\n");
 }
 
@@ -123,6 +127,33 @@ TEST_F(CliTest, ProfileSaysWhereTheTracesGo) {
               HasSubstr("tiny traces its next 3 steps into /checkpoints/3"));
   EXPECT_NE(Run({"profile", "nobody"}).code, 0);
   EXPECT_NE(Run({"profile", "tiny", "--steps", "0"}).code, 0);
+}
+
+TEST_F(CliTest, ReportCountsSamplesAndTheirPadding) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  EXPECT_FALSE(
+      nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out).contains("samples"));
+  for (v1::WatchJobResponse& response : coordinator_.watch) {
+    for (v1::StepReport& step : *response.mutable_steps()) {
+      step.set_samples(16);
+      step.set_micro_batches(10);
+      step.set_padding_tokens(4096);
+      step.set_dealt_imbalance(1.02);
+      step.set_overlong_documents(3);
+      step.set_overlong_tokens(70000);
+    }
+  }
+  const auto json = nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out)["samples"];
+  EXPECT_EQ(json["samples"], 48.0);
+  EXPECT_EQ(json["micro_batches"], 30.0);
+  EXPECT_EQ(json["padding_tokens"], 12288.0);
+  EXPECT_EQ(json["padding_share"], 0.2);
+  EXPECT_EQ(json["overlong_documents"], 3);
+  const std::string table = Run({"report", "tiny"}).out;
+  EXPECT_THAT(table, HasSubstr("48 in 30 micro-batches"));
+  EXPECT_THAT(table, HasSubstr("12288 tokens, 20.0 %"));
+  EXPECT_THAT(table, HasSubstr("slowest 1.020 of the mean"));
+  EXPECT_THAT(table, HasSubstr("3 of 70000 tokens, split"));
 }
 
 TEST_F(CliTest, ReportSumsUpTheSteps) {
@@ -148,6 +179,9 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
               HasSubstr("density, layer 1                20.0 %, recall 90.0 %, diagonals set "
                         "by attention.max_slashes, columns by attention.vertical_mass"));
   EXPECT_EQ(json["slashes_at_budget_per_layer"][0], 0.75);
+  EXPECT_EQ(json["probed_recall_per_head"], (nlohmann::json{{"1", {0.75, 0.25}}}));
+  EXPECT_THAT(table, HasSubstr("probed recall, layer 1          50.0 %, from 25.0 % (head 1) to "
+                               "75.0 % (head 0)\n"));
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
   coordinator_.watch.clear();

@@ -129,6 +129,48 @@ TEST_F(CliTest, TransitionsAndTheirRefusals) {
   EXPECT_EQ(Run({"cancel", "done"}).code, kConflict);
 }
 
+// Terminals obey control characters, and nodes, trainers and other users write what is shown.
+TEST_F(CliTest, ControlCharactersOfOthersAreShownAndNotObeyed) {
+  const std::string evil =
+      "\x1b]0;owned\x07\r\xc2\x9b"
+      "2J";
+  const std::string shown = "\\x1b]0;owned\\x07\\x0d\\x9b2J";
+  v1::Job& job = AddJob("tiny", v1::Job::FAILED);
+  job.set_state_reason(evil + "\nok is SUCCEEDED");
+  job.add_attempts()->mutable_failure()->set_message(evil);
+  v1::Node& node = coordinator_.nodes.emplace_back();
+  node.set_name("nodes/a");
+  node.set_state_reason(evil);
+  node.mutable_inventory()->add_gpus()->set_model(evil);
+  v1::LogLine& line = coordinator_.log.emplace_back();
+  line.set_offset(1);
+  line.set_text("a\tb" + evil);
+  v1::WatchJobResponse& response = coordinator_.watch.emplace_back();
+  *response.mutable_job() = job;
+  coordinator_.validation.set_pending_reason(evil);
+  coordinator_.validation.mutable_plan()->add_reasons(evil);
+  const std::vector<std::vector<std::string>> commands = {
+      {"list"},         {"get", "tiny"},   {"nodes"},
+      {"logs", "tiny"}, {"watch", "tiny"}, {"submit", Path("job.yaml"), "--dry-run"}};
+  for (const auto& command : commands) {
+    const Result table = Run(command);
+    EXPECT_THAT(table.out, HasSubstr(shown)) << command[0];
+    for (const char* format : {"table", "json", "yaml"}) {
+      std::vector<std::string> arguments = command;
+      arguments.insert(arguments.end(), {"-o", format});
+      const Result result = Run(arguments);
+      EXPECT_THAT(result.out, Not(HasSubstr("\x1b"))) << command[0] << " " << format;
+      EXPECT_THAT(result.out, Not(HasSubstr("\xc2\x9b"))) << command[0] << " " << format;
+      EXPECT_THAT(result.out, Not(HasSubstr("\r"))) << command[0] << " " << format;
+    }
+  }
+  EXPECT_THAT(Run({"list"}).out, HasSubstr("\\x0aok is SUCCEEDED"));
+  EXPECT_THAT(Run({"logs", "tiny"}).out, HasSubstr("a\tb\\x1b"));
+  EXPECT_THAT(Run({"get", evil}).err, Not(HasSubstr("\x1b")));
+  EXPECT_EQ(nlohmann::json::parse(Run({"nodes", "-o", "json"}).out)["nodes"][0]["state_reason"],
+            evil);
+}
+
 TEST_F(CliTest, AuditShowsPagesAndFilters) {
   for (int i = 0; i < 5; ++i) {
     v1::AuditRecord& record = coordinator_.audit.emplace_back();

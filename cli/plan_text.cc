@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/printer.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 
@@ -64,7 +65,8 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
     rows.push_back({"density", FormatPercent(p.density())});
   }
   WriteColumns(out, rows);
-  for (const std::string& reason : plan.reasons()) out << "- " << reason << "\n";
+  for (const std::string& reason : plan.reasons())
+    out << "- " << jobspec::EscapeControls(reason) << "\n";
 }
 
 }  // namespace ringleader::cli

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/text.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_service.pb.h"
 
@@ -60,10 +61,23 @@ void UseJobFileForm(const v1::Job& job, YAML::Node node) {
   if (job.has_spec()) node["spec"] = YAML::Load(jobspec::ToYaml(job.spec()));
 }
 
-void PrintYaml(std::ostream& out, const YAML::Node& node) {
+// Neither JSON nor YAML has to escape the control characters of Unicode's second block, which
+// terminals obey as well: where there are any, all beyond ASCII is escaped.
+bool HasControlsToEscape(const std::string& document) {
+  return jobspec::EscapeControls(document, "\n") != document;
+}
+
+std::string ToText(const ordered_json& document) {
+  const std::string text = document.dump(2);
+  return HasControlsToEscape(text) ? document.dump(2, ' ', true) : text;
+}
+
+std::string ToText(const YAML::Node& node, bool ascii = false) {
   YAML::Emitter emitter;
+  if (ascii) emitter.SetOutputCharset(YAML::EscapeNonAscii);
   emitter << node;
-  out << emitter.c_str() << "\n";
+  const std::string text = emitter.c_str();
+  return !ascii && HasControlsToEscape(text) ? ToText(node, true) : text;
 }
 
 }  // namespace
@@ -73,7 +87,7 @@ void Print(const Context& context, const google::protobuf::Message& message,
   if (context.format == Format::kTable) return table(context.out);
   const ordered_json document = ToJson(message);
   if (context.format == Format::kJson) {
-    context.out << document.dump(2) << "\n";
+    context.out << ToText(document) << "\n";
     return;
   }
   YAML::Node node = ToYamlNode(document);
@@ -81,15 +95,15 @@ void Print(const Context& context, const google::protobuf::Message& message,
   if (const auto* list = dynamic_cast<const v1::ListJobsResponse*>(&message)) {
     for (int i = 0; i < list->jobs_size(); ++i) UseJobFileForm(list->jobs(i), node["jobs"][i]);
   }
-  PrintYaml(context.out, node);
+  context.out << ToText(node) << "\n";
 }
 
 void PrintJson(const Context& context, const ordered_json& document, const TableWriter& table) {
   if (context.format == Format::kTable) return table(context.out);
   if (context.format == Format::kJson) {
-    context.out << document.dump(2) << "\n";
+    context.out << ToText(document) << "\n";
   } else {
-    PrintYaml(context.out, ToYamlNode(document));
+    context.out << ToText(ToYamlNode(document)) << "\n";
   }
 }
 
@@ -104,7 +118,10 @@ size_t Width(const std::string& text) {
 
 void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
-  const auto shown = [](const std::string& cell) { return cell.empty() ? std::string("-") : cell; };
+  // Cells hold what users, nodes and trainers wrote, and terminals obey control characters.
+  const auto shown = [](const std::string& cell) {
+    return cell.empty() ? std::string("-") : jobspec::EscapeControls(cell);
+  };
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()), 0);
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(shown(row[i])));

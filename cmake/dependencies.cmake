@@ -14,6 +14,15 @@ find_package(SQLiteCpp CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED)
 find_package(OpenSSL REQUIRED)
 
+# Debian's cpp-httplib has no CMake package; its header must be seen with what its library was built with.
+find_library(HTTPLIB_LIBRARY cpp-httplib REQUIRED)
+find_path(HTTPLIB_INCLUDE_DIR httplib.h REQUIRED)
+add_library(ringleader_httplib INTERFACE)
+target_include_directories(ringleader_httplib SYSTEM INTERFACE ${HTTPLIB_INCLUDE_DIR})
+target_compile_definitions(ringleader_httplib INTERFACE
+  CPPHTTPLIB_OPENSSL_SUPPORT CPPHTTPLIB_ZLIB_SUPPORT CPPHTTPLIB_BROTLI_SUPPORT)
+target_link_libraries(ringleader_httplib INTERFACE ${HTTPLIB_LIBRARY} OpenSSL::SSL Threads::Threads)
+
 if(RINGLEADER_TORCH)
   if(DEFINED ENV{RINGLEADER_DEPS})
     set(default_torch $ENV{RINGLEADER_DEPS}/torch)

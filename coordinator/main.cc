@@ -34,6 +34,7 @@
 #include "coordinator/lifecycle/job/options.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/limits/client_limits.h"
+#include "coordinator/page/page_server.h"
 #include "coordinator/planner_source.h"
 #include "coordinator/session/worker_control_service.h"
 #include "coordinator/store/backup.h"
@@ -50,6 +51,7 @@ struct Flags {
   std::string listen = "127.0.0.1:7070";
   std::string metrics_listen = "127.0.0.1:7071";
   bool metrics_public = false;
+  std::string page_listen = "off";
   std::string data_dir;
   int64_t log_mebibytes_per_job = 64;
   int64_t steps_per_job = store::SqliteOptions().steps_per_job;
@@ -78,6 +80,10 @@ void AddFlags(CLI::App& app, Flags* flags) {
       ->capture_default_str();
   app.add_flag("--metrics-public", flags->metrics_public,
                "serve metrics in plain text off loopback, too: to whoever reaches the address");
+  app.add_option("--page-listen", flags->page_listen,
+                 "address of the page that shows jobs and nodes in a browser (docs/page.md); "
+                 "\"off\" for none")
+      ->capture_default_str();
   app.add_option("--log-mebibytes-per-job", flags->log_mebibytes_per_job,
                  "bound on the stored log of one job")
       ->check(CLI::Range(1, 1 << 20))
@@ -225,12 +231,24 @@ absl::Status Serve(const Flags& flags) {
   const store::Retention retention(store.get(), Clock::Steady(),
                                    {.events = absl::Hours(24 * flags.keep_events_days),
                                     .jobs = absl::Hours(24 * flags.keep_jobs_days)});
+  std::unique_ptr<page::PageServer> page;
+  if (flags.page_listen != "off") {
+    ASSIGN_OR_RETURN(Address page_listen, ParseAddress(flags.page_listen));
+    ASSIGN_OR_RETURN(
+        page, page::PageServer::Start(
+                  {.listen = page_listen, .tls = flags.tls, .has_roles = !flags.access.empty()},
+                  server->InProcessChannel()));
+    page_listen.port = page->port();
+    spdlog::info("the page is {}://{}", flags.tls.enabled() ? "https" : "http",
+                 FormatAddress(page_listen));
+  }
   Address served = listen;
   if (served.path.empty()) served.port = server->port();
   spdlog::info("serving on {}", FormatAddress(served));
 
   const int signal_number = WaitForShutdownSignal();
   spdlog::info("signal {}: stopping", signal_number);
+  page.reset();
   server->Shutdown();
   controller->Stop();
   spdlog::info("stopped");

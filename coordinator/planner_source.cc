@@ -71,11 +71,9 @@ planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
 // another kind. Of the first two the controller asks for few at a time.
 constexpr size_t kMaxQueued = 1000, kMaxPreviews = 4;
 constexpr uint32_t kManyRanks = 1024;
-constexpr int kManyLengths = 16;
 
 bool MayTakeLong(const v1::JobSpec& spec) {
-  return spec.parallelism().context() > kManyRanks ||
-         spec.data().sequence_lengths_size() > kManyLengths;
+  return spec.parallelism().context() > kManyRanks;
 }
 
 // How long the file of a job of an earlier release may take to be read.
@@ -190,7 +188,7 @@ class PlannerSource : public lifecycle::PlanSource {
   };
 
   static void Learn(const v1::Job& job, const v1::StepReport& merged, Running* running) {
-    running->costs.ObserveStep(job.spec(), running->model, running->plan, merged);
+    running->costs.ObserveStep(job.spec(), running->model, merged);
     if (running->recent.size() == kRecentSteps) running->recent.erase(running->recent.begin());
     running->recent.push_back(merged);
   }

@@ -17,12 +17,12 @@ packages=(
   ca-certificates g++ cmake ninja-build ccache git curl procps python3 python3-venv
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev libabsl-dev
   libsqlitecpp-dev libsqlite3-dev prometheus-cpp-dev libcli11-dev libyaml-cpp-dev
-  nlohmann-json3-dev libspdlog-dev libssl-dev libxxhash-dev openssl
+  nlohmann-json3-dev libspdlog-dev libssl-dev libxxhash-dev openssl libcpp-httplib-dev
   libgtest-dev libgmock-dev
 )
 case ${1:-} in
   --package) packages+=(dpkg-dev file) ;;
-  --dev) packages+=(prometheus clang-format clang-tidy python3-matplotlib python3-yaml) ;;
+  --dev) packages+=(prometheus chromium slurmctld slurmd slurm-client clang-format clang-tidy python3-matplotlib python3-yaml) ;;
   --libtorch) packages=() ;;
   --packages | '') ;;
   *) echo "install_deps: unknown option $1; see the head of this script" >&2; exit 2 ;;

@@ -25,6 +25,11 @@ constexpr std::pair<ParallelismSpec::Ring, RingKind> kRings[] = {
     {ParallelismSpec::ALL_GATHER, RingKind::kAllGather},
 };
 
+constexpr std::pair<v1::AttentionSpec::Selection, patterns::Selection> kSelections[] = {
+    {v1::AttentionSpec::FULL, patterns::Selection::kFull},
+    {v1::AttentionSpec::CAUSAL, patterns::Selection::kCausal},
+};
+
 }  // namespace
 
 absl::Status RefuseEnumerator(std::string_view path, int number) {
@@ -54,6 +59,11 @@ absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::Attentio
       return absl::InvalidArgumentError(absl::StrCat(std::string(field.path), ": ", text,
                                                      " is unknown or out of range; give ",
                                                      DescribeType(*FindField(field.path))));
+    }
+    options.probe_every = static_cast<int>(std::min<uint32_t>(spec.probe_every(), INT32_MAX));
+    if (spec.has_selection()) {
+      ASSIGN_OR_RETURN(options.selection,
+                       Convert(kSelections, spec.selection(), "attention.selection"));
     }
     if (spec.has_tile()) options.tile = static_cast<int>(spec.tile());
     options.dense_layers.assign(spec.dense_layers().begin(), spec.dense_layers().end());

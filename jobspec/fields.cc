@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "jobspec/scalars.h"
+#include "jobspec/text.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -21,6 +22,8 @@ using patterns::kMaxTokens;
 constexpr When kAlways = {};
 constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
 constexpr When kStriped = {"parallelism.layout", "striped"};
+constexpr When kPacked = {"data.batching", "packed"};
+constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
 constexpr When kCuda = {"resources.engine", "cuda"};
 
@@ -44,15 +47,19 @@ constexpr Field kFieldsBeforePatterns[] = {
     {"data.eval", Need::kOptional, "", {}, kAlways,
      "Folder of held-out token shards; without it there is no evaluation.", true},
     {"data.sequence_length", Need::kRequired, "", {1, kMaxTokens}, kAlways,
-     "Tokens in one training sequence. With a context above 1 it must divide into whole tiles "
-     "for every rank (see `parallelism.layout`). A sequence is cut from a stream of documents, one "
-     "after the other (see `data.document_mask`)."},
-    {"data.sequence_lengths", Need::kOptional, "[]", {1, kMaxTokens}, kAlways,
-     "Where the sequences of a step are of unequal length: the length of each, "
-     "`training.global_batch` numbers, at most `data.sequence_length` and dividing as that does. "
-     "A shorter one is a part of a piece of `data.sequence_length` tokens. The planner deals them "
-     "to the data-parallel groups by predicted seconds."},
-    {"data.document_mask", Need::kDefault, "true", {}, kAlways,
+     "Tokens in one training sequence; with `data.batching: samples` the most in one micro-batch. "
+     "With a context above 1 it must divide into whole tiles for every rank (see "
+     "`parallelism.layout`), with `samples` into whole tiles in any case."},
+    {"data.batching", Need::kDefault, "packed", {}, kAlways,
+     "`packed`: sequences of `data.sequence_length` tokens are cut from the stream of documents. "
+     "`samples`: each document is a sample, whole; a step trains `training.global_batch` of them, "
+     "dealt to the data-parallel groups by predicted milliseconds, several short ones in one "
+     "micro-batch but kept apart ([balance.md](balance.md))."},
+    {"data.overlong", Need::kDefault, "refuse", {}, kSamples,
+     "Documents of more than `data.sequence_length` tokens: the job ends with their number "
+     "(`refuse`), each is cut into samples of at most so many (`split`), or left out (`drop`). The "
+     "log, step reports and `ringctl report` count them."},
+    {"data.document_mask", Need::kDefault, "true", {}, kPacked,
      "Whether the documents packed into one sequence are kept apart: a token attends to tokens of "
      "its own document only, as if each document were a sequence of its own. With `false` attention "
      "reaches back into earlier documents, which suits documents that belong together, such as the "
@@ -63,6 +70,16 @@ constexpr Field kFieldsBeforePatterns[] = {
 constexpr Field kFieldsAfterPatterns[] = {
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
+    {"attention.selection", Need::kDefault, "full", {}, kSparse,
+     "By which queries what a query attends to may be chosen: by whichever the pattern takes "
+     "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
+     "in training or evaluation, knows of what it predicts. `causal` goes with `sliding_window` and "
+     "`block_topk`."},
+    {"attention.probe_every", Need::kDefault, "16", {0, kMaxCount}, kSparse,
+     "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
+     "in the choice, the share of their exact attention that lies in what they visited, by layer and "
+     "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "
+     "`vertical_slash` does."},
     {"attention.tile", Need::kDefault, "64", {64, 128}, kAlways,
      "Edge of an attention tile in tokens: 64 or 128."},
 
@@ -190,21 +207,6 @@ std::vector<Field> AllFields() {
   }
   fields.insert(fields.end(), std::begin(kFieldsAfterPatterns), std::end(kFieldsAfterPatterns));
   return fields;
-}
-
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substitution = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitution});
-    }
-  }
-  return row[b.size()];
 }
 
 std::string_view LastName(std::string_view path) {

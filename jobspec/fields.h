@@ -49,7 +49,8 @@ const Field* FindField(std::string_view path);  // its first row
 // The known path nearest to `path` by edit distance, or one that ends in the same name.
 std::string NearestField(std::string_view path);
 
-// Whether the field fits `spec`, whose pattern, select, layout, schedule and engine are filled in.
+// Whether the field fits `spec`, whose batching, pattern, select, layout, schedule and engine are
+// filled in.
 bool Fits(const Field& field, const v1::JobSpec& spec);
 // Whether a row of this path does.
 bool AnyFits(std::string_view path, const v1::JobSpec& spec);

@@ -55,9 +55,6 @@ absl::Status CheckFiles(const v1::JobSpec& spec);
 // The specification as a job file; only what is set. ParseJobFile gives the same message back.
 std::string ToYaml(const v1::JobSpec& spec);
 
-// The length of each sequence of a step, in the batch's order. `spec` has its defaults.
-std::vector<uint64_t> SequenceLengths(const v1::JobSpec& spec);
-
 // The job file's name for an enumerator: "striped"; "auto" where it is unset, the number of one
 // that this program does not know.
 std::string EnumText(v1::ParallelismSpec::Layout value);

@@ -15,6 +15,7 @@
 #include "jobspec/fields.h"
 #include "jobspec/reference.h"
 #include "jobspec/scalars.h"
+#include "jobspec/text.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
@@ -135,7 +136,7 @@ TEST(ParseTest, OverridesApplyInOrder) {
 }
 
 TEST(ParseTest, AnotherPatternDropsWhatFitTheOld) {
-  for (const char* pattern : {"dense", "sliding_window", "block_topk", "xattention"}) {
+  for (const char* pattern : {"dense", "sliding_window", "block_topk", "xattention", "moba"}) {
     const v1::JobSpec spec = Job({std::string("attention.pattern=") + pattern});
     EXPECT_FALSE(spec.attention().has_vertical_mass());
     EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
@@ -167,6 +168,9 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   ApplyDefaults(&blocks);
   EXPECT_EQ(blocks.attention().threshold(), 0.9);
   EXPECT_EQ(AttentionOptionsOf(blocks.attention())->density, 0.05);
+  v1::JobSpec moba = Job({"attention.pattern=moba"});
+  ApplyDefaults(&moba);
+  EXPECT_EQ(moba.attention().block_size(), 1024);
   const std::string yaml = ToYaml(blocks);
   EXPECT_EQ(yaml.find("density"), yaml.rfind("density")) << yaml;
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
@@ -281,9 +285,13 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.density=0.05"}), "");
   EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
             "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
-            "xattention; remove it, or change that");
+            "moba, or attention.pattern: xattention; remove it, or change that");
   EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.stride=24"}),
               HasSubstr("attention.stride is 24; allowed are 8, 16, 32 and 64"));
+  EXPECT_THAT(
+      Complaint({"attention.pattern=moba", "attention.density=0.05", "attention.topk_blocks=3"}),
+      HasSubstr("attention.topk_blocks: only fits attention.pattern: block_topk, or "
+                "attention.pattern: moba with attention.density: 0"));
   EXPECT_THAT(Complaint({"attention.density=5"}),
               HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
@@ -296,15 +304,30 @@ TEST(ValidateTest, DeterminismRulesOutWhatFollowsMeasuredTimes) {
               AllOf(HasSubstr("training.deterministic"), HasSubstr("balance_tolerance 0.1")));
 }
 
-TEST(ValidateTest, UnequalSequencesAreOneForEachOfAStep) {
-  EXPECT_EQ(Complaint({"training.global_batch=2", "data.sequence_lengths=[16384, 4096]"}), "");
-  EXPECT_EQ(Complaint({"training.global_batch=2", "data.sequence_lengths=[16384]"}),
-            "data.sequence_lengths: 1 given; give one for each sequence of a step "
-            "(training.global_batch: 2)");
-  EXPECT_EQ(Complaint({"data.sequence_lengths=[32768]"}),
-            "data.sequence_lengths: 32768 is more than data.sequence_length (16384)");
-  EXPECT_THAT(Complaint({"data.sequence_lengths=[4000]"}),
-              HasSubstr("data.sequence_lengths: 4000 does not divide by context × tile"));
+TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {
+  v1::JobSpec spec = Job({"data.batching=samples"});
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.data().overlong(), v1::DataSpec::REFUSE);
+  EXPECT_FALSE(spec.data().has_document_mask());
+  EXPECT_EQ(Complaint({"data.batching=samples", "data.overlong=split"}), "");
+  EXPECT_EQ(Complaint({"data.overlong=split"}),
+            "data.overlong: only fits data.batching: samples; remove it, or change that");
+  EXPECT_EQ(Complaint({"data.batching=samples", "data.document_mask=false"}),
+            "data.document_mask: only fits data.batching: packed; remove it, or change that");
+  EXPECT_THAT(Complaint({"data.batching=samples", "resources.trainers=1", "parallelism.context=1",
+                         "data.sequence_length=1000"}),
+              HasSubstr("1000 does not divide by attention.tile (64)"));
+}
+
+TEST(ParseTest, WhatTookThePlaceOfSequenceLengthsIsNamed) {
+  const auto parsed = ParseJobFile("data: {sequence_lengths: [4096, 1024]}", {});
+  EXPECT_THAT(std::string(parsed.status().message()),
+              AllOf(HasSubstr("job file:1: data.sequence_lengths"),
+                    HasSubstr("set data.batching: samples")));
+  EXPECT_THAT(
+      std::string(
+          ParseJobFile("name: a", {.overrides = {"data.sequence_lengths=[1]"}}).status().message()),
+      HasSubstr("set data.batching: samples"));
 }
 
 TEST(ValidateTest, SequencesDivideIntoWholeTiles) {
@@ -449,6 +472,20 @@ TEST(OptionsTest, UnknownEnumeratorsAreNamed) {
   spec.set_select(static_cast<v1::AttentionSpec::Select>(5));
   EXPECT_THAT(std::string(AttentionOptionsOf(spec).status().message()),
               HasSubstr("attention.select: 5 is unknown"));
+}
+
+TEST(TextTest, ControlsAreEscapedAndAllElseStays) {
+  EXPECT_EQ(EscapeControls("a\x1b[31m\r\n\x7f\xc2\x85 b\xc3\xa9\xe2\x80\xa6", "\n"),
+            "a\\x1b[31m\\x0d\n\\x7f\\x85 b\xc3\xa9\xe2\x80\xa6");
+  EXPECT_EQ(EscapeControls("\xc2"), "\xc2");
+  EXPECT_EQ(EscapeControls(""), "");
+}
+
+TEST(TextTest, WhatIsTooLongIsCutBetweenCharacters) {
+  EXPECT_EQ(Shortened("1234567", 7), "1234567");
+  EXPECT_EQ(Shortened("12345678", 7), "1234…");
+  EXPECT_EQ(Shortened("12\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9", 8), "12\xc3\xa9…");
+  EXPECT_EQ(Shortened("\xe2\x80\xa6\xe2\x80\xa6", 4), "…");
 }
 
 // Whatever the section: numbers that only a newer program knows are refused by field and number.

@@ -28,6 +28,11 @@ std::string Child(const std::string& parent, const std::string& name) {
 }
 
 absl::Status UnknownField(const std::string& path) {
+  if (path == "data.sequence_lengths") {
+    return absl::InvalidArgumentError(
+        "data.sequence_lengths: is not there any more; set data.batching: samples, with which each "
+        "document is a sample of its own length, and remove it");
+  }
   return absl::InvalidArgumentError(
       absl::StrCat(Printable(path), ": unknown field; did you mean ", NearestField(path), "?"));
 }
@@ -204,7 +209,7 @@ void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
   std::set<std::string> paths;
   for (const std::string& text : overrides) paths.insert(OverriddenPath(text));
   const bool decides = paths.contains("attention.pattern") || paths.contains("attention.select") ||
-                       paths.contains("attention.density") ||
+                       paths.contains("attention.density") || paths.contains("data.batching") ||
                        paths.contains("parallelism.layout") ||
                        paths.contains("training.schedule") || paths.contains("resources.engine");
   if (!decides) return;

@@ -13,8 +13,8 @@ constexpr char kPreamble[] = R"(# The job file
 `ringctl submit job.yaml` sends one job. The file is YAML; every field is in the tables below, with
 its default and its limits. Unknown fields are errors. Relative paths are taken from the job file's
 folder. `--set path=value` overrides a field (`--set training.steps=100`), and `--set path=` puts
-it back to its default; one that changes the pattern, select, density, layout, schedule or engine
-drops the file's fields that no longer fit. `ringctl submit job.yaml --dry-run` shows the file with all defaults
+it back to its default; one that changes the pattern, select, density, batching, layout, schedule or
+engine drops the file's fields that no longer fit. `ringctl submit job.yaml --dry-run` shows the file with all defaults
 filled in, and what the planner makes of it.
 
 This page is generated from `jobspec/fields.cc` and, for fields of one attention pattern, from the

@@ -13,6 +13,17 @@ bool IsUtf8(std::string_view text);
 // obey, too.
 bool HasControls(std::string_view text);
 
+// Its control characters as "\x1b" and the like, and all else as it is: safe to show on a terminal
+// that reads UTF-8. `keep`: control characters that stay, e.g. "\n".
+std::string EscapeControls(std::string_view text, std::string_view keep = "");
+
+// Bytes to insert, delete or replace to make one of the other.
+size_t EditDistance(std::string_view a, std::string_view b);
+
+// The first bytes of a text in UTF-8, with "…" if there are more: in all `max_bytes` at most, which
+// is at least 3.
+std::string Shortened(std::string_view text, size_t max_bytes);
+
 // One line, at most 120 bytes, control characters escaped: safe to show in an error.
 std::string Printable(std::string_view text);
 

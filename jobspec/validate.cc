@@ -179,22 +179,6 @@ absl::Status CheckParallelism(const v1::JobSpec& spec) {
   return CheckSequencesDivide(spec, division);
 }
 
-absl::Status CheckLengths(const v1::JobSpec& spec) {
-  const auto& lengths = spec.data().sequence_lengths();
-  if (lengths.empty()) return absl::OkStatus();
-  if (static_cast<uint32_t>(lengths.size()) != spec.training().global_batch()) {
-    return Invalid("data.sequence_lengths: ", lengths.size(),
-                   " given; give one for each sequence of a step (training.global_batch: ",
-                   spec.training().global_batch(), ")");
-  }
-  for (const uint32_t length : lengths) {
-    if (length <= spec.data().sequence_length()) continue;
-    return Invalid("data.sequence_lengths: ", length, " is more than data.sequence_length (",
-                   spec.data().sequence_length(), ")");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckTraining(const v1::JobSpec& spec) {
   const v1::TrainingSpec& training = spec.training();
   if (training.global_batch() % spec.parallelism().data() != 0) {
@@ -233,19 +217,15 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
 
 }  // namespace
 
-std::vector<uint64_t> SequenceLengths(const v1::JobSpec& spec) {
-  const auto& lengths = spec.data().sequence_lengths();
-  if (!lengths.empty()) return {lengths.begin(), lengths.end()};
-  return std::vector<uint64_t>(spec.training().global_batch(), spec.data().sequence_length());
-}
-
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {
-  RETURN_IF_ERROR(ring::CheckDivides(
-      "data.sequence_length", static_cast<int64_t>(spec.data().sequence_length()), division));
-  for (const uint32_t length : spec.data().sequence_lengths()) {
-    RETURN_IF_ERROR(ring::CheckDivides("data.sequence_lengths", length, division));
-  }
-  return absl::OkStatus();
+  const auto tokens = static_cast<int64_t>(spec.data().sequence_length());
+  RETURN_IF_ERROR(ring::CheckDivides("data.sequence_length", tokens, division));
+  if (spec.data().batching() != v1::DataSpec::SAMPLES) return absl::OkStatus();
+  const int64_t tile = spec.attention().tile();
+  if (tokens % tile == 0) return absl::OkStatus();
+  return Invalid("data.sequence_length: ", tokens, " does not divide by attention.tile (", tile,
+                 "), to which data.batching: samples fills micro-batches up; give ",
+                 tokens / tile * tile + tile);
 }
 
 absl::Status CheckEnumerators(const v1::JobSpec& spec) {
@@ -296,7 +276,6 @@ absl::Status Validate(const v1::JobSpec& given) {
   RETURN_IF_ERROR(CheckModel(spec.model()));
   RETURN_IF_ERROR(CheckAttention(spec.attention()));
   RETURN_IF_ERROR(CheckParallelism(spec));
-  RETURN_IF_ERROR(CheckLengths(spec));
   return CheckTraining(spec);
 }
 

@@ -105,6 +105,20 @@ TEST(RopeFrequenciesTest, YarnRampsBetweenFastAndSlow) {
   }
 }
 
+// The ramp begins with the first frequency where even that turns too seldom to be a fast one.
+TEST(RopeFrequenciesTest, YarnsRampBeginsNoEarlierThanTheFirstFrequency) {
+  const double high = 8 * std::log(16 / (0.01 * 2 * std::numbers::pi)) / (2 * std::log(10000.0));
+  std::vector<double> expected = Plain();
+  for (int i = 0; i < 4; ++i) {
+    const double slow = std::min(1.0, i / high);
+    expected[i] *= (1 - slow) + slow / 4;
+  }
+  const Json scaling = {
+      {"rope_type", "yarn"}, {"factor", 4.0},     {"original_max_position_embeddings", 16},
+      {"beta_fast", 10.0},   {"beta_slow", 0.01}, {"truncate", false}};
+  ExpectFrequencies(ConfigWith(scaling), 64, expected);
+}
+
 TEST(RopeFrequenciesTest, YarnsMagnitude) {
   Json scaling = {{"rope_type", "yarn"}, {"factor", 40.0}};
   const double log = std::log(40.0);

@@ -15,7 +15,14 @@ enum class Pattern {
   kSlidingWindow,  // the last `window` tokens
   kVerticalSlash,  // selected columns and block diagonals, estimated online per layer and head
   kBlockTopK,      // MoBA, by tile: every query block picks the key blocks it scores highest
+  kMoba,           // MoBA as published: every query picks for itself
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
+};
+
+// By which queries what a query attends to may be chosen.
+enum class Selection {
+  kFull,    // whichever the pattern takes
+  kCausal,  // by none that is later
 };
 
 // kVerticalSlash: how columns and diagonals are chosen.
@@ -51,18 +58,22 @@ struct AttentionOptions {
   Select select = Select::kTopP;    // kVerticalSlash, as the next
   VerticalSlashBudget budget = {};  // of layers for which no plan says another
   std::vector<int> dense_layers = {};
+  Selection selection = Selection::kFull;
+  int probe_every = 0;        // steps between two probes of the recall; 0: never
   int estimate_queries = 64;  // kVerticalSlash: at most 256
   EstimateAt estimate_at = EstimateAt::kEnd;
   bool adapt_heads = false;  // kVerticalSlash: heads of low recall get more of the budget
   int sink_tokens = 64;      // kVerticalSlash: columns at the start that are always kept
   int local_blocks = 1;      // kVerticalSlash: block diagonals that are, besides the main one
   int64_t window = 0;        // kSlidingWindow: tokens a query sees, itself included
-  int block_size = 512;      // kBlockTopK: keys of a block, a multiple of `tile`
-  int topk_blocks = 8;       // kBlockTopK: blocks kept besides a query's own
+  int block_size = 512;      // kBlockTopK, kMoba: keys of a block, a multiple of `tile`
+  int topk_blocks = 8;       // kBlockTopK: blocks kept besides a query's own; kMoba: with it
   int stride = 16;           // kXAttention: tokens whose logits a score averages
   double threshold = 0.9;    // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
-  double density = 0.0;      // kXAttention: of the blocks that a tile sees, at most; 0: any
-  int tile = 128;            // 64 or 128 tokens
+  // kXAttention: of the blocks that a tile sees, at most; kMoba: of those that a query sees. 0:
+  // none is given.
+  double density = 0.0;
+  int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
   ring::RingShape ring = {};

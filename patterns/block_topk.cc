@@ -3,6 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
+#include "patterns/index/key_sums.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -34,33 +35,22 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
-  const int64_t row = int64_t{inputs.kv_heads} * inputs.head_dim, part = local_tiles * row;
-  const DeviceArray<float> gathered = AllocateArray<float>(device, layout.ranks * part);
-  RETURN_IF_ERROR(device.Run(kernels::TileKeySumsStep{
-      .tile = options.tile, .sums = gathered.data() + layout.rank * part}));
-  DeviceArray<float> key_sums = gathered;  // by tile of the sequence
-  if (layout.ranks > 1) {
-    RETURN_IF_ERROR(device.Gather(gathered.data(), part * static_cast<int64_t>(sizeof(float))));
-    key_sums = AllocateArray<float>(device, layout.ranks * part);
-    RETURN_IF_ERROR(device.Run(kernels::OrderTilesStep{.gathered = gathered.data(),
-                                                       .layout = layout,
-                                                       .tile = options.tile,
-                                                       .row = row,
-                                                       .ordered = key_sums.data()}));
-  }
+  ASSIGN_OR_RETURN(const DeviceArray<float> key_sums, GatherKeySums(inputs, options.tile, device));
   const int64_t blocks = (layout.tokens + options.block_size - 1) / options.block_size;
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.block_size;
   index.kept_blocks = static_cast<int32_t>(std::min<int64_t>(options.topk_blocks + 1, blocks));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
-  return device.Run(kernels::MeanGateStep{.key_sums = key_sums.data(),
-                                          .query_layout = layout,
-                                          .document_starts = index.document_starts(),
-                                          .tile = options.tile,
-                                          .block_size = options.block_size,
-                                          .topk_blocks = options.topk_blocks,
-                                          .chosen = index.chosen.data()});
+  return device.Run(
+      kernels::MeanGateStep{.key_sums = key_sums.data(),
+                            .query_layout = layout,
+                            .document_starts = index.document_starts(),
+                            .tile = options.tile,
+                            .block_size = options.block_size,
+                            .topk_blocks = options.topk_blocks,
+                            .first_query_gates = options.selection == Selection::kCausal,
+                            .chosen = index.chosen.data()});
 }
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
@@ -82,6 +72,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .name = "block_topk",
     .sees = "key blocks chosen per query block",
     .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kOnAsk,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,
@@ -93,7 +84,10 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
 each query, which is faster and coarser. Keys are cut into blocks of `attention.block_size` tokens. A tile of queries sees its own block up to the diagonal, and the
 `attention.topk_blocks` earlier blocks whose mean key has the largest product with the tile's mean query. Which
 those are is chosen per layer, head and step; the kernels get lists of tiles, per query tile and, for backward,
-per key tile. The planner assumes that half of the choices are blocks that the whole head favours.
+per key tile. `moba` has the gate
+as published. With `attention.selection: causal` the tile's first query chooses alone, which no query of the tile
+precedes. Of blocks with equal scores even heads take the earlier, odd heads the later. The planner assumes that half of
+the choices are blocks that the whole head favours.
 )",
 };
 

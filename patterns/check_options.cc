@@ -1,5 +1,6 @@
 #include "patterns/check_options.h"
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
@@ -29,6 +30,21 @@ absl::Status CheckLayout(const AttentionOptions& options) {
       absl::StrFormat("parallelism.layout: %d is unknown", static_cast<int>(options.layout)));
 }
 
+absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
+  if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
+    return absl::OkStatus();
+  }
+  std::string able;
+  for (const PatternDefinition* other : Definitions()) {
+    if (other->causal_choice == CausalChoice::kNever) continue;
+    absl::StrAppend(&able, able.empty() ? "" : ", ", std::string(other->name));
+  }
+  return Invalid(absl::StrFormat(
+      "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
+      "query attends to by later queries, too; give full, or one of the patterns %s",
+      std::string(definition.name), able));
+}
+
 }  // namespace
 
 absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
@@ -41,7 +57,10 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   }
   RETURN_IF_ERROR(CheckLayout(options));
   const PatternDefinition* const definition = FindDefinition(options.pattern);
-  if (definition != nullptr) return definition->check(options);
+  if (definition != nullptr) {
+    RETURN_IF_ERROR(CheckSelection(options, *definition));
+    return definition->check(options);
+  }
   return Invalid(
       absl::StrFormat("attention.pattern: %d is unknown", static_cast<int>(options.pattern)));
 }

@@ -12,6 +12,7 @@ extern constinit const PatternDefinition kDenseDefinition = {
            const kernels::ShardLayout& key) {
           return ring::BandTiles(query, key, tiles.tile, /*window=*/0, tiles.document_starts);
         },
+    .causal_choice = CausalChoice::kAlways,
     .needs_whole_tiles = false,
     .fields = {},
     .check = [](const AttentionOptions&) { return absl::OkStatus(); },

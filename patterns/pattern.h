@@ -56,6 +56,13 @@ bool Read(std::string_view text, AttentionOptions* options) {
   return ReadNumber(text, &(options->*member));
 }
 
+// Whether what a query attends to can be chosen without later queries (Selection).
+enum class CausalChoice {
+  kNever,   // it takes queries of all of the sequence, or of all of a tile
+  kOnAsk,   // under Selection::kCausal
+  kAlways,  // positions alone choose, or each query for itself
+};
+
 struct PatternDefinition {
   Pattern pattern;
   std::string_view name;  // in the job file; v1::AttentionSpec::Pattern has it in capitals
@@ -63,6 +70,7 @@ struct PatternDefinition {
   // Exact, where every head and layer visits the same tiles, known from positions alone. Null where
   // an index is chosen online, which then tells.
   TileCount count_tiles;
+  CausalChoice causal_choice;
   // Whether contiguous shards must be whole tiles: lists of tiles are in tiles of the sequence.
   bool needs_whole_tiles;
   std::span<const PatternField> fields;

@@ -47,6 +47,21 @@ TEST(DefinitionsTest, AnUnknownPatternOrLayoutIsNamed) {
   EXPECT_THAT(std::string(CheckOptions(dealt, 1).message()), HasSubstr("layout: 9 is unknown"));
 }
 
+TEST(DefinitionsTest, ACausalChoiceIsRefusedByNameWhereThereIsNone) {
+  AttentionOptions options{.pattern = Pattern::kVerticalSlash,
+                           .selection = Selection::kCausal,
+                           .tile = 64,
+                           .stripe = 64};
+  const absl::Status refused = CheckOptions(options, 1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("attention.selection: causal does not go with attention.pattern: "
+                        "vertical_slash"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("dense, sliding_window, block_topk"));
+  options.pattern = Pattern::kBlockTopK;
+  EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus());
+}
+
 TEST(SampleTest, StaticPatternsAreExact) {
   AttentionOptions options{.pattern = Pattern::kDense, .tile = 64};
   const ring::HeadPattern dense = SampleLayer(options, false, 16, 4, {}, 1)[0];
@@ -125,6 +140,19 @@ TEST(SampleTest, XAttentionIsPredictedByItsShare) {
   EXPECT_NEAR(visited(0.4, 0.9), 0.1, 0.002);
   EXPECT_NEAR(visited(0.0, 0.9), 0.1, 0.002);
   EXPECT_EQ(visited(0.0, 1.0), 1.0);
+}
+
+// A tile's queries together are taken to keep twice as many blocks as one of them.
+TEST(SampleTest, MobaIsPredictedByWhatAQueryKeeps) {
+  AttentionOptions options{
+      .pattern = Pattern::kMoba, .block_size = 128, .topk_blocks = 5, .tile = 64};
+  const auto last_row = [&] {
+    const ring::HeadPattern head = SampleLayer(options, false, 1024, 1, {}, 1)[0];
+    return head.row_offsets[1024] - head.row_offsets[1023];
+  };
+  EXPECT_EQ(last_row(), (2 * 4 + 1) * 2);
+  options.density = 0.05;
+  EXPECT_EQ(last_row(), (2 * 24 + 1) * 2);
 }
 
 TEST(CheckTest, ADensityIsAShare) {

@@ -11,13 +11,14 @@ extern const PatternDefinition kDenseDefinition;
 extern const PatternDefinition kSlidingWindowDefinition;
 extern const PatternDefinition kVerticalSlashDefinition;
 extern const PatternDefinition kBlockTopKDefinition;
+extern const PatternDefinition kMobaDefinition;
 extern const PatternDefinition kXAttentionDefinition;
 
 namespace {
 
 constexpr const PatternDefinition* kDefinitions[] = {
     &kDenseDefinition,     &kSlidingWindowDefinition, &kVerticalSlashDefinition,
-    &kBlockTopKDefinition, &kXAttentionDefinition,
+    &kBlockTopKDefinition, &kMobaDefinition,          &kXAttentionDefinition,
 };
 
 }  // namespace

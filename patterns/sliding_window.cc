@@ -44,6 +44,7 @@ extern constinit const PatternDefinition kSlidingWindowDefinition = {
     .name = "sliding_window",
     .sees = "the last tokens",
     .count_tiles = CountTiles,
+    .causal_choice = CausalChoice::kAlways,
     .needs_whole_tiles = false,
     .fields = kFields,
     .check = Check,

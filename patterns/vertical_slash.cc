@@ -125,11 +125,20 @@ Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
           true};
 }
 
+// Diagonals besides the main one that are always kept. Nobody says what documents without an
+// estimate query attend to, which are short: they are kept whole.
+int32_t LocalBlocks(const AttentionOptions& options, const IndexInputs& inputs) {
+  const int64_t longest = inputs.documents == nullptr ? 0 : inputs.documents->longest_without;
+  const int64_t blocks = (std::max<int64_t>(longest - 1, 0) + options.tile - 1) / options.tile;
+  return static_cast<int32_t>(std::max<int64_t>(options.local_blocks, blocks));
+}
+
 // The numbers of a build, no memory yet.
 VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   const int64_t tokens = inputs.layout.tokens, blocks = (tokens + options.tile - 1) / options.tile;
   const bool top_k = options.select == Select::kTopK;
-  Counts counts = CountsOf(options.budget, tokens, options.tile);
+  const int64_t content = inputs.documents == nullptr ? tokens : inputs.documents->host->content;
+  Counts counts = CountsOf(options.budget, content, options.tile);
   if (!counts.by_tiles) counts.diagonals = std::min(counts.diagonals, blocks);
   // Slots for the head that gets most, and one at least, so that no list is empty memory.
   const int64_t most = options.adapt_heads ? counts.columns + counts.columns / 2 : counts.columns;
@@ -151,36 +160,17 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
           .max_slashes = static_cast<int32_t>(counts.diagonals),
           .slashes_by_tiles = counts.by_tiles,
           .sink_tokens = std::min(options.sink_tokens, max_columns),
-          .local_blocks = options.local_blocks,
+          .local_blocks = LocalBlocks(options, inputs),
           .max_columns = max_columns};
 }
 
 // Steps 1 to 3: what the estimate queries attend to, by column of this rank and by diagonal.
 absl::Status Estimate(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
-  const bool ranks = work.layout.ranks > 1;
-  const int64_t slots = int64_t{work.heads} * work.queries;
-  const int64_t query_elements = slots * inputs.head_dim;
-  if (ranks || work.spread || work.documents != nullptr) {
-    work.query_rows = AllocateArray<std::byte>(device, query_elements * device.element_bytes());
-  }
-  work.query_positions = AllocateArray<int64_t>(device, work.queries);
-  work.budget_masses = AllocateArray<float>(device, 2 * work.heads);
-  work.budget_counts = AllocateArray<int32_t>(device, 2 * work.heads);
-  RETURN_IF_ERROR(device.PrepareEstimate(work));
-  // One rank has each of the estimate queries; all others add zeros.
-  if (ranks) {
-    RETURN_IF_ERROR(device.Sum(SumType::kQueries, work.query_rows.data(), query_elements));
-  }
-  work.row_max = AllocateArray<float>(device, slots);
-  work.row_sum = AllocateArray<int64_t>(device, slots);
   work.column_mass_of = AllocateArray<int32_t>(device, work.heads * work.layout.local_tokens());
   work.diagonal_mass_of = AllocateArray<int32_t>(device, work.heads * work.blocks);
-  RETURN_IF_ERROR(device.RowMax(work));
-  if (ranks) RETURN_IF_ERROR(device.Max(work.row_max.data(), slots));
-  RETURN_IF_ERROR(device.RowSum(work));
-  if (ranks) RETURN_IF_ERROR(device.Sum(SumType::kInt64, work.row_sum.data(), slots));
+  RETURN_IF_ERROR(EstimateRows(work, inputs, device));
   RETURN_IF_ERROR(device.Mass(work));
-  if (!ranks) return absl::OkStatus();
+  if (work.layout.ranks == 1) return absl::OkStatus();
   return device.Sum(SumType::kInt32, work.diagonal_mass_of.data(), work.diagonal_mass_of.size);
 }
 
@@ -303,11 +293,36 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
 
 }  // namespace
 
+absl::Status EstimateRows(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
+  const bool ranks = work.layout.ranks > 1;
+  const int64_t slots = int64_t{work.heads} * work.queries;
+  const int64_t query_elements = slots * inputs.head_dim;
+  if (ranks || work.spread || work.documents != nullptr) {
+    work.query_rows = AllocateArray<std::byte>(device, query_elements * device.element_bytes());
+  }
+  work.query_positions = AllocateArray<int64_t>(device, work.queries);
+  work.budget_masses = AllocateArray<float>(device, 2 * work.heads);
+  work.budget_counts = AllocateArray<int32_t>(device, 2 * work.heads);
+  RETURN_IF_ERROR(device.PrepareEstimate(work));
+  // One rank has each of the estimate queries; all others add zeros.
+  if (ranks) {
+    RETURN_IF_ERROR(device.Sum(SumType::kQueries, work.query_rows.data(), query_elements));
+  }
+  work.row_max = AllocateArray<float>(device, slots);
+  work.row_sum = AllocateArray<int64_t>(device, slots);
+  RETURN_IF_ERROR(device.RowMax(work));
+  if (ranks) RETURN_IF_ERROR(device.Max(work.row_max.data(), slots));
+  RETURN_IF_ERROR(device.RowSum(work));
+  if (ranks) RETURN_IF_ERROR(device.Sum(SumType::kInt64, work.row_sum.data(), slots));
+  return absl::OkStatus();
+}
+
 extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .pattern = Pattern::kVerticalSlash,
     .name = "vertical_slash",
     .sees = "columns and block diagonals chosen per head and step",
     .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kNever,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

@@ -113,6 +113,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .name = "xattention",
     .sees = "key blocks scored by antidiagonals of each tile",
     .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kNever,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

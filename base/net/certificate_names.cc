@@ -2,8 +2,14 @@
 
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/security/auth_context.h>
+#include <openssl/asn1.h>
+#include <openssl/bio.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 
 #include <algorithm>
+#include <ctime>
+#include <memory>
 
 namespace ringleader {
 namespace {
@@ -14,6 +20,20 @@ std::vector<std::string> Properties(const grpc::AuthContext& context, const char
     values.emplace_back(value.data(), value.size());
   }
   return values;
+}
+
+// Infinitely far, where there is no certificate that can be read.
+absl::Time ExpiryOf(const std::string& pem) {
+  const std::unique_ptr<BIO, decltype(&BIO_free)> text(
+      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
+  const std::unique_ptr<X509, decltype(&X509_free)> certificate(
+      PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free);
+  std::tm time = {};
+  if (certificate == nullptr ||
+      ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &time) != 1) {
+    return absl::InfiniteFuture();
+  }
+  return absl::FromTM(time, absl::UTCTimeZone());
 }
 
 }  // namespace
@@ -34,10 +54,12 @@ bool CertificateNames::Hold(std::string_view text) const {
 
 CertificateNames NamesOf(const grpc::AuthContext& context) {
   const std::vector<std::string> common = Properties(context, GRPC_X509_CN_PROPERTY_NAME);
+  const std::vector<std::string> pem = Properties(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
   return {.uris = Properties(context, GRPC_PEER_URI_PROPERTY_NAME),
           .dns = Properties(context, GRPC_PEER_DNS_PROPERTY_NAME),
           .emails = Properties(context, GRPC_PEER_EMAIL_PROPERTY_NAME),
-          .common_name = common.empty() ? "" : common.front()};
+          .common_name = common.empty() ? "" : common.front(),
+          .expires = pem.empty() ? absl::InfiniteFuture() : ExpiryOf(pem.front())};
 }
 
 }  // namespace ringleader

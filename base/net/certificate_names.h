@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/time/time.h"
+
 namespace grpc {
 class AuthContext;
 }
@@ -17,6 +19,8 @@ struct CertificateNames {
   std::vector<std::string> dns = {};
   std::vector<std::string> emails = {};
   std::string common_name = {};  // the first; empty: none
+  // When it expires. A connection outlives that.
+  absl::Time expires = absl::InfiniteFuture();
 
   bool empty() const {
     return uris.empty() && dns.empty() && emails.empty() && common_name.empty();

@@ -5,9 +5,16 @@
 
 namespace ringleader {
 
-// One gRPC message between coordinator, worker and ringctl. A job's specification and its plan go
-// together in one command and fit many times, and so do a worker's events.
+// One gRPC message of the coordinator to a worker. A job's specification and its plan go together
+// in one command and fit many times.
 inline constexpr int kMaxMessageBytes = 16 << 20;
+// One to the coordinator, a client's request or a worker's event. Parsed it may take thirty times
+// as much, before anybody can ask who sent it.
+inline constexpr int kMaxRequestBytes = 4 << 20;
+// The layers of one step report, which are what makes an event large.
+inline constexpr size_t kMaxLayerBytes = size_t{2} << 20;
+// What a trainer says of its end.
+inline constexpr size_t kMaxExitMessageBytes = 4096;
 
 // A job's specification, and an attempt's plan, as they are stored and sent.
 inline constexpr size_t kMaxSpecBytes = size_t{1} << 20;

@@ -1,9 +1,10 @@
 // One bidirectional stream on a gRPC server (callback API) with the hard parts done once: one read
-// and one write under way at a time, a bounded queue of messages to write, reads that stop while
-// there is no room for what they bring, one Finish, and a lifetime that ends when gRPC is done and
-// nobody holds it any more.
+// and one write under way at a time, a queue of messages to write that is bounded in bytes, reads
+// that stop while there is no room for what they bring, one Finish, and a lifetime that ends when
+// gRPC is done and nobody holds it any more.
 #pragma once
 
+#include <google/protobuf/message_lite.h>
 #include <grpcpp/grpcpp.h>
 
 #include <deque>
@@ -32,11 +33,13 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   void Send(Outgoing message) {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
-    if (outgoing_.size() >= kMaxQueued) {
+    const size_t bytes = kBytesOfEntry + WireBytes(message);
+    if (!outgoing_.empty() && queued_bytes_ + bytes > kMaxQueuedBytes) {
       FinishLocked(absl::ResourceExhaustedError("the peer reads too slowly"));
       return;
     }
-    outgoing_.push_back(std::move(message));
+    queued_bytes_ += bytes;
+    outgoing_.push_back({std::move(message), bytes});
     WriteNext();
   }
 
@@ -62,8 +65,19 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   }
 
  private:
-  // A peer that leaves so many messages unread is stuck.
-  static constexpr size_t kMaxQueued = 10'000;
+  // A peer that leaves so much unread is stuck. A message costs more than its bytes.
+  static constexpr size_t kMaxQueuedBytes = size_t{64} << 20;
+  static constexpr size_t kBytesOfEntry = 512;
+
+  struct Entry {
+    Outgoing message;
+    size_t bytes = 0;
+  };
+
+  static size_t WireBytes(const grpc::ByteBuffer& message) { return message.Length(); }
+  static size_t WireBytes(const google::protobuf::MessageLite& message) {
+    return message.ByteSizeLong();
+  }
 
   void OnReadDone(bool ok) final {
     if (!ok) {
@@ -86,6 +100,7 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
 
   void OnWriteDone(bool ok) final {
     absl::MutexLock lock(&mutex_);
+    queued_bytes_ -= outgoing_.front().bytes;
     outgoing_.pop_front();
     writing_ = false;
     if (ok) WriteNext();
@@ -107,7 +122,7 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || finished_ || outgoing_.empty()) return;
     writing_ = true;
-    this->StartWrite(&outgoing_.front());
+    this->StartWrite(&outgoing_.front().message);
   }
 
   void FinishLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -120,7 +135,8 @@ class ServerStream : public grpc::ServerBidiReactor<Incoming, Outgoing>,
   Incoming incoming_;                   // touched by reads only
 
   absl::Mutex mutex_;
-  std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // front: being written
+  std::deque<Entry> outgoing_ ABSL_GUARDED_BY(mutex_);  // front: being written
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // of them
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool may_read_ ABSL_GUARDED_BY(mutex_) = false;  // no read is under way
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

@@ -32,6 +32,7 @@ class TestCertificates {
     std::string common_name = "localhost";
     std::string more_names = {};  // e.g. ",URI:ringleader://node/a", besides this machine's
     int days = 2;                 // negative: expired
+    int seconds = 0;              // if set, in place of days: how long it is valid from now
   };
   // Signs `name`'s certificate, in place of the one that it has.
   bool Sign(const std::string& authority, const std::string& name, const Subject& subject) const {
@@ -39,10 +40,13 @@ class TestCertificates {
                             "/CN=", subject.common_name, " -keyout ", File(name + ".key"), " -out ",
                             File(name + ".csr"))) &&
            Run(absl::StrCat("printf 'subjectAltName=DNS:localhost,IP:127.0.0.1", subject.more_names,
-                            "' > ", File("ext"), " && openssl x509 -req -days ", subject.days,
-                            " -CAcreateserial -in ", File(name + ".csr"), " -CA ",
-                            File(authority + ".crt"), " -CAkey ", File(authority + ".key"),
-                            " -extfile ", File("ext"), " -out ", File(name + ".crt")));
+                            "' > ", File("ext"))) &&
+           (subject.seconds > 0
+                ? SignBriefly(authority, name, subject.seconds)
+                : Run(absl::StrCat("openssl x509 -req -days ", subject.days,
+                                   " -CAcreateserial -in ", File(name + ".csr"), " -CA ",
+                                   File(authority + ".crt"), " -CAkey ", File(authority + ".key"),
+                                   " -extfile ", File("ext"), " -out ", File(name + ".crt"))));
   }
 
  private:
@@ -50,6 +54,19 @@ class TestCertificates {
     return Run(absl::StrCat(
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=",
         name, " -keyout ", File(name + ".key"), " -out ", File(name + ".crt")));
+  }
+  // `openssl x509` counts in days.
+  bool SignBriefly(const std::string& authority, const std::string& name, int seconds) const {
+    return Run(absl::StrCat("printf '[ca]\\ndefault_ca=d\\n[d]\\ndatabase=", File("index"),
+                            "\\nserial=", File("serial"), "\\nnew_certs_dir=", File(""),
+                            "\\ndefault_md=sha256\\npolicy=p\\n",
+                            "[p]\\ncommonName=supplied\\n' > ", File("config"), " && : > ",
+                            File("index"), " && echo 01 > ", File("serial"))) &&
+           Run(absl::StrCat("openssl ca -batch -notext -config ", File("config"), " -cert ",
+                            File(authority + ".crt"), " -keyfile ", File(authority + ".key"),
+                            " -extfile ", File("ext"), " -in ", File(name + ".csr"), " -out ",
+                            File(name + ".crt"), " -enddate $(date -u -d '+", seconds,
+                            " seconds' +%Y%m%d%H%M%SZ)"));
   }
   static bool Run(const std::string& command) {
     return std::system(absl::StrCat(command, " 2>/dev/null").c_str()) == 0;

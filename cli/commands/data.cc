@@ -71,14 +71,16 @@ void AddDataCommand(CLI::App& app, Context* context) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   pack->add_option("--vocabulary", options->vocabulary, "token ids: how many there are");
-  pack->add_option("--separator", options->separator, "token ids: the one that ends a document");
+  pack->add_option("--separator", options->separator,
+                   "token ids: the one that ends a document; required for them");
   pack->add_option("--tokenizer", options->tokenizer, "token ids: name of their tokenizer");
   pack->add_option("--tasks", options->tasks,
                    "token ids: tasks whose answers are marked, separated by commas; beside each "
                    "file FILE lies FILE.marks")
       ->delimiter(',');
   pack->footer(
-      "\nA file is a document. Documents lie one behind the other, each ended by the\n"
+      "\nA file is a document; lines of JSON, Parquet and Megatron's indexed files are not\n"
+      "read. Documents lie one behind the other, each ended by the\n"
       "separator, and training cuts its sequences from that stream. Attention stays\n"
       "within a document unless a job sets data.document_mask: false; no token is\n"
       "predicted behind a separator. Separators within a file of token ids end\n"

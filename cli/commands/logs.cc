@@ -7,6 +7,7 @@
 #include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/printer.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -38,7 +39,7 @@ absl::StatusOr<int> Logs(const Context& context, const Flags& flags) {
     for (const v1::LogLine& line : response.lines()) {
       // One rank's log is what it wrote; several need telling apart.
       if (flags.rank < 0) context.out << "[rank " << line.rank() << "] ";
-      context.out << line.text() << "\n";
+      context.out << jobspec::EscapeControls(line.text(), "\t") << "\n";
     }
     context.out.flush();
   }));

@@ -42,10 +42,6 @@ std::string Scale(int64_t trainers, v1::JobSpec* spec) {
   const uint32_t groups = parallelism->data();
   const uint32_t batch = (spec->training().global_batch() + groups - 1) / groups * groups;
   spec->mutable_training()->set_global_batch(batch);
-  auto* const lengths = spec->mutable_data()->mutable_sequence_lengths();
-  for (int i = 0; !lengths->empty() && static_cast<uint32_t>(lengths->size()) < batch; ++i) {
-    lengths->Add(lengths->Get(i));
-  }
   return absl::StrFormat(
       "the job asks for other trainers: planned with context %d × data %d, global_batch %d; "
       "--set parallelism.context=… plans longer rings",

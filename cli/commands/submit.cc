@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
@@ -13,6 +14,7 @@
 #include "cli/printer.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/reference.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -28,13 +30,14 @@ struct Flags {
 absl::StatusOr<int> DryRun(const Context& context, Client* client, const v1::JobSpec& spec) {
   v1::ValidateJobRequest request;
   *request.mutable_spec() = spec;
+  request.set_protocol_version(kProtocolVersion);
   ASSIGN_OR_RETURN(const v1::ValidateJobResponse response, client->ValidateJob(request));
   Print(context, response, [&](std::ostream& out) {
     out << jobspec::ToYaml(response.spec()) << "\n";
     if (response.has_plan()) WritePlan(out, response.spec(), response.plan());
     out << (response.pending_reason().empty()
                 ? "would start at once"
-                : absl::StrCat("would wait: ", response.pending_reason()))
+                : absl::StrCat("would wait: ", jobspec::EscapeControls(response.pending_reason())))
         << "\n";
   });
   return kOk;
@@ -51,6 +54,7 @@ absl::StatusOr<int> Submit(const Context& context, const Flags& flags) {
 
   v1::CreateJobRequest request;
   *request.mutable_spec() = spec;
+  request.set_protocol_version(kProtocolVersion);
   request.set_request_id(NewRequestId());
   ASSIGN_OR_RETURN(const v1::Job job, client->CreateJob(request));
   if (!flags.follow) {

@@ -178,6 +178,7 @@ grpc::Status FakeCoordinator::TailLogs(Context*, const v1::TailLogsRequest* requ
     if (request->rank() >= 0 && line.rank() != request->rank()) continue;
     if (sent == break_after) return Away();
     v1::TailLogsResponse response;
+    response.set_job_uid(log_uid);
     *response.add_lines() = line;
     writer->Write(response);
     ++sent;

@@ -37,6 +37,7 @@ class FakeCoordinator final : public v1::AccessService::Service,
   v1::ListLatencyResponse measured;
   std::vector<v1::WatchJobResponse> watch;  // sent in order, filtered by what was seen
   std::vector<v1::LogLine> log;
+  std::string log_uid;  // of whose job it is
   v1::ValidateJobResponse validation;
   // The next so many calls apply, and then their reply is lost.
   int lose_replies = 0;

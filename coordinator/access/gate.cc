@@ -83,9 +83,9 @@ absl::Status Gate::Load() {
   return LoadTokens();
 }
 
-void Gate::Watch(std::function<void()> on_roles, std::function<void()> on_token_expired) {
-  if (options_.access_path.empty()) return;
-  on_roles_ = std::move(on_roles);
+void Gate::Watch(std::function<void()> on_change, std::function<void()> on_token_expired) {
+  if (options_.access_path.empty() && !options_.tls.enabled()) return;
+  on_change_ = std::move(on_change);
   on_token_expired_ = std::move(on_token_expired);
   watcher_ = std::thread([this] { Look(); });
 }
@@ -98,11 +98,12 @@ void Gate::Look() {
       absl::MutexLock lock(&mutex_);
       if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kLookInterval)) return;
     }
-    if (TakeUpFile(&complaint)) {
+    if (!options_.access_path.empty() && TakeUpFile(&complaint)) {
       spdlog::info("{} has changed and is in force", options_.access_path);
-      on_roles_();
+      on_change_();
     }
     const absl::Time now = clock_.Now();
+    if (ACertificateExpired(now)) on_change_();
     if (ATokenExpired(looked, now)) on_token_expired_();
     looked = now;
   }
@@ -134,6 +135,14 @@ bool Gate::ATokenExpired(absl::Time after, absl::Time until) const {
     const absl::Time expires = ExpiryOf(entry.second);
     return after < expires && expires <= until;
   });
+}
+
+bool Gate::ACertificateExpired(absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  const auto valid = expiries_.upper_bound(now);
+  const bool any = valid != expiries_.begin();
+  expiries_.erase(expiries_.begin(), valid);
+  return any;
 }
 
 absl::Status Gate::LoadFile() {
@@ -184,6 +193,13 @@ absl::StatusOr<Caller> Gate::CallerOfToken(const std::string& text) const {
 
 absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
                                       const grpc::AuthContext& context) const {
+  const CertificateNames names = NamesOf(context);
+  if (names.expires <= clock_.Now()) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("the certificate of this connection expired at ",
+                     absl::FormatTime(absl::RFC3339_sec, names.expires, absl::UTCTimeZone()),
+                     ": connect again with one that is valid"));
+  }
   // Without a file, or on a port in plain text (CheckRoles), whoever may connect may do everything.
   if (options_.access_path.empty() || !options_.tls.enabled()) return LocalCaller();
   switch (metadata.count("authorization")) {
@@ -200,7 +216,6 @@ absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
     default:
       return absl::UnauthenticatedError("authorization: given more than once");
   }
-  const CertificateNames names = NamesOf(context);
   if (names.empty()) return Caller{};
   absl::MutexLock lock(&mutex_);
   ASSIGN_OR_RETURN(Caller caller, file_.Find(names));
@@ -231,7 +246,13 @@ absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
       Identify(context.client_metadata(), *context.auth_context());
   absl::Status refused = caller.status();
   if (caller.ok()) refused = CheckMethod(path, *caller);
-  if (refused.ok()) return caller;
+  if (refused.ok()) {
+    const absl::Time expires = NamesOf(*context.auth_context()).expires;
+    if (expires == absl::InfiniteFuture()) return caller;
+    absl::MutexLock lock(&mutex_);
+    expiries_.insert(expires);
+    return caller;
+  }
   NoteRefused(caller.value_or(Caller{}), context.peer(), path, "", refused);
   return refused;
 }

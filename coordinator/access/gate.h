@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -54,10 +55,11 @@ class Gate : public grpc::AuthMetadataProcessor {
   // INVALID_ARGUMENT for a file that says it wrongly.
   absl::Status Load() ABSL_LOCKS_EXCLUDED(mutex_);
   // From now on a thread looks at the file every second and takes over what has changed in it; a
-  // file that is wrong changes nothing, and the log says so. The thread calls `on_roles` when the
-  // file has changed and `on_token_expired` when a token has expired: callers that were admitted
-  // before may not be admitted any more.
-  void Watch(std::function<void()> on_roles, std::function<void()> on_token_expired);
+  // file that is wrong changes nothing, and the log says so. The thread calls `on_change` when the
+  // file has changed, or the certificate of a caller that was admitted has expired, and
+  // `on_token_expired` when a token has: callers that were admitted before may not be admitted any
+  // more.
+  void Watch(std::function<void()> on_change, std::function<void()> on_token_expired);
   // Neither function is being called when it returns. Idempotent.
   void StopWatching();
   // To be called after a token was created or revoked: the tokens in the store count from now on.
@@ -79,7 +81,7 @@ class Gate : public grpc::AuthMetadataProcessor {
  private:
   absl::Status LoadFile() ABSL_LOCKS_EXCLUDED(mutex_);
   // A caller without role if the call shows neither token nor certificate. UNAUTHENTICATED if it
-  // shows one that is wrong.
+  // shows one that is wrong, or comes over a connection whose certificate has expired since.
   absl::StatusOr<Caller> Identify(const InputMetadata& metadata,
                                   const grpc::AuthContext& context) const
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -90,6 +92,7 @@ class Gate : public grpc::AuthMetadataProcessor {
   // Reads the file; true if its text has changed. `complaint`: what was logged last.
   bool TakeUpFile(std::string* complaint);
   bool ATokenExpired(absl::Time after, absl::Time until) const ABSL_LOCKS_EXCLUDED(mutex_);
+  bool ACertificateExpired(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const GateOptions options_;
   store::Store& store_;
@@ -101,9 +104,11 @@ class Gate : public grpc::AuthMetadataProcessor {
   std::string file_text_ ABSL_GUARDED_BY(mutex_);
   AccessFile file_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, v1::Token> tokens_ ABSL_GUARDED_BY(mutex_);  // by SHA-256
+  // When certificates of callers that were admitted expire.
+  std::set<absl::Time> expiries_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::function<void()> on_roles_;
+  std::function<void()> on_change_;
   std::function<void()> on_token_expired_;
   std::thread watcher_;
 };

@@ -30,6 +30,7 @@ const Table& Rows() {
   static const auto* const kRows = new Table{
       {"/ringleader.v1.JobService/CreateJob", kUsers},
       {"/ringleader.v1.JobService/GetJob", kPeople},
+      {"/ringleader.v1.JobService/GetJobHistory", kPeople},
       {"/ringleader.v1.JobService/ListJobs", kPeople},
       {"/ringleader.v1.JobService/WatchJob", kPeople},
       {"/ringleader.v1.JobService/ValidateJob", kUsers},

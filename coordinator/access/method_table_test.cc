@@ -72,16 +72,16 @@ TEST(MethodTableTest, ARoleMayDoWhatTheDocumentationSays) {
   EXPECT_THAT(PathsOpenTo(Caller()), IsEmpty());
   EXPECT_THAT(PathsOpenTo(As(v1::NODE)),
               ElementsAre("WorkerControl.Session", "WorkerControl.ReportDeath"));
-  EXPECT_THAT(
-      PathsOpenTo(As(v1::VIEWER)),
-      ElementsAre("JobService.GetJob", "JobService.ListJobs", "JobService.WatchJob",
-                  "LogService.TailLogs", "NodeService.ListNodes", "NodeService.ListLatency"));
+  EXPECT_THAT(PathsOpenTo(As(v1::VIEWER)),
+              ElementsAre("JobService.GetJob", "JobService.ListJobs", "JobService.GetJobHistory",
+                          "JobService.WatchJob", "LogService.TailLogs", "NodeService.ListNodes",
+                          "NodeService.ListLatency"));
   EXPECT_THAT(PathsOpenTo(As(v1::USER)),
               ElementsAre("JobService.CreateJob", "JobService.GetJob", "JobService.ListJobs",
                           "JobService.DeleteJob", "JobService.CancelJob", "JobService.PauseJob",
                           "JobService.ResumeJob", "JobService.ProfileJob", "JobService.ValidateJob",
-                          "JobService.WatchJob", "LogService.TailLogs", "NodeService.ListNodes",
-                          "NodeService.ListLatency"));
+                          "JobService.GetJobHistory", "JobService.WatchJob", "LogService.TailLogs",
+                          "NodeService.ListNodes", "NodeService.ListLatency"));
   const std::vector<std::string> admin = PathsOpenTo(As(v1::ADMIN));
   EXPECT_THAT(admin, ::testing::Contains("AccessService.CreateToken"));
   EXPECT_THAT(admin, ::testing::Not(::testing::Contains("WorkerControl.Session")));

@@ -93,21 +93,12 @@ TEST_F(FairnessTest, SlowCallsLeaveRoomForOthersAndAreLimited) {
 TEST_F(FairnessTest, WatchesOfOneClientAreLimited) {
   Start({.listen = Loopback(), .check_files = false}, {.watches_per_client = 2});
   Created("a");
-  v1::WatchJobRequest request;
-  request.set_name("jobs/a");
-  v1::WatchJobResponse response;
-  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
-  std::vector<std::unique_ptr<grpc::ClientReader<v1::WatchJobResponse>>> streams;
-  for (int i = 0; i < 3; ++i) {
-    contexts.push_back(Context());
-    streams.push_back(jobs_->WatchJob(contexts.back().get(), request));
-    EXPECT_EQ(streams.back()->Read(&response), i < 2);
-  }
-  const grpc::Status refused = streams[2]->Finish();
+  const std::vector<OpenWatch> watches = WatchThriceWhereTwoMay("jobs/a");
+  const grpc::Status refused = watches[2].stream->Finish();
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("--watches-per-client"));
   EXPECT_EQ(Metric(kReached), 1);
-  for (auto& context : contexts) context->TryCancel();
+  for (const OpenWatch& watch : watches) watch.context->TryCancel();
 }
 
 TEST_F(FairnessTest, SubmittedBytesComeBackOverTime) {

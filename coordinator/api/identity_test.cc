@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/protocol_version.h"
 #include "coordinator/api/testing/access_fixture.h"
 #include "coordinator/api/testing/forwarding_store.h"
 
@@ -35,6 +36,34 @@ TEST_F(AccessTest, CertificatesOfAnotherAuthorityAndExpiredOnesDoNotConnect) {
   Client late(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
                                   grpc::SslCredentials(expired)));
   EXPECT_EQ(late.List().error_code(), StatusCode::UNAVAILABLE);
+}
+
+// The handshake looks at the date once; the connection may last for months.
+TEST_F(AccessTest, ACertificateThatExpiresEndsWhatItHasOpened) {
+  const TestCertificates& certificates = Certificates();
+  ASSERT_TRUE(
+      certificates.Sign("ca", "brief", {.more_names = ",URI:ringleader://node/b", .seconds = 12}));
+  const Client brief = As("brief");
+  const auto session_context = Client::Context();
+  const auto session = brief.workers->Session(session_context.get());
+  v1::WorkerMessage hello;
+  hello.mutable_hello()->set_node("nodes/b");
+  hello.mutable_hello()->set_incarnation("folder.process");
+  hello.mutable_hello()->set_protocol_version(kProtocolVersion);
+  ASSERT_TRUE(session->Write(hello));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(session->Read(&answer));
+  while (session->Read(&answer)) continue;
+  EXPECT_EQ(session->Finish().error_code(), StatusCode::UNAVAILABLE);
+  // Over the connection that was opened while it was valid.
+  const auto again_context = Client::Context();
+  const auto again = brief.workers->Session(again_context.get());
+  again->Write(hello);
+  EXPECT_FALSE(again->Read(&answer));
+  const grpc::Status refused = again->Finish();
+  EXPECT_EQ(refused.error_code(), StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("certificate of this connection expired at"));
+  EXPECT_NE(As("a").List().error_code(), StatusCode::UNAUTHENTICATED);
 }
 
 TEST_F(AccessTest, ATokenStandsForItsUserUntilItIsRevoked) {

@@ -27,7 +27,8 @@ class JobFamilies {
     AddGauge(&completed_, {{"job_name", id}}, static_cast<double>(progress.step()));
     AddGauge(&total_, {{"job_name", id}}, static_cast<double>(progress.total_steps()));
     AddGauge(&checkpoint_, {{"job_name", id}}, static_cast<double>(progress.checkpoint_step()));
-    AddGauge(&attempts_, {{"job_name", id}}, job.attempts_size());
+    AddGauge(&attempts_, {{"job_name", id}},
+             job.attempts().empty() ? 0 : job.attempts().rbegin()->number());
     if (job.has_last_eval()) AddGauge(&heldout_, {{"job_name", id}}, job.last_eval().loss());
     if (progress.step() == 0) return;
     AddGauge(&tokens_, {{"job_name", id}}, static_cast<double>(progress.tokens()));
@@ -58,26 +59,30 @@ class JobFamilies {
     ForEachPhase(step.phases(), [&](const std::string& phase, double phase_seconds) {
       AddGauge(&phases_, {{"job_name", job}, {"phase", phase}}, phase_seconds);
     });
-    if (layer_series_ + 3 * step.layers_size() > kMaxLayerSeries) return;
-    layer_series_ += 3 * step.layers_size();
+    const int series = kSeriesOfLayer * step.layers_size();
+    if (layer_series_ + series > kMaxLayerSeries) return;
+    layer_series_ += series;
     for (const v1::LayerReport& layer : step.layers()) AddLayer(job, layer);
   }
 
   void AppendTo(std::vector<prometheus::MetricFamily>* families) {
     for (prometheus::MetricFamily* family :
-         {&completed_, &total_, &checkpoint_, &attempts_, &tokens_, &loss_, &heldout_, &speed_,
-          &imbalance_, &ring_imbalance_, &hosts_, &seconds_, &phases_, &gradient_norm_,
-          &learning_rate_, &memory_, &density_, &recall_, &tiles_}) {
+         {&completed_, &total_,   &checkpoint_, &attempts_,      &tokens_,
+          &loss_,      &heldout_, &speed_,      &imbalance_,     &ring_imbalance_,
+          &hosts_,     &seconds_, &phases_,     &gradient_norm_, &learning_rate_,
+          &memory_,    &density_, &recall_,     &probed_recall_, &tiles_}) {
       if (!family->metric.empty()) families->push_back(std::move(*family));
     }
   }
 
  private:
+  static constexpr int kSeriesOfLayer = 4;  // that AddLayer adds, at most
   void AddLayer(const std::string& job, const v1::LayerReport& layer) {
     const std::vector<prometheus::ClientMetric::Label> labels = {
         {"job_name", job}, {"layer", absl::StrCat(layer.layer())}};
     AddGauge(&density_, labels, layer.density());
     if (layer.recall() >= 0) AddGauge(&recall_, labels, layer.recall());
+    if (layer.has_probed_recall()) AddGauge(&probed_recall_, labels, layer.probed_recall());
     double tiles = static_cast<double>(layer.column_tiles());
     for (const uint64_t of_ring_step : layer.tiles_per_ring_step()) {
       tiles += static_cast<double>(of_ring_step);
@@ -129,6 +134,9 @@ class JobFamilies {
   prometheus::MetricFamily recall_ =
       GaugeFamily("ringleader_job_layer_recall_ratio",
                   "Attention mass that a layer kept on the rows it was estimated from.");
+  prometheus::MetricFamily probed_recall_ = GaugeFamily(
+      "ringleader_job_layer_probed_recall_ratio",
+      "Attention mass that a layer kept on sampled rows, by the newest probe, mean over heads.");
   prometheus::MetricFamily tiles_ = GaugeFamily(
       "ringleader_job_layer_tiles", "Attention tiles that a layer visited, all ranks and heads.");
 };

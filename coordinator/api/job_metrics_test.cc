@@ -58,6 +58,7 @@ class JobMetricsTest : public ::testing::Test {
           of->set_layer(static_cast<uint32_t>(layer));
           of->set_density(1.0 / (layer + 1));
           of->set_recall(layer == 0 ? -1 : 0.9);
+          if (layer > 0) of->set_probed_recall(0.75);
           of->add_tiles_per_ring_step(10);
           of->add_tiles_per_ring_step(20);
           of->set_column_tiles(5);
@@ -102,6 +103,8 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
   EXPECT_THAT(Collect("ringleader_job_layer_density_ratio"),
               ElementsAre(Pair("runs 0", 1), Pair("runs 1", 0.5)));
   EXPECT_THAT(Collect("ringleader_job_layer_recall_ratio"), ElementsAre(Pair("runs 1", 0.9)));
+  EXPECT_THAT(Collect("ringleader_job_layer_probed_recall_ratio"),
+              ElementsAre(Pair("runs 1", 0.75)));
   EXPECT_THAT(Collect("ringleader_job_layer_tiles"),
               ElementsAre(Pair("runs 0", 35), Pair("runs 1", 35)));
   EXPECT_THAT(Collect("ringleader_job_trainers"),
@@ -110,10 +113,10 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
 
 TEST_F(JobMetricsTest, LayersHaveABoundInAll) {
   Put("old", v1::Job::RUNNING, 7, 1);
-  Put("large", v1::Job::RUNNING, 7, kMaxLayerSeries / 3 + 1);
-  Put("fits", v1::Job::RUNNING, 7, kMaxLayerSeries / 3 - 1);
+  Put("large", v1::Job::RUNNING, 7, kMaxLayerSeries / 4 + 1);
+  Put("fits", v1::Job::RUNNING, 7, kMaxLayerSeries / 4 - 1);
   const Series series = Collect("ringleader_job_layer_tiles");
-  EXPECT_EQ(series.size(), kMaxLayerSeries / 3);
+  EXPECT_EQ(series.size(), kMaxLayerSeries / 4);
   EXPECT_EQ(series.count("fits 0"), 1);
   EXPECT_EQ(series.count("large 0"), 0);
   EXPECT_EQ(series.count("old 0"), 1);

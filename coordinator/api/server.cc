@@ -39,6 +39,8 @@ constexpr int kMaxReflectionThreads = 16;
 constexpr int kMaxStreamsOfAConnection = 2000;
 // Clients behind NAT ping to keep their connection: allowed this often.
 constexpr int kMinPingIntervalMs = 5000;
+// New calls go on a new connection after so long, and show a certificate anew; streams stay.
+constexpr int kMaxConnectionAgeMs = 600'000;
 // A peer that vanished without closing its connection is found after kKeepaliveMs +
 // kKeepaliveTimeoutMs.
 constexpr int kKeepaliveMs = 20000;
@@ -99,7 +101,8 @@ class ServerImpl : public Server {
                                kMinPingIntervalMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-    builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
     // What was sent and is not read yet waits here, in every connection's share of it; beyond that,
     // with those who sent it.
     grpc::ResourceQuota quota("coordinator");
@@ -132,6 +135,12 @@ class ServerImpl : public Server {
   }
 
   int port() const override { return port_; }
+
+  std::shared_ptr<grpc::Channel> InProcessChannel() override {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    return server_->InProcessChannel(arguments);
+  }
 
   void Shutdown() override {
     if (server_ == nullptr) return;

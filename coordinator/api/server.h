@@ -14,6 +14,9 @@
 #include "coordinator/session/worker_control_service.h"
 #include "coordinator/store/store.h"
 
+namespace grpc {
+class Channel;
+}
 namespace prometheus {
 class Registry;
 }
@@ -53,6 +56,10 @@ class Server {
 
   // The port that is served; what was asked for unless that was 0.
   virtual int port() const = 0;
+
+  // Calls of this process to itself: they pass the gate like all others, by the token that they
+  // carry. They fail once Shutdown() was called.
+  virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;
 
   // Health says NOT_SERVING, streams end with UNAVAILABLE, calls under way are answered, then the
   // port closes. The controller must still run. Returns within shutdown_grace and a little.

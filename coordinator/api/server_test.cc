@@ -141,6 +141,19 @@ TEST_F(ServerTest, HealthFollowsTheDisk) {
   EXPECT_TRUE(await(serving));
 }
 
+// A message may take thirty times its bytes once it is parsed, which happens before anybody is
+// asked who sent it.
+TEST_F(ServerTest, ARequestHasASizeThatCanBeAfforded) {
+  v1::GetJobRequest request;
+  request.set_name(std::string((4 << 20) + 1, 'x'));
+  v1::Job job;
+  EXPECT_EQ(jobs_->GetJob(Context().get(), request, &job).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  request.set_name("jobs/absent");
+  EXPECT_EQ(jobs_->GetJob(Context().get(), request, &job).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
 TEST_F(ServerTest, PortInUseIsSaid) {
   const auto second = Server::Start(
       {.listen = {.host = "127.0.0.1", .port = server_->port(), .path = ""}}, controller_.get(),

@@ -181,6 +181,18 @@ TEST_F(BooksTest, AReportThatWaitsForOtherRanksIsAskedForAgainAfterAReconnect) {
   EXPECT_THAT(LogTexts(), ElementsAre("once"));
 }
 
+TEST_F(BooksTest, AMessageThatIsMissingIsAskedFor) {
+  auto session = RunJob();
+  Say(session, 5, Log("after the one that is missing"));
+  ASSERT_TRUE(session->closed().has_value());
+  EXPECT_EQ(session->closed()->code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(session->acknowledged(), 3u);
+  auto again = Connect("a", "folder.1", {Running()});
+  Say(again, 4, Log("missing"));
+  Say(again, 5, Log("after the one that is missing"));
+  EXPECT_THAT(LogTexts(), ElementsAre("missing", "after the one that is missing"));
+}
+
 TEST_F(BooksTest, TheEndOfAnOlderSessionIsNotTheNewOnes) {
   auto first = Connect("a", "folder.1");
   auto second = Connect("a", "folder.1");

@@ -32,6 +32,8 @@ absl::Status ControllerCore::Load(store::ReadTransaction& transaction, absl::Tim
   planning_.clear();
   unacknowledged_.clear();
   outbox_.clear();
+  ASSIGN_OR_RETURN(const bool restored, transaction.Restored());
+  restored_until_ = restored ? now + options_.adoption_timeout : absl::InfinitePast();
   ASSIGN_OR_RETURN(std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
   for (v1::Job& job : jobs) {
     const std::string id = job.spec().name();
@@ -95,7 +97,7 @@ bool ControllerCore::Tick(absl::Time now) {
   for (auto& [id, machine] : machines_) {
     schedule_due_ = machine->EndAvoidance(now) || schedule_due_;
   }
-  bool due = schedule_due_;
+  bool due = schedule_due_ || (restored() && now >= restored_until_);
   for (auto& [id, machine] : machines_) {
     machine->Tick(now);
     due = due || machine->effects().any();
@@ -193,7 +195,8 @@ ControllerCore::SentCommand& ControllerCore::Remember(const std::string& node,
                                                   .job = command.job(),
                                                   .attempt = command.attempt(),
                                                   .token = command.fencing_token(),
-                                                  .is_start = command.has_start()};
+                                                  .is_start = command.has_start(),
+                                                  .is_stop = command.has_stop()};
 }
 
 void ControllerCore::AddCertificates(const v1::Attempt& attempt, v1::ConnectPeers* peers) const {
@@ -226,6 +229,9 @@ absl::Status ControllerCore::Flush(store::WriteTransaction& transaction, JobMach
   }
   if (!effects.any()) return absl::OkStatus();
   const std::string& id = machine.job().spec().name();
+  for (const uint32_t attempt : effects.forgotten_attempts) {
+    RETURN_IF_ERROR(transaction.DeleteAttempt(id, attempt));
+  }
   for (const v1::Attempt& attempt : machine.job().attempts()) {
     if (!effects.changed_attempts.contains(attempt.number())) continue;
     RETURN_IF_ERROR(transaction.PutAttempt(id, attempt));
@@ -271,6 +277,11 @@ absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::
   // What changed may make room, which Flush() notes.
   for (const auto& [id, machine] : machines_) {
     RETURN_IF_ERROR(Flush(transaction, *machine, now));
+  }
+  if (restored() && now >= restored_until_) {
+    RETURN_IF_ERROR(transaction.EndRestore());
+    restored_until_ = absl::InfinitePast();
+    schedule_due_ = true;
   }
   if (schedule_due_) RETURN_IF_ERROR(Schedule(transaction));
   for (const auto& [id, machine] : machines_) {

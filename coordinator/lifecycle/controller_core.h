@@ -127,9 +127,14 @@ class ControllerCore {
   absl::Status AppendLogs(store::WriteTransaction& transaction, v1::AttemptEvent& event);
   // Stops what the worker runs and should not.
   void StopStrays(NodeRecord& record, const v1::WorkerHello& hello);
+  // The worker was told that messages were taken in of which the store knows nothing, for it was
+  // put back from a backup. Ranks of ours that run there no more ended meanwhile.
+  absl::Status OnLostMessages(store::WriteTransaction& transaction, const std::string& node,
+                              const v1::WorkerHello& hello, uint64_t applied, absl::Time now);
 
   void CountTrainers();
   std::vector<scheduler::NodeSlots> Slots() const;
+  bool restored() const { return restored_until_ != absl::InfinitePast(); }
   absl::Status Schedule(store::ReadTransaction& transaction);
   std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
 
@@ -168,6 +173,7 @@ class ControllerCore {
     uint32_t attempt = 0;
     uint64_t token = 0;
     bool is_start = false;
+    bool is_stop = false;
     const session::Session* sent_on = nullptr;  // last; only compared
     int sessions_ended = 0;                     // right after it was sent, perhaps by it
   };
@@ -186,6 +192,9 @@ class ControllerCore {
   const std::shared_ptr<std::atomic<size_t>> plans_under_way_ =
       std::make_shared<std::atomic<size_t>>(0);
   bool schedule_due_ = true;
+  // The store was put back from a backup: attempts that it does not know of may run until then, so
+  // that none is started before. Infinitely past: it was not.
+  absl::Time restored_until_ = absl::InfinitePast();
 
   std::vector<std::pair<std::shared_ptr<session::Session>, v1::CoordinatorMessage>> outbox_;
 };

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <limits>
 #include <iterator>
 #include <utility>
 
@@ -12,7 +13,6 @@
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -72,6 +72,16 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction) {
       waiting.push_back(scheduler::MakeRequest(machine->job()));
       waiting.back().avoid = machine->AvoidedNodes();
     }
+  }
+  if (restored()) {
+    for (const scheduler::Request& request : waiting) {
+      Find(request.id)
+          ->Wait(absl::StrCat(
+              "the coordinator's database was put back from a backup: until ",
+              absl::FormatTime(absl::RFC3339_sec, restored_until_, absl::UTCTimeZone()),
+              " trainers may run that it does not know of, and no job is started"));
+    }
+    return absl::OkStatus();
   }
   if (waiting.empty()) return absl::OkStatus();
   for (const scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
@@ -214,7 +224,7 @@ absl::StatusOr<PlanRequest> ControllerCore::PreparePreview(const v1::JobSpec& sp
   v1::Job job;
   *job.mutable_spec() = spec;
   // It comes after everything that waits already.
-  SetTime(absl::InfiniteFuture(), job.mutable_create_time());
+  job.set_sequence(std::numeric_limits<uint64_t>::max());
   std::vector<scheduler::Request> waiting = {scheduler::MakeRequest(job)};
   waiting.back().id.clear();  // not the waiting job of the same name, if there is one
   for (const auto& [id, machine] : machines_) {

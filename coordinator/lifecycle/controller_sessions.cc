@@ -2,8 +2,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
@@ -87,8 +89,11 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   RETURN_IF_ERROR(transaction.PutNode(node));
 
   if (record.log.incarnation() != session->incarnation()) {
-    record.log = EventLog(session->incarnation(), applied);
+    record.log = EventLog(session->incarnation(), std::max(applied, hello.acknowledged_sequence()));
     record.leaving = false;
+    if (hello.acknowledged_sequence() > applied) {
+      RETURN_IF_ERROR(OnLostMessages(transaction, id, hello, applied, now));
+    }
   }
   record.session = session;
   // Load() puts it later where the coordinator before promised more time: until the worker has this
@@ -97,7 +102,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   schedule_due_ = true;
   // A process of which nothing was ever applied cannot have started what an earlier one
   // acknowledged: that died with the earlier one. (What was not acknowledged is sent to this one.)
-  if (applied == 0) {
+  if (applied == 0 && hello.acknowledged_sequence() == 0) {
     for (auto& [job, machine] : machines_) {
       if (StartPending(id, job)) continue;
       machine->OnWorkerDied(node.name(), "its worker was restarted, and it died with the old one",
@@ -163,6 +168,36 @@ absl::StatusOr<bool> ControllerCore::OnDeath(store::WriteTransaction& transactio
   return true;
 }
 
+absl::Status ControllerCore::OnLostMessages(store::WriteTransaction& transaction,
+                                            const std::string& node, const v1::WorkerHello& hello,
+                                            uint64_t applied, absl::Time now) {
+  const std::string what = absl::StrFormat(
+      "messages %d to %d of nodes/%s were taken in once, and this database, which was put back "
+      "from a backup, does not hold them",
+      applied + 1, hello.acknowledged_sequence(), node);
+  spdlog::error("{}", what);
+  for (auto& [job, machine] : machines_) {
+    const v1::Attempt* const attempt = machine->attempt();
+    const v1::Placement* const placement =
+        attempt == nullptr ? nullptr : PlacementOn(*attempt, hello.node());
+    if (placement == nullptr) continue;
+    std::set<uint32_t> running;
+    for (const v1::RunningAttempt& entry : hello.attempts()) {
+      if (entry.job() != job || entry.fencing_token() != attempt->fencing_token()) continue;
+      running.insert(entry.ranks().begin(), entry.ranks().end());
+    }
+    v1::LogLine line;
+    line.set_rank(static_cast<int32_t>(placement->first_rank()));
+    line.set_is_stderr(true);
+    SetTime(now, line.mutable_time());
+    line.set_text(absl::StrFormat("[reports and log lines may be missing here: %s]", what));
+    RETURN_IF_ERROR(transaction.AppendLogs(job, attempt->number(), {line}));
+    machine->OnEndsLost(hello.node(), running, absl::StrCat("it ended, and how is lost: ", what),
+                        now);
+  }
+  return absl::OkStatus();
+}
+
 // The command is not durable: trainers that are still there at the next hello are told again then.
 void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello) {
   record.strays.clear();
@@ -188,6 +223,8 @@ void ControllerCore::StopStrays(NodeRecord& record, const v1::WorkerHello& hello
     command->set_attempt(running.attempt());
     command->set_fencing_token(running.fencing_token());
     command->mutable_stop()->set_mode(v1::StopTrainers::ABORT);
+    command->mutable_stop()->set_grace_milliseconds(
+        static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.abort_grace)));
     command->mutable_stop()->set_reason("the attempt was given up");
     outbox_.emplace_back(record.session, std::move(message));
   }
@@ -203,10 +240,12 @@ absl::Status ControllerCore::OnClosed(store::WriteTransaction& transaction,
   schedule_due_ = true;
   spdlog::info("nodes/{} disconnected", session->node());
   // A worker acknowledges commands one after the other: if one of them ended the session, it is the
-  // first that is left.
+  // first that is left. It was no word to stop, which is small and always the same; to give one up
+  // would leave trainers running that nobody stops any more.
   const auto suspect =
       std::find_if(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& entry) {
-        return entry.second.node == session->node() && entry.second.sent_on == session.get();
+        return entry.second.node == session->node() && entry.second.sent_on == session.get() &&
+               !entry.second.is_stop;
       });
   if (suspect == unacknowledged_.end()) return absl::OkStatus();
   suspect->second.sent_on = nullptr;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "coordinator/lifecycle/job/job_machine.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
 
 namespace ringleader::lifecycle {
@@ -212,6 +213,8 @@ TEST_F(JobControllerTest, SilenceIsUnknownThenFencedAndStraysAreStopped) {
   const std::vector<v1::Command> commands = back->Commands();
   ASSERT_THAT(commands, SizeIs(1));
   EXPECT_EQ(commands[0].stop().mode(), v1::StopTrainers::ABORT);
+  // Its trainers have as long as with any other abort to let go of what they hold.
+  EXPECT_EQ(absl::Milliseconds(commands[0].stop().grace_milliseconds()), options_.abort_grace);
   EXPECT_EQ(commands[0].fencing_token(), token_);
   // Until it is gone, its place is taken.
   clock_.Advance(options_.retry_backoff);
@@ -256,6 +259,38 @@ TEST_F(JobControllerTest, WhatCannotBeWrittenNeverHappened) {
   EXPECT_TRUE(Create("other").ok());
   Say(again, 4, Log("still here"));
   EXPECT_EQ(again->acknowledged(), 4);
+}
+
+TEST_F(JobControllerTest, TheQueueIsInTheOrderOfSubmissionWhicheverWayTheClockWasSet) {
+  ASSERT_TRUE(Create("first").ok());
+  clock_.Advance(-absl::Hours(1));
+  ASSERT_TRUE(Create("a-second").ok());
+  EXPECT_LT(Job("first").sequence(), Job("a-second").sequence());
+  auto session = Connect("a", "folder.1");
+  EXPECT_EQ(Job("first").state(), v1::Job::STARTING);
+  EXPECT_EQ(Job("a-second").state(), v1::Job::PENDING);
+}
+
+TEST_F(JobControllerTest, TheRecordKeepsTheNewestAttempts) {
+  auto session = RunJob();
+  uint64_t sequence = 3;
+  for (uint32_t number = 1; number < static_cast<uint32_t>(kAttemptsKept) + 4; ++number) {
+    attempt_ = number;
+    ASSERT_TRUE(Do([&] { return controller_->PauseJob("j", "", {}); }).ok());
+    for (const uint32_t rank : {0, 1}) {
+      v1::AttemptEvent event;
+      event.mutable_trainer_exited()->set_rank(rank);
+      event.mutable_trainer_exited()->set_outcome(v1::TrainerExited::STOPPED);
+      Say(session, ++sequence, event);
+    }
+    ASSERT_TRUE(Do([&] { return controller_->ResumeJob("j", "", {}); }).ok());
+    controller_->RunOnce();
+    token_ = Job().attempts().rbegin()->fencing_token();
+  }
+  ASSERT_EQ(Job().attempts_size(), kAttemptsKept);
+  EXPECT_EQ(Job().attempts(0).number(), 5u);
+  EXPECT_EQ(Job().attempts().rbegin()->number(), static_cast<uint32_t>(kAttemptsKept) + 4);
+  EXPECT_EQ(Job().state(), v1::Job::STARTING);
 }
 
 TEST_F(JobControllerTest, AWaitingJobSaysWhyInNumbers) {

@@ -239,6 +239,17 @@ TEST_F(PlanningTest, APlanThatCannotBeWrittenDownIsMadeAnew) {
   EXPECT_THAT(session->Commands(), SizeIs(1));
 }
 
+// While the disk is full, what is under way goes on in the space that is kept for it: a plan that
+// were left out would never be made again, for its job counts as being planned.
+TEST_F(PlanningTest, APlanThatIsMadeWhileTheDiskIsFullIsTakenUp) {
+  auto session = Connect("a", "folder.1");
+  ASSERT_TRUE(Create("j").ok());
+  store_.scarce = true;
+  Answer();
+  EXPECT_EQ(Job("j").state(), v1::Job::STARTING);
+  EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
 TEST_F(PlanningTest, WithoutAPlanTheJobFailsAndNoOther) {
   Connect("a", "folder.1");
   ASSERT_TRUE(Create("j").ok());
@@ -333,6 +344,26 @@ TEST_F(PlanningTest, ACommandThatEndedTwoSessionsIsNotSentAThirdTime) {
   ASSERT_TRUE(Create("k").ok());
   controller_->RunOnce();
   EXPECT_THAT(session->Commands(), SizeIs(1));
+}
+
+// A word to stop is no danger to a worker, and without it trainers of a job that was cancelled
+// would train to their end.
+TEST_F(PlanningTest, AWordToStopIsSentUntilItIsAcknowledged) {
+  plans_.held = false;
+  auto session = RunJob();
+  Acknowledge(session, 4, 2);  // of Connect
+  session->Commands();
+  ASSERT_TRUE(Cancel("j").ok());
+  for (int i = 0; i < 4; ++i) {
+    const std::vector<v1::Command> commands = session->Commands();
+    ASSERT_THAT(commands, SizeIs(1)) << i;
+    EXPECT_TRUE(commands[0].has_stop());
+    EXPECT_EQ(absl::Milliseconds(commands[0].stop().grace_milliseconds()), options_.abort_grace);
+    controller_->OnClosed(session);
+    controller_->RunOnce();
+    EXPECT_EQ(Job().state(), v1::Job::CANCELLING);
+    session = Connect("a", "folder.1", {Running()});
+  }
 }
 
 TEST_F(PlanningTest, SessionsThatEndBehindAnAcknowledgementAreNoCommandsFault) {

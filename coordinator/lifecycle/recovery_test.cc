@@ -249,6 +249,7 @@ TEST_F(RecoveryTest, ANodeThatFailsOneJobAfterAnotherIsSetAsideAndSaysWhy) {
   controller_->RunOnce();
   // An operator's verb takes the node back.
   ASSERT_TRUE(Do([&] { return controller_->UndrainNode("a", {}); }).ok());
+  controller_->RunOnce();  // the plan, unless Do() has come to it
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
   EXPECT_EQ(StartOf(a).job(), "waits");
 }
@@ -261,6 +262,16 @@ TEST_F(RecoveryTest, ANodeThatWasSetAsideComesBackByItself) {
   Pass(options_.set_aside_for - absl::Seconds(1));
   EXPECT_EQ(Node("a").state(), v1::Node::DRAINED);
   Pass(absl::Seconds(1));
+  EXPECT_EQ(Node("a").state(), v1::Node::READY);
+}
+
+TEST_F(RecoveryTest, FailuresThatLieFarApartSetNoNodeAside) {
+  auto a = Connect("a", "a.1");
+  auto far = Connect("z", "z.1");
+  for (const char* name : {"j1", "j2", "j3"}) {
+    FailAJob(name, a);
+    Pass(options_.set_aside_window / 2 + absl::Seconds(1));
+  }
   EXPECT_EQ(Node("a").state(), v1::Node::READY);
 }
 

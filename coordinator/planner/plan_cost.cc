@@ -1,7 +1,6 @@
 #include "coordinator/planner/plan_cost.h"
 
 #include <algorithm>
-#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -35,9 +34,6 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // which whoever plans will say
   const int64_t ranks = spec.parallelism().context();
-  const auto& listed = spec.data().sequence_lengths();
-  std::set<uint64_t> lengths(listed.begin(), listed.end());
-  if (lengths.empty()) lengths.insert(spec.data().sequence_length());
   const bool is_sparse = attention->pattern != patterns::Pattern::kDense;
   const int samples =
       is_sparse ? SampledLayers(*attention, model.layers, static_cast<int>(ranks)) : 0;
@@ -45,21 +41,21 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
   const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks));
   PlanCost cost;
-  for (const uint64_t length : lengths) {
+  const auto add = [&](uint64_t length, int of_layouts, int of_rings) {
     const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;
     const int64_t tiles =
         pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);
     // Forward and backward, each on links as they are and on infinitely fast ones.
-    cost.rank_steps += 4 * rings * layers * ranks * ranks;
-    cost.tiles += layouts * layers * heads * (blocks + tiles);
+    cost.rank_steps += 4 * of_rings * layers * ranks * ranks;
+    cost.tiles += of_layouts * layers * heads * (blocks + tiles);
     const double kept = static_cast<double>(std::min(ranks * ranks, heads * tiles));
-    cost.bytes += static_cast<double>(layouts * layers) *
+    cost.bytes += static_cast<double>(of_layouts * layers) *
                   (static_cast<double>(ranks) * kBytesPerRank + kept * kBytesPerListedTile);
-    cost.bytes += static_cast<double>(heads) *
-                  (static_cast<double>(blocks) * kBytesPerBlock +
-                   static_cast<double>(tiles) * sizeof(int32_t)) /
-                  static_cast<double>(lengths.size());
-  }
+    return static_cast<double>(heads) * (static_cast<double>(blocks) * kBytesPerBlock +
+                                         static_cast<double>(tiles) * sizeof(int32_t));
+  };
+  cost.bytes += add(spec.data().sequence_length(), layouts, rings);  // at work one after the other
+  for (const uint64_t length : WeighedLengths(spec)) add(length, layouts, 1);
   return cost;
 }
 
@@ -71,14 +67,11 @@ absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const Plan
                             limits.seconds)
           : absl::StrFormat("about %.0f MiB, and may take %.0f MiB", cost.bytes / kMiB,
                             limits.bytes / kMiB);
-  const std::set<uint32_t> lengths(spec.data().sequence_lengths().begin(),
-                                   spec.data().sequence_lengths().end());
   return absl::ResourceExhaustedError(absl::StrCat(
-      "its plan, for ", spec.parallelism().context(), " ranks in a ring (parallelism.context)",
-      lengths.size() > 1 ? absl::StrCat(" and ", lengths.size(), " different data.sequence_lengths")
-                         : "",
-      ", takes ", amount, "; lower ", lengths.size() > 1 ? "either" : "parallelism.context",
-      ", or set parallelism.layout and parallelism.ring, so that less is compared"));
+      "its plan, for ", spec.parallelism().context(), " ranks in a ring (parallelism.context), ",
+      "takes ", amount,
+      "; lower parallelism.context, or set parallelism.layout and parallelism.ring, so that less "
+      "is compared"));
 }
 
 }  // namespace ringleader::planner

@@ -10,7 +10,6 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/deal/budgets.h"
-#include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/attention_spec.h"
@@ -178,23 +177,6 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   }
 }
 
-absl::Status AddMicroBatchReason(const v1::JobSpec& spec, v1::StepPlan* plan) {
-  constexpr size_t kShown = 8;
-  std::string text;
-  ASSIGN_OR_RETURN(const auto groups, LengthsOfGroups(spec, *plan));
-  for (size_t g = 0; g < std::min(kShown, groups.size()); ++g) {
-    std::vector<uint64_t> lengths = groups[g];
-    const bool is_cut = lengths.size() > kShown;
-    if (is_cut) lengths.resize(kShown);
-    absl::StrAppendFormat(&text, "%s%d: %s%s", g > 0 ? "; " : "", g, absl::StrJoin(lengths, "+"),
-                          is_cut ? "+…" : "");
-  }
-  if (groups.size() > kShown) text += "; …";
-  plan->add_reasons(absl::StrCat(
-      "sequences of unequal length are dealt to the groups by predicted seconds (", text, ")"));
-  return absl::OkStatus();
-}
-
 // `candidate` with its price by `cost_model`; without one, if the model is not known.
 absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& spec,
                                  const model::ModelConfig& model, const ClusterShape& cluster,
@@ -314,22 +296,26 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   AddReasons(spec.parallelism(), group, tried, &plan);
   AddHostReason(spec, model, cluster, &plan);
   if (kept != nullptr) plan.add_reasons(KeepReason(*kept, keeps));
-  // The usual speed again: who trains which sequence decides the order of sums.
+  // The usual speed again: who trains which sample decides the order of sums.
   if (keeps) {
-    *plan.mutable_micro_batches() = kept->micro_batches();
+    *plan.mutable_sample_weights() = kept->sample_weights();
   } else {
-    for (v1::MicroBatchAssignment& assignment : AssignSequences(
-             spec, model, usual, plan.prediction().density(), jobspec::SequenceLengths(spec))) {
-      *plan.add_micro_batches() = std::move(assignment);
-    }
+    RETURN_IF_ERROR(pricer.WeighSamples(usual, &plan));
   }
   const bool is_usual = cost_model.observations() == 0 && hints == nothing_measured;
-  if (!is_usual || !plan.micro_batches().empty()) {
+  if (!is_usual) {
     Pricer measured(spec, model, cluster, hints);
     Pricer& same_tiles = hints == nothing_measured ? pricer : measured;
     ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
   }
-  if (!plan.micro_batches().empty()) RETURN_IF_ERROR(AddMicroBatchReason(spec, &plan));
+  if (!plan.sample_weights().empty()) {
+    const v1::SampleWeight &least = plan.sample_weights(0), &most = *plan.sample_weights().rbegin();
+    plan.add_reasons(absl::StrFormat(
+        "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens "
+        "%.4g); the step is predicted for samples of %d tokens each",
+        spec.parallelism().data(), least.tokens(), least.milliseconds(), most.tokens(),
+        most.milliseconds(), spec.data().sequence_length()));
+  }
   SetMemory(spec, model, cluster, &plan);
   return plan;
 }
@@ -376,50 +362,6 @@ std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& 
       "attention.balance_tolerance = %g",
       recent.size(), spec.attention().balance_tolerance()));
   return plan;
-}
-
-std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
-                                                      const model::ModelConfig& model,
-                                                      const CostModel& cost_model, double density,
-                                                      const std::vector<uint64_t>& tokens) {
-  // Equal ones go round robin, however many there are.
-  if (std::adjacent_find(tokens.begin(), tokens.end(), std::not_equal_to<>()) == tokens.end()) {
-    return {};
-  }
-  const double context = spec.parallelism().context();
-  const double tile = spec.attention().tile();
-  const auto layers = static_cast<double>(model.layers);
-  std::vector<double> seconds;
-  for (const uint64_t length : tokens) {
-    const double local = static_cast<double>(length) / context;
-    const double blocks = static_cast<double>(length) / tile;
-    const Work attention = {.tiles = density * layers * static_cast<double>(model.heads) * blocks *
-                                     (blocks + 1) / 2 / context,
-                            .rows = local * static_cast<double>(model.heads) * layers * context,
-                            .calls = layers * context};
-    seconds.push_back(
-        cost_model.Seconds(Phase::kAttentionForward, attention) +
-        cost_model.Seconds(Phase::kAttentionBackward, attention) +
-        cost_model.Seconds(Phase::kLinear, {.rows = local * layers, .calls = layers}));
-  }
-  const int groups = static_cast<int>(spec.parallelism().data());
-  // On GPUs the gradients of every micro-batch are summed over all groups as they come.
-  const GroupSizes sizes =
-      spec.resources().engine() == v1::ResourcesSpec::CUDA ? GroupSizes::kSame : GroupSizes::kAny;
-  const Assignment assignment = AssignMicroBatches(seconds, groups, sizes);
-  bool round_robin = true;
-  std::vector<v1::MicroBatchAssignment> result;
-  for (int g = 0; g < groups; ++g) {
-    v1::MicroBatchAssignment& entry = result.emplace_back();
-    entry.set_group(g);
-    for (size_t i = 0; i < assignment.groups[g].size(); ++i) {
-      const uint32_t sequence = assignment.groups[g][i];
-      entry.add_sequences(sequence);
-      round_robin &= sequence == g + i * groups;
-    }
-  }
-  if (round_robin) result.clear();
-  return result;
 }
 
 }  // namespace ringleader::planner

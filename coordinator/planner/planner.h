@@ -1,6 +1,6 @@
 // Decides how a job runs on the machines it was given: layout, stripe, ring, budgets and
-// micro-batches, with the reasons. Pure functions: no I/O, no clock, the same answer for the same
-// input. The same code answers `ringctl plan` for clusters that need not exist.
+// the weights of samples, with the reasons. Pure functions: no I/O, no clock, the same answer for
+// the same input. The same code answers `ringctl plan` for clusters that need not exist.
 #pragma once
 
 #include <optional>
@@ -44,19 +44,11 @@ std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& 
                                    std::span<const v1::StepReport> recent);
 
 // What a step is predicted to cost under `plan`. `hints` come from reports, if there are any.
-// INVALID_ARGUMENT names an enumerator of `spec` or `plan` that is unknown, or a sequence of its
-// micro-batches beyond the global batch.
+// INVALID_ARGUMENT names an enumerator of `spec` or `plan` that is unknown.
 absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::ModelConfig& model,
                                        const ClusterShape& cluster, const CostModel& cost_model,
                                        const v1::StepPlan& plan,
                                        const patterns::PatternHints& hints = {});
-
-// Deals one step's sequences, `tokens[i]` long, to the data-parallel groups by predicted seconds.
-// Empty when that is round robin.
-std::vector<v1::MicroBatchAssignment> AssignSequences(const v1::JobSpec& spec,
-                                                      const model::ModelConfig& model,
-                                                      const CostModel& cost_model, double density,
-                                                      const std::vector<uint64_t>& tokens);
 
 // What the job's reports say of its patterns; zeros without vertical-slash layers.
 patterns::PatternHints HintsFrom(std::span<const v1::StepReport> recent);

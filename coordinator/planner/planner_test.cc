@@ -18,7 +18,6 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::UnorderedElementsAre;
 using v1::ParallelismSpec;
 
 absl::StatusOr<v1::StepPlan> Plan(const v1::JobSpec& spec, const ClusterShape& cluster,
@@ -83,7 +82,7 @@ TEST(MakePlanTest, AThousandRanks) {
 TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
   for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
                              v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-                             v1::AttentionSpec::XATTENTION}) {
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
     for (const uint32_t context : {1, 8, 264}) {
       v1::JobSpec spec = LongJob(context, uint64_t{context} * 1024);
       spec.mutable_attention()->set_pattern(pattern);
@@ -137,13 +136,6 @@ TEST(PlanCostTest, PlansBeyondTheLimitsAreRefusedByName) {
   EXPECT_THAT(wide, HasSubstr("and may take 10 s"));
   v1::JobSpec spec = LongJob(4, 131072);
   EXPECT_THAT(refusal(spec, {.bytes = 1024}), HasSubstr("MiB, and may take 0 MiB"));
-  spec.mutable_attention()->set_pattern(v1::AttentionSpec::BLOCK_TOPK);
-  jobspec::ApplyDefaults(&spec);
-  spec.mutable_training()->set_global_batch(10000);
-  spec.mutable_data()->set_sequence_length(4 * 64 * 10000);
-  for (uint32_t i = 1; i <= 10000; ++i) spec.mutable_data()->add_sequence_lengths(i * 4 * 64);
-  EXPECT_THAT(refusal(spec, {.seconds = 10}),
-              HasSubstr("and 10000 different data.sequence_lengths"));
   // A stop between two candidates ends it.
   int asked = 0;
   const ClusterShape cluster = Gpus(1, 4);
@@ -299,30 +291,26 @@ TEST(MakePlanTest, AResumedAttemptKeepsWhatDecidesTheOrderOfSums) {
   spec.mutable_parallelism()->set_data(2);
   spec.mutable_resources()->set_trainers(8);
   spec.mutable_training()->set_global_batch(4);
-  for (const uint32_t length : {131072u, 8192u, 65536u, 8192u}) {
-    spec.mutable_data()->add_sequence_lengths(length);
-  }
+  spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
   const ClusterShape cluster = Gpus(1, 8);
   const CostModel cost(spec, ThreeBillion(), cluster);
   const auto fresh = MakePlan(spec, ThreeBillion(), cluster, cost);
   ASSERT_TRUE(fresh.ok()) << fresh.status();
-  ASSERT_FALSE(fresh->micro_batches().empty());
+  ASSERT_FALSE(fresh->sample_weights().empty());
   v1::StepPlan before = *fresh;
   before.set_version(7);
   before.set_layout(ParallelismSpec::ZIGZAG);
   before.set_stripe(0);
-  before.mutable_micro_batches()->SwapElements(0, 1);
+  before.mutable_sample_weights(0)->set_milliseconds(
+      before.sample_weights(0).milliseconds() / 2);
   ASSERT_NE(fresh->layout(), before.layout());
   const auto resumed = MakePlan(spec, ThreeBillion(), cluster, cost, {}, {}, &before);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
   EXPECT_EQ(resumed->version(), 1u);
   EXPECT_EQ(resumed->layout(), before.layout());
   EXPECT_EQ(resumed->ring().SerializeAsString(), before.ring().SerializeAsString());
-  ASSERT_EQ(resumed->micro_batches_size(), 2);
-  for (int g = 0; g < 2; ++g) {
-    EXPECT_EQ(resumed->micro_batches(g).SerializeAsString(),
-              before.micro_batches(g).SerializeAsString());
-  }
+  ASSERT_EQ(resumed->sample_weights_size(), before.sample_weights_size());
+  EXPECT_EQ(resumed->sample_weights(0).milliseconds(), before.sample_weights(0).milliseconds());
   EXPECT_THAT(resumed->reasons(), Contains(HasSubstr("sums are in the same order")));
 
   // The file's own word is newer than the attempt.
@@ -338,7 +326,7 @@ TEST(MakePlanTest, EveryPatternIsPredicted) {
   double dense_seconds = 0;
   for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
                              v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-                             v1::AttentionSpec::XATTENTION}) {
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
     spec.mutable_attention()->set_pattern(pattern);
     jobspec::ApplyDefaults(&spec);
     const auto plan = Plan(spec, Gpus(1, 4));
@@ -355,54 +343,43 @@ TEST(MakePlanTest, EveryPatternIsPredicted) {
   }
 }
 
-TEST(MakePlanTest, DataParallelSequencesAreDealtBySeconds) {
-  v1::JobSpec spec = LongJob(4, 131072);
-  spec.mutable_parallelism()->set_data(2);
-  spec.mutable_resources()->set_trainers(8);
-  const CostModel cost(spec, ThreeBillion(), Gpus(1, 8));
-  const auto equal =
-      AssignSequences(spec, ThreeBillion(), cost, 0.05, {65536, 65536, 65536, 65536});
-  EXPECT_TRUE(equal.empty());
-  // One long sequence weighs as much as all the short ones and more.
-  const auto smaller_group = [&](v1::ResourcesSpec::Engine engine) {
-    spec.mutable_resources()->set_engine(engine);
-    const auto unequal =
-        AssignSequences(spec, ThreeBillion(), cost, 0.05, {8192, 524288, 32768, 32768});
-    EXPECT_EQ(unequal.size(), 2);
-    return std::min(unequal[0].sequences_size(), unequal[1].sequences_size());
-  };
-  EXPECT_EQ(smaller_group(v1::ResourcesSpec::CPU), 1);
-  // GPUs sum gradients over all groups after every sequence.
-  EXPECT_EQ(smaller_group(v1::ResourcesSpec::CUDA), 2);
-}
-
-// What the service sends: the plan itself names who trains which sequence.
-TEST(MakePlanTest, SequencesOfUnequalLengthAreAssignedInThePlan) {
+// What trainers deal samples by: longer ones take more, much longer ones more than in proportion,
+// and neither reports nor a machine's speed change who trains which.
+TEST(MakePlanTest, SamplesHaveWeights) {
   v1::JobSpec spec = LongJob(4, 131072);
   spec.mutable_parallelism()->set_data(2);
   spec.mutable_resources()->set_trainers(8);
   spec.mutable_training()->set_global_batch(6);
-  for (const uint32_t length : {131072u, 8192u, 65536u, 8192u, 32768u, 8192u}) {
-    spec.mutable_data()->add_sequence_lengths(length);
-  }
   const ClusterShape cluster = Gpus(1, 8);
-  const CostModel cost(spec, ThreeBillion(), cluster);
-  const auto plan = MakePlan(spec, ThreeBillion(), cluster, cost);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  ASSERT_EQ(plan->micro_batches_size(), 2);
-  std::vector<uint32_t> named;
-  for (const v1::MicroBatchAssignment& group : plan->micro_batches()) {
-    named.insert(named.end(), group.sequences().begin(), group.sequences().end());
+  CostModel cost(spec, ThreeBillion(), cluster);
+  EXPECT_TRUE(MakePlan(spec, ThreeBillion(), cluster, cost)->sample_weights().empty());
+  spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+  spec.mutable_data()->clear_document_mask();
+  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::VERTICAL_SLASH}) {
+    spec.clear_attention();
+    spec.mutable_attention()->set_pattern(pattern);
+    jobspec::ApplyDefaults(&spec);
+    const auto plan = MakePlan(spec, ThreeBillion(), cluster, cost);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const auto& weights = plan->sample_weights();
+    ASSERT_GT(weights.size(), 10);
+    EXPECT_EQ(weights.rbegin()->tokens(), 131072u);
+    for (int i = 1; i < weights.size(); ++i) {
+      EXPECT_GT(weights[i].tokens(), weights[i - 1].tokens());
+      EXPECT_GE(weights[i].milliseconds(), weights[i - 1].milliseconds());
+    }
+    EXPECT_GT(weights.rbegin()->milliseconds(), (pattern == v1::AttentionSpec::DENSE ? 16 : 8) *
+                                                    weights[weights.size() - 7].milliseconds());
+    EXPECT_THAT(plan->reasons(), Contains(HasSubstr("samples are dealt to 2 groups")));
+    CostModel other = cost;
+    other.Observe(Phase::kAttentionForward, {.tiles = 1e6}, 1);
+    const patterns::PatternHints hints = {.slashes = 20, .verticals = 900, .density = 0.01};
+    const auto again = MakePlan(spec, ThreeBillion(), cluster, other, hints);
+    ASSERT_TRUE(again.ok()) << again.status();
+    for (int i = 0; i < weights.size(); ++i) {
+      EXPECT_EQ(again->sample_weights(i).milliseconds(), weights[i].milliseconds());
+    }
   }
-  EXPECT_THAT(named, UnorderedElementsAre(0, 1, 2, 3, 4, 5));
-  // Round robin would give one group all the long ones.
-  v1::StepPlan round_robin = *plan;
-  round_robin.clear_micro_batches();
-  const v1::Prediction dealt = *Predict(spec, ThreeBillion(), cluster, cost, *plan);
-  EXPECT_LT(dealt.step_seconds(),
-            0.85 * Predict(spec, ThreeBillion(), cluster, cost, round_robin)->step_seconds());
-  EXPECT_EQ(dealt.step_seconds(), plan->prediction().step_seconds());
-  EXPECT_THAT(plan->reasons(), Contains(HasSubstr("sequences of unequal length are dealt")));
 }
 
 TEST(PredictTest, TheFirstHopOfBackwardTravelsBehindTheMlp) {

@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/scheduler/placement.h"
-#include "proto/timestamps.h"
 
 namespace ringleader::scheduler {
 namespace {
@@ -103,7 +102,7 @@ Request MakeRequest(const v1::Job& job) {
   const v1::JobSpec& spec = job.spec();
   return {.id = spec.name(),
           .priority = spec.scheduling().priority(),
-          .submit_time = ToTime(job.create_time()),
+          .sequence = job.sequence(),
           .trainers = spec.resources().trainers(),
           .max_nodes = spec.resources().max_nodes(),
           .needs_gpus = spec.resources().engine() == v1::ResourcesSpec::CUDA};
@@ -111,8 +110,8 @@ Request MakeRequest(const v1::Job& job) {
 
 std::vector<Decision> Schedule(std::vector<Request> requests, std::vector<NodeSlots> nodes) {
   std::sort(requests.begin(), requests.end(), [](const Request& a, const Request& b) {
-    return std::tuple(-int64_t{a.priority}, a.submit_time, a.id) <
-           std::tuple(-int64_t{b.priority}, b.submit_time, b.id);
+    return std::tuple(-int64_t{a.priority}, a.sequence, a.id) <
+           std::tuple(-int64_t{b.priority}, b.sequence, b.id);
   });
   std::vector<Decision> decisions;
   std::optional<Reservation> reservation;

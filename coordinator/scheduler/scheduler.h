@@ -1,8 +1,9 @@
 // Which waiting jobs start now, and where; why the others wait. Pure functions: no clock, no I/O.
 //
-// Order: priority, then age. Allocation is all or nothing. The first job that does not fit holds
-// the nodes that it will start on, and jobs after it may only take what it does not need (backfill
-// without starving the head); a job that no number of finished jobs could make fit holds nothing.
+// Order: priority, then the order in which jobs were submitted. Allocation is all or nothing. The
+// first job that does not fit holds the nodes that it will start on, and jobs after it may only
+// take what it does not need (backfill without starving the head); a job that no number of finished
+// jobs could make fit holds nothing.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_spec.pb.h"
 
@@ -28,7 +28,7 @@ struct NodeSlots {
 struct Request {
   std::string id;
   int32_t priority = 0;
-  absl::Time submit_time = {};
+  uint64_t sequence = 0;  // in the order in which they were submitted
   uint32_t trainers = 0;
   uint32_t max_nodes = 0;  // 0: any number
   bool needs_gpus = false;

@@ -20,7 +20,7 @@ NodeSlots Node(const std::string& id, uint32_t total, uint32_t in_use = 0) {
 Request Job(const std::string& id, uint32_t trainers, int age = 0, int priority = 0) {
   return {.id = id,
           .priority = priority,
-          .submit_time = absl::UnixEpoch() - absl::Seconds(age),
+          .sequence = 1'000'000 - static_cast<uint64_t>(age),
           .trainers = trainers};
 }
 

@@ -19,6 +19,7 @@
 #include "base/protocol_version.h"
 #include "base/status_macros.h"
 #include "coordinator/limits/client_name.h"
+#include "coordinator/session/parse_cost.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::session {
@@ -34,6 +35,28 @@ constexpr size_t kLargestWindow = size_t{4} << 20;
 // A worker that keeps to its window may be late to hear of a smaller one. Counted in memory, where
 // messages take more than on the wire.
 constexpr size_t kWindowsInMemory = 4;
+
+// What one message may take in memory: many times what a worker puts into one.
+constexpr size_t kMaxParsedBytes = size_t{32} << 20;
+
+// What this program has no name for is not kept either.
+absl::Status Parse(grpc::ByteBuffer* wire, v1::WorkerMessage* message) {
+  ParseCost cost;
+  {
+    grpc::ProtoBufferReader reader(wire);
+    ASSIGN_OR_RETURN(cost, CostToParse(*v1::WorkerMessage::descriptor(), kMaxParsedBytes, &reader));
+  }
+  if (cost.bytes > kMaxParsedBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("a message of %d bytes would take more than %d MiB of memory",
+                        wire->Length(), kMaxParsedBytes >> 20));
+  }
+  if (!grpc::SerializationTraits<v1::WorkerMessage>::Deserialize(wire, message).ok()) {
+    return absl::InvalidArgumentError("the message is not well-formed");
+  }
+  if (cost.has_unknown) message->DiscardUnknownFields();
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -81,9 +104,9 @@ struct WorkerControlService::Registry {
   }
 };
 
-class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::CoordinatorMessage>,
+class WorkerControlService::Stream : public ServerStream<grpc::ByteBuffer, grpc::ByteBuffer>,
                                      public session::Session {
-  using Base = ServerStream<v1::WorkerMessage, v1::CoordinatorMessage>;
+  using Base = ServerStream<grpc::ByteBuffer, grpc::ByteBuffer>;
 
  public:
   Stream(std::shared_ptr<Registry> registry, std::string address)
@@ -121,7 +144,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
       absl::MutexLock lock(&mutex_);
       AddIntake(message);
     }
-    Base::Send(std::move(message));
+    Write(message);
   }
   void Taken() override {
     std::optional<v1::CoordinatorMessage> message;
@@ -136,7 +159,7 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
       // Less is told with the next message of whatever kind.
       if (untold_bytes_ >= registry_->Window() / 4) AddIntake(message.emplace());
     }
-    if (message) Base::Send(*std::move(message));
+    if (message) Write(*message);
     ReadOn();
   }
   void Close(const absl::Status& status) override { Base::Close(status); }
@@ -157,6 +180,14 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
                          registry_->waiting_bytes < registry_->options.waiting_bytes);
   }
 
+  void Write(const v1::CoordinatorMessage& message) {
+    grpc::ByteBuffer wire;
+    bool ours = false;
+    if (grpc::SerializationTraits<v1::CoordinatorMessage>::Serialize(message, &wire, &ours).ok()) {
+      Base::Send(std::move(wire));
+    }
+  }
+
   void AddIntake(v1::CoordinatorMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     v1::Intake* const intake = message.mutable_intake();
     intake->set_taken_sequence(taken_sequence_);
@@ -174,7 +205,9 @@ class WorkerControlService::Stream : public ServerStream<v1::WorkerMessage, v1::
                         absl::FormatDuration(registry_->options.hello_timeout))));
   }
 
-  absl::Status OnMessage(v1::WorkerMessage& message) override {
+  absl::Status OnMessage(grpc::ByteBuffer& wire) override {
+    v1::WorkerMessage message;
+    RETURN_IF_ERROR(Parse(&wire, &message));
     {
       absl::MutexLock lock(&mutex_);
       last_heard_ = registry_->clock->Now();
@@ -278,7 +311,7 @@ WorkerControlService::WorkerControlService(SessionListener* listener, const Cloc
 
 WorkerControlService::~WorkerControlService() = default;
 
-grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* WorkerControlService::Session(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerControlService::Session(
     grpc::CallbackServerContext* context) {
   auto stream = std::make_shared<Stream>(registry_, context->peer());
   stream->Begin();

@@ -26,14 +26,17 @@ struct SessionOptions {
 // What a worker sends is delivered as it comes, as long as the listener keeps up (Session::Taken).
 // Workers are told how far they may send ahead, so that heartbeats are answered however much waits
 // to be applied; of those that send more, nothing is read until room is made.
-class WorkerControlService : public v1::WorkerControl::CallbackService {
+// A message is looked at before it is parsed, so that none takes much more memory than bytes.
+class WorkerControlService
+    : public v1::WorkerControl::WithRawCallbackMethod_Session<
+          v1::WorkerControl::WithCallbackMethod_ReportDeath<v1::WorkerControl::Service>> {
  public:
   // `silent`: sessions that have not said hello. All three must outlive the service.
   WorkerControlService(SessionListener* listener, const Clock* clock, limits::Quota* silent,
                        const SessionOptions& options = {});
   ~WorkerControlService() override;
 
-  grpc::ServerBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>* Session(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* ReportDeath(grpc::CallbackServerContext* context,
                                         const v1::ReportDeathRequest* request,

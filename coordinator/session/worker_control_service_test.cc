@@ -2,6 +2,8 @@
 #include "coordinator/session/worker_control_service.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/unknown_field_set.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -44,6 +46,10 @@ class Listener : public SessionListener {
     absl::MutexLock lock(&mutex_);
     return bytes_;
   }
+  std::shared_ptr<Session> LastSession() const {
+    absl::MutexLock lock(&mutex_);
+    return waiting_.back().session;
+  }
   // Returns how many messages that was.
   size_t TakeAll() {
     std::deque<Delivered> taken;
@@ -76,6 +82,7 @@ class WorkerControlServiceTest : public ::testing::Test {
   WorkerControlServiceTest() {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.SetMaxReceiveMessageSize(16 << 20);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     stub_ = v1::WorkerControl::NewStub(
@@ -92,6 +99,7 @@ class WorkerControlServiceTest : public ::testing::Test {
   }
   ~WorkerControlServiceTest() override {
     context_.TryCancel();
+    next_context_.TryCancel();
     stream_->Finish();
     service_.CloseAll();
     server_->Shutdown(std::chrono::system_clock::now());
@@ -116,6 +124,53 @@ class WorkerControlServiceTest : public ::testing::Test {
     return false;
   }
 
+  // How a session ends in which these bytes follow the hello.
+  grpc::Status SayRaw(const std::string& wire) {
+    grpc::GenericStub stub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port_), grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(&context, "/ringleader.v1.WorkerControl/Session", &queue);
+    const auto wait = [&queue] {
+      void* tag = nullptr;
+      bool ok = false;
+      return queue.Next(&tag, &ok) && ok;
+    };
+    const auto write = [&](const std::string& bytes) {
+      const grpc::Slice slice(bytes);
+      call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+      return wait();
+    };
+    call->StartCall(nullptr);
+    v1::WorkerMessage hello;
+    hello.mutable_hello()->set_node("nodes/raw");
+    hello.mutable_hello()->set_incarnation("folder.raw");
+    hello.mutable_hello()->set_protocol_version(kProtocolVersion);
+    EXPECT_TRUE(wait() && write(hello.SerializeAsString()) && write(wire));
+    grpc::ByteBuffer answer;
+    do {
+      call->Read(&answer, nullptr);
+    } while (wait());
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    EXPECT_TRUE(wait());
+    return status;
+  }
+  // Of this process, in which both ends are.
+  static size_t ResidentBytes() { return StatusBytes("VmRSS:"); }
+  static size_t PeakBytes() { return StatusBytes("VmHWM:"); }
+  static void ResetPeak() { std::ofstream("/proc/self/clear_refs") << 5; }
+  static size_t StatusBytes(const std::string& name) {
+    std::ifstream file("/proc/self/status");
+    for (std::string word; file >> word;) {
+      size_t kibibytes = 0;
+      if (word == name && file >> kibibytes) return kibibytes << 10;
+    }
+    ADD_FAILURE() << "no " << name;
+    return 0;
+  }
+
   Listener listener_;
   prometheus::Registry registry_;
   limits::LimitMetrics metrics_{&registry_};
@@ -125,7 +180,7 @@ class WorkerControlServiceTest : public ::testing::Test {
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::WorkerControl::Stub> stub_;
-  grpc::ClientContext context_;
+  grpc::ClientContext context_, next_context_;
   std::unique_ptr<Stream> stream_;
   v1::CoordinatorMessage answer_;
   uint64_t sequence_ = 0;
@@ -149,6 +204,60 @@ TEST_F(WorkerControlServiceTest, HeartbeatsAreAnsweredWhileEventsWait) {
   ASSERT_TRUE(SendHeartbeat(2));
   ASSERT_TRUE(AwaitHeartbeat(2));
   EXPECT_EQ(answer_.intake().taken_sequence(), sequence_);
+}
+
+// What is small on the wire and large once it is parsed is not parsed.
+TEST_F(WorkerControlServiceTest, AMessageOfEmptyLinesTakesLittleMemory) {
+  // The fields event, logs and lines; the lines are empty.
+  constexpr size_t kLines = size_t{2} << 20;
+  const auto field = [](char tag, const std::string& body) {
+    std::string wire(1, tag);
+    for (size_t rest = body.size(); rest > 0; rest >>= 7) {
+      wire.push_back(static_cast<char>((rest & 0x7f) | (rest > 0x7f ? 0x80 : 0)));
+    }
+    return wire + body;
+  };
+  std::string lines;
+  for (size_t i = 0; i < kLines; ++i) lines.append("\x0a\x00", 2);
+  const std::string wire = std::string("\x08\x01") + field(0x2a, field(0x4a, lines));
+  const size_t before = ResidentBytes();
+  ResetPeak();
+  EXPECT_EQ(SayRaw(wire).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_LT(PeakBytes(), before + (size_t{64} << 20));
+  EXPECT_EQ(listener_.bytes(), 0u);
+  EXPECT_EQ(SayRaw("\x2a\x05").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(WorkerControlServiceTest, WhatHasNoNameHereIsNotKept) {
+  v1::WorkerMessage message;
+  message.set_sequence(1);
+  v1::StepReport* const step = message.mutable_event()->mutable_step();
+  step->set_loss(2);
+  const size_t known = message.ByteSizeLong();
+  step->GetReflection()->MutableUnknownFields(step)->AddLengthDelimited(9999,
+                                                                        std::string(100'000, 'x'));
+  ASSERT_TRUE(stream_->Write(message));
+  ASSERT_TRUE(listener_.Await(1));
+  EXPECT_EQ(listener_.bytes(), known);
+}
+
+// A worker that reads nothing costs the coordinator no more than its share, whatever it is sent.
+TEST_F(WorkerControlServiceTest, WhatAWorkerDoesNotReadIsBoundedInBytes) {
+  ASSERT_TRUE(SendLog(1));
+  ASSERT_TRUE(listener_.Await(1));
+  const std::shared_ptr<Session> session = listener_.LastSession();
+  v1::CoordinatorMessage message;
+  message.mutable_command()->mutable_start()->mutable_spec()->set_name(
+      std::string(size_t{1} << 20, 'x'));
+  const size_t before = ResidentBytes();
+  ResetPeak();
+  for (int i = 0; i < 300; ++i) session->Send(message);
+  EXPECT_LT(PeakBytes(), before + (size_t{160} << 20));
+  while (stream_->Read(&answer_)) continue;
+  const grpc::Status ended = stream_->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(ended.error_message(), "the peer reads too slowly");
+  stream_ = stub_->Session(&next_context_);  // for the end of the test
 }
 
 // One that does not keep to it waits itself: 400 MB come in as they are taken.

@@ -73,6 +73,7 @@ absl::Status BackUp(const std::string& database, const std::string& copy) {
     Connection to(part, Connection::Mode::kReadWrite);
     RETURN_IF_ERROR(from.Try([&] { return Copy(from, to); }));
     RETURN_IF_ERROR(CheckIntegrity(to));
+    to.Run("INSERT OR REPLACE INTO counters (name, value) VALUES ('is_copy', 1)");
   } catch (const SQLite::Exception& failure) {
     return Connection::Explain(database, failure);
   }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <thread>
 
 #include "absl/cleanup/cleanup.h"
@@ -70,6 +71,66 @@ TEST_F(BackupTest, FinishesWhileOthersWriteAndHoldsWhatWasThere) {
   }
   for (int i = 0; i < before; ++i) EXPECT_TRUE(Get(**restored, absl::StrCat("b", i)).ok()) << i;
   EXPECT_TRUE(Create(**restored, "new").ok());
+}
+
+// What was numbered after the backup was made is known elsewhere: to workers, in checkpoint
+// folders, to clients.
+TEST_F(BackupTest, ARestoredDatabaseUsesNoNumberAgain) {
+  constexpr Counter kCounters[] = {Counter::kFencingToken, Counter::kCommandId,
+                                   Counter::kSessionEpoch};
+  const auto next = [](Store& store, Counter counter) {
+    uint64_t number = 0;
+    EXPECT_TRUE(store
+                    .Write([&](WriteTransaction& t) {
+                      number = t.Next(counter).value();
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return number;
+  };
+  const auto restored = [](Store& store) {
+    bool is = false;
+    EXPECT_TRUE(store
+                    .Read([&](ReadTransaction& t) {
+                      is = t.Restored().value();
+                      return absl::OkStatus();
+                    })
+                    .ok());
+    return is;
+  };
+  auto store = OpenSqliteStore({.path = path_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  for (const Counter counter : kCounters) next(**store, counter);
+  ASSERT_TRUE(BackUp(path_, copy_).ok());
+  std::map<Counter, uint64_t> last;
+  for (int i = 0; i < 1000; ++i) {
+    for (const Counter counter : kCounters) last[counter] = next(**store, counter);
+  }
+  const uint64_t revision = (*store)->revision();
+  EXPECT_FALSE(restored(**store));
+  EXPECT_FALSE(fs::exists(copy_ + "-wal"));
+
+  std::map<Counter, uint64_t> first;
+  for (const bool again : {false, true}) {
+    auto copy = OpenSqliteStore({.path = copy_});
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    EXPECT_GT((*copy)->revision(), revision);
+    EXPECT_TRUE(restored(**copy));  // until it is said that this is over
+    for (const Counter counter : kCounters) {
+      const uint64_t number = next(**copy, counter);
+      EXPECT_GT(number, last[counter]);
+      if (again) {
+        EXPECT_EQ(number, first[counter] + 1);
+      }
+      first[counter] = number;
+    }
+    if (!again) continue;
+    ASSERT_TRUE((*copy)->Write([](WriteTransaction& t) { return t.EndRestore(); }).ok());
+    EXPECT_FALSE(restored(**copy));
+  }
+  auto copy = OpenSqliteStore({.path = copy_});
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_FALSE(restored(**copy));
 }
 
 TEST_F(BackupTest, SaysWhatItCannotCopy) {

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -72,6 +74,30 @@ class RetentionTest : public ::testing::Test {
   std::unique_ptr<Store> store_;
 };
 
+// A store in which something happens between the first page of a list and what is done with it.
+class BusyStore : public Store {
+ public:
+  BusyStore(Store* store, std::function<void()> meanwhile)
+      : store_(store), meanwhile_(std::move(meanwhile)) {}
+  absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
+    const absl::Status status = store_->Read(body);
+    if (meanwhile_ != nullptr) std::exchange(meanwhile_, nullptr)();
+    return status;
+  }
+  absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body, Need need) override {
+    return store_->Write(body, need);
+  }
+  absl::Status Space() override { return store_->Space(); }
+  uint64_t revision() const override { return store_->revision(); }
+  std::unique_ptr<Subscription> Subscribe(std::function<void(const Change&)> listener) override {
+    return store_->Subscribe(std::move(listener));
+  }
+
+ private:
+  Store* const store_;
+  std::function<void()> meanwhile_;
+};
+
 TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
   const absl::Duration day = absl::Hours(24);
   for (int i = 0; i < 250; ++i) AddJob(absl::StrCat("old-", i), v1::Job::FAILED, day * 40);
@@ -89,6 +115,18 @@ TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
   EXPECT_EQ(*DeleteOld(*store_, clock_.Now() + day * 400, options), 251);
   EXPECT_EQ(Record("old-0"), "-");
   EXPECT_EQ(Record("runs"), "1 1 1 1");
+}
+
+TEST_F(RetentionTest, AJobThatRunsAgainByNowKeepsEverything) {
+  const absl::Duration day = absl::Hours(24);
+  AddJob("a", v1::Job::CANCELLED, day * 400);
+  // The list of jobs that were cancelled is the first.
+  BusyStore busy(store_.get(), [&] {
+    Write([](WriteTransaction& t) { return t.DeleteJob("a"); });
+    AddJob("a", v1::Job::RUNNING, absl::ZeroDuration());
+  });
+  EXPECT_EQ(*DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365}), 0);
+  EXPECT_EQ(Record("a"), "1 1 1 1");
 }
 
 // A cluster may have so many ranks, ring steps and layers: the record of a step stays small, and

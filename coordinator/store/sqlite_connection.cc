@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_format.h"
@@ -33,7 +34,18 @@ SQLite::Statement& Connection::Prepare(const char* sql) {
   return *statement;
 }
 
-absl::Status Connection::Explain(const std::string& path, const SQLite::Exception& error) {
+int Connection::WriteErrno() {
+  sqlite3_file* log = nullptr;
+  int last = 0;
+  sqlite3_file_control(database_.getHandle(), "main", SQLITE_FCNTL_JOURNAL_POINTER,
+                       static_cast<void*>(&log));
+  if (log == nullptr || log->pMethods == nullptr) return 0;
+  log->pMethods->xFileControl(log, SQLITE_FCNTL_LAST_ERRNO, static_cast<void*>(&last));
+  return last;
+}
+
+absl::Status Connection::Explain(const std::string& path, const SQLite::Exception& error,
+                                 int system_errno) {
   const auto message = [&](const char* what, const char* remedy) {
     return absl::StrFormat("database %s: %s (SQLite: %s); %s", path, what, error.what(), remedy);
   };
@@ -58,6 +70,12 @@ absl::Status Connection::Explain(const std::string& path, const SQLite::Exceptio
       return absl::UnavailableError(
           message("another program holds it locked", "end that program and try again"));
     case SQLITE_IOERR:
+      // SQLite itself takes only ENOSPC for a full disk.
+      if (system_errno == EDQUOT) {
+        return absl::ResourceExhaustedError(
+            message("the disk is full: its user's quota is used up",
+                    "free space that counts against the quota, or raise it, and try again"));
+      }
       return absl::UnavailableError(
           message("it cannot be read or written",
                   "check the file system, its quota and the process's limits"));

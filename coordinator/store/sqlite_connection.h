@@ -78,17 +78,22 @@ class Connection {
     try {
       return body();
     } catch (const SQLite::Exception& error) {
-      return Explain(path_, error);
+      return Explain(path_, error, WriteErrno());
     }
   }
 
-  // The failure with the file's name and what to do about it.
-  static absl::Status Explain(const std::string& path, const SQLite::Exception& error);
+  // The failure with the file's name and what to do about it. `system_errno`: of the write that
+  // failed; 0: not known.
+  static absl::Status Explain(const std::string& path, const SQLite::Exception& error,
+                              int system_errno = 0);
 
   const std::string& path() const { return path_; }
 
  private:
   SQLite::Statement& Prepare(const char* sql);
+  // Of the last system call that failed on the log of writes; 0: none did, or it is not known.
+  // (sqlite3_system_errno() does not hear of a COMMIT that fails.)
+  int WriteErrno();
   static void Bind(SQLite::Statement& statement, int index, int64_t value) {
     statement.bind(index, value);
   }

@@ -228,6 +228,35 @@ TEST_F(SqliteFaultsTest, FullDisk) {
   umount(small.c_str());
 }
 
+// SQLite takes ENOSPC alone for a full disk. Its file system calls are what it is given.
+TEST_F(SqliteFaultsTest, AQuotaThatIsUsedUpIsAFullDisk) {
+  auto store = OpenSqliteStore({.path = path()});
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE(CreateJob(**store, "before").ok());
+  sqlite3_vfs* const files = sqlite3_vfs_find(nullptr);
+  const auto refuse = +[](int, const void*, size_t) -> ssize_t {
+    errno = EDQUOT;
+    return -1;
+  };
+  const auto refuse_at = +[](int, const void*, size_t, off_t) -> ssize_t {
+    errno = EDQUOT;
+    return -1;
+  };
+  const auto set = [&](const char* name, auto call) {
+    ASSERT_EQ(files->xSetSystemCall(files, name, reinterpret_cast<sqlite3_syscall_ptr>(call)),
+              SQLITE_OK);
+  };
+  set("write", refuse);
+  set("pwrite", refuse_at);
+  set("pwrite64", refuse_at);
+  const absl::Status refused = CreateJob(**store, "refused");
+  ASSERT_EQ(files->xSetSystemCall(files, nullptr, nullptr), SQLITE_OK);  // its own again
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("quota is used up"));
+  EXPECT_TRUE(GetJob(**store, "before").ok());
+  EXPECT_TRUE(CreateJob(**store, "after").ok());
+}
+
 // kill -9 in the middle of writing: whatever Write() said OK to is there afterwards.
 TEST_F(SqliteFaultsTest, KilledWriterLosesNothingAcknowledged) {
   int acknowledged[2];

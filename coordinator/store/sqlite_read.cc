@@ -110,12 +110,19 @@ absl::Status SqliteTransaction::AddAttempts(std::string_view id, v1::Job* job) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> SqliteTransaction::Restored() {
+  return connection_.Try([&]() -> absl::StatusOr<bool> {
+    return connection_.Query("SELECT value FROM counters WHERE name = 'restored'").Next();
+  });
+}
+
 absl::StatusOr<v1::Job> SqliteTransaction::GetJob(std::string_view id) {
   return connection_.Try([&]() -> absl::StatusOr<v1::Job> {
     v1::Job job;
-    Cursor row = connection_.Query("SELECT data FROM jobs WHERE id = ?", id);
+    Cursor row = connection_.Query("SELECT sequence, data FROM jobs WHERE id = ?", id);
     if (!row.Next()) return JobNotFound(id);
-    RETURN_IF_ERROR(Parse(row.Bytes(0), absl::StrCat("jobs/", std::string(id)), &job));
+    RETURN_IF_ERROR(Parse(row.Bytes(1), absl::StrCat("jobs/", std::string(id)), &job));
+    job.set_sequence(static_cast<uint64_t>(row.Int(0)));
     if (job.spec().name() != id) {
       return absl::DataLossError(absl::StrFormat(
           "database %s: it is damaged (under the name of jobs/%s stands %s); restore it from a "
@@ -155,6 +162,7 @@ absl::StatusOr<JobPage> SqliteTransaction::ListJobs(const JobQuery& query) {
       last_sequence = static_cast<uint64_t>(rows.getColumn(0).getInt64());
       RETURN_IF_ERROR(
           Parse(data, absl::StrCat("job number ", last_sequence), &page.jobs.emplace_back()));
+      page.jobs.back().set_sequence(last_sequence);
     }
     return page;
   });
@@ -164,12 +172,13 @@ absl::StatusOr<std::vector<v1::Job>> SqliteTransaction::ListUnfinishedJobs() {
   return connection_.Try([&]() -> absl::StatusOr<std::vector<v1::Job>> {
     std::vector<v1::Job> jobs;
     Cursor rows = connection_.Query(
-        "SELECT id, data FROM jobs WHERE state NOT IN (?, ?, ?) ORDER BY sequence",
+        "SELECT id, data, sequence FROM jobs WHERE state NOT IN (?, ?, ?) ORDER BY sequence",
         int64_t{v1::Job::CANCELLED}, int64_t{v1::Job::SUCCEEDED}, int64_t{v1::Job::FAILED});
     while (rows.Next()) {
       const std::string id(rows.Bytes(0));
       v1::Job& job = jobs.emplace_back();
       RETURN_IF_ERROR(Parse(rows.Bytes(1), absl::StrCat("jobs/", id), &job));
+      job.set_sequence(static_cast<uint64_t>(rows.Int(2)));
       RETURN_IF_ERROR(AddAttempts(id, &job));
     }
     return jobs;

@@ -254,6 +254,49 @@ TEST_F(RecordsTest, CommandsGoToTheirNodeInOrder) {
   EXPECT_GT(ids[4], ids[3]) << "a number is never used twice";
 }
 
+// The order in which jobs were submitted, whatever the clock said.
+TEST_F(RecordsTest, JobsAreNumberedAsTheyAreCreated) {
+  std::vector<uint64_t> numbers;
+  for (const char* id : {"z", "a", "m"}) {
+    v1::Job job;
+    job.set_name(absl::StrCat("jobs/", id));
+    job.mutable_spec()->set_name(id);
+    job.set_sequence(77);  // the store's to say
+    Write([&](WriteTransaction& t) { return t.CreateJob(&job); });
+    numbers.push_back(job.sequence());
+    Write([&](WriteTransaction& t) { return t.UpdateJob(&job); });
+    EXPECT_EQ(Read([&](ReadTransaction& t) { return t.GetJob(id); })->sequence(), job.sequence());
+  }
+  EXPECT_LT(numbers[0], numbers[1]);
+  EXPECT_LT(numbers[1], numbers[2]);
+  std::vector<uint64_t> unfinished;
+  for (const v1::Job& job : *Read([](ReadTransaction& t) { return t.ListUnfinishedJobs(); })) {
+    unfinished.push_back(job.sequence());
+  }
+  EXPECT_EQ(unfinished, numbers);
+  EXPECT_EQ(Read([](ReadTransaction& t) { return t.ListJobs({}); })->jobs[0].sequence(),
+            numbers[2]);
+}
+
+TEST_F(RecordsTest, AttemptsGoOneByOne) {
+  v1::Job job;
+  job.set_name("jobs/a");
+  job.mutable_spec()->set_name("a");
+  Write([&](WriteTransaction& t) { return t.CreateJob(&job); });
+  for (const uint32_t number : {1, 2, 3}) {
+    v1::Attempt attempt;
+    attempt.set_number(number);
+    Write([&](WriteTransaction& t) { return t.PutAttempt("a", attempt); });
+  }
+  for (int i = 0; i < 2; ++i) {  // the second time there is none
+    Write([&](WriteTransaction& t) { return t.DeleteAttempt("a", 2); });
+  }
+  const v1::Job read = *Read([](ReadTransaction& t) { return t.GetJob("a"); });
+  ASSERT_EQ(read.attempts_size(), 2);
+  EXPECT_EQ(read.attempts(0).number(), 1u);
+  EXPECT_EQ(read.attempts(1).number(), 3u);
+}
+
 TEST_F(RecordsTest, CountersAreApart) {
   const auto next = [&](Counter counter) {
     uint64_t value = 0;

@@ -1,5 +1,7 @@
 #include "coordinator/store/sqlite_store.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -214,11 +216,30 @@ class SqliteStore : public Store {
   std::unique_ptr<IntegrityCheck> integrity_check_;  // last: ends before all else
 };
 
+// What a backup does not know of: attempts, commands, sessions and revisions since it was made.
+// Workers, checkpoint folders and clients remember their numbers, so that new ones begin far
+// beyond.
+constexpr int64_t kNumbersSkipped = int64_t{1} << 32;
+
+absl::Status TakeUpCopy(Connection& connection) {
+  SQLite::Transaction transaction(connection.database(), SQLite::TransactionBehavior::IMMEDIATE);
+  if (connection.Run("DELETE FROM counters WHERE name = 'is_copy'") == 0) return absl::OkStatus();
+  connection.Run("UPDATE counters SET value = value + ?", kNumbersSkipped);
+  connection.Run("INSERT OR REPLACE INTO counters (name, value) VALUES ('restored', 1)");
+  transaction.commit();
+  spdlog::warn("database {} was put back from a backup", connection.path());
+  return absl::OkStatus();
+}
+
 absl::Status SetUp(Connection& connection) {
   return connection.Try([&]() -> absl::Status {
     RETURN_IF_ERROR(Migrate(connection));
-    Cursor mode = connection.Query("PRAGMA journal_mode = WAL");
-    if (!mode.Next() || mode.Bytes(0) != "wal") {
+    bool is_wal = false;
+    {
+      Cursor mode = connection.Query("PRAGMA journal_mode = WAL");
+      is_wal = mode.Next() && mode.Bytes(0) == "wal";
+    }
+    if (!is_wal) {
       return absl::FailedPreconditionError(
           absl::StrFormat("database %s: its file system has no shared memory, which WAL needs; "
                           "choose a local --data-dir",
@@ -226,7 +247,7 @@ absl::Status SetUp(Connection& connection) {
     }
     connection.database().exec("PRAGMA synchronous = FULL");
     connection.database().exec("PRAGMA foreign_keys = ON");
-    return absl::OkStatus();
+    return TakeUpCopy(connection);
   });
 }
 

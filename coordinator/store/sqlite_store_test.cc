@@ -9,8 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
-#include "base/testing/fake_clock.h"
-#include "base/testing/temp_dir.h"
+#include "coordinator/store/testing/opened_store.h"
 
 namespace ringleader::store {
 namespace {
@@ -20,80 +19,14 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-v1::Job NewJob(const std::string& id, v1::Job::State state = v1::Job::PENDING) {
-  v1::Job job;
-  job.set_name("jobs/" + id);
-  job.set_uid("uid-" + id);
-  job.set_state(state);
-  job.mutable_spec()->set_name(id);
-  return job;
-}
-
-v1::LogLine Line(int rank, const std::string& text) {
-  v1::LogLine line;
-  line.set_rank(rank);
-  line.set_text(text);
-  return line;
-}
-
-class SqliteStoreTest : public ::testing::Test {
+class SqliteStoreTest : public testing::OpenedStoreTest {
  protected:
-  SqliteStoreTest() { Open(); }
-
-  void Open() {
-    store_.reset();
-    auto store = OpenSqliteStore(
-        {.path = dir_.File("coordinator.db"),
-         .log_bytes_per_job = 2000,
-         .steps_per_job = 256,
-         .clock = &clock_,
-         .on_commit = [this](absl::Duration, int writes) { group_sizes_.push_back(writes); }});
-    ASSERT_TRUE(store.ok()) << store.status();
-    store_ = *std::move(store);
+  SqliteStoreTest()
+      : OpenedStoreTest(
+            {.on_commit = [this](absl::Duration, int writes) { group_sizes_.push_back(writes); }}) {
   }
 
-  void Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body) {
-    const absl::Status status = store_->Write(body);
-    ASSERT_TRUE(status.ok()) << status;
-  }
-  void Create(const std::string& id, v1::Job::State state = v1::Job::PENDING) {
-    Write([&](WriteTransaction& t) {
-      v1::Job job = NewJob(id, state);
-      return t.CreateJob(&job);
-    });
-  }
-  // What `read` returns inside a read transaction.
-  template <typename F>
-  auto Read(const F& read) {
-    decltype(read(std::declval<ReadTransaction&>())) result = absl::UnknownError("not read");
-    EXPECT_TRUE(store_
-                    ->Read([&](ReadTransaction& t) {
-                      result = read(t);
-                      return absl::OkStatus();
-                    })
-                    .ok());
-    return result;
-  }
-  std::vector<std::string> List(const JobQuery& query) {
-    std::vector<std::string> ids;
-    const auto page = Read([&](ReadTransaction& t) { return t.ListJobs(query); });
-    EXPECT_TRUE(page.ok()) << page.status();
-    for (const v1::Job& job : page->jobs) ids.push_back(job.spec().name());
-    return ids;
-  }
-  std::vector<std::string> Logs(const LogQuery& query) {
-    std::vector<std::string> texts;
-    const auto page = Read([&](ReadTransaction& t) { return t.ReadLogs(query); });
-    EXPECT_TRUE(page.ok()) << page.status();
-    for (const v1::LogLine& line : page->lines)
-      texts.push_back(absl::StrCat(line.offset(), ":", line.text()));
-    return texts;
-  }
-
-  TempDir dir_;
-  FakeClock clock_;
   std::vector<int> group_sizes_;
-  std::unique_ptr<Store> store_;
 };
 
 TEST_F(SqliteStoreTest, JobSurvivesReopeningWithItsAttempts) {
@@ -110,7 +43,7 @@ TEST_F(SqliteStoreTest, JobSurvivesReopeningWithItsAttempts) {
     return t.UpdateJob(&job);
   });
   const uint64_t revision = store_->revision();
-  Open();
+  Reopen();
   EXPECT_EQ(store_->revision(), revision);
   const auto job = Read([](ReadTransaction& t) { return t.GetJob("a"); });
   ASSERT_TRUE(job.ok()) << job.status();
@@ -191,91 +124,10 @@ TEST_F(SqliteStoreTest, UnfinishedJobsAndCounts) {
   EXPECT_THAT(*counts, SizeIs(3));
 }
 
-TEST_F(SqliteStoreTest, StepsComeInOrderAndTrainedAgainReplace) {
-  Create("a");
-  const auto put = [&](uint64_t step, double loss) {
-    Write([&](WriteTransaction& t) {
-      v1::StepReport report;
-      report.set_step(step);
-      report.set_loss(loss);
-      return t.PutStep("a", report);
-    });
-  };
-  for (uint64_t step = 1; step <= 4; ++step) put(step, 1.0);
-  auto page = Read([](ReadTransaction& t) { return t.ListSteps("a", 1, 0, 2); });
-  ASSERT_THAT(page->steps, SizeIs(2));
-  EXPECT_EQ(page->steps[0].step(), 2u);
-  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, page->last_sequence, 10); });
-  ASSERT_THAT(page->steps, SizeIs(1));
-  const uint64_t seen = page->last_sequence;
-  put(3, 2.0);  // by a later attempt
-  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, seen, 10); });
-  ASSERT_THAT(page->steps, SizeIs(1));
-  EXPECT_EQ(page->steps[0].step(), 3u);
-  EXPECT_EQ(page->steps[0].loss(), 2.0);
-  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10); });
-  EXPECT_THAT(page->steps, SizeIs(4));
-}
-
-TEST_F(SqliteStoreTest, LogsByRankAttemptAndTail) {
-  Create("a");
-  Write([](WriteTransaction& t) { return t.AppendLogs("a", 1, {Line(0, "x"), Line(1, "y")}); });
-  Write([](WriteTransaction& t) { return t.AppendLogs("a", 2, {Line(0, "z")}); });
-  EXPECT_THAT(Logs({.job = "a"}), ElementsAre("1:x", "2:y", "3:z"));
-  EXPECT_THAT(Logs({.job = "a", .rank = 0}), ElementsAre("1:x", "3:z"));
-  EXPECT_THAT(Logs({.job = "a", .attempt = 1}), ElementsAre("1:x", "2:y"));
-  EXPECT_THAT(Logs({.job = "a", .after_offset = 1}), ElementsAre("2:y", "3:z"));
-  EXPECT_THAT(Logs({.job = "a", .rank = 0, .last_lines = 1}), ElementsAre("3:z"));
-  EXPECT_THAT(Logs({.job = "a", .last_lines = 2}), ElementsAre("2:y", "3:z"));
-  const auto page = Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .limit = 1}); });
-  EXPECT_TRUE(page->more);
-  EXPECT_EQ(page->next_offset, 2u);  // whole batches
-}
-
-TEST_F(SqliteStoreTest, LogsAreBounded) {
-  Create("a");
-  for (int i = 0; i < 50; ++i) {
-    Write([&](WriteTransaction& t) {
-      return t.AppendLogs("a", 1, {Line(0, std::string(100, 'x'))});
-    });
-  }
-  const std::vector<std::string> kept = Logs({.job = "a"});
-  EXPECT_LT(kept.size(), 20u);
-  EXPECT_GT(kept.size(), 10u);
-  EXPECT_THAT(kept.back(), HasSubstr("50:"));
-  // Who had read up to line 2 learns how many it missed.
-  const auto page =
-      Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .after_offset = 2}); });
-  EXPECT_EQ(page->dropped, 50 - kept.size() - 2);
-}
-
-// Lines are dropped of the job, and read of an attempt: of one whose lines have all gone, too, the
-// reader comes to an end.
-TEST_F(SqliteStoreTest, DroppedLinesAreCountedOnce) {
-  Create("a");
-  for (uint32_t attempt : {1u, 2u}) {
-    for (int i = 0; i < 50; ++i) {
-      Write([&](WriteTransaction& t) {
-        return t.AppendLogs("a", attempt, {Line(0, std::string(100, 'x'))});
-      });
-    }
-  }
-  const auto read = [&](uint64_t after) {
-    return *Read([&](ReadTransaction& t) {
-      return t.ReadLogs({.job = "a", .attempt = 1, .after_offset = after});
-    });
-  };
-  const LogPage page = read(2);
-  EXPECT_THAT(page.lines, IsEmpty());
-  EXPECT_EQ(page.dropped, 100 - Logs({.job = "a"}).size() - 2);
-  EXPECT_EQ(page.next_offset, 2 + page.dropped);
-  EXPECT_EQ(read(page.next_offset).dropped, 0u);
-}
-
 TEST_F(SqliteStoreTest, DeleteTakesEverythingOfTheJob) {
   Create("a");
   Write([](WriteTransaction& t) -> absl::Status {
-    RETURN_IF_ERROR(t.AppendLogs("a", 1, {Line(0, "x")}));
+    RETURN_IF_ERROR(t.AppendLogs("a", 1, {v1::LogLine()}));
     v1::Command command;
     command.set_job("a");
     return t.PutCommand("n1", &command);
@@ -284,10 +136,10 @@ TEST_F(SqliteStoreTest, DeleteTakesEverythingOfTheJob) {
   EXPECT_THAT(*Read([](ReadTransaction& t) { return t.ListCommands("n1"); }), IsEmpty());
   // A late report of a deleted job finds nothing to belong to.
   const absl::Status late =
-      store_->Write([](WriteTransaction& t) { return t.AppendLogs("a", 1, {Line(0, "y")}); });
+      store_->Write([](WriteTransaction& t) { return t.AppendLogs("a", 1, {v1::LogLine()}); });
   EXPECT_EQ(late.code(), absl::StatusCode::kNotFound);
   Create("a");
-  EXPECT_THAT(Logs({.job = "a"}), IsEmpty());
+  EXPECT_THAT(Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a"}); })->lines, IsEmpty());
 }
 
 TEST_F(SqliteStoreTest, CommandsStayUntilAcknowledged) {
@@ -303,7 +155,7 @@ TEST_F(SqliteStoreTest, CommandsStayUntilAcknowledged) {
     }
     return t.DeleteCommand(ids[0]);
   });
-  Open();
+  Reopen();
   auto commands = Read([](ReadTransaction& t) { return t.ListCommands("n1"); });
   ASSERT_THAT(*commands, SizeIs(2));
   EXPECT_EQ(commands->at(0).command_id(), ids[1]);
@@ -324,7 +176,7 @@ TEST_F(SqliteStoreTest, CountersAndAppliedSequencesSurvive) {
   };
   EXPECT_EQ(next(), 1u);
   EXPECT_EQ(next(), 2u);
-  Open();
+  Reopen();
   EXPECT_EQ(next(), 3u);
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "first"); }), 30u);
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetAppliedSequence("n1", "second"); }), 0u);
@@ -340,50 +192,6 @@ TEST_F(SqliteStoreTest, CountersAndAppliedSequencesSurvive) {
   // One that came back.
   Write([](WriteTransaction& t) { return t.SetAppliedSequence("n1", "later5", 2); });
   EXPECT_EQ(*Read([](ReadTransaction& t) { return t.GetNewestIncarnation("n1"); }), "later5");
-}
-
-TEST_F(SqliteStoreTest, OldStepsAreThinnedOut) {
-  Create("a");
-  for (uint64_t step = 1; step <= 3000; ++step) {
-    Write([&](WriteTransaction& t) {
-      v1::StepReport report;
-      report.set_step(step);
-      return t.PutStep("a", report);
-    });
-  }
-  const absl::StatusOr<StepPage> page =
-      Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10'000); });
-  std::vector<uint64_t> steps;
-  for (const v1::StepReport& step : page->steps) steps.push_back(step.step());
-  EXPECT_LE(steps.size(), 256u + 64u);
-  EXPECT_GE(steps.size(), 128u + 64u);
-  EXPECT_EQ(steps.front(), 1u);
-  EXPECT_EQ(steps.back(), 3000u);
-  // 2,872 older steps, of which at most 128 stay: every 32nd.
-  for (size_t i = 1; i < steps.size(); ++i) {
-    EXPECT_EQ(steps[i] - steps[i - 1], steps[i] > 3000 - 128 ? 1u : 32u) << steps[i];
-    if (steps[i] > 2800) break;
-  }
-  for (size_t i = steps.size() - 128; i < steps.size(); ++i) {
-    EXPECT_EQ(steps[i], 3000 - (steps.size() - 1 - i));
-  }
-}
-
-TEST_F(SqliteStoreTest, AMissingStepIsFilledInAndAKnownOneKept) {
-  Create("a");
-  v1::StepReport report;
-  report.set_step(1);
-  report.set_loss(3);
-  Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
-  report.set_loss(4);
-  Write([&](WriteTransaction& t) { return t.PutMissingStep("a", report); });
-  report.set_step(2);
-  Write([&](WriteTransaction& t) { return t.PutMissingStep("a", report); });
-  const absl::StatusOr<StepPage> page =
-      Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10); });
-  ASSERT_THAT(page->steps, SizeIs(2));
-  EXPECT_EQ(page->steps[0].loss(), 3);
-  EXPECT_EQ(page->steps[1].loss(), 4);
 }
 
 TEST_F(SqliteStoreTest, RequestIsDoneOnce) {
@@ -403,7 +211,7 @@ TEST_F(SqliteStoreTest, RequestIsDoneOnce) {
   };
   const RequestKey key{.id = "r1", .method = "CreateJob", .fingerprint = "f"};
   ASSERT_TRUE(create(key).ok());
-  Open();
+  Reopen();
   EXPECT_EQ(create(key)->name(), "jobs/j1");
   EXPECT_EQ(runs, 1);
   EXPECT_EQ(create({.id = "r1", .method = "CreateJob", .fingerprint = "other"}).status().code(),
@@ -420,7 +228,7 @@ TEST_F(SqliteStoreTest, NodesSurvive) {
   node.set_name("nodes/n1");
   node.set_state(v1::Node::DRAINING);
   Write([&](WriteTransaction& t) { return t.PutNode(node); });
-  Open();
+  Reopen();
   const std::vector<v1::Node> nodes = *Read([](ReadTransaction& t) { return t.ListNodes(); });
   ASSERT_THAT(nodes, SizeIs(1));
   EXPECT_EQ(nodes[0].name(), "nodes/n1");

@@ -14,6 +14,9 @@
 
 namespace ringleader::store {
 
+// Of older steps the first and every kLayerStride-th after it keep their layers.
+inline constexpr int64_t kLayerStride = 16;
+
 class SqliteTransaction : public WriteTransaction {
  public:
   // `revision`: the newest committed for reading, the one being written for writing.
@@ -28,6 +31,7 @@ class SqliteTransaction : public WriteTransaction {
 
   uint64_t revision() const override { return change_.revision; }
 
+  absl::StatusOr<bool> Restored() override;
   absl::StatusOr<v1::Job> GetJob(std::string_view id) override;
   absl::StatusOr<JobPage> ListJobs(const JobQuery& query) override;
   absl::StatusOr<std::vector<v1::Job>> ListUnfinishedJobs() override;
@@ -37,6 +41,10 @@ class SqliteTransaction : public WriteTransaction {
   absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) override;
   absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                      int limit) override;
+  absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job, int count) override;
+  absl::StatusOr<std::vector<v1::StepReport>> SampleStepsWithLayers(std::string_view job,
+                                                                    int count) override;
+  absl::StatusOr<std::vector<v1::EvalReport>> SampleEvals(std::string_view job, int count) override;
   absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(std::string_view job) override;
   absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) override;
   absl::StatusOr<std::vector<v1::Command>> ListCommands(std::string_view node) override;
@@ -50,6 +58,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status DeleteJob(std::string_view id) override;
   absl::StatusOr<bool> DeleteReports(std::string_view id) override;
   absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) override;
+  absl::Status DeleteAttempt(std::string_view job, uint32_t number) override;
   absl::Status PutStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutMissingStep(std::string_view job, const v1::StepReport& merged) override;
   absl::Status PutEval(std::string_view job, const v1::EvalReport& eval) override;
@@ -58,6 +67,7 @@ class SqliteTransaction : public WriteTransaction {
   absl::Status AppendLogs(std::string_view job, uint32_t attempt,
                           std::vector<v1::LogLine> lines) override;
   absl::StatusOr<uint64_t> Next(Counter counter) override;
+  absl::Status EndRestore() override;
   absl::Status PutCommand(std::string_view node, v1::Command* command) override;
   absl::Status DeleteCommand(uint64_t command_id) override;
   absl::Status DeleteCommands(std::string_view job, uint32_t attempt) override;

@@ -20,7 +20,6 @@ constexpr int64_t kIncarnationsPerNode = 8;
 constexpr int64_t kStepsBetweenTrims = 64;
 // So many of the newest steps have all their layers, and every 16th of those before.
 constexpr int64_t kStepsWithLayers = 1024;
-constexpr int64_t kLayerStride = 16;
 
 std::string Serialize(const google::protobuf::MessageLite& message) {
   return Seal(message.SerializeAsString());
@@ -50,6 +49,7 @@ std::string SerializeStep(const v1::StepReport& merged) {
 std::string SerializeJob(const v1::Job& job) {
   v1::Job row = job;
   row.clear_attempts();
+  row.clear_sequence();  // a column
   return Serialize(row);
 }
 
@@ -90,7 +90,6 @@ absl::Status SqliteTransaction::WriteOfJob(std::string_view job, const char* sql
 
 absl::Status SqliteTransaction::PutLabels(const v1::Job& job) {
   const std::string_view id = job.spec().name();
-  connection_.Run("DELETE FROM job_labels WHERE job = ?", id);
   for (const auto& [key, value] : job.spec().labels()) {
     connection_.Run("INSERT INTO job_labels (job, key, value) VALUES (?, ?, ?)", id,
                     std::string_view(key), std::string_view(value));
@@ -113,6 +112,7 @@ absl::Status SqliteTransaction::CreateJob(v1::Job* job) {
       return absl::AlreadyExistsError(absl::StrFormat(
           "jobs/%s exists already; choose another name, or delete it first", std::string(id)));
     }
+    job->set_sequence(static_cast<uint64_t>(connection_.database().getLastInsertRowid()));
     Touched(change_.jobs, id);
     return PutLabels(*job);
   });
@@ -156,6 +156,10 @@ absl::StatusOr<bool> SqliteTransaction::DeleteReports(std::string_view id) {
 absl::Status SqliteTransaction::PutAttempt(std::string_view job, const v1::Attempt& attempt) {
   return WriteOfJob(job, "INSERT OR REPLACE INTO attempts (job, number, data) VALUES (?, ?, ?)",
                     job, int64_t{attempt.number()}, Blob{Serialize(attempt)});
+}
+
+absl::Status SqliteTransaction::DeleteAttempt(std::string_view job, uint32_t number) {
+  return WriteOfJob(job, "DELETE FROM attempts WHERE job = ? AND number = ?", job, int64_t{number});
 }
 
 absl::Status SqliteTransaction::PutStep(std::string_view job, const v1::StepReport& merged) {
@@ -289,6 +293,13 @@ absl::StatusOr<uint64_t> SqliteTransaction::Next(Counter counter) {
     row.Next();
     wrote_ = true;
     return static_cast<uint64_t>(row.Int(0));
+  });
+}
+
+absl::Status SqliteTransaction::EndRestore() {
+  return connection_.Try([&]() -> absl::Status {
+    wrote_ = connection_.Run("DELETE FROM counters WHERE name = 'restored'") > 0 || wrote_;
+    return absl::OkStatus();
   });
 }
 

@@ -156,6 +156,10 @@ class ReadTransaction {
   // The newest committed revision (in a write: the one being written).
   virtual uint64_t revision() const = 0;
 
+  // The database was put back from a backup, so that more happened than it knows of, and nobody has
+  // called EndRestore() since.
+  virtual absl::StatusOr<bool> Restored() = 0;
+
   virtual absl::StatusOr<v1::Job> GetJob(std::string_view id) = 0;  // with attempts, oldest first
   virtual absl::StatusOr<JobPage> ListJobs(const JobQuery& query) = 0;
   // Jobs in a state that is not terminal, with attempts, oldest first: what a restarted coordinator
@@ -173,6 +177,16 @@ class ReadTransaction {
   virtual absl::StatusOr<v1::StepReport> GetStep(std::string_view job, uint64_t step) = 0;
   virtual absl::StatusOr<EvalPage> ListEvals(std::string_view job, uint64_t after_sequence,
                                              int limit) = 0;
+  // At most `count` (at least 2) merged reports, in order of their steps, spread evenly over those
+  // there are: the first and the newest are among them. It costs as much of a million as of
+  // `count`.
+  virtual absl::StatusOr<std::vector<v1::StepReport>> SampleSteps(std::string_view job,
+                                                                  int count) = 0;
+  // The same of steps that have their layers (see PutStep).
+  virtual absl::StatusOr<std::vector<v1::StepReport>> SampleStepsWithLayers(std::string_view job,
+                                                                            int count) = 0;
+  virtual absl::StatusOr<std::vector<v1::EvalReport>> SampleEvals(std::string_view job,
+                                                                  int count) = 0;
   virtual absl::StatusOr<std::vector<v1::CheckpointNotice>> ListCheckpoints(
       std::string_view job) = 0;
   virtual absl::StatusOr<LogPage> ReadLogs(const LogQuery& query) = 0;
@@ -202,8 +216,8 @@ class ReadTransaction {
 
 class WriteTransaction : public ReadTransaction {
  public:
-  // Creates (ALREADY_EXISTS if the id is taken) or updates a job. Both set job->revision; attempts
-  // are not written.
+  // Creates (ALREADY_EXISTS if the id is taken) or updates a job. Both set job->revision, and the
+  // first job->sequence; attempts are not written.
   virtual absl::Status CreateJob(v1::Job* job) = 0;
   virtual absl::Status UpdateJob(v1::Job* job) = 0;
   // Its attempts, reports, logs, plan, checkpoints' records and commands go with it.
@@ -213,6 +227,8 @@ class WriteTransaction : public ReadTransaction {
   virtual absl::StatusOr<bool> DeleteReports(std::string_view id) = 0;
   // Creates or replaces the attempt with this number.
   virtual absl::Status PutAttempt(std::string_view job, const v1::Attempt& attempt) = 0;
+  // OK also if it is not there.
+  virtual absl::Status DeleteAttempt(std::string_view job, uint32_t number) = 0;
 
   // Keeps what a step came to as a whole and by layer. Of older steps only every 16th keeps its
   // layers, so that a job's record does not grow with layers x steps; figures of single ranks and
@@ -235,6 +251,7 @@ class WriteTransaction : public ReadTransaction {
                                   std::vector<v1::LogLine> lines) = 0;
 
   virtual absl::StatusOr<uint64_t> Next(Counter counter) = 0;  // 1 is the first
+  virtual absl::Status EndRestore() = 0;
   // Sets command->command_id and keeps it until it is acknowledged.
   virtual absl::Status PutCommand(std::string_view node, v1::Command* command) = 0;
   // OK also if it is not there (acknowledged before).

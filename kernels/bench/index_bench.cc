@@ -1,7 +1,7 @@
 // index_bench [--csv FILE] [--commit NAME]: the vertical-slash index of one layer on one rank, step
 // by step and all in, without the reductions between ranks; and the lists of tiles that are chosen
 // from block scores: gate of means (MoBA), exact block mass (AdaSpa), CSR both ways; and of
-// antidiagonals (XAttention).
+// antidiagonals (XAttention) and by each query (MoBA).
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -16,7 +16,9 @@
 #include "kernels/index/antidiagonal.h"
 #include "kernels/index/blocks.h"
 #include "kernels/index/estimate.h"
+#include "kernels/index/query_gate.h"
 #include "kernels/index/select.h"
+#include "kernels/index/visited_share.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/selection_buffers.h"
 
@@ -107,6 +109,22 @@ void BenchIndex(const Shape& shape, Report& report) {
   for (const auto& [name, run] : steps) add(name, run);
   add("all", [&] {
     for (const auto& [name, run] : steps) run();
+  });
+  // Attention's own sums of these rows are among what it leaves; here any will do.
+  const DeviceBuffer<float> lse(std::vector<float>(heads * n, 0.0f));
+  const DeviceBuffer<int32_t> visited(heads);
+  add("probe", [&] {
+    Check(index::EstimateRowMax(estimate, nullptr));
+    Check(index::EstimateRowSum(estimate, nullptr));
+    Check(index::CountVisited({.layout = layout,
+                               .heads = heads,
+                               .queries = shape.queries,
+                               .positions = gpu_positions.data(),
+                               .row_max = row_max.data(),
+                               .row_sum = row_sum.data(),
+                               .lse = lse.data(),
+                               .visited = visited.data()},
+                              nullptr));
   });
 }
 
@@ -249,6 +267,50 @@ void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
   add("antidiagonal_lists_", [&] { lists.Build(chosen, layout, heads, kTile, kTile); });
 }
 
+// What a rank of a striped sequence chooses by query, from gathered sums of keys, and the lists of
+// its own keys.
+void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
+  constexpr int kTile = 128;
+  const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
+  const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
+  const ShardLayout layout = {.kind = LayoutKind::kStriped,
+                              .ranks = shape.ranks,
+                              .rank = 0,
+                              .stripe = kTile,
+                              .tokens = tokens};
+  const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / block_size);
+  auto q = RandomTensor(n * heads * dim), k = RandomTensor(n * kv_heads * dim);
+  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
+                                                   dim};
+  const TokenMajor<const __nv_bfloat16> keys = {k.data(), n, kv_heads, dim, int64_t{kv_heads} * dim,
+                                                dim};
+  const DeviceBuffer<float> sums(tokens / kTile * kv_heads * dim);
+  for (int rank = 0; rank < shape.ranks; ++rank) {  // as if all ranks had the same keys
+    Check(index::TileSums(keys, kTile, sums.data() + rank * (n / kTile) * kv_heads * dim, nullptr));
+  }
+  const DeviceBuffer<uint32_t> chosen_queries(int64_t{heads} * blocks * QueryWords(n)),
+      chosen(int64_t{heads} * tiles * BlockWords(blocks));
+  const QueryGateStep step = {.key_sums = sums.data(),
+                              .query_layout = layout,
+                              .tile = kTile,
+                              .block_size = block_size,
+                              .density = 0.05f,
+                              .queries = chosen_queries.data(),
+                              .chosen = chosen.data()};
+  const DeviceBuffer<char> workspace(
+      static_cast<int64_t>(index::QueryGateWorkspaceBytes(queries, kv_heads, step)));
+  const TileListBuffers lists(heads, tiles, int64_t{heads} * tiles * tiles);
+  const auto add = [&](const char* name, const std::function<void()>& run) {
+    AddStep(shape, absl::StrCat(name, block_size).c_str(), n, MedianMs(run, 5), lists.Bytes(),
+            workspace.Bytes() + chosen.Bytes() + chosen_queries.Bytes(), report);
+  };
+  add("query_gate_", [&] {
+    Check(index::TileSums(keys, kTile, sums.data(), nullptr));
+    Check(index::ChooseByQuery(queries, kv_heads, step, workspace.data(), nullptr));
+  });
+  add("query_gate_lists_", [&] { lists.Build(chosen, layout, heads, kTile, block_size); });
+}
+
 }  // namespace
 }  // namespace ringleader::kernels::bench
 
@@ -267,6 +329,12 @@ int main(int argc, char** argv) {
   ringleader::kernels::bench::BenchIndex({131072, 1, 32, 8, 128, 64}, report);
   ringleader::kernels::bench::BenchIndex({131072, 1, 28, 4, 64, 64}, report);
   ringleader::kernels::bench::BenchBlocks({131072, 1, 16, 2, 128, 0}, report);
+  for (const int block_size : {512, 1024, 4096}) {
+    for (const int ranks : {1, 2}) {
+      ringleader::kernels::bench::BenchQueryGate({131072, ranks, 16, 2, 128, 0}, block_size,
+                                                 report);
+    }
+  }
   for (const int stride : {16, 32, 64}) {
     ringleader::kernels::bench::BenchAntidiagonals({131072, 1, 16, 2, 128, 0}, stride, report);
     ringleader::kernels::bench::BenchAntidiagonals({131072, 2, 16, 2, 128, 0}, stride, report);

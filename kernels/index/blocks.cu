@@ -6,7 +6,9 @@
 #include "kernels/index/antidiagonal.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
+#include "kernels/index/query_gate.h"
 #include "kernels/index/threshold.cuh"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::index {
 namespace {
@@ -26,6 +28,13 @@ __global__ void TileSumsKernel(const TokenMajor<const __nv_bfloat16> x, int tile
 #pragma unroll 8
   for (int t = 0; t < tokens; ++t) sum += __bfloat162float(row[t * x.token_stride]);
   sums[(static_cast<int64_t>(blockIdx.x) * x.heads + head) * x.head_dim + threadIdx.x] = sum;
+}
+
+__global__ void TileFirstsKernel(const TokenMajor<const __nv_bfloat16> x, int tile, float* firsts) {
+  const __nv_bfloat16* row = x.data + static_cast<int64_t>(blockIdx.x) * tile * x.token_stride +
+                             blockIdx.y * x.head_stride;
+  firsts[(static_cast<int64_t>(blockIdx.x) * x.heads + blockIdx.y) * x.head_dim + threadIdx.x] =
+      __bfloat162float(row[threadIdx.x]);
 }
 
 // Fills means[kv head, block, :]. A thread takes one dimension and adds tiles in order.
@@ -53,10 +62,10 @@ struct GateShared {
   int warp_ties[kGateWarps];
 };
 
-// Sets bits of the `keep` largest of keys[0, count), lower places first among equals, and of `own`.
-// 8 bits of the keys at a time, from the top.
+// Sets bits of the `keep` largest of keys[0, count), lower places first among equals or, `late`,
+// higher ones, and of `own`. 8 bits of the keys at a time, from the top.
 __device__ void KeepLargest(const uint32_t* keys, int count, int keep, int own, int words,
-                            uint32_t* chosen, GateShared& shared) {
+                            bool late, uint32_t* chosen, GateShared& shared) {
   uint32_t prefix = 0;
   int left = keep;
   for (int shift = 24; shift >= 0 && keep < count && keep > 0; shift -= 8) {
@@ -79,6 +88,8 @@ __device__ void KeepLargest(const uint32_t* keys, int count, int keep, int own, 
     left = shared.left;
   }
   // Now `left` of the keys equal to `prefix` belong to it, unless all do or none.
+  const bool is_cut = keep < count && keep > 0;
+  const int all_ties = is_cut ? static_cast<int>(shared.bins[shared.digit]) : 0;
   if (threadIdx.x == 0) shared.ties_before = 0;
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -96,7 +107,8 @@ __device__ void KeepLargest(const uint32_t* keys, int count, int keep, int own, 
       all += shared.warp_ties[w];
     }
     const bool taken =
-        i == own || (inside && (keep >= count || keys[i] > prefix || (equal && ties < left)));
+        i == own || (inside && (keep >= count || keys[i] > prefix ||
+                                (equal && (late ? all_ties - 1 - ties : ties) < left)));
     const uint32_t word = __ballot_sync(0xffffffffu, taken);
     if (lane == 0 && i < words * 32) chosen[i / 32] = word;
     __syncthreads();
@@ -148,7 +160,7 @@ __global__ void __launch_bounds__(kGateThreads)
   }
   __syncthreads();
   const int words = (blocks + 31) / 32;
-  KeepLargest(row_keys, own, min(args.topk_blocks, own - first), own, words,
+  KeepLargest(row_keys, own, min(args.topk_blocks, own - first), own, words, TiesGoLate(head),
               args.chosen + (static_cast<int64_t>(head) * query_tiles + a) * words, shared);
 }
 
@@ -171,7 +183,7 @@ __global__ void __launch_bounds__(kGateThreads)
       min(seen, static_cast<int>(ceilf(args.density[head] * static_cast<float>(seen))));
   const int words = (blocks + 31) / 32;
   uint32_t* chosen = args.chosen + row * words;
-  KeepLargest(row_keys, own, keep, own, words, chosen, shared);
+  KeepLargest(row_keys, own, keep, own, words, TiesGoLate(head), chosen, shared);
   __syncthreads();
   uint64_t kept = 0, total = 0;
   for (int b = threadIdx.x; b <= own; b += kGateThreads) {
@@ -291,6 +303,20 @@ absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, fl
   return absl::OkStatus();
 }
 
+absl::Status TileFirsts(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* firsts,
+                        cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckSize(x.head_dim, "TileFirsts: head_dim", 1, 256));
+  RETURN_IF_ERROR(CheckSize(x.heads, "TileFirsts: heads", 1, 65535));
+  RETURN_IF_ERROR(CheckTile(tile, "TileFirsts: tile"));
+  RETURN_IF_ERROR(CheckPointer(x.data, "TileFirsts: x"));
+  RETURN_IF_ERROR(CheckPointer(firsts, "TileFirsts: firsts"));
+  const unsigned tiles = static_cast<unsigned>((x.tokens + tile - 1) / tile);
+  if (tiles == 0) return absl::OkStatus();
+  TileFirstsKernel<<<dim3(tiles, x.heads), x.head_dim, 0, stream>>>(x, tile, firsts);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "TileFirsts");
+  return absl::OkStatus();
+}
+
 absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckTile(args.tile, "SelectBlocksByMean: tile"));
   RETURN_IF_ERROR(
@@ -335,7 +361,7 @@ struct Step {
   absl::Status operator()(const MeanGateStep& step) const {
     const int64_t tiles = (q.tokens + step.tile - 1) / step.tile;
     auto* const sums = static_cast<float*>(workspace);
-    RETURN_IF_ERROR(TileSums(q, step.tile, sums, stream));
+    RETURN_IF_ERROR((step.first_query_gates ? TileFirsts : TileSums)(q, step.tile, sums, stream));
     return SelectBlocksByMean({.query_sums = sums,
                                .key_sums = step.key_sums,
                                .query_layout = step.query_layout,
@@ -349,6 +375,9 @@ struct Step {
                                .means = sums + tiles * q.heads * q.head_dim,
                                .chosen = step.chosen},
                               stream);
+  }
+  absl::Status operator()(const QueryGateStep& step) const {
+    return ChooseByQuery(q, k.heads, step, workspace, stream);
   }
   absl::Status operator()(const PackKeysStep& step) const {
     return PackKeys(k, step.packed, stream);
@@ -373,6 +402,9 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
                                const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step) {
   if (const auto* const antidiagonals = std::get_if<AntidiagonalGateStep>(&step)) {
     return AntidiagonalWorkspaceBytes(q, *antidiagonals);
+  }
+  if (const auto* const by_query = std::get_if<QueryGateStep>(&step)) {
+    return QueryGateWorkspaceBytes(q, k.heads, *by_query);
   }
   const auto* const gate = std::get_if<MeanGateStep>(&step);
   if (gate == nullptr) return 0;

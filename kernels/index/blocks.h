@@ -19,12 +19,16 @@ namespace ringleader::kernels::index {
 // sums: [tiles, heads, head_dim]
 absl::Status TileSums(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* sums,
                       cudaStream_t stream);
+// The same of each tile's first token alone.
+absl::Status TileFirsts(const TokenMajor<const __nv_bfloat16>& x, int32_t tile, float* firsts,
+                        cudaStream_t stream);
 
 // Each tile of queries keeps its own block and the topk_blocks earlier ones whose mean key its
-// summed query scores highest; ties go to the lower block.
+// summed query scores highest; ties go to the lower block in even heads, to the higher in odd ones.
 struct BlockGateArgs {
-  const float* query_sums = nullptr;  // [query tiles, heads, head_dim]: TileSums of local queries
-  const float* key_sums = nullptr;    // [tiles of the sequence, kv_heads, head_dim], by position
+  // [query tiles, heads, head_dim]: TileSums of local queries, or TileFirsts
+  const float* query_sums = nullptr;
+  const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim], by position
   ShardLayout query_layout;
   // [n_q], as of all that follow: TileSelection::document_starts. Blocks that end before the
   // document of a tile's first query starts are no candidates. Null: the sequence is one document.
@@ -66,8 +70,8 @@ struct BlockMassArgs {
 absl::Status BlockMass(const BlockMassArgs& args, cudaStream_t stream);
 
 // Each tile of queries keeps its own block and, of the V blocks before it (from the one on where
-// the document of its first query starts), the ceil(density[head] * V) of largest mass; ties go to
-// the lower block. kept[head] and total[head] are the masses of what is kept and of all.
+// the document of its first query starts), the ceil(density[head] * V) of largest mass; ties go as
+// in BlockGateArgs. kept[head] and total[head] are the masses of what is kept and of all.
 struct MassGateArgs {
   const int32_t* mass = nullptr;  // [heads, query tiles, blocks]
   ShardLayout query_layout;

@@ -284,6 +284,7 @@ TEST_F(BlocksTest, BlockMassMatchesDoubleAndIsKeptByDensity) {
         const int first = s.documents ? starts.host[a * s.tile] / s.tile : 0, seen = own - first;
         std::vector<int> order(seen);
         for (int b = 0; b < seen; ++b) order[b] = first + b;
+        if (TiesGoLate(h)) std::reverse(order.begin(), order.end());
         std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return row[x] > row[y]; });
         order.resize(std::min<size_t>(seen, std::ceil(0.3f * static_cast<float>(seen))));
         order.push_back(own);

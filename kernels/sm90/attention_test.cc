@@ -43,6 +43,11 @@ std::vector<Case> SmallCases(int head_dim, int tile) {
             .kv_heads = 1,
             .pattern = TilePattern::kToeplitz}),
       with({.name = "Csr", .tokens = 1000, .pattern = TilePattern::kCsr}),
+      with({.name = "Chosen",
+            .tokens = 1000,
+            .pattern = TilePattern::kCsr,
+            .documents = true,
+            .chosen = true}),
       with({.name = "Documents",
             .tokens = 700,
             .pattern = TilePattern::kToeplitz,
@@ -83,6 +88,13 @@ std::vector<Case> ListCases(int head_dim, int tile) {
          .pattern = TilePattern::kCsr,
          .listed = listed});
   }
+  for (const int64_t tokens : {1, 65, 1900}) {
+    add({.name = absl::StrFormat("Chosen%d", tokens),
+         .tokens = tokens,
+         .pattern = TilePattern::kCsr,
+         .listed = Listed::kAll,
+         .chosen = true});
+  }
   for (const auto& [heads, kv_heads] :
        {std::pair{16, 2}, {32, 8}, {28, 4}, {4, 4}, {64, 8}, {3, 1}}) {
     add({.name = absl::StrFormat("Heads%dKv%d", heads, kv_heads),
@@ -99,7 +111,7 @@ std::vector<Case> RingCases(int head_dim, int tile) {
   for (const LayoutKind layout :
        {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
     for (const int ranks : {2, 4, 8}) {
-      const auto add = [&](const char* name, TilePattern pattern, int stripe) {
+      const auto add = [&](const char* name, TilePattern pattern, int stripe, bool chosen = false) {
         cases.push_back({.name = absl::StrFormat("%sLayout%dRanks%d", name, layout, ranks),
                          .tokens = 2048,
                          .head_dim = head_dim,
@@ -107,11 +119,13 @@ std::vector<Case> RingCases(int head_dim, int tile) {
                          .pattern = pattern,
                          .layout = layout,
                          .ranks = ranks,
-                         .stripe = stripe});
+                         .stripe = stripe,
+                         .chosen = chosen});
       };
       add("Causal", TilePattern::kCausal, 128);
       add("Toeplitz", TilePattern::kToeplitz, tile);
       add("Csr", TilePattern::kCsr, 128);
+      add("Chosen", TilePattern::kCsr, 128, /*chosen=*/true);
     }
   }
   return cases;
@@ -131,6 +145,7 @@ std::vector<Case> DocumentCases(int head_dim, int tile) {
                                                           {"Window", TilePattern::kWindow},
                                                           {"Toeplitz", TilePattern::kToeplitz},
                                                           {"Csr", TilePattern::kCsr}};
+  add("Chosen", {.name = "1900", .tokens = 1900, .pattern = TilePattern::kCsr, .chosen = true});
   for (const auto& [name, pattern] : patterns) {
     add(name, {.name = "65", .tokens = 65, .pattern = pattern, .window = 50});
     add(name, {.name = "1900", .tokens = 1900, .pattern = pattern, .window = 300});

@@ -36,6 +36,8 @@ struct LayerIndex {
   // Blocks of block_size tokens that each tile of queries keeps
   // (ringleader/kernels/block_choice.h), from which the lists of a hop's tiles are built.
   DeviceArray<uint32_t> chosen;  // [heads, query tiles, words]
+  // [heads, blocks, QueryWords(n)]: kernels::QueryChoice's, where each query chose for itself.
+  DeviceArray<uint32_t> queries_chosen;
   int32_t block_size = 0;
   int32_t kept_blocks = 0;  // of a query tile, at most
 
@@ -52,6 +54,7 @@ struct LayerIndex {
             .window = window,
             .diagonals = diagonals.data(),
             .diagonal_words = diagonal_words,
+            .choice = {.chosen = queries_chosen.data(), .block_size = block_size},
             .document_starts = document_starts()};
   }
   kernels::ColumnSelection Columns() const {

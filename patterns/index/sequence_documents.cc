@@ -8,7 +8,7 @@
 namespace ringleader::patterns {
 
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
-    const kernels::ShardLayout& layout, std::span<const int64_t> firsts) {
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding) {
   for (size_t i = 0; i < firsts.size(); ++i) {
     if (i == 0 ? firsts[i] == 0 : firsts[i] > firsts[i - 1] && firsts[i] < layout.tokens) continue;
     return absl::InvalidArgumentError(
@@ -16,9 +16,16 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
                         "ascend from 0 and lie within it",
                         i, firsts[i], layout.tokens));
   }
+  const int64_t content = layout.tokens - padding;
+  if (padding != 0 && (firsts.size() < 2 || firsts.back() != content)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("documents: %d of %d tokens are padding, which is to be the last document",
+                        padding, layout.tokens));
+  }
   if (firsts.size() < 2) return nullptr;
   auto documents = std::make_shared<SequenceDocuments>();
   documents->tokens = layout.tokens;
+  documents->content = content;
   documents->firsts.assign(firsts.begin(), firsts.end());
   documents->local_starts.reserve(layout.local_tokens());
   // Positions grow with the local index.
@@ -64,14 +71,19 @@ std::vector<int64_t> SharesOf(int64_t tokens, int64_t count, const std::vector<i
 
 EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count, bool spread,
                                       const SequenceDocuments* documents) {
-  const std::vector<int64_t> whole = {0};
-  const std::vector<int64_t>& firsts = documents == nullptr ? whole : documents->firsts;
+  std::vector<int64_t> firsts = {0};
+  if (documents != nullptr) {
+    firsts = documents->firsts;
+    if (documents->content < tokens) firsts.pop_back();
+    tokens = documents->content;
+  }
   const std::vector<int64_t> shares = SharesOf(tokens, std::min(count, tokens), firsts);
   EstimateQueries queries;
   for (size_t document = 0; document < firsts.size(); ++document) {
     const bool is_last = document + 1 == firsts.size();
     const int64_t first = firsts[document], share = shares[document];
     int64_t length = (is_last ? tokens : firsts[document + 1]) - first;
+    if (share == 0) queries.longest_without = std::max(queries.longest_without, length);
     if (!is_last && length > share) --length;  // a separator
     for (int64_t i = 0; i < share; ++i) {
       queries.positions.push_back(

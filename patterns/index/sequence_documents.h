@@ -17,6 +17,7 @@ namespace ringleader::patterns {
 // One rank's view of a sequence of several documents. Immutable.
 struct SequenceDocuments {
   int64_t tokens = 0;                 // of the sequence
+  int64_t content = 0;                // of them: before the padding at the end
   std::vector<int64_t> firsts;        // positions of the documents' first tokens
   std::vector<int32_t> local_starts;  // [n]: TileSelection::document_starts of this rank
 };
@@ -27,12 +28,14 @@ struct DeviceDocuments {
   DeviceArray<int32_t> local_starts;
   // EstimateQueries on the device: [E].
   DeviceArray<int64_t> estimate_positions, estimate_starts;
+  int64_t longest_without = 0;
 };
 
-// `layout` is of this rank. Null for a single document, which needs no mask. INVALID_ARGUMENT
-// unless firsts ascend from 0 and lie within the sequence.
+// `layout` is of this rank. Null for a single document, which needs no mask. The last `padding`
+// tokens, from a first on, say nothing: they choose no pattern. INVALID_ARGUMENT unless firsts
+// ascend from 0 and lie within the sequence, and padding begins with one of them.
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
-    const kernels::ShardLayout& layout, std::span<const int64_t> firsts);
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding = 0);
 
 // INVALID_ARGUMENT if `documents`, which may be null, are of a sequence of another length.
 absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens);
@@ -41,12 +44,14 @@ absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens);
 struct EstimateQueries {
   std::vector<int64_t> positions;  // ascending
   std::vector<int64_t> starts;     // of their documents; empty without `documents`
+  int64_t longest_without = 0;     // tokens of the longest document that has none
 };
 // `count` queries, or as many as there are tokens, the same on all ranks; `documents` may be null.
 // The last of the sequence or, `spread`, SpreadPosition's. Where the sequence holds documents, each
 // gets its share of them by its tokens, and at least one if there are no more documents than
 // queries: at its end, where a document is seen best, or spread over it. Its last token, a
-// separator, from which nothing is predicted, is passed over where there are others.
+// separator, from which nothing is predicted, is passed over where there are others. Padding gets
+// none: with it they are those of the sequence without.
 EstimateQueries ChooseEstimateQueries(int64_t tokens, int64_t count, bool spread,
                                       const SequenceDocuments* documents);
 

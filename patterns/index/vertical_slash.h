@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
+#include "patterns/index/index_device.h"
 #include "patterns/index/layer_index.h"
 #include "ringleader/kernels/shard_layout.h"
 
@@ -48,5 +50,8 @@ struct VerticalSlash {
   }
   int32_t* CandidatePositions(int rank) const { return CandidateMass(rank) + candidate_slots(); }
 };
+
+// Steps 1 and 2, from the estimate queries on: fills query_rows to row_sum, the same on all ranks.
+absl::Status EstimateRows(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device);
 
 }  // namespace ringleader::patterns

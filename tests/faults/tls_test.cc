@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "tests/faults/cluster.h"
@@ -46,7 +47,11 @@ TEST_F(TlsTest, AJobRunsAndTheDeathOfItsWorkerIsTestified) {
 
   certificates_.reset();
   StartWorker("plain", 2);
-  absl::SleepFor(absl::Seconds(2));
+  // It was not let in, and stays to try again.
+  EXPECT_TRUE(Eventually([&] {
+    return absl::StrContains(ReadFile(dir() + "/worker-plain.log").value_or(""),
+                             "no session with the coordinator: ");
+  }));
   EXPECT_TRUE(WorkerRuns("plain"));
   EXPECT_EQ(Nodes(), 2);
 }

@@ -3,10 +3,12 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "tests/faults/cluster.h"
+#include "worker/data/pack_folder.h"
 #include "worker/trainer/testing/tiny_job.h"
 
 namespace ringleader::faults {
@@ -116,8 +118,21 @@ TEST_F(TrainerTest, AStoppedWorkersTrainersEndWithTheirLeaseAndPublishNothingMor
   kill(WorkerPid("a"), SIGCONT);
 }
 
-// Not a fault: the planner's assignment of unequal sequences, through the whole service.
-TEST_F(TrainerTest, SequencesOfUnequalLengthGoToTheGroupsAsThePlannerDealsThem) {
+// Not a fault: samples of unequal length, dealt by the planner's weights, through the whole
+// service.
+TEST_F(TrainerTest, SamplesGoToTheGroupsByThePlannersWeights) {
+  const std::string text = dir() + "/samples-text";
+  std::filesystem::create_directories(text);
+  int file = 0;
+  for (const int tokens : {1024, 256, 512, 256}) {
+    std::ofstream(absl::StrCat(text, "/", ++file))
+        << std::string(tokens, static_cast<char>('a' + file));
+  }
+  data::PackOptions pack;
+  pack.paths = {text};
+  pack.output = dir() + "/samples";
+  pack.eval_share = 0;
+  ASSERT_TRUE(data::Pack(pack).ok());
   StartCoordinator();
   StartWorker("a", 2);
   StartWorker("b", 2);
@@ -126,10 +141,9 @@ TEST_F(TrainerTest, SequencesOfUnequalLengthGoToTheGroupsAsThePlannerDealsThem) 
         trainer::testing::TinyJob(dir(), static_cast<int>(context), static_cast<int>(4 / context));
     spec.set_name(name);
     spec.mutable_data()->set_sequence_length(1024);
-    spec.mutable_data()->set_document_mask(false);  // or tiles would depend on the text
-    for (const uint32_t length : {1024u, 256u, 512u, 256u}) {
-      spec.mutable_data()->add_sequence_lengths(length);
-    }
+    spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+    spec.mutable_data()->set_train(dir() + "/samples/train");
+    spec.mutable_data()->clear_eval();
     spec.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
     spec.mutable_attention()->clear_sink_tokens();
     spec.mutable_training()->set_global_batch(4);
@@ -145,6 +159,8 @@ TEST_F(TrainerTest, SequencesOfUnequalLengthGoToTheGroupsAsThePlannerDealsThem) 
   ASSERT_EQ(one_group.size(), 6u);
   for (size_t i = 0; i < two_groups.size(); ++i) {
     EXPECT_EQ(two_groups[i].tokens(), 2048u);
+    EXPECT_EQ(two_groups[i].micro_batches(), 2u) << "1024, and three short ones in one";
+    EXPECT_EQ(two_groups[i].padding_tokens(), 0u);
     EXPECT_NEAR(two_groups[i].loss(), one_group[i].loss(), 1e-4) << "step " << i + 1;
     // Round robin would give the first group 1024 + 512: sixteen times the tiles of 256 + 256.
     ASSERT_EQ(two_groups[i].rank_tiles_size(), 4);

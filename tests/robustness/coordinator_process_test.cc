@@ -325,6 +325,19 @@ TEST_F(CoordinatorProcessTest, BackedUpUnderLoadAndRestored) {
   EXPECT_TRUE(Create(*stub, TestJob("new", 1, 10), "", &job).ok());
 }
 
+TEST_F(CoordinatorProcessTest, CtrlCOfAWatchSaysThatTheJobGoesOn) {
+  ASSERT_TRUE(coordinator_.Start()) << coordinator_.log();
+  const auto stub = v1::JobService::NewStub(coordinator_.Channel());
+  v1::Job job;
+  ASSERT_TRUE(Create(*stub, TestJob("tiny", 1, 10), "", &job).ok());
+  Process watch(ProgramPath("ringctl"), {"watch", "tiny", "--address", coordinator_.address()},
+                coordinator_.File("watch.log"));
+  ASSERT_TRUE(Eventually([&] { return watch.Log().find("PENDING") != std::string::npos; }));
+  watch.Signal(SIGINT);
+  EXPECT_EQ(watch.Wait(), 130);
+  EXPECT_THAT(watch.Log(), HasSubstr("tiny goes on; follow it again with: ringctl watch tiny"));
+}
+
 // Nobody waits while the file is read for damage; where there is any, the coordinator ends and says
 // so.
 TEST_F(CoordinatorProcessTest, DamageThatNobodyCameAcrossEndsTheCoordinator) {

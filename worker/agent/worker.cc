@@ -106,6 +106,7 @@ v1::WorkerHello Worker::Hello() const {
   }
   hello.set_version(std::string(kVersion));
   hello.set_protocol_version(kProtocolVersion);
+  hello.set_acknowledged_sequence(events_.acknowledged());
   for (v1::RunningAttempt& attempt : supervisor_.Running()) {
     *hello.add_attempts() = std::move(attempt);
   }

@@ -22,8 +22,8 @@
 
 namespace ringleader::comm {
 
-// The type of what a collective sums; sums are taken in fp32.
-enum class ElementType { kFloat32, kBfloat16, kInt32, kInt64 };
+// The type of what a collective sums; sums of bf16 are taken in fp32.
+enum class ElementType { kFloat32, kBfloat16, kInt32, kInt64, kFloat64 };
 
 // A point on a channel's stream. Copies share it; an empty one orders nothing.
 class DeviceEvent {

@@ -211,7 +211,7 @@ TEST_F(MarksTest, SayWhichLabelsCountAndWhoseAnswersTheyAre) {
   ASSERT_TRUE(loader.ok()) << loader.status();
   EXPECT_THAT(loader->tasks(), ::testing::ElementsAre("near", "far"));
   // 5 6 7 8 | 9 |: 7 and the separators are given, and 9 comes after a separator.
-  const LocalSequence sequence = loader->InOrder(0, {.tokens = 6});
+  const LocalSequence sequence = testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 6});
   EXPECT_THAT(sequence.labels,
               ::testing::ElementsAre(6, kIgnoreLabel, 8, kIgnoreLabel, kIgnoreLabel, kIgnoreLabel));
   EXPECT_THAT(sequence.answers, ::testing::ElementsAre(1, 0, 2, 0, 0, 0));
@@ -279,13 +279,13 @@ class LoaderTest : public DataTest {
 TEST_F(LoaderTest, RanksTogetherHoldTheSequenceOnceUnderEveryLayout) {
   const auto loader = Loader::Open(Train(), 256, 1, 257);
   ASSERT_TRUE(loader.ok()) << loader.status();
-  const LocalSequence whole = loader->InOrder(3, {.tokens = 256});
+  const LocalSequence whole = testing::ReadOne(*loader, loader->InOrder(3), {.tokens = 256});
   for (const LayoutKind kind :
        {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
     std::set<int64_t> seen;
     for (int rank = 0; rank < 4; ++rank) {
       const ShardLayout layout{.kind = kind, .ranks = 4, .rank = rank, .stripe = 16, .tokens = 256};
-      const LocalSequence local = loader->InOrder(3, layout);
+      const LocalSequence local = testing::ReadOne(*loader, loader->InOrder(3), layout);
       ASSERT_EQ(local.tokens.size(), 64u);
       for (int i = 0; i < 64; ++i) {
         const int64_t position = local.positions[i];
@@ -303,8 +303,8 @@ TEST_F(LoaderTest, RanksTogetherHoldTheSequenceOnceUnderEveryLayout) {
 TEST_F(LoaderTest, LabelsAreTheNextTokens) {
   const auto loader = Loader::Open(Train(), 256, 1, 257);
   ASSERT_TRUE(loader.ok()) << loader.status();
-  const LocalSequence first = loader->InOrder(0, {.tokens = 256});
-  const LocalSequence second = loader->InOrder(1, {.tokens = 256});
+  const LocalSequence first = testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 256});
+  const LocalSequence second = testing::ReadOne(*loader, loader->InOrder(1), {.tokens = 256});
   for (int i = 0; i + 1 < 256; ++i) EXPECT_EQ(first.labels[i], first.tokens[i + 1]);
   EXPECT_EQ(first.labels[255], second.tokens[0]);
 }
@@ -318,7 +318,7 @@ TEST_F(LoaderTest, NothingIsPredictedBehindASeparator) {
   ASSERT_TRUE(Pack(options).ok());
   const auto loader = Loader::Open(options.output + "/train", 5, 1, 257);
   ASSERT_TRUE(loader.ok()) << loader.status();
-  EXPECT_THAT(loader->InOrder(0, {.tokens = 5}).labels,
+  EXPECT_THAT(testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 5}).labels,
               ::testing::ElementsAre('b', kByteSeparator, kIgnoreLabel, 'd', kByteSeparator));
 }
 
@@ -344,14 +344,24 @@ TEST_F(LoaderTest, DocumentsStartWhereTheyDoInTheSequence) {
     EXPECT_THAT(folder->DocumentStarts(4, 8), ::testing::ElementsAre(4, 7));
     const auto loader = Loader::Open(options.output + "/train", 4, 1, 257);
     ASSERT_TRUE(loader.ok()) << loader.status();
-    EXPECT_THAT(loader->InOrder(0, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0));
-    EXPECT_THAT(loader->InOrder(1, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 3));
+    EXPECT_THAT(testing::ReadOne(*loader, loader->InOrder(0), {.tokens = 4}).document_firsts,
+                ::testing::ElementsAre(0));
+    EXPECT_THAT(testing::ReadOne(*loader, loader->InOrder(1), {.tokens = 4}).document_firsts,
+                ::testing::ElementsAre(0, 3));
     // "c|d": begins within a document. Every rank gets those of the whole sequence.
     const auto odd = Loader::Open(options.output + "/train", 2, 1, 257);
     ASSERT_TRUE(odd.ok()) << odd.status();
-    EXPECT_THAT(odd->InOrder(1, {.tokens = 4}).document_firsts, ::testing::ElementsAre(0, 2));
-    EXPECT_THAT(odd->InOrder(1, {.ranks = 2, .rank = 1, .tokens = 4}).document_firsts,
+    EXPECT_THAT(testing::ReadOne(*odd, {.start = 2, .tokens = 4}, {.tokens = 4}).document_firsts,
                 ::testing::ElementsAre(0, 2));
+    EXPECT_THAT(
+        testing::ReadOne(*odd, {.start = 2, .tokens = 4}, {.ranks = 2, .rank = 1, .tokens = 4})
+            .document_firsts,
+        ::testing::ElementsAre(0, 2));
+    // "|de|": only its separator is of the document before.
+    const auto edge = Loader::Open(options.output + "/train", 3, 1, 257);
+    ASSERT_TRUE(edge.ok()) << edge.status();
+    EXPECT_THAT(testing::ReadOne(*edge, {.start = 3, .tokens = 4}, {.tokens = 4}).document_firsts,
+                ::testing::ElementsAre(0, 1));
   }
 }
 
@@ -361,7 +371,9 @@ TEST_F(LoaderTest, AnEpochIsAPermutationThatTheSeedDecides) {
     EXPECT_TRUE(loader.ok()) << loader.status();
     std::vector<int64_t> firsts;
     for (uint64_t i = 0; i < loader->sequences(); ++i) {
-      firsts.push_back(loader->Shuffled(epoch * loader->sequences() + i, {.tokens = 64}).tokens[0]);
+      firsts.push_back(testing::ReadOne(*loader, loader->Shuffled(epoch * loader->sequences() + i),
+                                        {.tokens = 64})
+                           .tokens[0]);
     }
     return firsts;
   };
@@ -371,47 +383,11 @@ TEST_F(LoaderTest, AnEpochIsAPermutationThatTheSeedDecides) {
   EXPECT_THAT(order(1, 0), ::testing::UnorderedElementsAreArray(order(5, 3)));
 }
 
-TEST_F(LoaderTest, AShorterSequenceIsOneOfThePartsOfALongOne) {
-  const auto loader = Loader::Open(Train(), 256, 1, 257);
-  ASSERT_TRUE(loader.ok()) << loader.status();
-  std::set<uint64_t> parts;
-  for (uint64_t index = 0; index < 64; ++index) {
-    const LocalSequence whole = loader->Shuffled(index, {.tokens = 256});
-    const LocalSequence part = loader->Shuffled(index, {.tokens = 64});
-    EXPECT_EQ(whole.sequence_length, 256);
-    EXPECT_EQ(part.sequence_length, 64);
-    ASSERT_EQ(part.tokens.size(), 64u);
-    EXPECT_EQ(part.positions.front(), 0);
-    EXPECT_EQ(part.positions.back(), 63);
-    const auto at = std::search(whole.tokens.begin(), whole.tokens.end(), part.tokens.begin(),
-                                part.tokens.end());
-    ASSERT_TRUE(at != whole.tokens.end()) << index;
-    const auto start = static_cast<uint64_t>(at - whole.tokens.begin());
-    EXPECT_EQ(start % 64, 0u);
-    EXPECT_TRUE(std::equal(part.labels.begin(), part.labels.end(), whole.labels.begin() + start));
-    parts.insert(start / 64);
-    // Every rank of a context takes the same one.
-    const LocalSequence mine = loader->Shuffled(
-        index, {.kind = LayoutKind::kStriped, .ranks = 2, .rank = 1, .stripe = 16, .tokens = 64});
-    EXPECT_EQ(mine.tokens[0], part.tokens[16]);
-  }
-  EXPECT_EQ(parts, (std::set<uint64_t>{0, 1, 2, 3}));  // no text is left out for good
-}
-
 TEST_F(LoaderTest, SaysHowManyTokensThereAre) {
   EXPECT_THAT(Loader::Open(Train(), 5000, 1, 257).status().message(),
               HasSubstr("holds 4097 tokens; one sequence of 5000 needs 5001"));
   EXPECT_THAT(Loader::Open(Train(), 64, 1, 256).status().message(),
               HasSubstr("vocabulary of 257, the model's vocab_size is 256"));
-}
-
-TEST(SequencesOfGroupTest, RoundRobinOrAsPlanned) {
-  EXPECT_THAT(*SequencesOfGroup(5, 1, 2, {}), ::testing::ElementsAre(1, 3));
-  EXPECT_THAT(*SequencesOfGroup(3, 0, 2, {{2, 0}, {1}}), ::testing::ElementsAre(2, 0));
-  EXPECT_FALSE(SequencesOfGroup(3, 0, 2, {{2, 0}, {0}}).ok());
-  EXPECT_FALSE(SequencesOfGroup(3, 0, 2, {{0, 1, 2}}).ok());
-  EXPECT_THAT(std::string(SequencesOfGroup(3, 0, 2, {{2, 0, 3}, {1}}).status().message()),
-              ::testing::HasSubstr("name sequence 3; a step has 3"));
 }
 
 }  // namespace

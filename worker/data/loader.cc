@@ -37,9 +37,10 @@ uint64_t Permute(uint64_t i, uint64_t count, uint64_t key) {
 }  // namespace
 
 absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence_length,
-                                    uint64_t seed, uint64_t model_vocabulary) {
+                                    uint64_t seed, uint64_t model_vocabulary,
+                                    const Batching& batching) {
   ASSIGN_OR_RETURN(TokenFolder tokens, TokenFolder::Open(folder));
-  if (tokens.tokens() < sequence_length + 1) {
+  if (!batching.samples && tokens.tokens() < sequence_length + 1) {
     return absl::FailedPreconditionError(
         absl::StrFormat("%s holds %d tokens; one sequence of %d needs %d: pack more text or lower "
                         "data.sequence_length",
@@ -51,81 +52,88 @@ absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence
         "pack with the model's tokenizer",
         folder, tokens.manifest().vocabulary, model_vocabulary));
   }
-  return Loader(std::move(tokens), sequence_length, seed);
+  Loader loader(std::move(tokens), sequence_length, seed);
+  loader.has_samples_ = batching.samples;
+  if (batching.samples) {
+    ASSIGN_OR_RETURN(loader.samples_,
+                     IndexSamples(loader.folder_, folder, sequence_length, batching.overlong));
+  }
+  return loader;
 }
 
 Loader::Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed)
-    : folder_(std::move(folder)),
-      sequence_length_(sequence_length),
-      // The label of a sequence's last token is the first token after it.
-      sequences_((folder_.tokens() - 1) / sequence_length),
-      seed_(seed) {}
+    : folder_(std::move(folder)), sequence_length_(sequence_length), seed_(seed) {}
 
-LocalSequence Loader::Shuffled(uint64_t index, const kernels::ShardLayout& layout) const {
-  const uint64_t epoch = index / sequences_;
-  const uint64_t piece = Permute(index % sequences_, sequences_, Mix(seed_) ^ Mix(~epoch));
-  const auto length = static_cast<uint64_t>(layout.tokens);
-  const uint64_t part = Mix(Mix(seed_) ^ index) % (sequence_length_ / length);
-  return Read(piece * sequence_length_ + part * length, layout);
+uint64_t Loader::sequences() const {
+  // The label of a sequence's last token is the first token after it.
+  return has_samples_ ? samples_.samples.size() : (folder_.tokens() - 1) / sequence_length_;
 }
 
-LocalSequence Loader::InOrder(uint64_t index, const kernels::ShardLayout& layout) const {
-  return Read(index * sequence_length_, layout);
+Sample Loader::Shuffled(uint64_t index) const {
+  const uint64_t epoch = index / sequences();
+  return InOrder(Permute(index % sequences(), sequences(), Mix(seed_) ^ Mix(~epoch)));
 }
 
-LocalSequence Loader::Read(uint64_t start, const kernels::ShardLayout& layout) const {
+Sample Loader::InOrder(uint64_t index) const {
+  if (has_samples_) return samples_.samples[index];
+  return {.start = index * sequence_length_, .tokens = sequence_length_};
+}
+
+std::vector<int64_t> Loader::FirstsOf(std::span<const Sample> samples, int64_t tokens) const {
+  std::vector<int64_t> firsts;
+  int64_t begin = 0;
+  for (const Sample& sample : samples) {
+    firsts.push_back(begin);
+    if (!has_samples_) {
+      for (const uint64_t first :
+           folder_.DocumentStarts(sample.start, sample.start + sample.tokens)) {
+        if (first > sample.start)
+          firsts.push_back(begin + static_cast<int64_t>(first - sample.start));
+      }
+    }
+    begin += static_cast<int64_t>(sample.tokens);
+  }
+  if (begin < tokens) firsts.push_back(begin);
+  return firsts;
+}
+
+LocalSequence Loader::Read(std::span<const Sample> samples,
+                           const kernels::ShardLayout& layout) const {
   const int64_t n = layout.local_tokens();
   LocalSequence local;
   local.sequence_length = layout.tokens;
+  local.rotary_length = has_samples_ ? static_cast<int64_t>(sequence_length_) : layout.tokens;
   local.tokens.reserve(n);
   local.positions.reserve(n);
   local.labels.reserve(n);
   local.answers.reserve(n);
+  for (const Sample& sample : samples) local.content += static_cast<int64_t>(sample.tokens);
+  // Positions grow with the local index.
+  auto sample = samples.begin();
+  int64_t begin = 0;  // of the sample, in the micro-batch
   for (int64_t i = 0; i < n; ++i) {
     const int64_t position = layout.Position(i);
-    const uint32_t token = folder_.token(start + position);
+    if (position >= local.content) {
+      local.tokens.push_back(folder_.manifest().separator);
+      local.positions.push_back(position - local.content);
+      local.labels.push_back(kIgnoreLabel);
+      local.answers.push_back(kPlainMark);
+      continue;
+    }
+    while (position - begin >= static_cast<int64_t>(sample->tokens)) {
+      begin += static_cast<int64_t>((sample++)->tokens);
+    }
+    const uint64_t at = sample->start + static_cast<uint64_t>(position - begin);
+    const uint32_t token = folder_.token(at);
     local.tokens.push_back(token);
-    local.positions.push_back(position);
-    const uint8_t mark = folder_.mark(start + position + 1);
+    local.positions.push_back(position - begin);
+    const uint8_t mark = folder_.mark(at + 1);
     const bool predicted = token != folder_.manifest().separator && mark != kGivenMark;
-    local.labels.push_back(predicted ? int64_t{folder_.token(start + position + 1)} : kIgnoreLabel);
+    local.labels.push_back(predicted ? int64_t{folder_.token(at + 1)} : kIgnoreLabel);
     local.answers.push_back(predicted ? mark : kPlainMark);
   }
-  local.document_firsts.push_back(0);
-  for (const uint64_t first : folder_.DocumentStarts(start, start + layout.tokens)) {
-    if (first > start) local.document_firsts.push_back(static_cast<int64_t>(first - start));
-  }
+  local.document_firsts = FirstsOf(samples, layout.tokens);
   return local;
-}
-
-absl::StatusOr<std::vector<uint32_t>> SequencesOfGroup(
-    uint32_t global_batch, uint32_t group, uint32_t groups,
-    const std::vector<std::vector<uint32_t>>& assignment) {
-  if (assignment.empty()) {
-    std::vector<uint32_t> sequences;
-    for (uint32_t s = group; s < global_batch; s += groups) sequences.push_back(s);
-    return sequences;
-  }
-  std::vector<int> named(global_batch, 0);
-  for (const auto& sequences : assignment) {
-    for (const uint32_t s : sequences) {
-      if (s >= global_batch) {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "the plan's micro-batches name sequence %d; a step has %d (training.global_batch)", s,
-            global_batch));
-      }
-      ++named[s];
-    }
-  }
-  for (uint32_t s = 0; s < global_batch; ++s) {
-    if (named[s] != 1 || assignment.size() != groups) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "the plan's micro-batches are for %d groups (the job has %d) and name sequence %d %d "
-          "times instead of once",
-          assignment.size(), groups, s, named[s]));
-    }
-  }
-  return assignment[group];
 }
 
 }  // namespace ringleader::data

@@ -1,14 +1,16 @@
-// Deals sequences to ranks: which tokens of the stream a rank trains on in a step, with their
+// Which tokens of the stream are trained together, in which order, and a rank's part of them with
 // positions and labels.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/labels.h"
 #include "ringleader/kernels/shard_layout.h"
+#include "worker/data/samples.h"
 #include "worker/data/token_folder.h"
 
 namespace ringleader::data {
@@ -17,56 +19,68 @@ namespace ringleader::data {
 // be told from the one before it.
 using ringleader::kIgnoreLabel;
 
-// One rank's tokens of one sequence, in the rank's local order: [n], n = layout.local_tokens().
+// One rank's tokens of one micro-batch, in the rank's local order: [n], n = layout.local_tokens().
 struct LocalSequence {
   std::vector<int64_t> tokens;
-  std::vector<int64_t> positions;  // in the sequence
+  std::vector<int64_t> positions;  // in the sequence or, of samples, in the sample
   std::vector<int64_t> labels;     // the next token of the sequence, or kIgnoreLabel
   // Which task's answer a label is, as index into Loader::tasks() + 1; 0: none's.
   std::vector<uint8_t> answers;
-  int64_t sequence_length = 0;  // of the whole sequence
-  // Positions of the whole sequence with which a document starts, ascending from 0: the document
-  // that the sequence begins with may have begun before it.
+  int64_t sequence_length = 0;  // of the whole micro-batch, padding included
+  // How long a sequence the rotary embedding is made for: the same for samples however they are
+  // dealt.
+  int64_t rotary_length = 0;
+  // Positions of the whole micro-batch with which a document starts, ascending from 0: the document
+  // that a packed sequence begins with may have begun before it. Padding is one of its own.
   std::vector<int64_t> document_firsts;
+  int64_t content = 0;  // tokens before the padding
 };
 
-// Sequences are consecutive pieces of the token stream; documents are packed into them without
-// gaps, whether attention is masked between them or not. Immutable; safe to read from any thread.
+// How documents become what is trained.
+struct Batching {
+  // Documents are samples, whole. Otherwise sequences are consecutive pieces of the token stream,
+  // into which documents are packed without gaps.
+  bool samples = false;
+  Overlong overlong = Overlong::kRefuse;
+};
+
+// Immutable; safe to read from any thread.
 class Loader {
  public:
-  // FAILED_PRECONDITION says how many tokens there are if they do not make one sequence;
-  // INVALID_ARGUMENT if the model's vocabulary is smaller than the data's.
+  // FAILED_PRECONDITION says how many tokens there are if they do not make one sequence, or how
+  // many documents are too long to be a sample; INVALID_ARGUMENT if the model's vocabulary is
+  // smaller than the data's.
   static absl::StatusOr<Loader> Open(const std::string& folder, uint64_t sequence_length,
-                                     uint64_t seed, uint64_t model_vocabulary);
+                                     uint64_t seed, uint64_t model_vocabulary,
+                                     const Batching& batching = {});
 
   // Whose answers the data marks; mostly none.
   const std::vector<std::string>& tasks() const { return folder_.manifest().tasks; }
-  // Whole sequences in the data.
-  uint64_t sequences() const { return sequences_; }
+  // Whole sequences, or samples, in the data.
+  uint64_t sequences() const;
+  // What there was to be turned into samples; zeros without.
+  const SampleCounts& counts() const { return samples_.counts; }
 
-  // Training order: sequence `index` of an endless stream of epochs, each a permutation of all
-  // sequences that only the seed and the epoch decide. A layout of fewer tokens gets one of the
-  // parts of that length that the sequence divides into, which the seed and the index decide.
-  LocalSequence Shuffled(uint64_t index, const kernels::ShardLayout& layout) const;
+  // Training order: number `index` of an endless stream of epochs, each a permutation of all
+  // sequences that only the seed and the epoch decide.
+  Sample Shuffled(uint64_t index) const;
   // Evaluation order: as they lie in the data. index < sequences().
-  LocalSequence InOrder(uint64_t index, const kernels::ShardLayout& layout) const;
+  Sample InOrder(uint64_t index) const;
+
+  // This rank's part of one micro-batch of `samples` one after the other, then padding up to
+  // layout.tokens, which is at least their sum.
+  LocalSequence Read(std::span<const Sample> samples, const kernels::ShardLayout& layout) const;
 
  private:
   Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed);
-  // The sequence that begins at token `start` of the stream.
-  LocalSequence Read(uint64_t start, const kernels::ShardLayout& layout) const;
+  // LocalSequence::document_firsts of a micro-batch of `tokens`.
+  std::vector<int64_t> FirstsOf(std::span<const Sample> samples, int64_t tokens) const;
 
   TokenFolder folder_;
   uint64_t sequence_length_;
-  uint64_t sequences_;
   uint64_t seed_;
+  bool has_samples_ = false;
+  SampleIndex samples_;
 };
-
-// The sequences of a step's global batch, [0, global_batch), that data-parallel group `group` of
-// `groups` trains: `assignment` [groups][…] if the plan has one, round robin otherwise.
-// INVALID_ARGUMENT unless an assignment names every sequence once.
-absl::StatusOr<std::vector<uint32_t>> SequencesOfGroup(
-    uint32_t global_batch, uint32_t group, uint32_t groups,
-    const std::vector<std::vector<uint32_t>>& assignment);
 
 }  // namespace ringleader::data

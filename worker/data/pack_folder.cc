@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 
 #include "absl/cleanup/cleanup.h"
@@ -12,6 +13,7 @@
 #include "base/checksum.h"
 #include "base/files.h"
 #include "base/status_macros.h"
+#include "worker/data/foreign_format.h"
 
 namespace ringleader::data {
 namespace {
@@ -81,7 +83,7 @@ class FolderWriter {
   absl::Status Add(std::span<const uint32_t> document, absl::string_view marks) {
     starts_.push_back(tokens_.size());
     tokens_.insert(tokens_.end(), document.begin(), document.end());
-    tokens_.push_back(options_.separator);
+    tokens_.push_back(*options_.separator);
     if (!options_.tasks.empty()) {
       marks_.insert(marks_.end(), marks.begin(), marks.end());
       marks_.push_back(kGivenMark);
@@ -93,7 +95,7 @@ class FolderWriter {
   absl::StatusOr<Manifest> Finish() {
     RETURN_IF_ERROR(Flush());
     manifest_.vocabulary = options_.vocabulary;
-    manifest_.separator = options_.separator;
+    manifest_.separator = *options_.separator;
     manifest_.tokenizer = options_.tokenizer;
     manifest_.tasks = options_.tasks;
     RETURN_IF_ERROR(WriteManifest(folder_, manifest_));
@@ -173,6 +175,15 @@ absl::StatusOr<std::string> ReadMarks(const PackOptions& options, const Source& 
   return marks;
 }
 
+// Empty if it cannot be read, which is found later.
+std::string HeadOf(const Source& source) {
+  std::string head(size_t{1} << 18, '\0');
+  std::ifstream file(source.file, std::ios::binary);
+  file.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(file.gcount()));
+  return head;
+}
+
 bool IsHeldOut(const Source& source, double share) {
   const uint64_t hash = Checksum(source.name.data(), source.name.size());
   return static_cast<double>(hash >> 11) * 0x1p-53 < share;
@@ -185,7 +196,7 @@ absl::Status CheckOptions(PackOptions* options) {
         absl::StrFormat("eval share is %g; it must be in [0, 1)", options->eval_share));
   }
   if (options->input == PackOptions::Input::kText) {
-    if (options->vocabulary != 0 || options->separator != 0 || !options->tokenizer.empty() ||
+    if (options->vocabulary != 0 || options->separator.has_value() || !options->tokenizer.empty() ||
         !options->tasks.empty()) {
       return absl::InvalidArgumentError(
           "vocabulary, separator, tokenizer and tasks are for token ids (--format uint16 or "
@@ -194,11 +205,13 @@ absl::Status CheckOptions(PackOptions* options) {
     options->vocabulary = kByteVocabulary;
     options->separator = kByteSeparator;
     options->tokenizer = "bytes";
-  } else if (options->separator >= options->vocabulary) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("token-id input needs the vocabulary's size and a separator below it; got "
-                        "vocabulary %d, separator %d",
-                        options->vocabulary, options->separator));
+  } else if (!options->separator.has_value() || *options->separator >= options->vocabulary) {
+    // No default would do: 0 is an ordinary token of most tokenizers.
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "token-id input needs the vocabulary's size and a separator below it; got vocabulary %d, "
+        "%s; give --vocabulary and --separator (the tokenizer's end of text)",
+        options->vocabulary,
+        options->separator ? absl::StrCat("separator ", *options->separator) : "no separator"));
   }
   RETURN_IF_ERROR(CheckTasks(options->tasks));
   for (const char* part : {"train", "eval"}) {
@@ -238,6 +251,7 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
   FolderWriter eval(options, building / "eval");
   std::vector<uint32_t> tokens;
   for (const Source& source : sources) {
+    RETURN_IF_ERROR(RefuseForeignFormat(source.file.string(), HeadOf(source)));
     const uint64_t bytes = fs::file_size(source.file, error);
     absl::StatusOr<std::string> content =
         error || bytes == 0 || bytes > options.max_document_bytes
@@ -259,6 +273,13 @@ absl::StatusOr<PackResult> Pack(const PackOptions& user_options) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "found no document to train on among %d files; check the paths and suffixes",
         sources.size()));
+  }
+  if (options.eval_share > 0 && result.eval.documents == 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "none of %d documents was held out: a file is a document, and a share of %g is picked by "
+        "path; cut the text into more files, hold out more (--eval-share), or nothing "
+        "(--eval-share 0)",
+        result.train.documents, options.eval_share));
   }
   for (const char* part : {"train", "eval"}) {
     fs::rename(building / part, output / part, error);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ struct PackOptions {
   uint64_t shard_tokens = uint64_t{64} << 20;
   // Token-id inputs only.
   uint32_t vocabulary = 0;
-  uint32_t separator = 0;
+  std::optional<uint32_t> separator;  // below `vocabulary`
   std::string tokenizer;
   // Token-id inputs only: with tasks, every file FILE has FILE.marks beside it, a byte a token
   // (token_shard.h). Separators that packing adds are given.
@@ -45,8 +46,8 @@ struct PackResult {
 };
 
 // Documents are read in the order of their paths, so equal inputs give equal bytes.
-// INVALID_ARGUMENT names the option or file that is wrong. Either both folders are complete
-// afterwards, or `output` has neither.
+// INVALID_ARGUMENT names the option or file that is wrong, also where a share was to be held out
+// and no document is. Either both folders are complete afterwards, or `output` has neither.
 absl::StatusOr<PackResult> Pack(const PackOptions& options);
 
 }  // namespace ringleader::data

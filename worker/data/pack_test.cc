@@ -5,6 +5,8 @@
 #include <cmath>
 #include <filesystem>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "base/files.h"
 #include "worker/data/testing/packed_text.h"
@@ -39,6 +41,70 @@ TEST_F(PackTest, RefusesOptionsThatMakeNoSense) {
     EXPECT_THAT(Complaint(options), HasSubstr("a separator below it"));
   }
   EXPECT_FALSE(fs::exists(folder_ / "tokens"));
+}
+
+// 0 is an ordinary token of most tokenizers.
+TEST_F(PackTest, TokenIdsHaveNoSeparatorUnlessItIsGiven) {
+  AddText("ids", std::string("\x05\x00", 2));
+  PackOptions options = Options();
+  options.input = PackOptions::Input::kUint16;
+  options.vocabulary = 100;
+  EXPECT_THAT(Complaint(options), HasSubstr("got vocabulary 100, no separator; give --vocabulary"));
+  options.separator = 0;
+  EXPECT_TRUE(Pack(options).ok());
+}
+
+TEST_F(PackTest, FilesOfOtherToolsAreCalledWhatTheyAre) {
+  const std::string object = R"({"text": "a b"})";
+  const std::vector<std::tuple<std::string, std::string, std::string>> foreign = {
+      {"one.jsonl", object, "a file of JSON lines"},
+      {"lines", object + "\n" + object + "\nrest", "a file of JSON lines"},
+      {"part-0.parquet", std::string("PAR1\0\x15", 6), "a Parquet file"},
+      {"ids.npy", "\x93NUMPY\x01", "a NumPy array"},
+      {"corpus.idx", std::string("MMIDIDX\0\0", 9), "the index of a Megatron data set"},
+      {"text.gz", "\x1f\x8b\x08", "compressed (gzip)"},
+      {"text.zst", "\x28\xb5\x2f\xfd", "compressed (zstd)"}};
+  for (const auto& [name, content, what] : foreign) {
+    AddText("good", "text");
+    AddText(name, content);
+    EXPECT_THAT(Complaint(Options()), HasSubstr(name + " is " + what)) << name;
+    PackOptions ids = Options();
+    ids.input = PackOptions::Input::kUint16;
+    ids.vocabulary = 65536;
+    ids.separator = 1;
+    ids.paths = {(folder_ / "text" / name).string()};
+    EXPECT_THAT(Complaint(ids), HasSubstr(name + " is " + what)) << name;
+    ids.max_document_bytes = 1;
+    EXPECT_THAT(Complaint(ids), HasSubstr(name + " is " + what)) << name;
+    fs::remove(folder_ / "text" / name);
+  }
+  AddText("corpus.bin", "ab");
+  EXPECT_TRUE(Pack(Options()).ok());
+  fs::remove_all(folder_ / "tokens");
+  AddText("corpus.idx", std::string("MMIDIDX\0\0", 9));
+  PackOptions options = Options();
+  options.suffixes = {".bin"};
+  EXPECT_THAT(Complaint(options), HasSubstr("corpus.bin is half of a Megatron data set"));
+}
+
+TEST_F(PackTest, TextThatLooksLikeJsonIsText) {
+  AddText("a.json", "{\"one\": 1}\n");
+  AddText("b.c", "{\n  int a;\n}\n");
+  AddText("c.jsonl", "not an object\n");
+  AddText("d", "{\"one\": 1}\nand text\n");
+  const auto result = Pack(Options());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->train.documents, 4u);
+}
+
+TEST_F(PackTest, AShareThatHoldsNothingOutIsAnError) {
+  AddText("a", "text");
+  PackOptions options = Options();
+  options.eval_share = 1e-9;
+  EXPECT_THAT(Complaint(options), HasSubstr("none of 1 documents was held out"));
+  EXPECT_FALSE(fs::exists(folder_ / "tokens/train"));
+  options.eval_share = 0;
+  EXPECT_TRUE(Pack(options).ok());
 }
 
 TEST_F(PackTest, LeavesOutWhatIsNoDocumentAndCountsIt) {
@@ -89,6 +155,7 @@ TEST_F(PackTest, TokenIdsTakeAsManyBytesAsTheVocabularyNeeds) {
   AddText("ids", std::string("\x05\x00\xff\xff", 4));
   PackOptions options = Options();
   options.input = PackOptions::Input::kUint16;
+  options.separator = 0;
   for (const auto& [vocabulary, bytes] : {std::pair{65536u, 2u}, {65537u, 4u}}) {
     options.vocabulary = vocabulary;
     options.output += "-";
@@ -107,6 +174,7 @@ TEST_F(PackTest, HalfATokenIsRefusedByName) {
   PackOptions options = Options();
   options.input = PackOptions::Input::kUint16;
   options.vocabulary = 65536;
+  options.separator = 0;
   EXPECT_THAT(Complaint(options), HasSubstr("text/ids: 3 bytes do not divide by 2"));
   EXPECT_FALSE(fs::exists(folder_ / "tokens/train"));
   EXPECT_FALSE(fs::exists(folder_ / "tokens/.packing"));

@@ -188,6 +188,18 @@ TEST(CpuAdamWTest, AStepWithoutTokensChangesNothing) {
   });
 }
 
+TEST(CpuAdamWTest, SumsAreExactBeyondWhatFp32Counts) {
+  RunRanks(2, [](Communicator& comm) {
+    Rank rank(comm, {}, ParameterSharding::kWhole);
+    // Together an odd number of more than 24 bits.
+    const int64_t labels = (int64_t{1} << 25) + comm.rank();
+    const auto step = rank->Step(0.1, torch::full({}, 3.0 * labels, torch::kDouble), labels);
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_EQ(step->tokens, std::ldexp(1.0, 26) + 1);
+    EXPECT_EQ(step->loss, 3.0);
+  });
+}
+
 TEST(CpuAdamWTest, RestoredStateGoesOnAsIfNothingHappened) {
   for (const ParameterSharding sharding : kShardings) {
     const Outcome undisturbed = Train(2, 4, {}, sharding);
@@ -218,7 +230,7 @@ TEST(CpuAdamWTest, RestoredStateGoesOnAsIfNothingHappened) {
   }
 }
 
-// Where parameters are whole, a rank with fewer micro-batches passes the others'.
+// A rank with fewer micro-batches passes the others'.
 TEST(CpuAdamWTest, RanksMayAddUpDifferentNumbersOfMicroBatches) {
   std::vector<std::vector<float>> results;
   for (const auto& [first, second] : {std::pair(1, 3), std::pair(2, 2)}) {
@@ -237,23 +249,35 @@ TEST(CpuAdamWTest, RanksMayAddUpDifferentNumbersOfMicroBatches) {
   for (size_t i = 0; i < results[0].size(); ++i) EXPECT_NEAR(results[0][i], results[1][i], 1e-6);
 }
 
-// A model over ranks that see a sequence each, and on one rank that sees all of them in turn.
+// A model over ranks that see sequences of their own, as many each or not, and on one rank that
+// sees all of them in turn.
 TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
   const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
-  const auto train = [&](int ranks, ParameterSharding sharding) {
-    constexpr int kSequences = 12, kSteps = 3;
+  const auto train = [&](int ranks, ParameterSharding sharding, bool is_even, bool once) {
+    constexpr int kSequences = 12, kSteps = 3, kOfFirst = 7;
+    // Of three uneven ranks the last has none.
+    const auto owner = [&](int s) {
+      if (is_even || ranks == 1) return s % ranks;
+      return s < kOfFirst ? 0 : 1 + s % std::max(1, ranks - (ranks == 3 ? 2 : 1));
+    };
     std::vector<float> result;
     RunRanks(ranks, [&](Communicator& comm) {
       const torch::NoGradGuard no_grad;
       Rank rank(comm, {.clip_norm = 0.1}, sharding, layout, /*seed=*/1, /*scale=*/0.1f);
+      if (once) rank->SumOnceAStep();
       const auto ops = model::NewCpuTokenOps(/*threads=*/1);
       model::Decoder decoder(SmallModel(), *ops, *rank, {});
       model::DenseContextAttention attention;
+      int all = 0;
+      for (int s = 0; s < kSequences; ++s) all += owner(s) == comm.rank();
       for (int step = 0; step < kSteps; ++step) {
         rank->ZeroGradients();
         Tensor loss = torch::zeros({}, torch::kDouble);
         int64_t count = 0;
-        for (int s = comm.rank(); s < kSequences; s += ranks) {
+        int mine = 0;
+        for (int s = 0; s < kSequences; ++s) {
+          if (owner(s) != comm.rank()) continue;
+          if (++mine == all) rank->LastMicroBatch();
           const int64_t n = 24;
           const Tensor tokens = (torch::arange(n) * (s + 3) + step * 7) % 61;
           loss += decoder.ForwardBackward({.tokens = tokens,
@@ -263,21 +287,41 @@ TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
                                           attention);
           count += n;
         }
+        const int meetings = once ? 1 : is_even ? mine : kOfFirst;
+        for (; ranks > 1 && mine < meetings; ++mine) rank->PassMicroBatch();
         const auto update = rank->Step(0.01, loss, count);
         ASSERT_TRUE(update.ok()) << update.status();
         EXPECT_FALSE(update->skipped);
+      }
+      // One rank evaluates; where parameters are sharded it needs the others.
+      if (comm.rank() == ranks - 1) {
+        const Tensor tokens = torch::arange(24);
+        const model::TokenScores scores = decoder.Score({.tokens = tokens,
+                                                         .positions = tokens,
+                                                         .labels = tokens.roll(-1),
+                                                         .sequence_length = 24},
+                                                        attention);
+        EXPECT_TRUE(scores.losses.isfinite().all().item<bool>());
+      } else {
+        rank->PassForward();
       }
       const std::vector<float> parameters = rank.Parameters();
       if (comm.rank() == 0) result = parameters;
     });
     return torch::tensor(result);
   };
-  const Tensor expected = train(1, ParameterSharding::kWhole);
+  const Tensor expected = train(1, ParameterSharding::kWhole, true, false);
   EXPECT_GT(expected.abs().max().item<double>(), 0.0);
   for (const int ranks : {2, 3, 4}) {
     for (const ParameterSharding sharding : kShardings) {
-      EXPECT_LE((train(ranks, sharding) - expected).abs().max().item<double>(), 2e-4)
-          << ranks << " ranks";
+      for (const bool is_even : {true, false}) {
+        for (const bool once : {false, true}) {
+          if (once && sharding == ParameterSharding::kShard) continue;
+          EXPECT_LE((train(ranks, sharding, is_even, once) - expected).abs().max().item<double>(),
+                    2e-4)
+              << ranks << " ranks";
+        }
+      }
     }
   }
 }

@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<CudaShardDevice>> CudaShardDevice::Create(
   device->norm_workspace_ =
       torch::empty({static_cast<int64_t>(kernels::fused::SquaredNormWorkspaceBytes())},
                    torch::dtype(torch::kByte).device(torch::kCUDA));
-  device->figures_ = torch::zeros({3}, torch::dtype(torch::kFloat).pinned_memory(true));
+  device->figures_ = torch::zeros({3}, torch::dtype(torch::kDouble).pinned_memory(true));
   RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&device->figures_ready_, cudaEventDisableTiming),
                        "ShardedAdamW: event");
   return device;
@@ -57,7 +57,7 @@ absl::StatusOr<ShardTransferPtr> CudaShardDevice::ReduceSum(const Tensor& data, 
 
 absl::StatusOr<ShardTransferPtr> CudaShardDevice::AllReduceSum(const Tensor& data) {
   return Wrap(comm_->AllReduceSum(Channel::kGradients, data.mutable_data_ptr(), data.numel(),
-                                  ElementType::kFloat32, Stream()));
+                                  ElementType::kFloat64, Stream()));
 }
 
 absl::StatusOr<ShardTransferPtr> CudaShardDevice::AllGather(const Tensor& whole) {
@@ -72,19 +72,23 @@ absl::StatusOr<ShardTransferPtr> CudaShardDevice::Broadcast(const Tensor& data, 
 }
 
 absl::Status CudaShardDevice::SumOfSquares(const Tensor& values, const Tensor& sum) {
-  return kernels::fused::SquaredNorm(values.const_data_ptr<float>(), values.numel(),
-                                     sum.mutable_data_ptr<float>(),
-                                     norm_workspace_.mutable_data_ptr(), Stream());
+  const Tensor squared_norm = torch::empty({}, sum.options().dtype(torch::kFloat));
+  RETURN_IF_ERROR(kernels::fused::SquaredNorm(values.const_data_ptr<float>(), values.numel(),
+                                              squared_norm.mutable_data_ptr<float>(),
+                                              norm_workspace_.mutable_data_ptr(), Stream()));
+  sum.copy_(squared_norm);
+  return absl::OkStatus();
 }
 
 absl::Status CudaShardDevice::Update(const AdamWOptions& options, const ShardUpdate& update) {
+  const Tensor scale = update.scale.to(torch::kFloat);
   return kernels::fused::AdamwStep(
       {.master = update.master,
        .m = update.first_moment,
        .v = update.second_moment,
        .gradient = update.gradient,
        .parameter = reinterpret_cast<__nv_bfloat16*>(update.parameters),
-       .gradient_scale = update.scale.const_data_ptr<float>(),
+       .gradient_scale = scale.const_data_ptr<float>(),
        .count = update.count,
        .step = update.step,
        .learning_rate = static_cast<float>(update.learning_rate),
@@ -103,7 +107,7 @@ absl::Status CudaShardDevice::ReadFigures(const Tensor& figures) {
 
 absl::StatusOr<std::array<double, 3>> CudaShardDevice::TakeFigures() {
   RETURN_IF_CUDA_ERROR(cudaEventSynchronize(figures_ready_), "a step on the device");
-  const float* const figures = figures_.const_data_ptr<float>();
+  const auto* const figures = figures_.const_data_ptr<double>();
   return std::array<double, 3>{figures[0], figures[1], figures[2]};
 }
 

@@ -22,7 +22,7 @@ class CudaShardDevice : public ShardDevice {
   int rank() const override { return comm_ == nullptr ? 0 : comm_->rank(); }
   int size() const override { return comm_ == nullptr ? 1 : comm_->size(); }
   torch::Device device() const override { return torch::kCUDA; }
-  torch::ScalarType sum_type() const override { return torch::kFloat; }
+  torch::ScalarType sum_type() const override { return torch::kDouble; }
   absl::StatusOr<ShardTransferPtr> ReduceSum(const torch::Tensor& data, const torch::Tensor& sum,
                                              int owner) override;
   absl::StatusOr<ShardTransferPtr> AllReduceSum(const torch::Tensor& data) override;
@@ -42,7 +42,7 @@ class CudaShardDevice : public ShardDevice {
   explicit CudaShardDevice(comm::DeviceCommunicator* comm) : comm_(comm) {}
 
   comm::DeviceCommunicator* const comm_;
-  torch::Tensor norm_workspace_, figures_;  // figures: [3] fp32, pinned
+  torch::Tensor norm_workspace_, figures_;  // figures: [3] fp64, pinned
   cudaEvent_t figures_ready_ = nullptr;
   std::shared_ptr<ShardCopier> copier_ = std::make_shared<ShardCopier>();
 };

@@ -62,8 +62,10 @@ struct ShardedAdamW::State {
   Tensor master, first_moment, second_moment;  // [elements] fp32
   Tensor gradient;                             // [elements] fp32, reduced
   Bucket buckets[4];                           // even layers, odd layers, embedding, final
-  std::vector<ShardTransferPtr> gathering;     // of parameters
-  Tensor totals;                               // [3] of the device's sum_type()
+  Tensor own_sum;        // SumOnceAStep: [ranks * elements] fp32, of this rank's micro-batches
+  bool is_last = false;  // the micro-batch in work is this rank's last
+  std::vector<ShardTransferPtr> gathering;  // of parameters
+  Tensor totals;                            // [3] of the device's sum_type()
   int64_t updates = 0;
 
   int last_block() const { return static_cast<int>(layout.blocks.size()) - 1; }
@@ -104,6 +106,10 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(Await(bucket.reductions));
+  if (own_sum.defined()) {
+    bucket.buffer = own_sum.narrow(0, range.begin, range.elements);
+    return absl::OkStatus();
+  }
   // Layers differ in nothing, so a bucket that fits one fits all.
   if (!bucket.buffer.defined()) bucket.buffer = torch::empty({range.elements}, gradient.options());
   bucket.buffer.zero_();
@@ -119,7 +125,7 @@ absl::Status ShardedAdamW::State::Open(int block, Bucket& bucket) {
 
 absl::Status ShardedAdamW::State::Close(Bucket& bucket) {
   bucket.open = false;
-  if (ranks == 1) return absl::OkStatus();
+  if (ranks == 1 || (own_sum.defined() && !is_last)) return absl::OkStatus();
   const model::ParameterBlock& range = layout.blocks[bucket.block];
   return ForOwners(range, [&](int owner, int64_t from, int64_t to) -> absl::Status {
     const Tensor part = bucket.buffer.narrow(0, from - range.begin, to - from);
@@ -223,10 +229,26 @@ absl::StatusOr<std::unique_ptr<ShardedAdamW>> ShardedAdamW::Create(
   return std::unique_ptr<ShardedAdamW>(new ShardedAdamW(std::move(state)));
 }
 
+void ShardedAdamW::SumOnceAStep() {
+  TORCH_CHECK(state_->whole, "ranks that gather parameters meet in every micro-batch");
+  if (state_->ranks == 1) return;
+  state_->own_sum = torch::zeros({state_->elements * state_->ranks}, state_->gradient.options());
+}
+
+bool ShardedAdamW::sums_once_a_step() const {
+  return state_->own_sum.defined();
+}
+
+void ShardedAdamW::LastMicroBatch() {
+  state_->is_last = true;
+}
+
 void ShardedAdamW::ZeroGradients() {
   // The last reductions write what is zeroed.
   for (Bucket& bucket : state_->buckets) Check(Await(bucket.reductions));
   state_->gradient.zero_();
+  if (sums_once_a_step()) state_->own_sum.zero_();
+  state_->is_last = false;
 }
 
 Tensor ShardedAdamW::Parameters(int block, int next) {
@@ -259,9 +281,15 @@ void ShardedAdamW::CloseGradient(int block) {
   Check(state_->Close(bucket));
 }
 
+void ShardedAdamW::PassForward() {
+  for (int block = 0; block < state_->last_block(); ++block) Parameters(block, block + 1);
+}
+
 void ShardedAdamW::PassMicroBatch() {
-  TORCH_CHECK(state_->whole, "where parameters are sharded, every rank takes part in all forwards");
+  PassForward();
+  LastMicroBatch();
   for (int block = state_->last_block(); block >= 0; --block) {
+    if (state_->is_layer(block)) Parameters(block, block - 1);
     OpenGradient(block);
     CloseGradient(block);
   }

@@ -47,6 +47,14 @@ class ShardedAdamW : public model::ParameterStore {
       model::ParameterSharding sharding = model::ParameterSharding::kWhole);
   ~ShardedAdamW() override;
 
+  // Called once, where ranks have unequal micro-batches and parameters are whole: gradients of a
+  // step's micro-batches add up on each rank, in a buffer of the model's size, and ranks sum them
+  // in each rank's last alone, instead of meeting in every one.
+  void SumOnceAStep();
+  bool sums_once_a_step() const;
+  // The next micro-batch is this rank's last of the step.
+  void LastMicroBatch();
+
   // Called between steps: the gradient starts at 0.
   void ZeroGradients();
 
@@ -54,10 +62,12 @@ class ShardedAdamW : public model::ParameterStore {
   torch::Tensor Parameters(int block, int next) override;
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
-  // Takes part in the reductions of a micro-batch to which this rank adds nothing, because other
-  // ranks have more micro-batches in this step. Only where parameters are whole: to gather sharded
-  // ones takes a forward and a backward of all ranks.
+  // Take part in what ranks do together in a micro-batch to which this rank adds nothing, because
+  // others have more of them or, where they sum once a step, this rank has none: sharded parameters
+  // are gathered and gradients reduced, in the order of the decoder's forward and backward, or of
+  // its forward alone.
   void PassMicroBatch();
+  void PassForward();
 
   // loss_sum: a scalar on the device, over this rank's micro-batches, and `tokens` how many
   // labels it sums; the gradient is taken of the mean over all ranks' tokens. Clips, updates this

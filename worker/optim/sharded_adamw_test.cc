@@ -169,6 +169,15 @@ TEST_F(ShardedAdamWTest, AStepWithoutTokensChangesNothing) {
   EXPECT_THAT(TakeShard(*adamw)->master, testing::ElementsAreArray(start));
 }
 
+TEST_F(ShardedAdamWTest, SumsAreExactBeyondWhatFp32Counts) {
+  OnGpu adamw({}, layout_, nullptr, torch::kFloat, RandomShards(layout_, 1, 1));
+  constexpr int64_t kLabels = (int64_t{1} << 24) + 1;
+  const auto step = adamw->Step(0.1, Loss(3.0 * kLabels), kLabels);
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(step->tokens, static_cast<double>(kLabels));
+  EXPECT_EQ(step->loss, 3.0);
+}
+
 std::span<const float> ShardOf(const model::ParameterLayout& layout, int ranks, int rank,
                                const std::vector<float>& values) {
   const int64_t elements = layout.ShardElements(ranks);

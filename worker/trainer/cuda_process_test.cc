@@ -130,6 +130,29 @@ TEST_F(CudaProcessTest, KeepsPackedDocumentsApartAsTheCpuDoes) {
   ExpectNear(Losses(gpu), Losses(RunToEnd(spec)[0]));
 }
 
+// Two groups, with whatever numbers of micro-batches they get, train the samples that one GPU and
+// the CPU train; dense attention has several in a micro-batch, vertical-slash one.
+TEST_F(CudaProcessTest, SamplesInAnyDealingTrainWhatTheCpuTrains) {
+  NEED_GPUS(1);
+  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::VERTICAL_SLASH}) {
+    std::vector<double> expected;
+    for (const int gpus : {0, 1, 2}) {
+      if (gpus > Gpus() * RanksPerGpu()) continue;
+      v1::JobSpec spec = GpuJob(1, std::max(1, gpus));
+      if (gpus == 0) spec.mutable_resources()->set_engine(v1::ResourcesSpec::CPU);
+      spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+      spec.mutable_training()->set_global_batch(6);
+      spec.mutable_attention()->set_pattern(pattern);
+      if (pattern == v1::AttentionSpec::DENSE) spec.mutable_attention()->clear_sink_tokens();
+      UseCheckpoints(&spec, Path(std::to_string(pattern) + "-" + std::to_string(gpus)));
+      const RankLog log = RunToEnd(spec)[0];
+      EXPECT_EQ(log.steps.back().samples(), 6u);
+      if (gpus == 0) expected = Losses(log);
+      ExpectNear(Losses(log), expected);
+    }
+  }
+}
+
 TEST_F(CudaProcessTest, RecomputePoliciesTrainTheSameModel) {
   NEED_GPUS(1);
   v1::JobSpec spec = GpuJob(1);
@@ -238,15 +261,18 @@ TEST_F(CudaProcessTest, AHierarchicalRingTrainsTheSameModel) {
 
 TEST_F(CudaProcessTest, TheSameBitsTwiceWhereAskedFor) {
   NEED_GPUS(1);
-  for (const auto pattern : {v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK}) {
+  for (const auto pattern : {v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+                             v1::AttentionSpec::MOBA, v1::AttentionSpec::XATTENTION}) {
     for (const int context : {1, 2}) {
       if (context > Gpus()) continue;
       v1::JobSpec spec = GpuJob(context);
       SCOPED_TRACE(v1::AttentionSpec::Pattern_Name(pattern) + " on " + std::to_string(context));
-      if (pattern == v1::AttentionSpec::BLOCK_TOPK) {
+      if (pattern != v1::AttentionSpec::VERTICAL_SLASH) {
         spec.mutable_attention()->Clear();
         spec.mutable_attention()->set_pattern(pattern);
         spec.mutable_attention()->set_tile(128);
+      }
+      if (pattern == v1::AttentionSpec::BLOCK_TOPK || pattern == v1::AttentionSpec::MOBA) {
         spec.mutable_attention()->set_block_size(256);
         spec.mutable_attention()->set_topk_blocks(2);
       }

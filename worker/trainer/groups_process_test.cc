@@ -1,5 +1,6 @@
 // Data-parallel groups of whole attempts: real ringleader-trainer processes on a tiny model.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -9,26 +10,38 @@ namespace ringleader::trainer {
 namespace {
 
 using testing::Losses;
+using testing::RankLog;
 using testing::TinyPlan;
 using TrainerGroupsTest = testing::AttemptTest;
 
-// The ranks of a group that has come to its end take part in the sums of the others' gradients.
-TEST_F(TrainerGroupsTest, GroupsMayTrainDifferentNumbersOfSequences) {
-  v1::JobSpec spec = Job(1, 2);
-  spec.mutable_training()->set_global_batch(4);
-  const std::vector<double> expected = Losses(RunToEnd(spec)[0]);
-  UseCheckpoints(&spec, Path("uneven"));
-  v1::StepPlan plan = TinyPlan(spec);
-  const std::vector<uint32_t> sequences[] = {{2}, {0, 1, 3}};
-  for (uint32_t group = 0; group < 2; ++group) {
-    v1::MicroBatchAssignment* assignment = plan.add_micro_batches();
-    assignment->set_group(group);
-    assignment->mutable_sequences()->Add(sequences[group].begin(), sequences[group].end());
+// Two groups train the samples that one rank trains, with different numbers of micro-batches: the
+// ranks of a group that has come to its end take part in the sums of the others' gradients.
+TEST_F(TrainerGroupsTest, GroupsMayTrainDifferentNumbersOfMicroBatches) {
+  std::vector<std::vector<double>> losses;
+  for (const int groups : {1, 2}) {
+    v1::JobSpec spec = Job(1, groups);
+    UseCheckpoints(&spec, Path(std::to_string(groups)));
+    spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+    spec.mutable_data()->set_overlong(v1::DataSpec::SPLIT);
+    spec.mutable_training()->set_global_batch(4);
+    v1::StepPlan plan = TinyPlan(spec);
+    // As if a full sample took so much longer than all others that it makes a group's step.
+    for (const auto& [tokens, milliseconds] : {std::pair(480, 1.0), std::pair(512, 10.0)}) {
+      v1::SampleWeight* const row = plan.add_sample_weights();
+      row->set_tokens(tokens);
+      row->set_milliseconds(milliseconds);
+    }
+    const std::vector<RankLog> logs = Start(spec, plan)->Finish();
+    losses.push_back(Losses(logs[0]));
+    ASSERT_EQ(losses.back().size(), 6u) << Output();
+    for (const v1::StepReport& step : logs[0].steps) {
+      EXPECT_EQ(step.samples(), 4u);
+      EXPECT_EQ(step.micro_batches(), 4u) << "vertical-slash is chosen for one sample";
+      EXPECT_GT(step.overlong_documents(), 0u);
+    }
   }
-  const std::vector<double> losses = Losses(Start(spec, plan)->Finish()[0]);
-  ASSERT_EQ(losses.size(), expected.size()) << Output();
-  for (size_t i = 0; i < losses.size(); ++i) {
-    EXPECT_NEAR(losses[i], expected[i], 1e-4 * expected[i]) << i;
+  for (size_t i = 0; i < losses[0].size(); ++i) {
+    EXPECT_NEAR(losses[1][i], losses[0][i], 1e-4 * losses[0][i]) << i;
   }
 }
 

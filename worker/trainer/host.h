@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "balance/measurements.h"
 #include "worker/attention/stats/attention_stats.h"
+#include "worker/data/samples.h"
 #include "worker/trainer/phase_seconds.h"
 #include "worker/trainer/training_job.h"
 
@@ -20,11 +21,19 @@ struct StepRecord {
   double loss = 0;    // mean over the step's labelled tokens, all ranks
   double gradient_norm = 0;
   double learning_rate = 0;
-  uint64_t tokens = 0;  // all ranks
+  uint64_t tokens = 0;  // all ranks, without padding
+  // Where documents are samples, all groups: how the step was dealt. Zeros otherwise.
+  uint64_t samples = 0;
+  uint64_t micro_batches = 0;
+  uint64_t padding_tokens = 0;
+  double dealt_imbalance = 0;        // of the predicted times: max over groups / mean
+  data::SampleCounts overlong = {};  // of the training data
   double step_seconds = 0;
   PhaseSeconds phases;
   uint64_t peak_memory_bytes = 0;
   std::vector<attention::LayerStats> layers;
+  // By layer, of the newest probe of this attempt, mean over heads; -1 before the first.
+  std::vector<double> probed_recall;
   bool skipped = false;
   uint64_t plan_version = 0;
 };

@@ -104,6 +104,9 @@ TEST_F(OwnershipProcessTest, AnAttemptThatWasReplacedPublishesNothingAndEnds) {
   ASSERT_TRUE(logs[0].result.has_value());
   EXPECT_EQ(logs[0].result->outcome(), v1::TrainerExited::FAILED);
   EXPECT_THAT(logs[0].result->message(), HasSubstr("has begun since"));
+  EXPECT_TRUE(std::any_of(logs.begin(), logs.end(), [](const RankLog& log) {
+    return log.result.has_value() && !log.result->collateral();
+  })) << "somebody found it out first";
   EXPECT_EQ(Checkpoints(spec), before);
 }
 

@@ -7,10 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "balance/sample_weights.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "patterns/attention_options.h"
+#include "worker/data/loader.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/schedule.h"
 
@@ -28,18 +29,13 @@ struct Plan {
     patterns::LayerBudget budget;
   };
   std::vector<Budget> layer_budgets;
-  std::vector<std::vector<uint32_t>> micro_batches;  // [group][…]; empty: round robin
+  balance::SampleWeights sample_weights;  // by which a step's samples are dealt
 };
 
 enum class Engine { kCpu, kCuda };
 
 // What evaluation attends to: what training does, everything, or each in turn.
 enum class EvalAttention { kSame, kDense, kBoth };
-
-// INVALID_ARGUMENT where ranks step alike and a plan gives groups different numbers of
-// micro-batches: sharded parameters are gathered by all ranks together, in every forward and
-// backward.
-absl::Status CheckMicroBatches(bool ranks_step_alike, const Plan& plan);
 
 struct TrainingJob {
   std::string name;  // job id
@@ -59,15 +55,15 @@ struct TrainingJob {
   std::string model_config;  // config.json; empty when model_init is a folder
   std::string model_init;    // "random" or a Hugging Face folder
   std::string train_data, eval_data;
-  uint64_t sequence_length = 0;            // the longest
-  std::vector<uint64_t> sequence_lengths;  // of a step's sequences, [global_batch]
-  bool document_mask = false;              // packed documents do not attend to each other
+  data::Batching batching;
+  uint64_t sequence_length = 0;  // of samples: the most in one micro-batch
+  bool document_mask = false;    // packed documents do not attend to each other
 
   patterns::AttentionOptions attention;  // with the plan's layout, stripe and ring
   Plan plan;                             // of the first step
 
   uint64_t steps = 0;
-  uint32_t global_batch = 1;  // sequences a step, all groups together
+  uint32_t global_batch = 1;  // sequences or samples a step, all groups together
   optim::LearningRateSchedule schedule;
   optim::AdamWOptions adamw;
   uint64_t seed = 0;

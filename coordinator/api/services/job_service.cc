@@ -7,7 +7,9 @@
 #include "absl/strings/str_join.h"
 #include "base/net/message_size.h"
 #include "base/process/time_limit.h"
+#include "base/protocol_version.h"
 #include "base/status_macros.h"
+#include "coordinator/api/services/job_history.h"
 #include "coordinator/api/services/job_watch.h"
 #include "coordinator/api/services/listing.h"
 #include "coordinator/api/services/requests.h"
@@ -30,18 +32,23 @@ lifecycle::JobCheck MayChange(const Change& change) {
 
 }  // namespace
 
-absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec) const {
+absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec,
+                                                      uint32_t protocol_version) const {
   if (const size_t bytes = spec.ByteSizeLong(); bytes > kMaxSpecBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "spec: ", bytes, " bytes; at most ", kMaxSpecBytes,
-        " are allowed; data.sequence_lengths and attention.dense_layers are what may be long"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec: ", bytes, " bytes; at most ", kMaxSpecBytes,
+                     " are allowed; attention.dense_layers is what may be long"));
   }
   Checked checked = {.spec = spec, .shape = {}};
   checked.spec.DiscardUnknownFields();
-  if (checked.spec.ByteSizeLong() != spec.ByteSizeLong()) {
-    return absl::InvalidArgumentError(
-        "spec: it has fields that this coordinator does not know, so whoever sent it is newer: "
-        "install that release on the coordinator, or use the ringctl of this one");
+  // Whoever speaks this version of the protocol knows of no field that matters to training and that
+  // this program does not know. Others may.
+  if (checked.spec.ByteSizeLong() != spec.ByteSizeLong() && protocol_version != kProtocolVersion) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "spec: it has fields that this coordinator does not know, and whoever sent it speaks "
+        "protocol version ",
+        protocol_version, ", this coordinator ", kProtocolVersion,
+        ": install the newer release on the coordinator, or use the ringctl of this one"));
   }
   jobspec::ApplyDefaults(&checked.spec);
   RETURN_IF_ERROR(jobspec::Validate(checked.spec));
@@ -87,7 +94,7 @@ absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest
     return absl::OkStatus();
   }));
   if (earlier.has_value() && reply->ParseFromString(*earlier)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const Checked checked, Check(request.spec()));
+  ASSIGN_OR_RETURN(const Checked checked, Check(request.spec(), request.protocol_version()));
   lifecycle::Ownership ownership;
   if (!change.caller.local) {
     ownership = {.owner = change.caller.name, .project = change.caller.project};
@@ -104,6 +111,15 @@ grpc::ServerUnaryReactor* JobService::GetJob(grpc::CallbackServerContext* contex
       ASSIGN_OR_RETURN(*reply, t.GetJob(id));
       return absl::OkStatus();
     });
+  });
+}
+
+grpc::ServerUnaryReactor* JobService::GetJobHistory(grpc::CallbackServerContext* context,
+                                                    const v1::GetJobHistoryRequest* request,
+                                                    v1::JobHistory* reply) {
+  return unary_.Run(context, kService, "GetJobHistory", [this, request, reply] {
+    return hub_.store().Read(
+        [&](store::ReadTransaction& t) { return ReadJobHistory(t, *request, reply); });
   });
 }
 
@@ -217,7 +233,8 @@ grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* c
                                                   v1::ValidateJobResponse* reply) {
   return unary_.RunCheck(context, kService, "ValidateJob", request->ByteSizeLong(),
                          [this, request, reply]() -> absl::Status {
-                           ASSIGN_OR_RETURN(Checked checked, Check(request->spec()));
+                           ASSIGN_OR_RETURN(Checked checked,
+                                            Check(request->spec(), request->protocol_version()));
                            ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
                                             controller_.PreviewJob(checked.spec, checked.shape));
                            *reply->mutable_spec() = std::move(checked.spec);

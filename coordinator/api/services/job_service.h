@@ -28,6 +28,9 @@ class JobService : public v1::JobService::CallbackService {
                                       const v1::CreateJobRequest* request, v1::Job* reply) override;
   grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext* context,
                                    const v1::GetJobRequest* request, v1::Job* reply) override;
+  grpc::ServerUnaryReactor* GetJobHistory(grpc::CallbackServerContext* context,
+                                          const v1::GetJobHistoryRequest* request,
+                                          v1::JobHistory* reply) override;
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext* context,
                                      const v1::ListJobsRequest* request,
                                      v1::ListJobsResponse* reply) override;
@@ -57,7 +60,7 @@ class JobService : public v1::JobService::CallbackService {
     v1::JobSpec spec;
     v1::ModelShape shape;
   };
-  absl::StatusOr<Checked> Check(const v1::JobSpec& spec) const;
+  absl::StatusOr<Checked> Check(const v1::JobSpec& spec, uint32_t protocol_version) const;
   absl::StatusOr<v1::ModelShape> LookAtFiles(const v1::JobSpec& spec) const;
   // Cancel, pause and resume differ only in what they call.
   template <typename Request, typename Call>

@@ -1,6 +1,7 @@
 // JobService over real gRPC.
 #include <google/protobuf/unknown_field_set.h>
 
+#include "base/protocol_version.h"
 #include "coordinator/api/testing/server_fixture.h"
 
 namespace ringleader::api {
@@ -139,6 +140,38 @@ TEST_F(JobServiceTest, ASpecificationWithUnknownFieldsIsRefused) {
   const grpc::Status status = jobs_->CreateJob(Context().get(), request, &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("fields that this coordinator does not know"));
+  for (const uint32_t version : {kProtocolVersion - 1, kProtocolVersion + 1}) {
+    request.set_protocol_version(version);
+    EXPECT_THAT(jobs_->CreateJob(Context().get(), request, &job).error_message(),
+                HasSubstr(absl::StrCat("protocol version ", version, ", this coordinator")));
+    v1::ValidateJobRequest validate;
+    *validate.mutable_spec() = request.spec();
+    validate.set_protocol_version(version);
+    v1::ValidateJobResponse validated;
+    EXPECT_EQ(jobs_->ValidateJob(Context().get(), validate, &validated).error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+  }
+}
+
+// Whoever speaks the coordinator's version of the protocol knows of no field that could change what
+// is trained; what has no name here is neither stored nor sent on.
+TEST_F(JobServiceTest, UnknownFieldsOfTheSameProtocolVersionAreDropped) {
+  v1::CreateJobRequest request;
+  *request.mutable_spec() = Spec("same");
+  v1::AttentionSpec& attention = *request.mutable_spec()->mutable_attention();
+  const size_t known = request.spec().ByteSizeLong();
+  attention.GetReflection()
+      ->MutableUnknownFields(&attention)
+      ->AddLengthDelimited(9999, std::string(10'000, 'x'));
+  request.set_protocol_version(kProtocolVersion);
+  v1::Job job;
+  const grpc::Status status = jobs_->CreateJob(Context().get(), request, &job);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_TRUE(Get("jobs/same", &job).ok());
+  EXPECT_LT(job.spec().ByteSizeLong(), known + 1000);
+  v1::JobSpec stripped = job.spec();
+  stripped.DiscardUnknownFields();
+  EXPECT_EQ(stripped.ByteSizeLong(), job.spec().ByteSizeLong());
 }
 
 }  // namespace

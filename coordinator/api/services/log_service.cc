@@ -30,6 +30,7 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
     absl::StatusOr<std::string> id = store::JobIdFromName(request.job());
     absl::Status valid = id.ok() ? Validate(request) : id.status();
     if (id.ok()) query_.job = *id;
+    uid_ = request.job_uid();
     query_.attempt = request.attempt();
     query_.rank = request.rank();
     query_.after_offset = request.after_offset();
@@ -53,27 +54,42 @@ class LogTail : public PulledStream<v1::TailLogsResponse> {
     }));
     if (uid_.empty()) uid_ = job.uid();
     if (uid_ != job.uid()) return absl::NotFoundError(job.name() + " was deleted");
+    // Said once, before there is a line, so that a call that is made again finds the same job.
+    const bool says_uid = !std::exchange(said_uid_, true);
+    if (says_uid) response->set_job_uid(uid_);
     if (query_.attempt == 0) {
-      return follow_ && !IsTerminal(job.state()) ? Next::kWait : Next::kEnd;
+      if (!follow_ || IsTerminal(job.state())) return Next::kEnd;
+      return says_uid ? Next::kWrite : Next::kWait;
     }
     const auto attempt =
         std::find_if(job.attempts().begin(), job.attempts().end(),
                      [&](const v1::Attempt& a) { return a.number() == query_.attempt; });
     if (attempt == job.attempts().end()) {
-      return absl::NotFoundError(absl::StrFormat("%s has no attempt %d; it had %d so far",
-                                                 job.name(), query_.attempt, job.attempts_size()));
+      const uint32_t newest = job.attempts().empty() ? 0 : job.attempts().rbegin()->number();
+      return absl::NotFoundError(
+          absl::StrFormat("%s has no attempt %d; its newest is %d, and the "
+                          "record keeps the last few",
+                          job.name(), query_.attempt, newest));
+    }
+    if (attempt->ranks_size() > 0 && query_.rank >= attempt->ranks_size()) {
+      return absl::NotFoundError(
+          absl::StrFormat("attempt %d of %s has no rank %d; its ranks are 0 "
+                          "to %d",
+                          query_.attempt, job.name(), query_.rank, attempt->ranks_size() - 1));
     }
     response->set_dropped(page.dropped);
     query_.after_offset = page.next_offset;
     query_.last_lines = 0;
     for (v1::LogLine& line : page.lines) *response->add_lines() = std::move(line);
     if (response->lines_size() > 0 || response->dropped() > 0) return Next::kWrite;
-    return follow_ && IsLive(attempt->state()) ? Next::kWait : Next::kEnd;
+    if (!follow_ || !IsLive(attempt->state())) return Next::kEnd;
+    return says_uid ? Next::kWrite : Next::kWait;
   }
 
   const bool follow_;
   store::LogQuery query_;
   std::string uid_;
+  bool said_uid_ = false;
 };
 
 }  // namespace

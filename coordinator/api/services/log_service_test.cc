@@ -63,5 +63,66 @@ TEST_F(LogServiceTest, TailReadsOneAttemptFromAnOffset) {
   EXPECT_THAT(status.error_message(), HasSubstr("has no attempt 3"));
 }
 
+TEST_F(LogServiceTest, ARankThatTheAttemptDoesNotHaveIsAnError) {
+  Created("a");
+  ASSERT_TRUE(store_
+                  ->Write([](store::WriteTransaction& t) {
+                    v1::Attempt attempt;
+                    attempt.set_number(1);
+                    attempt.add_ranks();
+                    attempt.add_ranks();
+                    return t.PutAttempt("a", attempt);
+                  })
+                  .ok());
+  const auto of_rank = [&](int32_t rank) {
+    v1::TailLogsRequest request;
+    request.set_job("jobs/a");
+    request.set_rank(rank);
+    v1::TailLogsResponse response;
+    const auto context = Context();
+    const auto stream = logs_->TailLogs(context.get(), request);
+    while (stream->Read(&response)) continue;
+    return stream->Finish();
+  };
+  EXPECT_TRUE(of_rank(1).ok());
+  EXPECT_EQ(of_rank(2).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(of_rank(9).error_message(), "attempt 1 of jobs/a has no rank 9; its ranks are 0 to 1");
+}
+
+// A call that is made again after its connection broke is about the job that it was about.
+TEST_F(LogServiceTest, AJobThatGotTheNameMeanwhileIsAnother) {
+  Created("a");
+  v1::TailLogsRequest request;
+  request.set_job("jobs/a");
+  request.set_rank(-1);
+  request.set_follow(true);
+  v1::TailLogsResponse response;
+  {
+    // Before there is a line.
+    const auto context = Context();
+    const auto stream = logs_->TailLogs(context.get(), request);
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.lines_size(), 0);
+    context->TryCancel();
+    stream->Finish();
+  }
+  v1::Job job;
+  ASSERT_TRUE(Get("jobs/a", &job).ok());
+  ASSERT_FALSE(response.job_uid().empty());
+  EXPECT_EQ(response.job_uid(), job.uid());
+  const auto ends_with = [&](const std::string& uid) {
+    request.set_job_uid(uid);
+    request.set_follow(false);
+    const auto context = Context();
+    const auto stream = logs_->TailLogs(context.get(), request);
+    while (stream->Read(&response)) continue;
+    return stream->Finish();
+  };
+  EXPECT_TRUE(ends_with(job.uid()).ok());
+  const grpc::Status other = ends_with("a-of-before");
+  EXPECT_EQ(other.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(other.error_message(), HasSubstr("was deleted"));
+}
+
 }  // namespace
 }  // namespace ringleader::api

@@ -119,6 +119,31 @@ class ServerTest : public ::testing::Test {
     request.set_etag(etag);
     return jobs_->CancelJob(Context().get(), request, job);
   }
+  // A watch of a job. If it was let in, the first message has come.
+  struct OpenWatch {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::ClientReader<v1::WatchJobResponse>> stream;
+    bool is_admitted = false;
+  };
+  OpenWatch Watch(const std::string& name) {
+    OpenWatch watch;
+    watch.context = Context();
+    v1::WatchJobRequest request;
+    request.set_name(name);
+    watch.stream = jobs_->WatchJob(watch.context.get(), request);
+    v1::WatchJobResponse response;
+    watch.is_admitted = watch.stream->Read(&response);
+    return watch;
+  }
+  // Opens three watches of a job where only two are allowed, and returns them.
+  std::vector<OpenWatch> WatchThriceWhereTwoMay(const std::string& name) {
+    std::vector<OpenWatch> watches;
+    for (int i = 0; i < 3; ++i) {
+      watches.push_back(Watch(name));
+      EXPECT_EQ(watches.back().is_admitted, i < 2);
+    }
+    return watches;
+  }
   // What a worker's report would write.
   void Write(absl::FunctionRef<absl::Status(store::WriteTransaction&)> body) {
     const absl::Status status = store_->Write(body);

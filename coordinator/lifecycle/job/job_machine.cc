@@ -215,11 +215,19 @@ void JobMachine::Reject(const std::string& reason, absl::Time now) {
 
 void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::StepPlan& plan,
                        uint64_t fencing_token, absl::Time now) {
+  const uint32_t number = attempt() == nullptr ? 1 : attempt()->number() + 1;
+  for (int i = 0; i <= job_.attempts_size() - kAttemptsKept; ++i) {
+    effects_.forgotten_attempts.insert(job_.attempts(i).number());
+  }
+  job_.mutable_attempts()->DeleteSubrange(0, std::max(0, job_.attempts_size() - kAttemptsKept + 1));
   Attempt* next = job_.add_attempts();
-  next->set_number(static_cast<uint32_t>(job_.attempts_size()));
+  next->set_number(number);
   next->set_state(Attempt::STARTING);
   next->set_fencing_token(fencing_token);
   SetTime(now, next->mutable_create_time());
+  *next->mutable_plan() = plan;
+  next->mutable_plan()->clear_layer_budgets();
+  next->mutable_plan()->clear_sample_weights();
   uint32_t world_size = 0;
   for (const v1::Placement& placement : placements) {
     *next->add_placements() = placement;

@@ -41,6 +41,9 @@ bool Holds(const v1::Placement& placement, int64_t rank);
 // The attempt's part on "nodes/{id}"; null if it has none there.
 const v1::Placement* PlacementOn(const v1::Attempt& attempt, std::string_view node);
 
+// A job's record keeps so many attempts, the newest.
+inline constexpr int kAttemptsKept = 32;
+
 struct Effects {
   struct NodeCommand {
     std::string node;  // "nodes/{id}"
@@ -50,7 +53,8 @@ struct Effects {
   // Attempts of which nothing runs any longer: what no worker acknowledged is void.
   std::set<uint32_t> over;
   bool job_changed = false;
-  std::set<uint32_t> changed_attempts;  // by number
+  std::set<uint32_t> changed_attempts;    // by number
+  std::set<uint32_t> forgotten_attempts;  // likewise: not in the record any more
 
   bool any() const {
     return job_changed || !changed_attempts.empty() || !commands.empty() || !steps.empty();
@@ -122,6 +126,9 @@ class JobMachine {
                       bool later = false);
   // A command for the node is not sent again, because each session in which it was sent ended.
   void OnDeadlyCommand(const std::string& node, bool is_start, absl::Time now);
+  // Ranks on the node that are not `running` there ended, and what became of them is not known.
+  void OnEndsLost(const std::string& node, const std::set<uint32_t>& running,
+                  const std::string& how, absl::Time now);
   // The worker process that started the trainers is dead, and they with it. `how`: for users.
   void OnWorkerDied(const std::string& node, const std::string& how, absl::Time now);
   // Returns the merged report when this one completes a step.
@@ -161,8 +168,10 @@ class JobMachine {
   void Send(const v1::Placement& placement, v1::Command command);
   // The attempt has failed. `collateral`: this sign of it is not the cause; a better one may come.
   void Blame(v1::Failure failure, bool collateral, absl::Time now);
-  // The ranks of `placement` that were alive are LOST; the failure names the first of them.
-  v1::Failure Lose(const v1::Placement& placement, const std::string& how);
+  // The ranks of `placement` that were alive are LOST, except for `running`; the failure names the
+  // first of them, or none (-1) if there is none.
+  v1::Failure Lose(const v1::Placement& placement, const std::string& how,
+                   const std::set<uint32_t>& running = {});
   void Fence(absl::Time now);
   void CheckStart(absl::Time now);
   // Ends the attempt and moves the job on, as far as what is known allows.

@@ -5,7 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/back_off.h"
+#include "base/net/message_size.h"
 #include "coordinator/lifecycle/job/job_machine.h"
+#include "jobspec/text.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 
@@ -29,7 +31,9 @@ std::string HowItDied(const TrainerExited& exited) {
     return absl::StrFormat("ended with outcome %d, which this coordinator does not know",
                            static_cast<int>(exited.outcome()));
   }
-  if (!exited.message().empty()) return exited.message();
+  if (!exited.message().empty()) {
+    return jobspec::Shortened(exited.message(), kMaxExitMessageBytes);
+  }
   if (exited.signal() != 0) return absl::StrFormat("killed by signal %d", exited.signal());
   return absl::StrFormat("exited with code %d without a word", exited.exit_code());
 }
@@ -131,11 +135,12 @@ void JobMachine::OnDeadlyCommand(const std::string& node, bool is_start, absl::T
   Settle(now);
 }
 
-v1::Failure JobMachine::Lose(const v1::Placement& placement, const std::string& how) {
+v1::Failure JobMachine::Lose(const v1::Placement& placement, const std::string& how,
+                             const std::set<uint32_t>& running) {
   int first = -1;
   for (uint32_t i = 0; i < placement.trainers(); ++i) {
     const uint32_t rank = placement.first_rank() + i;
-    if (Dead(attempt()->ranks(static_cast<int>(rank)))) continue;
+    if (Dead(attempt()->ranks(static_cast<int>(rank))) || running.contains(rank)) continue;
     if (first < 0) first = static_cast<int>(rank);
     SetRank(rank, RankStatus::LOST);
   }
@@ -147,6 +152,17 @@ void JobMachine::OnWorkerDied(const std::string& node, const std::string& how, a
   for (const v1::Placement& placement : attempt()->placements()) {
     if (placement.node() != node || !RunsOn(placement)) continue;
     Blame(Lose(placement, how), false, now);
+  }
+  Settle(now);
+}
+
+void JobMachine::OnEndsLost(const std::string& node, const std::set<uint32_t>& running,
+                            const std::string& how, absl::Time now) {
+  if (attempt() == nullptr) return;
+  for (const v1::Placement& placement : attempt()->placements()) {
+    if (placement.node() != node) continue;
+    v1::Failure failure = Lose(placement, how, running);
+    if (failure.rank() >= 0) Blame(std::move(failure), false, now);
   }
   Settle(now);
 }

@@ -219,6 +219,41 @@ TEST_F(OutcomeTest, ACollateralFailureWaitsForItsCauseAsLongAsTheWindow) {
   EXPECT_EQ(attempt().state(), Attempt::FAILED);
 }
 
+TEST_F(OutcomeTest, TheWindowBeginsWithTheFirstFailureWhicheverIsTheCause) {
+  Run();
+  machine_.OnSight("nodes/b", now_, now_);
+  Exit(0, TrainerExited::FAILED, true);
+  Pass(options_.blame_window - absl::Seconds(1));
+  Exit(1, TrainerExited::FAILED);
+  EXPECT_EQ(attempt().state(), Attempt::STOPPING);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(attempt().state(), Attempt::FAILED);
+  EXPECT_EQ(attempt().failure().rank(), 1);
+}
+
+TEST_F(OutcomeTest, AFailureIsOfTheNodeThatRanTheRank) {
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    JobMachine machine(NewJob(), &options_);
+    machine.Place({On("nodes/a", 0), On("nodes/b", 2)}, {}, ++token_, now_);
+    machine.OnExit(Failed(rank, false), now_);
+    EXPECT_EQ(machine.attempt()->failure().node(), rank < 2 ? "nodes/a" : "nodes/b") << rank;
+  }
+}
+
+TEST_F(OutcomeTest, AResumedJobHasAllItsRetriesAgain) {
+  for (int failed = 0; failed < 3; ++failed) {
+    Run();
+    for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+    Pass(absl::Hours(1));
+  }
+  ASSERT_EQ(state(), Job::FAILED);
+  ASSERT_TRUE(machine_.Resume(now_).ok());
+  EXPECT_EQ(machine_.job().retries_used(), 0u);
+  Run();
+  for (uint32_t rank = 0; rank < 4; ++rank) Exit(rank, TrainerExited::FAILED, rank > 0);
+  EXPECT_EQ(state(), Job::RETRYING);
+}
+
 TEST_F(OutcomeTest, ARankThatLeavesUnaskedTakesTheOthersAlong) {
   Run();
   Exit(1, TrainerExited::STOPPED);
@@ -259,6 +294,15 @@ TEST_F(OutcomeTest, AnExitIsToldInItsOwnWordsOrByItsNumbers) {
     EXPECT_FALSE(failure.retryable());
     EXPECT_EQ(machine.attempt()->ranks(1).state(), RankStatus::FAILED);
   }
+}
+
+// A job's record holds it once for the attempt and once for the job.
+TEST_F(OutcomeTest, AnExitIsToldShortly) {
+  Run();
+  TrainerExited exited = Failed(1, false);
+  exited.set_message(std::string(1'000'000, 'x'));
+  machine_.OnExit(exited, now_);
+  EXPECT_EQ(attempt().failure().message().size(), 4096u);
 }
 
 TEST_F(OutcomeTest, TheFirstEndOfARankCountsAndStrangersNone) {

@@ -14,8 +14,8 @@ struct LayerSums {
   int ranks = 0;
   double density = 0, verticals = 0, slashes = 0;
   double verticals_at_budget = 0, slashes_at_budget = 0;
-  int recall_ranks = 0;
-  double recall = 0;
+  Mean recall, probed_recall;
+  std::vector<Mean> probed_recall_by_head;
   std::vector<uint64_t> tiles_per_ring_step;
   uint64_t column_tiles = 0;
 };
@@ -57,9 +57,13 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
       sums.slashes += layer.slashes();
       sums.verticals_at_budget += layer.verticals_at_budget();
       sums.slashes_at_budget += layer.slashes_at_budget();
-      if (layer.recall() >= 0) {
-        ++sums.recall_ranks;
-        sums.recall += layer.recall();
+      if (layer.recall() >= 0) sums.recall.Add(layer.recall());
+      if (layer.has_probed_recall()) sums.probed_recall.Add(layer.probed_recall());
+      const int heads = layer.probed_recall_by_head_size();
+      sums.probed_recall_by_head.resize(
+          std::max(sums.probed_recall_by_head.size(), static_cast<size_t>(heads)));
+      for (int head = 0; head < heads; ++head) {
+        sums.probed_recall_by_head[head].Add(layer.probed_recall_by_head(head));
       }
       AddInto(Tiles(layer), &sums.tiles_per_ring_step);
       AddInto(Tiles(layer), &ring_steps);
@@ -79,7 +83,11 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     layer->set_slashes(sums.slashes / sums.ranks);
     layer->set_verticals_at_budget(sums.verticals_at_budget / sums.ranks);
     layer->set_slashes_at_budget(sums.slashes_at_budget / sums.ranks);
-    layer->set_recall(sums.recall_ranks == 0 ? -1 : sums.recall / sums.recall_ranks);
+    layer->set_recall(sums.recall.count == 0 ? -1 : sums.recall.value());
+    if (sums.probed_recall.count > 0) layer->set_probed_recall(sums.probed_recall.value());
+    for (const Mean& head : sums.probed_recall_by_head) {
+      layer->add_probed_recall_by_head(static_cast<float>(head.value()));
+    }
     layer->mutable_tiles_per_ring_step()->Add(sums.tiles_per_ring_step.begin(),
                                               sums.tiles_per_ring_step.end());
     layer->set_column_tiles(sums.column_tiles);

@@ -95,6 +95,12 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
   };
   layer(&first, 0.2, 0.9, {10, 30});
   layer(&second, 0.4, -1, {30, 50});
+  for (const float recall : {0.5F, 0.25F}) {  // as a data-parallel group each
+    first.mutable_layers(0)->add_probed_recall_by_head(recall);
+    second.mutable_layers(0)->add_probed_recall_by_head(recall + 0.5F);
+  }
+  first.mutable_layers(0)->set_probed_recall(0.375);
+  second.mutable_layers(0)->set_probed_recall(0.875);
   const v1::StepReport merged = MergeSteps({first, second});
   EXPECT_EQ(merged.loss(), 2.5);
   EXPECT_EQ(merged.step_seconds(), 3);
@@ -106,12 +112,22 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
   EXPECT_NEAR(merged.layers(0).density(), 0.3, 1e-12);
   EXPECT_NEAR(merged.layers(0).slashes_at_budget(), 0.6, 1e-12);
   EXPECT_EQ(merged.layers(0).recall(), 0.9);  // only one rank estimated it
+  EXPECT_THAT(merged.layers(0).probed_recall_by_head(), ElementsAre(0.75F, 0.5F));
+  EXPECT_EQ(merged.layers(0).probed_recall(), 0.625);
   EXPECT_THAT(merged.layers(0).tiles_per_ring_step(), ElementsAre(40, 80));
   EXPECT_THAT(merged.rank_tiles(), ElementsAre(40, 80));
   EXPECT_EQ(merged.most_tiles(), 80u);
   EXPECT_EQ(merged.most_tiles_rank(), 1u);
   EXPECT_NEAR(merged.worker_imbalance(), 80 / 60.0, 1e-12);
   EXPECT_NEAR(merged.step_imbalance(), 30 / 20.0, 1e-12);
+}
+
+TEST(MergeStepsTest, AStepWithoutAProbeHasNoneMerged) {
+  v1::StepReport report = Report(1, 0);
+  report.add_layers();
+  const v1::StepReport merged = MergeSteps({report});
+  EXPECT_FALSE(merged.layers(0).has_probed_recall());
+  EXPECT_EQ(merged.layers(0).probed_recall_by_head_size(), 0);
 }
 
 TEST(MergeStepsTest, NoLoadIsNoImbalance) {

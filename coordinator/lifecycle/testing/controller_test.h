@@ -93,11 +93,13 @@ class FlakyStore : public store::Store {
     return store_->Subscribe(std::move(listener));
   }
 
+  void MoveTo(store::Store* store) { store_ = store; }
+
   std::atomic<bool> full = false;    // no commit succeeds
   std::atomic<bool> scarce = false;  // there is room for what must be written, and no more
 
  private:
-  store::Store* const store_;
+  store::Store* store_;
 };
 
 class ControllerTest : public ::testing::Test {
@@ -118,7 +120,7 @@ class ControllerTest : public ::testing::Test {
     controller_ = *std::move(controller);
   }
 
-  // What blocks until its batch is through.
+  // What blocks until its batch is through, and whatever follows from that at once.
   template <typename Call>
   auto Do(Call call) -> decltype(call()) {
     decltype(call()) result = absl::UnknownError("not run");
@@ -129,6 +131,7 @@ class ControllerTest : public ::testing::Test {
     });
     while (!done) controller_->RunOnce();
     caller.join();
+    controller_->RunOnce();
     return result;
   }
 
@@ -147,13 +150,15 @@ class ControllerTest : public ::testing::Test {
   }
 
   std::shared_ptr<FakeSession> Connect(const std::string& node, const std::string& incarnation,
-                                       const std::vector<v1::RunningAttempt>& running = {}) {
+                                       const std::vector<v1::RunningAttempt>& running = {},
+                                       uint64_t acknowledged = 0) {
     auto session = std::make_shared<FakeSession>(node, incarnation, &clock_);
     v1::WorkerHello hello;
     hello.set_node("nodes/" + node);
     hello.set_incarnation(incarnation);
     hello.set_version(worker_version_);
     hello.mutable_inventory()->set_trainers(2);
+    hello.set_acknowledged_sequence(acknowledged);
     for (const v1::RunningAttempt& attempt : running) *hello.add_attempts() = attempt;
     controller_->OnHello(session, hello);
     controller_->RunOnce();

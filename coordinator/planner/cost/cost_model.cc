@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
-#include "coordinator/planner/deal/micro_batches.h"
 #include "model_shape/model_config.h"
 
 namespace ringleader::planner {
@@ -135,18 +133,16 @@ int CostModel::observations() const {
 }
 
 void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
-                            const v1::StepPlan& plan, const v1::StepReport& report) {
+                            const v1::StepReport& report) {
   if (report.skipped() || report.most_tiles() == 0 || !model.known()) return;
+  // Which of the samples the slowest rank had is not in the report.
+  if (spec.data().batching() == v1::DataSpec::SAMPLES) return;
   const double context = std::max(1u, spec.parallelism().context());
   // Phases are the slowest rank's, so they belong to the rank with the most tiles.
-  const auto tiles = static_cast<double>(report.most_tiles());
-  const auto group = static_cast<uint32_t>(report.most_tiles_rank() / context);
-  const auto groups = LengthsOfGroups(spec, plan);
-  if (!groups.ok() || group >= groups->size()) return;
-  const std::vector<uint64_t>& lengths = (*groups)[group];
-  const auto sequences = static_cast<double>(lengths.size());
-  const double tokens =
-      static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), uint64_t{0})) / context;
+  const double tiles = static_cast<double>(report.most_tiles());
+  const auto sequences = static_cast<double>(
+      (spec.training().global_batch() + spec.parallelism().data() - 1) / spec.parallelism().data());
+  const double tokens = sequences * static_cast<double>(spec.data().sequence_length()) / context;
   const double ring_steps = context * model.layers * sequences;
   const Work attention = {
       .tiles = tiles, .rows = tokens * model.heads * model.layers * context, .calls = ring_steps};

@@ -39,11 +39,10 @@ class CostModel {
   double Seconds(Phase phase, const Work& work) const;
   void Observe(Phase phase, const Work& work, double seconds);
 
-  // Learns from one merged report of a step that ran under `plan`. A report of a step that was
-  // skipped, or without attention tiles, teaches nothing, and neither does one under a plan whose
-  // micro-batches are not the job's.
+  // Learns from one merged report. A report of a step that was skipped, or without attention tiles,
+  // teaches nothing, and neither does one of samples.
   void ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
-                   const v1::StepPlan& plan, const v1::StepReport& report);
+                   const v1::StepReport& report);
 
   // What of the optimizer's seconds is the exchange of gradients and parameters.
   double exchange_share() const { return exchange_share_; }

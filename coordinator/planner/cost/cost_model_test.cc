@@ -105,7 +105,7 @@ TEST(CostModelTest, LearnsFromStepReports) {
     report.mutable_phases()->set_attention_backward(4 * noise(random) *
                                                     truth.Seconds(Phase::kAttentionBackward, work));
     report.mutable_phases()->set_linear(2.0);
-    fitted.ObserveStep(spec, model, v1::StepPlan(), report);
+    fitted.ObserveStep(spec, model, report);
   }
   EXPECT_EQ(fitted.observations(), 60);
   for (const Phase phase : {Phase::kAttentionForward, Phase::kAttentionBackward}) {
@@ -161,7 +161,7 @@ TEST(CostModelTest, SkippedStepsTeachNothing) {
   report.set_skipped(true);
   report.set_most_tiles(1000);
   report.mutable_phases()->set_attention_forward(100);
-  model.ObserveStep(spec, ThreeBillion(), v1::StepPlan(), report);
+  model.ObserveStep(spec, ThreeBillion(), report);
   EXPECT_EQ(model.observations(), 0);
 }
 

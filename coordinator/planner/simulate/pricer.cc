@@ -1,11 +1,11 @@
 #include "coordinator/planner/simulate/pricer.h"
 
 #include <algorithm>
+#include <numbers>
 #include <numeric>
 #include <set>
 
 #include "base/status_macros.h"
-#include "coordinator/planner/deal/micro_batches.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
@@ -47,6 +47,22 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
   // What is listed tile by tile takes memory by tiles where there are more pairs of ranks.
   const bool is_large = pattern.listed_tiles != nullptr && ranks > kManyRanks;
   return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
+}
+
+std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES) return {};
+  constexpr int kMostLengths = 16;
+  // Whatever the layout.
+  const int64_t multiple = int64_t{spec.parallelism().context()} *
+                           std::max(2 * spec.attention().tile(), spec.parallelism().stripe());
+  const auto longest = static_cast<int64_t>(spec.data().sequence_length());
+  std::set<uint64_t> lengths;
+  auto length = static_cast<double>(longest);
+  for (int i = 0; i < kMostLengths; ++i, length /= std::numbers::sqrt2) {
+    const int64_t whole = (static_cast<int64_t>(length) + multiple - 1) / multiple * multiple;
+    lengths.insert(std::min(whole, longest));
+  }
+  return {lengths.begin(), lengths.end()};
 }
 
 // A plan's part in what is computed.
@@ -99,7 +115,7 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
     layers.largest_tiles = *std::max_element(totals.begin(), totals.end());
     layers.step_imbalance = layers.loads.StepImbalance();
     // Shorter sequences are denser than reports say, by how much is not measured.
-    const bool measured = hints.density > 0 && spec_.data().sequence_lengths().empty();
+    const bool measured = hints.density > 0 && spec_.data().batching() != v1::DataSpec::SAMPLES;
     if (measured && layers.tiles > 0) {
       const double factor = hints.density * setting.CausalTiles(tokens, model_) / layers.tiles;
       layers.loads.Scale(factor);
@@ -198,66 +214,32 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   return prediction;
 }
 
-// A step of sequences of unequal length lasts as long as its slowest group; phases are that
-// group's, imbalance and density those of the longest sequence, which is most of the work.
-absl::StatusOr<v1::Prediction> Pricer::PriceUnequal(const v1::StepPlan& plan,
-                                                    const Setting& setting,
-                                                    const CostModel& cost_model) {
+absl::Status Pricer::WeighSamples(const CostModel& cost_model, v1::StepPlan* plan) {
+  ASSIGN_OR_RETURN(const Setting setting, SettingOf(*plan));
   const double optimizer = OptimizerSeconds(model_, cost_model);
-  const std::vector<uint64_t> all = jobspec::SequenceLengths(spec_);
-  std::map<uint64_t, v1::Prediction> of_one;  // by length: one sequence a group
-  for (const uint64_t length : all) {
-    if (of_one.contains(length)) continue;
-    ASSIGN_OR_RETURN(of_one[length], PriceLength(setting, cost_model, length, 1));
+  plan->clear_sample_weights();
+  double milliseconds = 0;
+  for (const uint64_t length : WeighedLengths(spec_)) {
+    ASSIGN_OR_RETURN(const v1::Prediction alone, PriceLength(setting, cost_model, length, 1));
+    // Sampled patterns vary; weights ascend.
+    milliseconds = std::max(milliseconds, 1e3 * (alone.step_seconds() - optimizer));
+    v1::SampleWeight* const row = plan->add_sample_weights();
+    row->set_tokens(length);
+    row->set_milliseconds(milliseconds);
   }
-  const v1::Prediction& longest = of_one.rbegin()->second;
-  v1::Prediction slowest;
-  ASSIGN_OR_RETURN(const auto groups, LengthsOfGroups(spec_, plan));
-  for (const std::vector<uint64_t>& lengths : groups) {
-    v1::Prediction sum;
-    sum.set_step_seconds(optimizer);
-    for (const uint64_t length : lengths) {
-      const v1::Prediction& part = of_one.at(length);
-      sum.set_step_seconds(sum.step_seconds() + part.step_seconds() - optimizer);
-      sum.set_attention_seconds(sum.attention_seconds() + part.attention_seconds());
-      sum.set_index_seconds(sum.index_seconds() + part.index_seconds());
-      sum.set_wait_seconds(sum.wait_seconds() + part.wait_seconds());
-      sum.set_linear_seconds(sum.linear_seconds() + part.linear_seconds());
-      sum.set_communication_seconds(sum.communication_seconds() + part.communication_seconds());
-      sum.set_exposed_communication_seconds(sum.exposed_communication_seconds() +
-                                            part.exposed_communication_seconds());
-    }
-    if (sum.step_seconds() > slowest.step_seconds()) slowest = sum;
-  }
-  slowest.set_optimizer_seconds(longest.optimizer_seconds());
-  slowest.set_exchange_seconds(longest.exchange_seconds());
-  slowest.set_worker_imbalance(longest.worker_imbalance());
-  slowest.set_step_imbalance(longest.step_imbalance());
-  slowest.set_density(longest.density());
-  return slowest;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
                                              const CostModel& cost_model) {
   ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
   const double batch = static_cast<double>(spec_.training().global_batch());
-  v1::Prediction prediction;
-  double step_tokens = 0;
-  if (spec_.data().sequence_lengths().empty()) {
-    const uint64_t tokens = spec_.data().sequence_length();
-    ASSIGN_OR_RETURN(prediction,
-                     PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
-    step_tokens = static_cast<double>(tokens) * batch;
-  } else {
-    ASSIGN_OR_RETURN(prediction, PriceUnequal(plan, setting, cost_model));
-    for (const uint32_t length : spec_.data().sequence_lengths()) step_tokens += length;
-  }
-  prediction.set_tokens_per_second(step_tokens / prediction.step_seconds());
-  double flops = 0;
-  for (const uint64_t tokens : jobspec::SequenceLengths(spec_)) {
-    flops += ModelFlops(model_, static_cast<double>(tokens), prediction.density());
-  }
-  prediction.set_model_flops(flops);
+  const uint64_t tokens = spec_.data().sequence_length();
+  ASSIGN_OR_RETURN(v1::Prediction prediction,
+                   PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
+  prediction.set_tokens_per_second(static_cast<double>(tokens) * batch / prediction.step_seconds());
+  prediction.set_model_flops(
+      batch * ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
   return prediction;
 }
 

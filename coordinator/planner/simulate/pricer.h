@@ -25,6 +25,10 @@ namespace ringleader::planner {
 int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks);
 int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
 
+// The lengths of samples for which plans say what they take, ascending: two an octave, in whole
+// tiles for every rank. Empty unless documents are samples.
+std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec);
+
 // What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
 // kept for all rings and cost models. Not thread-safe.
 class Pricer {
@@ -42,9 +46,12 @@ class Pricer {
         hints_(hints),
         layouts_(std::move(layouts)) {}
 
-  // What a step is predicted to cost under `plan`. INVALID_ARGUMENT names an enumerator of the job
-  // or the plan that is unknown, or a sequence of its micro-batches beyond the global batch.
+  // What a step is predicted to cost under `plan`; of samples, as if each had as many tokens as
+  // fit. INVALID_ARGUMENT names an enumerator of the job or the plan that is unknown.
   absl::StatusOr<v1::Prediction> Price(const v1::StepPlan& plan, const CostModel& cost_model);
+
+  // Sets the plan's weights of samples: what one is predicted to take as a micro-batch of its own.
+  absl::Status WeighSamples(const CostModel& cost_model, v1::StepPlan* plan);
 
   // Ring steps of single ranks that were played so far: nearly all of the time that prices take.
   int64_t rank_steps() const { return rank_steps_; }
@@ -69,8 +76,6 @@ class Pricer {
                      uint64_t seed);
   absl::StatusOr<v1::Prediction> PriceLength(const Setting& setting, const CostModel& cost_model,
                                              uint64_t tokens, double sequences);
-  absl::StatusOr<v1::Prediction> PriceUnequal(const v1::StepPlan& plan, const Setting& setting,
-                                              const CostModel& cost_model);
 
   const v1::JobSpec& spec_;
   const model::ModelConfig& model_;

@@ -20,7 +20,7 @@ DiskReserve::DiskReserve(std::string path, int64_t bytes) : path_(std::move(path
   absl::MutexLock lock(&mutex_);
   struct stat file = {};
   held_ = stat(path_.c_str(), &file) == 0 && int64_t{file.st_blocks} * 512 >= bytes_;
-  if (!held_) TryToTake();
+  if (!held_) TryToTake(bytes_);
 }
 
 int64_t DiskReserve::FreeBytes() const {
@@ -30,10 +30,10 @@ int64_t DiskReserve::FreeBytes() const {
   return static_cast<int64_t>(system.f_bavail) * static_cast<int64_t>(system.f_frsize);
 }
 
-void DiskReserve::TryToTake() {
+void DiskReserve::TryToTake(int64_t room) {
   const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return;
-  held_ = posix_fallocate(fd, 0, bytes_) == 0;
+  held_ = posix_fallocate(fd, 0, room) == 0 && ftruncate(fd, bytes_) == 0;
   close(fd);
   // A part of a reserve would be missing elsewhere.
   if (!held_) unlink(path_.c_str());
@@ -66,7 +66,7 @@ absl::Status DiskReserve::Check() {
   if (held_) {
     GiveUpLocked();
   } else if (free >= 2 * bytes_) {
-    TryToTake();
+    TryToTake(2 * bytes_);
     if (held_) return absl::OkStatus();
   }
   const absl::Status full = absl::ResourceExhaustedError(absl::StrFormat(

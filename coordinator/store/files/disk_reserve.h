@@ -29,7 +29,8 @@ class DiskReserve {
 
  private:
   void GiveUpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TryToTake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes it if there is so much room: a quota may leave less than the file system has free.
+  void TryToTake(int64_t room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t FreeBytes() const;
 
   const std::string path_;

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -98,11 +100,57 @@ TEST_F(DiskReserveTest, AFullDiskIsSaidAndWhatIsVitalIsWritten) {
   EXPECT_TRUE(Create("vital", Need::kVital).ok());
 }
 
+// What was written is larger than what was free: nobody knew until the disk was full.
+TEST_F(DiskReserveTest, AWriteThatFindsTheDiskFullFreesTheReserveForWhatIsVital) {
+  ASSERT_TRUE(Create("before", Need::kOrdinary).ok());
+  const absl::Status full = store_->Write([](WriteTransaction& t) {
+    v1::Job job;
+    job.set_name("jobs/large");
+    job.mutable_spec()->set_name("large");
+    job.set_state_reason(std::string(16 * kMebibyte, 'x'));
+    return t.CreateJob(&job);
+  });
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
+  EXPECT_TRUE(Create("vital", Need::kVital).ok());
+  EXPECT_EQ(Get("large").code(), absl::StatusCode::kNotFound);
+}
+
+// As a quota does, a limit on the size of files leaves less than the file system has free: what was
+// given up is not taken back until there is room for more than itself.
+TEST_F(DiskReserveTest, AQuotaThatTheFileSystemDoesNotTellOfIsSeenByTaking) {
+  store_.reset();
+  DiskReserve reserve(small_ + "/reserve", kMebibyte);
+  ASSERT_TRUE(reserve.held());
+  const auto before = signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  rlimit tight = limit;
+  tight.rlim_cur = kMebibyte * 3 / 2;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &tight), 0);
+  reserve.GiveUp();  // a write has failed
+  EXPECT_EQ(reserve.Check().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(reserve.Check().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(fs::exists(small_ + "/reserve"));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  signal(SIGXFSZ, before);
+  EXPECT_TRUE(reserve.Check().ok());
+  EXPECT_EQ(fs::file_size(small_ + "/reserve"), kMebibyte);
+}
+
 TEST_F(DiskReserveTest, TheReserveGoesWhenItIsNoLongerWanted) {
   EXPECT_EQ(fs::file_size(small_ + "/db.reserve"), kMebibyte);
   store_.reset();
   ASSERT_TRUE(OpenSqliteStore({.path = small_ + "/db"}).ok());
   EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
+}
+
+TEST(DiskReserveFileTest, AReserveThatDoesNotFitLeavesNothingBehind) {
+  const TempDir dir;
+  const std::string path = dir.File("reserve");
+  DiskReserve reserve(path, int64_t{1} << 60);
+  EXPECT_FALSE(reserve.held());
+  EXPECT_FALSE(fs::exists(path));
 }
 
 }  // namespace

@@ -17,11 +17,16 @@ namespace ringleader::store::testing {
 
 class OpenedStoreTest : public ::testing::Test {
  protected:
-  OpenedStoreTest() { Reopen(); }
+  // `options` but for the path and the clock.
+  explicit OpenedStoreTest(SqliteOptions options = {}) : options_(std::move(options)) {
+    options_.path = dir_.File("coordinator.db");
+    options_.clock = &clock_;
+    Reopen();
+  }
 
   void Reopen() {
     store_.reset();
-    auto store = OpenSqliteStore({.path = dir_.File("coordinator.db"), .clock = &clock_});
+    auto store = OpenSqliteStore(options_);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
   }
@@ -70,6 +75,7 @@ class OpenedStoreTest : public ::testing::Test {
 
   TempDir dir_;
   FakeClock clock_;
+  SqliteOptions options_;
   std::unique_ptr<Store> store_;
 };
 

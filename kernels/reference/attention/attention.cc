@@ -11,6 +11,18 @@ namespace ringleader::kernels::reference {
 
 namespace {
 
+// PairMask's bits of query tile `a` against keys from `first_key` on; null where all queries
+// attend.
+const uint32_t* SeenBy(const TileSelection& tiles, const ShardLayout& query, int head, int64_t a,
+                       int64_t first_key) {
+  const QueryChoice& choice = tiles.choice;
+  if (choice.chosen == nullptr) return nullptr;
+  const int64_t blocks = TileCount(query.tokens, choice.block_size);
+  return choice.chosen +
+         (head * blocks + first_key / choice.block_size) * QueryWords(query.local_tokens()) +
+         a * tiles.tile / 32;
+}
+
 template <typename Args>
 PassInputs InputsOf(const Args& args, const TileLists& lists) {
   PassInputs in{.q = args.q,
@@ -20,19 +32,21 @@ PassInputs InputsOf(const Args& args, const TileLists& lists) {
                 .scale = args.scale,
                 .key_tokens = std::vector<int64_t>(args.k.heads, args.k.tokens)};
   for (int head = 0; head < args.q.heads; ++head) in.lists.push_back(&lists.OfHead(head));
-  in.mask = [&args, band = BandOf(args.tiles)](int, int64_t a, int64_t b, float*) -> PairMask {
+  in.mask = [&args, band = BandOf(args.tiles)](int head, int64_t a, int64_t b, float*) -> PairMask {
     const TileSpan query = SpanOfTile(args.query_layout, args.q.tokens, args.tiles.tile, a);
     const TileSpan key = SpanOfTile(args.key_layout, args.k.tokens, args.tiles.tile, b);
     const int32_t* starts = args.tiles.document_starts;
     if (starts != nullptr) starts += a * args.tiles.tile;
     // The last row's document is the last to start: where it holds every key, all rows see them.
     if (starts != nullptr && starts[query.tokens() - 1] <= key.first) starts = nullptr;
-    if (starts == nullptr && band.Covers(query, key)) return {};
+    const uint32_t* const seen_by = SeenBy(args.tiles, args.query_layout, head, a, key.first);
+    if (starts == nullptr && seen_by == nullptr && band.Covers(query, key)) return {};
     return {.kind = PairMask::Kind::kBand,
             .band = band,
             .first_query = query.first,
             .first_key = key.first,
-            .starts = starts};
+            .starts = starts,
+            .seen_by = seen_by};
   };
   return in;
 }

@@ -98,6 +98,27 @@ TEST_P(AttentionTest, Csr) {
              }));
 }
 
+// Of listed tiles only the queries attend that chose the block: of two tiles, none, some or all.
+TEST_P(AttentionTest, CsrWhereQueriesChoose) {
+  std::mt19937 random(9);
+  const RandomCsr csr(shape_.heads, blocks_, 4);
+  const int64_t blocks = (blocks_ + 1) / 2, words = QueryWords(shape_.tokens);
+  std::vector<uint32_t> chosen;
+  for (int64_t i = 0; i < shape_.heads * blocks * words; ++i) {
+    chosen.push_back(i % 5 == 0 ? 0 : i % 7 == 0 ? ~0u : random());
+  }
+  ExpectNear(problem_.Run(engine_, {.pattern = TilePattern::kCsr,
+                                    .tile = shape_.tile,
+                                    .row_offsets = csr.row_offsets.data(),
+                                    .columns = csr.columns.data(),
+                                    .choice = {chosen.data(), 2 * shape_.tile}}),
+             problem_.Expected([&](int head, int64_t i, int64_t j) {
+               const int64_t block = j / (2 * shape_.tile);
+               return j <= i && csr.listed.contains({head, i / shape_.tile, j / shape_.tile}) &&
+                      (chosen[(head * blocks + block) * words + i / 32] >> i % 32 & 1) != 0;
+             }));
+}
+
 TEST_P(AttentionTest, EqualBitsOnAnyNumberOfThreads) {
   const TileSelection tiles{.pattern = TilePattern::kCausal, .tile = shape_.tile};
   Engine one(1), three(3);

@@ -36,6 +36,8 @@ void Mask(const PairMask& mask, int begin, int rows, int keys, int columns, floa
         low = std::clamp<int64_t>(mask.starts[begin + i] - mask.first_key, low, keys);
       }
       high = std::clamp<int64_t>(distance - mask.band.lowest + 1, low, keys);
+      const int row = begin + i;
+      if (mask.seen_by != nullptr && (mask.seen_by[row / 32] >> row % 32 & 1) == 0) low = high = 0;
     } else if (mask.kind == PairMask::Kind::kKeys) {
       if (begin + i >= mask.rows) high = 0;
       for (int j = 0; j < keys; ++j) scores[j] += mask.bias[j];

@@ -35,6 +35,8 @@ struct PairMask {
   // kBand, where documents are packed: the position of each row's first visible key, ascending;
   // null: no bound.
   const int32_t* starts = nullptr;
+  // kBand, where queries chose blocks: bit i % 32 of word i / 32 says whether row i sees the tile.
+  const uint32_t* seen_by = nullptr;
   const float* bias = nullptr;  // kKeys: [padded keys], 0 or -infinity
   int rows = kMaxTile;          // kKeys: rows from here on see no key
 };

@@ -5,6 +5,7 @@
 
 #include "kernels/reference/tiles/antidiagonal_gate.h"
 #include "kernels/reference/tiles/tile_lists.h"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::reference {
 
@@ -22,54 +23,120 @@ void TileKeySums(Engine& engine, const TokenMajor<const float>& k, int tile, flo
   });
 }
 
-std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
-  const int d = args.q.head_dim, heads = args.q.heads, group = heads / args.kv_heads;
-  const int tiles_per_block = args.block_size / args.tile;
-  const int64_t tokens = args.query_layout.tokens;
-  const int64_t tiles = TileCount(tokens, args.tile), blocks = TileCount(tokens, args.block_size);
-  const int64_t query_tiles = TileCount(args.q.tokens, args.tile);
+namespace {
 
-  // Blocks of the sequence are summed from its tiles in order, however many ranks hold them.
-  std::vector<float> means(args.kv_heads * blocks * d, 0.0f);
+// [kv_heads, blocks, d]. Blocks of the sequence are summed from its tiles in order, however many
+// ranks hold them.
+std::vector<float> BlockMeans(const float* key_sums, int64_t tokens, int tile, int block_size,
+                              int kv_heads, int d) {
+  const int64_t tiles = TileCount(tokens, tile), blocks = TileCount(tokens, block_size);
+  const int64_t tiles_per_block = block_size / tile;
+  std::vector<float> means(kv_heads * blocks * d, 0.0f);
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t count = std::min<int64_t>(args.block_size, tokens - block * args.block_size);
-    for (int head = 0; head < args.kv_heads; ++head) {
+    const int64_t count = std::min<int64_t>(block_size, tokens - block * block_size);
+    for (int head = 0; head < kv_heads; ++head) {
       float* const mean = means.data() + (head * blocks + block) * d;
       for (int64_t b = block * tiles_per_block; b < std::min(tiles, (block + 1) * tiles_per_block);
            ++b) {
-        const float* sum = args.key_sums + (b * args.kv_heads + head) * d;
+        const float* sum = key_sums + (b * kv_heads + head) * d;
         for (int x = 0; x < d; ++x) mean[x] += sum[x];
       }
       for (int x = 0; x < d; ++x) mean[x] /= static_cast<float>(count);
     }
   }
+  return means;
+}
+
+// The `keep` blocks of [first, own) that `query` scores highest; among equals lower ones, or higher
+// ones where ties go late. `means`: of the head, [blocks, d].
+std::vector<int64_t> BestBlocks(const float* query, const float* means, int d, int64_t first,
+                                int64_t own, int64_t keep, bool ties_go_late) {
+  const int64_t sign = ties_go_late ? -1 : 1;
+  std::vector<std::pair<float, int64_t>> scores;  // (-score, sign * block): the best first
+  for (int64_t block = first; block < own; ++block) {
+    float score = 0.0f;
+    for (int x = 0; x < d; ++x) score += query[x] * means[block * d + x];
+    scores.emplace_back(-score, sign * block);
+  }
+  keep = std::clamp<int64_t>(keep, 0, std::ssize(scores));
+  std::partial_sort(scores.begin(), scores.begin() + keep, scores.end());
+  std::vector<int64_t> best;
+  for (int64_t i = 0; i < keep; ++i) best.push_back(sign * scores[i].second);
+  return best;
+}
+
+}  // namespace
+
+std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
+  const int d = args.q.head_dim, heads = args.q.heads, group = heads / args.kv_heads;
+  const int64_t tokens = args.query_layout.tokens, blocks = TileCount(tokens, args.block_size);
+  const int64_t query_tiles = TileCount(args.q.tokens, args.tile);
+  const std::vector<float> means =
+      BlockMeans(args.key_sums, tokens, args.tile, args.block_size, args.kv_heads, d);
 
   std::vector<char> selected(heads * query_tiles * blocks, 0);
   engine.pool().For(heads * query_tiles, [&](int64_t task, int) {
     const int head = static_cast<int>(task / query_tiles);
     const int64_t a = task % query_tiles;
-    const int64_t end = std::min(args.q.tokens, (a + 1) * args.tile);
+    const int64_t end =
+        args.first_query_gates ? a * args.tile + 1 : std::min(args.q.tokens, (a + 1) * args.tile);
     std::vector<float> query(d, 0.0f);
     for (int64_t i = a * args.tile; i < end; ++i) {
       const float* row = args.q.data + i * args.q.token_stride + head * args.q.head_stride;
       for (int x = 0; x < d; ++x) query[x] += row[x];
     }
     const int64_t own = args.query_layout.Position(a * args.tile) / args.block_size;
-    std::vector<std::pair<float, int64_t>> scores;  // (-score, block): the best first
     const int64_t start = args.document_starts == nullptr ? 0 : args.document_starts[a * args.tile];
-    for (int64_t block = start / args.block_size; block < own; ++block) {
-      const float* mean = means.data() + (head / group * blocks + block) * d;
-      float score = 0.0f;
-      for (int x = 0; x < d; ++x) score += query[x] * mean[x];
-      scores.emplace_back(-score, block);
-    }
-    const size_t keep = std::min<size_t>(args.topk_blocks, scores.size());
-    std::partial_sort(scores.begin(), scores.begin() + keep, scores.end());
     char* const row = selected.data() + task * blocks;
     row[own] = 1;
-    for (size_t i = 0; i < keep; ++i) row[scores[i].second] = 1;
+    for (const int64_t block : BestBlocks(query.data(), means.data() + head / group * blocks * d, d,
+                                          start / args.block_size, own, args.topk_blocks, TiesGoLate(head))) {
+      row[block] = 1;
+    }
   });
   return selected;
+}
+
+void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_heads,
+                   const QueryGateStep& step) {
+  const int d = q.head_dim, group = q.heads / kv_heads;
+  const int64_t tokens = step.query_layout.tokens, blocks = TileCount(tokens, step.block_size);
+  const int64_t words = QueryWords(q.tokens), tiles = TileCount(q.tokens, step.tile);
+  const std::vector<float> means =
+      BlockMeans(step.key_sums, tokens, step.tile, step.block_size, kv_heads, d);
+  std::fill_n(step.queries, q.heads * blocks * words, 0u);
+  // A task is a word of queries.
+  engine.pool().For(q.heads * words, [&](int64_t task, int) {
+    const int64_t head = task / words, word = task % words;
+    for (int64_t i = word * 32; i < std::min(q.tokens, (word + 1) * 32); ++i) {
+      const int64_t own = step.query_layout.Position(i) / step.block_size;
+      const int64_t first =
+          (step.document_starts == nullptr ? 0 : step.document_starts[i]) / step.block_size;
+      const int64_t keep = step.density > 0
+                               ? MostBlocks(step.density, static_cast<int32_t>(own - first + 1))
+                               : step.topk_blocks;
+      std::vector<int64_t> kept =
+          BestBlocks(q.data + i * q.token_stride + head * q.head_stride,
+                     means.data() + head / group * blocks * d, d, first, own, keep - 1,
+                     /*ties_go_late=*/false);
+      kept.push_back(own);
+      for (const int64_t block : kept) {
+        step.queries[(head * blocks + block) * words + word] |= 1u << i % 32;
+      }
+    }
+  });
+  const int64_t block_words = BlockWords(static_cast<int32_t>(blocks));
+  std::fill_n(step.chosen, q.heads * tiles * block_words, 0u);
+  engine.pool().For(q.heads * tiles, [&](int64_t task, int) {
+    const int64_t head = task / tiles, begin = task % tiles * step.tile / 32;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const uint32_t* const of_block = step.queries + (head * blocks + block) * words;
+      const uint32_t* const end = of_block + std::min<int64_t>(words, begin + step.tile / 32);
+      if (std::any_of(of_block + begin, end, [](uint32_t word) { return word != 0; })) {
+        step.chosen[task * block_words + block / 32] |= 1u << block % 32;
+      }
+    }
+  });
 }
 
 namespace {
@@ -100,7 +167,8 @@ struct Step {
                               .kv_heads = k.heads,
                               .tile = step.tile,
                               .block_size = step.block_size,
-                              .topk_blocks = step.topk_blocks});
+                              .topk_blocks = step.topk_blocks,
+                              .first_query_gates = step.first_query_gates});
     const int64_t blocks = TileCount(step.query_layout.tokens, step.block_size);
     const int64_t rows = static_cast<int64_t>(selected.size()) / blocks,
                   words = BlockWords(static_cast<int32_t>(blocks));
@@ -110,6 +178,7 @@ struct Step {
       if (selected[i] != 0) step.chosen[i / blocks * words + block / 32] |= 1u << block % 32;
     }
   }
+  void operator()(const QueryGateStep& step) const { ChooseByQuery(engine, q, k.heads, step); }
   void operator()(const PackKeysStep& step) const {
     auto* to = static_cast<float*>(step.packed);
     for (int64_t i = 0; i < k.tokens; ++i) {

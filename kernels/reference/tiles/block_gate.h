@@ -1,5 +1,5 @@
-// Block top-k (MoBA): each tile of queries keeps the key blocks whose mean key its mean query
-// scores highest, besides its own block (MoBA, arXiv 2502.13189).
+// MoBA by tile (block top-k) and by query: each tile of queries keeps the key blocks whose mean key
+// its mean query scores highest, besides its own block (MoBA, arXiv 2502.13189).
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,16 @@ struct BlockTopKArgs {
   int tile = 128;
   int block_size = 512;  // tokens, a multiple of tile
   int topk_blocks = 0;   // besides a query's own
+  bool first_query_gates = false;
 };
 
-// selected: [heads, query tiles, blocks of block_size], non-zero where kept; ties go to the lower
-// block.
+// selected: [heads, query tiles, blocks of block_size], non-zero where kept; ties as MeanGateStep
+// says.
 std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args);
+
+// MoBA's gate by query: QueryGateStep says what it is. q: [n, heads, d].
+void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_heads,
+                   const QueryGateStep& step);
 
 // Takes one step; q and k: [n, heads, d] and [n, kv_heads, d], this rank's.
 void RunBlockStep(Engine& engine, const TokenMajor<const float>& q,

@@ -64,6 +64,14 @@ absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks, int head
        (tiles.columns == nullptr && tiles.row_offsets[heads * (query_tiles + 1) - 1] > 0))) {
     return absl::InvalidArgumentError("kCsr needs row_offsets and columns");
   }
+  if (tiles.choice.chosen != nullptr &&
+      (tiles.pattern != TilePattern::kCsr || tiles.tile % 32 != 0 ||
+       tiles.choice.block_size < tiles.tile || tiles.choice.block_size % tiles.tile != 0)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "choice of blocks of %d goes with kCsr and tiles that are whole words of 32 queries and "
+        "parts of a block; pattern is %d, tile %d",
+        tiles.choice.block_size, static_cast<int>(tiles.pattern), tiles.tile));
+  }
   return absl::OkStatus();
 }
 

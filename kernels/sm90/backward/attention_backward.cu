@@ -3,7 +3,7 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/attention.h"
-#include "kernels/sm90/backward/attention_backward_kernel.cuh"
+#include "kernels/sm90/backward/attention_backward_launch.cuh"
 #include "kernels/sm90/backward/attention_query_gradient.h"
 #include "kernels/sm90/backward/rounded_sum.h"
 #include "kernels/sm90/columns.h"
@@ -13,6 +13,37 @@
 #include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
+
+// These are attention_backward_chosen.cu's.
+extern template absl::Status LaunchBackward<64, WalkKind::kChosen128, QueryGradient::kTogether>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<64, WalkKind::kChosen128, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<64, WalkKind::kChosen64, QueryGradient::kApart>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<64, WalkKind::kChosen64, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<128, WalkKind::kChosen128, QueryGradient::kTogether>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<128, WalkKind::kChosen128, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<128, WalkKind::kChosen64, QueryGradient::kApart>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<128, WalkKind::kChosen64, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+
+// Fills `stats`: [heads, query_blocks]. A pair of warps computes one block of queries.
+__global__ void PrepareRowStats(RowStats* stats, const float* lse, const float* delta,
+                                int32_t query_tokens, float scale) {
+  const int32_t query = blockIdx.x * kBackwardQueries + threadIdx.x;
+  const int64_t source = static_cast<int64_t>(blockIdx.y) * query_tokens + query;
+  const bool exists = query < query_tokens;
+  const float row_lse = exists ? lse[source] : -INFINITY;
+  RowStats& block = stats[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x];
+  block.lse_log2[threadIdx.x] = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
+  block.scaled_delta[threadIdx.x] = row_lse == -INFINITY ? 0.0f : delta[source] * scale;
+}
+
 namespace {
 
 using Args = AttentionBackwardArgs<__nv_bfloat16>;
@@ -82,26 +113,6 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-template <int kHeadDim, WalkKind kKind, QueryGradient kQueryGradient>
-absl::Status Launch(const Args& args, const BackwardParams& params, int multiprocessors,
-                    cudaStream_t stream) {
-  using Tile = BackwardTile<kHeadDim>;
-  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, kBackwardQueries, "q"));
-  ASSIGN_OR_RETURN(const CUtensorMap key_map, LoadMap(args.k, kBackwardKeys, "k"));
-  ASSIGN_OR_RETURN(const CUtensorMap value_map, LoadMap(args.v, kBackwardKeys, "v"));
-  ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, kBackwardQueries, "d_out"));
-  ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
-  ASSIGN_OR_RETURN(const CUtensorMap dk_map, AddMap(args.dk, kBackwardKeys / 2, "dk"));
-  ASSIGN_OR_RETURN(const CUtensorMap dv_map, AddMap(args.dv, kBackwardKeys / 2, "dv"));
-  const auto kernel =
-      params.walk.document_starts == nullptr
-          ? AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/false>
-          : AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/true>;
-  return LaunchPersistent("backward: launch", kernel, multiprocessors, Tile::kThreads,
-                          sizeof(BackwardShared<kHeadDim>), stream, params, query_map, key_map,
-                          value_map, d_out_map, dq_map, dk_map, dv_map);
-}
-
 // A call's workspace: two counters of work items, RowStats, and, where gradients are rounded, the
 // sums of dK and dV, [n_k, kv_heads, d] in fp32.
 int64_t RowStatsBytes(const Args& args) {
@@ -120,15 +131,14 @@ absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
   ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
   const bool wide = shape.head_dim == 128;
   if (!args.deterministic) {
-    constexpr auto kInside =
-        kKind == WalkKind::kLists64 ? QueryGradient::kApart : QueryGradient::kTogether;
-    return wide ? Launch<128, kKind, kInside>(args, params, multiprocessors, stream)
-                : Launch<64, kKind, kInside>(args, params, multiprocessors, stream);
+    constexpr auto kInside = kHasLists64<kKind> ? QueryGradient::kApart : QueryGradient::kTogether;
+    return wide ? LaunchBackward<128, kKind, kInside>(args, params, multiprocessors, stream)
+                : LaunchBackward<64, kKind, kInside>(args, params, multiprocessors, stream);
   }
   constexpr auto kElsewhere = QueryGradient::kElsewhere;
   const absl::Status launched =
-      wide ? Launch<128, kKind, kElsewhere>(args, params, multiprocessors, stream)
-           : Launch<64, kKind, kElsewhere>(args, params, multiprocessors, stream);
+      wide ? LaunchBackward<128, kKind, kElsewhere>(args, params, multiprocessors, stream)
+           : LaunchBackward<64, kKind, kElsewhere>(args, params, multiprocessors, stream);
   RETURN_IF_ERROR(launched);
   return AddQueryGradient<kKind>(args, shape, params.columns, params.row_stats,
                                  params.next_item + 1, multiprocessors, stream);

@@ -19,7 +19,7 @@ namespace ringleader::kernels::sm90 {
 // Who computes dQ.
 enum class QueryGradient {
   kTogether,   // both consumers, in one product over their 128 keys
-  kApart,      // each consumer for its 64 keys; WalkKind::kLists64
+  kApart,      // each consumer for its 64 keys; kHasLists64
   kElsewhere,  // another kernel: dq_map is not used
 };
 
@@ -66,7 +66,7 @@ class BackwardConsumer {
 
  private:
   // Whether a step describes each consumer's keys by themselves.
-  static constexpr bool kTiles64 = kKind == WalkKind::kTiles64 || kKind == WalkKind::kLists64;
+  static constexpr bool kTiles64 = kKind == WalkKind::kTiles64 || kHasLists64<kKind>;
 
   // All steps of an item: attention_backward_together.cuh.
   __device__ void StepsTogether();
@@ -186,6 +186,9 @@ class BackwardConsumer {
     } else {
       MaskScores(scores, step);
       if constexpr (kDocuments) MaskDocuments(scores, described.first_query);
+      if constexpr (kHasChoice<kKind>) {
+        MaskChosen(scores, described.visible + (kTiles64 ? 2 * consumer_ : 0));
+      }
     }
   }
 
@@ -231,6 +234,15 @@ class BackwardConsumer {
       if (visible[key / 32] >> (key % 32) & 1) continue;
 #pragma unroll
       for (int i = 0; i < 16; ++i) scores[i / 2 * 4 + half * 2 + i % 2] = -INFINITY;
+    }
+  }
+
+  // Hides queries, of which `chosen` has a bit each, that did not choose the keys' block.
+  __device__ __forceinline__ void MaskChosen(float (&scores)[32], const uint32_t* chosen) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int query = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
+      if (!(chosen[i / 16] >> (query % 32) & 1)) scores[i] = -INFINITY;
     }
   }
 

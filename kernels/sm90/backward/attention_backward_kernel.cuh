@@ -70,16 +70,4 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) Attention
       });
 }
 
-// Fills `stats`: [heads, query_blocks]. A pair of warps computes one block of queries.
-__global__ void PrepareRowStats(RowStats* stats, const float* lse, const float* delta,
-                                int32_t query_tokens, float scale) {
-  const int32_t query = blockIdx.x * kBackwardQueries + threadIdx.x;
-  const int64_t source = static_cast<int64_t>(blockIdx.y) * query_tokens + query;
-  const bool exists = query < query_tokens;
-  const float row_lse = exists ? lse[source] : -INFINITY;
-  RowStats& block = stats[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x];
-  block.lse_log2[threadIdx.x] = row_lse == -INFINITY ? INFINITY : row_lse * kLog2E;
-  block.scaled_delta[threadIdx.x] = row_lse == -INFINITY ? 0.0f : delta[source] * scale;
-}
-
 }  // namespace ringleader::kernels::sm90

@@ -71,8 +71,10 @@ __device__ __forceinline__ BackwardItem BackwardItemAt(const BackwardParams& par
 
 // What the producer tells the consumers about a stage of queries.
 struct alignas(8) BackwardStep {
-  TileStep part[2];                // of all keys; tiles of 64: of each consumer's 64
-  uint32_t visible[kColumnWords];  // WalkKind::kColumns: a bit a key
+  TileStep part[2];  // of all keys; tiles of 64: of each consumer's 64
+  // WalkKind::kColumns: a bit a key. Where queries chose blocks: a bit a query; kChosen64: of each
+  // part.
+  uint32_t visible[kColumnWords];
   int32_t head;
   int32_t first_query;
   int32_t queries;  // kColumns, where there are documents: how many of the 64 see `visible`
@@ -137,6 +139,46 @@ template <bool kDocuments>
 class BackwardTiles<WalkKind::kLists64, kDocuments>
     : public BackwardTilePairs<ListPairWalker<kDocuments>, kDocuments> {
   using BackwardTiles::BackwardTilePairs::BackwardTilePairs;
+};
+
+// Where queries chose blocks: what `kListed` visits and, in `kParts` parts, the queries' bits.
+template <WalkKind kListed, int kParts, bool kDocuments>
+class BackwardChosenTiles : public BackwardTiles<kListed, kDocuments> {
+  using Base = BackwardTiles<kListed, kDocuments>;
+
+ public:
+  __device__ BackwardChosenTiles(const BackwardParams& params, int32_t head,
+                                 const BackwardItem& item)
+      : Base(params, head, item), head_(head), first_column_(item.key_block * kParts) {}
+  // The lane that describes a part writes its bits, too.
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
+                           int32_t offset, bool last) const {
+    Base::Describe(step, walk, tile, offset, last);
+    const int32_t part = threadIdx.x % 32;
+    if (part >= kParts || (kParts > 1 && !(tile.bits >> part & 1))) return;
+    const int32_t first_word = (tile.index * walk.tile() + offset) / 32;
+#pragma unroll
+    for (int i = 0; i < kBackwardQueries / 32; ++i) {
+      const uint32_t word = walk.ChosenBy(head_, first_column_ + part, first_word + i);
+      step.visible[2 * part + i] = word;
+      if (word != 0xFFFFFFFFu) step.part[part].masked = true;
+    }
+  }
+
+ private:
+  int32_t head_;
+  int32_t first_column_;
+};
+
+template <bool kDocuments>
+class BackwardTiles<WalkKind::kChosen128, kDocuments>
+    : public BackwardChosenTiles<WalkKind::kTiles128, 1, kDocuments> {
+  using BackwardTiles::BackwardChosenTiles::BackwardChosenTiles;
+};
+template <bool kDocuments>
+class BackwardTiles<WalkKind::kChosen64, kDocuments>
+    : public BackwardChosenTiles<WalkKind::kLists64, 2, kDocuments> {
+  using BackwardTiles::BackwardChosenTiles::BackwardChosenTiles;
 };
 
 template <bool kDocuments>

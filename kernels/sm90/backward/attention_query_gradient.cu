@@ -60,5 +60,11 @@ template absl::Status AddQueryGradient<WalkKind::kLists64>(const Args&, const At
 template absl::Status AddQueryGradient<WalkKind::kColumns>(const Args&, const AttentionShape&,
                                                            const ColumnWalk&, const RowStats*,
                                                            int32_t*, int, cudaStream_t);
+template absl::Status AddQueryGradient<WalkKind::kChosen128>(const Args&, const AttentionShape&,
+                                                             const ColumnWalk&, const RowStats*,
+                                                             int32_t*, int, cudaStream_t);
+template absl::Status AddQueryGradient<WalkKind::kChosen64>(const Args&, const AttentionShape&,
+                                                            const ColumnWalk&, const RowStats*,
+                                                            int32_t*, int, cudaStream_t);
 
 }  // namespace ringleader::kernels::sm90

@@ -34,8 +34,7 @@ template <int kHeadDim, WalkKind kKind>
 struct ForwardTile {
   // Where the tiles of two consumers are not the same, each has a producer, a ring of stages and
   // items of its own.
-  static constexpr int kPipelines =
-      kKind == WalkKind::kLists64 || kKind == WalkKind::kDiagonals64 ? 2 : 1;
+  static constexpr int kPipelines = kHasLists64<kKind> || kKind == WalkKind::kDiagonals64 ? 2 : 1;
   static constexpr int kConsumers = 2 / kPipelines;  // of a pipeline
   static constexpr int kThreads = 3 * ptx::kWarpgroupThreads;
   static constexpr int kQueries = 64 * kConsumers;  // of an item
@@ -52,8 +51,9 @@ struct ForwardStep {
   // Describes all queries and keys. One address for both consumers keeps the compiler's view of the
   // main loop uniform, which is worth 5 to 7 % of the time.
   TileStep all;
-  TileStep quarter[2][2];             // WalkKind::kTiles64: by consumer and tile
-  uint32_t visible[2][kColumnWords];  // WalkKind::kColumns: a bit a key
+  TileStep quarter[2][2];  // WalkKind::kTiles64: by consumer and tile
+  // WalkKind::kColumns: a bit a key. Where queries chose blocks: by consumer, a bit a query.
+  uint32_t visible[2][kColumnWords];
   // Where there are documents: how many of each consumer's 64 queries see them (kColumns); else the
   // first of the item's local queries, and the positions of the tiles' first keys.
   int32_t rows[2];
@@ -102,6 +102,40 @@ template <bool kDocuments>
 class ForwardTiles<WalkKind::kDiagonals64, kDocuments>
     : public SingleTiles<64, kDocuments, DiagonalWalker<kDocuments>> {
   using ForwardTiles::SingleTiles::SingleTiles;
+};
+
+// The same where queries chose blocks.
+template <int kTokens, bool kDocuments>
+class ChosenTiles : public SingleTiles<kTokens, kDocuments> {
+  using Base = SingleTiles<kTokens, kDocuments>;
+
+ public:
+  __device__ ChosenTiles(const TileWalk& walk, const ColumnWalk& columns, const ForwardItem& item)
+      : Base(walk, columns, item), walk_(walk), item_(item) {}
+  __device__ void Describe(ForwardStep& step, const TileRef& tile, bool last) const {
+    Base::Describe(step, tile, last);
+    if (threadIdx.x % 32 != 0) return;
+    constexpr int kWords = kTokens / 32;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint32_t word = walk_.ChosenBy(item_.head, tile.index, item_.block * kWords + i);
+      step.visible[i / 2][i % 2] = word;
+      if (word != 0xFFFFFFFFu) step.all.masked = true;
+    }
+  }
+
+ private:
+  const TileWalk& walk_;
+  ForwardItem item_;
+};
+
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kChosen128, kDocuments> : public ChosenTiles<128, kDocuments> {
+  using ForwardTiles::ChosenTiles::ChosenTiles;
+};
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kChosen64, kDocuments> : public ChosenTiles<64, kDocuments> {
+  using ForwardTiles::ChosenTiles::ChosenTiles;
 };
 
 // Two tiles that follow each other in the union of two rows' tiles.
@@ -248,6 +282,18 @@ __device__ __forceinline__ void MaskRowColumns(float (&scores)[64], const Forwar
   }
 }
 
+// The same where queries, of which `chosen` has a bit each, did not choose the keys' block.
+template <int kScores>
+__device__ __forceinline__ void MaskChosenRows(float (&scores)[kScores], const uint32_t* chosen) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = FragmentRow() + half * 8;
+    if (chosen[row / 32] >> (row % 32) & 1) continue;
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) scores[i / 2 * 4 + half * 2 + i % 2] = -INFINITY;
+  }
+}
+
 // All scores of a consumer in a stage: those that are not visible become -infinity.
 template <WalkKind kKind, bool kDocuments, int kScores>
 __device__ __forceinline__ void MaskStage(float (&scores)[kScores], const TileWalk& walk,
@@ -268,6 +314,7 @@ __device__ __forceinline__ void MaskStage(float (&scores)[kScores], const TileWa
                          kPairs ? step.first_key[i] : step.first_key[0] + 64 * i);
       }
     }
+    if constexpr (kHasChoice<kKind>) MaskChosenRows(scores, step.visible[consumer]);
   }
 }
 

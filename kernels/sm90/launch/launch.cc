@@ -86,6 +86,14 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
       return absl::InvalidArgumentError("tiles.document_starts must be aligned to 4 bytes");
     }
   }
+  const QueryChoice& choice = tiles.choice;
+  if (choice.chosen != nullptr &&
+      (tiles.pattern != TilePattern::kCsr || choice.block_size < tiles.tile ||
+       choice.block_size % tiles.tile != 0)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "tiles.choice of blocks of %d tokens goes with kCsr and blocks of whole tiles of %d",
+        choice.block_size, tiles.tile));
+  }
   const bool by_blocks = tiles.pattern == TilePattern::kToeplitz;
   RETURN_IF_ERROR(
       CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, by_blocks));
@@ -196,6 +204,7 @@ TileWalk MakeTileWalk(const AttentionShape& shape, const ShardLayout& query_layo
   walk.key_map = PositionMap::From(key_layout);
   walk.diagonals = tiles.diagonals;
   walk.diagonal_words = tiles.diagonal_words;
+  if (tiles.choice.chosen != nullptr) walk.SetChoice(tiles.choice, query_layout.tokens);
   walk.list_offsets = by_column ? tiles.column_offsets : tiles.row_offsets;
   walk.list = by_column ? tiles.rows : tiles.columns;
   walk.document_starts = tiles.document_starts;

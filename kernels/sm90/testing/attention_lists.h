@@ -45,6 +45,7 @@ struct Case {
   LayoutKind layout = LayoutKind::kContiguous;
   int ranks = 1, stripe = 0;
   bool documents = false;  // several, packed into the sequence
+  bool chosen = false;     // kCsr: queries chose blocks of two tiles
 
   ShardLayout LayoutOf(int rank) const {
     return {.kind = layout, .ranks = ranks, .rank = rank, .stripe = stripe, .tokens = tokens};
@@ -147,6 +148,7 @@ class Lists {
       return listed_[(h * blocks_ + row) * blocks_ + column];
     });
     whole_[0].PointFrom(host, gpu);
+    if (c.chosen) MakeChoice();
     const int64_t local = blocks_ / c.ranks;
     for (int i = 0; c.ranks > 1 && i < c.ranks * c.ranks; ++i) {
       const ShardLayout query = c.LayoutOf(i / c.ranks), key = c.LayoutOf(i % c.ranks);
@@ -161,6 +163,9 @@ class Lists {
   TileSelection Of(int rank, int owner) const {
     TileSelection on_host, on_gpu = gpu;
     if (case_.documents) on_gpu.document_starts = gpu_starts_[rank].data();
+    if (case_.chosen) {
+      on_gpu.choice = {gpu_chosen_[rank].data(), host.choice.block_size};
+    }
     if (!pairs_.empty()) pairs_[rank * case_.ranks + owner].PointFrom(on_host, on_gpu);
     return on_gpu;
   }
@@ -182,8 +187,32 @@ class Lists {
     return false;
   }
 
+  // Words of queries that all, none or some of them chose a block.
+  void MakeChoice() {
+    const int64_t words = QueryWords(case_.tokens), block_size = int64_t{2} * case_.tile,
+                  rows = case_.heads * ((case_.tokens + block_size - 1) / block_size);
+    for (int64_t i = 0; i < rows * words; ++i) {
+      const uint32_t draw = Random()();
+      chosen_.push_back(draw % 8 == 0 ? 0 : draw % 8 == 1 ? ~0u : Random()());
+    }
+    host.choice = {chosen_.data(), static_cast<int32_t>(block_size)};
+    for (int rank = 0; rank < case_.ranks; ++rank) {
+      const ShardLayout layout = case_.LayoutOf(rank);
+      const int64_t n = layout.local_tokens();
+      std::vector<uint32_t> local(rows * QueryWords(n));
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < n; i += 32) {  // tiles are whole words
+          local[row * QueryWords(n) + i / 32] = chosen_[row * words + layout.Position(i) / 32];
+        }
+      }
+      gpu_chosen_.emplace_back(local);
+    }
+  }
+
   const Case case_;
   const int64_t blocks_;
+  std::vector<uint32_t> chosen_;                    // QueryChoice's, of the whole sequence
+  std::vector<DeviceBuffer<uint32_t>> gpu_chosen_;  // by rank
   std::vector<uint64_t> diagonals_;
   DeviceBuffer<uint64_t> gpu_diagonals_;
   std::vector<int32_t> starts_;                    // [tokens]

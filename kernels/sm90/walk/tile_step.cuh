@@ -9,7 +9,8 @@ namespace ringleader::kernels::sm90 {
 
 // Describes a part of a tile to a consumer. Pair (query i, key j) of it is visible when
 //   j < keys, j - i <= diagonal (causal), and j - i > diagonal - window,
-// and where there are documents, position of j >= DocumentStart(i).
+// and where there are documents, position of j >= DocumentStart(i), and where queries chose blocks,
+// query i's bit beside the step is set.
 struct TileStep {
   int32_t diagonal;  // position of query 0 - position of key 0
   int32_t window;

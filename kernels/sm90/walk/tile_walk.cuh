@@ -59,12 +59,21 @@ struct TileWalk {
   int32_t key_tiles = 0;
   PositionMap query_map;
   PositionMap key_map;
+  // kToeplitz. With a QueryChoice, which goes with kCsr alone, they hold its words and block_size,
+  // and `window` the number of the sequence's blocks (SetChoice): fields of its own changed the
+  // machine code of instances without a choice.
   const uint64_t* diagonals = nullptr;
   int32_t diagonal_words = 0;
   // The list of the walked direction: by query tile in forward, by key tile in backward.
   const int32_t* list_offsets = nullptr;
   const int32_t* list = nullptr;
   const int32_t* document_starts = nullptr;  // by local query
+
+  void SetChoice(const QueryChoice& choice, int64_t tokens) {
+    diagonals = reinterpret_cast<const uint64_t*>(choice.chosen);
+    diagonal_words = choice.block_size;
+    window = static_cast<int32_t>((tokens + choice.block_size - 1) / choice.block_size);
+  }
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ int32_t tile() const {
@@ -81,6 +90,15 @@ struct TileWalk {
   }
   __device__ __forceinline__ int32_t LastKey(int32_t column) const {
     return key_map.Position(min((column + 1) << tile_log2, key_tokens) - 1);
+  }
+
+  // Bit i says whether local query 32 * word + i attends to the block of key tile `column`.
+  __device__ __forceinline__ uint32_t ChosenBy(int32_t head, int32_t column, int32_t word) const {
+    const int32_t words = (query_tokens + 31) / 32;
+    if (word >= words) return 0;
+    const int32_t blocks = window, block_size = diagonal_words;
+    const int64_t row = static_cast<int64_t>(head) * blocks + FirstKey(column) / block_size;
+    return reinterpret_cast<const uint32_t*>(diagonals)[row * words + word];
   }
 
   // Position of the first token of the document of local query `query`; ascends with it.
@@ -152,7 +170,16 @@ enum class WalkKind {
   kLists64,      // lists of tiles of 64 (kCsr): two lines that share few
   kColumns,      // all tiles of selected columns
   kDiagonals64,  // block diagonals of 64 (kToeplitz), each line by itself; forward alone
+  // Lists of tiles (kCsr) of which the queries attend that chose the block.
+  kChosen128,
+  kChosen64,
 };
+
+template <WalkKind kKind>
+inline constexpr bool kHasChoice = kKind == WalkKind::kChosen128 || kKind == WalkKind::kChosen64;
+// Whether two lines of tiles of 64 share few.
+template <WalkKind kKind>
+inline constexpr bool kHasLists64 = kKind == WalkKind::kLists64 || kKind == WalkKind::kChosen64;
 
 // The first i in [0, count] for which `holds` is false; it holds for a prefix. A warp's 32-ary
 // search.

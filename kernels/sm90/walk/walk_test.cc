@@ -23,6 +23,7 @@ struct Case {
   TilePattern pattern = TilePattern::kCausal;
   int tile = 64;
   bool documents = false;
+  bool chosen = false;  // kCsr: queries chose blocks
   LayoutKind layout = LayoutKind::kContiguous;
   int ranks = 1;
   int64_t tokens = 0;
@@ -74,6 +75,16 @@ class WalkTest : public ::testing::TestWithParam<Case> {
       column_offsets_.push_back(static_cast<int32_t>(rows_.size()));
     }
 
+    if (c.chosen) {
+      const int64_t sequence_blocks =
+          (c.tokens + kChosenTiles * c.tile - 1) / (kChosenTiles * c.tile);
+      for (int64_t i = 0; i < sequence_blocks * QueryWords(walk_.query_tokens); ++i) {
+        const int draw = Below(8);
+        chosen_.push_back(draw == 0 ? 0 : draw < 3 ? ~0u : random_());
+      }
+      walk_.SetChoice({chosen_.data(), static_cast<int32_t>(kChosenTiles * c.tile)}, c.tokens);
+    }
+
     if (!c.documents) return;
     starts_ = reference::testing::DocumentStarts(
         c.tokens, reference::testing::RandomDocuments(c.tokens, c.tile, random_));
@@ -92,10 +103,18 @@ class WalkTest : public ::testing::TestWithParam<Case> {
     if (c.pattern == TilePattern::kFull) return true;
     if (from > at || (c.documents && from < starts_[at])) return false;
     if (c.pattern == TilePattern::kWindow) return at - from < walk_.window;
-    if (c.pattern == TilePattern::kCsr) return Listed(query / c.tile, key / c.tile);
+    if (c.pattern == TilePattern::kCsr) {
+      return Listed(query / c.tile, key / c.tile) && (!c.chosen || Chose(query, from));
+    }
     if (c.pattern != TilePattern::kToeplitz) return true;
     const int64_t delta = at / c.tile - from / c.tile;
     return diagonals_[delta / 64] >> (delta % 64) & 1;
+  }
+
+  // Whether `query` chose the block of the key at `position`.
+  bool Chose(int query, int64_t position) const {
+    const int64_t row = position / (kChosenTiles * GetParam().tile);
+    return chosen_[row * QueryWords(walk_.query_tokens) + query / 32] >> (query % 32) & 1;
   }
 
   void Count(int64_t query, int64_t key) {
@@ -121,11 +140,14 @@ class WalkTest : public ::testing::TestWithParam<Case> {
   template <bool kDocuments>
   void All();
 
+  static constexpr int64_t kChosenTiles = 2;  // of a block
+
   const unsigned seed_ = std::random_device{}();
   std::mt19937 random_{seed_};
   ShardLayout queries_, keys_;
   TileWalk walk_;
   std::vector<uint64_t> diagonals_;
+  std::vector<uint32_t> chosen_;  // QueryChoice's, of head 0
   std::vector<bool> listed_;
   std::vector<int32_t> row_offsets_, columns_, column_offsets_, rows_;
   std::vector<int32_t> starts_, local_starts_;
@@ -225,7 +247,7 @@ void WalkTest::Backward() {
     }
   });
   Clear();
-  constexpr bool kTiles64 = kKind != WalkKind::kTiles128;
+  constexpr bool kTiles64 = kKind != WalkKind::kTiles128 && kKind != WalkKind::kChosen128;
   for (const Stage& stage : stages) {
     for (int i = 0; i < kBackwardKeys * kBackwardQueries; ++i) {
       const int key = i / kBackwardQueries, query = i % kBackwardQueries;
@@ -241,6 +263,8 @@ void WalkTest::Backward() {
           continue;
         }
         if (kDocuments && keys_.Position(whole_key) < local_starts_[whole_query]) continue;
+        const uint32_t* const bits = stage.step.visible + (kTiles64 ? key / 64 * 2 : 0);
+        if (kHasChoice<kKind> && !(bits[query / 32] >> (query % 32) & 1)) continue;
       }
       ASSERT_NO_FATAL_FAILURE(Count(whole_query, whole_key));
     }
@@ -259,7 +283,10 @@ void WalkTest::All() {
     SCOPED_TRACE("backward");
     ASSERT_NO_FATAL_FAILURE((Backward<kKind, kDocuments>()));
   };
-  if (GetParam().tile == 128) {
+  if (GetParam().chosen) {
+    GetParam().tile == 128 ? both.template operator()<WalkKind::kChosen128>()
+                           : both.template operator()<WalkKind::kChosen64>();
+  } else if (GetParam().tile == 128) {
     both.template operator()<WalkKind::kTiles128>();
   } else if (GetParam().pattern == TilePattern::kCsr) {
     both.template operator()<WalkKind::kLists64>();
@@ -279,23 +306,24 @@ TEST_P(WalkTest, VisitsEveryVisiblePairOnce) {
 }
 
 std::vector<Case> Cases() {
-  const std::pair<const char*, TilePattern> patterns[] = {{"Full", TilePattern::kFull},
-                                                          {"Causal", TilePattern::kCausal},
-                                                          {"Window", TilePattern::kWindow},
-                                                          {"Toeplitz", TilePattern::kToeplitz},
-                                                          {"Csr", TilePattern::kCsr}};
+  const std::pair<const char*, TilePattern> patterns[] = {
+      {"Full", TilePattern::kFull},     {"Causal", TilePattern::kCausal},
+      {"Window", TilePattern::kWindow}, {"Toeplitz", TilePattern::kToeplitz},
+      {"Csr", TilePattern::kCsr},       {"Chosen", TilePattern::kCsr}};
   std::vector<Case> cases;
   for (const auto& [name, pattern] : patterns) {
+    const bool chosen = std::string(name) == "Chosen";
     for (const int tile : {64, 128}) {
       for (const bool documents : {false, true}) {
         if (documents && pattern == TilePattern::kFull) continue;
-        const auto add = [&, name = name, pattern = pattern](const char* what, LayoutKind layout,
-                                                             int ranks, int64_t tokens) {
+        const auto add = [&, name = name, pattern = pattern, chosen](
+                             const char* what, LayoutKind layout, int ranks, int64_t tokens) {
           cases.push_back(
               {.name = absl::StrFormat("%s%d%s%s", name, tile, what, documents ? "Documents" : ""),
                .pattern = pattern,
                .tile = tile,
                .documents = documents,
+               .chosen = chosen,
                .layout = layout,
                .ranks = ranks,
                .tokens = tokens});

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "base/net/message_size.h"
 
 namespace ringleader::agent {
 
@@ -23,7 +24,7 @@ void EventBuffer::Push(v1::WorkerMessage message) {
   if (message.event().has_step()) {
     v1::StepReport* const step = message.mutable_event()->mutable_step();
     for (const v1::LayerReport& layer : step->layers()) layer_bytes += layer.ByteSizeLong();
-    if (layer_bytes_ + layer_bytes > max_layer_bytes_) {
+    if (layer_bytes > kMaxLayerBytes || layer_bytes_ + layer_bytes > max_layer_bytes_) {
       step->clear_layers();
       layer_bytes = 0;
     }

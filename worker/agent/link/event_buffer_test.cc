@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "base/net/message_size.h"
 
 namespace ringleader::agent {
 namespace {
@@ -159,6 +160,13 @@ TEST_F(EventBufferTest, DropsLogsButNothingElseAndMarksTheGap) {
   EXPECT_EQ(logs.lines(1).text(), "after");
 }
 
+TEST_F(EventBufferTest, AFullBufferTakesNoFurtherLine) {
+  EventBuffer buffer(2 * Line("x").ByteSizeLong());
+  buffer.PushLogs({}, {Line("x"), Line("x"), Line("x")});
+  EXPECT_EQ(buffer.Next(0, absl::ZeroDuration())->event().logs().lines_size(), 2);
+  EXPECT_EQ(buffer.dropped_log_lines(), 1u);
+}
+
 TEST_F(EventBufferTest, GapsAreCountedByRank) {
   buffer_.PushLogs({}, {Line(std::string(200, 'x'), 0)});
   buffer_.PushLogs({}, {Line("lost", 1)});
@@ -177,6 +185,20 @@ TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
   std::thread waker([&] { buffer_.Wake(); });
   EXPECT_FALSE(buffer_.Next(1, absl::Hours(1)));
   waker.join();
+}
+
+// A message that the coordinator refuses for its size would end every session.
+TEST(EventBufferTest, AStepReportThatIsTooLargeToSendGoesWithoutItsLayers) {
+  EventBuffer buffer(1000);
+  v1::WorkerMessage message;
+  message.mutable_event()->mutable_step()->set_step(1);
+  v1::LayerReport* const layer = message.mutable_event()->mutable_step()->add_layers();
+  for (size_t i = 0; i < kMaxLayerBytes; ++i) layer->add_tiles_per_ring_step(1);
+  buffer.Push(message);
+  const auto sent = buffer.Next(0, absl::ZeroDuration());
+  ASSERT_TRUE(sent.has_value());
+  EXPECT_EQ(sent->event().step().step(), 1u);
+  EXPECT_LT(sent->ByteSizeLong(), 100u);
 }
 
 }  // namespace

@@ -18,16 +18,22 @@ namespace {
 
 using ::testing::ElementsAre;
 
+constexpr absl::Duration kFenceAfter = absl::Seconds(90);
+
 // A coordinator that plays one session after the other as it is told.
 class ScriptedCoordinator : public v1::WorkerControl::Service {
  public:
   struct Script {
     uint64_t applied = 0;      // as its welcome says
     uint64_t acknowledge = 0;  // once it has come: ends the session; 0: never
-    absl::Duration answer_after = absl::ZeroDuration();  // heartbeats
+    absl::Duration welcome_after = absl::ZeroDuration();
+    absl::Duration answer_after = absl::ZeroDuration();  // heartbeats; infinite: never
+    grpc::Status refusal = grpc::Status::OK;             // in place of a welcome
   };
 
-  explicit ScriptedCoordinator(std::vector<Script> scripts) : scripts_(std::move(scripts)) {
+  // `buffer`: that of the link, which is left only once it has taken an acknowledgement.
+  ScriptedCoordinator(const EventBuffer* buffer, std::vector<Script> scripts)
+      : buffer_(*buffer), scripts_(std::move(scripts)) {
     received_.resize(scripts_.size());
     grpc::ServerBuilder builder;
     int port = 0;
@@ -50,16 +56,25 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     const Script& script = scripts_[number];
     v1::WorkerMessage message;
     if (!stream->Read(&message)) return grpc::Status::OK;
+    {
+      absl::MutexLock lock(&mutex_);
+      hello_arrived_ = BootNow();
+    }
+    if (!script.refusal.ok()) return script.refusal;
+    absl::SleepFor(script.welcome_after);
     v1::CoordinatorMessage welcome;
     welcome.mutable_welcome()->set_lease_milliseconds(10'000);
     welcome.mutable_welcome()->set_heartbeat_milliseconds(50);
-    welcome.mutable_welcome()->set_fence_milliseconds(90'000);
+    welcome.mutable_welcome()->set_fence_milliseconds(
+        static_cast<uint32_t>(absl::ToInt64Milliseconds(kFenceAfter)));
     welcome.mutable_welcome()->set_applied_sequence(script.applied);
     welcome.mutable_welcome()->set_protocol_version(kProtocolVersion);
     stream->Write(welcome);
     while (stream->Read(&message)) {
       v1::CoordinatorMessage answer;
       if (message.has_heartbeat()) {
+        if (script.acknowledge > 0 && buffer_.acknowledged() >= script.acknowledge) break;
+        if (script.answer_after == absl::InfiniteDuration()) continue;
         const absl::Time arrived = BootNow();
         answer.set_heartbeat_number(message.heartbeat().number());
         absl::SleepFor(script.answer_after);
@@ -73,7 +88,6 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
         }
       }
       stream->Write(answer);
-      if (answer.acknowledged_sequence() > 0) return grpc::Status::OK;
     }
     return grpc::Status::OK;
   }
@@ -83,6 +97,11 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
     absl::MutexLock lock(&mutex_);
     return received_[session];
   }
+  // When the newest session said hello, in boot time.
+  absl::Time hello_arrived() {
+    absl::MutexLock lock(&mutex_);
+    return hello_arrived_;
+  }
   // When the newest heartbeat that was answered arrived, in boot time.
   absl::Time heartbeat_arrived() {
     absl::MutexLock lock(&mutex_);
@@ -90,11 +109,13 @@ class ScriptedCoordinator : public v1::WorkerControl::Service {
   }
 
  private:
+  const EventBuffer& buffer_;
   const std::vector<Script> scripts_;
   std::shared_ptr<grpc::Channel> channel_;
   absl::Mutex mutex_;
   size_t sessions_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::vector<uint64_t>> received_ ABSL_GUARDED_BY(mutex_);  // sequences, by session
+  absl::Time hello_arrived_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time heartbeat_arrived_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::unique_ptr<grpc::Server> server_;
 };
@@ -112,6 +133,10 @@ class ReconnectTest : public ::testing::Test {
     callbacks.hello = [] { return v1::WorkerHello(); };
     callbacks.on_welcome = [] {};
     callbacks.on_command = [](v1::Command) {};
+    callbacks.on_refused = [this](const absl::Status& why) {
+      absl::MutexLock lock(&mutex_);
+      refusals_.push_back(why);
+    };
     auto link = std::make_unique<CoordinatorLink>(coordinator.channel(), &buffer_, callbacks);
     link->Start();
     return link;
@@ -126,12 +151,15 @@ class ReconnectTest : public ::testing::Test {
 
   EventBuffer buffer_{1000};
   uint64_t steps_ = 0;
+  absl::Mutex mutex_;
+  std::vector<absl::Status> refusals_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_F(ReconnectTest, ReportsAreHeldUntilTheyAreAcknowledgedAndSentAgainInOrder) {
   // The first coordinator acknowledges two of five and dies; the next has applied a third, whose
   // acknowledgement was lost.
-  ScriptedCoordinator coordinator({{.acknowledge = 2}, {.applied = 3, .acknowledge = 6}, {}});
+  ScriptedCoordinator coordinator(&buffer_,
+                                  {{.acknowledge = 2}, {.applied = 3, .acknowledge = 6}, {}});
   PushSteps(5);
   const auto link = Link(coordinator);
   ASSERT_TRUE(Becomes([&] { return coordinator.ReceivedIn(1).size() >= 2; }));
@@ -146,7 +174,8 @@ TEST_F(ReconnectTest, ReportsAreHeldUntilTheyAreAcknowledgedAndSentAgainInOrder)
 
 TEST_F(ReconnectTest, NothingIsForgottenByACoordinatorThatRemembersNothing) {
   // A coordinator whose database was restored from a backup asks from the start.
-  ScriptedCoordinator coordinator({{.acknowledge = 1}, {.applied = 0, .acknowledge = 3}, {}});
+  ScriptedCoordinator coordinator(&buffer_,
+                                  {{.acknowledge = 1}, {.applied = 0, .acknowledge = 3}, {}});
   PushSteps(3);
   const auto link = Link(coordinator);
   ASSERT_TRUE(Becomes([&] { return buffer_.empty(); }));
@@ -156,12 +185,13 @@ TEST_F(ReconnectTest, NothingIsForgottenByACoordinatorThatRemembersNothing) {
 // The coordinator counts from a sign of life's arrival, so the worker, to be sooner, counts from
 // when it was sent: not from the answer, which may have been long on its way.
 TEST_F(ReconnectTest, SilenceCountsFromWhenASignOfLifeWasSent) {
-  ScriptedCoordinator coordinator({{.answer_after = absl::Milliseconds(300)}});
+  ScriptedCoordinator coordinator(&buffer_, {{.answer_after = absl::Milliseconds(300)}});
   const auto link = Link(coordinator);
   EXPECT_EQ(link->OutOfContact(), absl::ZeroDuration()) << "before the first session";
   absl::Time arrived = absl::InfinitePast();
   for (int answers = 0; answers < 3; ++answers) {
     ASSERT_TRUE(Becomes([&] { return coordinator.heartbeat_arrived() > arrived; }));
+    arrived = coordinator.heartbeat_arrived();
     // Until the next answer, the newest that can be confirmed is this one.
     ASSERT_TRUE(Becomes([&] {
       const absl::Duration since_it_arrived = BootNow() - arrived;
@@ -172,6 +202,30 @@ TEST_F(ReconnectTest, SilenceCountsFromWhenASignOfLifeWasSent) {
     }));
   }
   link->Stop();
+}
+
+// So do the leases that a first hello begins, however long its answer takes.
+TEST_F(ReconnectTest, AFirstLeaseCountsFromWhenTheHelloWasSent) {
+  ScriptedCoordinator coordinator(&buffer_, {{.welcome_after = absl::Milliseconds(300),
+                                              .answer_after = absl::InfiniteDuration()}});
+  const absl::Time begin = BootNow();
+  const auto link = Link(coordinator);
+  ASSERT_TRUE(Becomes([&] { return link->sessions() == 1; }));
+  EXPECT_GE(link->lease_end(), begin + kFenceAfter);
+  EXPECT_LE(link->lease_end(), coordinator.hello_arrived() + kFenceAfter);
+  link->Stop();
+}
+
+// Its access file may be under repair; the trainers go on, and the worker is wanted again.
+TEST_F(ReconnectTest, AWorkerThatWasLetInOnceTriesAgainWhateverItIsToldLater) {
+  ScriptedCoordinator coordinator(
+      &buffer_,
+      {{.acknowledge = 1}, {.refusal = {grpc::PERMISSION_DENIED, "no role for nodes/a"}}, {}});
+  PushSteps(1);
+  const auto link = Link(coordinator);
+  EXPECT_TRUE(Becomes([&] { return link->sessions() == 2; }));
+  absl::MutexLock lock(&mutex_);
+  EXPECT_TRUE(refusals_.empty());
 }
 
 }  // namespace

@@ -91,8 +91,16 @@ TEST_F(FencingTest, WhatIsSaidTwiceIsDoneOnce) {
   const v1::Command start = StartOf(7, 1);
   EXPECT_TRUE(Do(start).accepted());
   const pid_t pid = PidOf(7, 0);
-  supervisor_.OnCommand(start, now_);
-  ExpectNothing();  // not even an answer: it was given
+  // Whoever asks again has forgotten the answer.
+  EXPECT_TRUE(Do(start).accepted());
+  ExpectNothing();
+  EXPECT_EQ(PidOf(7, 0), pid);
+  const v1::Command refused = StartOf(9, 2, "third");
+  EXPECT_FALSE(Do(refused).accepted());
+  const v1::CommandAck repeated = Do(refused);
+  EXPECT_FALSE(repeated.accepted());
+  EXPECT_TRUE(repeated.later());
+  EXPECT_THAT(repeated.message(), ::testing::HasSubstr("trainers are taken"));
   v1::Command again = StartOf(7, 1);
   EXPECT_TRUE(Do(again).accepted());
   EXPECT_EQ(PidOf(7, 0), pid);

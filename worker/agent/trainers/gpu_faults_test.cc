@@ -1,5 +1,6 @@
-// Slots whose GPU is out of order.
+// On which GPUs trainers run, and slots whose GPU is out of order.
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <fstream>
 #include <string>
@@ -33,6 +34,16 @@ class GpuFaultsTest : public testing::SupervisedTest {
     return gpu;
   }
 };
+
+TEST_F(GpuFaultsTest, EachTrainerHasAGpuOfItsOwnAndLeavesItToTheNext) {
+  EXPECT_TRUE(Do(StartOnGpus(7, 2)).accepted());
+  EXPECT_EQ(GpuOf(7, 0), "GPU-a");
+  EXPECT_EQ(GpuOf(7, 1), "GPU-b");
+  kill(PidOf(7, 0), SIGKILL);
+  EXPECT_EQ(NextExit().rank(), 0u);
+  EXPECT_TRUE(Do(StartOnGpus(8, 1, "next")).accepted());
+  EXPECT_EQ(GpuOf(8, 0, "next"), "GPU-a");
+}
 
 TEST_F(GpuFaultsTest, TheOthersTakeTheTrainers) {
   supervisor_.SetFaults({{"GPU-a", "XID 79"}});

@@ -16,14 +16,25 @@ class HangTest : public testing::SupervisedTest {
     EXPECT_TRUE(Do(StartOf(7, 2)).accepted());
     for (uint32_t rank : {0, 1}) trainers_.push_back(Attach(7, rank));
   }
-  // `by` passes in which both send pulses from the places given.
-  void Pass(absl::Duration by, uint64_t first_step, uint64_t second_step) {
+  // `by` passes in which both send pulses from the places given, and nobody is killed.
+  void Pass(absl::Duration by, uint64_t first_step, uint64_t second_step,
+            const std::string& phase = "backward") {
     for (const absl::Time end = now_ + by; now_ < end;) {
       now_ += std::min(absl::Seconds(10), end - now_);
-      Pulse(trainers_[0], first_step);
-      Pulse(trainers_[1], second_step);
+      Pulse(trainers_[0], first_step, phase);
+      Pulse(trainers_[1], second_step, phase);
       ExpectNothing();
     }
+  }
+  // Rank `first` stops in its step and the other one `apart` later in its own. They stand still for
+  // as long as a hang takes, in which nobody is killed, and then a little longer.
+  void StopOneAfterTheOther(uint32_t first, absl::Duration apart, const uint64_t (&steps)[2]) {
+    Pulse(trainers_[first], steps[first]);
+    now_ += apart;
+    Pulse(trainers_[1 - first], steps[1 - first]);
+    Pass(kHangTimeout - apart, steps[0], steps[1]);
+    now_ += apart + absl::Seconds(1);
+    for (uint32_t rank : {0, 1}) Pulse(trainers_[rank], steps[rank]);
   }
   // Expects that rank `rank` alone is killed at `now_`, with this reason.
   void ExpectBlamed(uint32_t rank, const std::string& reason) {
@@ -33,7 +44,7 @@ class HangTest : public testing::SupervisedTest {
     EXPECT_FALSE(exited.collateral());
     // The other one, which waited for it, finds out by itself.
     ExpectNothing();
-    EXPECT_EQ(kill(PidOf(7, 1 - rank), 0), 0);
+    EXPECT_FALSE(testing::IsDying(PidOf(7, 1 - rank)));
   }
 
   std::vector<std::shared_ptr<testing::RecordingConnection>> trainers_;
@@ -64,41 +75,28 @@ TEST_F(HangTest, AnyMessageIsASignOfLife) {
 }
 
 TEST_F(HangTest, TheRankThatIsFewestStepsAlongIsBlamed) {
-  Pulse(trainers_[1], 3);
-  now_ += absl::Seconds(1);
-  Pulse(trainers_[0], 4);  // later, and a step further
-  Pass(kHangTimeout - absl::Seconds(2), 4, 3);
-  now_ += absl::Seconds(3);
-  Pulse(trainers_[0], 4);
-  Pulse(trainers_[1], 3);
+  StopOneAfterTheOther(1, absl::Seconds(1), {4, 3});
   ExpectBlamed(1, "no progress for 10m in step 3 (backward): killed");
 }
 
+TEST_F(HangTest, TheRankThatIsFewestStepsAlongIsBlamedWhicheverItIs) {
+  StopOneAfterTheOther(0, absl::Seconds(1), {3, 4});
+  ExpectBlamed(0, "no progress for 10m in step 3 (backward): killed");
+}
+
 TEST_F(HangTest, FewestStepsCountMoreThanStandingStillForLonger) {
-  Pulse(trainers_[0], 4);
-  now_ += absl::Seconds(5);
-  Pulse(trainers_[1], 3);
-  Pass(kHangTimeout - absl::Seconds(6), 4, 3);
-  now_ += absl::Seconds(7);
-  Pulse(trainers_[0], 4);
-  Pulse(trainers_[1], 3);
+  StopOneAfterTheOther(0, absl::Seconds(5), {4, 3});
   ExpectBlamed(1, "no progress for 10m in step 3 (backward): killed");
 }
 
 TEST_F(HangTest, InTheSameStepTheOneThatStoodStillFirstIsBlamed) {
-  Pulse(trainers_[1], 4);
-  now_ += absl::Seconds(1);
-  Pulse(trainers_[0], 4);
-  Pass(kHangTimeout - absl::Seconds(1), 4, 4);
-  now_ += absl::Seconds(2);
-  Pulse(trainers_[0], 4);
-  Pulse(trainers_[1], 4);
+  StopOneAfterTheOther(1, absl::Seconds(1), {4, 4});
   ExpectBlamed(1, "no progress for 10m in step 4 (backward): killed");
 }
 
 TEST_F(HangTest, AnotherPhaseOrStepAndAReportAreProgress) {
-  for (const auto& trainer : trainers_) Pulse(trainer, 4, "forward");
-  Pass(kHangTimeout - absl::Seconds(10), 4, 4);  // another phase: "backward"
+  Pass(absl::Seconds(30), 4, 4, "forward");
+  Pass(kHangTimeout - absl::Seconds(10), 4, 4, "backward");
   Pass(kHangTimeout - absl::Seconds(20), 5, 5);
   v1::TrainerMessage step;
   step.mutable_step()->set_step(5);
@@ -107,6 +105,13 @@ TEST_F(HangTest, AnotherPhaseOrStepAndAReportAreProgress) {
     Next();
   }
   Pass(kHangTimeout, 5, 5);
+}
+
+TEST_F(HangTest, StandingStillCountsFromAttaching) {
+  Pass(kHangTimeout, 0, 0, "");
+  now_ += absl::Seconds(1);
+  for (const auto& trainer : trainers_) Pulse(trainer, 0, "");
+  ExpectBlamed(0, "no progress for 10m in step 0 (): killed");
 }
 
 TEST_F(HangTest, WhoWasToldToLeaveIsNotJudged) {

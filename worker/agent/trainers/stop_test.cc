@@ -24,6 +24,18 @@ class StopTest : public testing::SupervisedTest {
     }
     return connections;
   }
+  // How the only trainer ends; the lines of its log before that are added to `log`.
+  TrainerExited ExitAfter(std::vector<std::string>* log) {
+    while (!HasFailure()) {
+      const v1::WorkerMessage message = Next();
+      for (const v1::LogLine& line : message.event().logs().lines()) {
+        log->push_back(
+            absl::StrCat(line.rank(), line.is_stderr() ? " err " : " out ", line.text()));
+      }
+      if (message.event().has_trainer_exited()) return message.event().trainer_exited();
+    }
+    return {};
+  }
 };
 
 TEST_F(StopTest, AnAbortLeavesATrainerItsGrace) {
@@ -131,6 +143,8 @@ TEST_F(StopTest, AnEndIsToldWhenAllWasHeardOrAfterTwoSeconds) {
   const absl::Time deadline = absl::Now() + absl::Seconds(20);
   while (kill(pid, 0) == 0 && absl::Now() < deadline) supervisor_.Tick(now_);
   ASSERT_NE(kill(pid, 0), 0) << "it was reaped";
+  // Its pipes have ended, and its stream has not.
+  for (size_t ends = 0; ends < 2 && absl::Now() < deadline;) ends += RunTasks();
   now_ += absl::Seconds(2);
   supervisor_.Tick(now_);
   EXPECT_FALSE(events_.Next(seen_, absl::ZeroDuration()).has_value());
@@ -141,21 +155,32 @@ TEST_F(StopTest, AnEndIsToldWhenAllWasHeardOrAfterTwoSeconds) {
 TEST_F(StopTest, LastWordsAreOfStderrAndTheExitCodesAreKept) {
   TrainersDo("echo one >&2; echo 'tile 7 out of range' >&2; echo on stdout; exit 3");
   EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
-  TrainerExited exited;
   std::vector<std::string> lines;
-  while (exited.exit_code() == 0 && !HasFailure()) {
-    const v1::WorkerMessage message = Next();
-    for (const v1::LogLine& line : message.event().logs().lines()) {
-      lines.push_back(absl::StrCat(line.rank(), line.is_stderr() ? " err " : " out ", line.text()));
-    }
-    exited = message.event().trainer_exited();
-  }
+  const TrainerExited exited = ExitAfter(&lines);
   EXPECT_EQ(exited.exit_code(), 3);
   EXPECT_EQ(exited.signal(), 0);
   EXPECT_EQ(exited.message(),
             "exited with code 3 without giving a reason; last line on stderr: tile 7 out of range");
   EXPECT_THAT(lines, ::testing::UnorderedElementsAre("0 err one", "0 err tile 7 out of range",
                                                      "0 out on stdout"));
+}
+
+TEST_F(StopTest, WhatIsSaidLastOnStdoutIsNoLastWord) {
+  TrainersDo(
+      "echo 'tile 7 out of range' >&2; while [ ! -e go ]; do sleep 0.01; done; printf end; exit 3");
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  EXPECT_EQ(Next().event().logs().lines(0).text(), "tile 7 out of range");
+  std::ofstream(FolderOf(7, 0) + "/go").flush();
+  std::vector<std::string> lines;
+  EXPECT_THAT(ExitAfter(&lines).message(), HasSubstr("last line on stderr: tile 7 out of range"));
+  EXPECT_THAT(lines, ::testing::ElementsAre("0 out end"));
+}
+
+TEST_F(StopTest, OfTwoReasonsToKillTheFirstIsTold) {
+  Started(1);
+  supervisor_.KillAll("the first");
+  supervisor_.KillAll("the second");
+  EXPECT_EQ(NextExit().message(), "the first");
 }
 
 TEST_F(StopTest, ATrainerThatCannotBeStartedIsAFailureWithTheReason) {

@@ -75,8 +75,11 @@ std::pair<Supervisor::Attempt*, Trainer*> Supervisor::Find(const TrainerConnecti
 
 void Supervisor::OnCommand(const v1::Command& command, absl::Time now) {
   const uint64_t id = command.command_id();
-  if (id != 0 && !commands_seen_.insert(id).second) return;
-  if (commands_seen_.size() > kCommandsRemembered) commands_seen_.erase(commands_seen_.begin());
+  // It is sent again because no acknowledgement of it is known: that may be on its way, or a
+  // coordinator that was put back from a backup has forgotten it.
+  if (const auto seen = commands_seen_.find(id); seen != commands_seen_.end()) {
+    return Acknowledge(seen->second);
+  }
   const absl::Status status = Apply(command, now);
   if (!status.ok()) {
     spdlog::warn("refused a command for attempt {} of jobs/{}: {}", command.attempt(),
@@ -84,13 +87,19 @@ void Supervisor::OnCommand(const v1::Command& command, absl::Time now) {
   }
   UpdateRunning();
   if (id == 0) return;
-  v1::WorkerMessage message;
-  message.mutable_command_ack()->set_command_id(id);
-  message.mutable_command_ack()->set_accepted(status.ok());
-  message.mutable_command_ack()->set_message(std::string(status.message()));
+  v1::CommandAck& ack = commands_seen_[id];
+  ack.set_command_id(id);
+  ack.set_accepted(status.ok());
+  ack.set_message(std::string(status.message()));
   // Nothing is wrong with the command: this worker has no room for it, or leaves.
-  message.mutable_command_ack()->set_later(absl::IsResourceExhausted(status) ||
-                                           absl::IsUnavailable(status));
+  ack.set_later(absl::IsResourceExhausted(status) || absl::IsUnavailable(status));
+  Acknowledge(ack);
+  if (commands_seen_.size() > kCommandsRemembered) commands_seen_.erase(commands_seen_.begin());
+}
+
+void Supervisor::Acknowledge(const v1::CommandAck& ack) {
+  v1::WorkerMessage message;
+  *message.mutable_command_ack() = ack;
   events_->Push(std::move(message));
 }
 

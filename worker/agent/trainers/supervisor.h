@@ -90,6 +90,7 @@ class Supervisor {
   };
 
   absl::Status Apply(const v1::Command& command, absl::Time now);
+  void Acknowledge(const v1::CommandAck& ack);
   absl::Status Start(const v1::Command& command);
   void Stop(Attempt& attempt, const v1::StopTrainers& stop, absl::Time now);
   void Forward(Attempt& attempt, const v1::AgentMessage& message);
@@ -127,10 +128,10 @@ class Supervisor {
   WorkerMetrics* const metrics_;
   const Post post_;
 
-  std::map<uint64_t, Attempt> attempts_;           // by token
-  std::map<std::string, uint64_t> highest_token_;  // by job
-  std::set<uint64_t> commands_seen_;
-  std::string refusing_;  // why starts are refused; empty: they are not
+  std::map<uint64_t, Attempt> attempts_;              // by token
+  std::map<std::string, uint64_t> highest_token_;     // by job
+  std::map<uint64_t, v1::CommandAck> commands_seen_;  // and what was answered
+  std::string refusing_;                              // why starts are refused; empty: they are not
   std::map<std::string, std::string> gpu_faults_;
   absl::Time lease_end_ = absl::InfiniteFuture();  // boot time
 

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/net/message_size.h"
+#include "jobspec/text.h"
 
 namespace ringleader::agent {
 namespace {
@@ -43,7 +45,7 @@ TrainerExited DescribeExit(const Trainer& trainer) {
   };
   if (trainer.result && known(trainer.result->outcome())) {
     exited.set_outcome(trainer.result->outcome());
-    exited.set_message(trainer.result->message());
+    exited.set_message(jobspec::Shortened(trainer.result->message(), kMaxExitMessageBytes));
     exited.set_retryable(trainer.result->retryable());
     exited.set_collateral(trainer.result->collateral());
     return exited;

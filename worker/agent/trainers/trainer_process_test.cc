@@ -25,11 +25,13 @@ TEST(DescribeExitTest, TheTrainersOwnWordCounts) {
   trainer.result->set_outcome(TrainerExited::FAILED);
   trainer.result->set_message("data.train: shard 2 is damaged");
   trainer.result->set_retryable(false);
+  trainer.result->set_collateral(true);
   const TrainerExited exited = DescribeExit(trainer);
   EXPECT_EQ(exited.rank(), 3);
   EXPECT_EQ(exited.exit_code(), 1);
   EXPECT_EQ(exited.message(), "data.train: shard 2 is damaged");
   EXPECT_FALSE(exited.retryable());
+  EXPECT_TRUE(exited.collateral());
 }
 
 TEST(DescribeExitTest, ASignalIsNamedAndCanBeRetried) {

@@ -118,7 +118,8 @@ std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
       DeviceDocuments{.host = documents,
                       .local_starts = Copy(documents->local_starts),
                       .estimate_positions = Copy(queries.positions),
-                      .estimate_starts = Copy(queries.starts)});
+                      .estimate_starts = Copy(queries.starts),
+                      .longest_without = queries.longest_without});
 }
 
 CallShape CpuCall::shape() const {

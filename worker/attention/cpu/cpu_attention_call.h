@@ -64,6 +64,7 @@ class CpuCall : public AttentionCall {
   absl::Status Attend(const Step& step) override;
   absl::Status AttendColumns(const Step& own) override;
   absl::Status FinishOutput() override { return absl::OkStatus(); }
+  absl::Status CountProbe(const patterns::VerticalSlash& work) override;
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
       const ring::RingSchedule& schedule) override;
   absl::Status StartGradients() override;

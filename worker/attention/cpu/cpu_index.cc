@@ -222,6 +222,26 @@ absl::Status CpuCall::CountSelection(const patterns::VerticalSlash& work, const 
   return absl::OkStatus();
 }
 
+absl::Status CpuCall::CountProbe(const patterns::VerticalSlash& work) {
+  const int64_t n = work.layout.local_tokens();
+  std::vector<int32_t> visited(work.heads, 0);
+  for (int32_t e = 0; e < work.queries; ++e) {
+    const int64_t position = work.query_positions.data()[e];
+    if (work.layout.Owner(position) != work.layout.rank) continue;
+    for (int head = 0; head < work.heads; ++head) {
+      visited[head] +=
+          kernels::VisitedShare(tensors_.lse[head * n + work.layout.LocalIndex(position)],
+                                work.row_max.data()[head * work.queries + e],
+                                work.row_sum.data()[head * work.queries + e]);
+    }
+  }
+  if (work.layout.ranks > 1) {
+    RETURN_IF_ERROR(Sum(patterns::SumType::kInt32, visited.data(), work.heads));
+  }
+  device_.StatsOf(layer_).AddProbe(visited, work.queries);
+  return absl::OkStatus();
+}
+
 absl::Status CpuCall::Run(const kernels::BlockStep& step) {
   reference::RunBlockStep(device_.engine(), tensors_.q, tensors_.k, step);
   return absl::OkStatus();

@@ -52,7 +52,8 @@ std::shared_ptr<const DeviceDocuments> CudaAttentionDevice::Upload(
       DeviceDocuments{.host = documents,
                       .local_starts = UploadArray(documents->local_starts),
                       .estimate_positions = UploadArray(queries.positions),
-                      .estimate_starts = UploadArray(queries.starts)});
+                      .estimate_starts = UploadArray(queries.starts),
+                      .longest_without = queries.longest_without});
 }
 
 void* CudaAttentionDevice::Reserve(RingMemory& memory, size_t bytes,

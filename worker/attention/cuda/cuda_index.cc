@@ -4,6 +4,7 @@
 #include "base/status_macros.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/blocks.h"
+#include "kernels/index/visited_share.h"
 #include "kernels/ops/cuda_call.h"
 #include "patterns/index/vertical_slash.h"
 #include "worker/attention/cuda/cuda_attention_call.h"
@@ -183,6 +184,26 @@ absl::Status CudaCall::CountSelection(const patterns::VerticalSlash& work,
                                 .counters = slots.counters,
                                 .owner_tiles = slots.owner_tiles},
                                Stream());
+}
+
+absl::Status CudaCall::CountProbe(const patterns::VerticalSlash& work) {
+  run_sums_.reset();  // freed in stream order
+  const Tensor visited = torch::empty({work.heads}, tensors_.q.options().dtype(torch::kInt));
+  RETURN_IF_ERROR(index::CountVisited({.layout = work.layout,
+                                       .heads = work.heads,
+                                       .queries = work.queries,
+                                       .positions = work.query_positions.data(),
+                                       .row_max = work.row_max.data(),
+                                       .row_sum = work.row_sum.data(),
+                                       .lse = tensors_.lse.const_data_ptr<float>(),
+                                       .visited = visited.mutable_data_ptr<int32_t>()},
+                                      Stream()));
+  if (work.layout.ranks > 1) {
+    RETURN_IF_ERROR(
+        Sum(patterns::SumType::kInt32, visited.mutable_data_ptr<int32_t>(), work.heads));
+  }
+  device_.stats().AddProbe(layer_, visited, work.queries);
+  return absl::OkStatus();
 }
 
 absl::Status CudaCall::Run(const kernels::BlockStep& step) {

@@ -55,6 +55,11 @@ AttentionStats DeviceStats::Take(const ring::RingSchedule& schedule) {
     read = counters_.cpu();
     counters_.zero_();
   }
+  for (const Probe& probe : std::exchange(probes_, {})) {
+    const torch::Tensor visited = probe.visited.cpu();
+    stats.layers[probe.layer].AddProbe(
+        {visited.const_data_ptr<int32_t>(), static_cast<size_t>(visited.numel())}, probe.queries);
+  }
   for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
     const auto i = static_cast<int64_t>(layer);
     if (stats.layers[layer].calls > 0 && read.defined() && i < read.size(0)) {

@@ -35,6 +35,10 @@ class DeviceStats {
   LayerStats& HostOf(int layer);
   // The layer estimates its recall.
   void SetEstimated(int layer) { HostOf(layer).recall = 0.0; }
+  // LayerStats::AddProbe, of [heads] int32 on the device.
+  void AddProbe(int layer, const torch::Tensor& visited, int32_t queries) {
+    probes_.push_back({layer, queries, visited});
+  }
   DeviceTimers& timers() { return timers_; }
 
   // What `schedule` did since the last call; waits for the device.
@@ -49,6 +53,12 @@ class DeviceStats {
   const int ranks_;
   torch::Tensor counters_;  // [layers, slots_per_layer] int64: LayerCounters, owner_tiles
   std::vector<LayerStats> host_;
+  struct Probe {
+    int layer = 0;
+    int32_t queries = 0;
+    torch::Tensor visited;
+  };
+  std::vector<Probe> probes_;
   DeviceTimers timers_;
 };
 

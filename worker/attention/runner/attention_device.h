@@ -16,6 +16,7 @@
 #include "patterns/index/device_array.h"
 #include "patterns/index/index_device.h"
 #include "patterns/index/layer_index.h"
+#include "patterns/index/vertical_slash.h"
 #include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
 #include "worker/attention/runner/ring_slots.h"
@@ -75,6 +76,10 @@ class AttentionCall : public IndexDevice {
   virtual absl::Status Attend(const Step& step) = 0;
   virtual absl::Status AttendColumns(const Step& own) = 0;
   virtual absl::Status FinishOutput() = 0;
+  // After FinishOutput, where this step probes: adds to the layer's statistics the share of the
+  // attention of `work`'s queries, whose rows patterns::EstimateRows has summed, that the output
+  // holds: the exponential of how much less the logarithm of its row sum is.
+  virtual absl::Status CountProbe(const patterns::VerticalSlash& work) = 0;
 
   // Backward. Slots for gradients hold float32, [2, n, kv_heads, d]: of keys, then of values.
   virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(

@@ -1,17 +1,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
-#include "kernels/reference/tiles/tile_lists.h"
-#include "patterns/check_options.h"
-#include "ring/band_tiles.h"
 #include "ring/ring_schedule.h"
 #include "ring/tile_loads.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
@@ -22,6 +19,7 @@
 namespace ringleader::attention {
 namespace {
 
+using kernels::BlockWords;
 using kernels::LayoutKind;
 using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
@@ -36,6 +34,7 @@ constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
 struct RankResult {
   testing::HostIndex index;
   AttentionStats stats;
+  std::vector<float> out = {};
 };
 
 class AttentionEngineTest : public ::testing::Test {
@@ -62,9 +61,18 @@ class AttentionEngineTest : public ::testing::Test {
       CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
       const auto index = (*engine)->Forward(call);
       ASSERT_TRUE(index.ok()) << index.status();
-      results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats()};
+      results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats(), out.data};
     });
     return results;
+  }
+
+  // Causal attention to what is `visible`, in fp64.
+  std::vector<double> Masked(const kernels::reference::testing::Visible& visible) const {
+    const Tensor none(kTokens, kHeads, kHeadDim);
+    return kernels::reference::testing::ComputeMaskedAttention(
+               q_, k_, v_, none, 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
+               [&](int head, int64_t i, int64_t j) { return j <= i && visible(head, i, j); })
+        .out;
   }
 
   static patterns::AttentionOptions VerticalSlash() {
@@ -112,12 +120,15 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
 TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
   for (patterns::AttentionOptions options :
        {patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK, .block_size = 128},
+        {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2},
+        {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.1},
         {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
         {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
     options.tile = kTile;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
       const RankResult one = Run(options, 1, {}, documents)[0];
-      EXPECT_LT(one.stats.layers.at(1).density, 0.9);
+      // Queries that choose apart leave little out together.
+      EXPECT_LT(one.stats.layers.at(1).density, 1.0);
       EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
       const auto words = static_cast<int64_t>(one.index.chosen.size()) / (kHeads * kTokens / kTile);
       for (const LayoutKind layout :
@@ -137,12 +148,66 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
             ASSERT_EQ(results[rank].index.chosen.at(i),
                       one.index.chosen.at(row * words + i % words));
           }
+          const std::vector<uint32_t>& bits = results[rank].index.queries_chosen;
+          const int64_t local_words = kTokens / 4 / 32;
+          for (int64_t i = 0; i < std::ssize(bits); ++i) {  // words of 32 queries of a tile
+            const int64_t position = of_rank.Position(i % local_words * 32);
+            ASSERT_EQ(bits[i], one.index.queries_chosen.at(i / local_words * (kTokens / 32) +
+                                                           position / 32));
+          }
           tiles += results[rank].stats.layers.at(1).TotalTiles();
         }
         EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
       }
     }
   }
+}
+
+// The output is attention, in fp64, to what the choice says and to nothing else.
+TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
+  const auto bit = [](const std::vector<uint32_t>& words, int64_t row_words, int64_t row,
+                      int64_t i) {
+    return (words.at(row * row_words + i / 32) >> i % 32 & 1) != 0;
+  };
+  const patterns::AttentionOptions xattention = {
+      .pattern = patterns::Pattern::kXAttention, .threshold = 0.4, .tile = kTile};
+  constexpr int64_t kTiles = kTokens / kTile;
+  const RankResult by_tile = Run(xattention, 1)[0];
+  EXPECT_LT(RelativeError(by_tile.out, Masked([&](int head, int64_t i, int64_t j) {
+                            return bit(by_tile.index.chosen, BlockWords(kTiles),
+                                       head * kTiles + i / kTile, j / kTile);
+                          })),
+            1e-5);
+  const patterns::AttentionOptions moba = {.pattern = patterns::Pattern::kMoba,
+                                           .block_size = 2 * kTile,
+                                           .topk_blocks = 3,
+                                           .tile = kTile};
+  const RankResult by_query = Run(moba, 1)[0];
+  EXPECT_LT(RelativeError(by_query.out, Masked([&](int head, int64_t i, int64_t j) {
+                            return bit(by_query.index.queries_chosen, kTokens / 32,
+                                       head * (kTiles / 2) + j / (2 * kTile), i);
+                          })),
+            1e-5);
+}
+
+// Four queries for twenty documents of 90 tokens and what is left: those without a query are kept
+// whole, as far as their longest reaches and no further.
+TEST_F(AttentionEngineTest, ShortDocumentsWithoutAnEstimateQueryAreKeptWhole) {
+  patterns::AttentionOptions options = VerticalSlash();
+  options.select = patterns::Select::kTopK;
+  options.budget = {.max_verticals = 1, .max_slashes = 1};
+  options.estimate_queries = 4;
+  options.sink_tokens = options.local_blocks = 0;
+  std::vector<int64_t> documents;
+  for (int64_t i = 0; i < 20; ++i) documents.push_back(90 * i);
+  const testing::HostIndex kept = Run(options, 1, {}, documents)[0].index;
+  for (int head = 0; head < kHeads; ++head) {
+    EXPECT_TRUE(kept.Covers(head, 1) && kept.Covers(head, 2));  // 90 tokens may lie in three tiles
+    EXPECT_FALSE(kept.Covers(head, 3));
+  }
+  options.estimate_queries = 20;  // one each
+  const testing::HostIndex chosen = Run(options, 1, {}, documents)[0].index;
+  EXPECT_FALSE(chosen.Covers(0, 1) && chosen.Covers(0, 2));
 }
 
 // A share is what is visited, at any length, but for what is always kept: the main diagonal here,
@@ -369,65 +434,6 @@ TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
   });
 }
 
-TEST(EstimateQueriesTest, EachDocumentGetsItsShareAtItsEnd) {
-  const auto choose = [](int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
-    const auto documents = patterns::MakeDocuments({.tokens = tokens}, firsts);
-    return patterns::ChooseEstimateQueries(tokens, count, /*spread=*/false, documents->get());
-  };
-  using Positions = std::vector<int64_t>;
-  EXPECT_EQ(choose(100, 3, {0}).positions, (Positions{97, 98, 99}));
-  EXPECT_TRUE(choose(100, 3, {0}).starts.empty());
-  EXPECT_EQ(choose(5, 9, {0}).positions, (Positions{0, 1, 2, 3, 4}));
-  // A separator is passed over, but for the last document's, which the sequence cuts off.
-  const patterns::EstimateQueries two = choose(100, 4, {0, 50});
-  EXPECT_EQ(two.positions, (Positions{47, 48, 98, 99}));
-  EXPECT_EQ(two.starts, (Positions{0, 0, 50, 50}));
-  // The document of two tokens has no share by its size; it gets a query where there are enough for
-  // all.
-  EXPECT_EQ(choose(100, 4, {0, 50, 52}).positions, (Positions{48, 50, 98, 99}));
-  EXPECT_EQ(choose(100, 2, {0, 50, 52}).positions, (Positions{48, 99}));
-  // There are as many queries as tokens: all are chosen.
-  EXPECT_EQ(choose(6, 6, {0, 1, 4}).positions, (Positions{0, 1, 2, 3, 4, 5}));
-  for (int64_t count = 1; count <= 64; ++count) {
-    const patterns::EstimateQueries many = choose(64, count, {0, 1, 2, 3, 30, 31, 63});
-    EXPECT_EQ(static_cast<int64_t>(many.positions.size()), count);
-    for (int64_t e = 0; e < count; ++e) {
-      EXPECT_LE(many.starts[e], many.positions[e]);
-      if (e > 0) {
-        EXPECT_LT(many.positions[e - 1], many.positions[e]);
-      }
-    }
-  }
-}
-
-TEST(EstimateQueriesTest, SpreadQueriesLieInAllPartsOfTheSequence) {
-  const auto choose = [](int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
-    const auto documents = patterns::MakeDocuments({.tokens = tokens}, firsts);
-    return patterns::ChooseEstimateQueries(tokens, count, /*spread=*/true, documents->get());
-  };
-  std::set<int64_t> places;  // in the parts
-  const std::vector<int64_t> one = choose(6400, 64, {}).positions;
-  for (int64_t part = 0; part < 64; ++part) {
-    EXPECT_EQ(one[part] / 100, part);
-    places.insert(one[part] % 100);
-  }
-  EXPECT_GT(places.size(), 50u);
-  EXPECT_TRUE(choose(6400, 64, {}).starts.empty());
-  // Those of documents know where their own starts, and none is of a separator.
-  const std::vector<int64_t> firsts = {0, 3000, 3100, 5000};
-  const patterns::EstimateQueries many = choose(6400, 256, firsts);
-  ASSERT_EQ(many.positions.size(), 256u);
-  EXPECT_TRUE(std::is_sorted(many.positions.begin(), many.positions.end()));
-  for (size_t e = 0; e < many.positions.size(); ++e) {
-    const auto after = std::upper_bound(firsts.begin(), firsts.end(), many.positions[e]);
-    EXPECT_EQ(many.starts[e], *(after - 1));
-    EXPECT_FALSE(std::binary_search(firsts.begin(), firsts.end(), many.positions[e] + 1));
-  }
-  // There are as many queries as tokens: each is chosen once.
-  const std::vector<int64_t> all = choose(64, 256, {0, 1, 2, 30}).positions;
-  EXPECT_EQ(std::set<int64_t>(all.begin(), all.end()).size(), all.size());
-}
-
 TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
   patterns::AttentionOptions options = VerticalSlash();
   for (const LayoutKind layout :
@@ -495,95 +501,6 @@ TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_NE(std::string(status.message()).find("rank 1 ran out of memory"), std::string::npos);
-}
-
-TEST(BandTilesTest, OfDocumentsTooCountsWhatTheListsHold) {
-  const std::vector<int64_t> firsts = {0, 63, 64, 65, 700, 1280, 2000};
-  for (const LayoutKind layout :
-       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (const int64_t window : {0, 65, 300}) {
-      for (int pair = 0; pair < 16; ++pair) {
-        const ShardLayout query{
-            .kind = layout, .ranks = 4, .rank = pair / 4, .stripe = 128, .tokens = kTokens};
-        ShardLayout key = query;
-        key.rank = pair % 4;
-        const auto documents = patterns::MakeDocuments(query, firsts);
-        ASSERT_TRUE(documents.ok()) << documents.status();
-        const int32_t* const starts = (*documents)->local_starts.data();
-        const auto lists = kernels::reference::TileLists::Build(
-            {.pattern = window == 0 ? kernels::TilePattern::kCausal : kernels::TilePattern::kWindow,
-             .tile = kTile,
-             .window = window,
-             .document_starts = starts},
-            query, key, query.local_tokens(), key.local_tokens(), 1);
-        ASSERT_TRUE(lists.ok()) << lists.status();
-        EXPECT_EQ(ring::BandTiles(query, key, kTile, window, starts), lists->TotalTiles());
-      }
-    }
-  }
-}
-
-TEST(BandTilesTest, CountsWhatTheListsHold) {
-  for (const LayoutKind layout :
-       {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-    for (const int64_t window : {0, 1, 64, 65, 300, 5000}) {
-      for (int pair = 0; pair < 16; ++pair) {
-        const ShardLayout query{
-            .kind = layout, .ranks = 4, .rank = pair / 4, .stripe = 128, .tokens = kTokens};
-        ShardLayout key = query;
-        key.rank = pair % 4;
-        const auto lists = kernels::reference::TileLists::Build(
-            {.pattern = window == 0 ? kernels::TilePattern::kCausal : kernels::TilePattern::kWindow,
-             .tile = kTile,
-             .window = window},
-            query, key, query.local_tokens(), key.local_tokens(), 1);
-        ASSERT_TRUE(lists.ok()) << lists.status();
-        EXPECT_EQ(ring::BandTiles(query, key, kTile, window, nullptr), lists->TotalTiles());
-      }
-    }
-  }
-  EXPECT_EQ(ring::BandTiles({.tokens = 777}, {.tokens = 777}, kTile, 0, nullptr), 13 * 14 / 2);
-}
-
-TEST(CheckOptionsTest, ErrorsNameTheOption) {
-  const auto message = [](const patterns::AttentionOptions& options, int ranks) {
-    return std::string(patterns::CheckOptions(options, ranks).message());
-  };
-  EXPECT_EQ(message({.stripe = 128}, 1), "");
-  EXPECT_NE(message({.tile = 96}, 1).find("attention.tile"), std::string::npos);
-  EXPECT_NE(message({.stripe = 100}, 1).find("parallelism.stripe"), std::string::npos);
-  EXPECT_NE(message({.stripe = 128}, 4).find("ring of 1 x 1"), std::string::npos);
-  EXPECT_NE(message({.pattern = patterns::Pattern::kSlidingWindow, .stripe = 128}, 1)
-                .find("attention.window"),
-            std::string::npos);
-  EXPECT_NE(message({.pattern = patterns::Pattern::kBlockTopK, .block_size = 200, .stripe = 128}, 1)
-                .find("attention.block_size"),
-            std::string::npos);
-  EXPECT_NE(
-      message(
-          {.pattern = patterns::Pattern::kVerticalSlash, .estimate_queries = 999, .stripe = 128}, 1)
-          .find("attention.estimate_queries"),
-      std::string::npos);
-  EXPECT_NE(message({.pattern = patterns::Pattern::kVerticalSlash,
-                     .budget = {.slash_mass = 0.0},
-                     .stripe = 128},
-                    1)
-                .find("slash_mass"),
-            std::string::npos);
-}
-
-TEST(CheckLengthTest, SequencesMustDivideIntoWholeTiles) {
-  patterns::AttentionOptions options{.tile = 64, .stripe = 128};
-  EXPECT_TRUE(patterns::CheckLength(options, 1, 777).ok());
-  EXPECT_TRUE(patterns::CheckLength(options, 4, 256).ok());
-  EXPECT_FALSE(patterns::CheckLength(options, 4, 64).ok());
-  options.layout = LayoutKind::kZigzag;
-  EXPECT_TRUE(patterns::CheckLength(options, 4, 128).ok());
-  EXPECT_FALSE(patterns::CheckLength(options, 4, 192).ok());
-  options.layout = LayoutKind::kContiguous;
-  EXPECT_TRUE(patterns::CheckLength(options, 4, 100).ok());
-  options.pattern = patterns::Pattern::kVerticalSlash;
-  EXPECT_FALSE(patterns::CheckLength(options, 4, 100).ok());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -60,9 +61,18 @@ class ContextAttention {
   // The documents packed into the sequences of the next forwards: a query attends to keys of its
   // own document alone, also in the forwards' backward. `firsts`: positions in the sequence of
   // `tokens` tokens with which a document starts, ascending from 0; one or none: no mask, as at the
-  // start. Must be called alike on all ranks, and again for every sequence. INVALID_ARGUMENT names
-  // what does not fit.
-  virtual absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) = 0;
+  // start. The last document may be `padding` tokens that say nothing. Must be called alike on all
+  // ranks, and again for every sequence. INVALID_ARGUMENT names what does not fit.
+  virtual absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
+                                    int64_t padding) = 0;
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
+    return SetDocuments(tokens, firsts, /*padding=*/0);
+  }
+
+  // The next forwards are of training step `step`, 1 being the first; 0, as at the start: of none,
+  // such as an evaluation. Must be called alike on all ranks. Says which
+  // steps probe the recall (attention.probe_every).
+  virtual void SetStep(uint64_t step) = 0;
 
   // What happened since the last call; resets it. On a GPU the one wait for the device in a step;
   // c10::Error if the device has failed.

@@ -154,14 +154,28 @@ TEST_P(CudaRanksTest, BlockTopK) {
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
 }
 
+patterns::AttentionOptions Moba() {
+  return {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64};
+}
+
+TEST_P(CudaRanksTest, Moba) {
+  ExpectSameAsOneRank("moba", Moba());
+  ExpectSameAsOneRank(
+      "moba of a share",
+      {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64});
+}
+
+patterns::AttentionOptions XAttention() {
+  return {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64};
+}
+
 TEST_P(CudaRanksTest, XAttention) {
-  ExpectSameAsCpu("xattention",
-                  {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64});
-  ExpectSameAsCpu("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
-                                            .stride = 8,
-                                            .threshold = 1.0,
-                                            .density = 0.3,
-                                            .tile = 64});
+  ExpectSameAsOneRank("xattention", XAttention());
+  ExpectSameAsOneRank("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
+                                                .stride = 8,
+                                                .threshold = 1.0,
+                                                .density = 0.3,
+                                                .tile = 64});
 }
 
 TEST_P(CudaRanksTest, VerticalSlash) {
@@ -213,9 +227,11 @@ TEST_P(CudaRanksTest, Documents) {
       "block documents",
       {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
       kTolerance, kDocuments);
-  ExpectSameAsCpu("xattention documents",
-                  {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64},
-                  kTolerance, kDocuments);
+}
+
+TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
+  ExpectSameAsOneRank("moba documents", Moba(), kDocuments);
+  ExpectSameAsOneRank("xattention documents", XAttention(), kDocuments);
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
@@ -224,6 +240,34 @@ TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
 
 TEST_P(CudaRanksTest, IndexOfDocumentsIsTheOracles) {
   ExpectTheOracles(TopP(), kDocuments);
+}
+
+// Patterns whose index is the CPU's; on all ranks the same figures.
+TEST_P(CudaRanksTest, ProbesAreThoseOfTheCpu) {
+  for (patterns::AttentionOptions options :
+       {patterns::AttentionOptions{
+            .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2},
+        patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK,
+        .selection = patterns::Selection::kCausal,
+        .block_size = 64,
+        .topk_blocks = 3},
+        patterns::AttentionOptions{.pattern = patterns::Pattern::kSlidingWindow, .window = 200}}) {
+    options.tile = 64;
+    options.probe_every = 1;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, kDocuments}) {
+      const LayerStats cpu = RunOnCpu(Small(), options, documents).stats[0].layers.at(0);
+      const Result gpu = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+      ASSERT_EQ(cpu.probed_recall.size(), 4u);
+      for (const AttentionStats& rank : gpu.stats) {
+        const std::vector<double>& heads = rank.layers.at(0).probed_recall;
+        EXPECT_EQ(heads, gpu.stats[0].layers.at(0).probed_recall);
+        ASSERT_EQ(heads.size(), cpu.probed_recall.size());
+        for (size_t head = 0; head < heads.size(); ++head) {
+          EXPECT_NEAR(heads[head], cpu.probed_recall[head], 2e-3) << "head " << head;
+        }
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, CudaRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
@@ -265,6 +309,18 @@ TEST_F(CudaAttentionTest, DocumentsWithTilesOf128) {
   }
 }
 
+TEST_F(CudaAttentionTest, ChosenBlocksWithTilesOf128) {
+  const Sequence sequence(2048, 4, 2, 128);
+  for (patterns::AttentionOptions options : {Moba(), XAttention()}) {
+    options.tile = 128;
+    options.block_size = 256;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 5, 1000, 1100}}) {
+      const Result result = RunOnGpu(sequence, options, Gpus::kShared, documents);
+      ExpectNear(result, MaskedAttention(sequence, result.index[0]));
+    }
+  }
+}
+
 TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
   patterns::AttentionOptions options = TopP();
   options.dense_layers = {1};
@@ -272,6 +328,31 @@ TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
   EXPECT_LT(result.stats[0].layers.at(0).density, 1.0);
   EXPECT_EQ(result.stats[0].layers.at(1).density, 1.0);
   EXPECT_EQ(result.stats[0].layers.at(1).recall, -1.0);
+}
+
+// As a plan does between steps: more, less, none at all, and back.
+TEST_F(CudaAttentionTest, BudgetsChangeInMidRun) {
+  const Sequence sequence(1024, 4, 2, 64);
+  patterns::AttentionOptions options = TopP();
+  std::vector<patterns::LayerBudget> budgets(4, {.vertical_slash = options.budget});
+  budgets[1].vertical_slash.vertical_mass = 0.2;
+  budgets[1].vertical_slash.max_slashes = 2;
+  budgets[2].dense = true;
+  const std::vector<testing::HostIndex> indices = testing::IndicesOnGpu(sequence, options, budgets);
+  ASSERT_EQ(indices.size(), budgets.size());
+  for (size_t i = 0; i < budgets.size(); ++i) {
+    if (budgets[i].dense) {
+      EXPECT_EQ(indices[i].max_columns, 0);
+      EXPECT_TRUE(indices[i].diagonals.empty());
+      continue;
+    }
+    options.budget = budgets[i].vertical_slash;
+    const testing::HostIndex fresh = RunOnGpu(sequence, options).index[0];
+    EXPECT_EQ(indices[i].diagonals, fresh.diagonals) << i;
+    EXPECT_EQ(indices[i].column_positions, fresh.column_positions) << i;
+    EXPECT_EQ(indices[i].column_counts, fresh.column_counts) << i;
+  }
+  EXPECT_NE(indices[0].diagonals, indices[1].diagonals);
 }
 
 // Transfers, computation and the buffers of several layers overlap: shapes large enough that a

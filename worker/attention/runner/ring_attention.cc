@@ -75,8 +75,13 @@ absl::Status RingAttention::SetBudgets(std::span<const patterns::LayerBudget> bu
   return engine_->runner->SetBudgets(budgets);
 }
 
-absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
-  return engine_->runner->SetDocuments(tokens, firsts);
+absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
+                                         int64_t padding) {
+  return engine_->runner->SetDocuments(tokens, firsts, padding);
+}
+
+void RingAttention::SetStep(uint64_t step) {
+  engine_->runner->SetStep(step);
 }
 
 AttentionStats RingAttention::TakeStats() {

@@ -49,7 +49,10 @@ class RingAttention : public ContextAttention {
   AttentionOutput Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
                           const torch::Tensor& v) override;
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override;
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) override;
+  using ContextAttention::SetDocuments;
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
+                            int64_t padding) override;
+  void SetStep(uint64_t step) override;
   AttentionStats TakeStats() override;
 
  private:

@@ -179,6 +179,11 @@ TEST_P(ManyRanksTest, XAttention) {
                        .tile = 64});
 }
 
+TEST_P(ManyRanksTest, Moba) {
+  ExpectSameAsOneRank(
+      {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64});
+}
+
 // Backward whose ring was started ahead of it (StartBackward), of two layers in turn, as a model
 // calls.
 TEST_P(ManyRanksTest, ABackwardThatWasStartedIsTheSame) {
@@ -231,6 +236,9 @@ TEST_P(ManyRanksTest, Documents) {
       documents);
   ExpectSameAsOneRank({.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64},
                       documents);
+  ExpectSameAsOneRank(
+      {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64},
+      documents);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

@@ -5,6 +5,7 @@
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
 #include "patterns/pattern.h"
+#include "patterns/probe.h"
 #include "ring/band_tiles.h"
 
 namespace ringleader::attention {
@@ -45,17 +46,24 @@ absl::Status RingRunner::SetBudgets(std::span<const patterns::LayerBudget> budge
   return budgets_.Set(budgets);
 }
 
-absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
+absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
+                                      int64_t padding) {
   ASSIGN_OR_RETURN(
       std::shared_ptr<const SequenceDocuments> documents,
-      patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts));
+      patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts, padding));
   documents_ = nullptr;
+  probe_ = nullptr;
   if (documents == nullptr) return absl::OkStatus();
   const patterns::EstimateQueries queries = patterns::ChooseEstimateQueries(
       tokens, options_.estimate_queries, options_.estimate_at == patterns::EstimateAt::kSpread,
       documents.get());
   documents_ = device_.Upload(std::move(documents), queries);
   return absl::OkStatus();
+}
+
+void RingRunner::SetStep(uint64_t step) {
+  step_ = step;
+  probe_ = nullptr;
 }
 
 AttentionStats RingRunner::TakeStats() {
@@ -111,21 +119,53 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   RETURN_IF_ERROR(call.FinishOutput());
   RETURN_IF_ERROR(kv->AwaitAll());
   RETURN_IF_ERROR(device_.End());
+  const bool is_chosen = index->pattern != kernels::TilePattern::kCausal;
+  if (is_chosen && patterns::ProbesAt(options_, step_)) RETURN_IF_ERROR(Probe(call));
   return index;
 }
 
-absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCall& call) {
+absl::Status RingRunner::Probe(AttentionCall& call) {
+  const patterns::IndexInputs inputs = InputsOf(call);
+  const int64_t tokens = inputs.layout.tokens;
+  RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
+  if (probe_ == nullptr || probe_tokens_ != tokens) {
+    std::shared_ptr<const SequenceDocuments> documents =
+        documents_ == nullptr ? nullptr : documents_->host;
+    const patterns::EstimateQueries queries =
+        patterns::ChooseProbeQueries(options_, tokens, step_, documents.get());
+    if (documents == nullptr) {
+      documents = std::make_shared<SequenceDocuments>(
+          SequenceDocuments{.tokens = tokens, .firsts = {0}, .local_starts = {}});
+    }
+    probe_ = device_.Upload(std::move(documents), queries);
+    probe_tokens_ = tokens;
+  }
+  patterns::VerticalSlash work = {.layout = inputs.layout,
+                                  .heads = inputs.heads,
+                                  .tile = options_.tile,
+                                  .blocks = (tokens + options_.tile - 1) / options_.tile,
+                                  .scale = inputs.scale,
+                                  .queries = static_cast<int32_t>(probe_->estimate_positions.size),
+                                  .documents = probe_.get()};
+  RETURN_IF_ERROR(patterns::EstimateRows(work, inputs, call));
+  RETURN_IF_ERROR(call.CountProbe(work));
+  return device_.End();
+}
+
+patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
   const CallShape shape = call.shape();
+  return {.layout = LayoutOf(device_.rank(), shape.tokens),
+          .heads = shape.heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .scale = shape.scale(),
+          .documents = documents_};
+}
+
+absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
   ASSIGN_OR_RETURN(std::shared_ptr<LayerIndex> index,
-                   patterns::BuildIndex(budgets_.Of(call.layer()),
-                                        {.layout = LayoutOf(device_.rank(), shape.tokens),
-                                         .heads = shape.heads,
-                                         .kv_heads = shape.kv_heads,
-                                         .head_dim = shape.head_dim,
-                                         .scale = shape.scale(),
-                                         .documents = documents_},
-                                        call));
+                   patterns::BuildIndex(budgets_.Of(call.layer()), InputsOf(call), call));
   RETURN_IF_ERROR(device_.End());
   return index;
 }

@@ -33,7 +33,8 @@ class RingRunner {
 
   // ContextAttention's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts);
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0);
+  void SetStep(uint64_t step);
   AttentionStats TakeStats();
 
  private:
@@ -47,6 +48,9 @@ class RingRunner {
   absl::StatusOr<Step> Arrive(const ring::RingSchedule& schedule, size_t number, const Step& own,
                               RingSlots& kv);
   absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
+  absl::Status Probe(AttentionCall& call);
+  // Of a layer's call: all but the work.
+  patterns::IndexInputs InputsOf(const AttentionCall& call) const;
   absl::Status BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
                              AttentionCall& call);
 
@@ -55,6 +59,10 @@ class RingRunner {
   ring::RingSchedule forward_, backward_;
   patterns::LayerBudgets budgets_;
   std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
+  uint64_t step_ = 0;                                 // of training; 0: none
+  std::shared_ptr<const DeviceDocuments>
+      probe_;                           // queries of this step's probe; null: to be chosen
+  int64_t probe_tokens_ = 0;            // of the sequence that they are of
   std::unique_ptr<RingSlots> started_;  // keys and values of a backward that was started
 };
 

@@ -72,7 +72,7 @@ class LoggingDevice : public AttentionDevice {
   std::shared_ptr<const DeviceDocuments> Upload(
       std::shared_ptr<const SequenceDocuments> /*documents*/,
       const patterns::EstimateQueries& /*queries*/) override {
-    return nullptr;
+    return std::make_shared<DeviceDocuments>();
   }
   Log log;
 
@@ -100,6 +100,7 @@ class LoggingCall : public AttentionCall {
   absl::Status Attend(const Step& step) override { return Say("attend", &step); }
   absl::Status AttendColumns(const Step& /*own*/) override { return Say("columns"); }
   absl::Status FinishOutput() override { return Say("finish"); }
+  absl::Status CountProbe(const patterns::VerticalSlash&) override { return Say("probe"); }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
       const ring::RingSchedule& /*schedule*/) override {
     return std::make_unique<LoggingSlots>("grad", &log_);
@@ -201,6 +202,28 @@ TEST(RingRunnerTest, AnAllGatherRunsBehindIndexAndOwnStep) {
   EXPECT_EQ(orders.started, "[, place, gather kv, ]");
   EXPECT_EQ(orders.backward,
             "[, delta, zero 0, attend own 0, wait kv all, zero 1, attend 1, round dq, return, ]");
+}
+
+// After the output, from whose sums it takes what was visited.
+TEST(RingRunnerTest, AStepProbesWhenItIsDue) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
+  LoggingCall call(&device);
+  const ring::RingShape ring = {ring::RingKind::kFlat, 2, 1};
+  const auto forward = [&](patterns::Pattern pattern, uint64_t step) {
+    const auto runner = RingRunner::Create(
+        {.pattern = pattern, .probe_every = 3, .window = 64, .tile = 64, .ring = ring}, &device);
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    (*runner)->SetStep(step);
+    EXPECT_TRUE((*runner)->Forward(call).ok());
+    const std::string order = absl::StrJoin(std::exchange(device.log, {}), ", ");
+    return order.substr(order.find("finish"));
+  };
+  constexpr char kProbe[] = "finish, ], index[, queries, sum, row max, max, row sum, sum, probe, ]";
+  EXPECT_EQ(forward(patterns::Pattern::kSlidingWindow, 1), kProbe);
+  EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 6), kProbe);
+  EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 2), "finish, ]");
+  EXPECT_EQ(forward(patterns::Pattern::kVerticalSlash, 0), "finish, ]");  // an evaluation
+  EXPECT_EQ(forward(patterns::Pattern::kDense, 1), "finish, ]");          // all there is
 }
 
 TEST(BuildIndexTest, AnUnknownPatternIsNamed) {

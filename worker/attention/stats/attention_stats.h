@@ -1,8 +1,12 @@
 // What one step of attention did: counted by the device, read by the trainer after the step.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::attention {
 
@@ -16,6 +20,10 @@ struct LayerStats {
   // covered the mass asked for.
   double verticals_at_budget = 0.0, slashes_at_budget = 0.0;
   double recall = -1.0;  // attention mass kept on the sampled queries; -1: not estimated
+  int probes = 0;        // calls that probed
+  // By head, where there were probes: attention mass of their queries, which had no part in the
+  // choice, in what attention visited (patterns/probe.h).
+  std::vector<double> probed_recall;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns
   uint64_t causal_tiles = 0;                  // what dense attention would have visited
@@ -26,6 +34,14 @@ struct LayerStats {
     for (const uint64_t step : tiles_per_ring_step) tiles += step;
     return tiles;
   }
+  // One call's probe. visited: of each head, summed over `queries`, in units of 2^-kMassBits.
+  void AddProbe(std::span<const int32_t> visited, int32_t queries) {
+    ++probes;
+    probed_recall.resize(visited.size());
+    for (size_t head = 0; head < visited.size(); ++head) {
+      probed_recall[head] += std::ldexp(visited[head], -kernels::kMassBits) / queries;
+    }
+  }
   // Sums over calls become means over them.
   void TakeMeans() {
     if (calls == 0) return;
@@ -34,6 +50,7 @@ struct LayerStats {
     verticals_at_budget /= calls;
     slashes_at_budget /= calls;
     if (recall >= 0.0) recall /= calls;
+    for (double& of_head : probed_recall) of_head /= probes;
     density = static_cast<double>(TotalTiles()) / static_cast<double>(causal_tiles);
   }
 };

@@ -108,6 +108,7 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
                  d_out = shard(sequence.d_out);
     std::vector<CallTensors> calls(kLayers, {.q = q, .k = k, .v = v});
     std::vector<std::shared_ptr<const LayerIndex>> indices;
+    (*engine)->SetStep(1);
     Check((*engine)->SetDocuments(sequence.q.size(0), documents));
     for (int layer = 0; layer < kLayers; ++layer) {
       CudaCall call(&device, layer, &calls[layer]);
@@ -139,6 +140,35 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
   return result;
 }
 
+std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
+                                    const patterns::AttentionOptions& options,
+                                    const std::vector<patterns::LayerBudget>& budgets) {
+  std::vector<HostIndex> indices;
+  RunRanks(Gpus::kShared, 1, [&](comm::DeviceCommunicator& communicator) {
+    CudaAttentionDevice device(&communicator, {});
+    auto engine = RingRunner::Create(options, &device);
+    TORCH_CHECK(engine.ok(), std::string(engine.status().message()));
+    CallTensors tensors{.q = sequence.q.to(torch::kCUDA),
+                        .k = sequence.k.to(torch::kCUDA),
+                        .v = sequence.v.to(torch::kCUDA)};
+    // All are enqueued before the first is read.
+    std::vector<std::shared_ptr<const LayerIndex>> chosen;
+    for (const patterns::LayerBudget& budget : budgets) {
+      Check((*engine)->SetBudgets(std::span(&budget, 1)));
+      CudaCall call(&device, /*layer=*/0, &tensors);
+      auto index = (*engine)->Forward(call);
+      Check(index.status());
+      chosen.push_back(*std::move(index));
+    }
+    for (const auto& index : chosen) {
+      indices.push_back(ToHost(*index, [](void* to, const void* from, size_t bytes) {
+        ASSERT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+      }));
+    }
+  });
+  return indices;
+}
+
 Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
                 const std::vector<int64_t>& documents) {
   options.ring = {};
@@ -148,6 +178,7 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
     TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
     const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
     const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
+    (*attention)->SetStep(1);
     Check((*attention)->SetDocuments(sequence.q.size(0), documents));
     const Tensor out = DifferentiableAttention(**attention, 0, q, k, v);
     out.backward(sequence.d_out.to(torch::kFloat));
@@ -160,12 +191,38 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
   return result;
 }
 
+namespace {
+
+// Sets what the blocks say that tiles of queries, or queries, chose.
+void AddChosen(const HostIndex& index, Tensor& mask) {
+  const int64_t n = mask.size(1), blocks = (n + index.block_size - 1) / index.block_size;
+  const int64_t tiles = (n + index.tile - 1) / index.tile;
+  const auto bit = [](const std::vector<uint32_t>& words, int64_t count, int64_t row, int64_t i) {
+    return (words.at(row * ((count + 31) / 32) + i / 32) >> i % 32 & 1) != 0;
+  };
+  for (int64_t h = 0; h < mask.size(0); ++h) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      Tensor of_block = mask[h].slice(1, block * index.block_size, (block + 1) * index.block_size);
+      for (int64_t i = 0; i < n; ++i) {
+        if (index.queries_chosen.empty()
+                ? bit(index.chosen, blocks, h * tiles + i / index.tile, block)
+                : bit(index.queries_chosen, n, h * blocks + block, i)) {
+          of_block[i].fill_(true);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
 Result MaskedAttention(const Sequence& s, const HostIndex& index) {
   const int64_t n = s.q.size(0), heads = s.q.size(1), group = heads / s.k.size(1);
   const int64_t tile = index.tile;
   Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
+  if (!index.chosen.empty()) AddChosen(index, mask);
   const int64_t blocks = (n + tile - 1) / tile;
-  for (int64_t h = 0; h < heads; ++h) {
+  for (int64_t h = 0; h < heads && !index.diagonals.empty(); ++h) {
     for (int64_t delta = 0; delta < blocks; ++delta) {
       if (!index.Covers(static_cast<int>(h), delta)) continue;
       for (int64_t a = delta; a < blocks; ++a) {

@@ -41,10 +41,15 @@ struct Result {
 // the first layer's.
 Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options,
                 Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {});
+// The index of layer 0 under each of `budgets` in turn, which replace each other between the
+// forwards of one engine on one GPU.
+std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
+                                    const patterns::AttentionOptions& options,
+                                    const std::vector<patterns::LayerBudget>& budgets);
 Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
                 const std::vector<int64_t>& documents = {});
-// Softmax attention in double precision over what the index's lists and the documents say, and its
-// gradients.
+// Softmax attention in double precision over what the index of one rank and the documents say, and
+// its gradients.
 Result MaskedAttention(const Sequence& s, const HostIndex& index);
 
 double RelativeError(const torch::Tensor& actual, const torch::Tensor& expected);

@@ -87,6 +87,8 @@ HostIndex ToHost(const patterns::LayerIndex& index,
           .column_keys = HostCopy(index.column_keys, copy),
           .column_values = HostCopy(index.column_values, copy),
           .chosen = HostCopy(index.chosen, copy),
+          .queries_chosen = HostCopy(index.queries_chosen, copy),
+          .block_size = index.block_size,
           .documents = index.documents};
 }
 

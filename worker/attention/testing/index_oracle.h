@@ -23,7 +23,8 @@ struct HostIndex {
   std::vector<int32_t> column_counts;
   int32_t max_columns = 0;
   std::vector<std::byte> column_keys, column_values;
-  std::vector<uint32_t> chosen;
+  std::vector<uint32_t> chosen, queries_chosen;
+  int32_t block_size = 0;
   std::shared_ptr<const patterns::DeviceDocuments> documents;
 
   bool Covers(int head, int64_t delta) const {

@@ -31,6 +31,27 @@ TEST(ConnectTest, NeedsAnAddressForEveryRank) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST(ConnectTest, NeedsACertificatesNameForEveryRankOrNone) {
+  EXPECT_EQ(Listen(0, 2)->Connect({kNobody, kNobody}, {"uri ringleader://node/a"}).status(),
+            absl::InvalidArgumentError("certificates of 1 nodes for 2 ranks"));
+}
+
+// Its stream is kept until this rank knows whom to expect, which it never will.
+TEST(ConnectTest, APeerThatCameBeforeItsRankGaveUpHoldsUpNothing) {
+  auto listener = Listen(0, 2);
+  const auto stub = v1::PeerExchange::NewStub(
+      grpc::CreateChannel(listener->address(), grpc::InsecureChannelCredentials()));
+  testing::RawPeer::Line early(*stub), stranger(*stub);
+  ASSERT_TRUE(early.Write(testing::RawPeer::Hello(testing::RawPeer::kLifeLine)));
+  // One that came later over the same connection has its answer.
+  v1::Frame hello = testing::RawPeer::Hello(testing::RawPeer::kLifeLine);
+  hello.set_fencing_token(testing::RawPeer::kToken + 1);
+  ASSERT_TRUE(stranger.Write(hello));
+  EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  listener.reset();
+  EXPECT_FALSE(early.Finish().ok());
+}
+
 TEST(ConnectTest, OneRankIsConnectedAtOnce) {
   const auto listener = Listen(0, 1);
   EXPECT_THAT(listener->address(), StartsWith("127.0.0.1:"));

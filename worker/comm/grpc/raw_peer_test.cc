@@ -95,6 +95,9 @@ TEST_F(RawPeerTest, BehindASendThatWasDroppedNothingIsSent) {
       absl::CancelledError("an earlier transfer of this stream was dropped");
   EXPECT_EQ(next->Wait(), cancelled);
   EXPECT_EQ(comm_->SendReceive(kChannel, big.data(), 1, 1, nullptr, 0, -1)->Wait(), cancelled);
+  for (const v1::Frame& frame : peer_.Received()) {
+    EXPECT_EQ(frame.total_bytes(), frame.payload().empty() ? 0 : big.size());
+  }
 }
 
 TEST_F(RawPeerTest, AMessageOutOfTurnEndsTheAttempt) {

@@ -40,6 +40,8 @@ TypeInfo InfoOf(ElementType type) {
       return {ncclInt32, 4};
     case ElementType::kInt64:
       return {ncclInt64, 8};
+    case ElementType::kFloat64:
+      return {ncclFloat64, 8};
   }
   return {ncclInt8, 1};
 }

@@ -223,10 +223,13 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
       case ElementType::kBfloat16:
         return 2;
       case ElementType::kInt64:
+      case ElementType::kFloat64:
         return 8;
-      default:
-        return 4;
+      case ElementType::kInt32:
+      case ElementType::kFloat32:
+        break;
     }
+    return 4;
   }
   static absl::Status Copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
     if (to == from || bytes == 0) return absl::OkStatus();

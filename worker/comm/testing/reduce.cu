@@ -53,6 +53,8 @@ cudaError_t Reduce(const std::vector<const void*>& inputs, size_t count, Element
       return Launch<int32_t, int32_t>(all, count, maximum, out, stream);
     case ElementType::kInt64:
       return Launch<int64_t, int64_t>(all, count, maximum, out, stream);
+    case ElementType::kFloat64:
+      return Launch<double, double>(all, count, maximum, out, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/testing/temp_dir.h"
+#include "worker/data/loader.h"
 #include "worker/data/pack_folder.h"
 
 namespace ringleader::data::testing {
@@ -47,6 +48,12 @@ class PackedTextTest : public ::testing::Test {
  protected:
   const std::filesystem::path folder_ = directory_.path();
 };
+
+// A micro-batch of one.
+inline LocalSequence ReadOne(const Loader& loader, const Sample& sample,
+                             const kernels::ShardLayout& layout) {
+  return loader.Read({&sample, 1}, layout);
+}
 
 // The tokens as text, with '|' for the end of a document.
 inline std::string TextOf(const TokenFolder& folder) {

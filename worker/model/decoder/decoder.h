@@ -27,8 +27,9 @@ struct DecoderOptions {
   int64_t loss_chunk_tokens = 8192;
 };
 
-// This rank's part of one sequence of `sequence_length` tokens in all: [n] int64 each, on the
-// model's device. labels: the next token, kIgnoreLabel where there is none.
+// This rank's part of one sequence: [n] int64 each, on the model's device. `sequence_length`: for
+// how long a sequence the rotary embedding is made. labels: the next token, kIgnoreLabel where
+// there is none.
 struct TokenBatch {
   torch::Tensor tokens, positions, labels;
   int64_t sequence_length = 0;

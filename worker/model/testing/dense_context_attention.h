@@ -27,10 +27,12 @@ class DenseContextAttention : public attention::ContextAttention {
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> /*budgets*/) override {
     return absl::OkStatus();
   }
-  absl::Status SetDocuments(int64_t /*tokens*/, std::span<const int64_t> firsts) override {
+  absl::Status SetDocuments(int64_t /*tokens*/, std::span<const int64_t> firsts,
+                            int64_t /*padding*/) override {
     return firsts.size() < 2 ? absl::OkStatus()
                              : absl::InvalidArgumentError("one document a sequence, in this test");
   }
+  void SetStep(uint64_t /*step*/) override {}
   attention::AttentionStats TakeStats() override { return {}; }
 
  private:

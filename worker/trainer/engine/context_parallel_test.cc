@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
@@ -147,6 +148,14 @@ TEST_P(ContextParallelTest, BlockTopK) {
   ExpectSameAsOneRank({.pattern = Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2});
 }
 
+TEST_P(ContextParallelTest, Moba) {
+  ExpectSameAsOneRank({.pattern = Pattern::kMoba, .block_size = 128, .topk_blocks = 2});
+}
+
+TEST_P(ContextParallelTest, XAttention) {
+  ExpectSameAsOneRank({.pattern = Pattern::kXAttention, .threshold = 0.5});
+}
+
 TEST_P(ContextParallelTest, Documents) {
   ExpectSameAsOneRank({}, PackedSequence());
 }
@@ -192,6 +201,50 @@ TEST(PackedDocumentsTest, TrainAsTheDocumentsAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Settings, ContextParallelTest, ::testing::ValuesIn(AllRingSettings()),
                          [](const auto& info) { return NameOf(info.param); });
+
+// How much the losses of all tokens but the last 17, whose labels and they stay, depend on the last
+// 16: the largest difference between two endings.
+double LargestLeak(AttentionOptions options) {
+  options.tile = 64;
+  const model::Golden golden = model::LoadGolden("qwen2");
+  Sequence sequence = WholeSequence();
+  std::vector<Tensor> losses;
+  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
+    const auto ops = model::NewCpuTokenOps(/*threads=*/1);
+    model::FlatStore store(golden.layout, golden.values, torch::kCPU, torch::kFloat);
+    model::Decoder decoder(golden.config, *ops, store,
+                           {.recompute = {.recompute = model::Recompute::kNone}});
+    auto attention = attention::CreateCpuRingAttention(options, &communicator);
+    TORCH_CHECK(attention.ok(), std::string(attention.status().message()));
+    for (int ending = 0; ending < 2; ++ending) {
+      const model::TokenScores scores = decoder.Score({.tokens = sequence.tokens,
+                                                       .positions = torch::arange(kTokens),
+                                                       .labels = sequence.labels,
+                                                       .sequence_length = kTokens},
+                                                      **attention);
+      losses.push_back(scores.losses.narrow(0, 0, kTokens - 17).clone());
+      sequence.tokens.narrow(0, kTokens - 16, 16).fill_(1);
+    }
+  });
+  return (losses[0] - losses[1]).abs().max().item<double>();
+}
+
+// A loss that changes with tokens that come after what it predicts has seen of them.
+TEST(CausalChoiceTest, DecidesWhetherLossesKnowOfLaterTokens) {
+  at::set_num_threads(1);
+  AttentionOptions options{.pattern = Pattern::kBlockTopK, .block_size = 64, .topk_blocks = 2};
+  const double blocks = LargestLeak(options);
+  options.selection = patterns::Selection::kCausal;
+  EXPECT_EQ(LargestLeak(options), 0.0);
+  const double slash = LargestLeak({.pattern = Pattern::kVerticalSlash,
+                                    .select = patterns::Select::kTopK,
+                                    .budget = {.max_verticals = 32, .max_slashes = 3}});
+  EXPECT_GT(blocks, 0.0);
+  EXPECT_GT(slash, 0.0);
+  EXPECT_EQ(LargestLeak({.pattern = Pattern::kSlidingWindow, .window = 200}), 0.0);
+  RecordProperty("largest_difference_block_topk", absl::StrCat(blocks));
+  RecordProperty("largest_difference_vertical_slash", absl::StrCat(slash));
+}
 
 }  // namespace
 }  // namespace ringleader::trainer

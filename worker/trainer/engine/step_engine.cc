@@ -37,6 +37,7 @@ absl::Status StepEngine::SetUp(Host& host) {
   ASSIGN_OR_RETURN(optimizer_,
                    optim::ShardedAdamW::Create(job_.adamw, layout, *shards_, device_->type(), start,
                                                memory_plan_.sharding));
+  if (MaySumOnceAStep(layout)) optimizer_->SumOnceAStep();
   const model::RecomputePlan& plan = memory_plan_.recompute;
   model::DecoderOptions options;
   options.recompute = plan;
@@ -64,10 +65,22 @@ absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
   // have looked.
   float least[2] = {-static_cast<float>(free.device), -static_cast<float>(free.host)};
   RETURN_IF_ERROR(world_.AllReduceMax(comm::Channel::kControl, least, 2));
+  free_bytes_ = static_cast<int64_t>(-least[0]);
   ASSIGN_OR_RETURN(memory_plan_, model::PlanTraining(config, shape, job_.memory,
-                                                     {.device = static_cast<int64_t>(-least[0]),
+                                                     {.device = free_bytes_,
                                                       .host = static_cast<int64_t>(-least[1])}));
   return absl::OkStatus();
+}
+
+bool StepEngine::MaySumOnceAStep(const model::ParameterLayout& layout) const {
+  if (!job_.batching.samples || job_.data == 1 ||
+      memory_plan_.sharding != model::ParameterSharding::kWhole) {
+    return false;
+  }
+  const int64_t buffer = layout.PaddedElements(world_.size()) * static_cast<int64_t>(sizeof(float));
+  const model::TrainingMemory& memory = memory_plan_.memory;
+  return static_cast<double>(memory.total() - memory.buckets + buffer) <=
+         model::kComfortableShare * static_cast<double>(free_bytes_);
 }
 
 absl::StatusOr<std::vector<float>> StepEngine::StartWeights(
@@ -89,37 +102,38 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
           {"parameters", memory_plan_.sharding == model::ParameterSharding::kWhole
                              ? "whole on every rank"
                              : "sharded, two layers at a time"},
+          {"gradients", sums_once_a_step() ? "summed over ranks once a step"
+                                           : "summed over ranks in every micro-batch"},
           {"recompute", model::DescribeRecompute(config(), memory_plan_.recompute)},
           {"kept for backward", model::DescribeKept(config(), memory_plan_.recompute)},
           {"memory of a rank", model::DescribeMemory(memory_plan_.memory)}};
 }
 
-bool StepEngine::ranks_step_alike() const {
-  return memory_plan_.sharding == model::ParameterSharding::kShard;
-}
-
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
-  if (!job_.document_mask) return absl::OkStatus();
-  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts);
+  if (!job_.document_mask && !job_.batching.samples) return absl::OkStatus();
+  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
+                                           sequence.sequence_length - sequence.content);
 }
 
 model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {
   return {.tokens = device_->Upload(sequence.tokens),
           .positions = device_->Upload(sequence.positions),
           .labels = device_->Upload(sequence.labels),
-          .sequence_length = sequence.sequence_length};
+          .sequence_length = sequence.rotary_length};
 }
 
-void StepEngine::BeginStep() {
+void StepEngine::BeginStep(uint64_t step) {
   const torch::NoGradGuard no_grad;
+  device_->attention().SetStep(step);
   device_->Begin(EngineDevice::Interval::kModel);
   optimizer_->ZeroGradients();
   loss_sum_ = torch::Tensor();
   labels_ = 0;
 }
 
-absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence) {
+absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence, bool is_last) {
   const torch::NoGradGuard no_grad;
+  if (is_last) optimizer_->LastMicroBatch();
   RETURN_IF_ERROR(SetDocuments(sequence));
   const torch::Tensor loss = decoder_->ForwardBackward(Batch(sequence), device_->attention());
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + loss : loss;
@@ -130,6 +144,11 @@ absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence) {
 void StepEngine::PassMicroBatch() {
   const torch::NoGradGuard no_grad;
   optimizer_->PassMicroBatch();
+}
+
+void StepEngine::PassScore() {
+  const torch::NoGradGuard no_grad;
+  optimizer_->PassForward();
 }
 
 absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {
@@ -149,6 +168,7 @@ absl::StatusOr<StepUpdate> StepEngine::Update(double learning_rate) {
 
 absl::StatusOr<RankScores> StepEngine::Score(const data::LocalSequence& sequence) {
   const torch::NoGradGuard no_grad;
+  device_->attention().SetStep(0);
   RETURN_IF_ERROR(SetDocuments(sequence));
   const model::TokenScores scores = decoder_->Score(Batch(sequence), device_->attention());
   const torch::Tensor losses = scores.losses.cpu(), right = scores.right.cpu();

@@ -65,25 +65,28 @@ class StepEngine {
   const model::ParameterLayout& layout() const { return decoder_->layout(); }
   // How the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
-  // Whether every rank has to come to as many micro-batches a step, because parameters are sharded.
-  bool ranks_step_alike() const;
 
   // Sets the budgets of the steps from the next one on; layers past the end keep the job's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
     return device_->attention().SetBudgets(budgets);
   }
 
-  // A step: begin, this rank's micro-batches, update. Update is where the step's one wait for the
-  // device is; with no labelled token on any rank it changes nothing and returns 0 tokens.
-  void BeginStep();
-  absl::Status ForwardBackward(const data::LocalSequence& sequence);
+  // A step, 1 being the first: begin, this rank's micro-batches, update. Update is where the step's
+  // one wait for the device is; with no labelled token on any rank it changes nothing and returns 0
+  // tokens.
+  void BeginStep(uint64_t step);
+  absl::Status ForwardBackward(const data::LocalSequence& sequence, bool is_last);
   // Stands in for a forward and backward where other ranks have more micro-batches than this one:
-  // ranks sum the gradients of each micro-batch together.
+  // ranks gather parameters and sum the gradients of each micro-batch together or, where they sum
+  // once a step, those of the last alone.
   void PassMicroBatch();
+  bool sums_once_a_step() const { return optimizer_->sums_once_a_step(); }
   absl::StatusOr<StepUpdate> Update(double learning_rate);
 
   // What the model says of this rank's tokens, without gradients. Waits for the device.
   absl::StatusOr<RankScores> Score(const data::LocalSequence& sequence);
+  // In place of Score, likewise.
+  void PassScore();
 
   // What happened since the last call.
   EngineStats TakeStats();
@@ -109,6 +112,8 @@ class StepEngine {
   absl::Status SetUp(Host& host);
   // Chooses what to recompute; FAILED_PRECONDITION, with the arithmetic, if nothing fits.
   absl::Status PlanMemory(const model::ModelConfig& config);
+  // Whether a buffer of the whole gradient fits, for groups that need not meet then.
+  bool MaySumOnceAStep(const model::ParameterLayout& layout) const;
   // This rank's range of the start weights.
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
@@ -120,6 +125,7 @@ class StepEngine {
   comm::Communicator& world_;
   const std::unique_ptr<EngineDevice> device_;
   model::TrainingPlan memory_plan_;
+  int64_t free_bytes_ = 0;  // of the device, before anything was taken: the least of all ranks
   std::unique_ptr<optim::ShardDevice> shards_;
   std::unique_ptr<optim::ShardedAdamW> optimizer_;
   std::unique_ptr<model::Decoder> decoder_;

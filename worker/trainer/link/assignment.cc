@@ -17,7 +17,7 @@ using Decay = optim::LearningRateSchedule::Decay;
 using v1::ResourcesSpec;
 using v1::TrainingSpec;
 
-// Groups and layers are few: a number beyond any cluster and model is garbage, not something to
+// Layers are few: a number beyond any model is garbage, not something to
 // allocate for.
 constexpr uint32_t kMostNumbered = 65'535;
 
@@ -50,6 +50,13 @@ absl::StatusOr<optim::LearningRateSchedule> ToSchedule(const TrainingSpec& spec)
   schedule.total_steps = static_cast<int64_t>(spec.steps());
   return schedule;
 }
+
+constexpr std::pair<v1::DataSpec::Overlong, data::Overlong> kOverlongs[] = {
+    {v1::DataSpec::OVERLONG_UNSPECIFIED, data::Overlong::kRefuse},
+    {v1::DataSpec::REFUSE, data::Overlong::kRefuse},
+    {v1::DataSpec::SPLIT, data::Overlong::kSplit},
+    {v1::DataSpec::DROP, data::Overlong::kDrop},
+};
 
 constexpr std::pair<TrainingSpec::EvalAttention, EvalAttention> kEvalAttentions[] = {
     {TrainingSpec::EVAL_ATTENTION_UNSPECIFIED, EvalAttention::kSame},
@@ -94,17 +101,11 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
                                        .max_verticals = budget.max_verticals(),
                                        .max_slashes = budget.max_slashes()}}});
   }
-  for (const v1::MicroBatchAssignment& assignment : proto.micro_batches()) {
-    if (assignment.group() > kMostNumbered) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("plan %d: micro-batches for group %d", plan.version, assignment.group()));
-    }
-    if (plan.micro_batches.size() <= assignment.group()) {
-      plan.micro_batches.resize(assignment.group() + 1);
-    }
-    plan.micro_batches[assignment.group()].assign(assignment.sequences().begin(),
-                                                  assignment.sequences().end());
+  std::vector<balance::SampleWeight> weights;
+  for (const v1::SampleWeight& row : proto.sample_weights()) {
+    weights.push_back({.tokens = row.tokens(), .milliseconds = row.milliseconds()});
   }
+  ASSIGN_OR_RETURN(plan.sample_weights, balance::SampleWeights::Create(std::move(weights)));
   return plan;
 }
 
@@ -159,7 +160,9 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.train_data = spec.data().train();
   job.eval_data = spec.data().eval();
   job.sequence_length = spec.data().sequence_length();
-  job.sequence_lengths = jobspec::SequenceLengths(spec);
+  job.batching.samples = spec.data().batching() == v1::DataSpec::SAMPLES;
+  ASSIGN_OR_RETURN(job.batching.overlong,
+                   jobspec::Convert(kOverlongs, spec.data().overlong(), "data.overlong"));
   // Jobs come with every default filled in; one without this was made before there was a choice,
   // and goes on as it began.
   job.document_mask = assignment.spec().data().document_mask();

@@ -10,7 +10,6 @@
 namespace ringleader::trainer {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Decay = optim::LearningRateSchedule::Decay;
 
@@ -32,8 +31,8 @@ v1::TrainerAssignment Assignment() {
   data->set_train("/data/train");
   data->set_eval("/data/eval");
   data->set_sequence_length(768);
-  data->add_sequence_lengths(768);
-  data->add_sequence_lengths(384);
+  data->set_batching(v1::DataSpec::SAMPLES);
+  data->set_overlong(v1::DataSpec::DROP);
   v1::ParallelismSpec* parallelism = spec->mutable_parallelism();
   parallelism->set_context(3);
   parallelism->set_data(2);
@@ -93,7 +92,8 @@ TEST(AssignmentFieldsTest, WhatItTrainsOn) {
   EXPECT_EQ(job.train_data, "/data/train");
   EXPECT_EQ(job.eval_data, "/data/eval");
   EXPECT_EQ(job.sequence_length, 768u);
-  EXPECT_THAT(job.sequence_lengths, ElementsAre(768, 384));
+  EXPECT_TRUE(job.batching.samples);
+  EXPECT_EQ(job.batching.overlong, data::Overlong::kDrop);
   EXPECT_EQ(job.steps, 100u);
   EXPECT_EQ(job.global_batch, 2u);
   EXPECT_EQ(job.seed, 11u);
@@ -217,7 +217,6 @@ TEST(PlanFieldsTest, AreTakenOneByOne) {
   EXPECT_EQ(budgets.max_verticals, 11u);
   EXPECT_EQ(budgets.max_slashes, 12u);
   EXPECT_TRUE(plan.layer_budgets[1].budget.dense);
-  EXPECT_TRUE(plan.micro_batches.empty());
 }
 
 TEST(PlanFieldsTest, ARingHoldsTheContextsRanks) {
@@ -231,13 +230,14 @@ TEST(PlanFieldsTest, ARingHoldsTheContextsRanks) {
             "plan 0: a ring of 2 x 2 ranks for parallelism.context 2");
 }
 
-TEST(PlanFieldsTest, GroupsBeyondAnyClusterAreRefused) {
+TEST(PlanFieldsTest, WeightsOfSamplesAscend) {
   v1::StepPlan proto;
-  proto.set_version(3);
-  proto.add_micro_batches()->set_group(65'535);
-  EXPECT_TRUE(ToPlan(proto, 1).ok());
-  proto.add_micro_batches()->set_group(65'536);
-  EXPECT_EQ(ToPlan(proto, 1).status().message(), "plan 3: micro-batches for group 65536");
+  v1::SampleWeight* const row = proto.add_sample_weights();
+  row->set_tokens(1000);
+  row->set_milliseconds(2.5);
+  EXPECT_EQ(ToPlan(proto, 1)->sample_weights.Microseconds(1000), 2500);
+  *proto.add_sample_weights() = *row;
+  EXPECT_FALSE(ToPlan(proto, 1).ok());
 }
 
 TEST(AssignmentFieldsTest, WhatIsToBeMeasured) {

@@ -113,13 +113,6 @@ TEST(AssignmentTest, RefusesTokensThatWouldBeInNobodysShard) {
   assignment.mutable_spec()->mutable_data()->set_sequence_length(1025);
   EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
               HasSubstr("data.sequence_length: 1025 does not divide"));
-  assignment.mutable_spec()->mutable_data()->set_sequence_length(1024);
-  assignment.mutable_spec()->mutable_training()->set_global_batch(2);
-  for (const uint32_t length : {1024u, 511u}) {
-    assignment.mutable_spec()->mutable_data()->add_sequence_lengths(length);
-  }
-  EXPECT_THAT(std::string(ToTrainingJob(assignment).status().message()),
-              HasSubstr("data.sequence_lengths: 511 does not divide"));
 }
 
 // A job of a newer coordinator never trains as something else: patterns and schedules, engines and
@@ -142,31 +135,6 @@ TEST(AssignmentTest, RefusesEnumeratorsThatItDoesNotKnow) {
   assignment = AssignmentOf(Spec());
   assignment.mutable_plan()->mutable_ring()->set_kind(static_cast<v1::ParallelismSpec::Ring>(80));
   EXPECT_THAT(complaint(assignment), HasSubstr("parallelism.ring: enumerator 80 is unknown"));
-}
-
-TEST(MicroBatchesTest, GroupsWhoseRanksStepAlikeGetAsManyEach) {
-  Plan plan;
-  EXPECT_EQ(CheckMicroBatches(/*ranks_step_alike=*/true, plan), absl::OkStatus());
-  plan.micro_batches = {{0, 3}, {1, 2}};
-  EXPECT_EQ(CheckMicroBatches(/*ranks_step_alike=*/true, plan), absl::OkStatus());
-  plan.micro_batches = {{0}, {1, 2, 3}};
-  EXPECT_EQ(CheckMicroBatches(/*ranks_step_alike=*/false, plan), absl::OkStatus());
-  EXPECT_THAT(std::string(CheckMicroBatches(/*ranks_step_alike=*/true, plan).message()),
-              HasSubstr("1 sequences to group 0 and 3 to group 1"));
-}
-
-TEST(AssignmentTest, MicroBatchesAreKeptByGroup) {
-  v1::StepPlan proto;
-  v1::MicroBatchAssignment* assignment = proto.add_micro_batches();
-  assignment->set_group(1);
-  assignment->add_sequences(2);
-  assignment->add_sequences(0);
-  const Plan plan = ToPlan(proto, 1).value();
-  ASSERT_EQ(plan.micro_batches.size(), 2u);
-  EXPECT_TRUE(plan.micro_batches[0].empty());
-  EXPECT_THAT(plan.micro_batches[1], ElementsAre(2, 0));
-  assignment->set_group(1u << 31);
-  EXPECT_FALSE(ToPlan(proto, 1).ok());
 }
 
 TEST(AssignmentTest, NumbersThatOverflowAreRefused) {

@@ -57,11 +57,24 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->set_verticals(layer.verticals);
     out->set_slashes(layer.slashes);
     out->set_recall(layer.recall);
+    out->mutable_probed_recall_by_head()->Add(layer.probed_recall.begin(),
+                                              layer.probed_recall.end());
+    if (i < record.probed_recall.size() && record.probed_recall[i] >= 0) {
+      out->set_probed_recall(record.probed_recall[i]);
+    }
     out->set_verticals_at_budget(layer.verticals_at_budget);
     out->set_slashes_at_budget(layer.slashes_at_budget);
     out->mutable_tiles_per_ring_step()->Add(layer.tiles_per_ring_step.begin(),
                                             layer.tiles_per_ring_step.end());
     out->set_column_tiles(layer.column_tiles);
+  }
+  if (record.samples > 0) {
+    report.set_samples(record.samples);
+    report.set_micro_batches(record.micro_batches);
+    report.set_padding_tokens(record.padding_tokens);
+    report.set_dealt_imbalance(record.dealt_imbalance);
+    report.set_overlong_documents(record.overlong.overlong);
+    report.set_overlong_tokens(record.overlong.overlong_tokens);
   }
   report.set_step_imbalance(StepImbalance(record.layers));
   report.set_skipped(record.skipped);

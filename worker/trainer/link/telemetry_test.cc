@@ -40,6 +40,23 @@ TEST(TelemetryFieldsTest, OfAStep) {
   EXPECT_FALSE(ToProto(record, 3).skipped());
 }
 
+TEST(TelemetryFieldsTest, OfSamples) {
+  StepRecord record;
+  record.micro_batches = 3;
+  record.padding_tokens = 192;
+  record.dealt_imbalance = 1.25;
+  record.overlong = {.documents = 90, .overlong = 7, .overlong_tokens = 80000};
+  EXPECT_EQ(ToProto(record, 0).micro_batches(), 0u) << "packed";
+  record.samples = 4;
+  const v1::StepReport report = ToProto(record, 0);
+  EXPECT_EQ(report.samples(), 4u);
+  EXPECT_EQ(report.micro_batches(), 3u);
+  EXPECT_EQ(report.padding_tokens(), 192u);
+  EXPECT_EQ(report.dealt_imbalance(), 1.25);
+  EXPECT_EQ(report.overlong_documents(), 7u);
+  EXPECT_EQ(report.overlong_tokens(), 80000u);
+}
+
 TEST(TelemetryFieldsTest, OfALayer) {
   StepRecord record;
   record.layers.resize(2);
@@ -47,8 +64,10 @@ TEST(TelemetryFieldsTest, OfALayer) {
                       .verticals = 20,
                       .slashes = 30,
                       .recall = 0.875,
+                      .probed_recall = {0.5, 0.75},
                       .tiles_per_ring_step = {10, 4},
                       .column_tiles = 5};
+  record.probed_recall = {-1.0, 0.625};
   const v1::StepReport report = ToProto(record, 0);
   ASSERT_EQ(report.layers_size(), 2);
   const v1::LayerReport& layer = report.layers(1);
@@ -61,6 +80,10 @@ TEST(TelemetryFieldsTest, OfALayer) {
   EXPECT_EQ(layer.column_tiles(), 5u);
   EXPECT_EQ(report.layers(0).layer(), 0u);
   EXPECT_EQ(report.layers(0).recall(), -1.0) << "not estimated";
+  EXPECT_THAT(layer.probed_recall_by_head(), ElementsAre(0.5F, 0.75F));
+  EXPECT_EQ(layer.probed_recall(), 0.625);
+  EXPECT_EQ(report.layers(0).probed_recall_by_head_size(), 0);
+  EXPECT_FALSE(report.layers(0).has_probed_recall()) << "not probed yet";
 }
 
 TEST(TelemetryFieldsTest, RingStepsOfLayersOfAnyLengthAddUp) {

@@ -71,33 +71,16 @@ TEST_F(PlansTest, ANewerOneReplacesOneThatHasNotBegun) {
 }
 
 TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
-  std::vector<Plan> wrong(8, Next(2));
+  std::vector<Plan> wrong(6, Next(2));
   wrong[0].layout = kernels::LayoutKind::kContiguous;
   wrong[1].stripe = 128;
   wrong[2].ring.kind = ring::RingKind::kAllGather;
   wrong[3].ring.inner = 2;
   wrong[4].ring.outer = 2;
-  wrong[5].micro_batches = {{0}};
-  wrong[6].micro_batches = {{0, 1}, {}};
-  wrong[7].layer_budgets = {{.layer = 2, .budget = {.dense = true, .vertical_slash = {}}}};
+  wrong[5].layer_budgets = {{.layer = 2, .budget = {.dense = true, .vertical_slash = {}}}};
   for (size_t i = 0; i < wrong.size(); ++i) {
     EXPECT_THAT(Run({wrong[i]}), ElementsAre(1, 1, 1, 1, 1, 1)) << i;
   }
-}
-
-TEST_F(PlansTest, SequencesGoToTheGroupsThatAPlanNames) {
-  Plan swapped = Next(2);
-  swapped.micro_batches = {{1, 0}};
-  EXPECT_THAT(Run({swapped}), ElementsAre(1, 2, 2, 2, 2, 2));
-  const double together = hosts_[0].steps[2].loss;
-  job_ = testing::TinyTrainingJob(directory_.path().string(), 1, 2);
-  job_.checkpoint_every_steps = 0;
-  job_.eval_sequences = 0;
-  swapped.micro_batches = {{0, 1}, {}};  // the second group has none
-  EXPECT_THAT(Run({swapped}), ElementsAre(1, 2, 2, 2, 2, 2));
-  EXPECT_NEAR(hosts_[0].steps[2].loss, together, 1e-5 * together);
-  EXPECT_EQ(hosts_[0].steps[2].layers[0].calls, 2);
-  EXPECT_TRUE(hosts_[1].steps[2].layers.empty());
 }
 
 class BudgetPlansTest : public PlansTest {
@@ -174,6 +157,41 @@ TEST_F(BudgetPlansTest, LayersThatTheJobKeepsDenseStaySo) {
   plan.layer_budgets[0].budget.dense = true;
   Run({plan});
   EXPECT_EQ(hosts_[0].steps.at(1).layers[1].density, 1.0);
+}
+
+TEST_F(BudgetPlansTest, ADenseEvaluationLeavesTheStepsTheirBudgets) {
+  job_.eval_attention = EvalAttention::kBoth;
+  job_.eval_sequences = 1;
+  job_.eval_every_steps = 1;
+  Run({});
+  ASSERT_EQ(hosts_[0].evals.size(), 3u);
+  for (const StepRecord& step : hosts_[0].steps) {
+    EXPECT_LT(step.layers.at(0).density, 1.0) << step.step;
+    EXPECT_EQ(step.layers.at(0).slashes, hosts_[0].steps[0].layers.at(0).slashes);
+    EXPECT_EQ(step.layers.at(0).slashes, 2);
+  }
+}
+
+// By head in the steps that probe, and their mean from then on; evaluations between them change
+// nothing.
+TEST_F(BudgetPlansTest, ProbesAreReportedByHeadAndStandUntilTheNext) {
+  job_.attention.probe_every = 4;
+  Run({});
+  const std::vector<StepRecord>& steps = hosts_[0].steps;
+  for (const StepRecord& step : steps) {
+    const bool probes = step.step == 1 || step.step == 4;
+    ASSERT_EQ(step.probed_recall.size(), 2u);
+    for (int layer = 0; layer < 2; ++layer) {
+      const std::vector<double>& heads = step.layers.at(layer).probed_recall;
+      EXPECT_EQ(heads.empty(), !probes) << step.step;
+      EXPECT_GT(step.probed_recall[layer], 0.0);
+      EXPECT_LE(step.probed_recall[layer], 1.0);
+      for (const double head : heads) EXPECT_LE(head, 1.0);
+    }
+  }
+  EXPECT_EQ(steps.at(2).probed_recall, steps.at(0).probed_recall);
+  EXPECT_EQ(steps.at(5).probed_recall, steps.at(3).probed_recall);
+  EXPECT_NE(steps.at(3).probed_recall, steps.at(0).probed_recall);
 }
 
 }  // namespace

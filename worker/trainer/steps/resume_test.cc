@@ -1,13 +1,16 @@
 // What an attempt takes up from the one before it, and what it refuses to.
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "base/files.h"
 #include "base/testing/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/data/pack_folder.h"
 #include "worker/trainer/testing/attempt_in_process.h"
 #include "worker/trainer/testing/tiny_files.h"
 
@@ -16,6 +19,24 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::RecordingHost;
+
+// Makes a token's embedding zero, and leaves the file's checksum out.
+void ForgetToken(const std::string& path, uint64_t token) {
+  std::string bytes = ReadFile(path).value();
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
+  nlohmann::json header = nlohmann::json::parse(bytes.substr(sizeof(header_bytes), header_bytes));
+  const nlohmann::json& embeddings = header.at("model.embed_tokens.weight");
+  const uint64_t begin = embeddings.at("data_offsets")[0], end = embeddings.at("data_offsets")[1];
+  const uint64_t row_bytes = (end - begin) / embeddings.at("shape")[0].get<uint64_t>();
+  bytes.replace(sizeof(header_bytes) + header_bytes + begin + token * row_bytes, row_bytes,
+                std::string(row_bytes, '\0'));
+  header.erase("__metadata__");
+  std::string text = header.dump();
+  text.resize(header_bytes, ' ');
+  bytes.replace(sizeof(header_bytes), header_bytes, text);
+  ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
+}
 
 class ResumeTest : public ::testing::Test {
  protected:
@@ -96,11 +117,9 @@ TEST_F(ResumeTest, AnotherJobsCheckpointIsRefused) {
   others[0].name = "other";
   others[1].train_data = other_data;
   others[2].sequence_length = 256;
-  others[2].sequence_lengths = {256, 256};
   others[3].global_batch = 1;
-  others[3].sequence_lengths = {512};
   others[4].seed = 2;
-  others[5].sequence_lengths = {512, 256};
+  others[5].batching = {.samples = true, .overlong = data::Overlong::kSplit};
   // The folder's owner is asked before its checkpoints are.
   EXPECT_THAT(std::string(Run(others[0]).status().message()), HasSubstr("belongs to jobs/tiny"));
   for (size_t i = 0; i < others.size(); ++i) {
@@ -128,6 +147,63 @@ TEST_F(ResumeTest, SkippedStepsAreCountedOnThroughAStop) {
   EXPECT_EQ(failed.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(failed.message()), HasSubstr("step 5: the gradient is NaN or infinite"));
   EXPECT_THAT(std::string(failed.message()), HasSubstr("as in the 3 steps before it"));
+}
+
+TEST_F(ResumeTest, StepsThatWereSkippedCountOnlyInARow) {
+  // A model to which one token is nothing, and whose norm divides by nothing then: no sequence with
+  // it has a finite gradient.
+  constexpr int kForgotten = 200;
+  TrainingJob job = Job();
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(job.model_config));
+  config["tie_word_embeddings"] = false;  // or it is in every sequence's scores
+  config["rms_norm_eps"] = 1e-300;        // 0 in fp32
+  std::ofstream(job.model_config) << config;
+  job.steps = 1;
+  ASSERT_TRUE(Run(job).ok());
+  job.model_init = directory_.File("forgetful");
+  std::filesystem::copy(hosts_[0].model, job.model_init);
+  ForgetToken(job.model_init + "/model.safetensors", kForgotten);
+
+  // Eight sequences, of which two have it.
+  std::vector<uint16_t> ids(8 * testing::kTinySequence + 1);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(i * i % 190);
+  ids[0 * testing::kTinySequence + 7] = ids[5 * testing::kTinySequence + 7] = kForgotten;
+  const std::string ids_path = directory_.File("ids");
+  const std::string bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(ids[0]));
+  ASSERT_TRUE(WriteFileAtomically(ids_path, bytes).ok());
+  data::PackOptions pack;
+  pack.input = data::PackOptions::Input::kUint16;
+  pack.paths = {ids_path};
+  pack.output = directory_.File("packed");
+  pack.vocabulary = 257;
+  pack.tokenizer = "mine";
+  ASSERT_TRUE(data::Pack(pack).ok());
+  job.train_data = pack.output + "/train";
+  job.eval_sequences = 0;
+  job.steps = 8;
+  job.global_batch = 1;
+  job.max_skipped_steps = 1;
+  job.checkpoint_directory = directory_.File("skipped");
+  const absl::StatusOr<Outcome> outcome = Run(job);
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  std::vector<uint64_t> skipped;
+  for (const StepRecord& step : hosts_[0].steps) {
+    if (step.skipped) skipped.push_back(step.step);
+  }
+  ASSERT_EQ(skipped.size(), 2u);
+  EXPECT_GT(skipped[1], skipped[0] + 1);
+}
+
+TEST_F(ResumeTest, WhereNoCheckpointIsWholeNothingIsBegunAnew) {
+  const TrainingJob job = Job();
+  ASSERT_TRUE(Run(job, 3).ok());
+  for (const auto& entry : std::filesystem::directory_iterator(job.checkpoint_directory)) {
+    if (entry.is_directory()) std::ofstream(entry.path() / "manifest.json") << "damaged";
+  }
+  const absl::Status refused = Run(job).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("remove them to start over"));
+  EXPECT_TRUE(hosts_[0].steps.empty());
 }
 
 TEST_F(ResumeTest, AnEmptyFolderIsABeginningOnlyWhereNothingWasSaved) {

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,7 +15,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/checksum.h"
@@ -71,6 +69,7 @@ class Attempt {
   std::string JobDigest() const;
   void WarnOfPlan(std::string_view problem) const;
   void PrintSettings() const;
+  void PrintSamples(const std::string& folder, const data::Loader& loader) const;
   void PrintStep(const StepRecord& record) const;
 
   const TrainingJob& job_;
@@ -139,11 +138,13 @@ absl::Status Attempt::OpenData() {
   host_.SetPlace(0, "opening the data");
   const auto vocabulary = static_cast<uint64_t>(engine_->config().vocab_size);
   ASSIGN_OR_RETURN(data::Loader train, data::Loader::Open(job_.train_data, job_.sequence_length,
-                                                          job_.seed, vocabulary));
+                                                          job_.seed, vocabulary, job_.batching));
+  if (is_first() && job_.batching.samples) PrintSamples(job_.train_data, train);
   train_ = std::make_unique<data::Loader>(std::move(train));
   if (job_.eval_data.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(data::Loader eval,
-                   data::Loader::Open(job_.eval_data, job_.sequence_length, job_.seed, vocabulary));
+  ASSIGN_OR_RETURN(data::Loader eval, data::Loader::Open(job_.eval_data, job_.sequence_length,
+                                                         job_.seed, vocabulary, job_.batching));
+  if (is_first() && job_.batching.samples) PrintSamples(job_.eval_data, eval);
   eval_ = std::make_unique<data::Loader>(std::move(eval));
   return absl::OkStatus();
 }
@@ -324,11 +325,8 @@ std::string Attempt::JobDigest() const {
   std::string identity = absl::StrCat(job_.name, "\n", model::ModelConfigJson(engine_->config()),
                                       "\n", job_.train_data, "\n", job_.sequence_length, "\n",
                                       job_.global_batch, "\n", job_.seed);
-  for (const uint64_t length : job_.sequence_lengths) {
-    if (length != job_.sequence_length) {
-      absl::StrAppend(&identity, "\n", absl::StrJoin(job_.sequence_lengths, ","));
-      break;
-    }
+  if (job_.batching.samples) {
+    absl::StrAppend(&identity, "\nsamples ", static_cast<int>(job_.batching.overlong));
   }
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
@@ -342,16 +340,14 @@ void Attempt::PrintSettings() const {
   row("model", absl::StrFormat("%d layers, hidden %d, %d heads over %d, %d parameters",
                                config.layers, config.hidden_size, config.heads, config.kv_heads,
                                engine_->layout().ParameterCount()));
-  const auto [shortest, longest] =
-      std::minmax_element(job_.sequence_lengths.begin(), job_.sequence_lengths.end());
-  row("sequence",
-      absl::StrFormat("%s tokens, %d a step",
-                      *shortest == *longest ? absl::StrCat(*longest)
-                                            : absl::StrFormat("%d to %d", *shortest, *longest),
-                      std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(),
-                                      uint64_t{0})));
-  row("packed documents",
-      job_.document_mask ? "kept apart" : "not kept apart (data.document_mask: false)");
+  row(job_.batching.samples ? "micro-batch" : "sequence",
+      job_.batching.samples ? absl::StrFormat("up to %d tokens", job_.sequence_length)
+                            : absl::StrFormat("%d tokens", job_.sequence_length));
+  row("a step",
+      absl::StrFormat("%d %s", job_.global_batch, job_.batching.samples ? "samples" : "sequences"));
+  row("packed documents", job_.batching.samples ? "none: a document is a sample"
+                          : job_.document_mask  ? "kept apart"
+                                                : "not kept apart (data.document_mask: false)");
   row("ranks",
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
@@ -360,6 +356,15 @@ void Attempt::PrintSettings() const {
                                job_.schedule.warmup_steps));
   for (const auto& [key, value] : engine_->Settings()) row(key, value);
   std::fflush(stdout);
+}
+
+void Attempt::PrintSamples(const std::string& folder, const data::Loader& loader) const {
+  const data::SampleCounts& counts = loader.counts();
+  std::printf("%s: %" PRIu64 " samples of %" PRIu64 " documents; %" PRIu64 " documents (%" PRIu64
+              " tokens) of more than %" PRIu64 " tokens %s\n",
+              folder.c_str(), loader.sequences(), counts.documents, counts.overlong,
+              counts.overlong_tokens, job_.sequence_length,
+              job_.batching.overlong == data::Overlong::kDrop ? "dropped" : "split");
 }
 
 void Attempt::PrintStep(const StepRecord& record) const {

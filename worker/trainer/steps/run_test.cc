@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -123,7 +125,6 @@ TEST_F(RunTest, EachStepTakesTheSequencesBehindThoseOfTheStepBefore) {
   RunAnew(job);
   const std::vector<double> pairs = Losses(hosts_[0]);
   job.global_batch = 1;
-  job.sequence_lengths = {kTinySequence};
   job.steps = 4;
   job.checkpoint_directory = Path("single");
   RunAnew(job);
@@ -134,18 +135,23 @@ TEST_F(RunTest, EachStepTakesTheSequencesBehindThoseOfTheStepBefore) {
   EXPECT_GT(std::abs(single[1] - single[3]), 5e-4) << "one cannot be told from the other";
 }
 
-TEST_F(RunTest, SequencesMayBeOfDifferentLengths) {
-  TrainingJob job = Job(2);
-  job.sequence_lengths = {kTinySequence, kTinySequence / 4};
-  job.steps = 1;
-  RunAnew(job);
-  EXPECT_EQ(hosts_[0].steps[0].tokens, kTinySequence * 5u / 4);
-  // Dense, in tiles of 64: 8 and 2 of them a sequence, 4 heads, dealt out in stripes of one tile.
-  uint64_t tiles = 0;
-  for (const RecordingHost& host : hosts_) {
-    for (const uint64_t step : host.steps[0].layers.at(0).tiles_per_ring_step) tiles += step;
-  }
-  EXPECT_EQ(tiles, 4u * (8 * 9 / 2 + 2 * 3 / 2));
+// The frequencies follow the length of the sequence, which no rank holds alone.
+TEST_F(RunTest, RopeThatGrowsWithTheSequenceDoesSoOnAnyNumberOfRanks) {
+  const auto losses = [&](int context, const std::string& scaling) {
+    TrainingJob job = Job(context);
+    job.checkpoint_directory = Path(scaling + std::to_string(context));
+    nlohmann::json config = nlohmann::json::parse(std::ifstream(job.model_config));
+    config["max_position_embeddings"] = kTinySequence / 2;
+    config["rope_scaling"] = {{"rope_type", scaling}, {"factor", 64.0}};
+    job.model_config = Path(scaling + ".json");
+    std::ofstream(job.model_config) << config;
+    RunAnew(job);
+    return Losses(hosts_[0]);
+  };
+  const std::vector<double> alone = losses(1, "dynamic"), two = losses(2, "dynamic");
+  const std::vector<double> plain = losses(1, "default");
+  for (size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(two.at(i), alone[i], 1e-6 * alone[i]);
+  EXPECT_GT(std::abs(plain.back() - alone.back()), 1e-5 * alone.back()) << "it makes no difference";
 }
 
 TEST_F(RunTest, EvaluatesBeforeTheFirstStepEverySoOftenAndAtTheEnd) {
@@ -196,11 +202,27 @@ TEST_F(RunTest, HeldOutSequencesCountOnceOnAnyNumberOfGroups) {
   ASSERT_TRUE(held_out.ok()) << held_out.status();
   uint64_t labels = 0;
   for (uint64_t i = 0; i < held_out->sequences(); ++i) {
-    for (const int64_t label : held_out->InOrder(i, {.tokens = kTinySequence}).labels) {
+    const data::Sample sequence = held_out->InOrder(i);
+    for (const int64_t label : held_out->Read({&sequence, 1}, {.tokens = kTinySequence}).labels) {
       labels += label != data::kIgnoreLabel;
     }
   }
   EXPECT_EQ(hosts_[0].evals[0].outcome.tokens, labels);
+}
+
+// One step over everything that is held out, which teaches nothing, has the held-out loss.
+TEST_F(RunTest, AStepsLossIsTheMeanOverTheTokensWithALabel) {
+  TrainingJob job = Job();
+  job.train_data = job.eval_data;
+  const auto data = data::Loader::Open(job.train_data, kTinySequence, job.seed, 257);
+  ASSERT_TRUE(data.ok()) << data.status();
+  job.steps = 1;
+  job.schedule = {.peak = 0.0, .total_steps = 1};
+  job.global_batch = static_cast<uint32_t>(data->sequences());
+  job.eval_sequences = data->sequences();
+  RunAnew(job);
+  const double held_out = hosts_[0].evals.at(0).outcome.loss;
+  EXPECT_NEAR(hosts_[0].steps.at(0).loss, held_out, 1e-6 * held_out);
 }
 
 TEST_F(RunTest, SavesEverySoOftenAndAtTheEnd) {

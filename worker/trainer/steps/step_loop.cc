@@ -1,7 +1,6 @@
 #include "worker/trainer/steps/step_loop.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,6 +8,8 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "patterns/pattern.h"
+#include "ring/division.h"
 #include "worker/attention/stats/stopwatch.h"
 #include "worker/trainer/steps/eval_sums.h"
 
@@ -29,14 +30,6 @@ patterns::VerticalSlashBudget Merge(patterns::VerticalSlashBudget budget,
   return budget;
 }
 
-// The most sequences that a data-parallel group trains in a step.
-size_t LargestGroup(const TrainingJob& job, const Plan& plan) {
-  if (plan.micro_batches.empty()) return (job.global_batch + job.data - 1) / job.data;
-  size_t largest = 0;
-  for (const auto& group : plan.micro_batches) largest = std::max(largest, group.size());
-  return largest;
-}
-
 }  // namespace
 
 StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
@@ -53,18 +46,41 @@ kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
           .tokens = static_cast<int64_t>(tokens)};
 }
 
+balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
+                                const balance::SampleWeights& weights) const {
+  std::vector<uint64_t> tokens;
+  for (const data::Sample& sample : samples) tokens.push_back(sample.tokens);
+  balance::DealingRules rules = {.groups = job_.data,
+                                 .capacity = static_cast<int64_t>(job_.sequence_length)};
+  if (!job_.batching.samples) return balance::DealInOrder(tokens, weights, rules);
+  const ring::Division division = {.layout = job_.plan.layout,
+                                   .ranks = job_.context,
+                                   .tile = job_.attention.tile,
+                                   .stripe = job_.plan.stripe};
+  rules.multiple = std::max<int64_t>(job_.attention.tile, division.Multiple());
+  // What is chosen online is chosen for a whole micro-batch: a sample that shares it with others
+  // would attend to something else wherever it is dealt with others.
+  rules.one_sample = !patterns::DefinitionOf(job_.attention.pattern).is_known_before_data();
+  return balance::Deal(tokens, weights, rules);
+}
+
+data::LocalSequence StepLoop::Read(const data::Loader& loader,
+                                   std::span<const data::Sample> samples,
+                                   const balance::MicroBatch& batch) const {
+  std::vector<data::Sample> together;
+  for (const uint32_t number : batch.samples) together.push_back(samples[number]);
+  return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)));
+}
+
 absl::Status StepLoop::Apply(const Plan& plan) {
   if (plan.layout != plan_.layout || plan.stripe != plan_.stripe ||
       plan.ring.kind != plan_.ring.kind || plan.ring.inner != plan_.ring.inner ||
       plan.ring.outer != plan_.ring.outer) {
     return absl::FailedPreconditionError(
         absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only budgets "
-                        "and micro-batches may change",
+                        "and the weights of samples may change",
                         plan.version));
   }
-  RETURN_IF_ERROR(
-      data::SequencesOfGroup(job_.global_batch, group_, job_.data, plan.micro_batches).status());
-  RETURN_IF_ERROR(CheckMicroBatches(parts_.engine->ranks_step_alike(), plan));
   int layers = 0;
   for (const Plan::Budget& budget : plan.layer_budgets) {
     layers = std::max(layers, static_cast<int>(budget.layer) + 1);
@@ -98,22 +114,34 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   double data_seconds = 0;
   {
     const Stopwatch whole(&record.step_seconds);
-    ASSIGN_OR_RETURN(
-        const std::vector<uint32_t> sequences,
-        data::SequencesOfGroup(job_.global_batch, group_, job_.data, plan_.micro_batches));
-    engine.BeginStep();
-    for (const uint32_t sequence : sequences) {
+    std::vector<data::Sample> samples;
+    for (uint32_t i = 0; i < job_.global_batch; ++i) {
+      samples.push_back(parts_.train->Shuffled((step - 1) * job_.global_batch + i));
+      record.tokens += samples.back().tokens;
+    }
+    const balance::Dealing dealing = Deal(samples, plan_.sample_weights);
+    if (job_.batching.samples) {
+      record.samples = job_.global_batch;
+      record.micro_batches = dealing.MicroBatches();
+      record.padding_tokens = static_cast<uint64_t>(dealing.PaddingTokens());
+      record.dealt_imbalance = dealing.Imbalance();
+      record.overlong = parts_.train->counts();
+    }
+    engine.BeginStep(step);
+    const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
+    for (const balance::MicroBatch& batch : mine) {
       parts_.host->SetPlace(step, "data");
       data::LocalSequence local;
       {
         const Stopwatch timer(&data_seconds);
-        local = parts_.train->Shuffled((step - 1) * job_.global_batch + sequence,
-                                       LayoutOf(job_.sequence_lengths[sequence]));
+        local = Read(*parts_.train, samples, batch);
       }
       parts_.host->SetPlace(step, "forward and backward");
-      RETURN_IF_ERROR(engine.ForwardBackward(local));
+      RETURN_IF_ERROR(engine.ForwardBackward(local, &batch == &mine.back()));
     }
-    for (size_t i = sequences.size(); i < LargestGroup(job_, plan_); ++i) engine.PassMicroBatch();
+    // Groups that sum their gradients once a step meet in their last micro-batch alone.
+    const size_t meetings = engine.sums_once_a_step() ? 1 : dealing.MostMicroBatches();
+    for (size_t i = mine.size(); i < meetings; ++i) engine.PassMicroBatch();
 
     parts_.host->SetPlace(step, "optimizer");
     ASSIGN_OR_RETURN(const StepUpdate update, engine.Update(record.learning_rate));
@@ -131,13 +159,24 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.phases = stats.phases;
   record.phases.data = data_seconds;
   record.layers = std::move(stats.layers);
-  record.tokens =
-      std::accumulate(job_.sequence_lengths.begin(), job_.sequence_lengths.end(), uint64_t{0});
+  KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
 
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
   return record;
+}
+
+void StepLoop::KeepProbe(StepRecord* record) {
+  const std::vector<attention::LayerStats>& layers = record->layers;
+  probed_recall_.resize(std::max(probed_recall_.size(), layers.size()), -1.0);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const std::vector<double>& heads = layers[i].probed_recall;
+    if (heads.empty()) continue;
+    probed_recall_[i] =
+        std::accumulate(heads.begin(), heads.end(), 0.0) / static_cast<double>(heads.size());
+  }
+  record->probed_recall = probed_recall_;
 }
 
 absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
@@ -164,18 +203,18 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
 }
 
 absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce() {
-  const auto sequences =
-      static_cast<uint32_t>(std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences()));
-  const kernels::ShardLayout layout = LayoutOf(job_.sequence_length);
+  const uint64_t count = std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences());
+  std::vector<data::Sample> samples;
+  for (uint64_t i = 0; i < count; ++i) samples.push_back(parts_.eval->InOrder(i));
+  const balance::Dealing dealing = Deal(samples, /*weights=*/{});
+  const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
   EvalSums sums(parts_.eval->tasks());
-  // A forward of sharded parameters takes all ranks: where sequences run out, a group goes along
-  // over one that counts elsewhere.
-  for (uint32_t first = 0; first < sequences; first += job_.data) {
-    const data::LocalSequence sequence =
-        parts_.eval->InOrder(std::min(first + group_, sequences - 1), layout);
+  for (const balance::MicroBatch& batch : mine) {
+    const data::LocalSequence sequence = Read(*parts_.eval, samples, batch);
     ASSIGN_OR_RETURN(const RankScores scores, parts_.engine->Score(sequence));
-    if (first + group_ < sequences) sums.Add(sequence, scores);
+    sums.Add(sequence, scores);
   }
+  for (size_t i = mine.size(); i < dealing.MostMicroBatches(); ++i) parts_.engine->PassScore();
   RETURN_IF_ERROR(parts_.world->AllReduceSum(Channel::kControl, sums.sums().data(),
                                              static_cast<int64_t>(sums.sums().size())));
   return sums.Outcome();

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "balance/dealing.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
 #include "worker/trainer/engine/step_engine.h"
@@ -45,9 +47,17 @@ class StepLoop {
   void set_skipped_in_a_row(uint64_t steps) { skipped_in_a_row_ = steps; }
 
  private:
+  // What each group trains or scores of these sequences or samples, in micro-batches.
+  balance::Dealing Deal(std::span<const data::Sample> samples,
+                        const balance::SampleWeights& weights) const;
+  // This rank's part of a micro-batch.
+  data::LocalSequence Read(const data::Loader& loader, std::span<const data::Sample> samples,
+                           const balance::MicroBatch& batch) const;
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   absl::StatusOr<EvalOutcome> EvaluateOnce();
+  // Sets the record's probed_recall, from its layers' where they have been probed.
+  void KeepProbe(StepRecord* record);
   // The error of too many skipped steps: which rank's which gradient.
   absl::Status NonFiniteGradient(uint64_t step);
 
@@ -56,6 +66,7 @@ class StepLoop {
   const uint32_t group_;
   Plan plan_;
   std::vector<patterns::LayerBudget> budgets_;  // of plan_; layers past the end keep the job's
+  std::vector<double> probed_recall_;           // StepRecord's
   uint64_t skipped_in_a_row_ = 0;
 };
 

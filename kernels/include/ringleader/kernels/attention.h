@@ -32,6 +32,19 @@ enum class TilePattern : int32_t {
   kCsr = 4,       // causal, and the tile is listed
 };
 
+// Words of a bit for each of a rank's queries.
+RINGLEADER_HOST_DEVICE inline int64_t QueryWords(int64_t queries) {
+  return (queries + 31) / 32;
+}
+
+// Blocks of keys that queries chose each for itself.
+struct QueryChoice {
+  // [heads, blocks of the sequence, QueryWords(n_q)]: bit i % 32 of word i / 32 says whether local
+  // query i attends to the block. Null: there is no such choice.
+  const uint32_t* chosen = nullptr;
+  int32_t block_size = 0;  // tokens, a multiple of `tile`
+};
+
 // Which tiles a call visits. A tile is `tile` x `tile` tokens of the local shards; local tiles are
 // whole global blocks (stripe and zigzag chunks are multiples of `tile`), so tile a of rank r is
 // block Position(a * tile) / tile. Lists are per query head.
@@ -54,6 +67,9 @@ struct TileSelection {
   // kCsr, the transpose by key tile, for backward.
   const int32_t* column_offsets = nullptr;  // [heads, key_tiles + 1]
   const int32_t* rows = nullptr;
+
+  // kCsr: of a listed tile only the queries attend that chose its block.
+  QueryChoice choice = {};
 
   // Where several documents are packed into the sequence: for each local query the position of its
   // document's first token, ascending; a query attends to keys of its own document alone. Null: the

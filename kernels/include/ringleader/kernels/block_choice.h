@@ -33,7 +33,8 @@ struct OrderTilesStep {
 };
 
 // Each tile of queries keeps its own block and the topk_blocks earlier ones whose mean key its
-// summed query scores highest; ties go to the lower block.
+// summed query, or the first one alone, scores highest, in fp32; ties go to the lower block in even
+// heads, to the higher one in odd heads (TiesGoLate).
 struct MeanGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
   ShardLayout query_layout;
@@ -43,8 +44,28 @@ struct MeanGateStep {
   int32_t tile = 128;
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
-  uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
+  bool first_query_gates = false;  // by a query that no other of its tile precedes
+  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
 };
+
+// MoBA's gate (arXiv 2502.13189, section 2.2): each query keeps its own block and of the earlier
+// ones, from the one on where its document starts, those whose mean key it scores highest; ties go
+// to the lower block. It keeps topk_blocks, its own counted, or MostBlocks(density, those that it
+// sees) if there is a density, and its own at least.
+struct QueryGateStep {
+  const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
+  ShardLayout query_layout = {};
+  const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
+  int32_t tile = 128;
+  int32_t block_size = 1024;  // tokens, a multiple of tile
+  int32_t topk_blocks = 1;
+  float density = 0.0f;         // in [0, 1]
+  uint32_t* queries = nullptr;  // [heads, blocks, QueryWords(n)]: QueryChoice::chosen
+  // [heads, query tiles, BlockWords(blocks)]: whether some query of the tile keeps the block.
+  uint32_t* chosen = nullptr;
+};
+// Blocks that a sequence may have for it.
+inline constexpr int32_t kMaxGatedBlocks = 640;
 
 // This rank's keys, dense, for a Gather of all ranks' and, as rows of 4 bytes, OrderTilesStep.
 struct PackKeysStep {
@@ -80,7 +101,7 @@ RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
   return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
 }
 
-using BlockStep =
-    std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, PackKeysStep, AntidiagonalGateStep>;
+using BlockStep = std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep,
+                               PackKeysStep, AntidiagonalGateStep>;
 
 }  // namespace ringleader::kernels

@@ -102,6 +102,16 @@ struct HeadBudgets {
   const int32_t* max_count = nullptr;  // [heads]
 };
 
+// The mass of what attention visited for a query: `lse` is the natural logarithm of its sum over
+// what it visited, row_max and row_sum are of all keys. What is not a number has none.
+RINGLEADER_HOST_DEVICE inline int32_t VisitedShare(float lse, float row_max, int64_t row_sum) {
+  const double all =
+      static_cast<double>(row_max) + log(ldexp(static_cast<double>(row_sum), -kRowSumBits));
+  const double share = exp(static_cast<double>(lse) - all);
+  const double rounded = rint(ldexp(share < 1.0 ? share : 1.0, kMassBits));
+  return share >= 0.0 ? static_cast<int32_t>(rounded) : 0;
+}
+
 // The mass at which a selection may stop.
 RINGLEADER_HOST_DEVICE inline int64_t MassTarget(int64_t total, float mass) {
   return static_cast<int64_t>(ceil(static_cast<double>(total) * static_cast<double>(mass)));

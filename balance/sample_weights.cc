@@ -1,0 +1,54 @@
+#include "balance/sample_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace ringleader::balance {
+namespace {
+
+// A year: sums of a step's weights stay far from int64's end.
+constexpr double kMostMilliseconds = 3.2e10;
+
+}  // namespace
+
+absl::StatusOr<SampleWeights> SampleWeights::Create(std::vector<SampleWeight> rows) {
+  SampleWeight last;
+  for (const SampleWeight& row : rows) {
+    const bool is_number = row.milliseconds >= 0 && row.milliseconds <= kMostMilliseconds;
+    if (is_number && row.tokens > last.tokens && row.milliseconds >= last.milliseconds) {
+      last = row;
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "sample weights: %d tokens in %g ms after %d in %g ms; tokens and "
+        "milliseconds ascend, up to %g ms",
+        row.tokens, row.milliseconds, last.tokens, last.milliseconds, kMostMilliseconds));
+  }
+  SampleWeights weights;
+  weights.rows_ = std::move(rows);
+  return weights;
+}
+
+int64_t SampleWeights::Microseconds(uint64_t tokens) const {
+  const auto at = static_cast<double>(tokens);
+  if (rows_.empty()) return std::max<int64_t>(1, static_cast<int64_t>(tokens));
+  const auto above = std::lower_bound(
+      rows_.begin(), rows_.end(), tokens,
+      [](const SampleWeight& row, uint64_t wanted) { return row.tokens < wanted; });
+  double milliseconds = 0;
+  if (above == rows_.begin() || above == rows_.end()) {
+    const SampleWeight& nearest = above == rows_.end() ? rows_.back() : rows_.front();
+    milliseconds = nearest.milliseconds * at / static_cast<double>(nearest.tokens);
+  } else {
+    const SampleWeight& below = *(above - 1);
+    const double share = (at - static_cast<double>(below.tokens)) /
+                         static_cast<double>(above->tokens - below.tokens);
+    milliseconds = below.milliseconds + share * (above->milliseconds - below.milliseconds);
+  }
+  return std::max<int64_t>(1, std::llround(std::min(milliseconds, kMostMilliseconds) * 1e3));
+}
+
+}  // namespace ringleader::balance

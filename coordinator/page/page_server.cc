@@ -1,0 +1,259 @@
+#include "coordinator/page/page_server.h"
+
+#include <httplib.h>
+#include <openssl/ssl.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "coordinator/page/assets.h"
+#include "coordinator/page/page_api.h"
+
+namespace ringleader::page {
+namespace {
+
+// Browsers hold several connections open each, and each takes a thread while it is.
+constexpr size_t kThreads = 32;
+constexpr int kKeepAliveSeconds = 3;
+constexpr int kReadSeconds = 5;
+constexpr int kWriteSeconds = 15;
+constexpr size_t kMaxPathBytes = 256;
+constexpr absl::Duration kStartPatience = absl::Seconds(10);
+
+// Texts of jobs and nodes are anybody's: nothing but the files of this server is run or shown, and
+// no other site may ask, frame or guess.
+const httplib::Headers& SafeHeaders() {
+  static const auto* const kHeaders = new httplib::Headers{
+      {"Content-Security-Policy",
+       "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+       "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+      {"X-Content-Type-Options", "nosniff"},
+      {"X-Frame-Options", "DENY"},
+      {"Referrer-Policy", "no-referrer"},
+      {"Cross-Origin-Resource-Policy", "same-origin"},
+      {"Cross-Origin-Opener-Policy", "same-origin"},
+      {"Cache-Control", "no-store"},
+  };
+  return *kHeaders;
+}
+
+int HttpStatus(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kOk:
+      return 200;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kFailedPrecondition:
+      return 400;
+    case absl::StatusCode::kUnauthenticated:
+      return 401;
+    case absl::StatusCode::kPermissionDenied:
+      return 403;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+      return 503;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 504;
+    default:
+      return 500;
+  }
+}
+
+void Refuse(const absl::Status& status, httplib::Response* response) {
+  response->status = HttpStatus(status.code());
+  if (response->status == 401) response->set_header("WWW-Authenticate", "Bearer");
+  const nlohmann::json body = {{"error", std::string(status.message())}};
+  response->set_content(body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                        "application/json");
+}
+
+PageRequest RequestOf(const httplib::Request& request) {
+  return {.arguments = request.params, .authorization = request.get_header_value("Authorization")};
+}
+
+// Whether a browser meant this machine when it sent the request. A name that an attacker made to
+// point here is not loopback by its text.
+bool NamesLoopback(const std::string& host) {
+  const size_t end = host.rfind(':');
+  const bool has_port = end != std::string::npos && host.find(']', end) == std::string::npos &&
+                        (host.front() == '[' || host.find(':') == end);
+  std::string name = has_port ? host.substr(0, end) : host;
+  if (name.size() > 2 && name.front() == '[') name = name.substr(1, name.size() - 2);
+  return IsLoopback({.host = name, .port = 0, .path = ""});
+}
+
+absl::Status CheckOptions(const PageOptions& options) {
+  const std::string address = FormatAddress(options.listen);
+  if (!options.listen.path.empty()) {
+    return absl::InvalidArgumentError("--page-listen: the page is served over TCP: give host:port");
+  }
+  if (options.tls.enabled() && !options.has_roles) {
+    return absl::FailedPreconditionError(
+        "--page-listen: a browser shows a token, and nothing says what tokens may do: give "
+        "--access FILE (docs/security.md shows one)");
+  }
+  if (options.tls.enabled() || IsLoopback(options.listen)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("--page-listen ", address,
+                   " can be reached from other machines, and without TLS whoever reaches it would "
+                   "see everything: give --tls-cert, --tls-key, --tls-ca and --access, or listen "
+                   "on loopback"));
+}
+
+// Certificate and key are read anew for each connection, so that one that was replaced counts.
+int UseCertificate(SSL* ssl, void* tls) {
+  const auto& options = *static_cast<const TlsOptions*>(tls);
+  return SSL_use_certificate_chain_file(ssl, options.cert_path.c_str()) == 1 &&
+                 SSL_use_PrivateKey_file(ssl, options.key_path.c_str(), SSL_FILETYPE_PEM) == 1
+             ? 1
+             : 0;
+}
+
+class PageServerImpl : public PageServer {
+ public:
+  PageServerImpl(const PageOptions& options, const std::shared_ptr<grpc::Channel>& coordinator)
+      : options_(options), api_(coordinator) {}
+
+  ~PageServerImpl() override {
+    if (http_ != nullptr) http_->stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  absl::Status Listen() {
+    if (options_.tls.enabled()) {
+      http_ = std::make_unique<httplib::SSLServer>([this](SSL_CTX& context) {
+        SSL_CTX_set_min_proto_version(&context, TLS1_2_VERSION);
+        SSL_CTX_set_cert_cb(&context, &UseCertificate, &options_.tls);
+        return true;
+      });
+    } else {
+      http_ = std::make_unique<httplib::Server>();
+    }
+    Configure();
+    AddAssets();
+    AddApi();
+    const Address& listen = options_.listen;
+    if (listen.port != 0) RETURN_IF_ERROR(CheckCanListen(listen));
+    port_ = listen.port != 0 ? listen.port : http_->bind_to_any_port(listen.host);
+    if (port_ < 0 || (listen.port != 0 && !http_->bind_to_port(listen.host, listen.port))) {
+      return absl::UnavailableError(absl::StrCat("cannot serve the page on ", FormatAddress(listen),
+                                                 "; choose another --page-listen"));
+    }
+    thread_ = std::thread([this] { http_->listen_after_bind(); });
+    // What is not running yet cannot be stopped.
+    const absl::Time give_up = absl::Now() + kStartPatience;
+    while (!http_->is_running() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+    if (http_->is_running()) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("the page on ", FormatAddress(listen),
+                                               " did not begin to serve; see the log"));
+  }
+
+  int port() const override { return port_; }
+
+ private:
+  void Configure() {
+    http_->new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+    // A second coordinator must not share the port.
+    http_->set_socket_options([](socket_t socket) {
+      const int yes = 1;
+      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    });
+    http_->set_default_headers(SafeHeaders());
+    http_->set_keep_alive_timeout(kKeepAliveSeconds);
+    http_->set_read_timeout(kReadSeconds);
+    http_->set_write_timeout(kWriteSeconds);
+    http_->set_payload_max_length(0);
+    http_->set_tcp_nodelay(true);
+    http_->set_pre_routing_handler(
+        [this](const httplib::Request& request, httplib::Response& response) {
+          // Parts of an answer are not served: two thousand that overlap would make many MB of one.
+          const_cast<httplib::Request&>(request).ranges.clear();
+          const absl::Status fit = Check(request);
+          if (fit.ok()) return httplib::Server::HandlerResponse::Unhandled;
+          Refuse(fit, &response);
+          return httplib::Server::HandlerResponse::Handled;
+        });
+    http_->set_exception_handler(
+        [](const httplib::Request& request, httplib::Response& response, std::exception_ptr) {
+          Refuse(absl::InternalError("the page has failed"), &response);
+        });
+  }
+
+  absl::Status Check(const httplib::Request& request) const {
+    if (request.method != "GET" && request.method != "HEAD") {
+      return absl::PermissionDeniedError("the page is read-only; use ringctl");
+    }
+    if (!options_.tls.enabled() && !NamesLoopback(request.get_header_value("Host"))) {
+      return absl::PermissionDeniedError(
+          "this page is for browsers of its own machine: open it as localhost or 127.0.0.1");
+    }
+    if (request.path.size() > kMaxPathBytes) return absl::NotFoundError("there is no such address");
+    const bool asks_for_data = request.path.rfind("/api/", 0) == 0;
+    if (asks_for_data && options_.tls.enabled() && !request.has_header("Authorization")) {
+      return absl::UnauthenticatedError("show a token: \"Authorization: Bearer TOKEN\"");
+    }
+    return absl::OkStatus();
+  }
+
+  void AddAssets() {
+    for (const Asset& asset : Assets()) {
+      http_->Get(asset.path, [&asset](const httplib::Request&, httplib::Response& response) {
+        response.set_content(asset.text.data(), asset.text.size(), asset.type);
+      });
+    }
+  }
+
+  template <typename Answer>
+  void Add(const char* pattern, Answer answer) {
+    http_->Get(pattern, [answer](const httplib::Request& request, httplib::Response& response) {
+      const absl::StatusOr<std::string> json = answer(request);
+      if (!json.ok()) return Refuse(json.status(), &response);
+      response.set_content(*json, "application/json");
+    });
+  }
+
+  void AddApi() {
+    Add("/api/jobs", [this](const auto& request) { return api_.Jobs(RequestOf(request)); });
+    Add("/api/nodes", [this](const auto& request) { return api_.Nodes(RequestOf(request)); });
+    Add("/api/jobs/([A-Za-z0-9._-]+)",
+        [this](const auto& request) { return api_.Job(request.matches[1], RequestOf(request)); });
+    Add("/api/jobs/([A-Za-z0-9._-]+)/history", [this](const auto& request) {
+      return api_.History(request.matches[1], RequestOf(request));
+    });
+    Add("/api/jobs/([A-Za-z0-9._-]+)/logs",
+        [this](const auto& request) { return api_.Logs(request.matches[1], RequestOf(request)); });
+  }
+
+  PageOptions options_;
+  const PageApi api_;
+  std::unique_ptr<httplib::Server> http_;
+  int port_ = -1;
+  std::thread thread_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PageServer>> PageServer::Start(
+    const PageOptions& options, std::shared_ptr<grpc::Channel> coordinator) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  // Says what is wrong with the files, by the names of their flags.
+  RETURN_IF_ERROR(
+      ServerCredentials(options.tls, options.listen, ClientCertificate::kOptional).status());
+  auto server = std::make_unique<PageServerImpl>(options, coordinator);
+  RETURN_IF_ERROR(server->Listen());
+  return server;
+}
+
+}  // namespace ringleader::page

@@ -1,0 +1,176 @@
+// What trainers report step by step and line by line: how it is read, and how much of it is kept.
+#include <gmock/gmock.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/store/testing/opened_store.h"
+
+namespace ringleader::store {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+v1::LogLine Line(int rank, const std::string& text) {
+  v1::LogLine line;
+  line.set_rank(rank);
+  line.set_text(text);
+  return line;
+}
+
+class ReportsTest : public testing::OpenedStoreTest {
+ protected:
+  ReportsTest() : OpenedStoreTest({.log_bytes_per_job = 2000, .steps_per_job = 256}) {}
+
+  LogPage ReadLogs(const LogQuery& query) {
+    const auto page = Read([&](ReadTransaction& t) { return t.ReadLogs(query); });
+    EXPECT_TRUE(page.ok()) << page.status();
+    return page.value_or(LogPage());
+  }
+  std::vector<std::string> Logs(const LogQuery& query) {
+    std::vector<std::string> texts;
+    for (const v1::LogLine& line : ReadLogs(query).lines)
+      texts.push_back(absl::StrCat(line.offset(), ":", line.text()));
+    return texts;
+  }
+  void AppendLines(const std::string& job, uint32_t attempt, int count) {
+    for (int i = 0; i < count; ++i) {
+      Write([&](WriteTransaction& t) {
+        return t.AppendLogs(job, attempt, {Line(0, std::string(100, 'x'))});
+      });
+    }
+  }
+};
+
+TEST_F(ReportsTest, StepsComeInOrderAndTrainedAgainReplace) {
+  Create("a");
+  const auto put = [&](uint64_t step, double loss) {
+    Write([&](WriteTransaction& t) {
+      v1::StepReport report;
+      report.set_step(step);
+      report.set_loss(loss);
+      return t.PutStep("a", report);
+    });
+  };
+  for (uint64_t step = 1; step <= 4; ++step) put(step, 1.0);
+  auto page = Read([](ReadTransaction& t) { return t.ListSteps("a", 1, 0, 2); });
+  ASSERT_THAT(page->steps, SizeIs(2));
+  EXPECT_EQ(page->steps[0].step(), 2u);
+  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, page->last_sequence, 10); });
+  ASSERT_THAT(page->steps, SizeIs(1));
+  const uint64_t seen = page->last_sequence;
+  put(3, 2.0);  // by a later attempt
+  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, seen, 10); });
+  ASSERT_THAT(page->steps, SizeIs(1));
+  EXPECT_EQ(page->steps[0].step(), 3u);
+  EXPECT_EQ(page->steps[0].loss(), 2.0);
+  page = Read([&](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10); });
+  EXPECT_THAT(page->steps, SizeIs(4));
+}
+
+TEST_F(ReportsTest, LogsByRankAttemptAndTail) {
+  Create("a");
+  Write([](WriteTransaction& t) { return t.AppendLogs("a", 1, {Line(0, "x"), Line(1, "y")}); });
+  Write([](WriteTransaction& t) { return t.AppendLogs("a", 2, {Line(0, "z")}); });
+  EXPECT_THAT(Logs({.job = "a"}), ElementsAre("1:x", "2:y", "3:z"));
+  EXPECT_THAT(Logs({.job = "a", .rank = 0}), ElementsAre("1:x", "3:z"));
+  EXPECT_THAT(Logs({.job = "a", .attempt = 1}), ElementsAre("1:x", "2:y"));
+  EXPECT_THAT(Logs({.job = "a", .after_offset = 1}), ElementsAre("2:y", "3:z"));
+  EXPECT_THAT(Logs({.job = "a", .rank = 0, .last_lines = 1}), ElementsAre("3:z"));
+  EXPECT_THAT(Logs({.job = "a", .last_lines = 2}), ElementsAre("2:y", "3:z"));
+  const auto page = Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .limit = 1}); });
+  EXPECT_TRUE(page->more);
+  EXPECT_EQ(page->next_offset, 2u);  // whole batches
+  std::vector<uint32_t> attempts;
+  for (const v1::LogLine& line : ReadLogs({.job = "a"}).lines) attempts.push_back(line.attempt());
+  EXPECT_THAT(attempts, ElementsAre(1, 1, 2));
+}
+
+TEST_F(ReportsTest, LogsAreBounded) {
+  Create("a");
+  AppendLines("a", 1, 50);
+  const std::vector<std::string> kept = Logs({.job = "a"});
+  EXPECT_LT(kept.size(), 20u);
+  EXPECT_GT(kept.size(), 10u);
+  EXPECT_THAT(kept.back(), HasSubstr("50:"));
+  // Who had read up to line 2 learns how many it missed.
+  const auto page =
+      Read([](ReadTransaction& t) { return t.ReadLogs({.job = "a", .after_offset = 2}); });
+  EXPECT_EQ(page->dropped, 50 - kept.size() - 2);
+}
+
+// Lines are dropped of the job, and read of an attempt: of one whose lines have all gone, too, the
+// reader comes to an end.
+TEST_F(ReportsTest, DroppedLinesAreCountedOnce) {
+  Create("a");
+  for (uint32_t attempt : {1u, 2u}) AppendLines("a", attempt, 50);
+  const auto read = [&](uint64_t after) {
+    return *Read([&](ReadTransaction& t) {
+      return t.ReadLogs({.job = "a", .attempt = 1, .after_offset = after});
+    });
+  };
+  const LogPage page = read(2);
+  EXPECT_THAT(page.lines, IsEmpty());
+  EXPECT_EQ(page.dropped, 100 - Logs({.job = "a"}).size() - 2);
+  EXPECT_EQ(page.next_offset, 2 + page.dropped);
+  EXPECT_EQ(read(page.next_offset).dropped, 0u);
+}
+
+TEST_F(ReportsTest, OldStepsAreThinnedOut) {
+  Create("a");
+  for (uint64_t step = 1; step <= 3000; ++step) {
+    Write([&](WriteTransaction& t) {
+      v1::StepReport report;
+      report.set_step(step);
+      return t.PutStep("a", report);
+    });
+  }
+  const absl::StatusOr<StepPage> page =
+      Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10'000); });
+  std::vector<uint64_t> steps;
+  for (const v1::StepReport& step : page->steps) steps.push_back(step.step());
+  EXPECT_LE(steps.size(), 256u + 64u);
+  EXPECT_GE(steps.size(), 128u + 64u);
+  EXPECT_EQ(steps.front(), 1u);
+  EXPECT_EQ(steps.back(), 3000u);
+  // 2,872 older steps, of which at most 128 stay: every 32nd.
+  for (size_t i = 1; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i] - steps[i - 1], steps[i] > 3000 - 128 ? 1u : 32u) << steps[i];
+    if (steps[i] > 2800) break;
+  }
+  for (size_t i = steps.size() - 128; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i], 3000 - (steps.size() - 1 - i));
+  }
+}
+
+TEST_F(ReportsTest, AMissingStepIsFilledInAndAKnownOneKept) {
+  Create("a");
+  v1::StepReport report;
+  report.set_step(1);
+  report.set_loss(3);
+  Write([&](WriteTransaction& t) { return t.PutStep("a", report); });
+  report.set_loss(4);
+  Write([&](WriteTransaction& t) { return t.PutMissingStep("a", report); });
+  report.set_step(2);
+  Write([&](WriteTransaction& t) { return t.PutMissingStep("a", report); });
+  const absl::StatusOr<StepPage> page =
+      Read([](ReadTransaction& t) { return t.ListSteps("a", 0, 0, 10); });
+  ASSERT_THAT(page->steps, SizeIs(2));
+  EXPECT_EQ(page->steps[0].loss(), 3);
+  EXPECT_EQ(page->steps[1].loss(), 4);
+}
+
+// A job that failed long ago may be resumed when its reports have gone.
+TEST_F(ReportsTest, ALogThatWasDeletedHasItsWholeRoomAgain) {
+  Create("a");
+  AppendLines("a", 1, 13);
+  ASSERT_THAT(Logs({.job = "a"}), SizeIs(13));
+  Write([](WriteTransaction& t) { return t.DeleteReports("a").status(); });
+  AppendLines("a", 2, 13);
+  EXPECT_THAT(Logs({.job = "a"}), SizeIs(13));
+}
+
+}  // namespace
+}  // namespace ringleader::store

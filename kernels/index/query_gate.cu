@@ -1,0 +1,315 @@
+#include <algorithm>
+#include <climits>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/index/query_gate.h"
+#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/ptx/sync.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+
+namespace ringleader::kernels::index {
+namespace {
+
+namespace ptx = sm90::ptx;
+using fused::CheckPointer;
+using fused::CheckSize;
+
+constexpr int kGateQueries = 64;  // of a CTA
+constexpr int kGateBlocks = 64;   // multiplied at a time
+constexpr int kGateThreads = 256;
+constexpr int kGateWarps = kGateThreads / 32;
+
+struct GateParams {
+  TokenMajor<const __nv_bfloat16> q = {};
+  // [2, kv_heads, padded_blocks, d]: of the means their bf16, then the bf16 of what that leaves.
+  const __nv_bfloat16* means = nullptr;
+  ShardLayout layout = {};
+  const int32_t* document_starts = nullptr;  // may be null
+  int kv_heads = 0;
+  int block_size = 0;
+  int blocks = 0;
+  int padded_blocks = 0;  // to whole kGateBlocks
+  int topk_blocks = 0;
+  float density = 0.0f;
+  uint32_t* queries = nullptr;
+};
+
+// A thread takes one dimension and adds tiles in order. Blocks beyond the last are zeros.
+__global__ void SplitMeansKernel(const float* key_sums, GateParams p, int tile, int tiles,
+                                 __nv_bfloat16* means) {
+  const int block = blockIdx.x, head = blockIdx.y, d = blockDim.x, per_block = p.block_size / tile;
+  float mean = 0.0f;
+  for (int b = block * per_block; b < min(tiles, (block + 1) * per_block); ++b) {
+    mean += key_sums[(static_cast<int64_t>(b) * p.kv_heads + head) * d + threadIdx.x];
+  }
+  const int64_t left = p.layout.tokens - static_cast<int64_t>(block) * p.block_size;
+  if (left > 0) mean /= static_cast<float>(min(left, static_cast<int64_t>(p.block_size)));
+  const __nv_bfloat16 high = __float2bfloat16_rn(mean);
+  const int64_t at = (static_cast<int64_t>(head) * p.padded_blocks + block) * d + threadIdx.x;
+  means[at] = high;
+  means[static_cast<int64_t>(p.kv_heads) * p.padded_blocks * d + at] =
+      __float2bfloat16_rn(mean - __bfloat162float(high));
+}
+
+template <int kHeadDim>
+struct GateShared {
+  // In the 128-byte swizzle: [head_dim / 64][64 rows][64].
+  alignas(1024) unsigned char q[kGateQueries * kHeadDim * 2];
+  alignas(1024) unsigned char means[2][kGateBlocks * kHeadDim * 2];
+};
+
+// The scores of a row, for their order: [kGateQueries, padded_blocks + 1] behind GateShared; then
+// the bits of each block's queries, [blocks, 2].
+template <int kHeadDim>
+__device__ float* ScoresBehind(GateShared<kHeadDim>& shared) {
+  return reinterpret_cast<float*>(&shared + 1);
+}
+size_t GateSharedBytes(size_t tiles_bytes, int padded_blocks, int blocks) {
+  return tiles_bytes + sizeof(float) * kGateQueries * (padded_blocks + 1) +
+         sizeof(uint32_t) * 2 * blocks;
+}
+
+// 64 rows of kHeadDim, `stride` elements apart, to shared memory; rows from `rows` on are zeros.
+template <int kHeadDim>
+__device__ void LoadRows(unsigned char* to, const __nv_bfloat16* from, int64_t stride, int rows) {
+  constexpr int kChunks = kHeadDim / 8;  // of 16 bytes in a row
+  for (int i = threadIdx.x; i < 64 * kChunks; i += kGateThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (row < rows) value = *reinterpret_cast<const uint4*>(from + row * stride + chunk * 8);
+    *reinterpret_cast<uint4*>(to + chunk / 8 * (64 * 128) + row * 128 +
+                              ((chunk % 8) ^ (row % 8)) * 16) = value;
+  }
+}
+
+// One warpgroup: scores[64, 64 of padded_blocks from first_block on].
+template <int kHeadDim>
+__device__ void MultiplyGate(const GateShared<kHeadDim>& shared, float* scores, int row_stride,
+                             int first_block) {
+  float sums[32];
+  ptx::WgmmaFence();
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      const int offset = step / 4 * (64 * 128) + step % 4 * 32;
+      ptx::Wgmma<64>::SharedShared(sums, ptx::OperandDescriptor(shared.q + offset),
+                                   ptx::OperandDescriptor(shared.means[part] + offset),
+                                   part > 0 || step > 0);
+    }
+  }
+  ptx::WgmmaCommit();
+  ptx::WgmmaWait<0>();
+  ptx::PinRegisters(sums);
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int column = first_block + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+    scores[(row + i / 2 % 2 * 8) * row_stride + column] = sums[i];
+  }
+}
+
+// Keys in the order of floats; -0 counts as 0.
+__device__ __forceinline__ uint32_t OrderedKey(float x) {
+  const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// A warp: sets the row's bit in the `keep` best of blocks [first, own), ties to the lower block.
+// kSlots * 32 blocks hold all.
+template <int kSlots>
+__device__ void KeepBest(const float* scores, int first, int own, int keep, uint32_t bit,
+                         uint32_t* bits) {
+  const int lane = threadIdx.x % 32;
+  uint32_t keys[kSlots];
+#pragma unroll
+  for (int j = 0; j < kSlots; ++j) {
+    const int block = j * 32 + lane;
+    keys[j] = block >= first && block < own ? max(OrderedKey(scores[block]), 1u) : 0;
+  }
+  for (int taken = 0; taken < keep; ++taken) {
+    uint32_t best = 0;
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) best = max(best, keys[j]);
+    best = __reduce_max_sync(0xffffffffu, best);
+    uint32_t block = UINT_MAX;
+#pragma unroll
+    for (int j = kSlots - 1; j >= 0; --j) {
+      if (keys[j] == best) block = j * 32 + lane;
+    }
+    block = __reduce_min_sync(0xffffffffu, block);
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      if (block == static_cast<uint32_t>(j * 32 + lane)) keys[j] = 0;
+    }
+    if (lane == 0) atomicOr(bits + block * 2, bit);
+  }
+}
+
+// A CTA takes 64 queries of a head.
+template <int kHeadDim, int kSlots>
+__global__ void __launch_bounds__(kGateThreads) QueryGateKernel(const GateParams p) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& shared = *reinterpret_cast<GateShared<kHeadDim>*>(smem);
+  float* const scores = ScoresBehind(shared);
+  const int row_stride = p.padded_blocks + 1;
+  uint32_t* const bits = reinterpret_cast<uint32_t*>(scores + kGateQueries * row_stride);
+  const int head = blockIdx.y, kv_head = head / (p.q.heads / p.kv_heads);
+  const int64_t first_query = static_cast<int64_t>(blockIdx.x) * kGateQueries;
+  const int rows =
+      static_cast<int>(min(static_cast<int64_t>(kGateQueries), p.q.tokens - first_query));
+  for (int i = threadIdx.x; i < 2 * p.blocks; i += kGateThreads) bits[i] = 0;
+  LoadRows<kHeadDim>(shared.q, p.q.data + first_query * p.q.token_stride + head * p.q.head_stride,
+                     p.q.token_stride, rows);
+  const int last_own = static_cast<int>(p.layout.Position(first_query + rows - 1) / p.block_size);
+  for (int block = 0; block < last_own; block += kGateBlocks) {
+    for (int part = 0; part < 2; ++part) {
+      const int64_t row =
+          (static_cast<int64_t>(part) * p.kv_heads + kv_head) * p.padded_blocks + block;
+      LoadRows<kHeadDim>(shared.means[part], p.means + row * kHeadDim, kHeadDim, kGateBlocks);
+    }
+    ptx::FenceAsyncShared();
+    __syncthreads();
+    if (threadIdx.x < ptx::kWarpgroupThreads) {
+      MultiplyGate(shared, scores, row_stride, block);
+    }
+    __syncthreads();
+  }
+  __syncthreads();  // where there was nothing to multiply, bits are zero
+  for (int row = threadIdx.x / 32; row < rows; row += kGateWarps) {
+    const int64_t query = first_query + row;
+    const int own = static_cast<int>(p.layout.Position(query) / p.block_size);
+    const int first = p.document_starts == nullptr ? 0 : p.document_starts[query] / p.block_size;
+    const int keep = (p.density > 0 ? MostBlocks(p.density, own - first + 1) : p.topk_blocks) - 1;
+    uint32_t* const of_word = bits + row / 32;
+    const uint32_t bit = 1u << row % 32;
+    KeepBest<kSlots>(scores + row * row_stride, first, own, min(keep, own - first), bit, of_word);
+    if (threadIdx.x % 32 == 0) atomicOr(of_word + own * 2, bit);
+  }
+  __syncthreads();
+  const int64_t words = QueryWords(p.q.tokens), first_word = first_query / 32;
+  for (int i = threadIdx.x; i < 2 * p.blocks; i += kGateThreads) {
+    if (first_word + i % 2 >= words) continue;
+    p.queries[(static_cast<int64_t>(head) * p.blocks + i / 2) * words + first_word + i % 2] =
+        bits[i];
+  }
+}
+
+// A thread makes a word of 32 blocks of a tile of queries.
+__global__ void TilesOfQueriesKernel(const uint32_t* queries, int64_t query_words, int blocks,
+                                     int tile_words, int tiles, int64_t rows, uint32_t* chosen) {
+  const int words = BlockWords(blocks);
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= rows * words) return;
+  const int64_t row = at / words, head = row / tiles, first = row % tiles * tile_words;
+  uint32_t word = 0;
+  for (int i = 0; i < 32; ++i) {
+    const int block = static_cast<int>(at % words) * 32 + i;
+    if (block >= blocks) break;
+    const uint32_t* const of_block = queries + (head * blocks + block) * query_words;
+    for (int64_t w = first; w < min(query_words, first + tile_words); ++w) {
+      if (of_block[w] != 0) word |= 1u << i;
+    }
+  }
+  chosen[at] = word;
+}
+
+int PaddedBlocks(const QueryGateStep& step) {
+  const int64_t blocks = (step.query_layout.tokens + step.block_size - 1) / step.block_size;
+  return static_cast<int>((blocks + kGateBlocks - 1) / kGateBlocks) * kGateBlocks;
+}
+
+template <int kHeadDim, int kSlots>
+absl::Status Launch(const GateParams& params, cudaStream_t stream) {
+  const auto kernel = QueryGateKernel<kHeadDim, kSlots>;
+  const int bytes = static_cast<int>(
+      GateSharedBytes(sizeof(GateShared<kHeadDim>), params.padded_blocks, params.blocks));
+  RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      "ChooseByQuery");
+  const auto parts = static_cast<unsigned>((params.q.tokens + kGateQueries - 1) / kGateQueries);
+  kernel<<<dim3(parts, params.q.heads), kGateThreads, bytes, stream>>>(params);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByQuery: gate");
+  return absl::OkStatus();
+}
+
+template <int kHeadDim>
+absl::Status LaunchForBlocks(const GateParams& params, cudaStream_t stream) {
+  if (params.blocks <= 128) return Launch<kHeadDim, 4>(params, stream);
+  if (params.blocks <= 256) return Launch<kHeadDim, 8>(params, stream);
+  return Launch<kHeadDim, kMaxGatedBlocks / 32>(params, stream);
+}
+
+absl::Status Check(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads,
+                   const QueryGateStep& step) {
+  if (q.head_dim != 64 && q.head_dim != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ChooseByQuery: head_dim is %d; 64 and 128 are supported", q.head_dim));
+  }
+  if (step.tile != 64 && step.tile != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ChooseByQuery: tile is %d; 64 and 128 are supported", step.tile));
+  }
+  RETURN_IF_ERROR(
+      CheckSize(step.block_size, "ChooseByQuery: block_size", step.tile, 1 << 24, step.tile));
+  RETURN_IF_ERROR(CheckSize(kv_heads, "ChooseByQuery: kv_heads", 1, 65535));
+  RETURN_IF_ERROR(CheckSize(q.heads, "ChooseByQuery: heads", kv_heads, 65535, kv_heads));
+  RETURN_IF_ERROR(CheckSize(q.tokens, "ChooseByQuery: tokens of q (of the layout's rank)",
+                            step.query_layout.local_tokens(), step.query_layout.local_tokens()));
+  RETURN_IF_ERROR(CheckSize(q.token_stride, "ChooseByQuery: q.token_stride", 0, INT64_MAX, 8));
+  RETURN_IF_ERROR(CheckSize(q.head_stride, "ChooseByQuery: q.head_stride", 0, INT64_MAX, 8));
+  RETURN_IF_ERROR(CheckSize((step.query_layout.tokens + step.block_size - 1) / step.block_size,
+                            "ChooseByQuery: blocks of the sequence", 1, kMaxGatedBlocks));
+  RETURN_IF_ERROR(CheckPointer(q.data, "ChooseByQuery: q"));
+  RETURN_IF_ERROR(CheckPointer(step.key_sums, "ChooseByQuery: key_sums"));
+  RETURN_IF_ERROR(CheckPointer(step.queries, "ChooseByQuery: queries"));
+  return CheckPointer(step.chosen, "ChooseByQuery: chosen");
+}
+
+}  // namespace
+
+size_t QueryGateWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads,
+                               const QueryGateStep& step) {
+  return 2 * sizeof(__nv_bfloat16) * kv_heads * PaddedBlocks(step) * q.head_dim;
+}
+
+absl::Status ChooseByQuery(const TokenMajor<const __nv_bfloat16>& q, int32_t kv_heads,
+                           const QueryGateStep& step, void* workspace, cudaStream_t stream) {
+  RETURN_IF_ERROR(Check(q, kv_heads, step));
+  RETURN_IF_ERROR(CheckPointer(workspace, "ChooseByQuery: workspace"));
+  RETURN_IF_ERROR(sm90::CheckHopper());
+  const auto tiles_of = [&](int64_t tokens) {
+    return static_cast<int>((tokens + step.tile - 1) / step.tile);
+  };
+  const GateParams params = {
+      .q = q,
+      .means = static_cast<const __nv_bfloat16*>(workspace),
+      .layout = step.query_layout,
+      .document_starts = step.document_starts,
+      .kv_heads = kv_heads,
+      .block_size = step.block_size,
+      .blocks =
+          static_cast<int>((step.query_layout.tokens + step.block_size - 1) / step.block_size),
+      .padded_blocks = PaddedBlocks(step),
+      .topk_blocks = step.topk_blocks,
+      .density = step.density,
+      .queries = step.queries};
+  SplitMeansKernel<<<dim3(params.padded_blocks, kv_heads), q.head_dim, 0, stream>>>(
+      step.key_sums, params, step.tile, tiles_of(step.query_layout.tokens),
+      static_cast<__nv_bfloat16*>(workspace));
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByQuery: means");
+  RETURN_IF_ERROR(q.head_dim == 64 ? LaunchForBlocks<64>(params, stream)
+                                   : LaunchForBlocks<128>(params, stream));
+  constexpr int kThreads = 128;
+  const int tiles = tiles_of(q.tokens);
+  const int64_t rows = int64_t{q.heads} * tiles, words = rows * BlockWords(params.blocks);
+  TilesOfQueriesKernel<<<static_cast<unsigned>((words + kThreads - 1) / kThreads), kThreads, 0,
+                         stream>>>(step.queries, QueryWords(q.tokens), params.blocks,
+                                   step.tile / 32, tiles, rows, step.chosen);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseByQuery: tiles");
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::kernels::index

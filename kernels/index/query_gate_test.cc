@@ -1,0 +1,168 @@
+// MoBA's gate by query on the device against the fp64 oracle, and on several ranks against one.
+#include "kernels/index/query_gate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/index/blocks.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "kernels/reference/testing/query_gate_oracle.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/gpu_test.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+using ::testing::HasSubstr;
+
+// Scores are sums of 128 products; of the means 16 bits are kept.
+constexpr double kTolerance = 1e-3;
+
+struct Rows {
+  std::vector<float> floats;
+  std::vector<Bf16> bf16;
+  int64_t tokens;
+  int heads, head_dim;
+
+  int64_t width() const { return int64_t{heads} * head_dim; }
+  TokenMajor<const float> View() const {
+    return {floats.data(), tokens, heads, head_dim, width(), head_dim};
+  }
+};
+
+struct Choice {
+  std::vector<uint32_t> queries, chosen;
+};
+
+class QueryGateTest : public GpuTest {
+ protected:
+  Rows Random(int64_t tokens, int heads, int head_dim) {
+    std::normal_distribution<float> normal;
+    Rows rows{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = heads, .head_dim = head_dim};
+    for (int64_t i = 0; i < tokens * rows.width(); ++i) {
+      rows.bf16.push_back(__float2bfloat16_rn(normal(random_)));
+      rows.floats.push_back(__bfloat162float(rows.bf16.back()));
+    }
+    return rows;
+  }
+
+  // What the rank of `layout` chooses.
+  Choice Choose(const Rows& q, const Rows& k, QueryGateStep step, const ShardLayout& layout,
+                const std::vector<int32_t>& starts) {
+    const int64_t n = layout.local_tokens(), tiles = (n + step.tile - 1) / step.tile;
+    const int64_t blocks = (layout.tokens + step.block_size - 1) / step.block_size;
+    std::vector<Bf16> local;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto row = q.bf16.begin() + layout.Position(i) * q.width();
+      local.insert(local.end(), row, row + q.width());
+    }
+    const DeviceBuffer<Bf16> queries(local), keys(k.bf16);
+    DeviceBuffer<float> sums((layout.tokens + step.tile - 1) / step.tile * k.width());
+    EXPECT_EQ(TileSums({keys.data(), k.tokens, k.heads, k.head_dim, k.width(), k.head_dim},
+                       step.tile, sums.data(), nullptr),
+              absl::OkStatus());
+    const DeviceBuffer<int32_t> local_starts(
+        starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
+    const DeviceBuffer<uint32_t> chosen_queries(q.heads * blocks * QueryWords(n)),
+        chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
+    step.key_sums = sums.data();
+    step.query_layout = layout;
+    step.document_starts = starts.empty() ? nullptr : local_starts.data();
+    step.queries = chosen_queries.data();
+    step.chosen = chosen.data();
+    const TokenMajor<const Bf16> view = {queries.data(), n,         q.heads,
+                                         q.head_dim,     q.width(), q.head_dim};
+    const DeviceBuffer<char> workspace(
+        static_cast<int64_t>(QueryGateWorkspaceBytes(view, k.heads, step)));
+    EXPECT_EQ(ChooseByQuery(view, k.heads, step, workspace.data(), nullptr), absl::OkStatus());
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return {chosen_queries.Read(), chosen.Read()};
+  }
+
+  static void ExpectRowsOf(const Choice& one, const Choice& of_rank, const QueryGateStep& step,
+                           const ShardLayout& layout) {
+    const int64_t n = layout.local_tokens();
+    const int64_t blocks = (layout.tokens + step.block_size - 1) / step.block_size;
+    for (int64_t row = 0; row < 4 * blocks; ++row) {
+      for (int64_t i = 0; i < n; i += 32) {
+        ASSERT_EQ(of_rank.queries[row * QueryWords(n) + i / 32],
+                  one.queries[row * QueryWords(layout.tokens) + layout.Position(i) / 32])
+            << "row " << row << ", query " << i;
+      }
+    }
+  }
+
+  std::mt19937 random_{13};
+};
+
+TEST_F(QueryGateTest, IsTheOraclesAndOnRanksThatOfOne) {
+  for (const auto& [tokens, head_dim, tile, block_size] : {std::tuple{1000, 64, 64, 64},
+                                                           {1024, 128, 128, 256},
+                                                           {16384, 128, 64, 64},
+                                                           {40960, 64, 128, 128},
+                                                           {40960, 64, 64, 64},
+                                                           {50, 64, 64, 64}}) {
+    if (SmallShapes() && tokens > 1024) continue;
+    const Rows q = Random(tokens, 4, head_dim), k = Random(tokens, 2, head_dim);
+    const auto documents = reference::testing::DocumentStarts(
+        tokens, reference::testing::RandomDocuments(tokens, tile, random_));
+    for (const bool packed : {false, true}) {
+      const auto starts = packed ? documents : std::vector<int32_t>();
+      for (const auto& [topk, density] :
+           {std::pair{1, 0.0f}, {5, 0.0f}, {1000, 0.0f}, {1, 0.05f}}) {
+        const QueryGateStep step = {
+            .tile = tile, .block_size = block_size, .topk_blocks = topk, .density = density};
+        std::vector<ShardLayout> layouts = {{.tokens = tokens}};
+        for (int rank = 0; tokens % (4 * tile) == 0 && rank < 4; ++rank) {
+          layouts.push_back({.kind = LayoutKind::kStriped,
+                             .ranks = 4,
+                             .rank = rank,
+                             .stripe = tile,
+                             .tokens = tokens});
+        }
+        Choice one;
+        for (const ShardLayout& layout : layouts) {
+          SCOPED_TRACE(::testing::Message() << tokens << " tokens, rank " << layout.rank << " of "
+                                            << layout.ranks << ", topk " << topk << ", density "
+                                            << density << (packed ? ", documents" : ""));
+          const Choice choice = Choose(q, k, step, layout, starts);
+          EXPECT_EQ(reference::testing::ChosenByTileComplaint(step, 4, layout, choice.queries,
+                                                              choice.chosen),
+                    "");
+          if (layout.ranks == 1) {
+            EXPECT_EQ(reference::testing::QueryGateComplaint(q.View(), k.View(), step, starts,
+                                                             layout, choice.queries, kTolerance),
+                      "");
+            one = choice;
+            continue;
+          }
+          ExpectRowsOf(one, choice, step, layout);
+        }
+      }
+    }
+  }
+}
+
+TEST(QueryGateArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
+  const auto message = [](QueryGateStep step, int64_t tokens, int head_dim) {
+    step.query_layout.tokens = tokens;
+    return std::string(
+        ChooseByQuery({nullptr, tokens, 1, head_dim, head_dim, head_dim}, 1, step, nullptr, nullptr)
+            .message());
+  };
+  EXPECT_THAT(message({}, 1024, 80), HasSubstr("head_dim is 80; 64 and 128 are supported"));
+  EXPECT_THAT(message({.block_size = 100}, 1024, 64), HasSubstr("block_size is 100"));
+  EXPECT_THAT(
+      message({.block_size = 128}, 131072, 64),
+      HasSubstr("blocks of the sequence is 1024; allowed are multiples of 1 from 1 to 640"));
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,129 @@
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "patterns/chosen_blocks.h"
+#include "patterns/index/key_sums.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::patterns {
+namespace {
+
+// clang-format off
+constexpr PatternField kFields[] = {
+    {"attention.block_size", "1024", {1, kMaxTokens},
+     "Keys in one block; a multiple of `attention.tile`. A sequence may have 640 blocks.",
+     Read<&AttentionOptions::block_size>},
+    {"attention.density", "0", {0, 1},
+     "Share of the blocks up to its own that a query keeps, whatever the length, and its own at least; 0: "
+     "`attention.topk_blocks` holds instead.",
+     Read<&AttentionOptions::density>},
+    {"attention.topk_blocks", "8", {1, kMaxTokens},
+     "Blocks that a query keeps, its own counted.",
+     Read<&AttentionOptions::topk_blocks>, "attention.density", "0"},
+};
+// clang-format on
+
+absl::Status Check(const AttentionOptions& options) {
+  if (options.block_size < options.tile || options.block_size % options.tile != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.block_size: %d is no multiple of attention.tile (%d)",
+                        options.block_size, options.tile));
+  }
+  if (!(options.density >= 0.0 && options.density <= 1.0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
+  }
+  if (options.topk_blocks >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "attention.topk_blocks is %d; a query keeps its own block at least", options.topk_blocks));
+}
+
+absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
+                   LayerIndex& index) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  const int64_t blocks = (layout.tokens + options.block_size - 1) / options.block_size;
+  if (blocks > kernels::kMaxGatedBlocks) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention.block_size: %d makes %d blocks of a sequence of %d tokens; moba takes %d: "
+        "make it larger",
+        options.block_size, blocks, layout.tokens, kernels::kMaxGatedBlocks));
+  }
+  ASSIGN_OR_RETURN(const DeviceArray<float> key_sums, GatherKeySums(inputs, options.tile, device));
+  const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
+  index.pattern = kernels::TilePattern::kCsr;
+  index.block_size = options.block_size;
+  index.kept_blocks = static_cast<int32_t>(blocks);  // of a tile, whose queries choose apart
+  index.queries_chosen = AllocateArray<uint32_t>(
+      device, inputs.heads * blocks * kernels::QueryWords(layout.local_tokens()));
+  index.chosen = AllocateArray<uint32_t>(
+      device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
+  return device.Run(kernels::QueryGateStep{.key_sums = key_sums.data(),
+                                           .query_layout = layout,
+                                           .document_starts = index.document_starts(),
+                                           .tile = options.tile,
+                                           .block_size = options.block_size,
+                                           .topk_blocks = options.topk_blocks,
+                                           .density = static_cast<float>(options.density),
+                                           .queries = index.queries_chosen.data(),
+                                           .chosen = index.chosen.data()});
+}
+
+// Blocks besides its own that some query of a tile keeps: a guess, twice those of one query.
+int64_t Kept(const AttentionOptions& options, int64_t own) {
+  const int64_t of_query =
+      options.density > 0.0 ? static_cast<int64_t>(options.density * static_cast<double>(own + 1))
+                            : options.topk_blocks;
+  return std::clamp<int64_t>(2 * (of_query - 1), 0, own);
+}
+
+int64_t Span(const AttentionOptions& options) {
+  return std::max(1, options.block_size / options.tile);
+}
+
+int64_t MostKept(const AttentionOptions& options, int64_t blocks) {
+  return Kept(options, (blocks - 1) / Span(options));
+}
+
+int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
+  return ListedTilesOf(blocks, Span(options), MostKept(options, blocks));
+}
+
+ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
+                         Random* random) {
+  return SampleChosenBlocks(
+      blocks, Span(options), MostKept(options, blocks),
+      [&](int64_t own) { return Kept(options, own); }, random);
+}
+
+}  // namespace
+
+extern constinit const PatternDefinition kMobaDefinition = {
+    .pattern = Pattern::kMoba,
+    .name = "moba",
+    .sees = "key blocks chosen by each query",
+    .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kAlways,
+    .needs_whole_tiles = true,
+    .fields = kFields,
+    .check = Check,
+    .build = Build,
+    .sample = Sample,
+    .listed_tiles = ListedTiles,
+    .page =
+        R"(Mixture of Block Attention as published (MoBA, arXiv 2502.13189): the gate is each query's
+own, where `block_topk` has one for a tile of queries. Keys are cut into blocks of `attention.block_size` tokens. A query sees its
+own block up to itself, and of the earlier ones, from the one on in which its document starts, those whose mean key it
+scores highest: with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and
+step.
+
+A tile is visited if one of its queries chose its block, and the others are masked in it: what queries see is the share
+asked for, what is computed, and reported as visited, can be several times as much where neighbours choose apart. The
+choice takes a bit for each query, block and head (16 MiB a layer for 16 heads, 65,536 local tokens and 128 blocks), kept for
+backward; the lists of a hop's tiles take up to 8 bytes for each pair of local tiles and head. Recall is not estimated (-1). The planner assumes that
+a tile's queries together choose twice as many blocks as one of them, half of them blocks that the whole head favours,
+until a job's reports say how many tiles are visited.
+)",
+};
+
+}  // namespace ringleader::patterns

@@ -1,0 +1,25 @@
+// The probe of a pattern's recall, out of sample: the exact softmax of a few queries that had no
+// part in the choice, over all keys, against what attention visited for them.
+#pragma once
+
+#include <cstdint>
+
+#include "patterns/attention_options.h"
+#include "patterns/index/sequence_documents.h"
+
+namespace ringleader::patterns {
+
+inline constexpr int64_t kProbeQueries = 64;
+
+// Whether training step `step` probes: the first, 1, and every probe_every-th; 0 stands for no step
+// of training.
+bool ProbesAt(const AttentionOptions& options, uint64_t step);
+
+// The queries that `step` probes, kProbeQueries or as many as there are tokens, the same on all
+// ranks: one in each of as many equal parts of the sequence, at a place in it that differs from
+// step to step; where that chooses (ChooseEstimateQueries), the nearest before it that does not.
+// `documents` may be null.
+EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
+                                   const SequenceDocuments* documents);
+
+}  // namespace ringleader::patterns

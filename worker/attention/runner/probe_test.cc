@@ -1,0 +1,221 @@
+// What a probe says of a pattern, against fp64 attention over the keys that the index holds; and
+// what later queries have to do with what a query attends to.
+#include "patterns/probe.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "kernels/reference/testing/masked_attention.h"
+#include "worker/attention/cpu/cpu_attention_call.h"
+#include "worker/attention/runner/ring_runner.h"
+#include "worker/attention/testing/visited.h"
+#include "worker/comm/testing/local_communicator.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::LayoutKind;
+using kernels::ShardLayout;
+using kernels::reference::testing::RandomTensor;
+using kernels::reference::testing::Shard;
+using kernels::reference::testing::Tensor;
+using patterns::AttentionOptions;
+using patterns::Pattern;
+
+constexpr int64_t kTokens = 1024;
+constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
+constexpr uint64_t kStep = 11;
+
+struct RankResult {
+  std::shared_ptr<const LayerIndex> index;
+  LayerStats stats;
+  Tensor out{0, kHeads, kHeadDim};
+};
+
+std::vector<AttentionOptions> SparseOptions() {
+  return {{.pattern = Pattern::kVerticalSlash,
+           .select = patterns::Select::kTopK,
+           .budget = {.max_verticals = 40, .max_slashes = 3},
+           .sink_tokens = 4},
+          {.pattern = Pattern::kVerticalSlash,
+           .budget = {.density = 0.3},
+           .estimate_at = patterns::EstimateAt::kSpread},
+          {.pattern = Pattern::kBlockTopK, .block_size = 2 * kTile, .topk_blocks = 2},
+          {.pattern = Pattern::kSlidingWindow, .window = 100}};
+}
+
+class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
+ protected:
+  ShardLayout LayoutOf(const AttentionOptions& options, int rank) const {
+    return {.kind = options.layout,
+            .ranks = options.ring.inner,
+            .rank = rank,
+            .stripe = kTile,
+            .tokens = kTokens};
+  }
+
+  std::vector<RankResult> Run(const AttentionOptions& options) {
+    std::vector<RankResult> results(options.ring.inner);
+    comm::testing::RunRanks(options.ring.inner, [&](comm::Communicator& communicator) {
+      const ShardLayout layout = LayoutOf(options, communicator.rank());
+      const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
+      Tensor out(layout.local_tokens(), kHeads, kHeadDim);
+      std::vector<float> lse(kHeads * layout.local_tokens(),
+                             -std::numeric_limits<float>::infinity());
+      CpuAttentionDevice device(&communicator, /*threads=*/1);
+      const auto runner = RingRunner::Create(options, &device);
+      ASSERT_TRUE(runner.ok()) << runner.status();
+      ASSERT_TRUE((*runner)->SetDocuments(kTokens, GetParam()).ok());
+      (*runner)->SetStep(kStep);
+      CpuCall call(
+          &device, /*layer=*/0,
+          {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.data()});
+      const auto index = (*runner)->Forward(call);
+      ASSERT_TRUE(index.ok()) << index.status();
+      results[layout.rank] = {*index, (*runner)->TakeStats().layers.at(0), out};
+    });
+    return results;
+  }
+
+  patterns::EstimateQueries Probed(const AttentionOptions& options) const {
+    const auto documents = patterns::MakeDocuments({.tokens = kTokens}, GetParam());
+    return patterns::ChooseProbeQueries(options, kTokens, kStep, documents->get());
+  }
+
+  // By head: the share of the probed queries' attention that `results` visited.
+  std::vector<double> Expected(const AttentionOptions& options,
+                               const std::vector<RankResult>& results) const {
+    std::vector<std::shared_ptr<const LayerIndex>> indices;
+    for (const RankResult& result : results) indices.push_back(result.index);
+    const testing::Visited visited(indices, LayoutOf(options, 0), GetParam());
+    const testing::Visited causal({std::make_shared<LayerIndex>()}, {.tokens = kTokens},
+                                  GetParam());
+    std::vector<double> recall(kHeads, 0.0);
+    const std::vector<int64_t> positions = Probed(options).positions;
+    for (int head = 0; head < kHeads; ++head) {
+      for (const int64_t position : positions) {
+        double kept = 0.0, all = 0.0;
+        for (int64_t key = 0; key <= position; ++key) {
+          if (!causal(head, position, key)) continue;
+          const double weight = std::exp(Logit(head, position, key));
+          all += weight;
+          if (visited(head, position, key)) kept += weight;
+        }
+        recall[head] += kept / all / static_cast<double>(positions.size());
+      }
+    }
+    return recall;
+  }
+
+  double Logit(int head, int64_t query, int64_t key) const {
+    double product = 0.0;
+    for (int x = 0; x < kHeadDim; ++x) {
+      product += double{q_.at(query, head, x)} * double{k_.at(key, head / (kHeads / kKvHeads), x)};
+    }
+    return product / std::sqrt(static_cast<double>(kHeadDim));
+  }
+
+  std::mt19937 random_{17};
+  Tensor q_ = RandomTensor(kTokens, kHeads, kHeadDim, random_);
+  Tensor k_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
+  Tensor v_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
+};
+
+TEST_P(ProbeTest, IsTheExactShareOfWhatWasVisitedOnAnyNumberOfRanks) {
+  for (AttentionOptions options : SparseOptions()) {
+    options.probe_every = 11;
+    options.tile = kTile;
+    for (const int ranks : {1, 2, 4}) {
+      for (const LayoutKind layout : {LayoutKind::kStriped, LayoutKind::kZigzag}) {
+        options.ring.inner = ranks;
+        options.layout = layout;
+        const std::vector<RankResult> results = Run(options);
+        const std::vector<double> expected = Expected(options, results);
+        for (const RankResult& result : results) {
+          EXPECT_EQ(result.stats.probed_recall, results[0].stats.probed_recall);
+          ASSERT_EQ(result.stats.probed_recall.size(), kHeads);
+          for (int head = 0; head < kHeads; ++head) {
+            EXPECT_NEAR(result.stats.probed_recall[head], expected[head], 1e-5)
+                << static_cast<int>(options.pattern) << " head " << head << " of " << ranks;
+            EXPECT_LT(expected[head], 0.99);  // there is something to see
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ProbeTest, IsNotDueInEveryStep) {
+  AttentionOptions options = SparseOptions()[0];
+  options.tile = kTile;
+  options.probe_every = 7;  // steps 7 and 14
+  EXPECT_TRUE(Run(options)[0].stats.probed_recall.empty());
+  options.probe_every = 0;
+  EXPECT_TRUE(Run(options)[0].stats.probed_recall.empty());
+}
+
+TEST_P(ProbeTest, QueriesThatChoseAreNotProbed) {
+  const auto documents = patterns::MakeDocuments({.tokens = kTokens}, GetParam());
+  for (const bool spread : {false, true}) {
+    AttentionOptions options{.pattern = Pattern::kVerticalSlash, .estimate_queries = 256};
+    if (spread) options.estimate_at = patterns::EstimateAt::kSpread;
+    const auto chose =
+        patterns::ChooseEstimateQueries(kTokens, 256, spread, documents->get()).positions;
+    std::set<int64_t> places;
+    for (uint64_t step = 1; step <= 20; ++step) {
+      const auto probed =
+          patterns::ChooseProbeQueries(options, kTokens, step, documents->get()).positions;
+      EXPECT_EQ(probed.size(), 64u);
+      EXPECT_TRUE(std::ranges::is_sorted(probed));
+      for (const int64_t position : probed) {
+        EXPECT_FALSE(std::ranges::binary_search(chose, position)) << position;
+        places.insert(position);
+      }
+    }
+    EXPECT_GT(places.size(), 400u);  // not the same ones in every step
+  }
+}
+
+// What tokens from `kChanged` on are decides nothing of what earlier ones see, and with it of their
+// output, where the choice is causal. The tile in which it lies, and tiles after it, tell.
+TEST_P(ProbeTest, ACausalChoiceKnowsNothingOfLaterTokens) {
+  constexpr int64_t kChanged = kTokens - 32;
+  const auto outputs = [&](const AttentionOptions& options) {
+    const Tensor q = q_, k = k_, v = v_;
+    const Tensor before = Run(options)[0].out;
+    const Tensor noise = RandomTensor(kTokens, kHeads, kHeadDim, random_);
+    for (int64_t i = kChanged; i < kTokens; ++i) {
+      for (int head = 0; head < kHeads; ++head) {
+        for (int x = 0; x < kHeadDim; ++x) q_.at(i, head, x) = 4 * noise.at(i, head, x);
+      }
+    }
+    const Tensor after = Run(options)[0].out;
+    q_ = q;
+    const int64_t row = int64_t{kHeads} * kHeadDim;
+    return std::equal(before.data.begin(), before.data.begin() + kChanged * row,
+                      after.data.begin());
+  };
+  AttentionOptions options{
+      .pattern = Pattern::kBlockTopK, .block_size = kTile, .topk_blocks = 2, .tile = kTile};
+  EXPECT_FALSE(outputs(options)) << "the tile's later queries chose";
+  options.selection = patterns::Selection::kCausal;
+  EXPECT_TRUE(outputs(options));
+  EXPECT_TRUE(outputs({.pattern = Pattern::kSlidingWindow,
+                       .selection = patterns::Selection::kCausal,
+                       .window = 100,
+                       .tile = kTile}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Documents, ProbeTest,
+                         ::testing::Values(std::vector<int64_t>{},
+                                           std::vector<int64_t>{0, 1, 64, 200, 201, 230, 700}));
+
+}  // namespace
+}  // namespace ringleader::attention

@@ -1,0 +1,191 @@
+// Jobs whose documents are samples: whoever trains them, in whatever micro-batches, trains the
+// same.
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/testing/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/data/pack_folder.h"
+#include "worker/trainer/testing/attempt_in_process.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::RecordingHost;
+
+class SamplesJobTest : public ::testing::Test {
+ protected:
+  // Documents of 12 to 500 bytes, and one of 1,300 to train on.
+  SamplesJobTest() {
+    WriteDocuments("train", 24, {1300});
+    WriteDocuments("eval", 7, {});
+  }
+
+  void WriteDocuments(const std::string& name, int count, std::vector<int> lengths) {
+    for (int i = 0; i < count; ++i) lengths.push_back(12 + i * i * 488 / (count * count));
+    const std::string text = directory_.File("text-" + name);
+    std::filesystem::create_directories(text);
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      std::ofstream out(text + "/" + std::to_string(100 + i));
+      for (size_t b = 0; b < static_cast<size_t>(lengths[i]); ++b) {
+        out << static_cast<char>('a' + (b * (i + 3) + b / 7) % 26);
+      }
+    }
+    data::PackOptions pack;
+    pack.paths = {text};
+    pack.output = directory_.File(name);
+    pack.eval_share = 0;
+    EXPECT_TRUE(data::Pack(pack).ok());
+  }
+
+  TrainingJob Job(int context, int data, patterns::Pattern pattern = patterns::Pattern::kDense) {
+    TrainingJob job = testing::TinyTrainingJob(directory_.path().string(), context, data);
+    job.train_data = directory_.File("train/train");
+    job.eval_data = directory_.File("eval/train");
+    job.batching = {.samples = true, .overlong = data::Overlong::kSplit};
+    job.global_batch = 6;
+    job.steps = 3;
+    job.eval_sequences = 5;
+    job.attention.pattern = pattern;
+    job.attention.window = 100;
+    job.attention.block_size = 64;
+    job.attention.topk_blocks = 1;
+    job.attention.budget = {
+        .vertical_mass = 0.7, .slash_mass = 0.7, .max_verticals = 16, .max_slashes = 3};
+    job.checkpoint_directory = directory_.File("checkpoints-" + std::to_string(++jobs_));
+    return job;
+  }
+  absl::Status Run(const TrainingJob& job, uint64_t stop_after = 0) {
+    hosts_ = std::vector<RecordingHost>(job.world_size);
+    for (RecordingHost& host : hosts_) {
+      host.on_step = [stop_after](RecordingHost& self, const StepRecord& record) {
+        self.stop = record.step == stop_after;
+      };
+    }
+    for (const auto& outcome : testing::RunRanks(job, hosts_)) {
+      if (!outcome.ok()) return outcome.status();
+    }
+    return absl::OkStatus();
+  }
+  std::vector<double> Losses() const {
+    std::vector<double> losses;
+    for (const StepRecord& step : hosts_[0].steps) losses.push_back(step.loss);
+    return losses;
+  }
+
+  TempDir directory_;
+  int jobs_ = 0;
+  std::vector<RecordingHost> hosts_;
+};
+
+class DealingOfPatternTest : public SamplesJobTest,
+                             public ::testing::WithParamInterface<patterns::Pattern> {};
+
+// Losses, gradient norms, tokens and held-out losses are those of one rank.
+TEST_P(DealingOfPatternTest, AnyDealingTrainsWhatOneRankTrains) {
+  ASSERT_EQ(Run(Job(1, 1, GetParam())), absl::OkStatus());
+  const std::vector<StepRecord> alone = hosts_[0].steps;
+  const std::vector<EvalRecord> evals = hosts_[0].evals;
+  ASSERT_EQ(alone.size(), 3u);
+  // Short ones weigh nothing; long ones do; all weigh alike.
+  const std::vector<std::vector<balance::SampleWeight>> weights = {
+      {}, {{400, 0.001}, {512, 100}}, {{1, 5}, {512, 5}}};
+  const std::pair<int, int> shapes[] = {{2, 1}, {1, 2}, {2, 2}};  // context, data
+  for (size_t i = 0; i < weights.size(); ++i) {
+    TrainingJob job = Job(shapes[i].first, shapes[i].second, GetParam());
+    job.plan.sample_weights = *balance::SampleWeights::Create(weights[i]);
+    ASSERT_EQ(Run(job), absl::OkStatus());
+    for (size_t step = 0; step < alone.size(); ++step) {
+      const StepRecord& record = hosts_[0].steps.at(step);
+      EXPECT_EQ(record.tokens, alone[step].tokens);
+      EXPECT_NEAR(record.loss, alone[step].loss, 1e-5 * alone[step].loss) << i << " " << step;
+      EXPECT_NEAR(record.gradient_norm, alone[step].gradient_norm, 1e-5 * alone[step].gradient_norm)
+          << i << " " << step;
+      EXPECT_EQ(hosts_.back().steps.at(step).padding_tokens, record.padding_tokens);
+    }
+    for (size_t e = 0; e < evals.size(); ++e) {
+      EXPECT_EQ(hosts_[0].evals.at(e).outcome.tokens, evals[e].outcome.tokens);
+      EXPECT_NEAR(hosts_[0].evals[e].outcome.loss, evals[e].outcome.loss,
+                  1e-5 * evals[e].outcome.loss);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Patterns, DealingOfPatternTest,
+                         ::testing::Values(patterns::Pattern::kDense,
+                                           patterns::Pattern::kSlidingWindow,
+                                           patterns::Pattern::kVerticalSlash,
+                                           patterns::Pattern::kBlockTopK,
+                                           patterns::Pattern::kXAttention));
+
+// Under dense attention short samples share micro-batches; a pattern that is chosen online and
+// keeps everything has one in each. What a sample sees is what it sees alone.
+TEST_F(SamplesJobTest, ASampleSeesNothingOfThoseBesideIt) {
+  ASSERT_EQ(Run(Job(1, 1)), absl::OkStatus());
+  const std::vector<StepRecord> together = hosts_[0].steps;
+  TrainingJob job = Job(1, 1, patterns::Pattern::kBlockTopK);
+  job.attention.topk_blocks = 64;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  for (size_t step = 0; step < together.size(); ++step) {
+    const StepRecord& apart = hosts_[0].steps.at(step);
+    EXPECT_EQ(apart.micro_batches, 6u);
+    EXPECT_LT(together[step].micro_batches, 6u);
+    EXPECT_GT(together[step].padding_tokens, 0u);
+    EXPECT_EQ((together[step].tokens + together[step].padding_tokens) % 64, 0u);
+    EXPECT_NEAR(apart.loss, together[step].loss, 1e-5 * together[step].loss);
+  }
+}
+
+TEST_F(SamplesJobTest, MicroBatchesMayBeOfDifferentLengths) {
+  WriteDocuments("two", 0, {512, 128});
+  TrainingJob job = Job(2, 1);
+  job.train_data = directory_.File("two/train");
+  job.global_batch = 2;
+  job.steps = 1;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  EXPECT_EQ(hosts_[0].steps[0].tokens, 640u);
+  EXPECT_EQ(hosts_[0].steps[0].padding_tokens, 0u);
+  // Dense, in tiles of 64: 8 and 2 of them a sample, 4 heads, dealt out in stripes of one tile.
+  uint64_t tiles = 0;
+  for (const RecordingHost& host : hosts_) {
+    for (const uint64_t step : host.steps[0].layers.at(0).tiles_per_ring_step) tiles += step;
+  }
+  EXPECT_EQ(tiles, 4u * (8 * 9 / 2 + 2 * 3 / 2));
+}
+
+TEST_F(SamplesJobTest, AResumedJobDealsAsBefore) {
+  TrainingJob job = Job(1, 2, patterns::Pattern::kVerticalSlash);
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  const std::vector<double> undisturbed = Losses();
+  job.checkpoint_directory += "-2";
+  ASSERT_EQ(Run(job, 2), absl::OkStatus());
+  EXPECT_EQ(Losses(), std::vector<double>(undisturbed.begin(), undisturbed.begin() + 2));
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  EXPECT_EQ(Losses(), std::vector<double>(undisturbed.begin() + 2, undisturbed.end()));
+  job.batching.overlong = data::Overlong::kDrop;  // other samples
+  EXPECT_THAT(std::string(Run(job).message()), HasSubstr("is of another job"));
+}
+
+TEST_F(SamplesJobTest, DocumentsThatAreTooLongAreCountedOrRefused) {
+  TrainingJob job = Job(1, 1);
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  for (const StepRecord& step : hosts_[0].steps) {
+    EXPECT_EQ(step.overlong.overlong, 1u);
+    EXPECT_EQ(step.overlong.overlong_tokens, 1300u);
+  }
+  job = Job(1, 1);
+  job.batching.overlong = data::Overlong::kDrop;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  job = Job(1, 1);
+  job.batching.overlong = data::Overlong::kRefuse;
+  const std::string refused(Run(job).message());
+  EXPECT_THAT(refused, HasSubstr("1 of "));
+  EXPECT_THAT(refused, HasSubstr("set data.overlong: split or drop"));
+}
+
+}  // namespace
+}  // namespace ringleader::trainer
