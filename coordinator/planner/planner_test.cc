@@ -301,8 +301,7 @@ TEST(MakePlanTest, AResumedAttemptKeepsWhatDecidesTheOrderOfSums) {
   before.set_version(7);
   before.set_layout(ParallelismSpec::ZIGZAG);
   before.set_stripe(0);
-  before.mutable_sample_weights(0)->set_milliseconds(
-      before.sample_weights(0).milliseconds() / 2);
+  before.mutable_sample_weights(0)->set_milliseconds(before.sample_weights(0).milliseconds() / 2);
   ASSERT_NE(fresh->layout(), before.layout());
   const auto resumed = MakePlan(spec, ThreeBillion(), cluster, cost, {}, {}, &before);
   ASSERT_TRUE(resumed.ok()) << resumed.status();

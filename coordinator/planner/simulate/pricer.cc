@@ -238,8 +238,8 @@ absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
   ASSIGN_OR_RETURN(v1::Prediction prediction,
                    PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
   prediction.set_tokens_per_second(static_cast<double>(tokens) * batch / prediction.step_seconds());
-  prediction.set_model_flops(
-      batch * ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
+  prediction.set_model_flops(batch *
+                             ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
   return prediction;
 }
 

@@ -89,8 +89,9 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
     const int64_t start = args.document_starts == nullptr ? 0 : args.document_starts[a * args.tile];
     char* const row = selected.data() + task * blocks;
     row[own] = 1;
-    for (const int64_t block : BestBlocks(query.data(), means.data() + head / group * blocks * d, d,
-                                          start / args.block_size, own, args.topk_blocks, TiesGoLate(head))) {
+    for (const int64_t block :
+         BestBlocks(query.data(), means.data() + head / group * blocks * d, d,
+                    start / args.block_size, own, args.topk_blocks, TiesGoLate(head))) {
       row[block] = 1;
     }
   });

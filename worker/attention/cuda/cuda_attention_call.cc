@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/fused/attention_rows.h"
 #include "kernels/index/between_ranks.h"
-#include "kernels/index/blocks.h"
+#include "kernels/index/gates/blocks.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"

@@ -1,5 +1,5 @@
 // MoBA's gate by query on the device against the fp64 oracle, and on several ranks against one.
-#include "kernels/index/query_gate.h"
+#include "kernels/index/gates/query_gate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/index/blocks.h"
+#include "kernels/index/gates/blocks.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/reference/testing/query_gate_oracle.h"
 #include "kernels/testing/device_buffer.h"

@@ -1,5 +1,5 @@
 // XAttention's choice on the device against the fp64 oracle, and on several ranks against one.
-#include "kernels/index/antidiagonal.h"
+#include "kernels/index/gates/antidiagonal.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/index/blocks.h"
+#include "kernels/index/gates/blocks.h"
 #include "kernels/reference/testing/antidiagonal_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/testing/device_buffer.h"

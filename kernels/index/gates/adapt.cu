@@ -3,7 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/index/blocks.h"
+#include "kernels/index/gates/blocks.h"
 #include "kernels/index/select.h"
 
 namespace ringleader::kernels::index {

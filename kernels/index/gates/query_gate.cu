@@ -4,7 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/index/query_gate.h"
+#include "kernels/index/gates/query_gate.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"

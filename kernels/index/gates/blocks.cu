@@ -3,10 +3,10 @@
 
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/index/antidiagonal.h"
 #include "kernels/index/between_ranks.h"
-#include "kernels/index/blocks.h"
-#include "kernels/index/query_gate.h"
+#include "kernels/index/gates/antidiagonal.h"
+#include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/query_gate.h"
 #include "kernels/index/threshold.cuh"
 #include "ringleader/kernels/index.h"
 

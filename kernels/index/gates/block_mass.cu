@@ -1,9 +1,9 @@
 // The exact mass of every pair of a query tile and a key block: AdaSpa's second pass.
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/index/blocks.h"
 #include "kernels/index/estimate_kernel.cuh"
 #include "kernels/index/estimate_launch.cuh"
+#include "kernels/index/gates/blocks.h"
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/launch/tensor_map.h"
 

@@ -1,6 +1,6 @@
 // Block gates, exact block mass and tile lists on the device, against kernels/reference and
 // doubles.
-#include "kernels/index/blocks.h"
+#include "kernels/index/gates/blocks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +13,7 @@
 #include "kernels/reference/tiles/block_gate.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::index {
 namespace {
