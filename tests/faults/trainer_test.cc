@@ -125,7 +125,8 @@ TEST_F(TrainerTest, SamplesGoToTheGroupsByThePlannersWeights) {
   std::filesystem::create_directories(text);
   int file = 0;
   for (const int tokens : {1024, 256, 512, 256}) {
-    std::ofstream(absl::StrCat(text, "/", ++file))
+    ++file;
+    std::ofstream(absl::StrCat(text, "/", file))
         << std::string(tokens, static_cast<char>('a' + file));
   }
   data::PackOptions pack;

@@ -33,7 +33,7 @@ struct StepRecord {
   uint64_t peak_memory_bytes = 0;
   std::vector<attention::LayerStats> layers;
   // By layer, of the newest probe of this attempt, mean over heads; -1 before the first.
-  std::vector<double> probed_recall;
+  std::vector<double> probed_recall = {};
   bool skipped = false;
   uint64_t plan_version = 0;
 };

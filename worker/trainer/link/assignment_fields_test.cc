@@ -10,6 +10,7 @@
 namespace ringleader::trainer {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Decay = optim::LearningRateSchedule::Decay;
 

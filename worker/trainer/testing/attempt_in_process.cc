@@ -29,6 +29,10 @@ class LastingHost : public Host {
     if (!detached_) host_->ReportCheckpoint(step, path, bytes, seconds);
   }
   void ReportModel(const std::string& path) override { host_->ReportModel(path); }
+  const balance::MeasureRequest& measure() const override { return host_->measure(); }
+  void ReportMeasurements(const balance::Measurements& measured) override {
+    host_->ReportMeasurements(measured);
+  }
   void SetPlace(uint64_t step, const char* phase) override { host_->SetPlace(step, phase); }
   bool stop_requested() const override { return host_->stop_requested(); }
   std::string TakePlan() override { return host_->TakePlan(); }
