@@ -67,6 +67,12 @@ planner::ClusterShape ClusterOf(const v1::JobSpec& spec,
   return cluster;
 }
 
+// Whether all runs of the job on such trainers have the same losses to the last bit: they must not
+// be planned by what was measured between them.
+bool HasFixedSums(const v1::JobSpec& spec) {
+  return spec.training().deterministic() || spec.resources().engine() != v1::ResourcesSpec::CUDA;
+}
+
 // Jobs whose plans may take seconds, all others, and previews have a thread each: none waits for
 // another kind. Of the first two the controller asks for few at a time.
 constexpr size_t kMaxQueued = 1000, kMaxPreviews = 4;
@@ -102,8 +108,9 @@ class PlannerSource : public lifecycle::PlanSource {
       learned = {running->second.costs, planner::HintsFrom(running->second.recent)};
     }
     const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
-    const auto work = [this, request = std::move(request), learned = std::move(learned),
-                       measured = measured_, done] { done(Guarded(request, learned, *measured)); };
+    const MeasuredList measured = HasFixedSums(request.spec) ? nothing_measured_ : measured_;
+    const auto work = [this, request = std::move(request), learned = std::move(learned), measured,
+                       done] { done(Guarded(request, learned, *measured)); };
     TaskThreads& threads = is_preview ? previews_ : may_take_long ? long_plans_ : plans_;
     if (threads.TryRun(work)) return;
     done(absl::ResourceExhaustedError("the planner is busy with others; try again in a moment"));
@@ -264,7 +271,8 @@ class PlannerSource : public lifecycle::PlanSource {
   }
 
   const PlannerOptions options_;
-  MeasuredList measured_ = std::make_shared<store::MeasurementList>();
+  const MeasuredList nothing_measured_ = std::make_shared<store::MeasurementList>();
+  MeasuredList measured_ = nothing_measured_;
   std::map<std::string, Running> running_;  // by job id
   std::atomic<bool> stopping_ = false;
   // Last: their threads end before what they use goes.

@@ -231,6 +231,14 @@ v1::Job Cluster::Get(const std::string& name) {
   return job;
 }
 
+void Cluster::AwaitServing() {
+  EXPECT_TRUE(Eventually([&] {
+    grpc::ClientContext context;
+    v1::ListNodesResponse response;
+    return nodes_->ListNodes(&context, {}, &response).ok();
+  }));
+}
+
 bool Cluster::Eventually(const std::function<bool()>& done, absl::Duration limit) {
   const absl::Time deadline = absl::Now() + limit;
   while (!done()) {

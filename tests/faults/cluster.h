@@ -42,6 +42,7 @@ class Cluster : public ::testing::Test {
   void StartCoordinator();
   // The same again, e.g. after it was killed; clients keep their connections.
   void RestartCoordinator();
+  void AwaitServing();
   void KillCoordinator();  // SIGKILL
   // `coordinator`: an address in its place, e.g. a proxy's.
   void StartWorker(const std::string& name, int trainers, const std::string& coordinator = "");

@@ -37,6 +37,7 @@ TEST_F(RestoreTest, WorkersAndACoordinatorThatWasPutBackAgreeAgain) {
   for (const char* suffix : {"-wal", "-shm"}) fs::remove(folder + "/ringleader.db" + suffix);
   fs::rename(copy, folder + "/ringleader.db");
   RestartCoordinator();
+  AwaitServing();
 
   const v1::Job job = AwaitState("job", v1::Job::SUCCEEDED, absl::Seconds(120));
   EXPECT_EQ(job.attempts_size(), 1);  // nobody was disturbed

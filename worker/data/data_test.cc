@@ -332,6 +332,7 @@ TEST_F(LoaderTest, DocumentsStartWhereTheyDoInTheSequence) {
   options.paths = {(folder_ / "text/x").string(), (folder_ / "text/y").string()};
   options.input = PackOptions::Input::kUint32;
   options.vocabulary = 257;
+  options.separator = 0;
   options.tokenizer = "mine";
   for (const uint64_t shard_tokens : {1, 100}) {
     options.output += "2";

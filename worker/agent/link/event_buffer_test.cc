@@ -188,7 +188,7 @@ TEST_F(EventBufferTest, NextWaitsForAMessageAndCanBeWoken) {
 }
 
 // A message that the coordinator refuses for its size would end every session.
-TEST(EventBufferTest, AStepReportThatIsTooLargeToSendGoesWithoutItsLayers) {
+TEST_F(EventBufferTest, AStepReportThatIsTooLargeToSendGoesWithoutItsLayers) {
   EventBuffer buffer(1000);
   v1::WorkerMessage message;
   message.mutable_event()->mutable_step()->set_step(1);

@@ -176,6 +176,7 @@ TEST_F(BudgetPlansTest, ADenseEvaluationLeavesTheStepsTheirBudgets) {
 // nothing.
 TEST_F(BudgetPlansTest, ProbesAreReportedByHeadAndStandUntilTheNext) {
   job_.attention.probe_every = 4;
+  job_.steps = 6;
   Run({});
   const std::vector<StepRecord>& steps = hosts_[0].steps;
   for (const StepRecord& step : steps) {

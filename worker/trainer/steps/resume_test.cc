@@ -176,6 +176,7 @@ TEST_F(ResumeTest, StepsThatWereSkippedCountOnlyInARow) {
   pack.paths = {ids_path};
   pack.output = directory_.File("packed");
   pack.vocabulary = 257;
+  pack.separator = 256;
   pack.tokenizer = "mine";
   ASSERT_TRUE(data::Pack(pack).ok());
   job.train_data = pack.output + "/train";
