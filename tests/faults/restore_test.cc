@@ -54,7 +54,9 @@ TEST_F(RestoreTest, WorkersAndACoordinatorThatWasPutBackAgreeAgain) {
   EXPECT_EQ(gaps, 1);
   // The other node is free again, and takes jobs.
   EXPECT_TRUE(Eventually([&] { return !Runs(forgotten); }));
-  Submit(Spec("after", 3, 5));
+  v1::JobSpec on_both = Spec("after", 3, 5);
+  on_both.mutable_data()->set_sequence_length(960);  // divides by three ranks' tiles
+  Submit(on_both);
   EXPECT_GT(AwaitState("after", v1::Job::SUCCEEDED).attempts(0).fencing_token(), 1'000'000u);
 }
 

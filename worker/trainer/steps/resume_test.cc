@@ -177,6 +177,7 @@ TEST_F(ResumeTest, StepsThatWereSkippedCountOnlyInARow) {
   pack.output = directory_.File("packed");
   pack.vocabulary = 257;
   pack.separator = 256;
+  pack.eval_share = 0;
   pack.tokenizer = "mine";
   ASSERT_TRUE(data::Pack(pack).ok());
   job.train_data = pack.output + "/train";
