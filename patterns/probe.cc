@@ -38,14 +38,15 @@ EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t toke
             .positions;
     choosing.insert(estimate.begin(), estimate.end());
   }
-  const int64_t count = std::min(tokens, kProbeQueries);
+  const int64_t content = documents == nullptr ? tokens : documents->content;
+  const int64_t count = std::min(content, kProbeQueries);
   EstimateQueries probe;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t begin = i * tokens / count, end = (i + 1) * tokens / count;
+    const int64_t begin = i * content / count, end = (i + 1) * content / count;
     const uint64_t draw = Mixed(step * kProbeQueries + i);
     int64_t position = begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin));
-    while (choosing.contains(position) && std::ssize(choosing) < tokens) {
-      position = (position + tokens - 1) % tokens;
+    while (choosing.contains(position) && std::ssize(choosing) < content) {
+      position = (position + content - 1) % content;
     }
     probe.positions.push_back(position);
   }

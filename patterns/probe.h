@@ -18,7 +18,7 @@ bool ProbesAt(const AttentionOptions& options, uint64_t step);
 // The queries that `step` probes, kProbeQueries or as many as there are tokens, the same on all
 // ranks: one in each of as many equal parts of the sequence, at a place in it that differs from
 // step to step; where that chooses (ChooseEstimateQueries), the nearest before it that does not.
-// `documents` may be null.
+// Padding gets none. `documents` may be null.
 EstimateQueries ChooseProbeQueries(const AttentionOptions& options, int64_t tokens, uint64_t step,
                                    const SequenceDocuments* documents);
 

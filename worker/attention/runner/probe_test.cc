@@ -183,6 +183,23 @@ TEST_P(ProbeTest, QueriesThatChoseAreNotProbed) {
   }
 }
 
+// Padding says nothing: the queries are those of the sequence without it.
+TEST(ProbeQueriesTest, AreNoPadding) {
+  constexpr int64_t kContent = 300, kPadding = 84;
+  const std::vector<int64_t> firsts = {0, 100}, padded = {0, 100, kContent};
+  const auto without = patterns::MakeDocuments({.tokens = kContent}, firsts);
+  const auto with = patterns::MakeDocuments({.tokens = kContent + kPadding}, padded, kPadding);
+  ASSERT_TRUE(without.ok() && with.ok()) << without.status() << with.status();
+  const AttentionOptions options{.pattern = Pattern::kVerticalSlash, .estimate_queries = 200};
+  for (uint64_t step = 1; step <= 20; ++step) {
+    const auto probed =
+        patterns::ChooseProbeQueries(options, kContent + kPadding, step, with->get());
+    EXPECT_LT(probed.positions.back(), kContent);
+    EXPECT_EQ(probed.positions,
+              patterns::ChooseProbeQueries(options, kContent, step, without->get()).positions);
+  }
+}
+
 // What tokens from `kChanged` on are decides nothing of what earlier ones see, and with it of their
 // output, where the choice is causal. The tile in which it lies, and tiles after it, tell.
 TEST_P(ProbeTest, ACausalChoiceKnowsNothingOfLaterTokens) {
