@@ -3,6 +3,7 @@
 
 page_test.py PAGE-DEMO. RINGLEADER_SCREENSHOTS names a folder that keeps what the browser showed."""
 
+import json
 import os
 import pathlib
 import struct
@@ -52,6 +53,10 @@ class Page(unittest.TestCase):
         self.browser.open(f"{self.address}/{view}")
         self.browser.wait_for(until)
 
+    def await_words(self, words, times=1):
+        """Parts of a view, its log last, come one after the other."""
+        self.browser.wait_for(f"document.body.innerText.split({json.dumps(words)}).length > {times}")
+
     def text(self):
         return self.browser.evaluate("document.body.innerText")
 
@@ -87,7 +92,7 @@ class Page(unittest.TestCase):
         self.assertEqual(points, 400)
         for words in ("alice, project ocean", "750,000 / 1,000,000", "Stripes of 64 tokens", "gpu-02 (ranks 8 to 15)",
                       "uncorrectable ECC error", "NCCL WARN socket buffer", "Checkpoints kept: steps 747,000"):
-            self.assertIn(words, self.text())
+            self.await_words(words)
 
     def test_texts_stay_texts(self):
         for view in ("#/jobs/hostile", "#/nodes", ""):
@@ -95,7 +100,7 @@ class Page(unittest.TestCase):
             self.assertNotIn("owned", self.browser.evaluate("document.title"))
             self.assertEqual(self.browser.evaluate("document.querySelectorAll('img, main script').length"), 0)
         self.open("#/jobs/hostile", "document.querySelector('.log div')")
-        self.assertGreaterEqual(self.text().count("<script>document.title='owned'</script>"), 4)
+        self.await_words("<script>document.title='owned'</script>", times=4)
 
     def test_everything_has_a_name(self):
         for view, until in (("", "document.querySelector('table')"), (LONG, IN_FULL),
