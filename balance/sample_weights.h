@@ -13,6 +13,7 @@ namespace ringleader::balance {
 struct SampleWeight {
   uint64_t tokens = 0;
   double milliseconds = 0;
+  double attention_milliseconds = 0;  // of milliseconds
 };
 
 // Immutable. Whole microseconds: sums of them are exact, so that every rank that adds them up in
@@ -21,14 +22,21 @@ class SampleWeights {
  public:
   // By tokens alone.
   SampleWeights() = default;
-  // INVALID_ARGUMENT unless tokens ascend strictly and milliseconds are finite, not negative and do
-  // not descend. No rows: by tokens alone.
+  // INVALID_ARGUMENT unless tokens ascend strictly, milliseconds are finite, not negative and do not
+  // descend, and attention's are a part of them. No rows: by tokens alone.
   static absl::StatusOr<SampleWeights> Create(std::vector<SampleWeight> rows);
 
   // At least 1. Beyond the rows, along the line from the origin through the nearest.
   int64_t Microseconds(uint64_t tokens) const;
+  // Of Microseconds(), attention's; 0 where the rows do not say.
+  int64_t AttentionMicroseconds(uint64_t tokens) const;
+  // The tokens of the first row with at least so many, or of the last; without rows: the next power
+  // of two. What is known by length is kept by these.
+  uint64_t BinOf(uint64_t tokens) const;
 
  private:
+  double Interpolate(uint64_t tokens, double SampleWeight::*value) const;
+
   std::vector<SampleWeight> rows_;
 };
 

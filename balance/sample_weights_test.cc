@@ -5,6 +5,9 @@
 
 #include <limits>
 #include <string>
+#include <vector>
+
+#include "balance/length_densities.h"
 
 namespace ringleader::balance {
 namespace {
@@ -19,6 +22,42 @@ TEST(SampleWeightsTest, LinesRunBetweenRowsAndFromTheOriginBeyond) {
   EXPECT_EQ(weights->Microseconds(200), 6000);
   EXPECT_EQ(weights->Microseconds(50), 1000);
   EXPECT_EQ(weights->Microseconds(400), 12000);
+}
+
+TEST(SampleWeightsTest, AttentionIsAPartOfThem) {
+  const auto weights = SampleWeights::Create({{100, 2.0, 1.0}, {200, 6.0, 4.0}});
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->AttentionMicroseconds(150), 2500);
+  EXPECT_EQ(weights->AttentionMicroseconds(400), 8000);
+  EXPECT_EQ(SampleWeights::Create({{100, 2.0}})->AttentionMicroseconds(100), 0);
+  EXPECT_EQ(SampleWeights().AttentionMicroseconds(100), 0);
+  EXPECT_FALSE(SampleWeights::Create({{100, 2.0, 2.5}}).ok());
+  EXPECT_FALSE(SampleWeights::Create({{100, 2.0, -1}}).ok());
+}
+
+TEST(SampleWeightsTest, LengthsAreBinnedByTheRows) {
+  const auto weights = SampleWeights::Create({{100, 2.0}, {200, 6.0}});
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->BinOf(1), 100u);
+  EXPECT_EQ(weights->BinOf(100), 100u);
+  EXPECT_EQ(weights->BinOf(101), 200u);
+  EXPECT_EQ(weights->BinOf(500), 200u);
+  EXPECT_EQ(SampleWeights().BinOf(100), 128u);
+}
+
+TEST(LengthDensitiesTest, AFewStepsSayWhatALengthVisits) {
+  LengthDensities densities;
+  for (int i = 0; i < 3; ++i) densities.Observe(100, 0.4);
+  EXPECT_FALSE(densities.Of(100).has_value());
+  densities.Observe(100, 0.2);
+  EXPECT_NEAR(densities.Of(100).value(), 0.35, 1e-12) << "the mean of the first";
+  for (const double nonsense : {0.0, -1.0, 2.0, std::numeric_limits<double>::quiet_NaN()}) {
+    densities.Observe(100, nonsense);
+  }
+  EXPECT_NEAR(densities.Of(100).value(), 0.35, 1e-12);
+  EXPECT_FALSE(densities.Of(200).has_value());
+  for (int i = 0; i < 300; ++i) densities.Observe(100, 0.1);
+  EXPECT_NEAR(densities.Of(100).value(), 0.1, 1e-3) << "what is long ago hardly counts";
 }
 
 TEST(SampleWeightsTest, WithoutRowsTheyAreTokensAndNeverNothing) {

@@ -117,6 +117,43 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   EXPECT_THAT(Run(too_small).err, HasSubstr("its share of that is 0.00 GiB"));
 }
 
+TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
+  const auto plan = [&](std::vector<std::string> more) {
+    std::vector<std::string> command = {"plan", Path("job.yaml"), "--set", "data.batching=samples",
+                                        "--set", "parallelism.context=1"};
+    command.insert(command.end(), more.begin(), more.end());
+    return Run(command);
+  };
+  const Result unknown = plan({"-o", "json"});
+  EXPECT_EQ(unknown.code, 0) << unknown.err;
+  EXPECT_THAT(unknown.err, HasSubstr("--lengths FILE says how long they are"));
+  Write("lengths", "1024\n\n 16384 \n2000\n1500\n");
+  const Result known = plan({"--lengths", Path("lengths"), "-o", "json"});
+  EXPECT_EQ(known.code, 0) << known.err;
+  EXPECT_THAT(known.err, HasSubstr("predicted from 4 lengths"));
+  const auto seconds = [](const Result& result) {
+    return nlohmann::json::parse(result.out)["prediction"]["step_seconds"].get<double>();
+  };
+  EXPECT_LT(seconds(known), 0.9 * seconds(unknown));
+  EXPECT_THAT(plan({"--lengths", Path("lengths")}).out, HasSubstr("mean of 16 steps"));
+  Write("lengths", "1024\nlong\n");
+  EXPECT_THAT(plan({"--lengths", Path("lengths")}).err, HasSubstr("lengths:2: a number of tokens"));
+  Write("lengths", "20000\n");
+  EXPECT_THAT(plan({"--lengths", Path("lengths")}).err, HasSubstr("length 1 of the samples is 20000"));
+  EXPECT_THAT(Run({"plan", Path("job.yaml"), "--lengths", Path("lengths")}).err,
+              HasSubstr("goes with data.batching: samples"));
+
+  // Data that can be read says it itself.
+  Write("texts/a", std::string(9000, 'a'));
+  Write("texts/b", std::string(500, 'b'));
+  ASSERT_EQ(Run({"data", "pack", "--input", Path("texts"), "--output", Path("documents"),
+                 "--eval-share", "0"}).code, 0);
+  const Result packed = plan({"--set", "data.train=" + Path("documents/train"), "-o", "json"});
+  EXPECT_EQ(packed.code, 0) << packed.err;
+  EXPECT_THAT(packed.err, HasSubstr("predicted from 2 lengths of data.train"));
+  EXPECT_LT(seconds(packed), 0.9 * seconds(unknown));
+}
+
 TEST_F(CliTest, PacksData) {
   Write("a.txt", "some text that is a document");
   Write("b.txt", "and another one");

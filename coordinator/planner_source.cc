@@ -15,6 +15,7 @@
 #include "base/process/task_threads.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/cost/measured.h"
+#include "coordinator/planner/deal/reweigh.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "jobspec/model_spec.h"
 #include "model_shape/model_config.h"
@@ -22,7 +23,7 @@
 namespace ringleader {
 namespace {
 
-// Reports that a change of budgets is decided on: enough to even out one step's chance.
+// Reports that say what a job's patterns keep: enough to even out one step's chance.
 constexpr size_t kRecentSteps = 16;
 
 using MeasuredList = std::shared_ptr<const store::MeasurementList>;
@@ -126,7 +127,7 @@ class PlannerSource : public lifecycle::PlanSource {
     Running& running =
         running_
             .try_emplace(spec.name(),
-                         Running{model, {}, CostsOf(spec, model, cluster, nodes, *measured_), {}})
+                         Running{model, {}, CostsOf(spec, model, cluster, nodes, *measured_), {}, {}})
             .first->second;
     running.plan = plan;
     running.recent.clear();
@@ -176,11 +177,12 @@ class PlannerSource : public lifecycle::PlanSource {
     if (found == running_.end()) return std::nullopt;
     Running& running = found->second;
     Learn(job, merged, &running);
-    std::optional<v1::StepPlan> next = planner::Replan(job.spec(), running.plan, running.recent);
-    if (next.has_value()) {
-      running.plan = *next;
-      running.recent.clear();  // the next change is decided on what this one brings
-    }
+    // The order of sums follows the weights.
+    if (HasFixedSums(job.spec())) return std::nullopt;
+    std::optional<v1::StepPlan> next =
+        planner::ReplanWeights(job.spec(), running.plan, merged, running.densities,
+                               running.costs.measured());
+    if (next.has_value()) running.plan = *next;
     return next;
   }
 
@@ -192,10 +194,12 @@ class PlannerSource : public lifecycle::PlanSource {
     v1::StepPlan plan;
     planner::CostModel costs;
     std::vector<v1::StepReport> recent;  // oldest first
+    balance::LengthDensities densities;
   };
 
   static void Learn(const v1::Job& job, const v1::StepReport& merged, Running* running) {
     running->costs.ObserveStep(job.spec(), running->model, merged);
+    planner::ObserveLengths(job.spec(), running->model, merged, &running->densities);
     if (running->recent.size() == kRecentSteps) running->recent.erase(running->recent.begin());
     running->recent.push_back(merged);
   }

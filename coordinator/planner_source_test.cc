@@ -217,6 +217,55 @@ TEST(PlannerSourceTest, WhatWasMeasuredIsInTheNextPlan) {
   EXPECT_EQ(seconds(*plans), usual);
 }
 
+// Weights of samples follow what reports say that lengths visited, unless the job promises the same
+// bits in every run; a restarted coordinator learns it again.
+TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
+  lifecycle::PlanRequest request = Request(4, 16384);
+  request.spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
+  request.spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+  request.spec.mutable_training()->set_global_batch(4);
+  v1::Job job;
+  *job.mutable_spec() = request.spec;
+  *job.mutable_model_shape() = Shape();
+  *job.add_attempts()->add_placements() = request.placements[0];
+  const auto plans = NewPlannerSource();
+  const auto made = Plan(*plans, request);
+  ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_FALSE(made->plan.sample_weights().empty());
+  const v1::SampleWeight before = *made->plan.sample_weights().rbegin();
+
+  std::vector<v1::StepReport> reports(80);
+  for (size_t i = 0; i < reports.size(); ++i) {
+    reports[i].set_step(i + 1);
+    v1::LengthReport* const bin = reports[i].add_lengths();
+    bin->set_tokens(16384);
+    bin->set_causal_tiles(1'000'000);
+    bin->set_visited_tiles(static_cast<uint64_t>(5e5 * before.density()));
+  }
+  const auto next_of = [&](const v1::Job& of) {
+    plans->Started(of, made->plan, request.nodes);
+    std::optional<v1::StepPlan> next;
+    for (const v1::StepReport& report : reports) {
+      if (auto plan = plans->Observe(of, report)) next = std::move(plan);
+    }
+    return next;
+  };
+  const auto next = next_of(job);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_GT(next->weights_from_step(), 64u);
+  EXPECT_NEAR(next->sample_weights().rbegin()->attention_milliseconds(),
+              before.attention_milliseconds() / 2, 1e-3 * before.attention_milliseconds());
+  EXPECT_EQ(next->earlier_weights_size(), 1);
+
+  const auto restarted = NewPlannerSource();
+  restarted->Restored(job, made->plan, request.nodes, reports);
+  EXPECT_TRUE(restarted->Observe(job, reports.back()).has_value());
+
+  job.mutable_spec()->set_name("same-bits");
+  job.mutable_spec()->mutable_training()->set_deterministic(true);
+  EXPECT_FALSE(next_of(job).has_value());
+}
+
 // A planner that runs out of memory, or takes what it may not, fails its own job.
 TEST(PlannerSourceTest, WhatThePlannerThrowsFailsOneJobAlone) {
   const auto plans =

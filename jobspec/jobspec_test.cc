@@ -296,10 +296,10 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
 }
 
-TEST(ValidateTest, DeterminismRulesOutWhatFollowsMeasuredTimes) {
-  EXPECT_EQ(Complaint({"training.deterministic=true"}), "");
-  EXPECT_THAT(Complaint({"training.deterministic=true", "attention.balance_tolerance=0.1"}),
-              AllOf(HasSubstr("training.deterministic"), HasSubstr("balance_tolerance 0.1")));
+TEST(ParseTest, WhatEvenedOutLayersIsNamed) {
+  EXPECT_THAT(std::string(ParseJobFile("attention: {balance_tolerance: 0.1}", {}).status().message()),
+              AllOf(HasSubstr("job file:1: attention.balance_tolerance: is not there any more"),
+                    HasSubstr("remove it")));
 }
 
 TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {

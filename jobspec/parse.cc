@@ -33,6 +33,11 @@ absl::Status UnknownField(const std::string& path) {
         "data.sequence_lengths: is not there any more; set data.batching: samples, with which each "
         "document is a sample of its own length, and remove it");
   }
+  if (path == "attention.balance_tolerance") {
+    return absl::InvalidArgumentError(
+        "attention.balance_tolerance: is not there any more, for it evened out layers, which run one "
+        "after another; remove it");
+  }
   return absl::InvalidArgumentError(
       absl::StrCat(Printable(path), ": unknown field; did you mean ", NearestField(path), "?"));
 }

@@ -194,11 +194,6 @@ absl::Status CheckTraining(const v1::JobSpec& spec) {
                    " is more than training.learning_rate (", FormatNumber(training.learning_rate()),
                    ")");
   }
-  if (training.deterministic() && spec.attention().balance_tolerance() > 0) {
-    return Invalid("training.deterministic: does not go with attention.balance_tolerance ",
-                   FormatNumber(spec.attention().balance_tolerance()),
-                   ", whose plans take effect when they arrive; leave one of them out");
-  }
   return absl::OkStatus();
 }
 

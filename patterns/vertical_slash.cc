@@ -44,10 +44,6 @@ constexpr PatternField kFields[] = {
     {"attention.slash_mass", "0.9", {0, 1, true},
      "Share of estimated attention mass that the chosen block diagonals must cover.",
      ReadBudget<&VerticalSlashBudget::slash_mass>, "attention.select", "top_p"},
-    {"attention.balance_tolerance", "0", {0, 0.5},
-     "How far the planner may move a layer's masses from the above, to even out the layers' "
-     "work; 0: never, which keeps runs reproducible.",
-     nullptr, "attention.select", "top_p"},
     {"attention.density", "0", {0, 1},
      "Budget as a share of the causal tiles that a head keeps (`top_k`), or at most keeps (`top_p`), "
      "whatever the length; 0: `attention.max_verticals` and `attention.max_slashes` hold instead.",

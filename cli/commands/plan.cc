@@ -1,16 +1,24 @@
 #include <CLI/CLI.hpp>
+#include <fstream>
 #include <memory>
 #include <ostream>
+#include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "cli/commands/commands.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
+#include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/model_spec.h"
 #include "model_shape/model_config.h"
+#include "worker/data/samples.h"
+#include "worker/data/token_folder.h"
 
 namespace ringleader::cli {
 namespace {
@@ -24,7 +32,79 @@ struct Flags {
   double intra_gigabytes = 0;
   double inter_gigabytes = 0;
   patterns::PatternHints measured;
+  std::string lengths;
 };
+
+// One a line; blank lines do not count. INVALID_ARGUMENT names the line that holds none.
+absl::StatusOr<std::vector<uint64_t>> ReadLengths(const std::string& file) {
+  std::ifstream in(file);
+  if (!in) return absl::NotFoundError(absl::StrFormat("--lengths %s: cannot be read", file));
+  std::vector<uint64_t> lengths;
+  std::string line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    const absl::string_view text = absl::StripAsciiWhitespace(line);
+    if (text.empty()) continue;
+    uint64_t tokens = 0;
+    if (!absl::SimpleAtoi(text, &tokens) || tokens == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--lengths %s:%d: a number of tokens is expected", file, number));
+    }
+    lengths.push_back(tokens);
+  }
+  if (lengths.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--lengths %s: holds no length; give one a line", file));
+  }
+  return lengths;
+}
+
+// Those of the data, as trainers would read it.
+absl::StatusOr<std::vector<uint64_t>> PackedLengths(const v1::DataSpec& spec) {
+  ASSIGN_OR_RETURN(const data::TokenFolder folder, data::TokenFolder::Open(spec.train()));
+  const data::Overlong overlong = spec.overlong() == v1::DataSpec::SPLIT  ? data::Overlong::kSplit
+                                  : spec.overlong() == v1::DataSpec::DROP ? data::Overlong::kDrop
+                                                                          : data::Overlong::kRefuse;
+  ASSIGN_OR_RETURN(const data::SampleIndex index,
+                   data::IndexSamples(folder, spec.train(), spec.sequence_length(), overlong));
+  std::vector<uint64_t> lengths;
+  for (const data::Sample& sample : index.samples) lengths.push_back(sample.tokens);
+  return lengths;
+}
+
+// Predicts steps of samples from their lengths: those of the file or, without one, of the data where
+// it can be read here. Returns whose they are, for people; empty if nobody's are known.
+absl::StatusOr<std::string> PredictFromLengths(const Flags& flags, const v1::JobSpec& spec,
+                                               const model::ModelConfig& model,
+                                               const planner::ClusterShape& cluster,
+                                               const planner::CostModel& costs,
+                                               v1::StepPlan* plan) {
+  const bool samples = spec.data().batching() == v1::DataSpec::SAMPLES;
+  if (!samples && !flags.lengths.empty()) {
+    return absl::InvalidArgumentError(
+        "--lengths: goes with data.batching: samples; sequences of the job have "
+        "data.sequence_length tokens");
+  }
+  if (!samples) return "";
+  std::vector<uint64_t> lengths;
+  std::string whose = flags.lengths;
+  if (!flags.lengths.empty()) {
+    ASSIGN_OR_RETURN(lengths, ReadLengths(flags.lengths));
+  } else {
+    const absl::StatusOr<std::vector<uint64_t>> packed = PackedLengths(spec.data());
+    if (!packed.ok()) {
+      return absl::StrFormat(
+          "each sample is taken to have data.sequence_length tokens, for those of data.train are not known here "
+          "(%s); --lengths FILE says how long they are",
+          std::string(packed.status().message()));
+    }
+    lengths = *packed;
+    whose = "data.train";
+  }
+  planner::Pricer pricer(spec, model, cluster, flags.measured);
+  ASSIGN_OR_RETURN(*plan->mutable_prediction(),
+                   planner::PredictSamples(spec, model, costs, *plan, lengths, pricer));
+  return absl::StrFormat("predicted from %d lengths of %s", lengths.size(), whose);
+}
 
 // What a GPU of the kind that the kernels are for has, less what the driver takes.
 constexpr double kGpuGiB = 139;
@@ -73,8 +153,10 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   if (flags.inter_gigabytes > 0) cluster.inter_node.bytes_per_second = flags.inter_gigabytes * 1e9;
 
   const planner::CostModel cost_model(spec, model, cluster);
-  ASSIGN_OR_RETURN(const v1::StepPlan plan,
+  ASSIGN_OR_RETURN(v1::StepPlan plan,
                    planner::MakePlan(spec, model, cluster, cost_model, flags.measured));
+  ASSIGN_OR_RETURN(const std::string basis,
+                   PredictFromLengths(flags, spec, model, cluster, cost_model, &plan));
   Print(context, plan, [&](std::ostream& out) {
     out << absl::StrFormat("%s on %d node%s × %d %s: context %d × data %d, %s tokens a sequence\n",
                            spec.name(), flags.nodes, flags.nodes == 1 ? "" : "s", per_node,
@@ -83,6 +165,7 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
                            FormatCount(static_cast<double>(spec.data().sequence_length())));
     WritePlan(out, spec, plan);
   });
+  if (!basis.empty()) context.err << "ringctl: " << basis << "\n";
   if (!note.empty()) context.err << "ringctl: " << note << "\n";
   return kOk;
 }
@@ -128,6 +211,11 @@ void AddPlanCommand(CLI::App& app, Context* context) {
       ->add_option("--density", flags->measured.density,
                    "share of the causal tiles that a sparse layer visits, likewise")
       ->check(CLI::Range(1e-6, 1.0));
+  command
+      ->add_option("--lengths", flags->lengths,
+                   "file with one sample's tokens a line, for data.batching: samples (default: those "
+                   "of data.train, where it can be read)")
+      ->check(CLI::ExistingFile);
   command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
 }
 

@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "coordinator/planner/deal/budgets.h"
+#include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
 #include "jobspec/attention_spec.h"
@@ -20,10 +20,6 @@ namespace ringleader::planner {
 namespace {
 
 using v1::ParallelismSpec;
-
-// A plan must reach every worker before the step at which it takes effect: reports travel up and
-// the plan down while steps go on.
-constexpr uint64_t kLeadSteps = 3;
 
 // Predictions closer than this are a tie, which the simpler or earlier candidate wins.
 constexpr double kTie = 0.005;
@@ -299,8 +295,10 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   // The usual speed again: who trains which sample decides the order of sums.
   if (keeps) {
     *plan.mutable_sample_weights() = kept->sample_weights();
+    *plan.mutable_earlier_weights() = kept->earlier_weights();
+    plan.set_weights_from_step(kept->weights_from_step());
   } else {
-    RETURN_IF_ERROR(pricer.WeighSamples(usual, &plan));
+    RETURN_IF_ERROR(WeighSamples(spec, model, usual, pricer, &plan));
   }
   const bool is_usual = cost_model.observations() == 0 && hints == nothing_measured;
   if (!is_usual) {
@@ -311,10 +309,9 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   if (!plan.sample_weights().empty()) {
     const v1::SampleWeight &least = plan.sample_weights(0), &most = *plan.sample_weights().rbegin();
     plan.add_reasons(absl::StrFormat(
-        "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens "
-        "%.4g); the step is predicted for samples of %d tokens each",
+        "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens %.4g)",
         spec.parallelism().data(), least.tokens(), least.milliseconds(), most.tokens(),
-        most.milliseconds(), spec.data().sequence_length()));
+        most.milliseconds()));
   }
   SetMemory(spec, model, cluster, &plan);
   return plan;
@@ -343,25 +340,6 @@ patterns::PatternHints HintsFrom(std::span<const v1::StepReport> recent) {
   return {.slashes = sum.slashes / count,
           .verticals = sum.verticals / count,
           .density = sum.density / count};
-}
-
-std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& current,
-                                   std::span<const v1::StepReport> recent) {
-  if (recent.empty()) return std::nullopt;
-  auto budgets = TuneBudgets(spec, current, recent);
-  if (!budgets.has_value()) return std::nullopt;
-  v1::StepPlan plan = current;
-  plan.set_version(current.version() + 1);
-  plan.set_effective_step(recent.back().step() + kLeadSteps);
-  plan.clear_layer_budgets();
-  plan.clear_reasons();
-  plan.clear_prediction();
-  for (v1::LayerBudget& budget : *budgets) *plan.add_layer_budgets() = std::move(budget);
-  plan.add_reasons(absl::StrFormat(
-      "budgets follow the densities of the last %d steps towards the layers' mean, within "
-      "attention.balance_tolerance = %g",
-      recent.size(), spec.attention().balance_tolerance()));
-  return plan;
 }
 
 }  // namespace ringleader::planner

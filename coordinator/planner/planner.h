@@ -37,12 +37,6 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
                                       const PlanLimits& limits = {},
                                       const v1::StepPlan* kept = nullptr);
 
-// The next plan of a running attempt, or nullopt when none is worth a change. Only budgets change;
-// layout and ring are fixed for an attempt. `recent`: merged reports, oldest first, the last of
-// which decides when the plan takes effect: late enough to reach every rank.
-std::optional<v1::StepPlan> Replan(const v1::JobSpec& spec, const v1::StepPlan& current,
-                                   std::span<const v1::StepReport> recent);
-
 // What a step is predicted to cost under `plan`. `hints` come from reports, if there are any.
 // INVALID_ARGUMENT names an enumerator of `spec` or `plan` that is unknown.
 absl::StatusOr<v1::Prediction> Predict(const v1::JobSpec& spec, const model::ModelConfig& model,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,7 +27,16 @@ struct StepRecord {
   uint64_t samples = 0;
   uint64_t micro_batches = 0;
   uint64_t padding_tokens = 0;
-  double dealt_imbalance = 0;        // of the predicted times: max over groups / mean
+  double dealt_imbalance = 0;  // of the predicted times: max over groups / mean
+  // Of this rank's group, padding included; and, where a pattern is chosen for each micro-batch,
+  // what those of each length visited (SampleWeights::BinOf), all layers and heads of this rank.
+  uint64_t group_micro_batches = 0;
+  uint64_t group_tokens = 0;
+  struct LengthRecord {
+    uint64_t micro_batches = 0;
+    attention::VisitedTiles tiles = {};
+  };
+  std::map<uint64_t, LengthRecord> lengths = {};  // by bin
   data::SampleCounts overlong = {};  // of the training data
   double step_seconds = 0;
   PhaseSeconds phases;

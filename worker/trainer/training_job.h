@@ -29,7 +29,25 @@ struct Plan {
     patterns::LayerBudget budget;
   };
   std::vector<Budget> layer_budgets;
-  balance::SampleWeights sample_weights;  // by which a step's samples are dealt
+  // By which samples of the steps from weights_from_step on are dealt, and by which those of the
+  // steps before it were, oldest first.
+  balance::SampleWeights sample_weights;
+  uint64_t weights_from_step = 0;
+  struct EarlierWeights {
+    uint64_t from_step = 0;
+    balance::SampleWeights weights;
+  };
+  std::vector<EarlierWeights> earlier_weights;
+
+  // Of a step before the first that is known: the oldest.
+  const balance::SampleWeights& WeightsAt(uint64_t step) const {
+    if (step >= weights_from_step || earlier_weights.empty()) return sample_weights;
+    const EarlierWeights* found = &earlier_weights.front();
+    for (const EarlierWeights& earlier : earlier_weights) {
+      if (step >= earlier.from_step) found = &earlier;
+    }
+    return found->weights;
+  }
 };
 
 enum class Engine { kCpu, kCuda };

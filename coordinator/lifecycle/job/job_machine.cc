@@ -228,6 +228,7 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   *next->mutable_plan() = plan;
   next->mutable_plan()->clear_layer_budgets();
   next->mutable_plan()->clear_sample_weights();
+  next->mutable_plan()->clear_earlier_weights();
   uint32_t world_size = 0;
   for (const v1::Placement& placement : placements) {
     *next->add_placements() = placement;

@@ -36,6 +36,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   v1::StepReport merged = reports.front();
   merged.set_rank(-1);
   merged.clear_layers();
+  merged.clear_lengths();
+  std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
   std::map<uint32_t, LayerSums> layers;
   std::vector<uint64_t> rank_tiles;
   double step_imbalance = 1;
@@ -46,6 +48,16 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     CombinePhases(
         report.phases(), [](double a, double b) { return std::max(a, b); },
         merged.mutable_phases());
+    merged.set_group_micro_batches(
+        std::max(merged.group_micro_batches(), report.group_micro_batches()));
+    merged.set_group_tokens(std::max(merged.group_tokens(), report.group_tokens()));
+    for (const v1::LengthReport& bin : report.lengths()) {
+      v1::LengthReport& sum = lengths[bin.tokens()];
+      sum.set_tokens(bin.tokens());
+      sum.set_micro_batches(sum.micro_batches() + bin.micro_batches());
+      sum.set_visited_tiles(sum.visited_tiles() + bin.visited_tiles());
+      sum.set_causal_tiles(sum.causal_tiles() + bin.causal_tiles());
+    }
     if (report.time().seconds() > merged.time().seconds()) *merged.mutable_time() = report.time();
     std::vector<uint64_t> ring_steps;
     uint64_t column_tiles = 0;
@@ -92,6 +104,7 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
                                               sums.tiles_per_ring_step.end());
     layer->set_column_tiles(sums.column_tiles);
   }
+  for (auto& [tokens, bin] : lengths) *merged.add_lengths() = std::move(bin);
   merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
   if (const auto most = std::max_element(rank_tiles.begin(), rank_tiles.end());
       most != rank_tiles.end()) {

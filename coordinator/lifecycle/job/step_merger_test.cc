@@ -45,6 +45,31 @@ TEST_F(StepMergerTest, KeepsReportsUntilAllRanksHaveSpoken) {
   EXPECT_THAT(Released(), ElementsAre(1, 2));
 }
 
+TEST_F(StepMergerTest, TheLargestGroupAndAllLengthsAreThere) {
+  std::vector<v1::StepReport> reports = {Report(1, 0), Report(1, 1)};
+  for (int rank = 0; rank < 2; ++rank) {
+    reports[rank].set_group_micro_batches(3 - rank);
+    reports[rank].set_group_tokens(100 + 50 * rank);
+    for (int bin = rank; bin < 2; ++bin) {
+      v1::LengthReport* const length = reports[rank].add_lengths();
+      length->set_tokens(64 << bin);
+      length->set_micro_batches(1 + rank);
+      length->set_visited_tiles(10);
+      length->set_causal_tiles(40);
+    }
+  }
+  const v1::StepReport merged = MergeSteps(reports);
+  EXPECT_EQ(merged.group_micro_batches(), 3u);
+  EXPECT_EQ(merged.group_tokens(), 150u);
+  ASSERT_EQ(merged.lengths_size(), 2);
+  EXPECT_EQ(merged.lengths(0).tokens(), 64u);
+  EXPECT_EQ(merged.lengths(0).visited_tiles(), 10u);
+  EXPECT_EQ(merged.lengths(1).tokens(), 128u);
+  EXPECT_EQ(merged.lengths(1).micro_batches(), 3u);
+  EXPECT_EQ(merged.lengths(1).visited_tiles(), 20u);
+  EXPECT_EQ(merged.lengths(1).causal_tiles(), 80u);
+}
+
 TEST_F(StepMergerTest, ARankMayBeAhead) {
   EXPECT_FALSE(Add(1, 0));
   EXPECT_FALSE(Add(2, 0));

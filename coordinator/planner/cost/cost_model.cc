@@ -100,7 +100,7 @@ Vector FitRows(const Vector& prior, const balance::LatencyTable& measured, bool 
 
 CostModel::CostModel(const v1::JobSpec& spec, const model::ModelConfig& model,
                      const ClusterShape& cluster, const balance::LatencyTable& measured)
-    : phases_(Priors(spec, model, cluster)) {
+    : phases_(Priors(spec, model, cluster)), measured_(measured) {
   for (const Phase phase : {Phase::kAttentionForward, Phase::kAttentionBackward}) {
     NonNegativeRegression& fit = phases_[static_cast<int>(phase)];
     fit = NonNegativeRegression(
@@ -135,14 +135,18 @@ int CostModel::observations() const {
 void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
                             const v1::StepReport& report) {
   if (report.skipped() || report.most_tiles() == 0 || !model.known()) return;
-  // Which of the samples the slowest rank had is not in the report.
-  if (spec.data().batching() == v1::DataSpec::SAMPLES) return;
+  const bool samples = spec.data().batching() == v1::DataSpec::SAMPLES;
+  if (samples && report.group_tokens() == 0) return;
   const double context = std::max(1u, spec.parallelism().context());
-  // Phases are the slowest rank's, so they belong to the rank with the most tiles.
+  // Phases are the slowest rank's, so they belong to the rank with the most tiles and tokens.
   const double tiles = static_cast<double>(report.most_tiles());
+  const uint32_t groups = std::max(1u, spec.parallelism().data());
   const auto sequences = static_cast<double>(
-      (spec.training().global_batch() + spec.parallelism().data() - 1) / spec.parallelism().data());
-  const double tokens = sequences * static_cast<double>(spec.data().sequence_length()) / context;
+      samples ? report.group_micro_batches() : (spec.training().global_batch() + groups - 1) / groups);
+  const double tokens =
+      (samples ? static_cast<double>(report.group_tokens())
+               : sequences * static_cast<double>(spec.data().sequence_length())) /
+      context;
   const double ring_steps = context * model.layers * sequences;
   const Work attention = {
       .tiles = tiles, .rows = tokens * model.heads * model.layers * context, .calls = ring_steps};

@@ -40,12 +40,14 @@ class CostModel {
   void Observe(Phase phase, const Work& work, double seconds);
 
   // Learns from one merged report. A report of a step that was skipped, or without attention tiles,
-  // teaches nothing, and neither does one of samples.
+  // teaches nothing, nor does one of samples that does not say what its largest group had.
   void ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& model,
                    const v1::StepReport& report);
 
   // What of the optimizer's seconds is the exchange of gradients and parameters.
   double exchange_share() const { return exchange_share_; }
+  // What was measured of the job's shape; empty where nothing was.
+  const balance::LatencyTable& measured() const { return measured_; }
   // {seconds per tile, row, byte, call}.
   const NonNegativeRegression::Vector& coefficients(Phase phase) const;
   int observations() const;
@@ -53,6 +55,7 @@ class CostModel {
  private:
   std::array<NonNegativeRegression, kPhases> phases_;
   double exchange_share_ = 0;
+  balance::LatencyTable measured_;
 };
 
 }  // namespace ringleader::planner

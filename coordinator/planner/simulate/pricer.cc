@@ -21,11 +21,6 @@ constexpr int kSampledHeads = 4;
 // Work grows with the square of the ranks, while layers look more and more alike.
 constexpr int kManyRanks = 256;
 
-double OptimizerSeconds(const model::ModelConfig& model, const CostModel& cost_model) {
-  return cost_model.Seconds(Phase::kOptimizer,
-                            {.bytes = 8.0 * static_cast<double>(model.parameters()), .calls = 1});
-}
-
 // Of a sequence, forward and backward: 6 a weight and token, and 12 a query, key that it visits,
 // head and element of a head. What is computed again does not count.
 double ModelFlops(const model::ModelConfig& model, double tokens, double density) {
@@ -204,30 +199,28 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   prediction.set_linear_seconds(sequences * linear);
   prediction.set_communication_seconds(sequences * sum.transfer_seconds);
   prediction.set_exposed_communication_seconds(sequences * sum.exposed_seconds);
-  const double optimizer = OptimizerSeconds(model_, cost_model);
-  prediction.set_optimizer_seconds(optimizer);
-  prediction.set_exchange_seconds(optimizer * cost_model.exchange_share());
-  prediction.set_step_seconds(sequences * (sum.seconds + index_seconds + linear) + optimizer);
+  prediction.set_step_seconds(sequences * (sum.seconds + index_seconds + linear));
   prediction.set_worker_imbalance(tiles > 0 ? largest_tiles * setting.ring.ranks() / tiles : 1.0);
   prediction.set_step_imbalance(step_imbalance / layers);
   prediction.set_density(tiles / (layers * setting.CausalTiles(tokens, model_)));
+  prediction.set_model_flops(
+      sequences * ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
   return prediction;
 }
 
-absl::Status Pricer::WeighSamples(const CostModel& cost_model, v1::StepPlan* plan) {
-  ASSIGN_OR_RETURN(const Setting setting, SettingOf(*plan));
-  const double optimizer = OptimizerSeconds(model_, cost_model);
-  plan->clear_sample_weights();
-  double milliseconds = 0;
-  for (const uint64_t length : WeighedLengths(spec_)) {
-    ASSIGN_OR_RETURN(const v1::Prediction alone, PriceLength(setting, cost_model, length, 1));
-    // Sampled patterns vary; weights ascend.
-    milliseconds = std::max(milliseconds, 1e3 * (alone.step_seconds() - optimizer));
-    v1::SampleWeight* const row = plan->add_sample_weights();
-    row->set_tokens(length);
-    row->set_milliseconds(milliseconds);
-  }
-  return absl::OkStatus();
+void Pricer::AddOptimizer(const CostModel& cost_model, v1::Prediction* prediction) const {
+  const double seconds =
+      cost_model.Seconds(Phase::kOptimizer, {.bytes = 8.0 * static_cast<double>(model_.parameters()),
+                                             .calls = 1});
+  prediction->set_optimizer_seconds(seconds);
+  prediction->set_exchange_seconds(seconds * cost_model.exchange_share());
+  prediction->set_step_seconds(prediction->step_seconds() + seconds);
+}
+
+absl::StatusOr<v1::Prediction> Pricer::PriceAlone(const v1::StepPlan& plan,
+                                                  const CostModel& cost_model, uint64_t tokens) {
+  ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
+  return PriceLength(setting, cost_model, tokens, 1);
 }
 
 absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
@@ -237,9 +230,9 @@ absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
   const uint64_t tokens = spec_.data().sequence_length();
   ASSIGN_OR_RETURN(v1::Prediction prediction,
                    PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
+  AddOptimizer(cost_model, &prediction);
   prediction.set_tokens_per_second(static_cast<double>(tokens) * batch / prediction.step_seconds());
-  prediction.set_model_flops(batch *
-                             ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
+  prediction.set_model_flops(prediction.model_flops() * spec_.parallelism().data());
   return prediction;
 }
 

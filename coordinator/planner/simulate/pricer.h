@@ -50,8 +50,11 @@ class Pricer {
   // fit. INVALID_ARGUMENT names an enumerator of the job or the plan that is unknown.
   absl::StatusOr<v1::Prediction> Price(const v1::StepPlan& plan, const CostModel& cost_model);
 
-  // Sets the plan's weights of samples: what one is predicted to take as a micro-batch of its own.
-  absl::Status WeighSamples(const CostModel& cost_model, v1::StepPlan* plan);
+  // A sequence of `tokens` by itself, without the optimizer; model_flops of it alone.
+  absl::StatusOr<v1::Prediction> PriceAlone(const v1::StepPlan& plan, const CostModel& cost_model,
+                                            uint64_t tokens);
+  // Adds what the optimizer takes once a step.
+  void AddOptimizer(const CostModel& cost_model, v1::Prediction* prediction) const;
 
   // Ring steps of single ranks that were played so far: nearly all of the time that prices take.
   int64_t rank_steps() const { return rank_steps_; }

@@ -106,7 +106,18 @@ LayerStats& CpuAttentionDevice::StatsOf(int layer) {
   return stats_.layers[layer];
 }
 
+void CpuAttentionDevice::MarkMicroBatch() {
+  VisitedTiles now;
+  for (const LayerStats& layer : stats_.layers) {
+    now.visited += layer.TotalTiles();
+    now.causal += layer.causal_tiles;
+  }
+  stats_.micro_batches.push_back({now.visited - marked_.visited, now.causal - marked_.causal});
+  marked_ = now;
+}
+
 AttentionStats CpuAttentionDevice::TakeStats(const ring::RingSchedule& /*forward*/) {
+  marked_ = {};
   AttentionStats stats = std::exchange(stats_, {});
   for (LayerStats& layer : stats.layers) layer.TakeMeans();
   return stats;

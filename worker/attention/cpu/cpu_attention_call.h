@@ -25,6 +25,7 @@ class CpuAttentionDevice : public AttentionDevice {
   absl::Status Begin(double AttentionSeconds::*phase) override;
   absl::Status End() override;
   LayerStats& StatsOf(int layer) override;
+  void MarkMicroBatch() override;
   AttentionStats TakeStats(const ring::RingSchedule& forward) override;
   std::shared_ptr<const DeviceDocuments> Upload(std::shared_ptr<const SequenceDocuments> documents,
                                                 const patterns::EstimateQueries& queries) override;
@@ -37,6 +38,7 @@ class CpuAttentionDevice : public AttentionDevice {
   comm::Communicator& communicator_;
   kernels::reference::Engine engine_;
   AttentionStats stats_;
+  VisitedTiles marked_;  // up to the last mark
   double AttentionSeconds::*phase_ = nullptr;
   std::chrono::steady_clock::time_point phase_start_;
   double exposed_before_ = 0.0;

@@ -30,6 +30,7 @@ class CudaAttentionDevice : public AttentionDevice {
   absl::Status Begin(double AttentionSeconds::*phase) override;
   absl::Status End() override;
   LayerStats& StatsOf(int layer) override { return stats_.HostOf(layer); }
+  void MarkMicroBatch() override { stats_.Mark(); }
   AttentionStats TakeStats(const ring::RingSchedule& forward) override {
     return stats_.Take(forward);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "kernels/ops/cuda_call.h"
@@ -44,11 +45,40 @@ void DeviceStats::AddCounters(const int64_t* slots, const ring::RingSchedule& sc
   }
 }
 
+void DeviceStats::Mark() {
+  Marked& mark = marks_.emplace_back();
+  for (const LayerStats& layer : host_) {
+    mark.host.visited += layer.TotalTiles();
+    mark.host.causal += layer.causal_tiles;
+  }
+  if (counters_.defined()) mark.counters = counters_.clone();
+}
+
+std::vector<VisitedTiles> DeviceStats::TakeMarks() {
+  std::vector<VisitedTiles> micro_batches;
+  VisitedTiles before;
+  for (const Marked& mark : std::exchange(marks_, {})) {
+    VisitedTiles now = mark.host;
+    const torch::Tensor read = mark.counters.defined() ? mark.counters.cpu() : torch::Tensor();
+    for (int64_t layer = 0; read.defined() && layer < read.size(0); ++layer) {
+      const int64_t* const slots = read.const_data_ptr<int64_t>() + layer * slots_per_layer();
+      LayerCounters counters;
+      std::memcpy(&counters, slots, sizeof(counters));
+      now.visited += static_cast<uint64_t>(std::accumulate(
+          slots + kLayerCounters, slots + slots_per_layer(), counters.column_tiles));
+    }
+    micro_batches.push_back({now.visited - before.visited, now.causal - before.causal});
+    before = now;
+  }
+  return micro_batches;
+}
+
 AttentionStats DeviceStats::Take(const ring::RingSchedule& schedule) {
   AttentionStats stats;
   auto seconds = timers_.Take();
   kernels::ops::Check(seconds.status());
   stats.seconds = *seconds;
+  stats.micro_batches = TakeMarks();
   stats.layers = std::exchange(host_, {});
   torch::Tensor read;
   if (counters_.defined()) {

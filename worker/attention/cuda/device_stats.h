@@ -41,6 +41,8 @@ class DeviceStats {
   }
   DeviceTimers& timers() { return timers_; }
 
+  // AttentionDevice::MarkMicroBatch. Copies the counters on the device; does not wait for it.
+  void Mark();
   // What `schedule` did since the last call; waits for the device.
   AttentionStats Take(const ring::RingSchedule& schedule);
 
@@ -48,6 +50,7 @@ class DeviceStats {
   // What a layer's device counters hold: [slots_per_layer], read by the host.
   static void AddCounters(const int64_t* slots, const ring::RingSchedule& schedule,
                           LayerStats& layer);
+  std::vector<VisitedTiles> TakeMarks();
   int64_t slots_per_layer() const { return kLayerCounters + ranks_; }
 
   const int ranks_;
@@ -59,6 +62,11 @@ class DeviceStats {
     torch::Tensor visited;
   };
   std::vector<Probe> probes_;
+  struct Marked {
+    VisitedTiles host;       // visited: what the host counts
+    torch::Tensor counters;  // a copy of counters_
+  };
+  std::vector<Marked> marks_;
   DeviceTimers timers_;
 };
 

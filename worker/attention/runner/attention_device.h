@@ -111,6 +111,8 @@ class AttentionDevice {
 
   // The host's counts of a layer in this step.
   virtual LayerStats& StatsOf(int layer) = 0;
+  // Forwards since the last mark, or TakeStats, were of one micro-batch.
+  virtual void MarkMicroBatch() = 0;
   // What happened since the last call, by steps of `forward`.
   virtual AttentionStats TakeStats(const ring::RingSchedule& forward) = 0;
 

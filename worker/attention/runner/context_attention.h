@@ -74,6 +74,10 @@ class ContextAttention {
   // steps probe the recall (attention.probe_every).
   virtual void SetStep(uint64_t step) = 0;
 
+  // The forwards since the last call, or TakeStats, were one micro-batch's, whose tiles are counted
+  // apart, too (AttentionStats::micro_batches).
+  virtual void MarkMicroBatch() = 0;
+
   // What happened since the last call; resets it. On a GPU the one wait for the device in a step;
   // c10::Error if the device has failed.
   virtual AttentionStats TakeStats() = 0;

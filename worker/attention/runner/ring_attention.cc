@@ -84,6 +84,10 @@ void RingAttention::SetStep(uint64_t step) {
   engine_->runner->SetStep(step);
 }
 
+void RingAttention::MarkMicroBatch() {
+  engine_->runner->MarkMicroBatch();
+}
+
 AttentionStats RingAttention::TakeStats() {
   return engine_->runner->TakeStats();
 }

@@ -35,6 +35,7 @@ class RingRunner {
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0);
   void SetStep(uint64_t step);
+  void MarkMicroBatch() { device_.MarkMicroBatch(); }
   AttentionStats TakeStats();
 
  private:

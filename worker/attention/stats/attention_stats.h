@@ -64,9 +64,16 @@ struct AttentionSeconds {
   double exposed_communication = 0.0;
 };
 
+// Of forward, this rank, all layers and heads.
+struct VisitedTiles {
+  uint64_t visited = 0;
+  uint64_t causal = 0;  // what dense attention would have visited
+};
+
 struct AttentionStats {
   AttentionSeconds seconds;
-  std::vector<LayerStats> layers;  // by layer index
+  std::vector<LayerStats> layers;           // by layer index
+  std::vector<VisitedTiles> micro_batches;  // in their order, where they were marked
 
   uint64_t TotalTiles() const {
     uint64_t tiles = 0;

@@ -136,6 +136,7 @@ absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence, bo
   if (is_last) optimizer_->LastMicroBatch();
   RETURN_IF_ERROR(SetDocuments(sequence));
   const torch::Tensor loss = decoder_->ForwardBackward(Batch(sequence), device_->attention());
+  if (job_.batching.samples) device_->attention().MarkMicroBatch();
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + loss : loss;
   labels_ += CountLabels(sequence);
   return absl::OkStatus();
@@ -193,6 +194,7 @@ EngineStats StepEngine::TakeStats() {
                         phases.exposed_communication - phases.exposed_offload);
   phases.optimizer = device_->TakeSeconds(EngineDevice::Interval::kUpdate);
   result.layers = std::move(stats.layers);
+  result.micro_batches = std::move(stats.micro_batches);
   result.peak_memory_bytes = device_->PeakBytes();
   return result;
 }

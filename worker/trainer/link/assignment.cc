@@ -65,6 +65,17 @@ constexpr std::pair<TrainingSpec::EvalAttention, EvalAttention> kEvalAttentions[
     {TrainingSpec::BOTH, EvalAttention::kBoth},
 };
 
+absl::StatusOr<balance::SampleWeights> ToWeights(
+    const google::protobuf::RepeatedPtrField<v1::SampleWeight>& rows) {
+  std::vector<balance::SampleWeight> weights;
+  for (const v1::SampleWeight& row : rows) {
+    weights.push_back({.tokens = row.tokens(),
+                       .milliseconds = row.milliseconds(),
+                       .attention_milliseconds = row.attention_milliseconds()});
+  }
+  return balance::SampleWeights::Create(std::move(weights));
+}
+
 }  // namespace
 
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
@@ -101,11 +112,13 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
                                        .max_verticals = budget.max_verticals(),
                                        .max_slashes = budget.max_slashes()}}});
   }
-  std::vector<balance::SampleWeight> weights;
-  for (const v1::SampleWeight& row : proto.sample_weights()) {
-    weights.push_back({.tokens = row.tokens(), .milliseconds = row.milliseconds()});
+  ASSIGN_OR_RETURN(plan.sample_weights, ToWeights(proto.sample_weights()));
+  plan.weights_from_step = proto.weights_from_step();
+  for (const v1::EarlierWeights& earlier : proto.earlier_weights()) {
+    Plan::EarlierWeights& dated = plan.earlier_weights.emplace_back();
+    dated.from_step = earlier.from_step();
+    ASSIGN_OR_RETURN(dated.weights, ToWeights(earlier.sample_weights()));
   }
-  ASSIGN_OR_RETURN(plan.sample_weights, balance::SampleWeights::Create(std::move(weights)));
   return plan;
 }
 

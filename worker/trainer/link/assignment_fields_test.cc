@@ -236,8 +236,36 @@ TEST(PlanFieldsTest, WeightsOfSamplesAscend) {
   v1::SampleWeight* const row = proto.add_sample_weights();
   row->set_tokens(1000);
   row->set_milliseconds(2.5);
+  row->set_attention_milliseconds(1.5);
   EXPECT_EQ(ToPlan(proto, 1)->sample_weights.Microseconds(1000), 2500);
+  EXPECT_EQ(ToPlan(proto, 1)->sample_weights.AttentionMicroseconds(1000), 1500);
   *proto.add_sample_weights() = *row;
+  EXPECT_FALSE(ToPlan(proto, 1).ok());
+}
+
+// Each step has the weights that dealt it first.
+TEST(PlanFieldsTest, WeightsHaveAHistory) {
+  v1::StepPlan proto;
+  const auto weigh = [](double milliseconds, auto* rows) {
+    v1::SampleWeight* const row = rows->Add();
+    row->set_tokens(1000);
+    row->set_milliseconds(milliseconds);
+  };
+  weigh(7, proto.mutable_sample_weights());
+  EXPECT_EQ(ToPlan(proto, 1)->WeightsAt(1).Microseconds(1000), 7000);
+  proto.set_weights_from_step(50);
+  for (const uint64_t from : {10, 30}) {
+    v1::EarlierWeights* const earlier = proto.add_earlier_weights();
+    earlier->set_from_step(from);
+    weigh(static_cast<double>(from) / 10, earlier->mutable_sample_weights());
+  }
+  const auto plan = ToPlan(proto, 1);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const auto& [step, microseconds] :
+       {std::pair{1, 1000}, {10, 1000}, {29, 1000}, {30, 3000}, {49, 3000}, {50, 7000}}) {
+    EXPECT_EQ(plan->WeightsAt(step).Microseconds(1000), microseconds) << step;
+  }
+  proto.mutable_earlier_weights(0)->mutable_sample_weights(0)->set_milliseconds(-1);
   EXPECT_FALSE(ToPlan(proto, 1).ok());
 }
 

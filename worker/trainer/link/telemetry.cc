@@ -73,6 +73,15 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     report.set_micro_batches(record.micro_batches);
     report.set_padding_tokens(record.padding_tokens);
     report.set_dealt_imbalance(record.dealt_imbalance);
+    report.set_group_micro_batches(record.group_micro_batches);
+    report.set_group_tokens(record.group_tokens);
+    for (const auto& [tokens, of_length] : record.lengths) {
+      v1::LengthReport* const out = report.add_lengths();
+      out->set_tokens(tokens);
+      out->set_micro_batches(of_length.micro_batches);
+      out->set_visited_tiles(of_length.tiles.visited);
+      out->set_causal_tiles(of_length.tiles.causal);
+    }
     report.set_overlong_documents(record.overlong.overlong);
     report.set_overlong_tokens(record.overlong.overlong_tokens);
   }

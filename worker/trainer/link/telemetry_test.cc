@@ -48,11 +48,21 @@ TEST(TelemetryFieldsTest, OfSamples) {
   record.overlong = {.documents = 90, .overlong = 7, .overlong_tokens = 80000};
   EXPECT_EQ(ToProto(record, 0).micro_batches(), 0u) << "packed";
   record.samples = 4;
+  record.group_micro_batches = 2;
+  record.group_tokens = 768;
+  record.lengths[512] = {.micro_batches = 1, .tiles = {.visited = 20, .causal = 36}};
   const v1::StepReport report = ToProto(record, 0);
   EXPECT_EQ(report.samples(), 4u);
   EXPECT_EQ(report.micro_batches(), 3u);
   EXPECT_EQ(report.padding_tokens(), 192u);
   EXPECT_EQ(report.dealt_imbalance(), 1.25);
+  EXPECT_EQ(report.group_micro_batches(), 2u);
+  EXPECT_EQ(report.group_tokens(), 768u);
+  ASSERT_EQ(report.lengths_size(), 1);
+  EXPECT_EQ(report.lengths(0).tokens(), 512u);
+  EXPECT_EQ(report.lengths(0).micro_batches(), 1u);
+  EXPECT_EQ(report.lengths(0).visited_tiles(), 20u);
+  EXPECT_EQ(report.lengths(0).causal_tiles(), 36u);
   EXPECT_EQ(report.overlong_documents(), 7u);
   EXPECT_EQ(report.overlong_tokens(), 80000u);
 }

@@ -170,6 +170,51 @@ TEST_F(SamplesJobTest, AResumedJobDealsAsBefore) {
   EXPECT_THAT(std::string(Run(job).message()), HasSubstr("is of another job"));
 }
 
+// A plan that came while the job ran says what dealt each of its steps.
+TEST_F(SamplesJobTest, AResumedJobDealsEachStepByTheWeightsOfItsTime) {
+  TrainingJob job = Job(1, 2, patterns::Pattern::kBlockTopK);
+  job.plan.sample_weights = *balance::SampleWeights::Create({{1, 5}, {512, 5}});
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  const std::vector<StepRecord> alike = hosts_[0].steps;
+  job.checkpoint_directory += "-2";
+  job.plan.earlier_weights.push_back({.from_step = 0, .weights = job.plan.sample_weights});
+  job.plan.sample_weights = *balance::SampleWeights::Create({{64, 0.001}, {512, 100}});
+  job.plan.weights_from_step = 3;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  EXPECT_EQ(hosts_[0].steps.at(1).dealt_imbalance, alike[1].dealt_imbalance);
+  EXPECT_EQ(hosts_[0].steps.at(1).group_tokens, alike[1].group_tokens);
+  EXPECT_NE(hosts_[0].steps.at(2).dealt_imbalance, alike[2].dealt_imbalance);
+}
+
+// What micro-batches of each length visited, of all ranks together, is what the layers visited.
+TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
+  TrainingJob job = Job(2, 2, patterns::Pattern::kBlockTopK);
+  job.plan.sample_weights =
+      *balance::SampleWeights::Create({{128, 1}, {256, 2}, {512, 6}});
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  for (size_t step = 0; step < 3; ++step) {
+    uint64_t visited = 0, of_layers = 0, micro_batches = 0;
+    for (const RecordingHost& host : hosts_) {
+      const StepRecord& record = host.steps.at(step);
+      uint64_t mine = 0;
+      for (const auto& [tokens, of_length] : record.lengths) {
+        EXPECT_TRUE(tokens == 128 || tokens == 256 || tokens == 512) << tokens;
+        EXPECT_LE(of_length.tiles.visited, of_length.tiles.causal);
+        // One sample's own block of 64 and one more are everything up to 128 tokens.
+        if (tokens == 128) EXPECT_EQ(of_length.tiles.visited, of_length.tiles.causal);
+        if (tokens == 512) EXPECT_LT(of_length.tiles.visited, of_length.tiles.causal);
+        visited += of_length.tiles.visited;
+        mine += of_length.micro_batches;
+      }
+      EXPECT_EQ(mine, record.group_micro_batches);
+      micro_batches += mine;
+      for (const attention::LayerStats& layer : record.layers) of_layers += layer.TotalTiles();
+    }
+    EXPECT_EQ(visited, of_layers);
+    EXPECT_EQ(micro_batches, 2 * hosts_[0].steps[step].micro_batches);
+  }
+}
+
 TEST_F(SamplesJobTest, DocumentsThatAreTooLongAreCountedOrRefused) {
   TrainingJob job = Job(1, 1);
   ASSERT_EQ(Run(job), absl::OkStatus());

@@ -112,6 +112,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.plan_version = plan_.version;
   record.learning_rate = job_.schedule.At(static_cast<int64_t>(step) - 1);
   double data_seconds = 0;
+  balance::Dealing dealing;
   {
     const Stopwatch whole(&record.step_seconds);
     std::vector<data::Sample> samples;
@@ -119,7 +120,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       samples.push_back(parts_.train->Shuffled((step - 1) * job_.global_batch + i));
       record.tokens += samples.back().tokens;
     }
-    const balance::Dealing dealing = Deal(samples, plan_.sample_weights);
+    dealing = Deal(samples, plan_.WeightsAt(step));
     if (job_.batching.samples) {
       record.samples = job_.global_batch;
       record.micro_batches = dealing.MicroBatches();
@@ -158,6 +159,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   stats.phases.checkpoint = record.phases.checkpoint;
   record.phases = stats.phases;
   record.phases.data = data_seconds;
+  if (job_.batching.samples) CountMicroBatches(dealing.groups[group_], stats, &record);
   record.layers = std::move(stats.layers);
   KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
@@ -165,6 +167,23 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
   return record;
+}
+
+void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
+                                 const EngineStats& stats, StepRecord* record) const {
+  record->group_micro_batches = mine.size();
+  for (const balance::MicroBatch& batch : mine) {
+    record->group_tokens += static_cast<uint64_t>(batch.padded);
+  }
+  if (patterns::DefinitionOf(job_.attention.pattern).is_known_before_data()) return;
+  const balance::SampleWeights& weights = plan_.WeightsAt(record->step);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    StepRecord::LengthRecord& of_length =
+        record->lengths[weights.BinOf(static_cast<uint64_t>(mine[i].padded))];
+    ++of_length.micro_batches;
+    of_length.tiles.visited += stats.micro_batches[i].visited;
+    of_length.tiles.causal += stats.micro_batches[i].causal;
+  }
 }
 
 void StepLoop::KeepProbe(StepRecord* record) {

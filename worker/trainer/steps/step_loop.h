@@ -56,6 +56,9 @@ class StepLoop {
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   absl::StatusOr<EvalOutcome> EvaluateOnce();
+  // Sets what the record says of this group's micro-batches and their lengths.
+  void CountMicroBatches(const std::vector<balance::MicroBatch>& mine, const EngineStats& stats,
+                         StepRecord* record) const;
   // Sets the record's probed_recall, from its layers' where they have been probed.
   void KeepProbe(StepRecord* record);
   // The error of too many skipped steps: which rank's which gradient.

@@ -1,0 +1,32 @@
+// Moves a choice that was made by its own budget to the anchor of those that wait for each other
+// (attention.balance; ringleader/kernels/balance_steps.h). Nothing is moved, and nothing allocated,
+// where IndexInputs::move says so.
+#pragma once
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "patterns/attention_options.h"
+#include "patterns/index/index_device.h"
+#include "patterns/index/layer_index.h"
+#include "patterns/index/vertical_slash.h"
+#include "ringleader/kernels/balance_steps.h"
+
+namespace ringleader::patterns {
+
+// After a Select of `work`, whose budgets it replaces: Selects again, twice where less is to be kept.
+// All ranks of a ring have made the same choice and move it alike.
+absl::Status MoveColumnsAndDiagonals(const AttentionOptions& options, const IndexInputs& inputs,
+                                     VerticalSlash& work, IndexDevice& device, LayerIndex& index);
+
+// `choose` fills index.chosen; it is called once, and where the choice is moved once more. Ranks of a
+// ring tell each other what they visit, 8 bytes each.
+absl::Status ChooseBlocks(const AttentionOptions& options, const IndexInputs& inputs,
+                          IndexDevice& device, LayerIndex& index,
+                          absl::FunctionRef<absl::Status(const kernels::ChoiceMove&)> choose);
+
+// How many of `count` elements there has to be room for.
+inline int64_t RoomFor(const AttentionOptions& options, int64_t count) {
+  return options.balance.is_on() ? count + (count + 1) / 2 : count;
+}
+
+}  // namespace ringleader::patterns
