@@ -1,4 +1,5 @@
-// What share of their tiles micro-batches of different lengths visited: a moving average over steps.
+// What share of their tiles micro-batches of different lengths visited: a moving average over
+// steps.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@ namespace ringleader::balance {
 
 class LengthDensities {
  public:
-  // What a step's micro-batches of the bin `tokens` (SampleWeights::BinOf) visited, in (0, 1]. Other
-  // values are passed over.
+  // What a step's micro-batches of the bin `tokens` (SampleWeights::BinOf) visited, in (0, 1].
+  // Other values are passed over.
   void Observe(uint64_t tokens, double density);
   // Of the bin; nullopt before it was observed in a few steps.
   std::optional<double> Of(uint64_t tokens) const;

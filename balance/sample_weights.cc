@@ -46,8 +46,8 @@ double SampleWeights::Interpolate(uint64_t tokens, double SampleWeight::*value) 
     return nearest.*value * at / static_cast<double>(nearest.tokens);
   }
   const SampleWeight& below = *(above - 1);
-  const double share = (at - static_cast<double>(below.tokens)) /
-                       static_cast<double>(above->tokens - below.tokens);
+  const double share =
+      (at - static_cast<double>(below.tokens)) / static_cast<double>(above->tokens - below.tokens);
   return below.*value + share * ((*above).*value - below.*value);
 }
 

@@ -22,8 +22,8 @@ class SampleWeights {
  public:
   // By tokens alone.
   SampleWeights() = default;
-  // INVALID_ARGUMENT unless tokens ascend strictly, milliseconds are finite, not negative and do not
-  // descend, and attention's are a part of them. No rows: by tokens alone.
+  // INVALID_ARGUMENT unless tokens ascend strictly, milliseconds are finite, not negative and do
+  // not descend, and attention's are a part of them. No rows: by tokens alone.
   static absl::StatusOr<SampleWeights> Create(std::vector<SampleWeight> rows);
 
   // At least 1. Beyond the rows, along the line from the origin through the nearest.

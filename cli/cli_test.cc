@@ -119,7 +119,8 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
 
 TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
   const auto plan = [&](std::vector<std::string> more) {
-    std::vector<std::string> command = {"plan", Path("job.yaml"), "--set", "data.batching=samples",
+    std::vector<std::string> command = {"plan",  Path("job.yaml"),
+                                        "--set", "data.batching=samples",
                                         "--set", "parallelism.context=1"};
     command.insert(command.end(), more.begin(), more.end());
     return Run(command);
@@ -139,7 +140,8 @@ TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
   Write("lengths", "1024\nlong\n");
   EXPECT_THAT(plan({"--lengths", Path("lengths")}).err, HasSubstr("lengths:2: a number of tokens"));
   Write("lengths", "20000\n");
-  EXPECT_THAT(plan({"--lengths", Path("lengths")}).err, HasSubstr("length 1 of the samples is 20000"));
+  EXPECT_THAT(plan({"--lengths", Path("lengths")}).err,
+              HasSubstr("length 1 of the samples is 20000"));
   EXPECT_THAT(Run({"plan", Path("job.yaml"), "--lengths", Path("lengths")}).err,
               HasSubstr("goes with data.batching: samples"));
 
@@ -147,7 +149,9 @@ TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
   Write("texts/a", std::string(9000, 'a'));
   Write("texts/b", std::string(500, 'b'));
   ASSERT_EQ(Run({"data", "pack", "--input", Path("texts"), "--output", Path("documents"),
-                 "--eval-share", "0"}).code, 0);
+                 "--eval-share", "0"})
+                .code,
+            0);
   const Result packed = plan({"--set", "data.train=" + Path("documents/train"), "-o", "json"});
   EXPECT_EQ(packed.code, 0) << packed.err;
   EXPECT_THAT(packed.err, HasSubstr("predicted from 2 lengths of data.train"));

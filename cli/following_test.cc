@@ -182,6 +182,9 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["probed_recall_per_head"], (nlohmann::json{{"1", {0.75, 0.25}}}));
   EXPECT_THAT(table, HasSubstr("probed recall, layer 1          50.0 %, from 25.0 % (head 1) to "
                                "75.0 % (head 0)\n"));
+  EXPECT_EQ(json["balance"]["moved"], 24.0);
+  EXPECT_EQ(json["balance"]["anchor_missed"], 6.0);
+  EXPECT_THAT(table, HasSubstr("24 choices of layers moved, 25.0 % missed the anchor"));
   AddJob("young", v1::Job::RUNNING);
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
   coordinator_.watch.clear();

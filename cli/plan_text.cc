@@ -64,12 +64,13 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
     rows.push_back({"ring step imbalance", absl::StrFormat("%.3f (max/mean)", p.step_imbalance())});
     rows.push_back({"density", FormatPercent(p.density())});
     if (spec.data().batching() == v1::DataSpec::SAMPLES) {
-      rows.push_back({"samples", p.sampled_steps() > 0
-                                     ? absl::StrFormat("mean of %d steps of their lengths, dealt to "
-                                                       "max/mean %.3f",
-                                                       p.sampled_steps(), p.dealt_imbalance())
-                                     : absl::StrFormat("each taken to have %d tokens",
-                                                       spec.data().sequence_length())});
+      rows.push_back(
+          {"samples",
+           p.sampled_steps() > 0
+               ? absl::StrFormat("mean of %d steps of their lengths, dealt to "
+                                 "max/mean %.3f",
+                                 p.sampled_steps(), p.dealt_imbalance())
+               : absl::StrFormat("each taken to have %d tokens", spec.data().sequence_length())});
     }
   }
   WriteColumns(out, rows);

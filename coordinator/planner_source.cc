@@ -126,8 +126,9 @@ class PlannerSource : public lifecycle::PlanSource {
         ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
     Running& running =
         running_
-            .try_emplace(spec.name(),
-                         Running{model, {}, CostsOf(spec, model, cluster, nodes, *measured_), {}, {}})
+            .try_emplace(
+                spec.name(),
+                Running{model, {}, CostsOf(spec, model, cluster, nodes, *measured_), {}, {}})
             .first->second;
     running.plan = plan;
     running.recent.clear();
@@ -179,9 +180,8 @@ class PlannerSource : public lifecycle::PlanSource {
     Learn(job, merged, &running);
     // The order of sums follows the weights.
     if (HasFixedSums(job.spec())) return std::nullopt;
-    std::optional<v1::StepPlan> next =
-        planner::ReplanWeights(job.spec(), running.plan, merged, running.densities,
-                               running.costs.measured());
+    std::optional<v1::StepPlan> next = planner::ReplanWeights(
+        job.spec(), running.plan, merged, running.densities, running.costs.measured());
     if (next.has_value()) running.plan = *next;
     return next;
   }

@@ -220,7 +220,7 @@ TEST(PlannerSourceTest, WhatWasMeasuredIsInTheNextPlan) {
 // Weights of samples follow what reports say that lengths visited, unless the job promises the same
 // bits in every run; a restarted coordinator learns it again.
 TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
-  lifecycle::PlanRequest request = Request(4, 16384);
+  lifecycle::PlanRequest request = Request(4, 1 << 20);
   request.spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
   request.spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
   request.spec.mutable_training()->set_global_batch(4);
@@ -238,9 +238,9 @@ TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
   for (size_t i = 0; i < reports.size(); ++i) {
     reports[i].set_step(i + 1);
     v1::LengthReport* const bin = reports[i].add_lengths();
-    bin->set_tokens(16384);
-    bin->set_causal_tiles(1'000'000);
-    bin->set_visited_tiles(static_cast<uint64_t>(5e5 * before.density()));
+    bin->set_tokens(1 << 20);
+    bin->set_causal_tiles(1'000'000'000);
+    bin->set_visited_tiles(static_cast<uint64_t>(5e8 * before.density()));
   }
   const auto next_of = [&](const v1::Job& of) {
     plans->Started(of, made->plan, request.nodes);

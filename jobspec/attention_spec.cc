@@ -30,6 +30,13 @@ constexpr std::pair<v1::AttentionSpec::Selection, patterns::Selection> kSelectio
     {v1::AttentionSpec::CAUSAL, patterns::Selection::kCausal},
 };
 
+constexpr std::pair<v1::AttentionSpec::Balance::Anchor, kernels::Anchor> kAnchors[] = {
+    {v1::AttentionSpec::Balance::NONE, kernels::Anchor::kNone},
+    {v1::AttentionSpec::Balance::MIN, kernels::Anchor::kMin},
+    {v1::AttentionSpec::Balance::MEAN, kernels::Anchor::kMean},
+    {v1::AttentionSpec::Balance::MAX, kernels::Anchor::kMax},
+};
+
 }  // namespace
 
 absl::Status RefuseEnumerator(std::string_view path, int number) {
@@ -64,6 +71,13 @@ absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::Attentio
     if (spec.has_selection()) {
       ASSIGN_OR_RETURN(options.selection,
                        Convert(kSelections, spec.selection(), "attention.selection"));
+    }
+    if (spec.balance().has_anchor()) {
+      ASSIGN_OR_RETURN(options.balance.anchor,
+                       Convert(kAnchors, spec.balance().anchor(), "attention.balance.anchor"));
+    }
+    if (spec.balance().has_tolerance()) {
+      options.balance.tolerance = static_cast<float>(spec.balance().tolerance());
     }
     if (spec.has_tile()) options.tile = static_cast<int>(spec.tile());
     options.dense_layers.assign(spec.dense_layers().begin(), spec.dense_layers().end());

@@ -80,6 +80,14 @@ constexpr Field kFieldsAfterPatterns[] = {
      "in the choice, the share of their exact attention that lies in what they visited, by layer and "
      "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "
      "`vertical_slash` does."},
+    {"attention.balance.anchor", Need::kDefault, "none", {}, kSparse,
+     "To what those that wait for each other are brought by keeping less or more than the pattern would: "
+     "data-parallel groups, and trainers of a ring where their tiles of queries choose apart "
+     "([balance.md](balance.md)). The one that takes least (`min`), the mean (`mean`), the one that takes "
+     "most (`max`), or nothing is moved (`none`). Goes with `vertical_slash`, `block_topk` and `xattention`."},
+    {"attention.balance.tolerance", Need::kDefault, "0.1", {0, 0.5}, kSparse,
+     "The most that who takes longer than the anchor may lose of the share of attention that its choice was "
+     "estimated to cover; 0: nothing is moved."},
     {"attention.tile", Need::kDefault, "64", {64, 128}, kAlways,
      "Edge of an attention tile in tokens: 64 or 128."},
 
@@ -333,17 +341,21 @@ const FieldDescriptor* FindDescriptor(std::string_view path) {
 }
 
 Slot FindSlot(v1::JobSpec* spec, std::string_view path) {
-  const size_t dot = path.find('.');
-  if (dot == std::string_view::npos) return {spec, FindDescriptor(path)};
-  const FieldDescriptor* section = FindDescriptor(path.substr(0, dot));
-  return {spec->GetReflection()->MutableMessage(spec, section), FindDescriptor(path)};
+  google::protobuf::Message* message = spec;
+  for (size_t dot = path.find('.'); dot != std::string_view::npos; dot = path.find('.', dot + 1)) {
+    const FieldDescriptor* section = FindDescriptor(path.substr(0, dot));
+    message = message->GetReflection()->MutableMessage(message, section);
+  }
+  return {message, FindDescriptor(path)};
 }
 
 ConstSlot FindSlot(const v1::JobSpec& spec, std::string_view path) {
-  const size_t dot = path.find('.');
-  if (dot == std::string_view::npos) return {&spec, FindDescriptor(path)};
-  const FieldDescriptor* section = FindDescriptor(path.substr(0, dot));
-  return {&spec.GetReflection()->GetMessage(spec, section), FindDescriptor(path)};
+  const google::protobuf::Message* message = &spec;
+  for (size_t dot = path.find('.'); dot != std::string_view::npos; dot = path.find('.', dot + 1)) {
+    const FieldDescriptor* section = FindDescriptor(path.substr(0, dot));
+    message = &message->GetReflection()->GetMessage(*message, section);
+  }
+  return {message, FindDescriptor(path)};
 }
 
 bool IsSet(const v1::JobSpec& spec, std::string_view path) {

@@ -234,19 +234,48 @@ TEST(ParseTest, OffloadIsForGpus) {
 }
 
 // A field of the message without a row in the table could not be set from a job file.
-TEST(FieldsTest, TheTableKnowsEveryFieldOfTheMessage) {
-  const auto* job = v1::JobSpec::descriptor();
-  for (int i = 0; i < job->field_count(); ++i) {
-    const auto* section = job->field(i);
-    if (section->message_type() == nullptr || section->is_map()) {
-      EXPECT_NE(FindField(section->name()), nullptr) << section->name();
-      continue;
-    }
-    for (int k = 0; k < section->message_type()->field_count(); ++k) {
-      const std::string path = section->name() + "." + section->message_type()->field(k)->name();
+void ExpectRows(const google::protobuf::Descriptor& message, const std::string& section) {
+  for (int i = 0; i < message.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *message.field(i);
+    const std::string path = section + field.name();
+    if (field.message_type() != nullptr && !field.is_map()) {
+      ExpectRows(*field.message_type(), path + ".");
+    } else {
       EXPECT_NE(FindField(path), nullptr) << path;
     }
   }
+}
+TEST(FieldsTest, TheTableKnowsEveryFieldOfTheMessage) {
+  ExpectRows(*v1::JobSpec::descriptor(), "");
+}
+
+TEST(ParseTest, SectionsMayHoldSections) {
+  v1::JobSpec spec = Job({"attention.balance.anchor=mean"});
+  EXPECT_EQ(spec.attention().balance().anchor(), v1::AttentionSpec::Balance::MEAN);
+  const auto parsed =
+      ParseJobFile("attention: {balance: {anchor: min, tolerance: 0.05}, tile: 128}", {});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->attention().balance().anchor(), v1::AttentionSpec::Balance::MIN);
+  EXPECT_EQ(parsed->attention().balance().tolerance(), 0.05);
+  EXPECT_EQ(parsed->attention().tile(), 128u);
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.attention().balance().tolerance(), 0.1);
+  const auto again = ParseJobFile(ToYaml(spec), {});
+  ASSERT_TRUE(again.ok()) << again.status() << ToYaml(spec);
+  EXPECT_EQ(again->SerializeAsString(), spec.SerializeAsString());
+  EXPECT_THAT(
+      std::string(ParseJobFile("attention: {balance: {ancor: min}}", {}).status().message()),
+      HasSubstr("did you mean attention.balance.anchor?"));
+  EXPECT_THAT(Complaint({"attention.balance.tolerance=0.6"}), HasSubstr("from 0 to 0.5"));
+}
+
+TEST(ValidateTest, OnlyChoicesByScoresAreBalanced) {
+  EXPECT_EQ(Complaint({"attention.balance.anchor=max", "attention.pattern=xattention"}), "");
+  EXPECT_THAT(
+      Complaint({"attention.balance.anchor=mean", "attention.pattern=moba"}),
+      HasSubstr("give none, or one of the patterns vertical_slash, block_topk, xattention"));
+  EXPECT_THAT(Complaint({"attention.balance.anchor=mean", "attention.pattern=dense"}),
+              HasSubstr("Only with"));
 }
 
 TEST(ValidateTest, RangesNameFieldValueAndLimits) {
@@ -297,9 +326,10 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
 }
 
 TEST(ParseTest, WhatEvenedOutLayersIsNamed) {
-  EXPECT_THAT(std::string(ParseJobFile("attention: {balance_tolerance: 0.1}", {}).status().message()),
-              AllOf(HasSubstr("job file:1: attention.balance_tolerance: is not there any more"),
-                    HasSubstr("remove it")));
+  EXPECT_THAT(
+      std::string(ParseJobFile("attention: {balance_tolerance: 0.1}", {}).status().message()),
+      AllOf(HasSubstr("job file:1: attention.balance_tolerance: is not there any more"),
+            HasSubstr("remove it")));
 }
 
 TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {

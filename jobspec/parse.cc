@@ -35,7 +35,8 @@ absl::Status UnknownField(const std::string& path) {
   }
   if (path == "attention.balance_tolerance") {
     return absl::InvalidArgumentError(
-        "attention.balance_tolerance: is not there any more, for it evened out layers, which run one "
+        "attention.balance_tolerance: is not there any more, for it evened out layers, which run "
+        "one "
         "after another; remove it");
   }
   return absl::InvalidArgumentError(

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "jobspec/fields.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/scalars.h"
@@ -38,21 +41,24 @@ void EmitField(const v1::JobSpec& spec, const Field& field, YAML::Emitter* out) 
 std::string ToYaml(const v1::JobSpec& spec) {
   YAML::Emitter out;
   out << YAML::BeginMap;
-  std::string section;
+  std::vector<std::string> sections;  // that are open, the outermost first
   for (const Field& field : Fields()) {
     if (!IsSet(spec, field.path) || &field != FindField(field.path)) continue;
-    const size_t dot = field.path.find('.');
-    const std::string parent(dot == std::string_view::npos ? "" : field.path.substr(0, dot));
-    if (parent != section) {
-      if (!section.empty()) out << YAML::EndMap;
-      if (!parent.empty()) out << YAML::Key << parent << YAML::Value << YAML::BeginMap;
-      section = parent;
+    std::vector<std::string> names =
+        absl::StrSplit(absl::string_view(field.path.data(), field.path.size()), '.');
+    const std::string name = std::move(names.back());
+    names.pop_back();
+    const auto [open, wanted] =
+        std::mismatch(sections.begin(), sections.end(), names.begin(), names.end());
+    for (auto closed = open; closed != sections.end(); ++closed) out << YAML::EndMap;
+    for (auto opened = wanted; opened != names.end(); ++opened) {
+      out << YAML::Key << *opened << YAML::Value << YAML::BeginMap;
     }
-    const std::string name(dot == std::string_view::npos ? field.path : field.path.substr(dot + 1));
+    sections = std::move(names);
     out << YAML::Key << name << YAML::Value;
     EmitField(spec, field, &out);
   }
-  if (!section.empty()) out << YAML::EndMap;
+  for (size_t i = 0; i < sections.size(); ++i) out << YAML::EndMap;
   out << YAML::EndMap;
   return std::string(out.c_str()) + "\n";
 }

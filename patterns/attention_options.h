@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ring/ring_schedule.h"
+#include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::patterns {
@@ -53,11 +54,20 @@ struct LayerBudget {
   VerticalSlashBudget vertical_slash = {};
 };
 
+// How choices are moved so that those that wait for each other take as long.
+struct BalanceOptions {
+  kernels::Anchor anchor = kernels::Anchor::kNone;
+  float tolerance = 0.1f;  // of the estimated share of attention; 0: nothing is moved
+
+  bool is_on() const { return anchor != kernels::Anchor::kNone && tolerance > 0.0f; }
+};
+
 struct AttentionOptions {
   Pattern pattern = Pattern::kDense;
   Select select = Select::kTopP;    // kVerticalSlash, as the next
   VerticalSlashBudget budget = {};  // of layers for which no plan says another
   std::vector<int> dense_layers = {};
+  BalanceOptions balance = {};
   Selection selection = Selection::kFull;
   int probe_every = 0;        // steps between two probes of the recall; 0: never
   int estimate_queries = 64;  // kVerticalSlash: at most 256

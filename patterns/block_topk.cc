@@ -4,6 +4,7 @@
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
 #include "patterns/index/key_sums.h"
+#include "patterns/moved_choice.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -39,18 +40,23 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   const int64_t blocks = (layout.tokens + options.block_size - 1) / options.block_size;
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.block_size;
-  index.kept_blocks = static_cast<int32_t>(std::min<int64_t>(options.topk_blocks + 1, blocks));
+  index.kept_blocks = static_cast<int32_t>(
+      std::min<int64_t>(RoomFor(options, int64_t{options.topk_blocks} + 1), blocks));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
-  return device.Run(
-      kernels::MeanGateStep{.key_sums = key_sums.data(),
-                            .query_layout = layout,
-                            .document_starts = index.document_starts(),
-                            .tile = options.tile,
-                            .block_size = options.block_size,
-                            .topk_blocks = options.topk_blocks,
-                            .first_query_gates = options.selection == Selection::kCausal,
-                            .chosen = index.chosen.data()});
+  return ChooseBlocks(options, inputs, device, index, [&](const kernels::ChoiceMove& move) {
+    return device.Run(
+        kernels::MeanGateStep{.key_sums = key_sums.data(),
+                              .query_layout = layout,
+                              .document_starts = index.document_starts(),
+                              .tile = options.tile,
+                              .block_size = options.block_size,
+                              .topk_blocks = options.topk_blocks,
+                              .first_query_gates = options.selection == Selection::kCausal,
+                              .scale = inputs.scale,
+                              .move = move,
+                              .chosen = index.chosen.data()});
+  });
 }
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
@@ -73,6 +79,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .sees = "key blocks chosen per query block",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kOnAsk,
+    .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

@@ -45,6 +45,26 @@ absl::Status CheckSelection(const AttentionOptions& options, const PatternDefini
       std::string(definition.name), able));
 }
 
+absl::Status CheckBalance(const AttentionOptions& options, const PatternDefinition& definition) {
+  if (!(options.balance.tolerance >= 0.0f && options.balance.tolerance <= 0.5f)) {
+    return Invalid(absl::StrFormat("attention.balance.tolerance is %g; it must lie in [0, 0.5]",
+                                   options.balance.tolerance));
+  }
+  if (options.balance.anchor == kernels::Anchor::kNone || definition.can_be_balanced) {
+    return absl::OkStatus();
+  }
+  std::string able;
+  for (const PatternDefinition* other : Definitions()) {
+    if (!other->can_be_balanced) continue;
+    absl::StrAppend(&able, able.empty() ? "" : ", ", std::string(other->name));
+  }
+  return Invalid(
+      absl::StrFormat("attention.balance.anchor: attention.pattern: %s has no choice that could be "
+                      "moved; give none, "
+                      "or one of the patterns %s",
+                      std::string(definition.name), able));
+}
+
 }  // namespace
 
 absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
@@ -59,6 +79,7 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition != nullptr) {
     RETURN_IF_ERROR(CheckSelection(options, *definition));
+    RETURN_IF_ERROR(CheckBalance(options, *definition));
     return definition->check(options);
   }
   return Invalid(

@@ -13,6 +13,7 @@ extern constinit const PatternDefinition kDenseDefinition = {
           return ring::BandTiles(query, key, tiles.tile, /*window=*/0, tiles.document_starts);
         },
     .causal_choice = CausalChoice::kAlways,
+    .can_be_balanced = false,
     .needs_whole_tiles = false,
     .fields = {},
     .check = [](const AttentionOptions&) { return absl::OkStatus(); },

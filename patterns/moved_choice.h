@@ -13,13 +13,13 @@
 
 namespace ringleader::patterns {
 
-// After a Select of `work`, whose budgets it replaces: Selects again, twice where less is to be kept.
-// All ranks of a ring have made the same choice and move it alike.
+// After a Select of `work`, whose budgets it replaces: Selects again, twice where less is to be
+// kept. All ranks of a ring have made the same choice and move it alike.
 absl::Status MoveColumnsAndDiagonals(const AttentionOptions& options, const IndexInputs& inputs,
                                      VerticalSlash& work, IndexDevice& device, LayerIndex& index);
 
-// `choose` fills index.chosen; it is called once, and where the choice is moved once more. Ranks of a
-// ring tell each other what they visit, 8 bytes each.
+// `choose` fills index.chosen; it is called once, and where the choice is moved once more. Ranks of
+// a ring tell each other what they visit, 8 bytes each.
 absl::Status ChooseBlocks(const AttentionOptions& options, const IndexInputs& inputs,
                           IndexDevice& device, LayerIndex& index,
                           absl::FunctionRef<absl::Status(const kernels::ChoiceMove&)> choose);

@@ -45,6 +45,7 @@ extern constinit const PatternDefinition kSlidingWindowDefinition = {
     .sees = "the last tokens",
     .count_tiles = CountTiles,
     .causal_choice = CausalChoice::kAlways,
+    .can_be_balanced = false,
     .needs_whole_tiles = false,
     .fields = kFields,
     .check = Check,

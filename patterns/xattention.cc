@@ -4,6 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
+#include "patterns/moved_choice.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -69,19 +70,23 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   const auto density = static_cast<float>(options.density);
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
-  index.kept_blocks = std::min(blocks, std::max(2, kernels::MostBlocks(density, blocks)));
+  const int64_t most = std::max(2, kernels::MostBlocks(density, blocks));
+  index.kept_blocks = static_cast<int32_t>(std::min<int64_t>(blocks, RoomFor(options, most)));
   index.chosen =
       AllocateArray<uint32_t>(device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
-  return device.Run(
-      kernels::AntidiagonalGateStep{.keys = keys.data(),
-                                    .query_layout = layout,
-                                    .document_starts = index.document_starts(),
-                                    .tile = options.tile,
-                                    .stride = options.stride,
-                                    .scale = inputs.scale,
-                                    .threshold = static_cast<float>(options.threshold),
-                                    .density = density,
-                                    .chosen = index.chosen.data()});
+  return ChooseBlocks(options, inputs, device, index, [&](const kernels::ChoiceMove& move) {
+    return device.Run(
+        kernels::AntidiagonalGateStep{.keys = keys.data(),
+                                      .query_layout = layout,
+                                      .document_starts = index.document_starts(),
+                                      .tile = options.tile,
+                                      .stride = options.stride,
+                                      .scale = inputs.scale,
+                                      .threshold = static_cast<float>(options.threshold),
+                                      .density = density,
+                                      .move = move,
+                                      .chosen = index.chosen.data()});
+  });
 }
 
 // A guess near what its authors report for thresholds of 0.9 and long inputs, if no share says.
@@ -114,6 +119,7 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .sees = "key blocks scored by antidiagonals of each tile",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
+    .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,
     .check = Check,

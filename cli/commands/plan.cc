@@ -71,8 +71,8 @@ absl::StatusOr<std::vector<uint64_t>> PackedLengths(const v1::DataSpec& spec) {
   return lengths;
 }
 
-// Predicts steps of samples from their lengths: those of the file or, without one, of the data where
-// it can be read here. Returns whose they are, for people; empty if nobody's are known.
+// Predicts steps of samples from their lengths: those of the file or, without one, of the data
+// where it can be read here. Returns whose they are, for people; empty if nobody's are known.
 absl::StatusOr<std::string> PredictFromLengths(const Flags& flags, const v1::JobSpec& spec,
                                                const model::ModelConfig& model,
                                                const planner::ClusterShape& cluster,
@@ -93,7 +93,8 @@ absl::StatusOr<std::string> PredictFromLengths(const Flags& flags, const v1::Job
     const absl::StatusOr<std::vector<uint64_t>> packed = PackedLengths(spec.data());
     if (!packed.ok()) {
       return absl::StrFormat(
-          "each sample is taken to have data.sequence_length tokens, for those of data.train are not known here "
+          "each sample is taken to have data.sequence_length tokens, for those of data.train are "
+          "not known here "
           "(%s); --lengths FILE says how long they are",
           std::string(packed.status().message()));
     }
@@ -212,9 +213,10 @@ void AddPlanCommand(CLI::App& app, Context* context) {
                    "share of the causal tiles that a sparse layer visits, likewise")
       ->check(CLI::Range(1e-6, 1.0));
   command
-      ->add_option("--lengths", flags->lengths,
-                   "file with one sample's tokens a line, for data.batching: samples (default: those "
-                   "of data.train, where it can be read)")
+      ->add_option(
+          "--lengths", flags->lengths,
+          "file with one sample's tokens a line, for data.batching: samples (default: those "
+          "of data.train, where it can be read)")
       ->check(CLI::ExistingFile);
   command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
 }

@@ -34,6 +34,7 @@ struct Totals {
   std::map<uint32_t, Mean> layer_density, layer_recall;
   std::map<uint32_t, std::vector<Mean>> probed_recall;              // by head
   std::map<uint32_t, Mean> verticals_at_budget, slashes_at_budget;  // of layers with a recall
+  double balanced = 0, anchor_missed = 0;                           // calls of layers, all ranks
   v1::PhaseSeconds phases;
 };
 
@@ -56,6 +57,8 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     for (const v1::LayerReport& layer : step.layers()) {
       totals.density.Add(layer.density());
       totals.layer_density[layer.layer()].Add(layer.density());
+      totals.balanced += static_cast<double>(layer.balanced());
+      totals.anchor_missed += static_cast<double>(layer.anchor_missed());
       if (layer.probed_recall_by_head_size() > 0) {
         std::vector<Mean>& heads = totals.probed_recall[layer.layer()];
         heads.resize(layer.probed_recall_by_head_size());
@@ -184,6 +187,9 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
       {"seconds", totals.seconds},
       {"phases", phases},
       {"model", job.model_directory()}};
+  if (totals.balanced > 0) {
+    json["balance"] = {{"moved", totals.balanced}, {"anchor_missed", totals.anchor_missed}};
+  }
   if (totals.samples > 0) json["samples"] = SamplesToJson(totals);
   return json;
 }
@@ -215,6 +221,12 @@ void WriteTable(std::ostream& out, const Totals& totals) {
                       SetBy(totals, layer));
     }
     rows.push_back({absl::StrCat("density, layer ", layer), text});
+  }
+  if (totals.balanced > 0) {
+    rows.push_back(
+        {"balance",
+         absl::StrFormat("%.0f choices of layers moved, %s missed the anchor", totals.balanced,
+                         FormatPercent(totals.anchor_missed / totals.balanced))});
   }
   for (const auto& [layer, heads] : totals.probed_recall) {
     rows.push_back({absl::StrCat("probed recall, layer ", layer), ProbedText(heads)});

@@ -82,6 +82,8 @@ void CliTest::ScriptRun(const std::string& id, v1::Job::State last) {
       report->mutable_layers(l)->set_density(l == 0 ? 1.0 : 0.2);
       report->mutable_layers(l)->set_recall(l == 0 ? -1 : 0.9);
       report->mutable_layers(l)->set_slashes_at_budget(0.75);
+      if (l == 1) report->mutable_layers(l)->set_balanced(8);
+      if (l == 1) report->mutable_layers(l)->set_anchor_missed(2);
       if (l == 0 || step == 2) continue;  // probed in the first step and the third
       report->mutable_layers(l)->add_probed_recall_by_head(step == 1 ? 0.5F : 1.0F);
       report->mutable_layers(l)->add_probed_recall_by_head(0.25);

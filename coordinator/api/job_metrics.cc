@@ -67,22 +67,26 @@ class JobFamilies {
 
   void AppendTo(std::vector<prometheus::MetricFamily>* families) {
     for (prometheus::MetricFamily* family :
-         {&completed_, &total_,   &checkpoint_, &attempts_,      &tokens_,
-          &loss_,      &heldout_, &speed_,      &imbalance_,     &ring_imbalance_,
-          &hosts_,     &seconds_, &phases_,     &gradient_norm_, &learning_rate_,
-          &memory_,    &density_, &recall_,     &probed_recall_, &tiles_}) {
+         {&completed_,     &total_,         &checkpoint_,    &attempts_,       &tokens_,  &loss_,
+          &heldout_,       &speed_,         &imbalance_,     &ring_imbalance_, &hosts_,   &seconds_,
+          &phases_,        &gradient_norm_, &learning_rate_, &memory_,         &density_, &recall_,
+          &probed_recall_, &anchor_missed_, &tiles_}) {
       if (!family->metric.empty()) families->push_back(std::move(*family));
     }
   }
 
  private:
-  static constexpr int kSeriesOfLayer = 4;  // that AddLayer adds, at most
+  static constexpr int kSeriesOfLayer = 5;  // that AddLayer adds, at most
   void AddLayer(const std::string& job, const v1::LayerReport& layer) {
     const std::vector<prometheus::ClientMetric::Label> labels = {
         {"job_name", job}, {"layer", absl::StrCat(layer.layer())}};
     AddGauge(&density_, labels, layer.density());
     if (layer.recall() >= 0) AddGauge(&recall_, labels, layer.recall());
     if (layer.has_probed_recall()) AddGauge(&probed_recall_, labels, layer.probed_recall());
+    if (layer.balanced() > 0) {
+      AddGauge(&anchor_missed_, labels,
+               static_cast<double>(layer.anchor_missed()) / static_cast<double>(layer.balanced()));
+    }
     double tiles = static_cast<double>(layer.column_tiles());
     for (const uint64_t of_ring_step : layer.tiles_per_ring_step()) {
       tiles += static_cast<double>(of_ring_step);
@@ -137,6 +141,9 @@ class JobFamilies {
   prometheus::MetricFamily probed_recall_ = GaugeFamily(
       "ringleader_job_layer_probed_recall_ratio",
       "Attention mass that a layer kept on sampled rows, by the newest probe, mean over heads.");
+  prometheus::MetricFamily anchor_missed_ = GaugeFamily(
+      "ringleader_job_layer_anchor_missed_ratio",
+      "Share of a layer's micro-batches moved by attention.balance that missed the anchor.");
   prometheus::MetricFamily tiles_ = GaugeFamily(
       "ringleader_job_layer_tiles", "Attention tiles that a layer visited, all ranks and heads.");
 };

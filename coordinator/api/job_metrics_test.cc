@@ -59,6 +59,8 @@ class JobMetricsTest : public ::testing::Test {
           of->set_density(1.0 / (layer + 1));
           of->set_recall(layer == 0 ? -1 : 0.9);
           if (layer > 0) of->set_probed_recall(0.75);
+          if (layer > 0) of->set_balanced(4);
+          of->set_anchor_missed(static_cast<uint64_t>(layer));
           of->add_tiles_per_ring_step(10);
           of->add_tiles_per_ring_step(20);
           of->set_column_tiles(5);
@@ -105,6 +107,8 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
   EXPECT_THAT(Collect("ringleader_job_layer_recall_ratio"), ElementsAre(Pair("runs 1", 0.9)));
   EXPECT_THAT(Collect("ringleader_job_layer_probed_recall_ratio"),
               ElementsAre(Pair("runs 1", 0.75)));
+  EXPECT_THAT(Collect("ringleader_job_layer_anchor_missed_ratio"),
+              ElementsAre(Pair("runs 1", 0.25)));
   EXPECT_THAT(Collect("ringleader_job_layer_tiles"),
               ElementsAre(Pair("runs 0", 35), Pair("runs 1", 35)));
   EXPECT_THAT(Collect("ringleader_job_trainers"),

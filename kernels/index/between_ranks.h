@@ -40,6 +40,8 @@ struct LayerCounters {
   double verticals_at_budget;  // IndexMass's, mean over heads
   double slashes_at_budget;
   int64_t column_tiles;
+  int64_t balanced;       // calls whose choice was moved (balance_steps.h)
+  int64_t anchor_missed;  // of them: MissesAnchor
 };
 inline constexpr int kLayerCounters = sizeof(LayerCounters) / 8;
 

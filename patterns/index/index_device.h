@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "patterns/index/device_array.h"
 #include "patterns/index/layer_index.h"
+#include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/shard_layout.h"
 
@@ -22,6 +23,10 @@ struct IndexInputs {
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0.0f;                                          // of logits
   std::shared_ptr<const DeviceDocuments> documents = nullptr;  // null: one
+  // attention.balance: whether this call's choice is moved at all, and by which factor of its work
+  // so that its group comes to the anchor of the groups. The same on all ranks of a ring.
+  bool is_balanced = false;
+  float move = 1.0f;
 };
 
 // The types that ranks sum.
@@ -52,11 +57,17 @@ class IndexDevice {
   virtual absl::Status Select(const VerticalSlash& work, const LayerIndex& index) = 0;
   // After a Select, for another one.
   virtual absl::Status AdaptBudgets(const VerticalSlash& work) = 0;
+  // What a Select came to, by head: [heads].
+  virtual absl::Status NoteChoices(const VerticalSlash& work, const LayerIndex& index,
+                                   kernels::HeadChoice* choices) = 0;
   // Adds verticals, slashes and recall to the layer's statistics.
   virtual absl::Status CountSelection(const VerticalSlash& work, const LayerIndex& index) = 0;
 
-  // Patterns that choose blocks.
+  // Patterns that choose blocks, and the arithmetic of a move.
   virtual absl::Status Run(const kernels::BlockStep& step) = 0;
+  // Adds a choice that was to be moved by *factor to the layer's statistics, unless that is 1.
+  virtual absl::Status CountMove(const int64_t* work_before, const int64_t* work_after,
+                                 const float* factor) = 0;
 };
 
 template <typename T>

@@ -37,7 +37,7 @@ struct StepRecord {
     attention::VisitedTiles tiles = {};
   };
   std::map<uint64_t, LengthRecord> lengths = {};  // by bin
-  data::SampleCounts overlong = {};  // of the training data
+  data::SampleCounts overlong = {};               // of the training data
   double step_seconds = 0;
   PhaseSeconds phases;
   uint64_t peak_memory_bytes = 0;

@@ -17,7 +17,7 @@ struct LayerSums {
   Mean recall, probed_recall;
   std::vector<Mean> probed_recall_by_head;
   std::vector<uint64_t> tiles_per_ring_step;
-  uint64_t column_tiles = 0;
+  uint64_t column_tiles = 0, balanced = 0, anchor_missed = 0;
 };
 
 void AddInto(std::span<const uint64_t> tiles, std::vector<uint64_t>* sums) {
@@ -80,6 +80,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
       AddInto(Tiles(layer), &sums.tiles_per_ring_step);
       AddInto(Tiles(layer), &ring_steps);
       sums.column_tiles += layer.column_tiles();
+      sums.balanced += layer.balanced();
+      sums.anchor_missed += layer.anchor_missed();
       column_tiles += layer.column_tiles();
     }
     // A worker that ran out of room sends reports without layers: no word about the load.
@@ -103,6 +105,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     layer->mutable_tiles_per_ring_step()->Add(sums.tiles_per_ring_step.begin(),
                                               sums.tiles_per_ring_step.end());
     layer->set_column_tiles(sums.column_tiles);
+    layer->set_balanced(sums.balanced);
+    layer->set_anchor_missed(sums.anchor_missed);
   }
   for (auto& [tokens, bin] : lengths) *merged.add_lengths() = std::move(bin);
   merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());

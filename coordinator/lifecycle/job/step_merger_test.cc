@@ -116,6 +116,8 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
     added->set_density(density);
     added->set_recall(recall);
     added->set_slashes_at_budget(density * 2);
+    added->set_balanced(4);
+    added->set_anchor_missed(tiles[0] / 10);
     added->mutable_tiles_per_ring_step()->Add(tiles.begin(), tiles.end());
   };
   layer(&first, 0.2, 0.9, {10, 30});
@@ -136,6 +138,8 @@ TEST(MergeStepsTest, MaximaMeansAndLoads) {
   ASSERT_EQ(merged.layers_size(), 1);
   EXPECT_NEAR(merged.layers(0).density(), 0.3, 1e-12);
   EXPECT_NEAR(merged.layers(0).slashes_at_budget(), 0.6, 1e-12);
+  EXPECT_EQ(merged.layers(0).balanced(), 8u);
+  EXPECT_EQ(merged.layers(0).anchor_missed(), 4u);
   EXPECT_EQ(merged.layers(0).recall(), 0.9);  // only one rank estimated it
   EXPECT_THAT(merged.layers(0).probed_recall_by_head(), ElementsAre(0.75F, 0.5F));
   EXPECT_EQ(merged.layers(0).probed_recall(), 0.625);

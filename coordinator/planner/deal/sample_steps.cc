@@ -68,7 +68,8 @@ void AddScaled(const v1::Prediction& from, double scale, v1::Prediction* to) {
   for (int i = 0; i < type->field_count(); ++i) {
     const google::protobuf::FieldDescriptor* const field = type->field(i);
     if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) continue;
-    fields->SetDouble(to, field, fields->GetDouble(*to, field) + scale * fields->GetDouble(from, field));
+    fields->SetDouble(to, field,
+                      fields->GetDouble(*to, field) + scale * fields->GetDouble(from, field));
   }
 }
 
@@ -94,9 +95,9 @@ class PricedLengths {
   }
 
   void AddTo(uint64_t tokens, double scale, v1::Prediction* sum) const {
-    const auto above = std::lower_bound(
-        rows_.begin(), rows_.end(), tokens,
-        [](const auto& row, uint64_t wanted) { return row.first < wanted; });
+    const auto above =
+        std::lower_bound(rows_.begin(), rows_.end(), tokens,
+                         [](const auto& row, uint64_t wanted) { return row.first < wanted; });
     const auto at = static_cast<double>(tokens);
     if (above == rows_.begin()) {
       AddScaled(above->second, scale * at / static_cast<double>(above->first), sum);
@@ -116,10 +117,10 @@ absl::Status CheckLengths(std::span<const uint64_t> lengths, uint64_t most) {
   if (lengths.empty()) return absl::InvalidArgumentError("there is no length of a sample");
   for (size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] > 0 && lengths[i] <= most) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("length %d of the samples is %d tokens; from 1 to data.sequence_length (%d) "
-                        "fit a micro-batch",
-                        i + 1, lengths[i], most));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "length %d of the samples is %d tokens; from 1 to data.sequence_length (%d) "
+        "fit a micro-batch",
+        i + 1, lengths[i], most));
   }
   return absl::OkStatus();
 }
@@ -139,11 +140,11 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
   for (const uint64_t length : WeighedLengths(spec)) {
     ASSIGN_OR_RETURN(const v1::Prediction alone, pricer.PriceAlone(*plan, cost_model, length));
     const double density = SparseDensity(spec, model, alone.density());
-    const double factor = density > 0 ? MeasuredFactor(spec, model, cost_model, length, density) : 1;
+    const double factor =
+        density > 0 ? MeasuredFactor(spec, model, cost_model, length, density) : 1;
     const double attention = 1e3 * alone.attention_seconds();
     // Sampled patterns vary; weights ascend.
-    milliseconds =
-        std::max(milliseconds, 1e3 * alone.step_seconds() + (factor - 1) * attention);
+    milliseconds = std::max(milliseconds, 1e3 * alone.step_seconds() + (factor - 1) * attention);
     v1::SampleWeight* const row = plan->add_sample_weights();
     row->set_tokens(length);
     row->set_milliseconds(milliseconds);

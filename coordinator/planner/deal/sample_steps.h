@@ -19,14 +19,14 @@ namespace ringleader::planner {
 double SparseDensity(const v1::JobSpec& spec, const model::ModelConfig& model, double density);
 
 // Sets the plan's weights of samples: what one is predicted to take as a micro-batch of its own, by
-// the pattern's assumed density, and where attention of the job's shape was measured at what it took
-// there. Nothing unless documents are samples.
+// the pattern's assumed density, and where attention of the job's shape was measured at what it
+// took there. Nothing unless documents are samples.
 absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& model,
                           const CostModel& cost_model, Pricer& pricer, v1::StepPlan* plan);
 
-// The mean of steps of training.global_batch samples, of `lengths` drawn with training.seed, dealt by
-// the plan's weights: of each what its slowest group takes. Memory is the plan's. INVALID_ARGUMENT
-// where there is no length, or one is 0 or more than data.sequence_length.
+// The mean of steps of training.global_batch samples, of `lengths` drawn with training.seed, dealt
+// by the plan's weights: of each what its slowest group takes. Memory is the plan's.
+// INVALID_ARGUMENT where there is no length, or one is 0 or more than data.sequence_length.
 absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
                                               const model::ModelConfig& model,
                                               const CostModel& cost_model, const v1::StepPlan& plan,

@@ -16,7 +16,8 @@ using ::testing::HasSubstr;
 
 class SampleStepsTest : public ::testing::Test {
  protected:
-  SampleStepsTest() : spec_(LongJob(1, 65536)), cluster_(TypicalCluster(v1::ResourcesSpec::CUDA, 1, 2)) {
+  SampleStepsTest()
+      : spec_(LongJob(1, 65536)), cluster_(TypicalCluster(v1::ResourcesSpec::CUDA, 1, 2)) {
     spec_.mutable_parallelism()->set_data(2);
     spec_.mutable_resources()->set_trainers(2);
     spec_.mutable_training()->set_global_batch(8);
@@ -109,6 +110,7 @@ TEST_F(SampleStepsTest, ReportsOfSamplesTeachTheCostModel) {
   v1::StepReport report;
   report.set_most_tiles(1000);
   report.mutable_phases()->set_linear(1);
+  report.mutable_phases()->set_attention_forward(0.1);
   costs.ObserveStep(spec_, model, report);
   EXPECT_EQ(costs.observations(), 0) << "of an earlier release, which did not say";
   constexpr double kLinearPerToken = 3e-6;  // of a layer

@@ -203,15 +203,14 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   prediction.set_worker_imbalance(tiles > 0 ? largest_tiles * setting.ring.ranks() / tiles : 1.0);
   prediction.set_step_imbalance(step_imbalance / layers);
   prediction.set_density(tiles / (layers * setting.CausalTiles(tokens, model_)));
-  prediction.set_model_flops(
-      sequences * ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
+  prediction.set_model_flops(sequences *
+                             ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
   return prediction;
 }
 
 void Pricer::AddOptimizer(const CostModel& cost_model, v1::Prediction* prediction) const {
-  const double seconds =
-      cost_model.Seconds(Phase::kOptimizer, {.bytes = 8.0 * static_cast<double>(model_.parameters()),
-                                             .calls = 1});
+  const double seconds = cost_model.Seconds(
+      Phase::kOptimizer, {.bytes = 8.0 * static_cast<double>(model_.parameters()), .calls = 1});
   prediction->set_optimizer_seconds(seconds);
   prediction->set_exchange_seconds(seconds * cost_model.exchange_share());
   prediction->set_step_seconds(prediction->step_seconds() + seconds);

@@ -28,6 +28,7 @@ struct KeepParams {
   int query_tiles = 0;  // of this rank
   float threshold = 0.0f;
   float density = 0.0f;
+  ChoiceMove move = {};
   uint32_t* chosen = nullptr;
 };
 
@@ -97,9 +98,19 @@ __global__ void __launch_bounds__(kKeepThreads)
   const int seen = own - first + 1, forced = seen == 1 ? 1 : 2;
   const int64_t forced_mass = seen == 1 ? mass[0] : int64_t{mass[0]} + mass[seen - 1];
   const auto other_mass = [&](int i) { return i == 0 || i == seen - 1 ? 0 : mass[i]; };
-  const Threshold threshold = FindThreshold<1, kKeepThreads>(
-      shared, 0, seen, other_mass, MostBlocks(keep.density, seen) - forced,
-      MassTarget(static_cast<int64_t>(total), keep.threshold) - forced_mass, One());
+  const auto find = [&](int64_t count, int64_t of_mass) {
+    return FindThreshold<1, kKeepThreads>(shared, 0, seen, other_mass, count, of_mass, One());
+  };
+  const auto all = static_cast<int64_t>(total);
+  Threshold threshold =
+      find(MostBlocks(keep.density, seen) - forced, MassTarget(all, keep.threshold) - forced_mass);
+  if (keep.move.factor != nullptr) {
+    const int64_t before = threshold.count,
+                  least = HeldMass(threshold.mass, all, keep.move.tolerance);
+    const uint32_t place = MovePlace(own, p.first_head + head);
+    threshold = find(MovedCount(forced + before, *keep.move.factor, place) - forced, INT_MAX);
+    if (threshold.count < before && threshold.mass < least) threshold = find(before, least);
+  }
   const int words = BlockWords(p.blocks);
   uint32_t* const chosen =
       keep.chosen + (static_cast<int64_t>(p.first_head + head) * keep.query_tiles + a) * words;
@@ -245,6 +256,7 @@ absl::Status ChooseByAntidiagonals(const TokenMajor<const __nv_bfloat16>& q,
                      .query_tiles = query_tiles,
                      .threshold = step.threshold,
                      .density = step.density,
+                     .move = step.move,
                      .chosen = step.chosen};
   for (int64_t head = 0; head < q.heads; head += batches.heads_at_once) {
     params.first_head = static_cast<int>(head);

@@ -160,6 +160,45 @@ TEST_F(AntidiagonalTest, IsTheOraclesAndOnRanksThatOfOne) {
   }
 }
 
+// A row keeps so many of the heaviest, and no fewer than hold what the tolerance leaves.
+TEST_F(AntidiagonalTest, AMoveKeepsMoreOrFewerOfTheHeaviest) {
+  const int64_t tokens = 4096, tiles = tokens / 64;
+  const Rows q = Random(tokens, 4, 64), k = Random(tokens, 2, 64);
+  AntidiagonalGateStep step = {.tile = 64, .stride = 8, .scale = 1.0f, .threshold = 0.5f};
+  const std::vector<uint32_t> base = Choose(q, k, step, {.tokens = tokens}, {});
+  const int64_t words = BlockWords(static_cast<int32_t>(tiles));
+  const auto count = [&](const std::vector<uint32_t>& chosen, int64_t row) {
+    int64_t blocks = 0;
+    for (int64_t w = 0; w < words; ++w) blocks += __builtin_popcount(chosen[row * words + w]);
+    return blocks;
+  };
+  for (const float factor : {0.6f, 1.0f, 1.4f}) {
+    for (const float tolerance : {0.01f, 0.5f}) {
+      const DeviceBuffer<float> gpu_factor(std::vector<float>{factor});
+      step.move = {.factor = gpu_factor.data(), .tolerance = tolerance};
+      const std::vector<uint32_t> moved = Choose(q, k, step, {.tokens = tokens}, {});
+      int64_t held = 0;
+      for (int64_t row = 0; row < 4 * tiles; ++row) {
+        const int64_t own = row % tiles, before = count(base, row), after = count(moved, row);
+        const int64_t forced = own == 0 ? 1 : 2;
+        const int64_t wanted = std::clamp<int64_t>(
+            MovedCount(before, factor, MovePlace(own, static_cast<int32_t>(row / tiles))), forced,
+            own + 1);
+        for (int64_t w = 0; w < words; ++w) {
+          const uint32_t b = base[row * words + w], m = moved[row * words + w];
+          ASSERT_EQ((factor < 1 ? m & ~b : b & ~m), 0u) << row;
+        }
+        // Blocks without mass are not kept, so a row may end before what is wanted.
+        EXPECT_LE(after, std::max(wanted, factor < 1 ? before : 0)) << row;
+        if (factor < 1) EXPECT_GE(after, wanted) << row;
+        if (tolerance == 0.5f && factor < 1) EXPECT_EQ(after, wanted) << row;
+        held += after > wanted;
+      }
+      EXPECT_EQ(held > 0, factor < 1 && tolerance < 0.1f);
+    }
+  }
+}
+
 // Rows whose scores take several launches, and heads that do.
 TEST_F(AntidiagonalTest, BatchesAreWhole) {
   if (SmallShapes()) GTEST_SKIP() << "large";

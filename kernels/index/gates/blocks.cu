@@ -7,6 +7,7 @@
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/gates/query_gate.h"
+#include "kernels/index/move.h"
 #include "kernels/index/threshold.cuh"
 #include "ringleader/kernels/index.h"
 
@@ -126,6 +127,75 @@ __device__ __forceinline__ int FirstBlock(const int32_t* document_starts, int a,
                                     : document_starts[static_cast<int64_t>(a) * tile] / block_size;
 }
 
+__device__ __forceinline__ float ScoreOf(uint32_t key) {
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+__device__ double BlockMax(double value, double* slots) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = fmax(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  }
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int w = 0; w < kGateWarps; ++w) value = fmax(value, slots[w]);
+  __syncthreads();
+  return value;
+}
+
+// In an order that depends on the number of threads alone.
+__device__ double BlockSum(double value, double* slots) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  }
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = 0.0;
+  for (int w = 0; w < kGateWarps; ++w) value += slots[w];
+  __syncthreads();
+  return value;
+}
+
+struct MoveShared {
+  SelectShared select;
+  double slots[kGateWarps];
+};
+
+// How many of keys[first, own) a row keeps that would keep `keep`, besides its own block: as the
+// CPU engine's. All threads call.
+__device__ int MovedKeep(const uint32_t* keys, int first, int own, int keep, double scale,
+                         const ChoiceMove& move, uint32_t place, MoveShared& shared) {
+  const int moved = min(max(MovedCount(keep + 1, *move.factor, place) - 1, 0), own - first);
+  if (moved >= keep) return moved;
+  double most = -INFINITY, sum = 0.0;
+  for (int i = first + static_cast<int>(threadIdx.x); i < own; i += kGateThreads) {
+    most = fmax(most, static_cast<double>(ScoreOf(keys[i])));
+  }
+  most = BlockMax(most, shared.slots);
+  const auto weight_of = [&](int i) {
+    return exp((static_cast<double>(ScoreOf(keys[i])) - most) * scale);
+  };
+  for (int i = first + static_cast<int>(threadIdx.x); i < own; i += kGateThreads) {
+    sum += weight_of(i);
+  }
+  sum = BlockSum(sum, shared.slots);
+  // What is not a number has no mass: the step's loss will say so.
+  const auto mass_of = [&](int i) {
+    const double share = weight_of(i) / sum;
+    return share <= 1.0 ? static_cast<int>(rint(ldexp(share, kMassBits))) : 0;
+  };
+  const Threshold all =
+      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, INT_MAX, INT_MAX, One());
+  const Threshold kept =
+      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, keep, INT_MAX, One());
+  const Threshold held =
+      FindThreshold<1, kGateThreads>(shared.select, first, own, mass_of, keep,
+                                     HeldMass(kept.mass, all.mass, move.tolerance), One());
+  return max(moved, static_cast<int>(held.count));
+}
+
+template <bool kMoves>
 __global__ void __launch_bounds__(kGateThreads)
     MeanGateKernel(const BlockGateArgs args, int query_tiles, int blocks) {
   __shared__ GateShared shared;
@@ -160,7 +230,17 @@ __global__ void __launch_bounds__(kGateThreads)
   }
   __syncthreads();
   const int words = (blocks + 31) / 32;
-  KeepLargest(row_keys, own, min(args.topk_blocks, own - first), own, words, TiesGoLate(head),
+  int keep = min(args.topk_blocks, own - first);
+  if constexpr (kMoves) {
+    __shared__ MoveShared move_shared;
+    const int64_t token = static_cast<int64_t>(a) * args.tile;
+    const int queries =
+        min(args.queries, static_cast<int>(args.query_layout.local_tokens() - token));
+    keep = MovedKeep(row_keys, first, own, keep,
+                     static_cast<double>(args.scale) / static_cast<double>(queries), args.move,
+                     MovePlace(args.query_layout.Position(token) / args.tile, head), move_shared);
+  }
+  KeepLargest(row_keys, own, keep, own, words, TiesGoLate(head),
               args.chosen + (static_cast<int64_t>(head) * query_tiles + a) * words, shared);
 }
 
@@ -339,8 +419,12 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) 
   BlockMeansKernel<<<dim3(static_cast<unsigned>(blocks), args.kv_heads), args.head_dim, 0,
                      stream>>>(args, tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMean: means");
-  MeanGateKernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks,
-                   stream>>>(args, query_tiles, static_cast<int>(blocks));
+  const auto kernel = args.move.factor == nullptr ? MeanGateKernel<false> : MeanGateKernel<true>;
+  RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            sizeof(uint32_t) * kMaxBlocks),
+                       "SelectBlocksByMean: shared memory");
+  kernel<<<dim3(query_tiles, args.heads), kGateThreads, sizeof(uint32_t) * blocks, stream>>>(
+      args, query_tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMean");
   return absl::OkStatus();
 }
@@ -372,6 +456,9 @@ struct Step {
                                .tile = step.tile,
                                .block_size = step.block_size,
                                .topk_blocks = step.topk_blocks,
+                               .scale = step.scale,
+                               .queries = step.first_query_gates ? 1 : step.tile,
+                               .move = step.move,
                                .means = sums + tiles * q.heads * q.head_dim,
                                .chosen = step.chosen},
                               stream);
@@ -394,6 +481,11 @@ struct Step {
     }
     return ChooseByAntidiagonals(q, keys, step, workspace, stream);
   }
+  absl::Status operator()(const CountWorkStep& step) const { return CountWork(step, stream); }
+  absl::Status operator()(const FindMoveStep& step) const { return FindMove(step, stream); }
+  absl::Status operator()(const SumChoicesStep& step) const { return SumChoices(step, stream); }
+  absl::Status operator()(const MoveBudgetsStep& step) const { return MoveBudgets(step, stream); }
+  absl::Status operator()(const HoldMassStep& step) const { return HoldMass(step, stream); }
 };
 
 }  // namespace

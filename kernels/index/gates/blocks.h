@@ -39,6 +39,10 @@ struct BlockGateArgs {
   int32_t tile = 128;
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
+  // MeanGateStep's: of logits, of `queries` a tile whose sum query_sums is.
+  float scale = 0.0f;
+  int32_t queries = 1;
+  ChoiceMove move = {};
   float* means = nullptr;      // workspace: [kv_heads, blocks, head_dim]
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
 };

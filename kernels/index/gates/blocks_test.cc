@@ -152,35 +152,38 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
     const std::vector<Bf16> q_local = Shard(q, q_row, query);
     const std::vector<float> q_floats = Floats(q_local);
     const int64_t n = query.local_tokens(), query_tiles = (n + s.tile - 1) / s.tile;
-    const std::vector<char> selected = reference::SelectBlocks(
-        engine, {.q = {q_floats.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
-                 .query_layout = query,
-                 .document_starts = starts.OnHost(),
-                 .key_sums = key_sums.data(),
-                 .kv_heads = s.kv_heads,
-                 .tile = s.tile,
-                 .block_size = s.block_size,
-                 .topk_blocks = s.topk});
+    reference::BlockTopKArgs args = {
+        .q = {q_floats.data(), n, s.heads, s.head_dim, q_row, s.head_dim},
+        .query_layout = query,
+        .document_starts = starts.OnHost(),
+        .key_sums = key_sums.data(),
+        .kv_heads = s.kv_heads,
+        .tile = s.tile,
+        .block_size = s.block_size,
+        .topk_blocks = s.topk,
+        .scale = 0.5f};
+    const std::vector<char> selected = reference::SelectBlocks(engine, args);
     DeviceBuffer<Bf16> gpu_q(q_local);
     DeviceBuffer<float> query_sums(query_tiles * q_row), means(k_row * blocks);
     DeviceBuffer<uint32_t> chosen(s.heads * query_tiles * BlockWords(blocks));
     ASSERT_EQ(TileSums({gpu_q.data(), n, s.heads, s.head_dim, q_row, s.head_dim}, s.tile,
                        query_sums.data(), nullptr),
               absl::OkStatus());
-    ASSERT_EQ(SelectBlocksByMean({.query_sums = query_sums.data(),
-                                  .key_sums = gpu_key_sums.data(),
-                                  .query_layout = query,
-                                  .document_starts = starts.OnDevice(),
-                                  .heads = s.heads,
-                                  .kv_heads = s.kv_heads,
-                                  .head_dim = s.head_dim,
-                                  .tile = s.tile,
-                                  .block_size = s.block_size,
-                                  .topk_blocks = s.topk,
-                                  .means = means.data(),
-                                  .chosen = chosen.data()},
-                                 nullptr),
-              absl::OkStatus());
+    BlockGateArgs gpu_args = {.query_sums = query_sums.data(),
+                              .key_sums = gpu_key_sums.data(),
+                              .query_layout = query,
+                              .document_starts = starts.OnDevice(),
+                              .heads = s.heads,
+                              .kv_heads = s.kv_heads,
+                              .head_dim = s.head_dim,
+                              .tile = s.tile,
+                              .block_size = s.block_size,
+                              .topk_blocks = s.topk,
+                              .scale = args.scale,
+                              .queries = s.tile,
+                              .means = means.data(),
+                              .chosen = chosen.data()};
+    ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
     const std::vector<uint32_t> bits = chosen.Read();
     for (int64_t row = 0; row < s.heads * query_tiles; ++row) {
       for (int b = 0; b < blocks; ++b) {
@@ -192,6 +195,26 @@ TEST_F(BlocksTest, MeanGateAndListsEqualTheReference) {
       ShardLayout key = query;
       key.rank = owner;
       CheckLists(chosen, selected, s, query, key, starts);
+    }
+    // Moved, for which exponentials are taken: they may differ in their last bit, and a row by one
+    // block.
+    for (const auto& [factor, tolerance] :
+         {std::pair{0.5f, 0.5f}, {0.5f, 0.02f}, {0.8f, 0.1f}, {1.4f, 0.1f}}) {
+      const DeviceBuffer<float> gpu_factor(std::vector<float>{factor});
+      args.move = {.factor = &factor, .tolerance = tolerance};
+      gpu_args.move = {.factor = gpu_factor.data(), .tolerance = tolerance};
+      const std::vector<char> moved = reference::SelectBlocks(engine, args);
+      ASSERT_EQ(SelectBlocksByMean(gpu_args, nullptr), absl::OkStatus());
+      const std::vector<uint32_t> moved_bits = chosen.Read();
+      int64_t different = 0, kept = 0;
+      for (int64_t row = 0; row < s.heads * query_tiles; ++row) {
+        for (int b = 0; b < blocks; ++b) {
+          const bool got = moved_bits[row * BlockWords(blocks) + b / 32] >> (b % 32) & 1;
+          different += got != (moved[row * blocks + b] != 0);
+          kept += got;
+        }
+      }
+      EXPECT_LE(different, kept / 1000) << factor << " " << tolerance;
     }
   }
 }

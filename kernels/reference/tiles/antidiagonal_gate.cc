@@ -90,9 +90,9 @@ class TileMasses {
   const int width_;  // groups of a tile
 };
 
-// Sets bits of what a tile keeps of the blocks [first, own].
-void Keep(const std::vector<int64_t>& mass, int64_t first, int64_t own, float threshold,
-          float density, uint32_t* chosen) {
+// Sets bits of what a tile keeps of the blocks [first, own]; `place`: of its move.
+void Keep(const std::vector<int64_t>& mass, int64_t first, int64_t own,
+          const AntidiagonalGateStep& step, uint32_t place, uint32_t* chosen) {
   std::vector<int64_t> others;
   for (int64_t block = first + 1; block < own; ++block) {
     if (mass[block] > 0) others.push_back(block);
@@ -101,16 +101,28 @@ void Keep(const std::vector<int64_t>& mass, int64_t first, int64_t own, float th
   const auto take = [&](int64_t block) { chosen[block / 32] |= 1u << block % 32; };
   take(first);
   take(own);
-  const int64_t target = MassTarget(
-      std::accumulate(mass.begin() + first, mass.begin() + own + 1, int64_t{0}), threshold);
-  int64_t held = first == own ? mass[own] : mass[first] + mass[own];
-  int64_t left =
-      MostBlocks(density, static_cast<int32_t>(own - first + 1)) - (first == own ? 1 : 2);
-  for (const int64_t block : others) {
-    if (held >= target || left-- <= 0) break;
-    take(block);
-    held += mass[block];
+  const int64_t total = std::accumulate(mass.begin() + first, mass.begin() + own + 1, int64_t{0});
+  const int64_t forced = first == own ? 1 : 2;
+  const int64_t of_forced = first == own ? mass[own] : mass[first] + mass[own];
+  // Takes others from the heaviest on until they are `most` or hold `target` with the forced ones.
+  int64_t held = of_forced;
+  const auto count_up_to = [&](int64_t most, int64_t target) {
+    int64_t count = 0;
+    for (held = of_forced; count < std::min(most, std::ssize(others)) && held < target; ++count) {
+      held += mass[others[count]];
+    }
+    return count;
+  };
+  int64_t count =
+      count_up_to(MostBlocks(step.density, static_cast<int32_t>(own - first + 1)) - forced,
+                  MassTarget(total, step.threshold));
+  if (step.move.factor != nullptr) {
+    const int64_t least = HeldMass(held, total, step.move.tolerance), before = count;
+    count = count_up_to(MovedCount(forced + before, *step.move.factor, place) - forced,
+                        std::numeric_limits<int64_t>::max());
+    if (count < before && held < least) count = count_up_to(before, least);
   }
+  for (int64_t i = 0; i < count; ++i) take(others[i]);
 }
 
 }  // namespace
@@ -134,8 +146,9 @@ void ChooseByAntidiagonals(Engine& engine, const TokenMajor<const float>& q,
       masses.Add(head, a, packed, engine.worker_scratch(worker).Reserve(logits), mass);
       const int64_t first =
           step.document_starts == nullptr ? 0 : step.document_starts[a * step.tile] / step.tile;
-      Keep(mass, first, step.query_layout.Position(a * step.tile) / step.tile, step.threshold,
-           step.density, step.chosen + (head * query_tiles + a) * words);
+      const int64_t own = step.query_layout.Position(a * step.tile) / step.tile;
+      Keep(mass, first, own, step, MovePlace(own, head),
+           step.chosen + (head * query_tiles + a) * words);
     });
   }
 }

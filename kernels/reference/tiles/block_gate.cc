@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
+#include <utility>
 
 #include "kernels/reference/tiles/antidiagonal_gate.h"
 #include "kernels/reference/tiles/tile_lists.h"
@@ -47,22 +50,59 @@ std::vector<float> BlockMeans(const float* key_sums, int64_t tokens, int tile, i
   return means;
 }
 
-// The `keep` blocks of [first, own) that `query` scores highest; among equals lower ones, or higher
-// ones where ties go late. `means`: of the head, [blocks, d].
-std::vector<int64_t> BestBlocks(const float* query, const float* means, int d, int64_t first,
-                                int64_t own, int64_t keep, bool ties_go_late) {
+using Scores = std::vector<std::pair<float, int64_t>>;  // (-score, sign * block): the best first
+
+// Of the blocks [first, own). `means`: of the head, [blocks, d].
+Scores ScoreBlocks(const float* query, const float* means, int d, int64_t first, int64_t own,
+                   bool ties_go_late) {
   const int64_t sign = ties_go_late ? -1 : 1;
-  std::vector<std::pair<float, int64_t>> scores;  // (-score, sign * block): the best first
+  Scores scores;
   for (int64_t block = first; block < own; ++block) {
     float score = 0.0f;
     for (int x = 0; x < d; ++x) score += query[x] * means[block * d + x];
     scores.emplace_back(-score, sign * block);
   }
+  return scores;
+}
+
+// The `keep` best; among equals lower ones, or higher ones where ties go late.
+std::vector<int64_t> Best(Scores scores, int64_t keep, bool ties_go_late) {
+  const int64_t sign = ties_go_late ? -1 : 1;
   keep = std::clamp<int64_t>(keep, 0, std::ssize(scores));
   std::partial_sort(scores.begin(), scores.begin() + keep, scores.end());
   std::vector<int64_t> best;
   for (int64_t i = 0; i < keep; ++i) best.push_back(sign * scores[i].second);
   return best;
+}
+
+// How many a row keeps that would keep `keep`, besides its own block. Of its masses, the softmax of
+// `scale` times the scores, it then holds what HeldMass asks for.
+int64_t MovedKeep(const Scores& scores, int64_t keep, double scale, const ChoiceMove& move,
+                  uint32_t place) {
+  keep = std::clamp<int64_t>(keep, 0, std::ssize(scores));
+  const int64_t moved =
+      std::clamp<int64_t>(MovedCount(keep + 1, *move.factor, place) - 1, 0, std::ssize(scores));
+  if (moved >= keep) return moved;
+  const double most = -double{std::min_element(scores.begin(), scores.end())->first};
+  std::vector<double> weights;
+  for (const auto& [negative, unused] : scores) {
+    weights.push_back(std::exp((-double{negative} - most) * scale));
+  }
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<int64_t> masses;  // the largest first, as scores are
+  for (const double weight : weights) {
+    const double share = weight / sum;
+    // What is not a number has no mass: the step's loss will say so.
+    masses.push_back(std::isfinite(share) ? std::llrint(std::ldexp(share, kMassBits)) : 0);
+  }
+  std::ranges::sort(masses, std::greater<>());
+  const int64_t total = std::accumulate(masses.begin(), masses.end(), int64_t{0});
+  const int64_t kept = std::accumulate(masses.begin(), masses.begin() + keep, int64_t{0});
+  const int64_t held = HeldMass(kept, total, move.tolerance);
+  int64_t mass = std::accumulate(masses.begin(), masses.begin() + moved, int64_t{0});
+  int64_t count = moved;
+  while (mass < held && count < keep) mass += masses[count++];
+  return count;
 }
 
 }  // namespace
@@ -89,11 +129,16 @@ std::vector<char> SelectBlocks(Engine& engine, const BlockTopKArgs& args) {
     const int64_t start = args.document_starts == nullptr ? 0 : args.document_starts[a * args.tile];
     char* const row = selected.data() + task * blocks;
     row[own] = 1;
-    for (const int64_t block :
-         BestBlocks(query.data(), means.data() + head / group * blocks * d, d,
-                    start / args.block_size, own, args.topk_blocks, TiesGoLate(head))) {
-      row[block] = 1;
+    const bool late = TiesGoLate(head);
+    Scores scores = ScoreBlocks(query.data(), means.data() + head / group * blocks * d, d,
+                                start / args.block_size, own, late);
+    int64_t keep = args.topk_blocks;
+    if (args.move.factor != nullptr) {
+      const auto queries = static_cast<double>(end - a * args.tile);
+      keep = MovedKeep(scores, keep, double{args.scale} / queries, args.move,
+                       MovePlace(args.query_layout.Position(a * args.tile) / args.tile, head));
     }
+    for (const int64_t block : Best(std::move(scores), keep, late)) row[block] = 1;
   });
   return selected;
 }
@@ -117,9 +162,10 @@ void ChooseByQuery(Engine& engine, const TokenMajor<const float>& q, int kv_head
                                ? MostBlocks(step.density, static_cast<int32_t>(own - first + 1))
                                : step.topk_blocks;
       std::vector<int64_t> kept =
-          BestBlocks(q.data + i * q.token_stride + head * q.head_stride,
-                     means.data() + head / group * blocks * d, d, first, own, keep - 1,
-                     /*ties_go_late=*/false);
+          Best(ScoreBlocks(q.data + i * q.token_stride + head * q.head_stride,
+                           means.data() + head / group * blocks * d, d, first, own,
+                           /*ties_go_late=*/false),
+               keep - 1, /*ties_go_late=*/false);
       kept.push_back(own);
       for (const int64_t block : kept) {
         step.queries[(head * blocks + block) * words + word] |= 1u << i % 32;
@@ -169,7 +215,9 @@ struct Step {
                               .tile = step.tile,
                               .block_size = step.block_size,
                               .topk_blocks = step.topk_blocks,
-                              .first_query_gates = step.first_query_gates});
+                              .first_query_gates = step.first_query_gates,
+                              .scale = step.scale,
+                              .move = step.move});
     const int64_t blocks = TileCount(step.query_layout.tokens, step.block_size);
     const int64_t rows = static_cast<int64_t>(selected.size()) / blocks,
                   words = BlockWords(static_cast<int32_t>(blocks));
@@ -199,6 +247,28 @@ struct Step {
               k.head_dim};
     }
     ChooseByAntidiagonals(engine, q, keys, step);
+  }
+  void operator()(const CountWorkStep& step) const {
+    const int64_t query_tiles = TileCount(step.query_layout.local_tokens(), step.tile);
+    const int32_t words =
+        BlockWords(static_cast<int32_t>(TileCount(step.query_layout.tokens, step.block_size)));
+    *step.work = 0;
+    for (int64_t row = 0; row < step.heads * query_tiles; ++row) {
+      *step.work += TilesOfRow(step, row, query_tiles, words);
+    }
+  }
+  void operator()(const FindMoveStep& step) const { FindMove(step); }
+  void operator()(const SumChoicesStep& step) const {
+    *step.work = 0;
+    for (int32_t head = 0; head < step.heads; ++head) {
+      *step.work += step.choices[head].Work(step.blocks, step.tile);
+    }
+  }
+  void operator()(const MoveBudgetsStep& step) const {
+    for (int32_t head = 0; head < step.heads; ++head) MoveBudgets(step, head);
+  }
+  void operator()(const HoldMassStep& step) const {
+    for (int32_t head = 0; head < step.heads; ++head) HoldMass(step, head);
   }
 };
 

@@ -27,6 +27,8 @@ struct BlockTopKArgs {
   int block_size = 512;  // tokens, a multiple of tile
   int topk_blocks = 0;   // besides a query's own
   bool first_query_gates = false;
+  float scale = 0.0f;
+  ChoiceMove move = {};
 };
 
 // selected: [heads, query tiles, blocks of block_size], non-zero where kept; ties as MeanGateStep

@@ -91,7 +91,11 @@ class CpuCall : public AttentionCall {
   // Recall is that of every eighth estimate query.
   absl::Status CountSelection(const patterns::VerticalSlash& work,
                               const LayerIndex& index) override;
+  absl::Status NoteChoices(const patterns::VerticalSlash& work, const LayerIndex& index,
+                           kernels::HeadChoice* choices) override;
   absl::Status Run(const kernels::BlockStep& step) override;
+  absl::Status CountMove(const int64_t* work_before, const int64_t* work_after,
+                         const float* factor) override;
 
  private:
   // What Select did for a head.
@@ -99,6 +103,7 @@ class CpuCall : public AttentionCall {
     int32_t slashes = 0;
     double recall = 0.0;  // what columns and diagonals both hold counts twice
     bool verticals_at_budget = false, slashes_at_budget = false;
+    int64_t column_mass = 0, diagonal_mass = 0, total = 0;
   };
   // Part 0: the keys, part 1: the values that a step attends to.
   kernels::TokenMajor<const float> KeysOf(const Step& step, int part) const;

@@ -175,6 +175,9 @@ absl::Status CpuCall::Select(const patterns::VerticalSlash& work, const LayerInd
     choice.recall = total > 0 ? static_cast<double>(of_columns.mass + of_diagonals.mass) /
                                     static_cast<double>(total)
                               : 0.0;
+    choice.column_mass = of_columns.mass;
+    choice.diagonal_mass = of_diagonals.mass;
+    choice.total = total;
     choice.verticals_at_budget = of_columns.at_budget;
     choice.slashes_at_budget = of_diagonals.at_budget;
   });
@@ -185,6 +188,32 @@ absl::Status CpuCall::AdaptBudgets(const patterns::VerticalSlash& work) {
   std::vector<double> recall;
   for (const HeadChoice& choice : choices_) recall.push_back(choice.recall);
   reference::AdaptBudgets(recall, work.budget_counts.data());
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::NoteChoices(const patterns::VerticalSlash& work, const LayerIndex& index,
+                                  kernels::HeadChoice* choices) {
+  for (int head = 0; head < work.heads; ++head) {
+    const HeadChoice& of_head = choices_[head];
+    choices[head] = {.columns = index.column_counts.data()[head],
+                     .column_mass = of_head.column_mass,
+                     .diagonal_mass = of_head.diagonal_mass,
+                     .total = of_head.total};
+    const uint64_t* const bits = index.diagonals.data() + int64_t{head} * index.diagonal_words;
+    for (int64_t delta = 0; delta < work.blocks; ++delta) {
+      if ((bits[delta / 64] >> delta % 64 & 1) == 0) continue;
+      choices[head].diagonal_tiles += kernels::DiagonalCost(/*by_tiles=*/true, work.blocks, delta);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuCall::CountMove(const int64_t* work_before, const int64_t* work_after,
+                                const float* factor) {
+  if (*factor == 1.0f) return absl::OkStatus();
+  LayerStats& stats = device_.StatsOf(layer_);
+  ++stats.balanced;
+  stats.anchor_missed += kernels::MissesAnchor(*work_before, *work_after, *factor) ? 1 : 0;
   return absl::OkStatus();
 }
 

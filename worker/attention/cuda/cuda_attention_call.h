@@ -56,7 +56,11 @@ class CudaCall : public AttentionCall {
   // Counts on the device; recall is that of all estimate queries.
   absl::Status CountSelection(const patterns::VerticalSlash& work,
                               const LayerIndex& index) override;
+  absl::Status NoteChoices(const patterns::VerticalSlash& work, const LayerIndex& index,
+                           kernels::HeadChoice* choices) override;
   absl::Status Run(const kernels::BlockStep& step) override;
+  absl::Status CountMove(const int64_t* work_before, const int64_t* work_after,
+                         const float* factor) override;
 
  private:
   // Part 0: the keys, part 1: the values that a step attends to.

@@ -4,6 +4,7 @@
 #include "base/status_macros.h"
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/move.h"
 #include "kernels/index/visited_share.h"
 #include "kernels/ops/cuda_call.h"
 #include "patterns/index/vertical_slash.h"
@@ -169,6 +170,17 @@ absl::Status CudaCall::Select(const patterns::VerticalSlash& work, const LayerIn
 
 absl::Status CudaCall::AdaptBudgets(const patterns::VerticalSlash& work) {
   return index::AdaptBudgets(selected_.masses, work.heads, work.budget_counts.data(), Stream());
+}
+
+absl::Status CudaCall::NoteChoices(const patterns::VerticalSlash& /*work*/,
+                                   const LayerIndex& /*index*/, kernels::HeadChoice* choices) {
+  return index::NoteChoices(selected_, choices, Stream());
+}
+
+absl::Status CudaCall::CountMove(const int64_t* work_before, const int64_t* work_after,
+                                 const float* factor) {
+  return index::CountMove(work_before, work_after, factor, device_.stats().SlotsOf(layer_).counters,
+                          Stream());
 }
 
 absl::Status CudaCall::CountSelection(const patterns::VerticalSlash& work,

@@ -37,6 +37,8 @@ void DeviceStats::AddCounters(const int64_t* slots, const ring::RingSchedule& sc
   layer.verticals_at_budget = counters.verticals_at_budget;
   layer.slashes_at_budget = counters.slashes_at_budget;
   if (layer.recall >= 0.0) layer.recall = counters.recall;
+  layer.balanced = static_cast<uint64_t>(counters.balanced);
+  layer.anchor_missed = static_cast<uint64_t>(counters.anchor_missed);
   layer.column_tiles = static_cast<uint64_t>(counters.column_tiles);
   layer.tiles_per_ring_step.resize(schedule.steps.size());
   for (size_t t = 0; t < schedule.steps.size(); ++t) {

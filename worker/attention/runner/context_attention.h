@@ -74,6 +74,12 @@ class ContextAttention {
   // steps probe the recall (attention.probe_every).
   virtual void SetStep(uint64_t step) = 0;
 
+  // attention.balance: the next forwards' choices keep `factor` of the work that they would, so
+  // that this group of ranks comes to the anchor of the groups. 1, as at the start: what they
+  // would; ranks of the group may still be brought to each other. Must be called alike on all ranks
+  // of the group. Forwards of no step are never moved.
+  virtual void SetMove(float factor) = 0;
+
   // The forwards since the last call, or TakeStats, were one micro-batch's, whose tiles are counted
   // apart, too (AttentionStats::micro_batches).
   virtual void MarkMicroBatch() = 0;

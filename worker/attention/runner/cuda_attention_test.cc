@@ -215,6 +215,36 @@ TEST_P(CudaRanksTest, VerticalSlashIndexIsTheOracles) {
                     .tile = 64});
 }
 
+// attention.balance: as many tiles as the factor says, within the tolerance, and the same columns
+// and diagonals on all ranks.
+TEST_P(CudaRanksTest, MovedChoices) {
+  patterns::AttentionOptions options = TopP();
+  options.budget = {.vertical_mass = 0.6, .slash_mass = 0.6};
+  options.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.5f};
+  const auto tiles = [](const Result& result) { return static_cast<double>(result.TotalTiles()); };
+  const double base = tiles(RunOnGpu(Small(), options));
+  for (const float move : {0.6f, 1.4f}) {
+    const Result one = RunOnGpu(Small(), options, Gpus::kShared, {}, move);
+    EXPECT_EQ(tiles(one) > base, move > 1);
+    EXPECT_NEAR(tiles(one) / base, move, 0.3) << "short sequences have few diagonals";
+    const Result many = RunOnGpu(Small(), With(options), Gpus::kShared, {}, move);
+    for (size_t rank = 0; rank < many.index.size(); ++rank) {
+      EXPECT_EQ(many.index[rank].diagonals, one.index[0].diagonals);
+      EXPECT_EQ(many.index[rank].column_positions, one.index[0].column_positions);
+      EXPECT_EQ(many.stats[rank].layers.at(0).balanced, 1u);
+    }
+    ExpectNear(many, MaskedAttention(Small(), one.index[0]));
+  }
+  options.balance.tolerance = 0.0f;
+  EXPECT_EQ(tiles(RunOnGpu(Small(), options, Gpus::kShared, {}, 0.6f)), base);
+
+  patterns::AttentionOptions blocks = With(XAttention());
+  blocks.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.5f};
+  const Result moved = RunOnGpu(Small(), blocks, Gpus::kShared, {}, 0.6f);
+  EXPECT_LT(tiles(moved), tiles(RunOnGpu(Small(), With(XAttention()))));
+  for (const AttentionStats& stats : moved.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
+}
+
 // Documents of one token, within a tile, that end at its border, and of many tiles.
 const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
 

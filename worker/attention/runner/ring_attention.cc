@@ -84,6 +84,10 @@ void RingAttention::SetStep(uint64_t step) {
   engine_->runner->SetStep(step);
 }
 
+void RingAttention::SetMove(float factor) {
+  engine_->runner->SetMove(factor);
+}
+
 void RingAttention::MarkMicroBatch() {
   engine_->runner->MarkMicroBatch();
 }

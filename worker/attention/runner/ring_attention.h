@@ -53,6 +53,7 @@ class RingAttention : public ContextAttention {
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
                             int64_t padding) override;
   void SetStep(uint64_t step) override;
+  void SetMove(float factor) override;
   void MarkMicroBatch() override;
   AttentionStats TakeStats() override;
 

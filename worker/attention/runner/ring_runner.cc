@@ -159,7 +159,9 @@ patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
           .kv_heads = shape.kv_heads,
           .head_dim = shape.head_dim,
           .scale = shape.scale(),
-          .documents = documents_};
+          .documents = documents_,
+          .is_balanced = step_ > 0,
+          .move = move_};
 }
 
 absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCall& call) {

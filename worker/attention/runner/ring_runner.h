@@ -35,6 +35,7 @@ class RingRunner {
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0);
   void SetStep(uint64_t step);
+  void SetMove(float factor) { move_ = factor; }
   void MarkMicroBatch() { device_.MarkMicroBatch(); }
   AttentionStats TakeStats();
 
@@ -61,6 +62,7 @@ class RingRunner {
   patterns::LayerBudgets budgets_;
   std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
   uint64_t step_ = 0;                                 // of training; 0: none
+  float move_ = 1.0f;                                 // of the next forwards
   std::shared_ptr<const DeviceDocuments>
       probe_;                           // queries of this step's probe; null: to be chosen
   int64_t probe_tokens_ = 0;            // of the sequence that they are of

@@ -20,7 +20,10 @@ struct LayerStats {
   // covered the mass asked for.
   double verticals_at_budget = 0.0, slashes_at_budget = 0.0;
   double recall = -1.0;  // attention mass kept on the sampled queries; -1: not estimated
-  int probes = 0;        // calls that probed
+  // Calls whose choice was moved (attention.balance), and those of them that did not come to the
+  // anchor.
+  uint64_t balanced = 0, anchor_missed = 0;
+  int probes = 0;  // calls that probed
   // By head, where there were probes: attention mass of their queries, which had no part in the
   // choice, in what attention visited (patterns/probe.h).
   std::vector<double> probed_recall;

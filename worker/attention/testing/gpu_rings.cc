@@ -89,7 +89,7 @@ uint64_t Result::TotalTiles() const {
 }
 
 Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options, Gpus gpus,
-                const std::vector<int64_t>& documents) {
+                const std::vector<int64_t>& documents, float move) {
   const int ranks = options.ring.inner * options.ring.outer;
   Result result = EmptyResult(sequence, ranks);
   std::mutex mutex;
@@ -109,6 +109,7 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
     std::vector<CallTensors> calls(kLayers, {.q = q, .k = k, .v = v});
     std::vector<std::shared_ptr<const LayerIndex>> indices;
     (*engine)->SetStep(1);
+    (*engine)->SetMove(move);
     Check((*engine)->SetDocuments(sequence.q.size(0), documents));
     for (int layer = 0; layer < kLayers; ++layer) {
       CudaCall call(&device, layer, &calls[layer]);

@@ -40,7 +40,8 @@ struct Result {
 // Three layers forward, then backward, as a step does: their buffers are the same. The result is
 // the first layer's.
 Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options,
-                Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {});
+                Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {},
+                float move = 1.0f);
 // The index of layer 0 under each of `budgets` in turn, which replace each other between the
 // forwards of one engine on one GPU.
 std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,

@@ -33,6 +33,7 @@ class DenseContextAttention : public attention::ContextAttention {
                              : absl::InvalidArgumentError("one document a sequence, in this test");
   }
   void SetStep(uint64_t /*step*/) override {}
+  void SetMove(float /*factor*/) override {}
   void MarkMicroBatch() override {}
   attention::AttentionStats TakeStats() override { return {}; }
 

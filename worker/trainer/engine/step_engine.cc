@@ -131,10 +131,12 @@ void StepEngine::BeginStep(uint64_t step) {
   labels_ = 0;
 }
 
-absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence, bool is_last) {
+absl::Status StepEngine::ForwardBackward(const data::LocalSequence& sequence, bool is_last,
+                                         float move) {
   const torch::NoGradGuard no_grad;
   if (is_last) optimizer_->LastMicroBatch();
   RETURN_IF_ERROR(SetDocuments(sequence));
+  device_->attention().SetMove(move);
   const torch::Tensor loss = decoder_->ForwardBackward(Batch(sequence), device_->attention());
   if (job_.batching.samples) device_->attention().MarkMicroBatch();
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + loss : loss;

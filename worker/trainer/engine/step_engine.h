@@ -77,7 +77,7 @@ class StepEngine {
   // one wait for the device is; with no labelled token on any rank it changes nothing and returns 0
   // tokens.
   void BeginStep(uint64_t step);
-  absl::Status ForwardBackward(const data::LocalSequence& sequence, bool is_last);
+  absl::Status ForwardBackward(const data::LocalSequence& sequence, bool is_last, float move);
   // Stands in for a forward and backward where other ranks have more micro-batches than this one:
   // ranks gather parameters and sum the gradients of each micro-batch together or, where they sum
   // once a step, those of the last alone.

@@ -67,6 +67,8 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->mutable_tiles_per_ring_step()->Add(layer.tiles_per_ring_step.begin(),
                                             layer.tiles_per_ring_step.end());
     out->set_column_tiles(layer.column_tiles);
+    out->set_balanced(layer.balanced);
+    out->set_anchor_missed(layer.anchor_missed);
   }
   if (record.samples > 0) {
     report.set_samples(record.samples);

@@ -74,6 +74,8 @@ TEST(TelemetryFieldsTest, OfALayer) {
                       .verticals = 20,
                       .slashes = 30,
                       .recall = 0.875,
+                      .balanced = 6,
+                      .anchor_missed = 2,
                       .probed_recall = {0.5, 0.75},
                       .tiles_per_ring_step = {10, 4},
                       .column_tiles = 5};
@@ -86,6 +88,8 @@ TEST(TelemetryFieldsTest, OfALayer) {
   EXPECT_EQ(layer.verticals(), 20);
   EXPECT_EQ(layer.slashes(), 30);
   EXPECT_EQ(layer.recall(), 0.875);
+  EXPECT_EQ(layer.balanced(), 6u);
+  EXPECT_EQ(layer.anchor_missed(), 2u);
   EXPECT_THAT(layer.tiles_per_ring_step(), ElementsAre(10, 4));
   EXPECT_EQ(layer.column_tiles(), 5u);
   EXPECT_EQ(report.layers(0).layer(), 0u);

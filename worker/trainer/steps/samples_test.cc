@@ -189,8 +189,7 @@ TEST_F(SamplesJobTest, AResumedJobDealsEachStepByTheWeightsOfItsTime) {
 // What micro-batches of each length visited, of all ranks together, is what the layers visited.
 TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
   TrainingJob job = Job(2, 2, patterns::Pattern::kBlockTopK);
-  job.plan.sample_weights =
-      *balance::SampleWeights::Create({{128, 1}, {256, 2}, {512, 6}});
+  job.plan.sample_weights = *balance::SampleWeights::Create({{128, 1}, {256, 2}, {512, 6}});
   ASSERT_EQ(Run(job), absl::OkStatus());
   for (size_t step = 0; step < 3; ++step) {
     uint64_t visited = 0, of_layers = 0, micro_batches = 0;
@@ -212,6 +211,56 @@ TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
     }
     EXPECT_EQ(visited, of_layers);
     EXPECT_EQ(micro_batches, 2 * hosts_[0].steps[step].micro_batches);
+  }
+}
+
+// Two groups of two ranks: the one that was dealt more keeps less, the other more, and both see the
+// same whether backward recomputes or not.
+TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
+  for (const auto pattern : {patterns::Pattern::kBlockTopK, patterns::Pattern::kVerticalSlash}) {
+    TrainingJob job = Job(2, 2, pattern);
+    WriteDocuments("uneven", 0, {512, 256, 256});
+    job.train_data = directory_.File("uneven/train");
+    job.global_batch = 3;
+    job.steps = 2;
+    job.attention.topk_blocks = 3;
+    // The long one in one group, three times the work of the two in the other.
+    job.plan.sample_weights = *balance::SampleWeights::Create({{256, 1, 0.9}, {512, 6, 5.4}});
+    const auto tiles_of = [&](int group) {
+      uint64_t tiles = 0;
+      for (const int rank : {2 * group, 2 * group + 1}) {
+        for (const attention::LayerStats& layer : hosts_[rank].steps[0].layers) {
+          tiles += layer.TotalTiles();
+        }
+      }
+      return static_cast<double>(tiles);
+    };
+    ASSERT_EQ(Run(job), absl::OkStatus());
+    const int heavy =
+        hosts_[0].steps[0].group_tokens == 512 && hosts_[0].steps[0].group_micro_batches == 1 ? 0
+                                                                                              : 1;
+    const double heavy_before = tiles_of(heavy), light_before = tiles_of(1 - heavy);
+    const std::vector<double> unbalanced = Losses();
+
+    job.checkpoint_directory += "-still";
+    job.attention.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.0f};
+    ASSERT_EQ(Run(job), absl::OkStatus());
+    EXPECT_EQ(Losses(), unbalanced);
+    EXPECT_EQ(hosts_[0].steps[0].layers[0].balanced, 0u);
+
+    job.checkpoint_directory += "-moved";
+    job.attention.balance.tolerance = 0.5f;
+    ASSERT_EQ(Run(job), absl::OkStatus());
+    EXPECT_LT(tiles_of(heavy), heavy_before);
+    EXPECT_GE(tiles_of(1 - heavy), light_before);
+    EXPECT_GT(hosts_[2 * heavy].steps[0].layers[0].balanced, 0u);
+    const std::vector<double> moved = Losses();
+    EXPECT_NE(moved, unbalanced);
+
+    job.checkpoint_directory += "-recomputed";
+    job.memory.recompute = model::Recompute::kFull;
+    ASSERT_EQ(Run(job), absl::OkStatus());
+    EXPECT_EQ(Losses(), moved);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "ring/division.h"
 #include "worker/attention/stats/stopwatch.h"
 #include "worker/trainer/steps/eval_sums.h"
+#include "worker/trainer/steps/group_moves.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -130,6 +131,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
     }
     engine.BeginStep(step);
     const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
+    const std::vector<float> moves = MovesOf(dealing, samples, step);
     for (const balance::MicroBatch& batch : mine) {
       parts_.host->SetPlace(step, "data");
       data::LocalSequence local;
@@ -138,7 +140,8 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
         local = Read(*parts_.train, samples, batch);
       }
       parts_.host->SetPlace(step, "forward and backward");
-      RETURN_IF_ERROR(engine.ForwardBackward(local, &batch == &mine.back()));
+      RETURN_IF_ERROR(
+          engine.ForwardBackward(local, &batch == &mine.back(), moves[&batch - mine.data()]));
     }
     // Groups that sum their gradients once a step meet in their last micro-batch alone.
     const size_t meetings = engine.sums_once_a_step() ? 1 : dealing.MostMicroBatches();
@@ -167,6 +170,17 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
   return record;
+}
+
+std::vector<float> StepLoop::MovesOf(const balance::Dealing& dealing,
+                                     std::span<const data::Sample> samples, uint64_t step) const {
+  if (!job_.attention.balance.is_on()) {
+    return std::vector<float>(dealing.groups[group_].size(), 1.0f);
+  }
+  std::vector<uint64_t> tokens;
+  for (const data::Sample& sample : samples) tokens.push_back(sample.tokens);
+  return GroupMoves(dealing, tokens, plan_.WeightsAt(step), group_, job_.attention.balance.anchor,
+                    parts_.engine->sums_once_a_step());
 }
 
 void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,

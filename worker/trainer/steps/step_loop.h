@@ -56,6 +56,9 @@ class StepLoop {
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   absl::StatusOr<EvalOutcome> EvaluateOnce();
+  // By how much the attention of this group's micro-batches is moved.
+  std::vector<float> MovesOf(const balance::Dealing& dealing, std::span<const data::Sample> samples,
+                             uint64_t step) const;
   // Sets what the record says of this group's micro-batches and their lengths.
   void CountMicroBatches(const std::vector<balance::MicroBatch>& mine, const EngineStats& stats,
                          StepRecord* record) const;

@@ -1,6 +1,6 @@
 // Budgets that are moved so that those who wait for each other take as long (SparseBalance, arXiv
-// 2604.13847, section IV, dynamic sparsity tuning): steps and arithmetic that the CPU engine and GPUs
-// share. Who takes longer than the anchor keeps less, but never so much less that the share of
+// 2604.13847, section IV, dynamic sparsity tuning): steps and arithmetic that the CPU engine and
+// GPUs share. Who takes longer than the anchor keeps less, but never so much less that the share of
 // attention which its choice was estimated to cover falls by more than a tolerance; who takes less
 // keeps more. docs/balance.md describes it.
 #pragma once
@@ -21,8 +21,8 @@ inline constexpr float kLeastMove = 0.5f, kMostMove = 1.5f, kNoMove = 0.01f;
 
 RINGLEADER_HOST_DEVICE inline float BoundedMove(double factor) {
   if (!(fabs(factor - 1.0) >= static_cast<double>(kNoMove))) return 1.0f;
-  return static_cast<float>(fmin(fmax(factor, static_cast<double>(kLeastMove)),
-                                 static_cast<double>(kMostMove)));
+  return static_cast<float>(
+      fmin(fmax(factor, static_cast<double>(kLeastMove)), static_cast<double>(kMostMove)));
 }
 
 // Of `count` positive values.
@@ -55,15 +55,20 @@ RINGLEADER_HOST_DEVICE inline int32_t MovedCount(int64_t kept, float factor, uin
   return static_cast<int32_t>(floor(static_cast<double>(kept) * static_cast<double>(factor) + up));
 }
 
-// The mass that a choice of `kept` has to hold of `total`, so that it loses no more than `tolerance`
-// of the total.
+// Of a tile of queries and a head.
+RINGLEADER_HOST_DEVICE inline uint32_t MovePlace(int64_t tile_number, int32_t head) {
+  return static_cast<uint32_t>(tile_number) + 7919u * static_cast<uint32_t>(head);
+}
+
+// The mass that a choice of `kept` has to hold of `total`, so that it loses no more than
+// `tolerance` of the total.
 RINGLEADER_HOST_DEVICE inline int64_t HeldMass(int64_t kept, int64_t total, float tolerance) {
   return kept -
          static_cast<int64_t>(floor(static_cast<double>(tolerance) * static_cast<double>(total)));
 }
 
-// Whether work that should have become `factor` of `before` is further from it than rounding to whole
-// elements explains.
+// Whether work that should have become `factor` of `before` is further from it than rounding to
+// whole elements explains.
 RINGLEADER_HOST_DEVICE inline bool MissesAnchor(int64_t before, int64_t after, float factor) {
   const double wanted = static_cast<double>(before) * static_cast<double>(factor);
   return fabs(static_cast<double>(after) - wanted) > 0.05 * wanted;
@@ -89,8 +94,8 @@ struct HeadChoice {
   }
 };
 
-// The tiles that this rank's tiles of queries visit in the blocks that they keep, up to the diagonal:
-// their number, into *work.
+// The tiles that this rank's tiles of queries visit in the blocks that they keep, up to the
+// diagonal: their number, into *work.
 struct CountWorkStep {
   const uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
   ShardLayout query_layout = {};
@@ -118,8 +123,8 @@ struct SumChoicesStep {
   int64_t* work = nullptr;
 };
 
-// Budgets of a head (HeadBudgets, [2, heads]: columns, then diagonals by tiles) that keep `factor` of
-// its choice, by count alone.
+// Budgets of a head (HeadBudgets, [2, heads]: columns, then diagonals by tiles) that keep `factor`
+// of its choice, by count alone.
 struct MoveBudgetsStep {
   const HeadChoice* choices = nullptr;  // [heads]
   int32_t heads = 0;
@@ -128,8 +133,8 @@ struct MoveBudgetsStep {
   int32_t* counts = nullptr;  // [2, heads]
 };
 
-// Where a part of a head's choice that was moved holds less than HeldMass of the choice before, with
-// half of the tolerance for each part: the budgets that hold that much and no more.
+// Where a part of a head's choice that was moved holds less than HeldMass of the choice before,
+// with half of the tolerance for each part: the budgets that hold that much and no more.
 struct HoldMassStep {
   const HeadChoice* before = nullptr;  // [heads]
   const HeadChoice* moved = nullptr;   // [heads]
@@ -169,8 +174,8 @@ RINGLEADER_HOST_DEVICE inline void HoldMass(const HoldMassStep& step, int32_t he
 RINGLEADER_HOST_DEVICE inline void FindMove(const FindMoveStep& step) {
   double factor = static_cast<double>(step.wanted);
   if (step.works != nullptr && step.works[step.rank] > 0) {
-    factor *= AnchorOf(step.anchor, step.works, step.ranks) /
-              static_cast<double>(step.works[step.rank]);
+    factor *=
+        AnchorOf(step.anchor, step.works, step.ranks) / static_cast<double>(step.works[step.rank]);
   }
   *step.factor = BoundedMove(factor);
 }
@@ -179,7 +184,7 @@ RINGLEADER_HOST_DEVICE inline void FindMove(const FindMoveStep& step) {
 RINGLEADER_HOST_DEVICE inline int64_t TilesOfRow(const CountWorkStep& step, int64_t row,
                                                  int64_t query_tiles, int32_t words) {
   const int64_t position = step.query_layout.Position(row % query_tiles * step.tile);
-  const int64_t per_block = step.block_size / step.tile, own = position / step.block_size;
+  const int64_t per_block = step.block_size / step.tile;
   int64_t tiles = 0;
   for (int32_t word = 0; word < words; ++word) {
     for (uint32_t bits = step.chosen[row * words + word]; bits != 0; bits &= bits - 1) ++tiles;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -35,6 +36,10 @@ struct OrderTilesStep {
 // Each tile of queries keeps its own block and the topk_blocks earlier ones whose mean key its
 // summed query, or the first one alone, scores highest, in fp32; ties go to the lower block in even
 // heads, to the higher one in odd heads (TiesGoLate).
+//
+// A move keeps more or fewer of the blocks, its own counted. What a row is estimated to cover is
+// the softmax of the scores of the blocks before its own, each the mean logit of its queries and
+// the block's mean key, in units of 2^-kMassBits.
 struct MeanGateStep {
   const float* key_sums = nullptr;  // [tiles of the sequence, kv_heads, head_dim]
   ShardLayout query_layout;
@@ -45,7 +50,9 @@ struct MeanGateStep {
   int32_t block_size = 512;  // tokens, a multiple of tile
   int32_t topk_blocks = 0;
   bool first_query_gates = false;  // by a query that no other of its tile precedes
-  uint32_t* chosen = nullptr;      // [heads, query tiles, BlockWords(blocks)]
+  float scale = 0.0f;              // of logits; for a move alone
+  ChoiceMove move = {};
+  uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks)]
 };
 
 // MoBA's gate (arXiv 2502.13189, section 2.2): each query keeps its own block and of the earlier
@@ -93,6 +100,7 @@ struct AntidiagonalGateStep {
   float scale = 0.0f;                        // of logits
   float threshold = 0.9f;                    // in (0, 1]
   float density = 0.0f;                      // in [0, 1]
+  ChoiceMove move = {};                      // of the blocks that it keeps, all counted
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks of `tile` tokens)]
 };
 
@@ -102,6 +110,7 @@ RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
 }
 
 using BlockStep = std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep,
-                               PackKeysStep, AntidiagonalGateStep>;
+                               PackKeysStep, AntidiagonalGateStep, CountWorkStep, FindMoveStep,
+                               SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
 
 }  // namespace ringleader::kernels

@@ -1,0 +1,24 @@
+// By how much the groups' attention is to shrink or grow so that groups that wait for each other
+// take as long (attention.balance; SparseBalance, arXiv 2604.13847, Algorithm 1, steps 1 to 3).
+// From what the step's dealing predicts, which all ranks know: nothing is sent for it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "balance/dealing.h"
+#include "balance/sample_weights.h"
+#include "ringleader/kernels/balance_steps.h"
+
+namespace ringleader::trainer {
+
+// ContextAttention::SetMove's factor for each micro-batch of `group`. Groups that sum their
+// gradients `once` a step wait for each other's steps, and all others for the micro-batches of the
+// same number, of the groups that have one. `tokens[i]`: of sample i of the step. 1 where the
+// weights do not say what attention takes.
+std::vector<float> GroupMoves(const balance::Dealing& dealing, std::span<const uint64_t> tokens,
+                              const balance::SampleWeights& weights, size_t group,
+                              kernels::Anchor anchor, bool once);
+
+}  // namespace ringleader::trainer
