@@ -1,15 +1,36 @@
-// How long it takes to deal a step: prints the median of its runs, in milliseconds.
-// bench/balance.sh runs it.
+// How long it takes to deal a step: prints the median of its runs, in milliseconds. With the name
+// of a distribution (bench/length_distributions.h) and a number: so many of its lengths, one a
+// line. bench/balance.sh runs it.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "balance/dealing.h"
 #include "bench/length_distributions.h"
 
-int main() {
+namespace {
+
+int PrintLengths(const std::string& name, int count) {
+  for (const auto& distribution : ringleader::bench::kLengthDistributions) {
+    if (distribution.name != name) continue;
+    ringleader::bench::LengthRandom random(1);
+    for (int i = 0; i < count; ++i) {
+      std::printf("%llu\n", static_cast<unsigned long long>(distribution.draw(random)));
+    }
+    return 0;
+  }
+  std::fprintf(stderr, "dealing_bench: there is no distribution %s\n", name.c_str());
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 3) return PrintLengths(argv[1], std::atoi(argv[2]));
   constexpr int kRuns = 21, kGroups = 1024;
   constexpr size_t kSamples = 16384;
   ringleader::bench::LengthRandom random(1);

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "patterns/index/balance_options.h"
 #include "ring/ring_schedule.h"
-#include "ringleader/kernels/balance_steps.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::patterns {
@@ -52,14 +52,6 @@ struct VerticalSlashBudget {
 struct LayerBudget {
   bool dense = false;
   VerticalSlashBudget vertical_slash = {};
-};
-
-// How choices are moved so that those that wait for each other take as long.
-struct BalanceOptions {
-  kernels::Anchor anchor = kernels::Anchor::kNone;
-  float tolerance = 0.1f;  // of the estimated share of attention; 0: nothing is moved
-
-  bool is_on() const { return anchor != kernels::Anchor::kNone && tolerance > 0.0f; }
 };
 
 struct AttentionOptions {

@@ -4,7 +4,7 @@
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
 #include "patterns/index/key_sums.h"
-#include "patterns/moved_choice.h"
+#include "patterns/index/moved_choice.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -41,22 +41,23 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.block_size;
   index.kept_blocks = static_cast<int32_t>(
-      std::min<int64_t>(RoomFor(options, int64_t{options.topk_blocks} + 1), blocks));
+      std::min<int64_t>(options.balance.RoomFor(int64_t{options.topk_blocks} + 1), blocks));
   index.chosen = AllocateArray<uint32_t>(
       device, inputs.heads * local_tiles * kernels::BlockWords(static_cast<int32_t>(blocks)));
-  return ChooseBlocks(options, inputs, device, index, [&](const kernels::ChoiceMove& move) {
-    return device.Run(
-        kernels::MeanGateStep{.key_sums = key_sums.data(),
-                              .query_layout = layout,
-                              .document_starts = index.document_starts(),
-                              .tile = options.tile,
-                              .block_size = options.block_size,
-                              .topk_blocks = options.topk_blocks,
-                              .first_query_gates = options.selection == Selection::kCausal,
-                              .scale = inputs.scale,
-                              .move = move,
-                              .chosen = index.chosen.data()});
-  });
+  return ChooseBlocks(
+      options.balance, options.tile, inputs, device, index, [&](const kernels::ChoiceMove& move) {
+        return device.Run(
+            kernels::MeanGateStep{.key_sums = key_sums.data(),
+                                  .query_layout = layout,
+                                  .document_starts = index.document_starts(),
+                                  .tile = options.tile,
+                                  .block_size = options.block_size,
+                                  .topk_blocks = options.topk_blocks,
+                                  .first_query_gates = options.selection == Selection::kCausal,
+                                  .scale = inputs.scale,
+                                  .move = move,
+                                  .chosen = index.chosen.data()});
+      });
 }
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {

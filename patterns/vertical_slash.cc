@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "patterns/moved_choice.h"
+#include "patterns/index/moved_choice.h"
 #include "patterns/pattern.h"
 #include "ringleader/kernels/index.h"
 
@@ -140,7 +140,7 @@ VerticalSlash Plan(const AttentionOptions& options, const IndexInputs& inputs) {
   // Slots for the head that gets most, and one at least, so that no list is empty memory.
   const int64_t most = options.adapt_heads ? counts.columns + counts.columns / 2 : counts.columns;
   const auto max_columns = static_cast<int32_t>(
-      std::min(tokens, std::max<int64_t>({RoomFor(options, most), options.sink_tokens, 1})));
+      std::min(tokens, std::max<int64_t>({options.balance.RoomFor(most), options.sink_tokens, 1})));
   return {.layout = inputs.layout,
           .heads = inputs.heads,
           .tile = options.tile,
@@ -198,7 +198,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
     RETURN_IF_ERROR(device.AdaptBudgets(work));
     RETURN_IF_ERROR(device.Select(work, index));
   }
-  RETURN_IF_ERROR(MoveColumnsAndDiagonals(options, inputs, work, device, index));
+  RETURN_IF_ERROR(MoveColumnsAndDiagonals(options.balance, inputs, work, device, index));
   RETURN_IF_ERROR(device.CountSelection(work, index));
   const int64_t bytes = columns * inputs.head_dim * device.element_bytes();
   index.column_keys = AllocateArray<std::byte>(device, bytes);

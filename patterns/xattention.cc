@@ -4,7 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
-#include "patterns/moved_choice.h"
+#include "patterns/index/moved_choice.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -71,22 +71,24 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.pattern = kernels::TilePattern::kCsr;
   index.block_size = options.tile;
   const int64_t most = std::max(2, kernels::MostBlocks(density, blocks));
-  index.kept_blocks = static_cast<int32_t>(std::min<int64_t>(blocks, RoomFor(options, most)));
+  index.kept_blocks =
+      static_cast<int32_t>(std::min<int64_t>(blocks, options.balance.RoomFor(most)));
   index.chosen =
       AllocateArray<uint32_t>(device, inputs.heads * local_tiles * kernels::BlockWords(blocks));
-  return ChooseBlocks(options, inputs, device, index, [&](const kernels::ChoiceMove& move) {
-    return device.Run(
-        kernels::AntidiagonalGateStep{.keys = keys.data(),
-                                      .query_layout = layout,
-                                      .document_starts = index.document_starts(),
-                                      .tile = options.tile,
-                                      .stride = options.stride,
-                                      .scale = inputs.scale,
-                                      .threshold = static_cast<float>(options.threshold),
-                                      .density = density,
-                                      .move = move,
-                                      .chosen = index.chosen.data()});
-  });
+  return ChooseBlocks(
+      options.balance, options.tile, inputs, device, index, [&](const kernels::ChoiceMove& move) {
+        return device.Run(
+            kernels::AntidiagonalGateStep{.keys = keys.data(),
+                                          .query_layout = layout,
+                                          .document_starts = index.document_starts(),
+                                          .tile = options.tile,
+                                          .stride = options.stride,
+                                          .scale = inputs.scale,
+                                          .threshold = static_cast<float>(options.threshold),
+                                          .density = density,
+                                          .move = move,
+                                          .chosen = index.chosen.data()});
+      });
 }
 
 // A guess near what its authors report for thresholds of 0.9 and long inputs, if no share says.

@@ -1,4 +1,4 @@
-#include "patterns/moved_choice.h"
+#include "patterns/index/moved_choice.h"
 
 #include "base/status_macros.h"
 
@@ -7,12 +7,12 @@ namespace {
 
 using kernels::HeadChoice;
 
-absl::Status FindMove(const AttentionOptions& options, const IndexInputs& inputs,
+absl::Status FindMove(const BalanceOptions& balance, const IndexInputs& inputs,
                       const int64_t* works, const DeviceArray<float>& factor, IndexDevice& device) {
   return device.Run(kernels::FindMoveStep{.works = works,
                                           .ranks = inputs.layout.ranks,
                                           .rank = inputs.layout.rank,
-                                          .anchor = options.balance.anchor,
+                                          .anchor = balance.anchor,
                                           .wanted = inputs.move,
                                           .factor = factor.data()});
 }
@@ -30,9 +30,9 @@ absl::Status Note(const VerticalSlash& work, const LayerIndex& index, IndexDevic
 
 }  // namespace
 
-absl::Status MoveColumnsAndDiagonals(const AttentionOptions& options, const IndexInputs& inputs,
+absl::Status MoveColumnsAndDiagonals(const BalanceOptions& balance, const IndexInputs& inputs,
                                      VerticalSlash& work, IndexDevice& device, LayerIndex& index) {
-  if (!options.balance.is_on() || !inputs.is_balanced || inputs.move == 1.0f) {
+  if (!balance.is_on() || !inputs.is_balanced || inputs.move == 1.0f) {
     return absl::OkStatus();
   }
   const auto before = AllocateArray<HeadChoice>(device, work.heads),
@@ -40,7 +40,7 @@ absl::Status MoveColumnsAndDiagonals(const AttentionOptions& options, const Inde
   const auto work_before = AllocateArray<int64_t>(device, 1),
              work_after = AllocateArray<int64_t>(device, 1);
   const auto factor = AllocateArray<float>(device, 1);
-  RETURN_IF_ERROR(FindMove(options, inputs, /*works=*/nullptr, factor, device));
+  RETURN_IF_ERROR(FindMove(balance, inputs, /*works=*/nullptr, factor, device));
   RETURN_IF_ERROR(Note(work, index, device, before, work_before));
   RETURN_IF_ERROR(device.Run(kernels::MoveBudgetsStep{.choices = before.data(),
                                                       .heads = work.heads,
@@ -54,7 +54,7 @@ absl::Status MoveColumnsAndDiagonals(const AttentionOptions& options, const Inde
     RETURN_IF_ERROR(device.Run(kernels::HoldMassStep{.before = before.data(),
                                                      .moved = moved.data(),
                                                      .heads = work.heads,
-                                                     .tolerance = options.balance.tolerance,
+                                                     .tolerance = balance.tolerance,
                                                      .masses = work.budget_masses.data(),
                                                      .counts = work.budget_counts.data()}));
     RETURN_IF_ERROR(device.Select(work, index));
@@ -63,12 +63,12 @@ absl::Status MoveColumnsAndDiagonals(const AttentionOptions& options, const Inde
   return device.CountMove(work_before.data(), work_after.data(), factor.data());
 }
 
-absl::Status ChooseBlocks(const AttentionOptions& options, const IndexInputs& inputs,
+absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, const IndexInputs& inputs,
                           IndexDevice& device, LayerIndex& index,
                           absl::FunctionRef<absl::Status(const kernels::ChoiceMove&)> choose) {
   RETURN_IF_ERROR(choose({}));
   const int ranks = inputs.layout.ranks;
-  if (!options.balance.is_on() || !inputs.is_balanced || (ranks == 1 && inputs.move == 1.0f)) {
+  if (!balance.is_on() || !inputs.is_balanced || (ranks == 1 && inputs.move == 1.0f)) {
     return absl::OkStatus();
   }
   const auto works = AllocateArray<int64_t>(device, ranks);
@@ -77,13 +77,13 @@ absl::Status ChooseBlocks(const AttentionOptions& options, const IndexInputs& in
   kernels::CountWorkStep count = {.chosen = index.chosen.data(),
                                   .query_layout = inputs.layout,
                                   .heads = inputs.heads,
-                                  .tile = options.tile,
+                                  .tile = tile,
                                   .block_size = index.block_size,
                                   .work = works.data() + inputs.layout.rank};
   RETURN_IF_ERROR(device.Run(count));
   if (ranks > 1) RETURN_IF_ERROR(device.Gather(works.data(), sizeof(int64_t)));
-  RETURN_IF_ERROR(FindMove(options, inputs, works.data(), factor, device));
-  RETURN_IF_ERROR(choose({.factor = factor.data(), .tolerance = options.balance.tolerance}));
+  RETURN_IF_ERROR(FindMove(balance, inputs, works.data(), factor, device));
+  RETURN_IF_ERROR(choose({.factor = factor.data(), .tolerance = balance.tolerance}));
   const int64_t* const before = count.work;
   count.work = work_after.data();
   RETURN_IF_ERROR(device.Run(count));

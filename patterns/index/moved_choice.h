@@ -5,7 +5,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "patterns/attention_options.h"
+#include "patterns/index/balance_options.h"
 #include "patterns/index/index_device.h"
 #include "patterns/index/layer_index.h"
 #include "patterns/index/vertical_slash.h"
@@ -15,18 +15,13 @@ namespace ringleader::patterns {
 
 // After a Select of `work`, whose budgets it replaces: Selects again, twice where less is to be
 // kept. All ranks of a ring have made the same choice and move it alike.
-absl::Status MoveColumnsAndDiagonals(const AttentionOptions& options, const IndexInputs& inputs,
+absl::Status MoveColumnsAndDiagonals(const BalanceOptions& balance, const IndexInputs& inputs,
                                      VerticalSlash& work, IndexDevice& device, LayerIndex& index);
 
-// `choose` fills index.chosen; it is called once, and where the choice is moved once more. Ranks of
-// a ring tell each other what they visit, 8 bytes each.
-absl::Status ChooseBlocks(const AttentionOptions& options, const IndexInputs& inputs,
+// `choose` fills index.chosen, of tiles of `tile` queries; it is called once, and where the choice
+// is moved once more. Ranks of a ring tell each other what they visit, 8 bytes each.
+absl::Status ChooseBlocks(const BalanceOptions& balance, int tile, const IndexInputs& inputs,
                           IndexDevice& device, LayerIndex& index,
                           absl::FunctionRef<absl::Status(const kernels::ChoiceMove&)> choose);
-
-// How many of `count` elements there has to be room for.
-inline int64_t RoomFor(const AttentionOptions& options, int64_t count) {
-  return options.balance.is_on() ? count + (count + 1) / 2 : count;
-}
 
 }  // namespace ringleader::patterns
