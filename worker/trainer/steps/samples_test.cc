@@ -200,8 +200,11 @@ TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
         EXPECT_TRUE(tokens == 128 || tokens == 256 || tokens == 512) << tokens;
         EXPECT_LE(of_length.tiles.visited, of_length.tiles.causal);
         // One sample's own block of 64 and one more are everything up to 128 tokens.
-        if (tokens == 128) EXPECT_EQ(of_length.tiles.visited, of_length.tiles.causal);
-        if (tokens == 512) EXPECT_LT(of_length.tiles.visited, of_length.tiles.causal);
+        if (tokens == 128) {
+          EXPECT_EQ(of_length.tiles.visited, of_length.tiles.causal);
+        } else if (tokens == 512) {
+          EXPECT_LT(of_length.tiles.visited, of_length.tiles.causal);
+        }
         visited += of_length.tiles.visited;
         mine += of_length.micro_batches;
       }
