@@ -275,7 +275,7 @@ TEST(ValidateTest, OnlyChoicesByScoresAreBalanced) {
       Complaint({"attention.balance.anchor=mean", "attention.pattern=moba"}),
       HasSubstr("give none, or one of the patterns vertical_slash, block_topk, xattention"));
   EXPECT_THAT(Complaint({"attention.balance.anchor=mean", "attention.pattern=dense"}),
-              HasSubstr("Only with"));
+              HasSubstr("only fits attention.pattern other than dense"));
 }
 
 TEST(ValidateTest, RangesNameFieldValueAndLimits) {

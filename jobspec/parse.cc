@@ -166,6 +166,16 @@ absl::Status CheckBytes(std::string_view text, const std::string& what) {
   return absl::OkStatus();
 }
 
+// Also the section within a section that holds nothing then.
+void Clear(std::string_view path, v1::JobSpec* spec) {
+  const Slot slot = FindSlot(spec, path);
+  slot.message->GetReflection()->ClearField(slot.message, slot.descriptor);
+  const std::string_view section = path.substr(0, path.rfind('.'));
+  if (section.find('.') != std::string_view::npos && slot.message->ByteSizeLong() == 0) {
+    Clear(section, spec);
+  }
+}
+
 absl::Status ApplyOverride(const std::string& text, v1::JobSpec* spec) {
   const std::string source = absl::StrCat("--set ", Printable(text));
   const size_t equals = text.find('=');
@@ -190,11 +200,11 @@ absl::Status ApplyOverride(const std::string& text, v1::JobSpec* spec) {
     const absl::Status unknown = UnknownField(path);
     return absl::InvalidArgumentError(absl::StrCat("--set ", unknown.message()));
   }
-  const Slot slot = FindSlot(spec, path);
   if (value.empty()) {
-    slot.message->GetReflection()->ClearField(slot.message, slot.descriptor);
+    Clear(path, spec);
     return absl::OkStatus();
   }
+  const Slot slot = FindSlot(spec, path);
   if (slot.descriptor->is_map() || slot.descriptor->is_repeated()) {
     return WithYaml(source,
                     [&] { return Parser(source, spec).ParseField(YAML::Load(value), *field); });
@@ -224,8 +234,7 @@ void DropMisfits(const std::vector<std::string>& overrides, v1::JobSpec* spec) {
   for (const Field& field : Fields()) {
     if (AnyFits(field.path, effective) || paths.contains(std::string(field.path))) continue;
     if (!IsSet(*spec, field.path)) continue;
-    const Slot slot = FindSlot(spec, field.path);
-    slot.message->GetReflection()->ClearField(slot.message, slot.descriptor);
+    Clear(field.path, spec);
   }
 }
 

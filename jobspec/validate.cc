@@ -9,7 +9,7 @@
 #include "jobspec/jobspec.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
-#include "patterns/pattern.h"
+#include "patterns/check_options.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -143,7 +143,7 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
     return Invalid("attention.tile: ", attention.tile(), " is not allowed; give 64 or 128");
   }
   ASSIGN_OR_RETURN(const patterns::AttentionOptions options, AttentionOptionsOf(attention));
-  RETURN_IF_ERROR(patterns::DefinitionOf(options.pattern).check(options));
+  RETURN_IF_ERROR(patterns::CheckPattern(options));
   std::set<uint32_t> layers;
   for (const uint32_t layer : attention.dense_layers()) {
     if (!layers.insert(layer).second) {

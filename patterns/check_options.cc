@@ -67,6 +67,17 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
 
 }  // namespace
 
+absl::Status CheckPattern(const AttentionOptions& options) {
+  const PatternDefinition* const definition = FindDefinition(options.pattern);
+  if (definition == nullptr) {
+    return Invalid(
+        absl::StrFormat("attention.pattern: %d is unknown", static_cast<int>(options.pattern)));
+  }
+  RETURN_IF_ERROR(CheckSelection(options, *definition));
+  RETURN_IF_ERROR(CheckBalance(options, *definition));
+  return definition->check(options);
+}
+
 absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   if (options.tile != 64 && options.tile != 128) {
     return Invalid(absl::StrFormat("attention.tile is %d; allowed are 64 and 128", options.tile));
@@ -76,14 +87,7 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
                                    options.ring.inner, ranks));
   }
   RETURN_IF_ERROR(CheckLayout(options));
-  const PatternDefinition* const definition = FindDefinition(options.pattern);
-  if (definition != nullptr) {
-    RETURN_IF_ERROR(CheckSelection(options, *definition));
-    RETURN_IF_ERROR(CheckBalance(options, *definition));
-    return definition->check(options);
-  }
-  return Invalid(
-      absl::StrFormat("attention.pattern: %d is unknown", static_cast<int>(options.pattern)));
+  return CheckPattern(options);
 }
 
 ring::Division DivisionOf(const AttentionOptions& options, int ranks) {

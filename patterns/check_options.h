@@ -10,6 +10,8 @@
 
 namespace ringleader::patterns {
 
+// What does not depend on the ring.
+absl::Status CheckPattern(const AttentionOptions& options);
 // `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
 // What a sequence must divide into. The options have passed CheckOptions.

@@ -117,10 +117,10 @@ TEST_F(JobMetricsTest, TheLastStepOfJobsThatRun) {
 
 TEST_F(JobMetricsTest, LayersHaveABoundInAll) {
   Put("old", v1::Job::RUNNING, 7, 1);
-  Put("large", v1::Job::RUNNING, 7, kMaxLayerSeries / 4 + 1);
-  Put("fits", v1::Job::RUNNING, 7, kMaxLayerSeries / 4 - 1);
+  Put("large", v1::Job::RUNNING, 7, kMaxLayerSeries / 5 + 1);
+  Put("fits", v1::Job::RUNNING, 7, kMaxLayerSeries / 5 - 1);
   const Series series = Collect("ringleader_job_layer_tiles");
-  EXPECT_EQ(series.size(), kMaxLayerSeries / 4);
+  EXPECT_EQ(series.size(), kMaxLayerSeries / 5);
   EXPECT_EQ(series.count("fits 0"), 1);
   EXPECT_EQ(series.count("large 0"), 0);
   EXPECT_EQ(series.count("old 0"), 1);

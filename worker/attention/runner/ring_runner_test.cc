@@ -68,6 +68,7 @@ class LoggingDevice : public AttentionDevice {
     return absl::OkStatus();
   }
   LayerStats& StatsOf(int /*layer*/) override { return stats_; }
+  void MarkMicroBatch() override { log.emplace_back("mark"); }
   AttentionStats TakeStats(const ring::RingSchedule& /*forward*/) override { return {}; }
   std::shared_ptr<const DeviceDocuments> Upload(
       std::shared_ptr<const SequenceDocuments> /*documents*/,
@@ -130,11 +131,20 @@ class LoggingCall : public AttentionCall {
     return Say("select");
   }
   absl::Status AdaptBudgets(const patterns::VerticalSlash&) override { return Say("adapt"); }
+  absl::Status NoteChoices(const patterns::VerticalSlash&, const LayerIndex&,
+                           kernels::HeadChoice*) override {
+    return Say("note");
+  }
   absl::Status CountSelection(const patterns::VerticalSlash&, const LayerIndex&) override {
     return Say("count");
   }
+  absl::Status CountMove(const int64_t*, const int64_t*, const float*) override {
+    return Say("count move");
+  }
   absl::Status Run(const kernels::BlockStep& step) override {
-    constexpr const char* kNames[] = {"tile sums", "order", "gate"};
+    constexpr const char* kNames[] = {"tile sums", "order",         "gate", "query gate",
+                                      "pack",      "antidiagonals", "work", "find move",
+                                      "sum",       "move",          "hold"};
     return Say(kNames[step.index()]);
   }
 
@@ -202,6 +212,43 @@ TEST(RingRunnerTest, AnAllGatherRunsBehindIndexAndOwnStep) {
   EXPECT_EQ(orders.started, "[, place, gather kv, ]");
   EXPECT_EQ(orders.backward,
             "[, delta, zero 0, attend own 0, wait kv all, zero 1, attend 1, round dq, return, ]");
+}
+
+// Choices are moved beside the choice: ranks that choose apart tell each other once what they
+// visit.
+TEST(RingRunnerTest, AMoveChoosesAgain) {
+  LoggingDevice device(/*rank=*/0, /*ranks=*/2);
+  LoggingCall call(&device);
+  const auto index_of = [&](patterns::Pattern pattern, float move, uint64_t step) {
+    const auto runner =
+        RingRunner::Create({.pattern = pattern,
+                            .balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.1f},
+                            .tile = 64,
+                            .ring = {ring::RingKind::kFlat, 2, 1}},
+                           &device);
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    (*runner)->SetStep(step);
+    (*runner)->SetMove(move);
+    EXPECT_TRUE((*runner)->Forward(call).ok());
+    const std::string order = absl::StrJoin(std::exchange(device.log, {}), ", ");
+    const size_t begin = order.find("index["), end = order.find(']', begin);
+    return order.substr(begin, end - begin);
+  };
+  const std::string choice =
+      "index[, queries, sum, row max, max, row sum, sum, mass, sum, candidates, gather, select, ";
+  EXPECT_EQ(index_of(patterns::Pattern::kVerticalSlash, 0.7f, 1),
+            choice +
+                "find move, note, sum, move, select, note, sum, hold, select, note, sum, count "
+                "move, count, ");
+  EXPECT_EQ(index_of(patterns::Pattern::kVerticalSlash, 1.2f, 1),
+            choice + "find move, note, sum, move, select, note, sum, count move, count, ");
+  EXPECT_EQ(index_of(patterns::Pattern::kVerticalSlash, 1.0f, 1), choice + "count, ");
+  EXPECT_EQ(index_of(patterns::Pattern::kVerticalSlash, 0.7f, 0), choice + "count, ");
+  EXPECT_EQ(index_of(patterns::Pattern::kBlockTopK, 1.0f, 1),
+            "index[, tile sums, gather, order, gate, work, gather, find move, gate, work, count "
+            "move, ");
+  EXPECT_EQ(index_of(patterns::Pattern::kBlockTopK, 1.0f, 0),
+            "index[, tile sums, gather, order, gate, ");
 }
 
 // After the output, from whose sums it takes what was visited.

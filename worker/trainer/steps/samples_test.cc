@@ -220,9 +220,9 @@ TEST_F(SamplesJobTest, ReportsSayWhatEachLengthVisited) {
 // Two groups of two ranks: the one that was dealt more keeps less, the other more, and both see the
 // same whether backward recomputes or not.
 TEST_F(SamplesJobTest, GroupsComeToTheirAnchor) {
+  WriteDocuments("uneven", 0, {512, 256, 256});
   for (const auto pattern : {patterns::Pattern::kBlockTopK, patterns::Pattern::kVerticalSlash}) {
     TrainingJob job = Job(2, 2, pattern);
-    WriteDocuments("uneven", 0, {512, 256, 256});
     job.train_data = directory_.File("uneven/train");
     job.global_batch = 3;
     job.steps = 2;
