@@ -81,7 +81,8 @@ class PricedLengths {
                                               const CostModel& cost_model, Pricer& pricer) {
     PricedLengths priced;
     for (const uint64_t length : WeighedLengths(spec)) {
-      ASSIGN_OR_RETURN(v1::Prediction alone, pricer.PriceAlone(plan, cost_model, length));
+      ASSIGN_OR_RETURN(v1::Prediction alone,
+                       pricer.PriceAlone(plan, cost_model, length, /*find_exposed=*/true));
       alone.set_density(alone.density() * Square(length));
       alone.set_worker_imbalance(alone.worker_imbalance() * alone.attention_seconds());
       alone.set_step_imbalance(alone.step_imbalance() * alone.attention_seconds());
@@ -138,7 +139,8 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
   plan->clear_sample_weights();
   double milliseconds = 0;
   for (const uint64_t length : WeighedLengths(spec)) {
-    ASSIGN_OR_RETURN(const v1::Prediction alone, pricer.PriceAlone(*plan, cost_model, length));
+    ASSIGN_OR_RETURN(const v1::Prediction alone,
+                     pricer.PriceAlone(*plan, cost_model, length, /*find_exposed=*/false));
     const double density = SparseDensity(spec, model, alone.density());
     const double factor =
         density > 0 ? MeasuredFactor(spec, model, cost_model, length, density) : 1;
