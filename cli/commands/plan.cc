@@ -7,6 +7,7 @@
 #include "cli/commands/commands.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
+#include "cli/validators.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/model_spec.h"
@@ -102,28 +103,28 @@ void AddPlanCommand(CLI::App& app, Context* context) {
   command->add_option("--gpus", flags->gpus, "GPUs of a machine (default: the job's own trainers)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--memory-gib", flags->memory_gib, "memory of one trainer")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--host-memory-gib", flags->host_memory_gib,
                    "a GPU trainer's share of its machine's memory, for resources.offload")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--intra-node-gbytes", flags->intra_gigabytes,
                    "GB/s between two trainers of a machine")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--inter-node-gbytes", flags->inter_gigabytes,
                    "GB/s of one trainer to another machine")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option(
           "--verticals", flags->measured.verticals,
           "columns that a head keeps, as a job's step reports say (`ringctl watch JOB -o json`)")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--slashes", flags->measured.slashes,
                    "block diagonals that a head keeps, likewise")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--density", flags->measured.density,
                    "share of the causal tiles that a sparse layer visits, likewise")
