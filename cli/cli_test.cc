@@ -125,7 +125,7 @@ TEST_F(CliTest, ValidatingNeedsNoCoordinator) {
   EXPECT_THAT(dry.err, HasSubstr("no coordinator answers at 127.0.0.1:"));
   // GPUs come in nodes of eight.
   const Result gpus = Run({"validate", Path("job.yaml"), "--set", "resources.engine=cuda", "--set",
-                           "resources.trainers=16"});
+                           "resources.trainers=16", "--set", "parallelism.context=16"});
   EXPECT_THAT(gpus.out, HasSubstr("planned for 2 nodes of 8 GPUs with 139 GiB each"));
   EXPECT_THAT(gpus.out, HasSubstr("\n  offload: auto  # none where a trainer has 139 GiB\n"));
   // Files that are elsewhere are not looked at, and then nothing is predicted.

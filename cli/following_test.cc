@@ -62,10 +62,10 @@ TEST_F(CliTest, TheBarFitsTheTerminal) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
   const std::map<int, std::string> bars = {
-      {81, "[#######--------------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s  imbalance 1.010"},
-      {80, "[######--------------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s  imbalance 1.010"},
-      {60, "[#####----------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s"},
-      {40, "[###------] 1/3  loss 5.0000  ETA 4s"},
+      {81, "[######--------------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s  imbalance 1.010"},
+      {80, "[######-------------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s  imbalance 1.010"},
+      {60, "[#####-----------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s"},
+      {40, "[####--------] 1/3  loss 5.0000  ETA 4s"},
       {26, "[##----] 1/3  loss 5.0000"},
       {20, "1/3  loss 5.0000"},
       {10, "1/3  los…"},

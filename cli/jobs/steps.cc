@@ -15,15 +15,14 @@ absl::StatusOr<JobSteps> ReadSteps(Client* client, const std::string& name) {
   v1::WatchJobRequest watch;
   watch.set_name(result.job.name());
   watch.set_include_steps(true);
-  // A watch of a job that goes on follows it: it is left at the step that was the newest, or where
-  // nothing is kept of it.
+  // A watch of a job that goes on follows it: it is left at the step that was the newest.
   RETURN_IF_ERROR(client->WatchJob(watch, [&](const v1::WatchJobResponse& response) {
     for (const v1::StepReport& step : response.steps()) result.steps[step.step()] = step;
     for (const v1::EvalReport& eval : response.evals()) result.evals[eval.step()] = eval;
     if (response.has_job()) result.job = response.job();
-    if (!goes_on) return true;
-    const bool has_all = !result.steps.empty() && result.steps.rbegin()->first >= newest;
-    return newest > 0 && !has_all && response.steps_size() > 0;
+    const bool has_newest =
+        newest == 0 || (!result.steps.empty() && result.steps.rbegin()->first >= newest);
+    return !goes_on || !has_newest;
   }));
   return result;
 }
