@@ -139,12 +139,17 @@ std::string FindTlsMismatch(const TlsOptions& options, const Address& address,
                  "--tls-ca, or give them to it, too"
                : "";
   }
-  // With TLS 1.3 the other side looks at the certificate last.
+  // With TLS 1.3 the other side looks at the certificate last. gRPC then hangs up without a word,
+  // and otherwise begins to speak HTTP/2 at once.
   ERR_clear_error();
   char first = 0;
-  if (SSL_read(connection.get(), &first, 1) == 1) return "";
+  const int got = SSL_read(connection.get(), &first, 1);
+  if (got == 1) return "";
+  const int error = SSL_get_error(connection.get(), got);
+  const bool took_too_long = error == SSL_ERROR_WANT_READ;
   const std::string late = Alert();
-  return late.empty() ? "" : Refused(options, late);
+  if (took_too_long && late.empty()) return "";
+  return Refused(options, late.empty() ? "it hangs up" : late);
 }
 
 }  // namespace ringleader
