@@ -45,6 +45,20 @@ struct QueryChoice {
   int32_t block_size = 0;  // tokens, a multiple of `tile`
 };
 
+// Groups of consecutive keys that each tile of queries attends to beside the tiles of its pattern:
+// tiles are of 64 queries, groups of kGroupKeys keys of one owner, and every key of a group has a
+// position before the tile's first query. With kToeplitz.
+inline constexpr int32_t kGroupKeys = 8;
+struct KeyGroups {
+  // [heads, query_tiles, capacity]: local keys kGroupKeys * g to kGroupKeys * (g + 1) - 1 of the
+  // call's owner, ascending from begins[h, t] to ends[h, t]; the rest of a row is other owners'.
+  // Null: there are none.
+  const int32_t* groups = nullptr;
+  const int32_t* begins = nullptr;  // [heads, query_tiles]
+  const int32_t* ends = nullptr;    // [heads, query_tiles]
+  int32_t capacity = 0;
+};
+
 // Which tiles a call visits. A tile is `tile` x `tile` tokens of the local shards; local tiles are
 // whole global blocks (stripe and zigzag chunks are multiples of `tile`), so tile a of rank r is
 // block Position(a * tile) / tile. Lists are per query head.
@@ -70,6 +84,8 @@ struct TileSelection {
 
   // kCsr: of a listed tile only the queries attend that chose its block.
   QueryChoice choice = {};
+
+  KeyGroups groups = {};
 
   // Where several documents are packed into the sequence: for each local query the position of its
   // document's first token, ascending; a query attends to keys of its own document alone. Null: the
