@@ -187,29 +187,41 @@ __device__ __forceinline__ void ForEachProducts(ProductShared<kHeadBlocks>& shar
   }
 }
 
-// A warpgroup's 128 queries, and which of them a thread has: columns 8 * j + 2 * (lane % 4) + low,
-// j below 16, its i-th being that with i = 2 * j + low.
+// A warpgroup's 128 queries, and which 32 of them a thread has: the i-th is Offset(i) after its
+// first, which is the warpgroup's 2 * (lane % 4)-th.
 struct ProductQueries {
   const ProductParams& p;
-  int64_t first;     // local
+  int64_t first;  // local, of the warpgroup
+  int64_t thread_first;
+  int count;         // of queries that exist, from the thread's first on
   int positions[2];  // of the tiles' first queries
   int last_start;    // where the document of the last query starts
 
   __device__ ProductQueries(const ProductParams& p, const ProductItem& item, int warpgroup)
       : p(p),
-        first(static_cast<int64_t>(item.block) * kBlockQueries + warpgroup * kWarpgroupQueries) {
+        first(static_cast<int64_t>(item.block) * kBlockQueries + warpgroup * kWarpgroupQueries),
+        thread_first(first + ThreadOffset()),
+        count(static_cast<int>(min(p.queries - thread_first, int64_t{kWarpgroupQueries}))) {
     for (int tile = 0; tile < 2; ++tile) {
       const int64_t query = first + tile * kTileQueries;
       positions[tile] = query < p.queries ? static_cast<int>(p.layout.Position(query)) : 0;
     }
     const int64_t last = min(first + kWarpgroupQueries, p.queries) - 1;
-    last_start = last < first ? 0 : Start(last);
+    last_start = last < first || p.document_starts == nullptr ? 0 : p.document_starts[last];
   }
-  static __device__ __forceinline__ int Column(int i) {
-    return i / 2 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
+  static __device__ __forceinline__ int ThreadOffset() {
+    return 2 * static_cast<int>(threadIdx.x % 4);
   }
-  __device__ __forceinline__ int Start(int64_t query) const {
-    return p.document_starts == nullptr || query >= p.queries ? 0 : p.document_starts[query];
+  static __device__ __forceinline__ constexpr int Offset(int i) { return i / 2 * 8 + i % 2; }
+  __device__ __forceinline__ bool Exists(int i) const { return Offset(i) < count; }
+  // Where the document of the i-th starts.
+  __device__ __forceinline__ int Start(int i) const {
+    return p.document_starts == nullptr || !Exists(i) ? 0
+                                                      : p.document_starts[thread_first + Offset(i)];
+  }
+  // How many keys the i-th sees of those from `key` on, its own document's or not.
+  __device__ __forceinline__ int KeysFrom(int key, int i) const {
+    return positions[i / 16] + ThreadOffset() + 1 - key + Offset(i) % kTileQueries;
   }
 };
 
@@ -227,13 +239,10 @@ __device__ __forceinline__ void AbsorbMaxima(const ProductQueries& queries, int 
   const int own_key = key + sm90::FragmentRow();
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
-    const int column = ProductQueries::Column(i);
-    const int start = queries.Start(queries.first + column);
-    const int end = queries.positions[i / 16] + column % kTileQueries;
+    const int start = queries.Start(i);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int at = own_key + 8 * row;
-      if (at < start || at > end) continue;
+      if (own_key + 8 * row < start || queries.KeysFrom(own_key, i) <= 8 * row) continue;
       maxima[i] = fmaxf(maxima[i], products[i / 2 * 4 + row * 2 + i % 2]);
     }
   }
@@ -253,7 +262,8 @@ __device__ __forceinline__ void StoreMaxima(const ProductQueries& queries, int h
     for (int distance = 4; distance < 32; distance *= 2) {
       maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, distance));
     }
-    if (lane < 4) warp_max[warp][ProductQueries::Column(i)] = maximum;
+    if (lane < 4)
+      warp_max[warp][ProductQueries::ThreadOffset() + ProductQueries::Offset(i)] = maximum;
   }
   sm90::ptx::NamedBarrierSync(1 + warpgroup, sm90::ptx::kWarpgroupThreads);
   const int column = threadIdx.x % sm90::ptx::kWarpgroupThreads;
@@ -289,7 +299,7 @@ __device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
   } else {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const int start = queries.Start(queries.first + ProductQueries::Column(i));
+      const int start = queries.Start(i);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         if (own_key + 8 * row < start) continue;
@@ -321,11 +331,12 @@ __device__ __forceinline__ void ConsumeTiles(const ProductParams& p, int warpgro
     float maxima[32];
     uint32_t* rows[2] = {nullptr, nullptr};
     if constexpr (kScores) {
+      const float* const of_head = p.row_max + item.head * p.queries;
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         // At an infinite distance queries that do not exist have no say.
-        const int64_t query = queries.first + ProductQueries::Column(i);
-        maxima[i] = query < p.queries ? p.row_max[item.head * p.queries + query] : INFINITY;
+        maxima[i] = queries.Exists(i) ? of_head[queries.thread_first + ProductQueries::Offset(i)]
+                                      : INFINITY;
       }
       const int64_t row =
           (static_cast<int64_t>(item.head) * p.blocks + item.block - p.first_block) * kBlockTiles +

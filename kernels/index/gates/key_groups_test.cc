@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <random>
 #include <string>
 #include <tuple>
@@ -13,17 +15,15 @@
 #include <vector>
 
 #include "kernels/index/gates/blocks.h"
-#include "kernels/reference/testing/key_group_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
+#include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::index {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-using reference::testing::GroupsOfRow;
-using reference::testing::KeyGroupOracle;
 using ::testing::HasSubstr;
 
 // fp32 sums of exact products, of logits of up to 60.
@@ -38,9 +38,6 @@ struct Rows {
   int heads, head_dim;
 
   int64_t width() const { return int64_t{heads} * head_dim; }
-  TokenMajor<const float> View() const {
-    return {floats.data(), tokens, heads, head_dim, width(), head_dim};
-  }
   std::vector<Bf16> Shard(const ShardLayout& layout) const {
     std::vector<Bf16> local;
     for (int64_t i = 0; i < layout.local_tokens(); ++i) {
@@ -55,13 +52,95 @@ struct Choice {
   std::vector<int32_t> groups, bounds;
   int capacity = 0;
 
-  // Groups of the sequence that row [head, tile] keeps, of `rows` in all.
+  // Groups of the sequence that row [head, tile] keeps, of `rows` in all, ascending.
   std::vector<int64_t> Row(const ShardLayout& layout, int64_t rows, int64_t row) const {
-    std::string wrong;
-    const auto kept = GroupsOfRow(groups, bounds, capacity, layout, rows, row, &wrong);
-    EXPECT_EQ(wrong, "");
+    std::vector<int64_t> kept;
+    ShardLayout owner = layout;
+    EXPECT_EQ(bounds.at(row), 0);
+    for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
+      const int end = bounds.at((owner.rank + 1) * rows + row);
+      EXPECT_LE(end, capacity);
+      for (int i = bounds.at(owner.rank * rows + row), before = -1; i < end; ++i) {
+        const int group = groups.at(row * capacity + i);
+        EXPECT_GT(group, before) << "row " << row << ", owner " << owner.rank;
+        kept.push_back(owner.Position(int64_t{group} * kGroupKeys) / kGroupKeys);
+        before = group;
+      }
+    }
+    std::ranges::sort(kept);
     return kept;
   }
+};
+
+// KeyGroupGateStep in fp64, pair by pair.
+class Oracle {
+ public:
+  Oracle(const Rows& q, const Rows& k, const KeyGroupGateStep& step,
+         const std::vector<int32_t>& starts)
+      : q_(q), k_(k), step_(step), starts_(starts) {}
+
+  // What is wrong with what one rank with the whole sequence keeps. Scores that differ by no more
+  // than `tolerance` may go either way.
+  std::string Complaint(const Choice& choice, double tolerance) const {
+    const int64_t tiles = (q_.tokens + kTile - 1) / kTile;
+    for (int head = 0; head < q_.heads; ++head) {
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const auto kept = choice.Row({.tokens = q_.tokens}, q_.heads * tiles, head * tiles + tile);
+        const int64_t first = tile * kTile, start = Start(first);
+        const auto where = ::testing::PrintToString(std::pair(head, tile));
+        if (std::ssize(kept) != MostGroups(step_.density, first, start)) return where + ": number";
+        const std::vector<double> scores = Scores(head, tile);
+        const auto is_better = [&](int64_t x, int64_t y) {
+          if (scores[x] != scores[y]) return scores[x] > scores[y];
+          return TiesGoLate(head) ? x > y : x < y;
+        };
+        int64_t worst_kept = -1, best_left = -1;
+        for (int64_t group = start / kGroupKeys; group < first / kGroupKeys; ++group) {
+          if (std::ranges::binary_search(kept, group)) {
+            if (worst_kept < 0 || is_better(worst_kept, group)) worst_kept = group;
+          } else if (best_left < 0 || is_better(group, best_left)) {
+            best_left = group;
+          }
+        }
+        if (!kept.empty() &&
+            (kept.front() < start / kGroupKeys || kept.back() >= first / kGroupKeys)) {
+          return where + ": one that is no candidate";
+        }
+        if (worst_kept < 0 || best_left < 0 || is_better(worst_kept, best_left)) continue;
+        if (tolerance > 0 && scores[best_left] - scores[worst_kept] <= tolerance) continue;
+        return where + ": a better one is left";
+      }
+    }
+    return "";
+  }
+
+ private:
+  int64_t Start(int64_t position) const { return starts_.empty() ? 0 : starts_[position]; }
+
+  std::vector<double> Scores(int head, int64_t tile) const {
+    std::vector<double> scores(q_.tokens / kGroupKeys + 1, -INFINITY), logits(q_.tokens);
+    for (int64_t i = tile * kTile; i < std::min((tile + 1) * kTile, q_.tokens); ++i) {
+      const float* const query = &q_.floats[i * q_.width() + head * q_.head_dim];
+      double largest = -INFINITY;
+      for (int64_t j = Start(i); j <= i; ++j) {
+        const int kv_head = head / (q_.heads / k_.heads);
+        const float* const key = &k_.floats[j * k_.width() + kv_head * k_.head_dim];
+        double sum = 0.0;
+        for (int x = 0; x < q_.head_dim; ++x) sum += double{query[x]} * key[x];
+        logits[j] = double{step_.scale} * sum;
+        largest = std::max(largest, logits[j]);
+      }
+      for (int64_t j = Start(i); j <= i; ++j) {
+        double& score = scores[j / kGroupKeys];
+        score = std::max(score, logits[j] - largest);
+      }
+    }
+    return scores;
+  }
+
+  const Rows &q_, &k_;
+  const KeyGroupGateStep step_;
+  const std::vector<int32_t>& starts_;
 };
 
 class KeyGroupsTest : public GpuTest {
@@ -137,41 +216,35 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
                      << tokens << " tokens, density " << density << (packed ? ", documents" : ""));
         const KeyGroupGateStep step = {.scale = 0.7f, .density = density};
         const auto starts = packed ? documents : std::vector<int32_t>();
-        const ShardLayout whole = {.tokens = tokens};
-        const Choice one = Choose(q, k, step, whole, starts);
-        EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, starts)
-                      .Complaint(one.groups, one.bounds, one.capacity, whole, kTolerance),
-                  "");
+        const Choice one = Choose(q, k, step, {.tokens = tokens}, starts);
+        EXPECT_EQ(Oracle(q, k, step, starts).Complaint(one, kTolerance), "");
         if (tokens % (8 * kTile) == 0) ExpectRanksChoose(q, k, step, starts, one);
       }
     }
   }
 }
 
-// Where all keys are one the scores are ties, and small whole numbers have exact products: the
-// oracle then leaves no choice.
+// Small whole numbers have exact products, and most groups score as others do: there is one right
+// choice.
 TEST_F(KeyGroupsTest, TiesGoWhereTheyShould) {
   constexpr int64_t kTokens = 1024;
+  const std::vector<int32_t> no_documents;
   std::uniform_int_distribution<int> few(-1, 1);
   Rows q{.floats = {}, .bf16 = {}, .tokens = kTokens, .heads = 2, .head_dim = 64}, k = q;
   k.heads = 1;
   for (Rows* const rows : {&q, &k}) {
     for (int64_t i = 0; i < kTokens * rows->width(); ++i) {
-      // Few different keys, so that most groups have equals.
-      const bool of_key = rows == &k;
-      const float value = of_key && i % 64 > 2 ? 0.0f : static_cast<float>(few(random_));
+      const bool is_zero = rows == &k && i % 64 > 2;
+      const float value = is_zero ? 0.0f : static_cast<float>(few(random_));
       rows->floats.push_back(value);
       rows->bf16.push_back(__float2bfloat16_rn(value));
     }
   }
   for (const float density : {0.1f, 0.5f}) {
     const KeyGroupGateStep step = {.scale = 1.0f, .density = density};
-    const ShardLayout whole = {.tokens = kTokens};
-    const Choice one = Choose(q, k, step, whole, {});
-    EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {})
-                  .Complaint(one.groups, one.bounds, one.capacity, whole, 0.0),
-              "");
-    ExpectRanksChoose(q, k, step, {}, one);
+    const Choice one = Choose(q, k, step, {.tokens = kTokens}, no_documents);
+    EXPECT_EQ(Oracle(q, k, step, no_documents).Complaint(one, 0.0), "");
+    ExpectRanksChoose(q, k, step, no_documents, one);
   }
 }
 
