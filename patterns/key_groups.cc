@@ -14,6 +14,9 @@ namespace {
 using kernels::kGroupKeys;
 using kernels::kGroupTile;
 
+// Scores that are in memory at once, at most (kernels/index/gates/key_groups.h).
+constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
+
 // clang-format off
 constexpr PatternField kFields[] = {
     {"attention.density", "0.1", {0, 1, true},
@@ -70,9 +73,11 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t rows = shape.heads * TilesOf(shape.tokens / shape.ranks);
   const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
+  const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
+                         static_cast<int64_t>(sizeof(float));
   return {.kept = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
                   static_cast<int64_t>(sizeof(int32_t)),
-          .working = shape.ranks == 1 ? 0 : 2 * keys};
+          .working = std::min(scores, kMostScoreBytes) + (shape.ranks == 1 ? 0 : 2 * keys)};
 }
 
 // Tiles that the groups of the `own`-th tile of queries come to.
@@ -117,8 +122,8 @@ for is found, and little is kept beside it. Ties go to the earlier group in even
 `attention.density` of the keys that the tile's middle query sees are kept, those of its own tile counted; a short
 sequence may see its own tiles alone.
 
-Scores are exact logits, those of dense attention's first product, so the choice takes a fraction of dense attention
-that falls neither with the share nor with the length. On several ranks the keys of the whole sequence are gathered for
+Scores are exact logits, dense attention's first product; GPUs make it twice, so that a choice takes about what dense
+attention's forward does, whatever the share, and only the rest of a layer, above all backward, gets faster. On several ranks the keys of the whole sequence are gathered for
 them, twice in memory until the choice is made. The lists take 4 bytes for each tile of queries, head and group, and are kept
 for backward (density × tokens² / 128 bytes a head, of the whole sequence); memory estimates count them. In packed documents a
 tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:

@@ -189,9 +189,12 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   const int64_t groups = kernels::MostGroups(0.1f, 131072 - 64, 0);
   const IndexMemory memory = IndexMemoryOf(options, shape, 36);
   EXPECT_EQ(memory.kept, int64_t{34} * 16 * (32768 / 64) * (groups + 5) * 4);
-  EXPECT_EQ(memory.working, int64_t{2} * 131072 * 2 * 128 * 2);
+  constexpr int64_t kScores = int64_t{256} << 20;
+  EXPECT_EQ(memory.working, kScores + int64_t{2} * 131072 * 2 * 128 * 2);
   shape.ranks = 1;
-  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 0);  // they are there
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, kScores);  // the keys are there
+  shape.tokens = 1024;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 16 * 16 * 128 * 4);  // all scores
   options.pattern = Pattern::kXAttention;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 0);
 }
