@@ -27,10 +27,9 @@
 
 namespace ringleader::kernels::index {
 
-inline constexpr int kTileQueries = 64;
-inline constexpr int kWarpgroupQueries = 2 * kTileQueries;
+inline constexpr int kWarpgroupQueries = 2 * kGroupTile;
 inline constexpr int kBlockQueries = 2 * kWarpgroupQueries;  // of a CTA
-inline constexpr int kBlockTiles = kBlockQueries / kTileQueries;
+inline constexpr int kBlockTiles = kBlockQueries / kGroupTile;
 inline constexpr int kStageKeys = 128;
 inline constexpr int kStageGroups = kStageKeys / kGroupKeys;
 inline constexpr int kKeyStages = 4;
@@ -74,7 +73,7 @@ __device__ __forceinline__ ProductItem ItemOf(const ProductParams& p, int64_t i)
   item.begin = p.document_starts == nullptr ? 0 : p.document_starts[first] / kStageKeys;
   if constexpr (kScores) {
     // Groups before the last tile.
-    const int64_t end = p.layout.Position(last / kTileQueries * kTileQueries);
+    const int64_t end = p.layout.Position(last / kGroupTile * kGroupTile);
     const int chunk = static_cast<int>(rest / p.blocks);
     item.begin = max(item.begin, chunk * kChunkStages);
     item.end =
@@ -203,7 +202,7 @@ struct ProductQueries {
         thread_first(first + ThreadOffset()),
         count(static_cast<int>(min(p.queries - thread_first, int64_t{kWarpgroupQueries}))) {
     for (int tile = 0; tile < 2; ++tile) {
-      const int64_t query = first + tile * kTileQueries;
+      const int64_t query = first + tile * kGroupTile;
       positions[tile] = query < p.queries ? static_cast<int>(p.layout.Position(query)) : 0;
     }
     const int64_t last = min(first + kWarpgroupQueries, p.queries) - 1;
@@ -221,7 +220,7 @@ struct ProductQueries {
   }
   // How many keys the i-th sees of those from `key` on, its own document's or not.
   __device__ __forceinline__ int KeysFrom(int key, int i) const {
-    return positions[i / 16] + ThreadOffset() + 1 - key + Offset(i) % kTileQueries;
+    return positions[i / 16] + ThreadOffset() + 1 - key + Offset(i) % kGroupTile;
   }
 };
 
@@ -342,7 +341,7 @@ __device__ __forceinline__ void ConsumeTiles(const ProductParams& p, int warpgro
           (static_cast<int64_t>(item.head) * p.blocks + item.block - p.first_block) * kBlockTiles +
           warpgroup * 2;
       for (int tile = 0; tile < 2; ++tile) {
-        if (queries.first + tile * kTileQueries < p.queries) {
+        if (queries.first + tile * kGroupTile < p.queries) {
           rows[tile] = p.scores + (row + tile) * p.row_groups;
         }
       }

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kKeepThreads)
     KeepGroupsKernel(const ProductParams p, const KeepParams keep) {
   __shared__ KeepShared shared;
   const int head = blockIdx.y, tile = p.first_block * kBlockTiles + blockIdx.x;
-  const int64_t query = static_cast<int64_t>(tile) * kTileQueries;
+  const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
   const int64_t first = p.layout.Position(query);
   const int64_t start = p.document_starts == nullptr ? 0 : p.document_starts[query];
   const CandidateRow row = {
@@ -158,8 +158,8 @@ absl::Status CheckLayout(const ShardLayout& layout) {
   const int64_t dealt = layout.kind == LayoutKind::kStriped  ? layout.stripe
                         : layout.kind == LayoutKind::kZigzag ? layout.tokens / layout.chunks()
                                                              : layout.local_tokens();
-  return CheckSize(dealt, "ChooseKeyGroups: tokens of a chunk of the layout", kTileQueries,
-                   INT64_MAX, kTileQueries);
+  return CheckSize(dealt, "ChooseKeyGroups: tokens of a chunk of the layout", kGroupTile, INT64_MAX,
+                   kGroupTile);
 }
 
 absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
@@ -186,7 +186,7 @@ absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
                             step.query_layout.local_tokens(), step.query_layout.local_tokens()));
   RETURN_IF_ERROR(
       CheckSize(k.tokens, "ChooseKeyGroups: tokens of k (of the sequence)", tokens, tokens));
-  const int64_t last_tile = (tokens - 1) / kTileQueries * kTileQueries;
+  const int64_t last_tile = (tokens - 1) / kGroupTile * kGroupTile;
   RETURN_IF_ERROR(CheckSize(step.capacity, "ChooseKeyGroups: capacity",
                             MostGroups(step.density, last_tile, 0), INT32_MAX));
   if (step.capacity > 0) {
@@ -243,7 +243,7 @@ absl::Status ChooseKeyGroups(const TokenMajor<const __nv_bfloat16>& q,
       .row_max = static_cast<float*>(workspace),
       .scores = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
       .row_groups = slabs.row_groups};
-  const auto query_tiles = static_cast<int>((q.tokens + kTileQueries - 1) / kTileQueries);
+  const auto query_tiles = static_cast<int>((q.tokens + kGroupTile - 1) / kGroupTile);
   const KeepParams keep = {.density = step.density,
                            .capacity = step.capacity,
                            .query_tiles = query_tiles,
