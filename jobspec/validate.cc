@@ -11,6 +11,7 @@
 #include "jobspec/mistakes.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
+#include "patterns/check_options.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
@@ -146,6 +147,7 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   }
   ASSIGN_OR_RETURN(const patterns::AttentionOptions options, AttentionOptionsOf(attention));
   RETURN_IF_ERROR(patterns::DefinitionOf(options.pattern).check(options));
+  RETURN_IF_ERROR(patterns::CheckSelection(options));
   std::set<uint32_t> layers;
   for (const uint32_t layer : attention.dense_layers()) {
     if (!layers.insert(layer).second) {
