@@ -51,14 +51,17 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
 
 std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
   if (spec.data().batching() != v1::DataSpec::SAMPLES) return {};
-  constexpr int kMostLengths = 16;
+  // Each costs a walk of the ring, and what its heads list.
+  const uint32_t ranks = spec.parallelism().context();
+  const int most_lengths = ranks <= kManyRanks ? 16 : ranks <= 16 * kManyRanks ? 4 : 2;
+  const double apart = ranks <= kManyRanks ? std::numbers::sqrt2 : 2;
   // Whatever the layout.
   const int64_t multiple = int64_t{spec.parallelism().context()} *
                            std::max(2 * spec.attention().tile(), spec.parallelism().stripe());
   const auto longest = static_cast<int64_t>(spec.data().sequence_length());
   std::set<uint64_t> lengths;
   auto length = static_cast<double>(longest);
-  for (int i = 0; i < kMostLengths; ++i, length /= std::numbers::sqrt2) {
+  for (int i = 0; i < most_lengths; ++i, length /= apart) {
     const int64_t whole = (static_cast<int64_t>(length) + multiple - 1) / multiple * multiple;
     lengths.insert(std::min(whole, longest));
   }
@@ -150,7 +153,7 @@ absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Settin
 
 absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
                                                    const CostModel& cost_model, uint64_t tokens,
-                                                   double sequences) {
+                                                   double sequences, bool find_exposed) {
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
   const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
@@ -171,6 +174,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   for (const Layers& alike : *alike_layers) {
     const double index =
         alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
+    const RingSimulator simulator(setting.ring, alike.loads);
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
       ring.gradient_bytes = backward ? kv * 4 : 0;
@@ -182,7 +186,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       // index.
       if (cuda && backward) step.lead = mlp_backward;
       if (cuda && !backward && setting.ring.kind != ring::RingKind::kFlat) step.lead = index;
-      const RingTimes times = SimulateRing(ring, alike.loads, step);
+      const RingTimes times = simulator.Play(ring, step, find_exposed);
       sum.seconds += alike.count * (times.seconds - step.lead);
       sum.busy_seconds += alike.count * (times.busy_seconds - step.lead);
       sum.transfer_seconds += alike.count * times.transfer_seconds;
@@ -219,24 +223,38 @@ absl::Status Pricer::WeighSamples(const CostModel& cost_model, v1::StepPlan* pla
   const double optimizer = OptimizerSeconds(model_, cost_model);
   plan->clear_sample_weights();
   double milliseconds = 0;
+  layouts_ = {setting.layout};
   for (const uint64_t length : WeighedLengths(spec_)) {
-    ASSIGN_OR_RETURN(const v1::Prediction alone, PriceLength(setting, cost_model, length, 1));
+    ASSIGN_OR_RETURN(const v1::Prediction alone,
+                     PriceLength(setting, cost_model, length, 1, false));
     // Sampled patterns vary; weights ascend.
     milliseconds = std::max(milliseconds, 1e3 * (alone.step_seconds() - optimizer));
     v1::SampleWeight* const row = plan->add_sample_weights();
     row->set_tokens(length);
     row->set_milliseconds(milliseconds);
+    if (length != spec_.data().sequence_length()) layers_.erase({length, setting.layout});
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
                                              const CostModel& cost_model) {
+  return PriceStep(plan, cost_model, true);
+}
+
+absl::StatusOr<v1::Prediction> Pricer::Compare(const v1::StepPlan& plan,
+                                               const CostModel& cost_model) {
+  return PriceStep(plan, cost_model, false);
+}
+
+absl::StatusOr<v1::Prediction> Pricer::PriceStep(const v1::StepPlan& plan,
+                                                 const CostModel& cost_model, bool find_exposed) {
   ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
   const double batch = static_cast<double>(spec_.training().global_batch());
   const uint64_t tokens = spec_.data().sequence_length();
-  ASSIGN_OR_RETURN(v1::Prediction prediction,
-                   PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
+  ASSIGN_OR_RETURN(
+      v1::Prediction prediction,
+      PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data(), find_exposed));
   prediction.set_tokens_per_second(static_cast<double>(tokens) * batch / prediction.step_seconds());
   prediction.set_model_flops(batch *
                              ModelFlops(model_, static_cast<double>(tokens), prediction.density()));
