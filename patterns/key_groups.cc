@@ -102,7 +102,7 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
 extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .pattern = Pattern::kKeyGroups,
     .name = "key_groups",
-    .sees = "its own tile, and groups of 8 keys of which some query of the tile scores one highest",
+    .sees = "groups of 8 keys chosen by their best pairs with a tile of queries",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
     .needs_whole_tiles = true,
