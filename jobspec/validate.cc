@@ -11,6 +11,7 @@
 #include "jobspec/mistakes.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
+#include "patterns/check_options.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
@@ -146,6 +147,7 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   }
   ASSIGN_OR_RETURN(const patterns::AttentionOptions options, AttentionOptionsOf(attention));
   RETURN_IF_ERROR(patterns::DefinitionOf(options.pattern).check(options));
+  RETURN_IF_ERROR(patterns::CheckSelection(options));
   std::set<uint32_t> layers;
   for (const uint32_t layer : attention.dense_layers()) {
     if (!layers.insert(layer).second) {
@@ -211,6 +213,14 @@ void CheckTraining(const v1::JobSpec& spec, Mistakes* mistakes) {
     refuse("training.deterministic", "does not go with attention.balance_tolerance ",
            FormatNumber(spec.attention().balance_tolerance()),
            ", whose plans take effect when they arrive; leave one of them out");
+  }
+  const auto attention = AttentionOptionsOf(spec.attention());
+  if (training.deterministic() && spec.resources().engine() == v1::ResourcesSpec::CUDA &&
+      attention.ok() && !patterns::DefinitionOf(attention->pattern).repeats_on_gpus) {
+    refuse("training.deterministic", "does not go with attention.pattern: ",
+           P(patterns::DefinitionOf(attention->pattern).name),
+           " on GPUs, which add gradients of its groups in any order; leave it out, choose another "
+           "pattern, or give resources.engine: cpu");
   }
 }
 

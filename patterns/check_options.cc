@@ -30,7 +30,10 @@ absl::Status CheckLayout(const AttentionOptions& options) {
       absl::StrFormat("parallelism.layout: %d is unknown", static_cast<int>(options.layout)));
 }
 
-absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
+}  // namespace
+
+absl::Status CheckSelection(const AttentionOptions& options) {
+  const PatternDefinition& definition = DefinitionOf(options.pattern);
   if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
     return absl::OkStatus();
   }
@@ -45,8 +48,6 @@ absl::Status CheckSelection(const AttentionOptions& options, const PatternDefini
       std::string(definition.name), able));
 }
 
-}  // namespace
-
 absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   if (options.tile != 64 && options.tile != 128) {
     return Invalid(absl::StrFormat("attention.tile is %d; allowed are 64 and 128", options.tile));
@@ -58,7 +59,7 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   RETURN_IF_ERROR(CheckLayout(options));
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition != nullptr) {
-    RETURN_IF_ERROR(CheckSelection(options, *definition));
+    RETURN_IF_ERROR(CheckSelection(options));
     return definition->check(options);
   }
   return Invalid(

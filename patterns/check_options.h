@@ -10,6 +10,8 @@
 
 namespace ringleader::patterns {
 
+// Whether the pattern chooses by the queries that attention.selection allows. The pattern is known.
+absl::Status CheckSelection(const AttentionOptions& options);
 // `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
 // What a sequence must divide into. The options have passed CheckOptions.
