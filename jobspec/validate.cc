@@ -199,6 +199,17 @@ absl::Status CheckTraining(const v1::JobSpec& spec) {
                    FormatNumber(spec.attention().balance_tolerance()),
                    ", whose plans take effect when they arrive; leave one of them out");
   }
+  if (training.deterministic() && spec.resources().engine() == v1::ResourcesSpec::CUDA) {
+    ASSIGN_OR_RETURN(const patterns::AttentionOptions options,
+                     AttentionOptionsOf(spec.attention()));
+    const patterns::PatternDefinition& pattern = patterns::DefinitionOf(options.pattern);
+    if (!pattern.repeats_on_gpus) {
+      return Invalid(
+          "training.deterministic: does not go with attention.pattern: ", P(pattern.name),
+          " on GPUs, which add gradients of its groups in any order; "
+          "leave it out, choose another pattern, or give resources.engine: cpu");
+    }
+  }
   return absl::OkStatus();
 }
 

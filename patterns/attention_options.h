@@ -17,6 +17,7 @@ enum class Pattern {
   kBlockTopK,      // MoBA, by tile: every query block picks the key blocks it scores highest
   kMoba,           // MoBA as published: every query picks for itself
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
+  kKeyGroups,      // every tile of 64 queries picks groups of 8 keys by their best pairs
 };
 
 // By which queries what a query attends to may be chosen.
@@ -71,7 +72,7 @@ struct AttentionOptions {
   int stride = 16;           // kXAttention: tokens whose logits a score averages
   double threshold = 0.9;    // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
   // kXAttention: of the blocks that a tile sees, at most; kMoba: of those that a query sees. 0:
-  // none is given.
+  // none is given. kKeyGroups: of the keys that a tile sees, (0, 1].
   double density = 0.0;
   int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;

@@ -61,6 +61,7 @@ struct HopTiles {
 HopTiles TilesOf(const LayerIndex& index, int heads, const ShardLayout& mine,
                  const ShardLayout& owner) {
   HopTiles hop{.tiles = index.Tiles(), .lists = {}};
+  hop.tiles.groups = index.GroupsOf(owner);
   if (index.pattern != kernels::TilePattern::kCsr) return hop;
   const int64_t blocks = (mine.tokens + index.block_size - 1) / index.block_size;
   const int64_t words = (blocks + 31) / 32, rows = index.chosen.size / words;

@@ -75,6 +75,7 @@ class CpuCall : public AttentionCall {
   absl::Status ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) override;
 
   DeviceMemory Allocate(int64_t bytes) override;
+  DeviceMemory Upload(const void* values, int64_t bytes) override;
   int64_t element_bytes() const override { return sizeof(float); }
   absl::Status Sum(patterns::SumType type, void* values, int64_t count) override;
   absl::Status Max(float* values, int64_t count) override;

@@ -45,6 +45,7 @@ struct HopTiles {
 absl::StatusOr<HopTiles> TilesOf(const LayerIndex& index, int32_t heads, const ShardLayout& mine,
                                  const ShardLayout& owner, const torch::TensorOptions& device) {
   HopTiles hop{.tiles = index.Tiles()};
+  hop.tiles.groups = index.GroupsOf(owner);
   if (index.pattern != kernels::TilePattern::kCsr) return hop;
   const int64_t query_tiles = (mine.local_tokens() + index.tile - 1) / index.tile;
   const int64_t key_tiles = (owner.local_tokens() + index.tile - 1) / index.tile;
@@ -139,15 +140,20 @@ absl::Status CudaCall::Attend(const Step& step) {
 }
 
 absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection& tiles) {
+  const int64_t query_tiles = (shape().tokens + step.index.tile - 1) / step.index.tile;
   switch (tiles.pattern) {
     case kernels::TilePattern::kToeplitz:
-      return absl::OkStatus();  // counted with the selection
-    case kernels::TilePattern::kCsr: {
-      const int64_t query_tiles = (shape().tokens + step.index.tile - 1) / step.index.tile;
+      if (tiles.groups.groups == nullptr) return absl::OkStatus();  // counted with the selection
+      if (step.owner.rank == step.mine.rank) {
+        device_.StatsOf(layer_).tiles_per_ring_step[step.number] += shape().heads * query_tiles;
+      }
+      return kernels::index::CountGroups(
+          tiles.groups, shape().heads * query_tiles,
+          device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
+    case kernels::TilePattern::kCsr:
       return kernels::index::CountListed(
           tiles.row_offsets, shape().heads * (query_tiles + 1),
           device_.stats().SlotsOf(layer_).owner_tiles + step.owner.rank, Stream());
-    }
     case kernels::TilePattern::kFull:
     case kernels::TilePattern::kCausal:
     case kernels::TilePattern::kWindow:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,17 +27,20 @@ constexpr std::array kGradientChannels = {comm::Channel::kGradKv, comm::Channel:
 
 template <typename T>
 DeviceArray<T> UploadArray(const std::vector<T>& values) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  Tensor pinned =
-      torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
-  std::copy(values.begin(), values.end(), static_cast<T*>(pinned.mutable_data_ptr()));
-  auto copy = std::make_shared<Tensor>(pinned.to(torch::kCUDA, /*non_blocking=*/true));
-  void* const data = copy->mutable_data_ptr();
-  return {.memory = DeviceMemory(std::move(copy), data),
+  return {.memory = UploadBytes(values.data(), static_cast<int64_t>(values.size() * sizeof(T))),
           .size = static_cast<int64_t>(values.size())};
 }
 
 }  // namespace
+
+DeviceMemory UploadBytes(const void* values, int64_t bytes) {
+  Tensor pinned =
+      torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
+  std::memcpy(pinned.mutable_data_ptr(), values, bytes);
+  auto copy = std::make_shared<Tensor>(pinned.to(torch::kCUDA, /*non_blocking=*/true));
+  void* const data = copy->mutable_data_ptr();
+  return {std::move(copy), data};
+}
 
 absl::Status CudaAttentionDevice::Begin(double AttentionSeconds::*phase) {
   return stats_.timers().Begin(phase, Stream());

@@ -15,6 +15,9 @@
 
 namespace ringleader::attention {
 
+// `bytes` of the host's memory on the GPU, as soon as the stream gets there.
+DeviceMemory UploadBytes(const void* values, int64_t bytes);
+
 class CudaAttentionDevice : public AttentionDevice {
  public:
   struct Options {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
+#include "patterns/pattern.h"
 #include "worker/model/files/huggingface.h"
 #include "worker/trainer/engine/model_source.h"
 
@@ -54,12 +55,23 @@ absl::Status StepEngine::SetUp(Host& host) {
 }
 
 absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
-  const model::TrainingShape shape = {
-      .ranks = world_.size(),
-      .tokens = LocalTokens(),
-      .element_bytes = static_cast<int64_t>(c10::elementSize(device_->type())),
-      .ranks_per_node = job_.ranks_per_node,
-      .device_is_host = device_->is_host()};
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(device_->type()));
+  const patterns::IndexMemory choice =
+      patterns::IndexMemoryOf(job_.attention,
+                              {.tokens = LocalTokens() * job_.context,
+                               .ranks = job_.context,
+                               .heads = config.heads,
+                               .kv_heads = config.kv_heads,
+                               .head_dim = config.head_dim,
+                               .element_bytes = element_bytes},
+                              config.layers);
+  const model::TrainingShape shape = {.ranks = world_.size(),
+                                      .tokens = LocalTokens(),
+                                      .element_bytes = element_bytes,
+                                      .ranks_per_node = job_.ranks_per_node,
+                                      .device_is_host = device_->is_host(),
+                                      .choice_bytes = choice.kept,
+                                      .choice_working_bytes = choice.working};
   ASSIGN_OR_RETURN(const model::MemoryLimits free, device_->FreeMemory());
   // Every rank must plan alike: all take the least that any has. None takes anything before all
   // have looked.

@@ -58,6 +58,8 @@ constexpr Control kControls[] = {
        options->topk_blocks =
            std::max(1, static_cast<int>(std::lround(ShareOfLength(density) * blocks)));
      }},
+    {Pattern::kKeyGroups, [](AttentionOptions* options, int64_t /*tokens*/,
+                             double density) { options->density = density; }},
 };
 
 const Control* ControlOf(Pattern pattern) {

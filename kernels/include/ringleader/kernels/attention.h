@@ -49,6 +49,7 @@ struct QueryChoice {
 // tiles are of 64 queries, groups of kGroupKeys keys of one owner, and every key of a group has a
 // position before the tile's first query. With kToeplitz.
 inline constexpr int32_t kGroupKeys = 8;
+inline constexpr int32_t kGroupTile = 64;  // the tile that groups go with
 struct KeyGroups {
   // [heads, query_tiles, capacity]: local keys kGroupKeys * g to kGroupKeys * (g + 1) - 1 of the
   // call's owner, ascending from begins[h, t] to ends[h, t]; the rest of a row is other owners'.
@@ -58,6 +59,13 @@ struct KeyGroups {
   const int32_t* ends = nullptr;    // [heads, query_tiles]
   int32_t capacity = 0;
 };
+
+// Tiles that a row's groups before the `place`-th are counted as in reports: as many pairs,
+// rounded. What lies between two places is the difference, so that the parts of a row add up to its
+// whole.
+RINGLEADER_HOST_DEVICE inline int32_t TilesOfGroups(int32_t place) {
+  return (place + kGroupTile / kGroupKeys / 2) / (kGroupTile / kGroupKeys);
+}
 
 // Which tiles a call visits. A tile is `tile` x `tile` tokens of the local shards; local tiles are
 // whole global blocks (stripe and zigzag chunks are multiples of `tile`), so tile a of rank r is
@@ -85,6 +93,7 @@ struct TileSelection {
   // kCsr: of a listed tile only the queries attend that chose its block.
   QueryChoice choice = {};
 
+  // kToeplitz with tiles of kGroupTile: no group lies in a tile that the diagonals cover.
   KeyGroups groups = {};
 
   // Where several documents are packed into the sequence: for each local query the position of its
