@@ -94,6 +94,16 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
         "tiles.choice of blocks of %d tokens goes with kCsr and blocks of whole tiles of %d",
         choice.block_size, tiles.tile));
   }
+  const KeyGroups& groups = tiles.groups;
+  if (groups.groups != nullptr) {
+    if (tiles.pattern != TilePattern::kToeplitz || tiles.tile != 64) {
+      return absl::InvalidArgumentError("tiles.groups goes with kToeplitz and tiles of 64 tokens");
+    }
+    if (groups.begins == nullptr || groups.ends == nullptr || groups.capacity < 1) {
+      return absl::InvalidArgumentError(
+          "tiles.groups: begins, ends or capacity is missing; see KeyGroups");
+    }
+  }
   const bool by_blocks = tiles.pattern == TilePattern::kToeplitz;
   RETURN_IF_ERROR(
       CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, by_blocks));
