@@ -9,6 +9,7 @@
 #include "jobspec/jobspec.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
+#include "patterns/check_options.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
@@ -153,6 +154,18 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
+absl::Status CheckByDocuments(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
+    return Invalid(
+        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
+        "false lets a token attend to the documents before its own; give data.document_mask: true, "
+        "or parallelism.layout: striped");
+  }
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.by_documents = true;
+  return patterns::CheckByDocuments(options);
+}
+
 absl::Status CheckParallelism(const v1::JobSpec& spec) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -174,8 +187,10 @@ absl::Status CheckParallelism(const v1::JobSpec& spec) {
   ring::Division division = {.ranks = static_cast<int64_t>(context), .tile = tile};
   if (parallelism.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     ASSIGN_OR_RETURN(division.layout, LayoutOf(parallelism.layout()));
+    division.by_documents = IsByDocuments(parallelism.layout());
     division.stripe = parallelism.stripe();
   }
+  if (division.by_documents) RETURN_IF_ERROR(CheckByDocuments(spec));
   return CheckSequencesDivide(spec, division);
 }
 

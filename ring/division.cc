@@ -43,6 +43,11 @@ Rule RuleOf(const Division& d) {
   std::abort();
 }
 
+std::string NameOf(const Division& d) {
+  if (d.by_documents) return "documents";
+  return d.layout.has_value() ? std::string(LayoutName(*d.layout)) : "auto";
+}
+
 }  // namespace
 
 int64_t Division::Multiple() const {
@@ -55,7 +60,7 @@ absl::Status CheckDivides(std::string_view field, int64_t tokens, const Division
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(field), ": ", tokens, " does not divide by ", RuleOf(division).text,
                    " = ", multiple, " (parallelism.layout: ",
-                   division.layout.has_value() ? std::string(LayoutName(*division.layout)) : "auto",
+                   NameOf(division),
                    "); give ", below > 0 ? absl::StrCat(below, " or ") : "", below + multiple));
 }
 
