@@ -35,7 +35,9 @@ int64_t BandTiles(const Shard& query, const Shard& key, int tile, int64_t window
                   const int32_t* document_starts) {
   const int64_t keys = key.tokens, key_tiles = (keys + tile - 1) / tile;
   const auto first_key = [&](int64_t b) { return key.layout.Position(b * tile); };
-  const auto last_key = [&](int64_t b) { return key.layout.Position(std::min(keys, (b + 1) * tile) - 1); };
+  const auto last_key = [&](int64_t b) {
+    return key.layout.Position(std::min(keys, (b + 1) * tile) - 1);
+  };
   int64_t tiles = 0;
   for (int64_t begin = 0; begin < query.tokens; begin += tile) {
     const int64_t first = query.layout.Position(begin);

@@ -59,9 +59,8 @@ absl::Status CheckDivides(std::string_view field, int64_t tokens, const Division
   if (tokens == below) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(field), ": ", tokens, " does not divide by ", RuleOf(division).text,
-                   " = ", multiple, " (parallelism.layout: ",
-                   NameOf(division),
-                   "); give ", below > 0 ? absl::StrCat(below, " or ") : "", below + multiple));
+                   " = ", multiple, " (parallelism.layout: ", NameOf(division), "); give ",
+                   below > 0 ? absl::StrCat(below, " or ") : "", below + multiple));
 }
 
 }  // namespace ringleader::ring

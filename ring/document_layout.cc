@@ -43,10 +43,10 @@ absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
   }
   const int64_t least = *std::ranges::min_element(layout.spread_tokens_);
   if (least < 0 || (least == 0 && !layout.spread_.empty())) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "documents: a rank of %d holds whole documents of %d tokens of %d%s", ranks,
-        layout.local_tokens() - least, layout.local_tokens(),
-        least < 0 ? "" : ", and none of those that are spread"));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("documents: a rank of %d holds whole documents of %d tokens of %d%s", ranks,
+                        layout.local_tokens() - least, layout.local_tokens(),
+                        least < 0 ? "" : ", and none of those that are spread"));
   }
   return layout;
 }

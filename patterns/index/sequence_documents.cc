@@ -62,9 +62,8 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeUneven(
   RETURN_IF_ERROR(CheckFirsts(layout, firsts));
   const bool fits =
       layout.kind == kernels::LayoutKind::kStriped && std::ssize(shard_tokens) == layout.ranks &&
-      std::ranges::all_of(shard_tokens, [&](int64_t held) {
-        return held >= 1 && held <= layout.local_tokens();
-      });
+      std::ranges::all_of(shard_tokens,
+                          [&](int64_t held) { return held >= 1 && held <= layout.local_tokens(); });
   if (!fits) {
     return absl::InvalidArgumentError(
         absl::StrFormat("documents: %d ranks hold unequal parts of %d tokens in stripes; each "

@@ -81,8 +81,7 @@ Sample Loader::InOrder(uint64_t index) const {
   return {.start = index * sequence_length_, .tokens = sequence_length_};
 }
 
-std::vector<int64_t> Loader::DocumentFirsts(std::span<const Sample> samples,
-                                            int64_t tokens) const {
+std::vector<int64_t> Loader::DocumentFirsts(std::span<const Sample> samples, int64_t tokens) const {
   std::vector<int64_t> firsts;
   int64_t begin = 0;
   for (const Sample& sample : samples) {

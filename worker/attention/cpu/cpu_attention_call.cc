@@ -198,9 +198,9 @@ absl::Status CpuCall::AttendColumns(const Step& own) {
 
 absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceGradients(
     const ring::RingSchedule& schedule, int64_t slot_tokens) {
-  return std::make_unique<TravellingBuffers>(&device_.communicator(), schedule.grad_slots,
-                                             SlotFloats(tensors_.k, slot_tokens), comm::Channel::kGradKv,
-                                             comm::Channel::kGradKv, device_.exposed_seconds());
+  return std::make_unique<TravellingBuffers>(
+      &device_.communicator(), schedule.grad_slots, SlotFloats(tensors_.k, slot_tokens),
+      comm::Channel::kGradKv, comm::Channel::kGradKv, device_.exposed_seconds());
 }
 
 absl::Status CpuCall::StartGradients() {
@@ -233,26 +233,25 @@ absl::Status CpuCall::ColumnsBackward(const Step& own) {
 
 absl::Status CpuCall::AttendBackward(const Step& step, void* slot) {
   const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
-  return reference::AttentionBackward(device_.engine(),
-                                      {.q = tensors_.q,
-                                       .k = KeysOf(step, 0),
-                                       .v = KeysOf(step, 1),
-                                       .d_out = tensors_.d_out,
-                                       .lse = tensors_.lse,
-                                       .delta = delta_.data(),
-                                       .dq = tensors_.dq,
-                                       .dk = GradientsIn(slot, step.keys, 0),
-                                       .dv = GradientsIn(slot, step.keys, 1),
-                                       .query_layout = step.mine,
-                                       .key_layout = step.owner,
-                                       .tiles = hop.tiles,
-                                       .scale = shape().scale()});
+  return reference::AttentionBackward(device_.engine(), {.q = tensors_.q,
+                                                         .k = KeysOf(step, 0),
+                                                         .v = KeysOf(step, 1),
+                                                         .d_out = tensors_.d_out,
+                                                         .lse = tensors_.lse,
+                                                         .delta = delta_.data(),
+                                                         .dq = tensors_.dq,
+                                                         .dk = GradientsIn(slot, step.keys, 0),
+                                                         .dv = GradientsIn(slot, step.keys, 1),
+                                                         .query_layout = step.mine,
+                                                         .key_layout = step.owner,
+                                                         .tiles = hop.tiles,
+                                                         .scale = shape().scale()});
 }
 
 absl::Status CpuCall::ScatterColumns(const Step& step, void* slot) {
   reference::ScatterColumns(d_column_keys_.data(), d_column_values_.data(), step.owner,
-                            step.index.Columns(), tensors_.q.heads,
-                            GradientsIn(slot, step.keys, 0), GradientsIn(slot, step.keys, 1));
+                            step.index.Columns(), tensors_.q.heads, GradientsIn(slot, step.keys, 0),
+                            GradientsIn(slot, step.keys, 1));
   return absl::OkStatus();
 }
 

@@ -67,8 +67,8 @@ class CpuCall : public AttentionCall {
   absl::Status AttendColumns(const Step& own) override;
   absl::Status FinishOutput() override { return absl::OkStatus(); }
   absl::Status CountProbe(const patterns::VerticalSlash& work) override;
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
-      const ring::RingSchedule& schedule, int64_t slot_tokens) override;
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& schedule,
+                                                            int64_t slot_tokens) override;
   absl::Status StartGradients() override;
   absl::Status ColumnsBackward(const Step& own) override;
   absl::Status AttendBackward(const Step& step, void* slot) override;

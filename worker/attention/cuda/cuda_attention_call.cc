@@ -243,10 +243,10 @@ absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
 }
 
 absl::Status CudaCall::ScatterColumns(const Step& step, void* slot) {
-  return sm90::ScatterColumns(
-      d_columns_[0].const_data_ptr<float>(), d_columns_[1].const_data_ptr<float>(), step.owner,
-      step.index.Columns(), shape().heads, GradientsIn(slot, step.keys, 0),
-      GradientsIn(slot, step.keys, 1), Stream());
+  return sm90::ScatterColumns(d_columns_[0].const_data_ptr<float>(),
+                              d_columns_[1].const_data_ptr<float>(), step.owner,
+                              step.index.Columns(), shape().heads, GradientsIn(slot, step.keys, 0),
+                              GradientsIn(slot, step.keys, 1), Stream());
 }
 
 absl::Status CudaCall::FinishQueries() {
@@ -266,10 +266,9 @@ absl::Status CudaCall::ReturnGradients(const ring::RingSchedule& schedule, int64
   auto* const sums = static_cast<float*>(slots.memory(schedule.home_grad_slot));
   const int64_t elements = dkv.numel(), slot_elements = 2 * shape().kv_elements(slot_tokens);
   const auto sum_over_ranks = [&](const void* data, void* receive, comm::ElementType type) {
-    return AwaitTransfer(
-        device_.communicator().ReduceScatterSum(comm::Channel::kGradKv, data, slot_elements,
-                                                receive, type, Stream()),
-        device_.stats().timers(), Stream());
+    return AwaitTransfer(device_.communicator().ReduceScatterSum(
+                             comm::Channel::kGradKv, data, slot_elements, receive, type, Stream()),
+                         device_.stats().timers(), Stream());
   };
   if (Gathers(schedule) && device_.options().bf16_gradients) {
     const Tensor rounded = torch::empty({schedule.ranks, slot_elements}, dkv.options());

@@ -34,8 +34,8 @@ class CudaCall : public AttentionCall {
   absl::Status AttendColumns(const Step& own) override;
   absl::Status FinishOutput() override;
   absl::Status CountProbe(const patterns::VerticalSlash& work) override;
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
-      const ring::RingSchedule& schedule, int64_t slot_tokens) override;
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& schedule,
+                                                            int64_t slot_tokens) override;
   absl::Status StartGradients() override;
   absl::Status ColumnsBackward(const Step& own) override;
   absl::Status AttendBackward(const Step& step, void* slot) override;

@@ -47,8 +47,8 @@ struct Step {
   kernels::ShardLayout owner;  // of the keys
   int64_t keys = 0;            // tokens that the owner holds
   size_t number = 0;           // in the schedule
-  // [2, keys, kv_heads, d]: keys, then values. Null for a rank's own, which are read where the model
-  // left them while the slot is being sent.
+  // [2, keys, kv_heads, d]: keys, then values. Null for a rank's own, which are read where the
+  // model left them while the slot is being sent.
   const void* slot = nullptr;
 };
 

@@ -14,7 +14,8 @@ using torch::Tensor;
 
 namespace {
 
-// The first `spread` tokens, and the others: of [n, …] tensors along 0, of lse, [heads, n], along 1.
+// The first `spread` tokens, and the others: of [n, …] tensors along 0, of lse, [heads, n],
+// along 1.
 Tensor Spread(const Tensor& x, int64_t spread, int dim = 0) {
   return x.narrow(dim, 0, spread);
 }
@@ -50,7 +51,8 @@ class DocumentAttention::Record : public AttentionRecord {
     const auto of_whole = [&](const Tensor& x) { return Whole(x, spread_); };
     if (ring_ == nullptr) return alone_->Backward(q, k, v, out, lse, d_out);
     // Keys travel during the whole documents' part.
-    if (!std::exchange(is_started_, false)) ring_->StartBackward(Spread(k, spread_), Spread(v, spread_));
+    if (!std::exchange(is_started_, false))
+      ring_->StartBackward(Spread(k, spread_), Spread(v, spread_));
     const AttentionGradients whole =
         alone_->Backward(of_whole(q), of_whole(k), of_whole(v), of_whole(out),
                          Whole(lse, spread_, 1).contiguous(), of_whole(d_out));

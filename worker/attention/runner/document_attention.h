@@ -1,6 +1,6 @@
-// Attention where documents lie as ring/document_layout.h has it: those that are spread go through a
-// ring of all ranks, and each rank attends to its whole ones by itself, while keys travel. Nothing
-// travels where no document is spread.
+// Attention where documents lie as ring/document_layout.h has it: those that are spread go through
+// a ring of all ranks, and each rank attends to its whole ones by itself, while keys travel.
+// Nothing travels where no document is spread.
 #pragma once
 
 #include <map>
@@ -48,7 +48,7 @@ class DocumentAttention : public ContextAttention {
 
   const int ranks_, rank_, tile_;
   const std::unique_ptr<ContextAttention> ring_, alone_;
-  std::optional<Parts> parts_;  // of the next forwards
+  std::optional<Parts> parts_;            // of the next forwards
   std::map<int, uint64_t> causal_tiles_;  // by layer, since the last TakeStats
 };
 

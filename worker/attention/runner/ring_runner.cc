@@ -60,8 +60,8 @@ ShardLayout RingRunner::LayoutOf(int rank, int64_t local_tokens) const {
 }
 
 ShardLayout RingRunner::Mine(const DeviceDocuments* documents, const AttentionCall& call) const {
-  const bool is_uneven = documents != nullptr && documents->host != nullptr &&
-                         !documents->host->shard_tokens.empty();
+  const bool is_uneven =
+      documents != nullptr && documents->host != nullptr && !documents->host->shard_tokens.empty();
   return LayoutOf(device_.rank(),
                   is_uneven ? documents->host->tokens / device_.ranks() : call.shape().tokens);
 }
@@ -81,10 +81,9 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
 
 absl::Status RingRunner::SetSpread(const ring::DocumentLayout& layout) {
   const int64_t tokens = layout.ring_tokens();
-  ASSIGN_OR_RETURN(
-      std::shared_ptr<const SequenceDocuments> documents,
-      patterns::MakeUneven(LayoutOf(device_.rank(), tokens / device_.ranks()), layout.RingFirsts(),
-                           layout.spread_tokens()));
+  ASSIGN_OR_RETURN(std::shared_ptr<const SequenceDocuments> documents,
+                   patterns::MakeUneven(LayoutOf(device_.rank(), tokens / device_.ranks()),
+                                        layout.RingFirsts(), layout.spread_tokens()));
   UseDocuments(std::move(documents), tokens);
   return absl::OkStatus();
 }
@@ -134,10 +133,9 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   const CallShape shape = call.shape();
   const ShardLayout mine = Mine(documents_.get(), call);
   if (HeldTokens(documents_.get(), device_.rank(), shape.tokens) != shape.tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("documents: rank %d holds %d tokens of those that are spread, q has %d",
-                        device_.rank(), documents_->host->shard_tokens[device_.rank()],
-                        shape.tokens));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "documents: rank %d holds %d tokens of those that are spread, q has %d", device_.rank(),
+        documents_->host->shard_tokens[device_.rank()], shape.tokens));
   }
   RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), mine.local_tokens()));
   RETURN_IF_ERROR(patterns::CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
@@ -259,7 +257,8 @@ absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call) 
   const int64_t slot_tokens = SlotTokens(index.documents.get(), call.tokens());
   const Step own = OwnStep(index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
-  ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> gradients, call.PlaceGradients(backward_, slot_tokens));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> gradients,
+                   call.PlaceGradients(backward_, slot_tokens));
   RETURN_IF_ERROR(call.StartGradients());
   // Gradients of the columns are ready before their owners' keys pass by.
   if (index.has_columns()) RETURN_IF_ERROR(call.ColumnsBackward(own));

@@ -73,8 +73,8 @@ class RingRunner {
   std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
   uint64_t step_ = 0;                                 // of training; 0: none
   std::shared_ptr<const DeviceDocuments>
-      probe_;                           // queries of this step's probe; null: to be chosen
-  int64_t probe_tokens_ = 0;            // of the sequence that they are of
+      probe_;                 // queries of this step's probe; null: to be chosen
+  int64_t probe_tokens_ = 0;  // of the sequence that they are of
   // Keys and values of a forward, and of a backward, that was started.
   std::unique_ptr<RingSlots> started_forward_, started_;
 };

@@ -103,8 +103,8 @@ class LoggingCall : public AttentionCall {
   absl::Status AttendColumns(const Step& /*own*/) override { return Say("columns"); }
   absl::Status FinishOutput() override { return Say("finish"); }
   absl::Status CountProbe(const patterns::VerticalSlash&) override { return Say("probe"); }
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
-      const ring::RingSchedule& /*schedule*/, int64_t /*slot_tokens*/) override {
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& /*schedule*/,
+                                                            int64_t /*slot_tokens*/) override {
     return std::make_unique<LoggingSlots>("grad", &log_);
   }
   absl::Status StartGradients() override { return Say("delta"); }

@@ -83,9 +83,9 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
   const int stripe = plan_.stripe != 0 ? plan_.stripe : job_.attention.tile;
   const balance::DocumentDealing dealing =
       balance::DealDocuments(lengths, job_.context, stripe, plan_.sample_weights);
-  ASSIGN_OR_RETURN(ring::DocumentLayout layout,
-                   ring::DocumentLayout::Create(batch.padded, firsts, dealing.holders, job_.context,
-                                                stripe));
+  ASSIGN_OR_RETURN(
+      ring::DocumentLayout layout,
+      ring::DocumentLayout::Create(batch.padded, firsts, dealing.holders, job_.context, stripe));
   data::LocalSequence local =
       loader.Read(together, batch.padded, layout.Positions(job_.rank % job_.context));
   local.layout = std::make_shared<const ring::DocumentLayout>(std::move(layout));
@@ -94,9 +94,8 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
 
 absl::Status StepLoop::Apply(const Plan& plan) {
   if (plan.layout != plan_.layout || plan.stripe != plan_.stripe ||
-      plan.by_documents != plan_.by_documents ||
-      plan.ring.kind != plan_.ring.kind || plan.ring.inner != plan_.ring.inner ||
-      plan.ring.outer != plan_.ring.outer) {
+      plan.by_documents != plan_.by_documents || plan.ring.kind != plan_.ring.kind ||
+      plan.ring.inner != plan_.ring.inner || plan.ring.outer != plan_.ring.outer) {
     return absl::FailedPreconditionError(
         absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only budgets "
                         "and the weights of samples may change",
