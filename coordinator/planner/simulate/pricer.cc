@@ -75,7 +75,7 @@ struct Pricer::Documents {
   std::vector<int64_t> tokens;
   std::vector<std::optional<int>> holders;  // nullopt: spread over all ranks
   double imbalance = 1;                     // of predicted times
-  int64_t most_spread = 0;                  // tokens of spread documents, on a rank
+  std::vector<int64_t> spread_tokens;       // [rank]: of spread documents
 
   // Tiles that each rank visits of each one's keys, `heads` together.
   ring::TileLoads Loads(const patterns::AttentionOptions& attention, int ranks, double heads) const;
@@ -104,19 +104,28 @@ ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& atten
   const auto triangle = [](int64_t blocks) {
     return static_cast<double>(blocks * (blocks + 1) / 2);
   };
+  double spread = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
+    const double tiles = heads * triangle(blocks);
     if (holders[i].has_value()) {
-      loads.AddRing(*holders[i], *holders[i], heads * triangle(blocks));
+      loads.AddRing(*holders[i], *holders[i], tiles);
       continue;
     }
+    spread += tiles;
     // Dealt in stripes by itself, with the tiles that it has.
     kernels::ShardLayout shards = patterns::LayoutOf(attention, ranks, 0, 0);
     const int64_t multiple = int64_t{ranks} * shards.stripe / attention.tile;
     const int64_t whole = (blocks + multiple - 1) / multiple * multiple;
     shards.tokens = whole * attention.tile;
-    loads.AddHead(patterns::Band(whole, whole), shards, attention.tile,
-                  heads * triangle(blocks) / triangle(whole));
+    loads.AddHead(patterns::Band(whole, whole), shards, attention.tile, tiles / triangle(whole));
+  }
+  // Ranks that hold more of them do more.
+  const auto all =
+      static_cast<double>(std::accumulate(spread_tokens.begin(), spread_tokens.end(), int64_t{0}));
+  for (int rank = 0; rank < ranks && all > 0; ++rank) {
+    const double share = static_cast<double>(spread_tokens[rank]) / all;
+    loads.AddRing(rank, rank, spread * (share - 1.0 / ranks));
   }
   return loads;
 }
@@ -136,7 +145,7 @@ absl::StatusOr<Pricer::Documents> Pricer::DocumentsOf(const v1::StepPlan& plan,
   }
   const int ranks = setting.ring.ranks();
   documents.holders.resize(documents.tokens.size());
-  documents.most_spread = whole / ranks;
+  documents.spread_tokens.assign(ranks, whole / ranks);
   if (!jobspec::IsByDocuments(plan.layout())) return documents;
   std::vector<balance::SampleWeight> rows;
   for (const v1::SampleWeight& row : plan.sample_weights()) {
@@ -146,13 +155,12 @@ absl::StatusOr<Pricer::Documents> Pricer::DocumentsOf(const v1::StepPlan& plan,
   balance::DocumentDealing dealing =
       balance::DealDocuments(documents.tokens, ranks,
                              plan.stripe() != 0 ? plan.stripe() : setting.attention.tile, weights);
-  std::vector<int64_t> room(ranks, documents.most_spread);
   for (size_t i = 0; i < documents.tokens.size(); ++i) {
-    if (dealing.holders[i].has_value()) room[*dealing.holders[i]] -= documents.tokens[i];
+    const std::optional<int>& holder = dealing.holders[i];
+    if (holder.has_value()) documents.spread_tokens[*holder] -= documents.tokens[i];
   }
   documents.holders = std::move(dealing.holders);
   documents.imbalance = dealing.imbalance;
-  documents.most_spread = *std::ranges::max_element(room);
   return documents;
 }
 
@@ -255,9 +263,10 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
   const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
-  const double travelling = setting.documents.tokens.empty()
+  const std::vector<int64_t>& spread_tokens = setting.documents.spread_tokens;
+  const double travelling = spread_tokens.empty()
                                 ? local_tokens
-                                : static_cast<double>(setting.documents.most_spread);
+                                : static_cast<double>(*std::ranges::max_element(spread_tokens));
   const double kv = travelling * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
   RingSetup ring = {.shape = setting.ring,
                     .group = GroupOf(cluster_, setting.ring.ranks()),

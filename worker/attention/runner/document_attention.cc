@@ -29,6 +29,7 @@ patterns::AttentionOptions AloneOptions(const patterns::AttentionOptions& option
   patterns::AttentionOptions alone = options;
   alone.by_documents = false;
   alone.layout = kernels::LayoutKind::kContiguous;
+  alone.stripe = 0;
   alone.ring = {};
   return alone;
 }
@@ -134,7 +135,7 @@ absl::Status DocumentAttention::SetLayout(const ring::DocumentLayout& layout) {
                                         .rank = rank_,
                                         .stripe = layout.stripe(),
                                         .tokens = layout.tokens()};
-  parts_ = {.spread = spread,
+  parts_ = Parts{.spread = spread,
             .whole = whole,
             .causal_tiles = static_cast<uint64_t>(ring::CausalTiles(stripes, tile_))};
   return absl::OkStatus();

@@ -14,7 +14,7 @@
 
 namespace ringleader::attention {
 
-// The options of the attention over whole documents, of one rank.
+// `options` for one rank by itself, as it attends to its whole documents.
 patterns::AttentionOptions AloneOptions(const patterns::AttentionOptions& options);
 
 class DocumentAttention : public ContextAttention {
