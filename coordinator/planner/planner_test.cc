@@ -115,7 +115,9 @@ TEST_F(PlanByDocumentsTest, OneDocumentIsInStripes) {
 
 TEST_F(PlanByDocumentsTest, OnlyWhereItIsAskedFor) {
   spec_.mutable_parallelism()->clear_layout();
-  for (const std::string& reason : Plan(ParallelismSpec::LAYOUT_UNSPECIFIED, {}).reasons()) {
+  const v1::StepPlan plan = Plan(ParallelismSpec::LAYOUT_UNSPECIFIED, {});
+  EXPECT_FALSE(plan.reasons().empty());
+  for (const std::string& reason : plan.reasons()) {
     EXPECT_THAT(reason, Not(HasSubstr("documents")));
   }
 }

@@ -136,8 +136,8 @@ absl::Status DocumentAttention::SetLayout(const ring::DocumentLayout& layout) {
                                         .stripe = layout.stripe(),
                                         .tokens = layout.tokens()};
   parts_ = Parts{.spread = spread,
-            .whole = whole,
-            .causal_tiles = static_cast<uint64_t>(ring::CausalTiles(stripes, tile_))};
+                 .whole = whole,
+                 .causal_tiles = static_cast<uint64_t>(ring::CausalTiles(stripes, tile_))};
   return absl::OkStatus();
 }
 
