@@ -151,6 +151,9 @@ constexpr Field kFieldsAfterPatterns[] = {
      "Steps between checkpoints; 0: only at the end and when told to stop."},
     {"checkpoint.keep_last", Need::kDefault, "2", {1, 100000}, kAlways,
      "Checkpoints to keep; older ones are deleted once a newer one is durable."},
+    {"checkpoint.export_type", Need::kDefault, "float32", {}, kAlways,
+     "Type of the exported model's weights. They are trained in float32; `bfloat16` halves the files "
+     "and is what most tools load them as."},
 
     {"resources.trainers", Need::kRequired, "", {1, 65536}, kAlways,
      "Trainers in the whole job: one a GPU, or one a CPU rank."},

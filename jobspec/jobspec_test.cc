@@ -391,6 +391,21 @@ TEST(PrintTest, GoesThereAndBack) {
   }
 }
 
+TEST(PrintTest, ACompleteFileSaysWhatIsOpenAndIsStillTheJob) {
+  v1::JobSpec spec = Job({"attention.dense_layers="});
+  ApplyDefaults(&spec);
+  const std::string yaml = ToCompleteYaml(
+      spec, {{"parallelism.layout", "striped\n  ring: evil"}, {"training.seed", "so"}});
+  EXPECT_THAT(yaml, AllOf(HasSubstr("layout: auto  # striped\\x0a  ring: evil\n"),
+                          HasSubstr("\n  ring: auto\n"), HasSubstr("dense_layers: []"),
+                          HasSubstr("recompute: auto\n"), HasSubstr("seed: 1  # so\n"),
+                          HasSubstr("export_type: float32\n")));
+  EXPECT_THAT(yaml, ::testing::Not(HasSubstr("offload"))) << "is for GPUs";
+  const auto back = ParseJobFile(yaml, {});
+  ASSERT_TRUE(back.ok()) << back.status() << "\n" << yaml;
+  EXPECT_EQ(ToYaml(*back), ToYaml(spec));
+}
+
 class FilesTest : public ::testing::Test {
  protected:
   FilesTest()

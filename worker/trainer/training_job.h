@@ -79,6 +79,7 @@ struct TrainingJob {
   std::string checkpoint_directory;
   uint64_t checkpoint_every_steps = 0;  // 0: only at the end
   int keep_last = 1;
+  bool export_bf16 = false;      // the exported model's weights; else in fp32
   uint64_t checkpoint_step = 0;  // of the newest that earlier attempts saved; 0: none
 };
 

@@ -56,14 +56,17 @@ std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
   const bool weighs = spec.data().batching() == v1::DataSpec::SAMPLES ||
                       jobspec::IsByDocuments(spec.parallelism().layout());
   if (!weighs) return {};
-  constexpr int kMostLengths = 16;
+  // Each costs a walk of the ring, and what its heads list.
+  const uint32_t ranks = spec.parallelism().context();
+  const int most_lengths = ranks <= kManyRanks ? 16 : ranks <= 16 * kManyRanks ? 4 : 2;
+  const double apart = ranks <= kManyRanks ? std::numbers::sqrt2 : 2;
   // Whatever the layout.
   const int64_t multiple = int64_t{spec.parallelism().context()} *
                            std::max(2 * spec.attention().tile(), spec.parallelism().stripe());
   const auto longest = static_cast<int64_t>(spec.data().sequence_length());
   std::set<uint64_t> lengths;
   auto length = static_cast<double>(longest);
-  for (int i = 0; i < kMostLengths; ++i, length /= std::numbers::sqrt2) {
+  for (int i = 0; i < most_lengths; ++i, length /= apart) {
     const int64_t whole = (static_cast<int64_t>(length) + multiple - 1) / multiple * multiple;
     lengths.insert(std::min(whole, longest));
   }
@@ -259,7 +262,7 @@ absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Settin
 
 absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
                                                    const CostModel& cost_model, uint64_t tokens,
-                                                   double sequences) {
+                                                   double sequences, bool find_exposed) {
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
   const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
@@ -284,6 +287,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   for (const Layers& alike : *alike_layers) {
     const double index =
         alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
+    const RingSimulator simulator(setting.ring, alike.loads);
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
       ring.gradient_bytes = backward ? kv * 4 : 0;
@@ -295,7 +299,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       // index.
       if (cuda && backward) step.lead = mlp_backward;
       if (cuda && !backward && setting.ring.kind != ring::RingKind::kFlat) step.lead = index;
-      const RingTimes times = SimulateRing(ring, alike.loads, step);
+      const RingTimes times = simulator.Play(ring, step, find_exposed);
       sum.seconds += alike.count * (times.seconds - step.lead);
       sum.busy_seconds += alike.count * (times.busy_seconds - step.lead);
       sum.transfer_seconds += alike.count * times.transfer_seconds;
@@ -328,40 +332,54 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
 }
 
 absl::Status Pricer::WeighSamples(const CostModel& cost_model, v1::StepPlan* plan) {
-  v1::StepPlan of_one = *plan;
-  of_one.clear_sample_weights();
-  if (jobspec::IsByDocuments(plan->layout())) {
-    of_one.set_layout(v1::ParallelismSpec::CONTIGUOUS);
-    of_one.set_stripe(0);
-    of_one.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
-    of_one.mutable_ring()->set_inner(1);
-    of_one.mutable_ring()->set_outer(1);
+  const bool by_documents = jobspec::IsByDocuments(plan->layout());
+  v1::StepPlan weighed = *plan;
+  if (by_documents) {
+    weighed.set_layout(v1::ParallelismSpec::CONTIGUOUS);
+    weighed.set_stripe(0);
+    weighed.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
+    weighed.mutable_ring()->set_inner(1);
+    weighed.mutable_ring()->set_outer(1);
   }
-  Pricer pricer(spec_, model_, cluster_, hints_);  // of other rings than this one's
-  ASSIGN_OR_RETURN(const Setting setting, pricer.SettingOf(of_one));
+  Pricer alone(spec_, model_, cluster_, hints_);  // of a ring of one
+  Pricer& pricer = by_documents ? alone : *this;
+  ASSIGN_OR_RETURN(const Setting setting, pricer.SettingOf(weighed));
   const double optimizer = OptimizerSeconds(model_, cost_model);
   plan->clear_sample_weights();
   double milliseconds = 0;
+  pricer.layouts_ = {setting.layout};
   for (const uint64_t length : WeighedLengths(spec_)) {
-    ASSIGN_OR_RETURN(const v1::Prediction alone,
-                     pricer.PriceLength(setting, cost_model, length, 1));
+    ASSIGN_OR_RETURN(const v1::Prediction of_one,
+                     pricer.PriceLength(setting, cost_model, length, 1, false));
     // Sampled patterns vary; weights ascend.
-    milliseconds = std::max(milliseconds, 1e3 * (alone.step_seconds() - optimizer));
+    milliseconds = std::max(milliseconds, 1e3 * (of_one.step_seconds() - optimizer));
     v1::SampleWeight* const row = plan->add_sample_weights();
     row->set_tokens(length);
     row->set_milliseconds(milliseconds);
+    if (length != spec_.data().sequence_length()) pricer.layers_.erase({length, setting.layout});
   }
-  rank_steps_ += pricer.rank_steps_;
+  if (by_documents) rank_steps_ += alone.rank_steps_;
   return absl::OkStatus();
 }
 
 absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
                                              const CostModel& cost_model) {
+  return PriceStep(plan, cost_model, true);
+}
+
+absl::StatusOr<v1::Prediction> Pricer::Compare(const v1::StepPlan& plan,
+                                               const CostModel& cost_model) {
+  return PriceStep(plan, cost_model, false);
+}
+
+absl::StatusOr<v1::Prediction> Pricer::PriceStep(const v1::StepPlan& plan,
+                                                 const CostModel& cost_model, bool find_exposed) {
   ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
   const double batch = static_cast<double>(spec_.training().global_batch());
   const uint64_t tokens = spec_.data().sequence_length();
-  ASSIGN_OR_RETURN(v1::Prediction prediction,
-                   PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
+  ASSIGN_OR_RETURN(
+      v1::Prediction prediction,
+      PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data(), find_exposed));
   prediction.set_tokens_per_second(static_cast<double>(tokens) * batch / prediction.step_seconds());
   prediction.set_model_flops(batch *
                              ModelFlops(model_, static_cast<double>(tokens), prediction.density()));

@@ -27,7 +27,8 @@ int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, i
 int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
 
 // The lengths of samples or documents for which plans say what they take, ascending: two an octave,
-// in whole tiles for every rank. Empty unless documents are samples, or are laid out by themselves.
+// in whole tiles for every rank; of many ranks four or two in all, an octave apart. Empty unless
+// documents are samples, or are laid out by themselves.
 std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec);
 
 // What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
@@ -50,9 +51,12 @@ class Pricer {
   // What a step is predicted to cost under `plan`; of samples, as if each had as many tokens as
   // fit. INVALID_ARGUMENT names an enumerator of the job or the plan that is unknown.
   absl::StatusOr<v1::Prediction> Price(const v1::StepPlan& plan, const CostModel& cost_model);
+  // The same in half the time, to compare plans: waits for links are part of wait_seconds.
+  absl::StatusOr<v1::Prediction> Compare(const v1::StepPlan& plan, const CostModel& cost_model);
 
   // Sets the plan's weights: what a sample is predicted to take as a micro-batch of its own or, by
-  // documents, a document on one rank.
+  // documents, a document on one rank. Other layouts than the plan's are counted anew if they are
+  // asked for after this.
   absl::Status WeighSamples(const CostModel& cost_model, v1::StepPlan* plan);
 
   // What a plan by documents, with its weights, does with those of a sequence, for people.
@@ -83,7 +87,9 @@ class Pricer {
   absl::Status Count(const Setting& setting, uint64_t tokens, bool dense, double count,
                      uint64_t seed);
   absl::StatusOr<v1::Prediction> PriceLength(const Setting& setting, const CostModel& cost_model,
-                                             uint64_t tokens, double sequences);
+                                             uint64_t tokens, double sequences, bool find_exposed);
+  absl::StatusOr<v1::Prediction> PriceStep(const v1::StepPlan& plan, const CostModel& cost_model,
+                                           bool find_exposed);
 
   const v1::JobSpec& spec_;
   const model::ModelConfig& model_;

@@ -4,7 +4,6 @@
 
 #include "base/status_macros.h"
 #include "worker/attention/runner/document_attention.h"
-#include "worker/model/files/huggingface.h"
 #include "worker/trainer/engine/model_source.h"
 
 namespace ringleader::trainer {
@@ -208,12 +207,13 @@ EngineStats StepEngine::TakeStats() {
   return result;
 }
 
-absl::Status StepEngine::ExportModel(const std::string& folder) {
+absl::Status StepEngine::ExportModel(const std::string& folder,
+                                     const model::ExportOptions& options) {
   const bool first = world_.rank() == 0;
   std::vector<float> whole(first ? layout().elements : 0);
   RETURN_IF_ERROR(optimizer_->GatherMaster(first ? whole.data() : nullptr));
   if (!first) return absl::OkStatus();
-  return model::ExportModel(folder, config(), layout(), whole.data());
+  return model::ExportModel(folder, config(), layout(), whole.data(), options);
 }
 
 }  // namespace ringleader::trainer

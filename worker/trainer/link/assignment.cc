@@ -65,6 +65,12 @@ constexpr std::pair<TrainingSpec::EvalAttention, EvalAttention> kEvalAttentions[
     {TrainingSpec::BOTH, EvalAttention::kBoth},
 };
 
+constexpr std::pair<v1::CheckpointSpec::ExportType, bool> kExportsBf16[] = {
+    {v1::CheckpointSpec::EXPORT_TYPE_UNSPECIFIED, false},
+    {v1::CheckpointSpec::FLOAT32, false},
+    {v1::CheckpointSpec::BFLOAT16, true},
+};
+
 }  // namespace
 
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
@@ -199,6 +205,8 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.checkpoint_directory = spec.checkpoint().directory();
   job.checkpoint_every_steps = spec.checkpoint().every_steps();
   job.keep_last = static_cast<int>(spec.checkpoint().keep_last());
+  ASSIGN_OR_RETURN(job.export_bf16, jobspec::Convert(kExportsBf16, spec.checkpoint().export_type(),
+                                                     "checkpoint.export_type"));
   job.checkpoint_step = assignment.checkpoint_step();
   return job;
 }
