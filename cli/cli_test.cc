@@ -193,6 +193,9 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   const Result dense = Run({"plan", Path("job.yaml"), "--density", "0.37", "-o", "json"});
   EXPECT_NEAR(nlohmann::json::parse(dense.out)["prediction"]["density"].get<double>(), 0.37, 1e-6);
   EXPECT_EQ(Run({"plan", Path("job.yaml"), "--density", "1.5"}).code, kUsage);
+  const Result documents = Run({"plan", Path("job.yaml"), "--documents", "8192,64"});
+  EXPECT_EQ(documents.code, kUsage);
+  EXPECT_THAT(documents.err, HasSubstr("--documents: goes with attention.pattern: dense"));
   const Result small = Run({"plan", Path("job.yaml"), "--memory-gib", "0.001"});
   EXPECT_EQ(small.code, kUsage);
   EXPECT_THAT(small.err, HasSubstr("the model does not fit"));

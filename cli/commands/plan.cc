@@ -49,6 +49,18 @@ std::string Scale(int64_t trainers, v1::JobSpec* spec) {
       context, groups, batch);
 }
 
+// What the flags say of documents goes with jobs that keep them apart in stripes.
+absl::Status CheckDocuments(const Flags& flags, const v1::JobSpec& spec) {
+  const v1::ParallelismSpec::Layout layout = spec.parallelism().layout();
+  const bool fits =
+      (layout == v1::ParallelismSpec::DOCUMENTS || layout == v1::ParallelismSpec::STRIPED) &&
+      spec.attention().pattern() == v1::AttentionSpec::DENSE && spec.data().document_mask();
+  if (flags.measured.document_tokens.empty() || fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--documents: goes with attention.pattern: dense, data.document_mask: true and "
+      "parallelism.layout: documents or striped; set them, or leave it out");
+}
+
 absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   ASSIGN_OR_RETURN(v1::JobSpec spec, jobspec::LoadJobFile(flags.file, flags.overrides));
   // A plan for another cluster may change the trainers alone, so that is not a mistake here.
@@ -58,6 +70,7 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   std::string note;
   if (is_scaled) note = Scale(int64_t{flags.nodes} * flags.gpus, &spec);
   RETURN_IF_ERROR(jobspec::Validate(spec));
+  RETURN_IF_ERROR(CheckDocuments(flags, spec));
   ASSIGN_OR_RETURN(const model::ModelConfig model,
                    model::LoadModelConfig(jobspec::ModelConfigPath(spec.model())));
 
@@ -129,6 +142,11 @@ void AddPlanCommand(CLI::App& app, Context* context) {
       ->add_option("--density", flags->measured.density,
                    "share of the causal tiles that a sparse layer visits, likewise")
       ->check(CLI::Range(1e-6, 1.0));
+  command
+      ->add_option("--documents", flags->measured.document_tokens,
+                   "tokens of a sequence's documents, in turn until it is full: 65536,4096,1024")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
 }
 

@@ -77,6 +77,7 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
   }
   if (proto.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     ASSIGN_OR_RETURN(plan.layout, jobspec::LayoutOf(proto.layout()));
+    plan.by_documents = jobspec::IsByDocuments(proto.layout());
   }
   plan.stripe = static_cast<int>(proto.stripe());
   for (const v1::LayerBudget& budget : proto.layer_budgets()) {
@@ -160,6 +161,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context));
   job.attention.layout = job.plan.layout;
   job.attention.stripe = job.plan.stripe;
+  job.attention.by_documents = job.plan.by_documents;
   job.attention.ring = job.plan.ring;
   // Tokens that are left over would be in nobody's shard.
   RETURN_IF_ERROR(
