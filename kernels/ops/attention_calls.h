@@ -91,10 +91,10 @@ class AttentionCalls {
                  values = engine_.Take("v", v), outputs = engine_.Take("out", out),
                  d_outputs = engine_.Take("d_out", d_out ? *d_out : torch::zeros_like(out));
     const Tensor logarithms = lse.contiguous();
-    const Tensor dq = torch::empty({sizes_.batch, sizes_.tokens, sizes_.heads, sizes_.head_dim},
-                                   q.options());
-    const Tensor dk = torch::empty({sizes_.batch, sizes_.tokens, sizes_.kv_heads, sizes_.head_dim},
-                                   k.options());
+    const Tensor dq =
+        torch::empty({sizes_.batch, sizes_.tokens, sizes_.heads, sizes_.head_dim}, q.options());
+    const Tensor dk =
+        torch::empty({sizes_.batch, sizes_.tokens, sizes_.kv_heads, sizes_.head_dim}, k.options());
     const Tensor dv = torch::empty_like(dk);
     for (int64_t b = 0; b < sizes_.batch; ++b) {
       const Tensor delta = torch::empty({sizes_.heads, sizes_.tokens}, FloatsLike(q));
@@ -149,13 +149,13 @@ class AttentionCalls {
   }
 
   Columns Gather(const Tensor& k, const Tensor& v, int64_t b) {
-    const Tensor keys = torch::zeros({sizes_.heads, visit_.max_columns(), sizes_.head_dim},
-                                     k.options());
+    const Tensor keys =
+        torch::zeros({sizes_.heads, visit_.max_columns(), sizes_.head_dim}, k.options());
     const Columns columns = {keys, torch::zeros_like(keys)};
-    ThrowIfNotOk(engine_.GatherColumns(
-        Read<Element>(k), Read<Element>(v), sizes_.layout(), visit_.Columns(b),
-        static_cast<int32_t>(sizes_.heads), static_cast<Element*>(columns.keys.mutable_data_ptr()),
-        static_cast<Element*>(columns.values.mutable_data_ptr())));
+    ThrowIfNotOk(engine_.GatherColumns(Read<Element>(k), Read<Element>(v), sizes_.layout(),
+                                       visit_.Columns(b), static_cast<int32_t>(sizes_.heads),
+                                       static_cast<Element*>(columns.keys.mutable_data_ptr()),
+                                       static_cast<Element*>(columns.values.mutable_data_ptr())));
     return columns;
   }
 

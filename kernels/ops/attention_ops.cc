@@ -29,8 +29,8 @@ TORCH_LIBRARY(ringleader, m) {
   m.def(
       "choose_vertical_slash(Tensor q, Tensor k, Tensor positions, Tensor? starts, int tile, "
       "float scale, float column_mass, float diagonal_mass, int max_columns, int max_diagonals, "
-      "int sink_tokens, int local_blocks) -> (Tensor diagonals, Tensor column_positions, "
-      "Tensor column_counts, Tensor visited)");
+      "float density, int sink_tokens, int local_blocks) -> (Tensor diagonals, "
+      "Tensor column_positions, Tensor column_counts, Tensor visited)");
   // QueryGateStep's chosen and queries.
   m.def(
       "choose_moba(Tensor q, Tensor k, Tensor? documents, int tile, int block_size, "
@@ -47,10 +47,12 @@ using Lists = at::TensorList;
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t,
                                            Lists, const std::optional<Tensor>&, int64_t, int64_t,
                                            double, bool);
-using Backward = std::tuple<Tensor, Tensor, Tensor>(
-    const std::optional<Tensor>&, const std::optional<Tensor>&, const Tensor&, const Tensor&,
-    const Tensor&, const Tensor&, const Tensor&, int64_t, Lists, const std::optional<Tensor>&,
-    int64_t, int64_t, double, bool);
+using Backward = std::tuple<Tensor, Tensor, Tensor>(const std::optional<Tensor>&,
+                                                    const std::optional<Tensor>&, const Tensor&,
+                                                    const Tensor&, const Tensor&, const Tensor&,
+                                                    const Tensor&, int64_t, Lists,
+                                                    const std::optional<Tensor>&, int64_t, int64_t,
+                                                    double, bool);
 
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> Find(const char* name) {
@@ -66,8 +68,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                                double scale, bool deterministic) {
     const at::AutoDispatchBelowADInplaceOrView below;
     static const auto op = Find<Forward>("ringleader::attention");
-    auto [out, lse] =
-        op.call(q, k, v, pattern, lists, documents, tile, size, scale, deterministic);
+    auto [out, lse] = op.call(q, k, v, pattern, lists, documents, tile, size, scale, deterministic);
     variable_list saved = {q, k, v, out, lse, documents.value_or(Tensor())};
     saved.insert(saved.end(), lists.begin(), lists.end());
     context->save_for_backward(std::move(saved));
@@ -87,11 +88,10 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     };
     auto& data = context->saved_data;
     static const auto op = Find<Backward>("ringleader::attention_backward");
-    const auto [dq, dk, dv] =
-        op.call(maybe(gradients[0]), maybe(gradients[1]), saved[0], saved[1], saved[2], saved[3],
-                saved[4], data["pattern"].toInt(), Lists(saved).slice(6), maybe(saved[5]),
-                data["tile"].toInt(), data["size"].toInt(), data["scale"].toDouble(),
-                data["deterministic"].toBool());
+    const auto [dq, dk, dv] = op.call(
+        maybe(gradients[0]), maybe(gradients[1]), saved[0], saved[1], saved[2], saved[3], saved[4],
+        data["pattern"].toInt(), Lists(saved).slice(6), maybe(saved[5]), data["tile"].toInt(),
+        data["size"].toInt(), data["scale"].toDouble(), data["deterministic"].toBool());
     return {dq, dk, dv, {}, {}, {}, {}, {}, {}, {}};
   }
 };
@@ -100,8 +100,8 @@ std::tuple<Tensor, Tensor> AttentionAutograd(const Tensor& q, const Tensor& k, c
                                              int64_t pattern, Lists lists,
                                              const std::optional<Tensor>& documents, int64_t tile,
                                              int64_t size, double scale, bool deterministic) {
-  const variable_list outputs = AttentionFunction::apply(
-      q, k, v, pattern, lists.vec(), documents, tile, size, scale, deterministic);
+  const variable_list outputs = AttentionFunction::apply(q, k, v, pattern, lists.vec(), documents,
+                                                         tile, size, scale, deterministic);
   return {outputs[0], outputs[1]};
 }
 
@@ -125,11 +125,11 @@ VerticalSlashChoice ChooseVerticalSlash(const Tensor& q, const Tensor& k, const 
                                         const VerticalSlashOptions& options) {
   using Choose = std::tuple<Tensor, Tensor, Tensor, Tensor>(
       const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, double,
-      double, double, int64_t, int64_t, int64_t, int64_t);
+      double, double, int64_t, int64_t, double, int64_t, int64_t);
   static const auto op = Find<Choose>("ringleader::choose_vertical_slash");
   const auto [diagonals, positions_of_columns, counts, visited] =
       op.call(q, k, positions, starts, options.tile, scale, options.column_mass,
-              options.diagonal_mass, options.max_columns, options.max_diagonals,
+              options.diagonal_mass, options.max_columns, options.max_diagonals, options.density,
               options.sink_tokens, options.local_blocks);
   return {diagonals, positions_of_columns, counts, visited};
 }

@@ -40,6 +40,9 @@ struct VerticalSlashOptions {
   double column_mass = 0.9;
   double diagonal_mass = 0.9;
   int64_t max_diagonals = 256;
+  // Above 0: diagonals are taken while their tiles are at most four fifths of this share of the
+  // causal ones, and max_diagonals does not hold (docs/patterns.md).
+  double density = 0.0;
 };
 struct VerticalSlashChoice {
   torch::Tensor diagonals;         // [batch, heads, words] int64 (bits)

@@ -6,6 +6,8 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 #include <tuple>
 
@@ -45,12 +47,13 @@ std::tuple<torch::Tensor, torch::Tensor> ChooseMoba(Engine& engine, const torch:
   TORCH_CHECK(density >= 0 && density <= 1, "density is ", density, "; it must lie in [0, 1]");
   const torch::Tensor queries = engine.Take("q", q), keys = engine.Take("k", k);
   const auto ints = q.options().dtype(torch::kInt);
-  const torch::Tensor
-      chosen = torch::empty({sizes.batch, sizes.heads, sizes.Tiles(tile),
-                             BlockWords(static_cast<int32_t>(blocks))}, ints),
-      of_queries = torch::empty({sizes.batch, sizes.heads, blocks, QueryWords(sizes.tokens)}, ints),
-      key_sums = torch::empty({sizes.Tiles(tile), sizes.kv_heads, sizes.head_dim},
-                              q.options().dtype(torch::kFloat));
+  const torch::Tensor chosen = torch::empty({sizes.batch, sizes.heads, sizes.Tiles(tile),
+                                             BlockWords(static_cast<int32_t>(blocks))},
+                                            ints),
+                      of_queries = torch::empty(
+                          {sizes.batch, sizes.heads, blocks, QueryWords(sizes.tokens)}, ints),
+                      key_sums = torch::empty({sizes.Tiles(tile), sizes.kv_heads, sizes.head_dim},
+                                              q.options().dtype(torch::kFloat));
   for (int64_t b = 0; b < sizes.batch; ++b) {
     ThrowIfNotOk(engine.Run(TileKeySumsStep{.tile = static_cast<int32_t>(tile),
                                             .sums = key_sums.mutable_data_ptr<float>()},
@@ -84,8 +87,8 @@ torch::Tensor ChooseXAttention(Engine& engine, const torch::Tensor& q, const tor
   TORCH_CHECK(density >= 0 && density <= 1, "density is ", density, "; it must lie in [0, 1]");
   const torch::Tensor queries = engine.Take("q", q), keys = engine.Take("k", k);
   const auto blocks = static_cast<int32_t>(sizes.Tiles(tile));
-  const torch::Tensor chosen = torch::empty(
-      {sizes.batch, sizes.heads, blocks, BlockWords(blocks)}, q.options().dtype(torch::kInt));
+  const torch::Tensor chosen = torch::empty({sizes.batch, sizes.heads, blocks, BlockWords(blocks)},
+                                            q.options().dtype(torch::kInt));
   for (int64_t b = 0; b < sizes.batch; ++b) {
     ThrowIfNotOk(engine.Run(AntidiagonalGateStep{.query_layout = sizes.layout(),
                                                  .document_starts = StartsOf(documents, b),
@@ -98,6 +101,19 @@ torch::Tensor ChooseXAttention(Engine& engine, const torch::Tensor& q, const tor
                             queries[b], keys[b]));
   }
   return chosen;
+}
+
+// How many diagonals a head may keep, in DiagonalCost's units.
+inline int32_t DiagonalBudget(const VerticalSlashOptions& options, int64_t blocks) {
+  if (options.density == 0.0) {
+    return static_cast<int32_t>(std::min(options.max_diagonals, blocks));
+  }
+  int64_t all = 0;
+  for (int64_t delta = 0; delta < blocks; ++delta) {
+    all += DiagonalCost(/*by_tiles=*/true, blocks, delta);
+  }
+  return static_cast<int32_t>(
+      std::max<int64_t>(1, std::llround(0.8 * options.density * static_cast<double>(all))));
 }
 
 // The index of each sequence; ChooseVerticalSlash in attention_ops.h says what it takes.
@@ -123,6 +139,8 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> ChooseCol
   }
   TORCH_CHECK(options.max_columns >= 1 && options.max_columns <= sizes.tokens, "max_columns is ",
               options.max_columns, "; it must be 1 to the tokens (", sizes.tokens, ")");
+  TORCH_CHECK(options.density >= 0 && options.density <= 1, "density is ", options.density,
+              "; it must lie in [0, 1]");
   TORCH_CHECK(options.max_diagonals >= 1, "max_diagonals is ", options.max_diagonals,
               "; it must be positive");
   TORCH_CHECK(options.sink_tokens >= 0 && options.sink_tokens <= options.max_columns,
@@ -134,11 +152,12 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> ChooseCol
                       keys = engine.Take("k", k);
   const int64_t words = (sizes.Tiles(options.tile) + 63) / 64;
   const auto longs = q.options().dtype(torch::kLong);
-  const torch::Tensor
-      diagonals = torch::zeros({sizes.batch, sizes.heads, words}, longs),
-      column_positions = torch::empty({sizes.batch, sizes.heads, options.max_columns}, longs),
-      column_counts = torch::empty({sizes.batch, sizes.heads}, q.options().dtype(torch::kInt)),
-      visited = torch::empty({sizes.batch}, longs);
+  const torch::Tensor diagonals = torch::zeros({sizes.batch, sizes.heads, words}, longs),
+                      column_positions =
+                          torch::empty({sizes.batch, sizes.heads, options.max_columns}, longs),
+                      column_counts =
+                          torch::empty({sizes.batch, sizes.heads}, q.options().dtype(torch::kInt)),
+                      visited = torch::empty({sizes.batch}, longs);
   for (int64_t b = 0; b < sizes.batch; ++b) {
     ThrowIfNotOk(engine.VerticalSlash(
         rows[b], keys[b], sizes, positions.const_data_ptr<int64_t>(),
@@ -169,10 +188,10 @@ std::tuple<torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor> TileLists
   TORCH_CHECK(capacity > 0 && capacity < (int64_t{1} << 31), "capacity is ", capacity,
               "; lists hold 1 to 2^31 - 1 tiles: take larger tiles, or fewer sequences a call");
   const auto ints = chosen.options();
-  const torch::Tensor
-      row_offsets = torch::empty({chosen.size(0), chosen.size(1), tiles + 1}, ints),
-      columns = torch::empty({capacity}, ints), column_offsets = torch::empty_like(row_offsets),
-      rows = torch::empty({capacity}, ints);
+  const torch::Tensor row_offsets = torch::empty({chosen.size(0), chosen.size(1), tiles + 1}, ints),
+                      columns = torch::empty({capacity}, ints),
+                      column_offsets = torch::empty_like(row_offsets),
+                      rows = torch::empty({capacity}, ints);
   ThrowIfNotOk(engine.BuildLists(chosen, tokens, tile, block_size, row_offsets, columns,
                                  column_offsets, rows));
   return {row_offsets, columns, column_offsets, rows};

@@ -108,21 +108,20 @@ absl::Status CpuEngine::VerticalSlash(const Tensor& queries, const Tensor& k,
   const auto max_columns = static_cast<int32_t>(options.max_columns);
   std::vector<float> row_max(rows);
   std::vector<int64_t> row_sum(rows);
-  std::vector<int32_t> column_mass(sizes.heads * sizes.tokens),
-      diagonal_mass(sizes.heads * blocks);
-  ASSIGN_OR_RETURN(reference::IndexEstimate estimate,
-                   reference::IndexEstimate::Create(
-                       *engine_, {.q = Read<float>(queries),
-                                  .query_positions = positions,
-                                  .query_starts = starts,
-                                  .k = Read<float>(k),
-                                  .key_layout = sizes.layout(),
-                                  .tile = static_cast<int32_t>(options.tile),
-                                  .scale = scale,
-                                  .row_max = row_max.data(),
-                                  .row_sum = row_sum.data(),
-                                  .column_mass = column_mass.data(),
-                                  .diagonal_mass = diagonal_mass.data()}));
+  std::vector<int32_t> column_mass(sizes.heads * sizes.tokens), diagonal_mass(sizes.heads * blocks);
+  ASSIGN_OR_RETURN(
+      reference::IndexEstimate estimate,
+      reference::IndexEstimate::Create(*engine_, {.q = Read<float>(queries),
+                                                  .query_positions = positions,
+                                                  .query_starts = starts,
+                                                  .k = Read<float>(k),
+                                                  .key_layout = sizes.layout(),
+                                                  .tile = static_cast<int32_t>(options.tile),
+                                                  .scale = scale,
+                                                  .row_max = row_max.data(),
+                                                  .row_sum = row_sum.data(),
+                                                  .column_mass = column_mass.data(),
+                                                  .diagonal_mass = diagonal_mass.data()}));
   estimate.RowMax();
   estimate.RowSum();
   estimate.Mass();
@@ -132,10 +131,9 @@ absl::Status CpuEngine::VerticalSlash(const Tensor& queries, const Tensor& k,
     const int32_t* const diagonal_mass_of = diagonal_mass.data() + head * blocks;
     const bool late = TiesGoLate(static_cast<int32_t>(head));
     uint64_t* const bits = diagonals + head * words;
-    reference::SelectDiagonals(diagonal_mass_of, blocks,
-                               static_cast<int32_t>(options.local_blocks),
+    reference::SelectDiagonals(diagonal_mass_of, blocks, static_cast<int32_t>(options.local_blocks),
                                static_cast<float>(options.diagonal_mass),
-                               static_cast<int32_t>(std::min(options.max_diagonals, blocks)), bits);
+                               DiagonalBudget(options, blocks), bits, options.density > 0);
     std::vector<reference::ColumnCandidate> candidates(max_columns);
     reference::CandidateColumns(column_mass.data() + head * sizes.tokens, sizes.layout(),
                                 options.sink_tokens, max_columns, candidates.data(), late);

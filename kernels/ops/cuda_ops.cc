@@ -33,7 +33,8 @@ class CudaEngine {
     TORCH_CHECK(x.size(3) == 64 || x.size(3) == 128, name, " has a head_dim of ", x.size(3),
                 "; 64 and 128 are supported on GPUs");
     const Tensor rows = x.transpose(1, 2);
-    bool aligned = rows.stride(3) == 1 && reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
+    bool aligned =
+        rows.stride(3) == 1 && reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
     for (const int dimension : {0, 1, 2}) {
       aligned = aligned && rows.stride(dimension) % 8 == 0 && rows.stride(dimension) > 0;
     }
@@ -72,8 +73,8 @@ class CudaEngine {
     return sm90::ScatterColumns(d_keys, d_values, owner, columns, heads, dk, dv, Stream());
   }
   absl::Status Run(const BlockStep& step, const Tensor& q, const Tensor& k) {
-    const Tensor scratch = Scratch(
-        static_cast<int64_t>(index::BlockStepWorkspaceBytes(View(q), View(k), step)), q);
+    const Tensor scratch =
+        Scratch(static_cast<int64_t>(index::BlockStepWorkspaceBytes(View(q), View(k), step)), q);
     return index::RunBlockStep(View(q), View(k), step, scratch.mutable_data_ptr(), Stream());
   }
   absl::Status VerticalSlash(const Tensor& queries, const Tensor& k, const AttentionSizes& sizes,
@@ -114,11 +115,12 @@ absl::Status CudaEngine::VerticalSlash(const Tensor& queries, const Tensor& k,
                residues = torch::empty({heads, blocks}, ints),
                diagonal_counts = torch::empty({heads}, ints),
                masses = torch::empty(
-                   {heads, static_cast<int64_t>(sizeof(index::IndexMass) / sizeof(int64_t))}, longs),
+                   {heads, static_cast<int64_t>(sizeof(index::IndexMass) / sizeof(int64_t))},
+                   longs),
                column_share = torch::full({heads}, options.column_mass, floats),
                diagonal_share = torch::full({heads}, options.diagonal_mass, floats),
                column_cap = torch::full({heads}, options.max_columns, ints),
-               diagonal_cap = torch::full({heads}, std::min(options.max_diagonals, blocks), ints),
+               diagonal_cap = torch::full({heads}, DiagonalBudget(options, blocks), ints),
                scratch = Scratch(static_cast<int64_t>(index::SelectWorkspaceBytes(
                                      static_cast<int32_t>(heads), sizes.tokens)),
                                  k);
@@ -154,6 +156,7 @@ absl::Status CudaEngine::VerticalSlash(const Tensor& queries, const Tensor& k,
                           column_cap.const_data_ptr<int32_t>()},
        .diagonal_budgets = {diagonal_share.const_data_ptr<float>(),
                             diagonal_cap.const_data_ptr<int32_t>()},
+       .diagonals_by_tiles = options.density > 0,
        .layout = sizes.layout(),
        .heads = static_cast<int32_t>(heads),
        .tile = static_cast<int32_t>(options.tile),

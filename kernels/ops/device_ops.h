@@ -52,7 +52,7 @@ struct DeviceOps {
   static std::tuple<Tensor, Tensor, Tensor, Tensor> VerticalSlash(
       const Tensor& q, const Tensor& k, const Tensor& positions, const MaybeTensor& starts,
       int64_t tile, double scale, double column_mass, double diagonal_mass, int64_t max_columns,
-      int64_t max_diagonals, int64_t sink_tokens, int64_t local_blocks) {
+      int64_t max_diagonals, double density, int64_t sink_tokens, int64_t local_blocks) {
     const c10::DeviceGuard guard(q.device());
     Engine engine;
     return ChooseColumnsAndDiagonals(engine, q, k, positions, starts, scale,
@@ -62,7 +62,8 @@ struct DeviceOps {
                                       .max_columns = max_columns,
                                       .column_mass = column_mass,
                                       .diagonal_mass = diagonal_mass,
-                                      .max_diagonals = max_diagonals});
+                                      .max_diagonals = max_diagonals,
+                                      .density = density});
   }
 
   static std::tuple<Tensor, Tensor> Moba(const Tensor& q, const Tensor& k,

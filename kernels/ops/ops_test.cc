@@ -142,9 +142,8 @@ TEST_F(OpsTest, CausalAttention) {
   const torch::Tensor q = Leaf({n, 8, d}), k = Leaf({n, 2, d}), v = Leaf({n, 2, d});
   const torch::Tensor dq = DoubleLeaf(q), dk = DoubleLeaf(k), dv = DoubleLeaf(v);
   const torch::Tensor mask = torch::ones({n, n}, torch::kCUDA).tril().to(torch::kBool).unsqueeze(0);
-  ExpectGradients(
-      {Attend(q, k, v, {.pattern = TilePattern::kCausal, .tile = 128}, scale)},
-      {MaskedAttention(dq, dk, dv, mask, scale)}, {q, k, v}, {dq, dk, dv}, 2e-2);
+  ExpectGradients({Attend(q, k, v, {.pattern = TilePattern::kCausal, .tile = 128}, scale)},
+                  {MaskedAttention(dq, dk, dv, mask, scale)}, {q, k, v}, {dq, dk, dv}, 2e-2);
 }
 
 TEST_F(OpsTest, VerticalSlashAttentionSeesWhatItsIndexSays) {

@@ -173,11 +173,10 @@ TEST_P(PrecisionTest, AtMostTwiceTheErrorOfDenseBf16) {
   for (const bool deterministic : {false, true}) {
     const Tensor lists[] = {row_offsets.unsqueeze(0), columns, column_offsets.unsqueeze(0), rows};
     const auto batch = [](const Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
-    const Tensor out =
-        std::get<0>(Attention(batch(q), batch(k), batch(v),
-                              {.pattern = TilePattern::kCsr, .lists = lists, .tile = c.tile}, scale,
-                              deterministic))[0]
-            .transpose(0, 1);
+    const Tensor out = std::get<0>(Attention(
+        batch(q), batch(k), batch(v),
+        {.pattern = TilePattern::kCsr, .lists = lists, .tile = c.tile}, scale, deterministic))[0]
+                           .transpose(0, 1);
     const auto gradients = torch::autograd::grad({out}, {q, k, v}, {d_out});
     const auto compare = [&](const char* name, const Tensor& actual, const Tensor& of_dense,
                              const Tensor& expected) {

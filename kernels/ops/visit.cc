@@ -14,11 +14,11 @@ void CheckList(const char* name, const Tensor& list, const Tensor& q, torch::Sca
     if (sizes[i] < 0) sizes[i] = list.size(static_cast<int64_t>(i));
     fits = list.size(static_cast<int64_t>(i)) == sizes[i];
   }
-  TORCH_CHECK(fits && list.scalar_type() == type && list.device() == q.device() &&
-                  list.is_contiguous(),
-              name, " must be dense, ", type, " ", sizes, " on ", q.device(), "; it is ",
-              list.scalar_type(), " ", list.sizes(), " on ", list.device(),
-              "; make blocks from tensors of this q's sizes and device");
+  TORCH_CHECK(
+      fits && list.scalar_type() == type && list.device() == q.device() && list.is_contiguous(),
+      name, " must be dense, ", type, " ", sizes, " on ", q.device(), "; it is ",
+      list.scalar_type(), " ", list.sizes(), " on ", list.device(),
+      "; make blocks from tensors of this q's sizes and device");
 }
 
 TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
@@ -49,25 +49,24 @@ TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
 
 AttentionSizes SizesOf(const Tensor& q, const Tensor& k) {
   TORCH_CHECK(q.dim() == 4, "q is ", q.sizes(), "; it must be [batch, heads, tokens, head_dim]");
-  TORCH_CHECK(k.dim() == 4 && k.size(0) == q.size(0) && k.size(2) == q.size(2) &&
-                  k.size(3) == q.size(3),
-              "k is ", k.sizes(), "; with this q it must be [", q.size(0), ", kv_heads, ",
-              q.size(2), ", ", q.size(3),
-              "]: queries and keys are those of one sequence (no key-value cache)");
+  TORCH_CHECK(
+      k.dim() == 4 && k.size(0) == q.size(0) && k.size(2) == q.size(2) && k.size(3) == q.size(3),
+      "k is ", k.sizes(), "; with this q it must be [", q.size(0), ", kv_heads, ", q.size(2), ", ",
+      q.size(3), "]: queries and keys are those of one sequence (no key-value cache)");
   TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "q has ", q.size(1), " heads and k ",
               k.size(1), "; the first must be a multiple of the second");
   TORCH_CHECK(q.size(2) > 0, "q has no tokens");
-  TORCH_CHECK(k.device() == q.device() && k.scalar_type() == q.scalar_type(), "k is ",
-              k.toString(), " on ", k.device(), " and q ", q.toString(), " on ", q.device(),
+  TORCH_CHECK(k.device() == q.device() && k.scalar_type() == q.scalar_type(), "k is ", k.toString(),
+              " on ", k.device(), " and q ", q.toString(), " on ", q.device(),
               "; they must be alike");
   return {q.size(0), q.size(1), k.size(1), q.size(2), q.size(3)};
 }
 
 AttentionSizes SizesOf(const Tensor& q, const Tensor& k, const Tensor& v) {
-  TORCH_CHECK(v.sizes() == k.sizes() && v.device() == k.device() &&
-                  v.scalar_type() == k.scalar_type(),
-              "v is ", v.toString(), " ", v.sizes(), " on ", v.device(), " and k ", k.toString(),
-              " ", k.sizes(), " on ", k.device(), "; they must be alike");
+  TORCH_CHECK(
+      v.sizes() == k.sizes() && v.device() == k.device() && v.scalar_type() == k.scalar_type(),
+      "v is ", v.toString(), " ", v.sizes(), " on ", v.device(), " and k ", k.toString(), " ",
+      k.sizes(), " on ", k.device(), "; they must be alike");
   return SizesOf(q, k);
 }
 
@@ -82,9 +81,8 @@ const int32_t* StartsOf(const std::optional<Tensor>& documents, int64_t b) {
   return documents->const_data_ptr<int32_t>() + b * documents->size(1);
 }
 
-Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern,
-             torch::TensorList lists, const std::optional<Tensor>& documents, int64_t tile,
-             int64_t size)
+Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torch::TensorList lists,
+             const std::optional<Tensor>& documents, int64_t tile, int64_t size)
     : sizes_(sizes),
       pattern_(PatternOf(pattern, lists.size(), size)),
       lists_(lists.vec()),
@@ -130,9 +128,10 @@ TileSelection Visit::Tiles(int64_t b) const {
     tiles.rows = lists_[3].const_data_ptr<int32_t>();
     if (lists_.size() == 5) {
       const Tensor& chosen = lists_[4];
-      tiles.choice = {.chosen = reinterpret_cast<const uint32_t*>(chosen.const_data_ptr<int32_t>()) +
-                                b * chosen[0].numel(),
-                      .block_size = static_cast<int32_t>(size_)};
+      tiles.choice = {
+          .chosen = reinterpret_cast<const uint32_t*>(chosen.const_data_ptr<int32_t>()) +
+                    b * chosen[0].numel(),
+          .block_size = static_cast<int32_t>(size_)};
     }
   }
   return tiles;

@@ -13,26 +13,24 @@ _FORMS = ("None, a BlockMask, (counts, indices), a SlidingWindow, what the funct
 
 def _visit(q, k, blocks, documents, columns, scale):
     """-> (pattern, lists, tile, size) of the operator"""
-    if blocks is None:
-        visit = CAUSAL, [], 128, 0
-    elif hasattr(blocks, "visit"):
-        if columns is not None and isinstance(blocks, Diagonals) and blocks.columns is None:
-            blocks, columns = blocks._replace(columns=columns), None
-        visit = blocks.visit()
-    elif isinstance(blocks, BlockMask):
-        visit = tiles_of(blocks, q.shape[1], q.shape[0], documents).visit()
-    elif isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
-        visit = tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0]).visit()
-    elif callable(blocks):
-        visit = blocks(q, k, documents=documents, scale=scale).visit()
-    else:
-        raise TypeError(f"blocks is a {type(blocks).__name__}; it may be {_FORMS}")
     if columns is not None:
         if not isinstance(columns, Columns):
             raise TypeError(f"columns is a {type(columns).__name__}; make it with selected_columns")
-        raise NotImplementedError("columns go with blocks=block_diagonals(...) that has none of its own; with other "
-                                  "blocks list the columns' tiles")
-    return visit
+        if not isinstance(blocks, Diagonals) or blocks.columns is not None:
+            raise NotImplementedError("columns go with blocks=block_diagonals(...) that has none of its own; with other "
+                                      "blocks list the columns' tiles")
+        return blocks._replace(columns=columns).visit()
+    if blocks is None:
+        return CAUSAL, [], 128, 0
+    if hasattr(blocks, "visit"):
+        return blocks.visit()
+    if isinstance(blocks, BlockMask):
+        return tiles_of(blocks, q.shape[1], q.shape[0], documents).visit()
+    if isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
+        return tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0]).visit()
+    if callable(blocks):
+        return blocks(q, k, documents=documents, scale=scale).visit()
+    raise TypeError(f"blocks is a {type(blocks).__name__}; it may be {_FORMS}")
 
 
 def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask="causal", scale=None,

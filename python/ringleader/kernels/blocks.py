@@ -84,8 +84,8 @@ def _pack(bits, word, dtype):
     """[..., n] bool -> [..., ceil(n / word)] of `dtype`, little end first."""
     padding = -bits.shape[-1] % word
     bytes_of = torch.nn.functional.pad(bits, (0, padding)).view(*bits.shape[:-1], -1, 8)
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=bits.device)
-    return (bytes_of * weights).sum(-1, dtype=torch.uint8).view(dtype)
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bytes_of.to(torch.uint8) << shifts).sum(-1, dtype=torch.uint8).view(dtype)
 
 
 def _check_tile(tile):

@@ -21,7 +21,8 @@ def _inputs(q, k, documents, scale):
 @dataclass(frozen=True)
 class VerticalSlash:
     """Columns and block diagonals that hold the most attention of a few queries (MTraining, arXiv 2510.18830, Algorithm
-    1): the heaviest until they hold a share of it (`column_mass`, `diagonal_mass`), at most so many. The first
+    1): the heaviest until they hold a share of it (`column_mass`, `diagonal_mass`), at most so many, or at most so many
+    that a head visits a share of the causal tiles (`density`, if that is not 0; masses of 1 then keep the whole share). The first
     `sink_tokens` columns, the main diagonal and the `local_blocks` next to it are always kept. The queries are the last
     ones (`end`) or lie all over the sequence (`spread`): with documents take `spread`, since a document without one
     has no say."""
@@ -34,6 +35,7 @@ class VerticalSlash:
     column_mass: float = 0.9
     diagonal_mass: float = 0.9
     max_diagonals: int = 256
+    density: float = 0.0
     tile: int = 128
 
     def __call__(self, q, k, *, documents=None, scale=None):
@@ -51,11 +53,12 @@ class VerticalSlash:
             positions = begins + (places * (ends - begins) >> 24)
         else:
             raise ValueError(f"estimate_at is {self.estimate_at!r}; it must be 'end' or 'spread'")
-        max_columns = min(max(self.max_columns, self.sink_tokens), tokens)
+        columns = round(0.1 * self.density * tokens) if self.density > 0 else self.max_columns
+        max_columns = min(max(columns, self.sink_tokens, 1), tokens)
         bits, columns, counts, visited = ops.choose_vertical_slash(
             q, k, positions, None if starts is None else starts[:, positions].long(), self.tile, scale,
-            self.column_mass, self.diagonal_mass, max_columns, self.max_diagonals, min(self.sink_tokens, max_columns),
-            self.local_blocks)
+            self.column_mass, self.diagonal_mass, max_columns, self.max_diagonals, self.density,
+            min(self.sink_tokens, max_columns), self.local_blocks)
         return Diagonals(bits, Columns(columns, counts), self.tile, visited)
 
 

@@ -8,11 +8,17 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def _load():
-    torch.ops.load_library(_FOLDER / "ringleader_cpu.so")
-    cuda = _FOLDER / "ringleader_cuda.so"
-    if torch.version.cuda is None or not cuda.exists():
-        return  # operators then name the device that they are not built for
-    torch.ops.load_library(cuda)
+    libraries = ["ringleader_cpu.so"]
+    # On a machine without GPU kernels the operators say that they have none for its device.
+    if torch.version.cuda is not None and (_FOLDER / "ringleader_cuda.so").exists():
+        libraries.append("ringleader_cuda.so")
+    for library in libraries:
+        try:
+            torch.ops.load_library(_FOLDER / library)
+        except OSError as error:
+            built_for = (_FOLDER / "built_for.txt").read_text().strip()
+            raise ImportError(f"ringleader.kernels was built for PyTorch {built_for} and does not load into "
+                              f"{torch.__version__} ({error}); build it again with deploy/python_kernels.sh") from error
 
 
 _load()
@@ -47,8 +53,8 @@ def _(chosen, tokens, tile, block_size, capacity):
 
 
 @torch.library.register_fake("ringleader::choose_vertical_slash")
-def _(q, k, positions, starts, tile, scale, column_mass, diagonal_mass, max_columns, max_diagonals, sink_tokens,
-      local_blocks):
+def _(q, k, positions, starts, tile, scale, column_mass, diagonal_mass, max_columns, max_diagonals, density,
+      sink_tokens, local_blocks):
     batch, heads, tokens, _ = q.shape
     return (
         q.new_empty(batch, heads, _tiles(_tiles(tokens, tile), 64), dtype=torch.int64),
