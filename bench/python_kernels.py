@@ -7,7 +7,6 @@ shapes and without writing rows, to see that it runs."""
 import argparse
 import datetime
 import json
-import os
 import pathlib
 import statistics
 import time
@@ -140,9 +139,9 @@ def training(device):
     }
 
 
-def rows_of(device):
+def rows_of(device, commit):
     common = {"hardware": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-              "commit": os.environ.get("COMMIT", "unknown"), "date": datetime.date.today().isoformat(),
+              "commit": commit, "date": datetime.date.today().isoformat(),
               "command": COMMAND}
     rows = []
     for name, backward in (("forward", False), ("forward and backward", True)):
@@ -169,11 +168,12 @@ def rows_of(device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--call-from-cpp", required=True, help="call_from_cpp.so, from deploy/python_kernels.sh --bench")
+    parser.add_argument("--commit", default="unknown")
     parser.add_argument("--output", type=pathlib.Path, help="the file of rows, which other rows stay in")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     options = parser.parse_args()
     torch.ops.load_library(options.call_from_cpp)
-    rows = rows_of(options.device)
+    rows = rows_of(options.device, options.commit)
     if options.device == "cpu" or options.output is None:
         return
     new = {row["row"] for row in rows}

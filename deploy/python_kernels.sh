@@ -6,7 +6,7 @@
 #
 #   deploy/python_kernels.sh [--bench] [FOLDER]     where the wheel goes (default: build/wheels)
 #
-#   --bench                  also call_from_cpp.so, which bench/python_kernels.sh takes beside the wheel
+#   --bench                  also call_from_cpp.so and the name of the commit, which bench/python_kernels.sh takes
 #
 #   RINGLEADER_WHEEL_BUILD   build folder (default: build-wheel)
 #   RINGLEADER_CUDA          ON, OFF or AUTO (default: kernels for GPUs where there is nvcc)
@@ -46,5 +46,8 @@ CMAKE_GENERATOR=Ninja "$python" -m pip wheel -q --no-build-isolation --no-deps -
 if [[ $bench ]]; then
   cmake --build "$build" --target call_from_cpp
   cp "$build/bin/call_from_cpp.so" "$out/"
+  commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+  [[ -z $(git status --porcelain 2>/dev/null) ]] || commit+=-modified
+  echo "$commit" >"$out/COMMIT"
 fi
 ls -sh "$out"/ringleader_kernels-*.whl
