@@ -173,7 +173,7 @@ TEST_P(PrecisionTest, AtMostTwiceTheErrorOfDenseBf16) {
   for (const bool deterministic : {false, true}) {
     const Tensor lists[] = {row_offsets.unsqueeze(0), columns, column_offsets.unsqueeze(0), rows};
     const auto batch = [](const Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
-    const Tensor out = std::get<0>(Attention(
+    const Tensor out = std::get<0>(ops::Attention(
         batch(q), batch(k), batch(v),
         {.pattern = TilePattern::kCsr, .lists = lists, .tile = c.tile}, scale, deterministic))[0]
                            .transpose(0, 1);
