@@ -12,6 +12,7 @@
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
 #include "patterns/check_options.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -155,6 +156,18 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
+absl::Status CheckByDocuments(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
+    return Invalid(
+        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
+        "false lets a token attend to the documents before its own; give data.document_mask: true, "
+        "or parallelism.layout: striped");
+  }
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.by_documents = true;
+  return patterns::CheckByDocuments(options);
+}
+
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -184,8 +197,10 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
     const auto layout = LayoutOf(parallelism.layout());
     if (!layout.ok()) return mistakes->Add("parallelism.layout", layout.status());
     division.layout = *layout;
+    division.by_documents = IsByDocuments(parallelism.layout());
     division.stripe = parallelism.stripe();
   }
+  if (division.by_documents) mistakes->Add("parallelism.layout", CheckByDocuments(spec));
   mistakes->Add("data.sequence_length", CheckSequencesDivide(spec, division));
 }
 
@@ -206,6 +221,14 @@ void CheckTraining(const v1::JobSpec& spec, Mistakes* mistakes) {
   if (training.min_learning_rate() > training.learning_rate()) {
     refuse("training.min_learning_rate", FormatNumber(training.min_learning_rate()),
            " is more than training.learning_rate (", FormatNumber(training.learning_rate()), ")");
+  }
+  const auto attention = AttentionOptionsOf(spec.attention());
+  if (training.deterministic() && spec.resources().engine() == v1::ResourcesSpec::CUDA &&
+      attention.ok() && !patterns::DefinitionOf(attention->pattern).repeats_on_gpus) {
+    refuse("training.deterministic", "does not go with attention.pattern: ",
+           P(patterns::DefinitionOf(attention->pattern).name),
+           " on GPUs, which add gradients of its groups in any order; leave it out, choose another "
+           "pattern, or give resources.engine: cpu");
   }
 }
 

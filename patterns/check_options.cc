@@ -67,6 +67,17 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
 
 }  // namespace
 
+absl::Status CheckByDocuments(const AttentionOptions& options) {
+  if (!options.by_documents) return absl::OkStatus();
+  if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
+    return absl::OkStatus();
+  }
+  return Invalid(absl::StrFormat(
+      "parallelism.layout: documents goes with attention.pattern: dense alone, not with %s: places "
+      "that no rank holds lie between tokens of spread documents; give parallelism.layout: striped",
+      std::string(DefinitionOf(options.pattern).name)));
+}
+
 absl::Status CheckPattern(const AttentionOptions& options) {
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition == nullptr) {
@@ -87,7 +98,8 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
                                    options.ring.inner, ranks));
   }
   RETURN_IF_ERROR(CheckLayout(options));
-  return CheckPattern(options);
+  RETURN_IF_ERROR(CheckPattern(options));
+  return CheckByDocuments(options);
 }
 
 ring::Division DivisionOf(const AttentionOptions& options, int ranks) {
@@ -96,7 +108,8 @@ ring::Division DivisionOf(const AttentionOptions& options, int ranks) {
   return {.layout = options.layout,
           .ranks = ranks,
           .tile = any_length ? 1 : options.tile,
-          .stripe = options.stripe};
+          .stripe = options.stripe,
+          .by_documents = options.by_documents};
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens) {

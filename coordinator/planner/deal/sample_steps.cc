@@ -52,7 +52,8 @@ absl::StatusOr<balance::DealingRules> RulesOf(const v1::JobSpec& spec, const v1:
                    jobspec::AttentionOptionsOf(spec.attention()));
   ring::Division division = {.ranks = spec.parallelism().context(),
                              .tile = attention.tile,
-                             .stripe = static_cast<int64_t>(plan.stripe())};
+                             .stripe = static_cast<int64_t>(plan.stripe()),
+                             .by_documents = jobspec::IsByDocuments(plan.layout())};
   ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(plan.layout()));
   return balance::DealingRules{
       .groups = static_cast<int>(spec.parallelism().data()),
@@ -165,6 +166,9 @@ absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
   ASSIGN_OR_RETURN(const balance::DealingRules rules, RulesOf(spec, plan));
   ASSIGN_OR_RETURN(const PricedLengths priced,
                    PricedLengths::Create(spec, plan, cost_model, pricer));
+  // By documents a sample is priced on one of the ranks that share the micro-batch.
+  const double share =
+      jobspec::IsByDocuments(plan.layout()) ? 1.0 / spec.parallelism().context() : 1.0;
   std::mt19937_64 random(spec.training().seed());
   v1::Prediction sum;
   double tokens = 0, squares = 0, flops = 0;
@@ -182,11 +186,11 @@ absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
       double group_squares = 0;
       for (const balance::MicroBatch& micro_batch : group) {
         for (const uint32_t sample : micro_batch.samples) {
-          priced.AddTo(batch[sample], 1, &of_group);
-          group_squares += PricedLengths::Square(batch[sample]);
+          priced.AddTo(batch[sample], share, &of_group);
+          group_squares += share * PricedLengths::Square(batch[sample]);
         }
       }
-      flops += of_group.model_flops();
+      flops += of_group.model_flops() / share;
       if (of_group.step_seconds() < slowest.step_seconds()) continue;
       slowest = std::move(of_group);
       slowest_squares = group_squares;
