@@ -31,7 +31,7 @@ std::vector<float> RandomShards(const model::ParameterLayout& layout, int ranks,
 }
 
 Tensor Loss(double value) {
-  return torch::full({}, value, torch::dtype(torch::kFloat).device(torch::kCUDA));
+  return torch::full({}, value, torch::dtype(torch::kDouble).device(torch::kCUDA));
 }
 
 class ShardedAdamWTest : public model::GpuTest {

@@ -116,7 +116,7 @@ __device__ __forceinline__ void BackwardProduce(
           step.head = step_head;
           step.first_query = first_query;
         }
-        tiles.Describe(step, params.walk, tile, offset, last);
+        tiles.Describe(step, params.walk, step_head, tile, offset, last);
         if (lane < Tiles::kDescribers) ptx::MbarrierArrive(query_arrived);
         query.Advance();
         ptx::MbarrierWait(&shared.d_out_released[d_out.index], d_out.lap ^ 1);

@@ -93,9 +93,10 @@ class BackwardTiles<WalkKind::kTiles128, kDocuments> {
   __device__ BackwardTiles(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
   __device__ TileRef Next() { return {walker_.Next(), 0}; }
-  // Describes the 64 queries that start `offset` into the tile.
-  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
-                           int32_t offset, bool last) const {
+  // Describes the 64 queries of `head` that start `offset` into the tile, which may be a tile that
+  // Next() found before it went on to another head.
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, int32_t /*head*/,
+                           const TileRef& tile, int32_t offset, bool last) const {
     if (threadIdx.x % 32 != 0) return;
     step.part[0] = MakeTileStep<kDocuments>(walk, tile.index, key_block_, offset, 0,
                                             kBackwardQueries, 128, last);
@@ -114,8 +115,8 @@ class BackwardTilePairs {
   __device__ BackwardTilePairs(const BackwardParams& params, int32_t head, const BackwardItem& item)
       : key_block_(item.key_block), walker_(params.walk, head, item.key_block) {}
   __device__ TileRef Next() { return walker_.Next(); }
-  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
-                           int32_t offset, bool last) const {
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, int32_t /*head*/,
+                           const TileRef& tile, int32_t offset, bool last) const {
     const int32_t i = threadIdx.x % 32;
     if (i < kDescribers) {
       step.part[i] = tile.bits >> i & 1
@@ -149,24 +150,23 @@ class BackwardChosenTiles : public BackwardTiles<kListed, kDocuments> {
  public:
   __device__ BackwardChosenTiles(const BackwardParams& params, int32_t head,
                                  const BackwardItem& item)
-      : Base(params, head, item), head_(head), first_column_(item.key_block * kParts) {}
+      : Base(params, head, item), first_column_(item.key_block * kParts) {}
   // The lane that describes a part writes its bits, too.
-  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
-                           int32_t offset, bool last) const {
-    Base::Describe(step, walk, tile, offset, last);
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, int32_t head,
+                           const TileRef& tile, int32_t offset, bool last) const {
+    Base::Describe(step, walk, head, tile, offset, last);
     const int32_t part = threadIdx.x % 32;
     if (part >= kParts || (kParts > 1 && !(tile.bits >> part & 1))) return;
     const int32_t first_word = (tile.index * walk.tile() + offset) / 32;
 #pragma unroll
     for (int i = 0; i < kBackwardQueries / 32; ++i) {
-      const uint32_t word = walk.ChosenBy(head_, first_column_ + part, first_word + i);
+      const uint32_t word = walk.ChosenBy(head, first_column_ + part, first_word + i);
       step.visible[2 * part + i] = word;
       if (word != 0xFFFFFFFFu) step.part[part].masked = true;
     }
   }
 
  private:
-  int32_t head_;
   int32_t first_column_;
 };
 
@@ -216,8 +216,8 @@ class BackwardTiles<WalkKind::kColumns, kDocuments> {
     }
     return {-1, 0};
   }
-  __device__ void Describe(BackwardStep& step, const TileWalk& walk, const TileRef& tile,
-                           int32_t offset, bool last) const {
+  __device__ void Describe(BackwardStep& step, const TileWalk& walk, int32_t /*head*/,
+                           const TileRef& tile, int32_t offset, bool last) const {
     const int lane = threadIdx.x % 32;
     bool masked = false;
     for (int i = 0; i < kColumnWords; ++i) {
