@@ -85,8 +85,9 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
       machine.Wait(decision.pending_reason);
-    } else if (std::string wait = plans_under_way_->Wait(machine.job().owner()); !wait.empty()) {
-      machine.Wait(std::move(wait));
+    } else if (const std::string wait = plans_under_way_->Wait(machine.job().owner());
+               !wait.empty()) {
+      machine.Wait(wait);
     } else {
       RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements));
     }
