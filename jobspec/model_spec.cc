@@ -34,11 +34,12 @@ std::string ModelConfigPath(const v1::ModelSpec& model) {
   return model.config().empty() ? model.init() + "/config.json" : model.config();
 }
 
-absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, absl::Duration limit) {
+absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, const std::string& client,
+                                              absl::Duration limit) {
   const std::string path = ModelConfigPath(model);
   const auto shape = std::make_shared<v1::ModelShape>();
   RETURN_IF_ERROR(
-      WithTimeLimit(limit, absl::StrCat("reading ", path), [path, shape]() -> absl::Status {
+      WithTimeLimit(client, limit, absl::StrCat("reading ", path), [path, shape]() -> absl::Status {
         ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadModelConfig(path));
         *shape = ShapeOf(config);
         return absl::OkStatus();

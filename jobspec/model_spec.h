@@ -17,7 +17,8 @@ std::string ModelConfigPath(const v1::ModelSpec& model);
 
 // Reads the shape. Errors are those of model::LoadModelConfig(), and DEADLINE_EXCEEDED where the
 // file does not answer within `limit` (base/process/time_limit.h).
-absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, absl::Duration limit);
+absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, const std::string& client,
+                                              absl::Duration limit);
 
 // What a job's record keeps of a config.json, and back. ModelOf() leaves the rest at its defaults.
 v1::ModelShape ShapeOf(const model::ModelConfig& config);

@@ -32,6 +32,34 @@ struct Shape {
   bool spread = false;  // the queries, over the sequence
 };
 
+constexpr int kTile = 128;
+
+// The first rank of a striped sequence.
+ShardLayout LayoutOf(const Shape& shape) {
+  return {.kind = LayoutKind::kStriped,
+          .ranks = shape.ranks,
+          .rank = 0,
+          .stripe = kTile,
+          .tokens = shape.local_tokens * shape.ranks};
+}
+
+// A rank's queries, and keys of so many tokens.
+struct QueriesAndKeys {
+  QueriesAndKeys(const Shape& shape, int64_t key_tokens)
+      : q(RandomTensor(shape.local_tokens * shape.heads * shape.head_dim)),
+        k(RandomTensor(key_tokens * shape.kv_heads * shape.head_dim)),
+        queries(View(q, shape.local_tokens, shape.heads, shape.head_dim)),
+        keys(View(k, key_tokens, shape.kv_heads, shape.head_dim)) {}
+
+  static TokenMajor<const __nv_bfloat16> View(const DeviceBuffer<__nv_bfloat16>& of, int64_t tokens,
+                                              int heads, int dim) {
+    return {of.data(), tokens, heads, dim, int64_t{heads} * dim, dim};
+  }
+
+  const DeviceBuffer<__nv_bfloat16> q, k;
+  const TokenMajor<const __nv_bfloat16> queries, keys;
+};
+
 // A line of the report: a step's time, and the memory that attention keeps of it and that only
 // building takes.
 void AddStep(const Shape& shape, const char* step, int64_t queries, double ms, size_t kept_bytes,
@@ -44,14 +72,10 @@ void AddStep(const Shape& shape, const char* step, int64_t queries, double ms, s
 }
 
 void BenchIndex(const Shape& shape, Report& report) {
-  constexpr int kTile = 128, kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
+  constexpr int kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
   const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
   const int heads = shape.heads, dim = shape.head_dim;
-  const ShardLayout layout = {.kind = LayoutKind::kStriped,
-                              .ranks = shape.ranks,
-                              .rank = 0,
-                              .stripe = kTile,
-                              .tokens = tokens};
+  const ShardLayout layout = LayoutOf(shape);
   auto q = RandomTensor(int64_t{shape.queries} * heads * dim);
   auto k = RandomTensor(n * shape.kv_heads * dim);
   std::vector<int64_t> positions(shape.queries);
@@ -161,17 +185,14 @@ struct TileListBuffers {
 
 // One rank with the whole sequence, all its queries.
 void BenchBlocks(const Shape& shape, Report& report) {
-  constexpr int kTile = 128, kBlock = 512, kTopk = 12;
+  constexpr int kBlock = 512, kTopk = 12;
   constexpr float kDensity = 0.05f, kLse = 12.0f;  // of random logits over all these keys, about
   const int64_t n = shape.local_tokens;
   const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
   const ShardLayout layout = {.tokens = n};
   const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(n / kBlock);
-  auto q = RandomTensor(n * heads * dim), k = RandomTensor(n * kv_heads * dim);
-  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
-                                                   dim};
-  const TokenMajor<const __nv_bfloat16> keys = {k.data(), n, kv_heads, dim, int64_t{kv_heads} * dim,
-                                                dim};
+  const QueriesAndKeys rows(shape, n);
+  const auto &queries = rows.queries, &keys = rows.keys;
   DeviceBuffer<float> query_sums(int64_t{tiles} * heads * dim),
       key_sums(int64_t{tiles} * kv_heads * dim), means(int64_t{kv_heads} * blocks * dim),
       lse(std::vector<float>(heads * n, kLse)), density(std::vector<float>(heads, kDensity));
@@ -233,21 +254,13 @@ void BenchBlocks(const Shape& shape, Report& report) {
 // What a rank of a striped sequence chooses by antidiagonals, from keys that have been gathered,
 // and the lists of its own keys.
 void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
-  constexpr int kTile = 128;
   constexpr float kDensity = 0.05f;
   const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
-  const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
-  const ShardLayout layout = {.kind = LayoutKind::kStriped,
-                              .ranks = shape.ranks,
-                              .rank = 0,
-                              .stripe = kTile,
-                              .tokens = tokens};
+  const int heads = shape.heads, dim = shape.head_dim;
+  const ShardLayout layout = LayoutOf(shape);
   const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / kTile);
-  auto q = RandomTensor(n * heads * dim), k = RandomTensor(tokens * kv_heads * dim);
-  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
-                                                   dim};
-  const TokenMajor<const __nv_bfloat16> keys = {
-      k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim};
+  const QueriesAndKeys rows(shape, tokens);
+  const auto &queries = rows.queries, &keys = rows.keys;
   DeviceBuffer<uint32_t> chosen(int64_t{heads} * tiles * BlockWords(blocks));
   const AntidiagonalGateStep step = {.query_layout = layout,
                                      .tile = kTile,
@@ -271,20 +284,12 @@ void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
 // What a rank of a striped sequence chooses by query, from gathered sums of keys, and the lists of
 // its own keys.
 void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
-  constexpr int kTile = 128;
   const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
   const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
-  const ShardLayout layout = {.kind = LayoutKind::kStriped,
-                              .ranks = shape.ranks,
-                              .rank = 0,
-                              .stripe = kTile,
-                              .tokens = tokens};
+  const ShardLayout layout = LayoutOf(shape);
   const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / block_size);
-  auto q = RandomTensor(n * heads * dim), k = RandomTensor(n * kv_heads * dim);
-  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
-                                                   dim};
-  const TokenMajor<const __nv_bfloat16> keys = {k.data(), n, kv_heads, dim, int64_t{kv_heads} * dim,
-                                                dim};
+  const QueriesAndKeys rows(shape, n);
+  const auto &queries = rows.queries, &keys = rows.keys;
   const DeviceBuffer<float> sums(tokens / kTile * kv_heads * dim);
   for (int rank = 0; rank < shape.ranks; ++rank) {  // as if all ranks had the same keys
     Check(index::TileSums(keys, kTile, sums.data() + rank * (n / kTile) * kv_heads * dim, nullptr));

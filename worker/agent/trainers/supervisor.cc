@@ -39,7 +39,7 @@ std::vector<std::string> TlsFlags(const TlsOptions& tls) {
 
 absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>& roots) {
   if (roots.empty()) return absl::OkStatus();
-  return WithTimeLimit(kFilePatience, "looking for the job's files", [spec, roots] {
+  return WithTimeLimit(spec.name(), kFilePatience, "looking for the job's files", [spec, roots] {
     return jobspec::CheckPaths(spec, roots, jobspec::RootCheck::kFiles);
   });
 }
