@@ -280,8 +280,8 @@ class ForwardTiles<WalkKind::kGroups64, kDocuments> {
       rows = QueriesOfFirstDocument(walk_, first_query_);
     }
     visible <<= lane % 4 * kGroupKeys;
-    visible |= __shfl_xor_sync(0xFFFFFFFFu, visible, 1);
-    visible |= __shfl_xor_sync(0xFFFFFFFFu, visible, 2);
+    visible |= __shfl_sync(0xFFFFFFFFu, visible, lane ^ 1);
+    visible |= __shfl_sync(0xFFFFFFFFu, visible, lane ^ 2);
     const uint32_t second = __shfl_sync(0xFFFFFFFFu, visible, 4);
 #pragma unroll
     for (int i = 0; i < kStageGroups; ++i) {

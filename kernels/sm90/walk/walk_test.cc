@@ -237,7 +237,7 @@ void WalkTest::Backward() {
           const bool last =
               following.index < 0 && (offset + kBackwardQueries >= walk_.tile() ||
                                       first_query + kBackwardQueries >= walk_.query_tokens);
-          tiles.Describe(step, walk_, tile, offset, last);
+          tiles.Describe(step, walk_, 0, tile, offset, last);
           __syncwarp();
           if (threadIdx.x == 0) stages.push_back({block, step, first_query, last});
           __syncwarp();
