@@ -146,6 +146,11 @@ void DocumentAttention::SetStep(uint64_t step) {
   alone_->SetStep(step);
 }
 
+void DocumentAttention::MarkMicroBatch() {
+  ring_->MarkMicroBatch();
+  alone_->MarkMicroBatch();
+}
+
 AttentionStats DocumentAttention::TakeStats() {
   AttentionStats stats = ring_->TakeStats();
   const AttentionStats whole = alone_->TakeStats();
@@ -168,6 +173,10 @@ AttentionStats DocumentAttention::TakeStats() {
     }
   }
   causal_tiles_.clear();
+  for (size_t i = 0; i < stats.micro_batches.size(); ++i) {
+    stats.micro_batches[i].visited += whole.micro_batches[i].visited;
+    stats.micro_batches[i].causal += whole.micro_batches[i].causal;
+  }
   return stats;
 }
 

@@ -34,6 +34,9 @@ class DocumentAttention : public ContextAttention {
                             int64_t padding) override;
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;
+  // Dense attention has no choice to move.
+  void SetMove(float /*factor*/) override {}
+  void MarkMicroBatch() override;
   // Tiles of whole documents count as those of the ring's first step, which is a rank's own. The
   // causal tiles are those of the sequence as if it were one document in stripes.
   AttentionStats TakeStats() override;

@@ -70,7 +70,8 @@ balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
 
 absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
                                                    std::span<const data::Sample> samples,
-                                                   const balance::MicroBatch& batch) const {
+                                                   const balance::MicroBatch& batch,
+                                                   const balance::SampleWeights& weights) const {
   std::vector<data::Sample> together;
   for (const uint32_t number : batch.samples) together.push_back(samples[number]);
   if (!plan_.by_documents) {
@@ -83,7 +84,7 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
   }
   const int stripe = plan_.stripe != 0 ? plan_.stripe : job_.attention.tile;
   const balance::DocumentDealing dealing =
-      balance::DealDocuments(lengths, job_.context, stripe, plan_.sample_weights);
+      balance::DealDocuments(lengths, job_.context, stripe, weights);
   ASSIGN_OR_RETURN(
       ring::DocumentLayout layout,
       ring::DocumentLayout::Create(batch.padded, firsts, dealing.holders, job_.context, stripe));
@@ -157,7 +158,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       data::LocalSequence local;
       {
         const Stopwatch timer(&data_seconds);
-        ASSIGN_OR_RETURN(local, Read(*parts_.train, samples, batch));
+        ASSIGN_OR_RETURN(local, Read(*parts_.train, samples, batch, plan_.WeightsAt(step)));
       }
       parts_.host->SetPlace(step, "forward and backward");
       RETURN_IF_ERROR(
@@ -263,7 +264,8 @@ absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce() {
   const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
   EvalSums sums(parts_.eval->tasks());
   for (const balance::MicroBatch& batch : mine) {
-    ASSIGN_OR_RETURN(const data::LocalSequence sequence, Read(*parts_.eval, samples, batch));
+    ASSIGN_OR_RETURN(const data::LocalSequence sequence,
+                     Read(*parts_.eval, samples, batch, plan_.sample_weights));
     ASSIGN_OR_RETURN(const RankScores scores, parts_.engine->Score(sequence));
     sums.Add(sequence, scores);
   }

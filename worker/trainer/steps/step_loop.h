@@ -53,7 +53,8 @@ class StepLoop {
   // This rank's part of a micro-batch.
   absl::StatusOr<data::LocalSequence> Read(const data::Loader& loader,
                                            std::span<const data::Sample> samples,
-                                           const balance::MicroBatch& batch) const;
+                                           const balance::MicroBatch& batch,
+                                           const balance::SampleWeights& weights) const;
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   absl::StatusOr<EvalOutcome> EvaluateOnce();
