@@ -3,9 +3,11 @@
 // and thread-safe.
 //
 // Errors are INVALID_ARGUMENT unless stated; each is one line that names the field by its path
-// ("attention.vertical_mass"), its value, and what is allowed.
+// ("attention.vertical_mass"), its value, and what is allowed. Of several the message has their
+// number and a line each, 20 at most.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +33,7 @@ struct ParseOptions {
 absl::StatusOr<v1::JobSpec> ParseJobFile(std::string_view yaml, const ParseOptions& options);
 
 // Reads and parses `path`; relative paths in it are taken from its folder. NOT_FOUND without it.
+// An error of a field comes with what Validate() would say of the others.
 absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
                                         const std::vector<std::string>& overrides);
 
@@ -54,6 +57,12 @@ absl::Status CheckFiles(const v1::JobSpec& spec);
 
 // The specification as a job file; only what is set. ParseJobFile gives the same message back.
 std::string ToYaml(const v1::JobSpec& spec);
+
+// The same with every field that fits, whether it is set or not: `auto` and `[]` where a default
+// leaves something open. `notes`, by path, stand behind fields as comments; a note may hold what
+// others wrote.
+std::string ToCompleteYaml(const v1::JobSpec& spec,
+                           const std::map<std::string, std::string>& notes);
 
 // The job file's name for an enumerator: "striped"; "auto" where it is unset, the number of one
 // that this program does not know.

@@ -134,7 +134,8 @@ TEST(ParseTest, OverridesApplyInOrder) {
 }
 
 TEST(ParseTest, AnotherPatternDropsWhatFitTheOld) {
-  for (const char* pattern : {"dense", "sliding_window", "block_topk", "xattention", "moba"}) {
+  for (const char* pattern :
+       {"dense", "sliding_window", "block_topk", "xattention", "moba", "key_groups"}) {
     const v1::JobSpec spec = Job({std::string("attention.pattern=") + pattern});
     EXPECT_FALSE(spec.attention().has_vertical_mass());
     EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
@@ -169,6 +170,11 @@ TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
   v1::JobSpec moba = Job({"attention.pattern=moba"});
   ApplyDefaults(&moba);
   EXPECT_EQ(moba.attention().block_size(), 1024);
+  v1::JobSpec groups = Job({"attention.pattern=key_groups"});
+  ApplyDefaults(&groups);
+  EXPECT_EQ(groups.attention().density(), 0.1);
+  EXPECT_EQ(groups.attention().tile(), 64);
+  EXPECT_EQ(AttentionOptionsOf(groups.attention())->pattern, patterns::Pattern::kKeyGroups);
   const std::string yaml = ToYaml(blocks);
   EXPECT_EQ(yaml.find("density"), yaml.rfind("density")) << yaml;
   EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
@@ -281,15 +287,31 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
             "");
   // One field of several patterns, each with a default of its own.
   EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.density=0.05"}), "");
-  EXPECT_EQ(Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
-            "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
-            "moba, or attention.pattern: xattention; remove it, or change that");
+  EXPECT_EQ(
+      Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
+      "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
+      "moba, or attention.pattern: xattention, or attention.pattern: key_groups; remove it, or "
+      "change that");
   EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.stride=24"}),
               HasSubstr("attention.stride is 24; allowed are 8, 16, 32 and 64"));
   EXPECT_THAT(
       Complaint({"attention.pattern=moba", "attention.density=0.05", "attention.topk_blocks=3"}),
       HasSubstr("attention.topk_blocks: only fits attention.pattern: block_topk, or "
                 "attention.pattern: moba with attention.density: 0"));
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.density=1"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.density=0"}),
+              HasSubstr("attention.density: 0 is out of range"));
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.tile=128"}),
+              HasSubstr("attention.tile is 128; attention.pattern: key_groups takes 64"));
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.selection=causal"}),
+              HasSubstr("attention.selection: causal does not go with attention.pattern: "
+                        "key_groups"));
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", "training.deterministic=true",
+                       "resources.engine=cpu"}),
+            "");
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "training.deterministic=true",
+                         "resources.engine=cuda"}),
+              HasSubstr("training.deterministic: does not go with attention.pattern: key_groups"));
   EXPECT_THAT(Complaint({"attention.density=5"}),
               HasSubstr("attention.density: 5 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
@@ -326,6 +348,25 @@ TEST(ParseTest, WhatTookThePlaceOfSequenceLengthsIsNamed) {
       std::string(
           ParseJobFile("name: a", {.overrides = {"data.sequence_lengths=[1]"}}).status().message()),
       HasSubstr("set data.batching: samples"));
+}
+
+TEST(ValidateTest, LayoutByDocumentsWantsThemApartAndDense) {
+  const auto complaint = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"parallelism.layout=documents", "attention.pattern=dense", "attention.select=",
+                 "attention.vertical_mass=", "attention.slash_mass=", "attention.dense_layers="});
+    return Complaint(std::move(more));
+  };
+  EXPECT_EQ(complaint({}), "");
+  EXPECT_EQ(complaint({"data.batching=samples"}), "");
+  EXPECT_THAT(complaint({"data.document_mask=false"}),
+              HasSubstr("give data.document_mask: true, or parallelism.layout: striped"));
+  EXPECT_THAT(Complaint({"parallelism.layout=documents"}),
+              HasSubstr("parallelism.layout: documents goes with attention.pattern: dense alone, "
+                        "not with vertical_slash"));
+  EXPECT_THAT(complaint({"data.sequence_length=16400"}),
+              HasSubstr("(parallelism.layout: documents); give 16384 or 16640"));
+  EXPECT_THAT(complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
 }
 
 TEST(ValidateTest, SequencesDivideIntoWholeTiles) {
@@ -370,6 +411,21 @@ TEST(PrintTest, GoesThereAndBack) {
     ASSERT_TRUE(back.ok()) << back.status() << "\n" << yaml;
     EXPECT_TRUE(Same(spec, *back)) << yaml;
   }
+}
+
+TEST(PrintTest, ACompleteFileSaysWhatIsOpenAndIsStillTheJob) {
+  v1::JobSpec spec = Job({"attention.dense_layers="});
+  ApplyDefaults(&spec);
+  const std::string yaml = ToCompleteYaml(
+      spec, {{"parallelism.layout", "striped\n  ring: evil"}, {"training.seed", "so"}});
+  EXPECT_THAT(yaml, AllOf(HasSubstr("layout: auto  # striped\\x0a  ring: evil\n"),
+                          HasSubstr("\n  ring: auto\n"), HasSubstr("dense_layers: []"),
+                          HasSubstr("recompute: auto\n"), HasSubstr("seed: 1  # so\n"),
+                          HasSubstr("export_type: float32\n")));
+  EXPECT_THAT(yaml, ::testing::Not(HasSubstr("offload"))) << "is for GPUs";
+  const auto back = ParseJobFile(yaml, {});
+  ASSERT_TRUE(back.ok()) << back.status() << "\n" << yaml;
+  EXPECT_EQ(ToYaml(*back), ToYaml(spec));
 }
 
 class FilesTest : public ::testing::Test {

@@ -1,12 +1,34 @@
 #include "jobspec/model_spec.h"
 
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/process/time_limit.h"
 #include "base/status_macros.h"
+#include "jobspec/attention_spec.h"
 
 namespace ringleader::jobspec {
+namespace {
+
+using v1::ResourcesSpec;
+
+// nullopt: the trainer picks.
+constexpr std::pair<ResourcesSpec::Recompute, std::optional<model::Recompute>> kRecomputes[] = {
+    {ResourcesSpec::RECOMPUTE_UNSPECIFIED, std::nullopt},
+    {ResourcesSpec::NONE, model::Recompute::kNone},
+    {ResourcesSpec::ATTENTION_ONLY, model::Recompute::kAttentionOnly},
+    {ResourcesSpec::FULL, model::Recompute::kFull},
+};
+
+constexpr std::pair<ResourcesSpec::Offload, model::Offload> kOffloads[] = {
+    {ResourcesSpec::OFFLOAD_UNSPECIFIED, model::Offload::kAuto},
+    {ResourcesSpec::OFFLOAD_NONE, model::Offload::kNone},
+    {ResourcesSpec::OFFLOAD_HOST, model::Offload::kHost},
+};
+
+}  // namespace
 
 std::string ModelConfigPath(const v1::ModelSpec& model) {
   return model.config().empty() ? model.init() + "/config.json" : model.config();
@@ -38,6 +60,14 @@ v1::ModelShape ShapeOf(const model::ModelConfig& config) {
   shape.set_attention_output_bias(config.attention_output_bias);
   shape.set_mlp_bias(config.mlp_bias);
   return shape;
+}
+
+absl::StatusOr<model::MemoryWishes> MemoryWishesOf(const ResourcesSpec& resources) {
+  model::MemoryWishes wishes;
+  ASSIGN_OR_RETURN(wishes.recompute,
+                   Convert(kRecomputes, resources.recompute(), "resources.recompute"));
+  ASSIGN_OR_RETURN(wishes.offload, Convert(kOffloads, resources.offload(), "resources.offload"));
+  return wishes;
 }
 
 model::ModelConfig ModelOf(const v1::ModelShape& shape) {

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "jobspec/fields.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/mistakes.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
 
@@ -27,102 +28,110 @@ std::string Child(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : absl::StrCat(parent, ".", name);
 }
 
-absl::Status UnknownField(const std::string& path) {
-  if (path == "data.sequence_lengths") {
-    return absl::InvalidArgumentError(
-        "data.sequence_lengths: is not there any more; set data.batching: samples, with which each "
-        "document is a sample of its own length, and remove it");
+// What is wrong with a path that the table does not have, as a mistake of the field that was meant.
+struct UnknownField {
+  explicit UnknownField(const std::string& path) : meant(NearestField(path)) {
+    message = path == "data.sequence_lengths"
+                  ? "data.sequence_lengths: is not there any more; set data.batching: samples, "
+                    "with which each document is a sample of its own length, and remove it"
+                  : absl::StrCat(Printable(path), ": unknown field; did you mean ", meant, "?");
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(Printable(path), ": unknown field; did you mean ", NearestField(path), "?"));
-}
+  std::string meant;
+  std::string message;
+};
 
 // Walks the document along the table of fields, so that only what the table knows is ever followed:
-// aliases cannot blow it up.
+// aliases cannot blow it up. What it finds wrong is left unset.
 class Parser {
  public:
-  Parser(const std::string& file_name, v1::JobSpec* spec) : file_name_(file_name), spec_(spec) {}
+  Parser(const std::string& file_name, v1::JobSpec* spec, Mistakes* mistakes)
+      : file_name_(file_name), spec_(spec), mistakes_(mistakes) {}
 
-  absl::Status ParseSection(const YAML::Node& node, const std::string& path) {
+  void ParseSection(const YAML::Node& node, const std::string& path) {
     if (!node.IsMap()) {
       const std::string what = path.empty() ? "a job file" : path;
-      return Error(node, absl::StrCat(what, ": key: value pairs are expected"));
+      return Error(path, node, absl::StrCat(what, ": key: value pairs are expected"));
     }
     std::set<std::string> seen;
     for (const auto& entry : node) {
-      if (!entry.first.IsScalar()) return Error(entry.first, "a field name is expected");
+      if (mistakes_->full()) return;
+      if (!entry.first.IsScalar()) {
+        Error(path, entry.first, "a field name is expected");
+        continue;
+      }
       const std::string name = entry.first.Scalar();
       const std::string child = Child(path, name);
       if (!seen.insert(name).second) {
-        return Error(entry.first, absl::StrCat(Printable(child), ": given twice; keep one"));
+        Error(child, entry.first, absl::StrCat(Printable(child), ": given twice; keep one"));
+        continue;
       }
-      RETURN_IF_ERROR(ParseEntry(entry.first, entry.second, child));
+      ParseEntry(entry.first, entry.second, child);
     }
-    return absl::OkStatus();
   }
 
-  absl::Status ParseField(const YAML::Node& node, const Field& field) {
+  void ParseField(const YAML::Node& node, const Field& field) {
     const Slot slot = FindSlot(spec_, field.path);
     if (slot.descriptor->is_map()) return ParseLabels(node);
     if (!slot.descriptor->is_repeated()) return ParseScalar(node, field, slot);
     slot.message->GetReflection()->ClearField(slot.message, slot.descriptor);
     if (!node.IsSequence()) return Expected(node, field);
-    for (const auto& element : node) RETURN_IF_ERROR(ParseScalar(element, field, slot));
-    return absl::OkStatus();
+    for (const auto& element : node) {
+      if (mistakes_->full()) return;
+      ParseScalar(element, field, slot);
+    }
   }
 
  private:
-  absl::Status ParseEntry(const YAML::Node& key, const YAML::Node& value, const std::string& path) {
+  void ParseEntry(const YAML::Node& key, const YAML::Node& value, const std::string& path) {
     if (const Field* field = FindField(path)) return ParseField(value, *field);
     // A section is a message that some row of the table lies in.
-    const FieldDescriptor* descriptor = FindDescriptor(path);
-    if (descriptor == nullptr) return Wrap(key, UnknownField(path));
-    return ParseSection(value, path);
+    if (FindDescriptor(path) != nullptr) return ParseSection(value, path);
+    const UnknownField unknown(path);
+    Error(unknown.meant, key, unknown.message);
   }
 
-  absl::Status ParseScalar(const YAML::Node& node, const Field& field, const Slot& slot) {
+  void ParseScalar(const YAML::Node& node, const Field& field, const Slot& slot) {
     if (!node.IsScalar()) return Expected(node, field);
-    absl::Status status = SetScalar(slot, field, node.Scalar());
-    if (status.ok()) return status;
-    return Error(node, absl::StrCat(std::string(field.path), ": ", status.message()));
+    const absl::Status status = SetScalar(slot, field, node.Scalar());
+    if (status.ok()) return;
+    Error(field.path, node, absl::StrCat(std::string(field.path), ": ", status.message()));
   }
 
-  absl::Status ParseLabels(const YAML::Node& node) {
-    if (!node.IsMap()) return Error(node, "labels: key: value pairs are expected");
+  void ParseLabels(const YAML::Node& node) {
+    if (!node.IsMap()) return Error("labels", node, "labels: key: value pairs are expected");
     for (const auto& entry : node) {
+      if (mistakes_->full()) return;
       if (!entry.first.IsScalar() || !entry.second.IsScalar()) {
-        return Error(entry.first, "labels: keys and values must be plain text");
+        Error("labels", entry.first, "labels: keys and values must be plain text");
+        continue;
       }
       const bool is_new =
           spec_->mutable_labels()->insert({entry.first.Scalar(), entry.second.Scalar()}).second;
-      if (!is_new) {
-        return Error(entry.first, absl::StrCat(Printable(Child("labels", entry.first.Scalar())),
-                                               ": given twice; keep one"));
-      }
+      if (is_new) continue;
+      Error("labels", entry.first,
+            absl::StrCat(Printable(Child("labels", entry.first.Scalar())),
+                         ": given twice; keep one"));
     }
-    return absl::OkStatus();
   }
 
-  absl::Status Expected(const YAML::Node& node, const Field& field) const {
+  void Expected(const YAML::Node& node, const Field& field) {
     const char* found = node.IsMap()        ? "key: value pairs"
                         : node.IsSequence() ? "a list"
                                             : "nothing";
-    return Error(node, absl::StrCat(std::string(field.path), ": holds ",
-                                    node.IsScalar() ? "a single value" : found, "; give ",
-                                    DescribeType(field)));
+    Error(field.path, node,
+          absl::StrCat(std::string(field.path), ": holds ",
+                       node.IsScalar() ? "a single value" : found, "; give ", DescribeType(field)));
   }
 
-  absl::Status Error(const YAML::Node& node, const std::string& message) const {
-    return absl::InvalidArgumentError(
-        node.Mark().is_null() ? absl::StrCat(file_name_, ": ", message)
-                              : absl::StrCat(file_name_, ":", node.Mark().line + 1, ": ", message));
-  }
-  absl::Status Wrap(const YAML::Node& node, const absl::Status& status) const {
-    return Error(node, std::string(status.message()));
+  void Error(std::string_view path, const YAML::Node& node, const std::string& message) {
+    mistakes_->Add(path, node.Mark().is_null()
+                             ? absl::StrCat(file_name_, ": ", message)
+                             : absl::StrCat(file_name_, ":", node.Mark().line + 1, ": ", message));
   }
 
   const std::string& file_name_;
   v1::JobSpec* spec_;
+  Mistakes* mistakes_;
 };
 
 // yaml-cpp throws; nothing of it leaves this file.
@@ -160,15 +169,17 @@ absl::Status CheckBytes(std::string_view text, const std::string& what) {
   return absl::OkStatus();
 }
 
-absl::Status ApplyOverride(const std::string& text, v1::JobSpec* spec) {
+void ApplyOverride(const std::string& text, v1::JobSpec* spec, Mistakes* mistakes) {
   const std::string source = absl::StrCat("--set ", Printable(text));
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(source, ": write path=value, such as training.steps=100"));
+    return mistakes->Add("",
+                         absl::StrCat(source, ": write path=value, such as training.steps=100"));
   }
-  RETURN_IF_ERROR(CheckBytes(text, source));
   const std::string path = text.substr(0, equals);
+  if (const absl::Status bytes = CheckBytes(text, source); !bytes.ok()) {
+    return mistakes->Add(path, bytes);
+  }
   const std::string value = text.substr(equals + 1);
   if (path.starts_with("labels.") && path.size() > 7) {
     const std::string key = path.substr(7);
@@ -177,25 +188,26 @@ absl::Status ApplyOverride(const std::string& text, v1::JobSpec* spec) {
     } else {
       (*spec->mutable_labels())[key] = value;
     }
-    return absl::OkStatus();
+    return;
   }
   const Field* field = FindField(path);
   if (field == nullptr) {
-    const absl::Status unknown = UnknownField(path);
-    return absl::InvalidArgumentError(absl::StrCat("--set ", unknown.message()));
+    const UnknownField unknown(path);
+    return mistakes->Add(unknown.meant, absl::StrCat("--set ", unknown.message));
   }
   const Slot slot = FindSlot(spec, path);
   if (value.empty()) {
     slot.message->GetReflection()->ClearField(slot.message, slot.descriptor);
-    return absl::OkStatus();
+    return;
   }
   if (slot.descriptor->is_map() || slot.descriptor->is_repeated()) {
-    return WithYaml(source,
-                    [&] { return Parser(source, spec).ParseField(YAML::Load(value), *field); });
+    return mistakes->Add(path, WithYaml(source, [&] {
+                           Parser(source, spec, mistakes).ParseField(YAML::Load(value), *field);
+                           return absl::OkStatus();
+                         }));
   }
-  absl::Status status = SetScalar(slot, *field, value);
-  if (status.ok()) return status;
-  return absl::InvalidArgumentError(absl::StrCat("--set ", path, ": ", status.message()));
+  const absl::Status status = SetScalar(slot, *field, value);
+  if (!status.ok()) mistakes->Add(path, absl::StrCat("--set ", path, ": ", status.message()));
 }
 
 // "training.steps" of "training.steps=100".
@@ -237,9 +249,10 @@ void ResolvePaths(const std::string& base_directory, v1::JobSpec* spec) {
   }
 }
 
-}  // namespace
-
-absl::StatusOr<v1::JobSpec> ParseJobFile(std::string_view yaml, const ParseOptions& options) {
+// What lies in the file and in the overrides, as far as it is well. An error is one that nothing
+// can be read beyond.
+absl::StatusOr<v1::JobSpec> ReadFields(std::string_view yaml, const ParseOptions& options,
+                                       Mistakes* mistakes) {
   RETURN_IF_ERROR(CheckBytes(yaml, options.file_name));
   v1::JobSpec spec;
   RETURN_IF_ERROR(WithYaml(options.file_name, [&]() -> absl::Status {
@@ -252,13 +265,21 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(std::string_view yaml, const ParseOptio
       return absl::InvalidArgumentError(absl::StrCat(options.file_name, ": ", documents.size(),
                                                      " documents; a job file has one"));
     }
-    return Parser(options.file_name, &spec).ParseSection(documents[0], "");
+    Parser(options.file_name, &spec, mistakes).ParseSection(documents[0], "");
+    return absl::OkStatus();
   }));
-  for (const std::string& text : options.overrides) {
-    RETURN_IF_ERROR(ApplyOverride(text, &spec));
-  }
+  for (const std::string& text : options.overrides) ApplyOverride(text, &spec, mistakes);
   DropMisfits(options.overrides, &spec);
   if (!options.base_directory.empty()) ResolvePaths(options.base_directory, &spec);
+  return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JobSpec> ParseJobFile(std::string_view yaml, const ParseOptions& options) {
+  Mistakes mistakes;
+  ASSIGN_OR_RETURN(v1::JobSpec spec, ReadFields(yaml, options, &mistakes));
+  RETURN_IF_ERROR(mistakes.status());
   return spec;
 }
 
@@ -278,9 +299,16 @@ absl::StatusOr<v1::JobSpec> LoadJobFile(const std::string& path,
     return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be read (or is empty)"));
   }
   const fs::path absolute = fs::absolute(path, error);
-  return ParseJobFile(text.str(), {.overrides = overrides,
-                                   .base_directory = absolute.parent_path().string(),
-                                   .file_name = path});
+  Mistakes mistakes;
+  ASSIGN_OR_RETURN(v1::JobSpec spec, ReadFields(text.str(),
+                                                {.overrides = overrides,
+                                                 .base_directory = absolute.parent_path().string(),
+                                                 .file_name = path},
+                                                &mistakes));
+  if (mistakes.status().ok()) return spec;
+  // What else is wrong, too, so that it need not be found one by one.
+  FindMistakes(spec, &mistakes);
+  return mistakes.status();
 }
 
 }  // namespace ringleader::jobspec

@@ -7,6 +7,7 @@
 #include "jobspec/fields.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/scalars.h"
+#include "jobspec/text.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -33,14 +34,21 @@ void EmitField(const v1::JobSpec& spec, const Field& field, YAML::Emitter* out) 
   *out << GetScalar(*message, descriptor);
 }
 
-}  // namespace
+// Whether a complete file has the field although it is not set: its default leaves it open.
+bool IsOpen(const v1::JobSpec& spec, const Field& field) {
+  return AnyFits(field.path, spec) &&
+         (field.default_value == "auto" || field.default_value == "[]");
+}
 
-std::string ToYaml(const v1::JobSpec& spec) {
+std::string Emit(const v1::JobSpec& spec, bool complete,
+                 const std::map<std::string, std::string>& notes) {
   YAML::Emitter out;
   out << YAML::BeginMap;
   std::string section;
   for (const Field& field : Fields()) {
-    if (!IsSet(spec, field.path) || &field != FindField(field.path)) continue;
+    const bool is_set = IsSet(spec, field.path);
+    if (!is_set && !(complete && IsOpen(spec, field))) continue;
+    if (&field != FindField(field.path)) continue;
     const size_t dot = field.path.find('.');
     const std::string parent(dot == std::string_view::npos ? "" : field.path.substr(0, dot));
     if (parent != section) {
@@ -50,11 +58,28 @@ std::string ToYaml(const v1::JobSpec& spec) {
     }
     const std::string name(dot == std::string_view::npos ? field.path : field.path.substr(dot + 1));
     out << YAML::Key << name << YAML::Value;
-    EmitField(spec, field, &out);
+    if (is_set || field.default_value != "auto") {
+      EmitField(spec, field, &out);
+    } else {
+      out << "auto";
+    }
+    const auto note = notes.find(std::string(field.path));
+    if (note != notes.end()) out << YAML::Comment(EscapeControls(note->second));
   }
   if (!section.empty()) out << YAML::EndMap;
   out << YAML::EndMap;
   return std::string(out.c_str()) + "\n";
+}
+
+}  // namespace
+
+std::string ToYaml(const v1::JobSpec& spec) {
+  return Emit(spec, /*complete=*/false, {});
+}
+
+std::string ToCompleteYaml(const v1::JobSpec& spec,
+                           const std::map<std::string, std::string>& notes) {
+  return Emit(spec, /*complete=*/true, notes);
 }
 
 std::string EnumText(v1::ParallelismSpec::Layout value) {

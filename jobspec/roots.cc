@@ -10,6 +10,7 @@
 #include "jobspec/fields.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
+#include "model_shape/companion_files.h"
 
 namespace ringleader::jobspec {
 namespace {
@@ -54,6 +55,16 @@ fs::path LinkOut(const fs::path& folder, const std::vector<std::string>& roots) 
        !error && entry != end; entry.increment(error)) {
     if (entry.depth() > 0) entry.disable_recursion_pending();
     if (entry->is_symlink(error) && !LeadsBelow(entry->path(), roots)) return entry->path();
+  }
+  return {};
+}
+
+// The first file that goes with the exported model (companion_files.h) beside this config.json and
+// is a link out of the roots; empty: none.
+fs::path CompanionOut(const fs::path& config, const std::vector<std::string>& roots) {
+  const fs::path folder = config.parent_path();
+  for (const std::string& name : model::FindCompanionFiles(folder.string())) {
+    if (!LeadsBelow(folder / name, roots)) return folder / name;
   }
   return {};
 }
@@ -103,7 +114,10 @@ absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>&
         slot.message->GetReflection()->GetString(*slot.message, slot.descriptor);
     if (path.empty() || path == field.default_value) continue;
     const bool allowed = IsAllowed(path, roots, check);
-    const fs::path link = allowed && check == RootCheck::kFiles ? LinkOut(path, roots) : fs::path();
+    fs::path link;
+    if (allowed && check == RootCheck::kFiles) {
+      link = field.path == "model.config" ? CompanionOut(path, roots) : LinkOut(path, roots);
+    }
     if (allowed && link.empty()) continue;
     return absl::PermissionDeniedError(
         absl::StrCat(std::string(field.path), ": '", Printable(link.empty() ? path : link.string()),

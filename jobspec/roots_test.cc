@@ -80,6 +80,22 @@ TEST(RootsTest, LinksThatLeadOutAreSeen) {
   EXPECT_FALSE(check("mount/out", "mount"));
 }
 
+// A tokenizer is copied into the exported model.
+TEST(RootsTest, FilesBesideAConfigThatGoWithTheModelDoNotLeadOutEither) {
+  const TempDir dir;
+  fs::create_directories(dir.File("data/model"));
+  fs::create_directories(dir.File("secret"));
+  v1::JobSpec spec = Spec(dir.File("data/tokens"), dir.File("data/job"));
+  spec.mutable_model()->set_config(dir.File("data/model/config.json"));
+  const auto check = [&] { return CheckPaths(spec, {dir.File("data")}, RootCheck::kFiles); };
+  fs::create_symlink(dir.File("secret/x"), dir.File("data/model/notes.txt"));  // is not read
+  EXPECT_TRUE(check().ok()) << check();
+  fs::create_symlink(dir.File("secret/key"), dir.File("data/model/merges.txt"));
+  EXPECT_EQ(check().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(check().message()), HasSubstr("model.config: '"));
+  EXPECT_THAT(std::string(check().message()), HasSubstr("merges.txt' is not"));
+}
+
 TEST(RootsTest, RootsAreAbsolute) {
   EXPECT_TRUE(CheckRoots({"/data", "/"}).ok());
   EXPECT_FALSE(CheckRoots({"data"}).ok());

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -7,8 +8,10 @@
 #include "jobspec/attention_spec.h"
 #include "jobspec/fields.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/mistakes.h"
 #include "jobspec/scalars.h"
 #include "jobspec/text.h"
+#include "patterns/check_options.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::jobspec {
@@ -144,6 +147,7 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   }
   ASSIGN_OR_RETURN(const patterns::AttentionOptions options, AttentionOptionsOf(attention));
   RETURN_IF_ERROR(patterns::DefinitionOf(options.pattern).check(options));
+  RETURN_IF_ERROR(patterns::CheckSelection(options));
   std::set<uint32_t> layers;
   for (const uint32_t layer : attention.dense_layers()) {
     if (!layers.insert(layer).second) {
@@ -153,53 +157,85 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
-absl::Status CheckParallelism(const v1::JobSpec& spec) {
+absl::Status CheckByDocuments(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
+    return Invalid(
+        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
+        "false lets a token attend to the documents before its own; give data.document_mask: true, "
+        "or parallelism.layout: striped");
+  }
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.by_documents = true;
+  return patterns::CheckByDocuments(options);
+}
+
+void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
   const uint64_t product = context * parallelism.data();
-  if (product != spec.resources().trainers()) {
-    return Invalid("parallelism: context × data = ", context, " × ", parallelism.data(), " = ",
-                   product, ", but resources.trainers is ", spec.resources().trainers(),
-                   "; make them equal");
-  }
   if (spec.resources().max_nodes() > spec.resources().trainers()) {
-    return Invalid("resources.max_nodes: ", spec.resources().max_nodes(),
-                   " is more than resources.trainers (", spec.resources().trainers(), ")");
+    mistakes->Add(
+        "resources.max_nodes",
+        absl::StrCat("resources.max_nodes: ", spec.resources().max_nodes(),
+                     " is more than resources.trainers (", spec.resources().trainers(), ")"));
   }
   const uint32_t tile = spec.attention().tile();
   if (parallelism.stripe() % tile != 0) {
-    return Invalid("parallelism.stripe: ", parallelism.stripe(),
-                   " is no multiple of attention.tile (", tile, ")");
+    mistakes->Add("parallelism.stripe",
+                  absl::StrCat("parallelism.stripe: ", parallelism.stripe(),
+                               " is no multiple of attention.tile (", tile, ")"));
+    return;
+  }
+  if (product != spec.resources().trainers()) {
+    mistakes->Add("parallelism",
+                  absl::StrCat("parallelism: context × data = ", context, " × ", parallelism.data(),
+                               " = ", product, ", but resources.trainers is ",
+                               spec.resources().trainers(), "; make them equal"));
+    return;
   }
   ring::Division division = {.ranks = static_cast<int64_t>(context), .tile = tile};
   if (parallelism.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
-    ASSIGN_OR_RETURN(division.layout, LayoutOf(parallelism.layout()));
+    const auto layout = LayoutOf(parallelism.layout());
+    if (!layout.ok()) return mistakes->Add("parallelism.layout", layout.status());
+    division.layout = *layout;
+    division.by_documents = IsByDocuments(parallelism.layout());
     division.stripe = parallelism.stripe();
   }
-  return CheckSequencesDivide(spec, division);
+  if (division.by_documents) mistakes->Add("parallelism.layout", CheckByDocuments(spec));
+  mistakes->Add("data.sequence_length", CheckSequencesDivide(spec, division));
 }
 
-absl::Status CheckTraining(const v1::JobSpec& spec) {
+void CheckTraining(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::TrainingSpec& training = spec.training();
-  if (training.global_batch() % spec.parallelism().data() != 0) {
-    return Invalid("training.global_batch: ", training.global_batch(),
-                   " does not divide by parallelism.data (", spec.parallelism().data(), ")");
+  const auto refuse = [&](std::string_view path, const auto&... text) {
+    mistakes->Add(path, absl::StrCat(P(path), ": ", text...));
+  };
+  if (!mistakes->Touch({"parallelism"}) &&
+      training.global_batch() % spec.parallelism().data() != 0) {
+    refuse("training.global_batch", training.global_batch(),
+           " does not divide by parallelism.data (", spec.parallelism().data(), ")");
   }
   if (training.warmup_steps() > training.steps()) {
-    return Invalid("training.warmup_steps: ", training.warmup_steps(),
-                   " is more than training.steps (", training.steps(), ")");
+    refuse("training.warmup_steps", training.warmup_steps(), " is more than training.steps (",
+           training.steps(), ")");
   }
   if (training.min_learning_rate() > training.learning_rate()) {
-    return Invalid("training.min_learning_rate: ", FormatNumber(training.min_learning_rate()),
-                   " is more than training.learning_rate (", FormatNumber(training.learning_rate()),
-                   ")");
+    refuse("training.min_learning_rate", FormatNumber(training.min_learning_rate()),
+           " is more than training.learning_rate (", FormatNumber(training.learning_rate()), ")");
   }
   if (training.deterministic() && spec.attention().balance_tolerance() > 0) {
-    return Invalid("training.deterministic: does not go with attention.balance_tolerance ",
-                   FormatNumber(spec.attention().balance_tolerance()),
-                   ", whose plans take effect when they arrive; leave one of them out");
+    refuse("training.deterministic", "does not go with attention.balance_tolerance ",
+           FormatNumber(spec.attention().balance_tolerance()),
+           ", whose plans take effect when they arrive; leave one of them out");
   }
-  return absl::OkStatus();
+  const auto attention = AttentionOptionsOf(spec.attention());
+  if (training.deterministic() && spec.resources().engine() == v1::ResourcesSpec::CUDA &&
+      attention.ok() && !patterns::DefinitionOf(attention->pattern).repeats_on_gpus) {
+    refuse("training.deterministic", "does not go with attention.pattern: ",
+           P(patterns::DefinitionOf(attention->pattern).name),
+           " on GPUs, which add gradients of its groups in any order; leave it out, choose another "
+           "pattern, or give resources.engine: cpu");
+  }
 }
 
 absl::Status CheckModel(const v1::ModelSpec& model) {
@@ -216,6 +252,35 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
 }
 
 }  // namespace
+
+void Mistakes::Add(std::string_view path, std::string_view line) {
+  if (!full()) found_.push_back({std::string(path), std::string(line)});
+}
+
+void Mistakes::Add(std::string_view path, const absl::Status& outcome) {
+  if (!outcome.ok()) Add(path, std::string(outcome.message()));
+}
+
+bool Mistakes::Has(std::string_view path) const {
+  return std::ranges::any_of(found_, [&](const Mistake& one) { return one.path == path; });
+}
+
+bool Mistakes::Touch(std::initializer_list<std::string_view> paths) const {
+  return std::ranges::any_of(paths, [&](std::string_view path) {
+    const std::string below = std::string(path) + ".";
+    return Has(path) || std::ranges::any_of(found_, [&](const Mistake& one) {
+             return one.path.starts_with(below);
+           });
+  });
+}
+
+absl::Status Mistakes::status() const {
+  if (found_.empty()) return absl::OkStatus();
+  if (found_.size() == 1) return absl::InvalidArgumentError(found_[0].line);
+  std::string text = absl::StrCat(found_.size(), full() ? " mistakes or more:" : " mistakes:");
+  for (const Mistake& one : found_) absl::StrAppend(&text, "\n  ", one.line);
+  return absl::InvalidArgumentError(text);
+}
 
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {
   const auto tokens = static_cast<int64_t>(spec.data().sequence_length());
@@ -259,24 +324,37 @@ void ApplyDefaults(v1::JobSpec* spec) {
   }
 }
 
-absl::Status Validate(const v1::JobSpec& given) {
+void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
   v1::JobSpec spec = given;
   ApplyDefaults(&spec);
   if (!spec.name().empty() && !IsJobName(spec.name())) {
-    return Invalid("name: '", Printable(spec.name()),
-                   "' is not allowed; give lower-case letters, digits and '-', at most 63, "
-                   "beginning and ending with a letter or digit");
+    mistakes->Add("name", absl::StrCat("name: '", Printable(spec.name()),
+                                       "' is not allowed; give lower-case letters, digits and "
+                                       "'-', at most 63, beginning and ending with a letter or "
+                                       "digit"));
   }
-  RETURN_IF_ERROR(CheckOffload(given, spec));
+  mistakes->Add("resources.offload", CheckOffload(given, spec));
   for (const Field& field : Fields()) {
-    // Derived from something that is wrong: that has an error of its own, further down.
+    // Derived from something that is wrong: that has an error of its own.
     if (field.need == Need::kDerived && !IsSet(given, field.path)) continue;
-    RETURN_IF_ERROR(CheckField(field, given, spec));
+    if (mistakes->Has(field.path)) continue;
+    mistakes->Add(field.path, CheckField(field, given, spec));
   }
-  RETURN_IF_ERROR(CheckModel(spec.model()));
-  RETURN_IF_ERROR(CheckAttention(spec.attention()));
-  RETURN_IF_ERROR(CheckParallelism(spec));
-  return CheckTraining(spec);
+  // What lies across fields is looked at where each of them is well by itself.
+  if (!mistakes->Touch({"model"})) mistakes->Add("model", CheckModel(spec.model()));
+  if (!mistakes->Touch({"attention"})) {
+    mistakes->Add("attention", CheckAttention(spec.attention()));
+  }
+  if (!mistakes->Touch({"parallelism", "resources", "data", "attention"})) {
+    CheckParallelism(spec, mistakes);
+  }
+  if (!mistakes->Touch({"training", "attention"})) CheckTraining(spec, mistakes);
+}
+
+absl::Status Validate(const v1::JobSpec& given) {
+  Mistakes mistakes;
+  FindMistakes(given, &mistakes);
+  return mistakes.status();
 }
 
 }  // namespace ringleader::jobspec

@@ -204,12 +204,13 @@ TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& sh
   const int64_t whole = KeptBytesPerToken(config, shape.element_bytes, Recompute::kNone);
   const int64_t layer = KeptBytesPerToken(config, shape.element_bytes, plan.recompute);
   memory.saved = shape.tokens * (kept * whole + (config.layers - kept - away) * layer);
+  memory.saved += shape.choice_bytes;
   memory.host_saved = shape.tokens * away * layer;
   const int64_t copies = 3 * layout.ShardElements(shape.ranks) * kFloat +
                          layout.elements * kFloat / shape.ranks_per_node;
   if (shape.device_is_host) memory.copies = copies;
   if (away > 0) memory.host_copies = copies;
-  memory.working = WorkingBytes(config, shape);
+  memory.working = WorkingBytes(config, shape) + shape.choice_working_bytes;
   return memory;
 }
 

@@ -22,6 +22,9 @@ struct TrainingShape {
   // A CPU rank: there is no second memory, so nothing is moved there, and copies for checkpoints
   // and the export lie on the device too. Where its parameters are whole, its gradient is.
   bool device_is_host = false;
+  // What attention has chosen in all layers, which lies on the device whatever is recomputed or
+  // moved, and what choosing takes besides.
+  int64_t choice_bytes = 0, choice_working_bytes = 0;
 };
 
 // Where parameters are held: whole on every rank (ZeRO stage 2), or only this rank's shard, with
@@ -84,8 +87,9 @@ struct MemoryLimits {
 // full, and with as many layers as fit left on the device. What could be recomputed or copied is
 // kept only in the first kComfortableShare of the device's memory: estimates are not exact, and
 // products are not worth a failure. FAILED_PRECONDITION, with the arithmetic and what to change,
-// where none fits. What NCCL, the attention index and the driver take is not part of it: leave them
-// their share. Where device_is_host, limits.host and the wish for offload say nothing.
+// where none fits. What NCCL, the driver and indices that the shape does not name take is not part
+// of it: leave them their share. Where device_is_host, limits.host and the wish for offload say
+// nothing.
 inline constexpr double kComfortableShare = 0.87;
 // Layers on the device with Offload::kHost: one in work, one on its way, one ahead of need.
 inline constexpr int64_t kStagedLayers = 3;

@@ -55,6 +55,23 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
+// What attention chose stays on the device, whatever is recomputed or waits on the host.
+TEST(TrainingMemoryTest, CountsWhatAttentionChose) {
+  TrainingShape shape = Shape(131072);
+  for (const RecomputePlan& plan :
+       {RecomputePlan{.recompute = Recompute::kFull},
+        RecomputePlan{.recompute = Recompute::kFull, .host_layers = 35}}) {
+    shape.choice_bytes = shape.choice_working_bytes = 0;
+    const TrainingMemory without = EstimateMemory(Config(), shape, plan, kWhole);
+    shape.choice_bytes = 5000;
+    shape.choice_working_bytes = 300;
+    const TrainingMemory with = EstimateMemory(Config(), shape, plan, kWhole);
+    EXPECT_EQ(with.saved, without.saved + 5000);
+    EXPECT_EQ(with.working, without.working + 300);
+    EXPECT_EQ(with.host_total(), without.host_total());
+  }
+}
+
 TEST(TrainingMemoryTest, OneRankNeedsNoBuckets) {
   TrainingShape shape = Shape(4096);
   shape.ranks = 1;

@@ -17,6 +17,7 @@ enum class Pattern {
   kBlockTopK,      // MoBA, by tile: every query block picks the key blocks it scores highest
   kMoba,           // MoBA as published: every query picks for itself
   kXAttention,     // every query block picks key blocks by sums of antidiagonals
+  kKeyGroups,      // every tile of 64 queries picks groups of 8 keys by their best pairs
 };
 
 // By which queries what a query attends to may be chosen.
@@ -71,11 +72,13 @@ struct AttentionOptions {
   int stride = 16;           // kXAttention: tokens whose logits a score averages
   double threshold = 0.9;    // kXAttention: share of the mass that a tile's blocks cover, (0, 1]
   // kXAttention: of the blocks that a tile sees, at most; kMoba: of those that a query sees. 0:
-  // none is given.
+  // none is given. kKeyGroups: of the keys that a tile sees, (0, 1].
   double density = 0.0;
   int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
+  // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
+  bool by_documents = false;
   ring::RingShape ring = {};
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
   bool deterministic = false;   // the same bits every time; the CPU engine's always are

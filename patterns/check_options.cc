@@ -30,7 +30,10 @@ absl::Status CheckLayout(const AttentionOptions& options) {
       absl::StrFormat("parallelism.layout: %d is unknown", static_cast<int>(options.layout)));
 }
 
-absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
+}  // namespace
+
+absl::Status CheckSelection(const AttentionOptions& options) {
+  const PatternDefinition& definition = DefinitionOf(options.pattern);
   if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
     return absl::OkStatus();
   }
@@ -45,7 +48,16 @@ absl::Status CheckSelection(const AttentionOptions& options, const PatternDefini
       std::string(definition.name), able));
 }
 
-}  // namespace
+absl::Status CheckByDocuments(const AttentionOptions& options) {
+  if (!options.by_documents) return absl::OkStatus();
+  if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
+    return absl::OkStatus();
+  }
+  return Invalid(absl::StrFormat(
+      "parallelism.layout: documents goes with attention.pattern: dense alone, not with %s: places "
+      "that no rank holds lie between tokens of spread documents; give parallelism.layout: striped",
+      std::string(DefinitionOf(options.pattern).name)));
+}
 
 absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   if (options.tile != 64 && options.tile != 128) {
@@ -58,7 +70,8 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   RETURN_IF_ERROR(CheckLayout(options));
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition != nullptr) {
-    RETURN_IF_ERROR(CheckSelection(options, *definition));
+    RETURN_IF_ERROR(CheckSelection(options));
+    RETURN_IF_ERROR(CheckByDocuments(options));
     return definition->check(options);
   }
   return Invalid(
@@ -71,7 +84,8 @@ ring::Division DivisionOf(const AttentionOptions& options, int ranks) {
   return {.layout = options.layout,
           .ranks = ranks,
           .tile = any_length ? 1 : options.tile,
-          .stripe = options.stripe};
+          .stripe = options.stripe,
+          .by_documents = options.by_documents};
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens) {

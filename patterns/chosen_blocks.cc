@@ -9,7 +9,7 @@ namespace {
 
 // A head lists at most so many tiles, or as many as it has rows: where rows see more, each tile
 // that is listed stands for several, drawn like one.
-constexpr int64_t kMaxListedTiles = int64_t{1} << 21;
+constexpr int64_t kMaxListedTiles = int64_t{1} << 20;
 
 int64_t TilesOfRow(int64_t blocks) {
   return std::max<int64_t>(1, kMaxListedTiles / blocks);

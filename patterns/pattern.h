@@ -63,6 +63,19 @@ enum class CausalChoice {
   kAlways,  // positions alone choose, or each query for itself
 };
 
+// Bytes that a rank's index of one layer takes.
+struct IndexMemory {
+  int64_t kept = 0;     // until backward has used it
+  int64_t working = 0;  // besides, while it is built
+};
+// The model and the sequence that an index is of.
+struct IndexShape {
+  int64_t tokens = 0;  // of the sequence
+  int ranks = 1;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t element_bytes = 0;  // of q and k
+};
+
 struct PatternDefinition {
   Pattern pattern;
   std::string_view name;  // in the job file; v1::AttentionSpec::Pattern has it in capitals
@@ -85,6 +98,10 @@ struct PatternDefinition {
   // Tiles that a sampled head lists one by one, at most. Null: none, for what it visits is known by
   // diagonals.
   int64_t (*listed_tiles)(const AttentionOptions& options, int64_t blocks) = nullptr;
+  // Null: little enough to leave out of estimates.
+  IndexMemory (*index_memory)(const AttentionOptions& options, const IndexShape& shape) = nullptr;
+  // Whether GPUs can attend to it in the same order of sums every time.
+  bool repeats_on_gpus = true;
   std::string_view page;  // Markdown below the heading in docs/patterns.md
 
   bool is_known_before_data() const { return count_tiles != nullptr; }
@@ -96,6 +113,9 @@ std::span<const PatternDefinition* const> Definitions();
 const PatternDefinition* FindDefinition(Pattern pattern);
 // The definition of a pattern that CheckOptions has passed; aborts on others.
 const PatternDefinition& DefinitionOf(Pattern pattern);
+
+// What the indices of a model of `layers` layers take. The options have passed CheckOptions.
+IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape, int64_t layers);
 
 // What a layer with these options attends to. INVALID_ARGUMENT names a pattern that no definition
 // has.

@@ -142,6 +142,64 @@ TEST(SampleTest, XAttentionIsPredictedByItsShare) {
   EXPECT_EQ(visited(0.0, 1.0), 1.0);
 }
 
+// As many tiles as the groups that the gate keeps come to, and each row's own.
+TEST(SampleTest, KeyGroupsArePredictedByTheirShare) {
+  AttentionOptions options{.pattern = Pattern::kKeyGroups, .tile = 64, .stripe = 64};
+  for (const double density : {0.02, 0.1, 0.4}) {
+    options.density = density;
+    const ring::HeadPattern head = SampleLayer(options, false, 2048, 1, {}, 1)[0];
+    double tiles = 0;
+    for (int64_t q = 0; q < 2048; ++q) {
+      const double listed =
+          head.row_weights[q] * static_cast<double>(head.row_offsets[q + 1] - head.row_offsets[q]);
+      const int32_t groups = kernels::MostGroups(static_cast<float>(density), q * 64, 0);
+      ASSERT_NEAR(listed, 1 + kernels::TilesOfGroups(groups), 1e-9);
+      tiles += listed;
+    }
+    EXPECT_NEAR(tiles / (2048.0 * 2049 / 2), density, 0.002);
+  }
+  options.density = 1;
+  EXPECT_TRUE(SampleLayer(options, false, 2048, 1, {}, 1)[0].row_offsets.empty());  // all of it
+}
+
+TEST(CheckTest, KeyGroupsTakeTilesOf64AndAShare) {
+  AttentionOptions options{
+      .pattern = Pattern::kKeyGroups, .density = 0.1, .tile = 128, .stripe = 128};
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.tile is 128; attention.pattern: key_groups takes 64"));
+  options.tile = 64;
+  EXPECT_EQ(CheckOptions(options, 1), absl::OkStatus());
+  options.selection = Selection::kCausal;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.selection: causal does not go with"));
+  options.selection = Selection::kFull;
+  options.density = 0;
+  EXPECT_THAT(std::string(CheckOptions(options, 1).message()),
+              HasSubstr("attention.density must lie in (0, 1]; got 0"));
+}
+
+TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
+  AttentionOptions options{
+      .pattern = Pattern::kKeyGroups, .dense_layers = {0, 5}, .density = 0.1, .tile = 64};
+  IndexShape shape{.tokens = 131072,
+                   .ranks = 4,
+                   .heads = 16,
+                   .kv_heads = 2,
+                   .head_dim = 128,
+                   .element_bytes = 2};
+  const int64_t groups = kernels::MostGroups(0.1f, 131072 - 64, 0);
+  const IndexMemory memory = IndexMemoryOf(options, shape, 36);
+  EXPECT_EQ(memory.kept, int64_t{34} * 16 * (32768 / 64) * (groups + 5) * 4);
+  constexpr int64_t kScores = int64_t{256} << 20;
+  EXPECT_EQ(memory.working, kScores + int64_t{2} * 131072 * 2 * 128 * 2);
+  shape.ranks = 1;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, kScores);  // the keys are there
+  shape.tokens = 1024;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 16 * 16 * 128 * 4);  // all scores
+  options.pattern = Pattern::kXAttention;
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 0);
+}
+
 // A tile's queries together are taken to keep twice as many blocks as one of them.
 TEST(SampleTest, MobaIsPredictedByWhatAQueryKeeps) {
   AttentionOptions options{

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -13,12 +15,13 @@ extern const PatternDefinition kVerticalSlashDefinition;
 extern const PatternDefinition kBlockTopKDefinition;
 extern const PatternDefinition kMobaDefinition;
 extern const PatternDefinition kXAttentionDefinition;
+extern const PatternDefinition kKeyGroupsDefinition;
 
 namespace {
 
 constexpr const PatternDefinition* kDefinitions[] = {
-    &kDenseDefinition,     &kSlidingWindowDefinition, &kVerticalSlashDefinition,
-    &kBlockTopKDefinition, &kMobaDefinition,          &kXAttentionDefinition,
+    &kDenseDefinition, &kSlidingWindowDefinition, &kVerticalSlashDefinition, &kBlockTopKDefinition,
+    &kMobaDefinition,  &kXAttentionDefinition,    &kKeyGroupsDefinition,
 };
 
 }  // namespace
@@ -38,6 +41,15 @@ const PatternDefinition& DefinitionOf(Pattern pattern) {
   const PatternDefinition* const definition = FindDefinition(pattern);
   if (definition == nullptr) std::abort();
   return *definition;
+}
+
+IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape,
+                          int64_t layers) {
+  const PatternDefinition& definition = DefinitionOf(options.pattern);
+  if (definition.index_memory == nullptr) return {};
+  IndexMemory memory = definition.index_memory(options, shape);
+  memory.kept *= std::max<int64_t>(0, layers - std::ssize(options.dense_layers));
+  return memory;
 }
 
 absl::StatusOr<std::shared_ptr<LayerIndex>> BuildIndex(const AttentionOptions& options,

@@ -4,6 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
+#include "patterns/index/sequence_keys.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::patterns {
@@ -39,31 +40,11 @@ absl::Status Check(const AttentionOptions& options) {
       absl::StrFormat("attention.density must lie in [0, 1]; got %g", options.density));
 }
 
-// The keys of the whole sequence, dense and in order; nothing where this rank has them all.
-absl::StatusOr<DeviceArray<std::byte>> GatherKeys(const IndexInputs& inputs, int tile,
-                                                  IndexDevice& device) {
-  const kernels::ShardLayout& layout = inputs.layout;
-  if (layout.ranks == 1) return DeviceArray<std::byte>();
-  const int64_t row = inputs.kv_heads * inputs.head_dim * device.element_bytes();
-  const int64_t part = layout.local_tokens() * row;
-  const auto gathered = AllocateArray<std::byte>(device, layout.ranks * part);
-  const auto ordered = AllocateArray<std::byte>(device, layout.ranks * part);
-  RETURN_IF_ERROR(
-      device.Run(kernels::PackKeysStep{.packed = gathered.data() + layout.rank * part}));
-  RETURN_IF_ERROR(device.Gather(gathered.data(), part));
-  RETURN_IF_ERROR(device.Run(
-      kernels::OrderTilesStep{.gathered = reinterpret_cast<const float*>(gathered.data()),
-                              .layout = layout,
-                              .tile = tile,
-                              .row = tile * row / static_cast<int64_t>(sizeof(float)),
-                              .ordered = reinterpret_cast<float*>(ordered.data())}));
-  return ordered;
-}
-
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
-  ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys, GatherKeys(inputs, options.tile, device));
+  ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys,
+                   GatherSequenceKeys(inputs, options.tile, device));
   const int64_t local_tiles = (layout.local_tokens() + options.tile - 1) / options.tile;
   const auto blocks = static_cast<int32_t>((layout.tokens + options.tile - 1) / options.tile);
   const auto density = static_cast<float>(options.density);

@@ -1,6 +1,7 @@
 #include "ring/tile_loads.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <functional>
 #include <iterator>
@@ -140,7 +141,7 @@ void TileLoads::AddRows(const HeadPattern& head, const ShardLayout& blocks, doub
   for (int64_t k = 0; k < blocks.tokens; ++k) owner_of[k] = blocks.Owner(k);
   std::vector<ListedLoad> added;
   std::vector<double> sums(ranks_);
-  std::vector<int> met;
+  std::vector<uint64_t> met((ranks_ + 63) / 64);  // a bit an owner
   ShardLayout mine = blocks;
   for (mine.rank = 0; mine.rank < ranks_; ++mine.rank) {
     for (int64_t i = 0; i < mine.local_tokens(); ++i) {
@@ -148,16 +149,17 @@ void TileLoads::AddRows(const HeadPattern& head, const ShardLayout& blocks, doub
       const double tiles = weight * (head.row_weights.empty() ? 1.0 : head.row_weights[row]);
       for (int64_t k = head.row_offsets[row]; k < head.row_offsets[row + 1]; ++k) {
         const int owner = owner_of[head.columns[k]];
-        if (sums[owner] == 0) met.push_back(owner);
+        met[owner / 64] |= uint64_t{1} << owner % 64;
         sums[owner] += tiles;
       }
     }
-    std::sort(met.begin(), met.end());
-    for (const int owner : met) {
-      added.push_back({.rank = mine.rank, .owner = owner, .tiles = sums[owner]});
-      sums[owner] = 0;
+    for (size_t word = 0; word < met.size(); ++word) {
+      for (; met[word] != 0; met[word] &= met[word] - 1) {
+        const int owner = static_cast<int>(64 * word) + std::countr_zero(met[word]);
+        added.push_back({.rank = mine.rank, .owner = owner, .tiles = sums[owner]});
+        sums[owner] = 0;
+      }
     }
-    met.clear();
   }
   if (listed_.empty()) {
     added.shrink_to_fit();

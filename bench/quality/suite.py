@@ -93,6 +93,7 @@ def attentions(density, tokens):
                                    "estimate_at": "spread"},
         "xattention": {"pattern": "xattention", "threshold": 1, "density": density},
         "moba": {"pattern": "moba", "block_size": TILE, "density": density},
+        "key-groups": {"pattern": "key_groups", "density": density},
         "block-topk": {"pattern": "block_topk", "block_size": TILE, "topk_blocks": chosen},
     }
 

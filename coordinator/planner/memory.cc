@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "jobspec/attention_spec.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
+#include "patterns/pattern.h"
 
 namespace ringleader::planner {
 namespace {
@@ -29,16 +31,34 @@ model::Recompute LeastKept(const v1::JobSpec& spec) {
   }
 }
 
+patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
+                                   int64_t element_bytes) {
+  const auto attention = jobspec::AttentionOptionsOf(spec.attention());
+  if (!attention.ok()) return {};  // MakePlan() refuses them
+  return patterns::IndexMemoryOf(
+      *attention,
+      {.tokens = static_cast<int64_t>(spec.data().sequence_length()),
+       .ranks = static_cast<int>(std::max(1u, spec.parallelism().context())),
+       .heads = model.heads,
+       .kv_heads = model.kv_heads,
+       .head_dim = model.head_dim,
+       .element_bytes = element_bytes},
+      model.layers);
+}
+
 }  // namespace
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {
   const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
   const int trainers = static_cast<int>(spec.resources().trainers());
+  const patterns::IndexMemory choice = ChoiceMemory(spec, model, cuda ? 2 : 4);
   const model::TrainingShape shape = {.ranks = trainers,
                                       .tokens = static_cast<int64_t>(LocalTokens(spec)),
                                       .element_bytes = cuda ? 2 : 4,
-                                      .device_is_host = !cuda};
+                                      .device_is_host = !cuda,
+                                      .choice_bytes = choice.kept,
+                                      .choice_working_bytes = choice.working};
   // The last layer's is used at once: it stays.
   const bool moves = cuda && spec.resources().offload() != v1::ResourcesSpec::OFFLOAD_NONE;
   const model::RecomputePlan plan = {.recompute = LeastKept(spec),

@@ -13,13 +13,12 @@ namespace ringleader::planner {
 namespace {
 
 // Measured, rounded down (docs/planner.md).
-constexpr double kRankStepsPerSecond = 1e9;
-constexpr double kTilesPerSecond = 1e8;
-// A rank's loads and times; a tile that is listed, in each layout, and while it is counted or
-// played; a block of a sampled head.
+constexpr double kRankStepsPerSecond = 2e9;
+constexpr double kBlocksPerSecond = 1e8;
+constexpr double kTilesPerSecond = 1e7;
+// A rank's loads and times; a tile that is listed, in each layout; a block of a sampled head.
 constexpr double kBytesPerRank = 400;
 constexpr double kBytesPerListedTile = 16;
-constexpr double kBytesPerTileAtWork = 64;
 constexpr double kBytesPerBlock = 24;
 constexpr double kMiB = 1024.0 * 1024;
 
@@ -27,10 +26,12 @@ constexpr double kMiB = 1024.0 * 1024;
 
 double PlanCost::seconds() const {
   return static_cast<double>(rank_steps) / kRankStepsPerSecond +
+         static_cast<double>(blocks) / kBlocksPerSecond +
          static_cast<double>(tiles) / kTilesPerSecond;
 }
 
-PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts, int rings) {
+PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts,
+                int compared) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
   if (!attention.ok()) return {};  // which whoever plans will say
   const int64_t ranks = spec.parallelism().context();
@@ -41,21 +42,27 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   const patterns::PatternDefinition& pattern = patterns::DefinitionOf(attention->pattern);
   const int64_t heads = SampledHeads(*attention, static_cast<int>(ranks));
   PlanCost cost;
-  const auto add = [&](uint64_t length, int of_layouts, int of_rings) {
+  double at_work = 0;  // bytes, while heads are counted or played
+  // A walk is one forward or backward; what is exposed takes walks on infinitely fast links, too.
+  // Returns the bytes of what is kept.
+  const auto add = [&](uint64_t length, int of_layouts, int walks) {
     const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;
     const int64_t tiles =
         pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);
-    // Forward and backward, each on links as they are and on infinitely fast ones.
-    cost.rank_steps += 4 * of_rings * layers * ranks * ranks;
-    cost.tiles += of_layouts * layers * heads * (blocks + tiles);
-    const double kept = static_cast<double>(std::min(ranks * ranks, heads * tiles));
-    cost.bytes += static_cast<double>(of_layouts * layers) *
-                  (static_cast<double>(ranks) * kBytesPerRank + kept * kBytesPerListedTile);
-    return static_cast<double>(heads) * (static_cast<double>(blocks) * kBytesPerBlock +
-                                         static_cast<double>(tiles) * sizeof(int32_t));
+    cost.rank_steps += walks * layers * ranks * ranks;
+    cost.blocks += of_layouts * layers * heads * blocks;
+    cost.tiles += of_layouts * samples * heads * tiles;
+    const double listed = static_cast<double>(std::min(ranks * ranks, heads * tiles));
+    at_work = std::max(at_work, static_cast<double>(heads * blocks) * kBytesPerBlock +
+                                    static_cast<double>(heads * tiles) * sizeof(int32_t) +
+                                    listed * kBytesPerListedTile);
+    return of_layouts * (static_cast<double>(layers * ranks) * kBytesPerRank +
+                         static_cast<double>(samples) * listed * kBytesPerListedTile);
   };
-  cost.bytes += add(spec.data().sequence_length(), layouts, rings);  // at work one after the other
-  for (const uint64_t length : WeighedLengths(spec)) add(length, layouts, 1);
+  cost.bytes = add(spec.data().sequence_length(), layouts, 2 * compared + 4);
+  double largest = 0;  // of the weighed lengths, one after the other
+  for (const uint64_t length : WeighedLengths(spec)) largest = std::max(largest, add(length, 1, 2));
+  cost.bytes += largest + at_work;
   return cost;
 }
 

@@ -23,15 +23,17 @@ struct PlanLimits {
 // Estimates from above.
 struct PlanCost {
   int64_t rank_steps = 0;  // Pricer::rank_steps()
-  int64_t tiles = 0;       // of sampled patterns that are laid out and counted
+  int64_t blocks = 0;      // of sampled heads, in each layout
+  int64_t tiles = 0;       // that sampled heads list one by one, in each layout
   double bytes = 0;
 
   double seconds() const;  // of one core
 };
 
-// `layouts`: those that are compared; `rings`: plans that are priced on rings that are walked,
-// which all-gather's are not. `spec` has been validated.
-PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts, int rings);
+// Of plans in `layouts` layouts `compared` are compared on rings that are walked, which
+// all-gather's are not, and one is priced. `spec` has been validated.
+PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts,
+                int compared);
 
 // RESOURCE_EXHAUSTED says what the plan would take, what it may take, and which fields to change.
 absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const PlanLimits& limits);

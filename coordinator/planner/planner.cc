@@ -45,6 +45,7 @@ absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSp
   ring::Division division = {
       .ranks = spec.parallelism().context(), .tile = spec.attention().tile(), .stripe = stripe};
   ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(layout));
+  division.by_documents = jobspec::IsByDocuments(layout);
   return division;
 }
 
@@ -64,6 +65,10 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
   if (wanted(ParallelismSpec::STRIPED)) {
     // Longer stripes spread the work less evenly and gain nothing: only where asked for.
     layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
+  }
+  // By the lengths of documents, which nobody knows here: only where asked for.
+  if (asked.layout() == ParallelismSpec::DOCUMENTS) {
+    layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
   }
   if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);
   if (wanted(ParallelismSpec::CONTIGUOUS)) layouts.emplace_back(ParallelismSpec::CONTIGUOUS, 0);
@@ -170,14 +175,14 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   }
   for (const auto& [key, rival] : rivals) {
     plan->add_reasons(absl::StrFormat(
-        "%s would take %.4g s a step, not %.4g s (imbalance %.2fx, exposed communication %.4g s)",
-        Name(*rival), rival->prediction().step_seconds(), mine.step_seconds(),
-        rival->prediction().worker_imbalance(),
-        rival->prediction().exposed_communication_seconds()));
+        "%s would take %.4g s a step, not %.4g s (imbalance %.2fx, waits %.4g s)", Name(*rival),
+        rival->prediction().step_seconds(), mine.step_seconds(),
+        rival->prediction().worker_imbalance(), rival->prediction().wait_seconds()));
   }
 }
 
-// `candidate` with its price by `cost_model`; without one, if the model is not known.
+// `candidate` with its price by `cost_model`, as far as it takes to compare; without one, if the
+// model is not known.
 absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& spec,
                                  const model::ModelConfig& model, const ClusterShape& cluster,
                                  const GroupShape& group, const CostModel& cost_model,
@@ -193,20 +198,20 @@ absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& 
   }
   const MemoryEstimate memory = EstimateMemory(spec, model, cluster, candidate.ring);
   RETURN_IF_ERROR(CheckMemory(memory, spec, model, cluster));
-  ASSIGN_OR_RETURN(*plan.mutable_prediction(), pricer->Price(plan, cost_model));
+  ASSIGN_OR_RETURN(*plan.mutable_prediction(), pricer->Compare(plan, cost_model));
   return plan;
 }
 
-// What it costs to price all candidates, and once more the one that is chosen.
+// What it costs to compare all candidates, and to price the one that is chosen.
 PlanCost CostOfAll(const v1::JobSpec& spec, const model::ModelConfig& model,
                    const std::vector<Candidate>& candidates) {
   std::set<ParallelismSpec::Layout> layouts;
-  int rings = 1;
+  int compared = 0;
   for (const Candidate& candidate : candidates) {
     layouts.insert(candidate.layout);
-    rings += candidate.ring != ParallelismSpec::ALL_GATHER;
+    compared += candidate.ring != ParallelismSpec::ALL_GATHER;
   }
-  return CostOf(spec, model, static_cast<int>(layouts.size()), rings);
+  return CostOf(spec, model, static_cast<int>(layouts.size()), compared);
 }
 
 // What each layer keeps for backward may lie in host memory.
@@ -302,13 +307,14 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   } else {
     RETURN_IF_ERROR(pricer.WeighSamples(usual, &plan));
   }
-  const bool is_usual = cost_model.observations() == 0 && hints == nothing_measured;
-  if (!is_usual) {
-    Pricer measured(spec, model, cluster, hints);
-    Pricer& same_tiles = hints == nothing_measured ? pricer : measured;
-    ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
+  Pricer measured(spec, model, cluster, hints);
+  Pricer& same_tiles = hints == nothing_measured ? pricer : measured;
+  ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
+  if (jobspec::IsByDocuments(plan.layout())) {
+    ASSIGN_OR_RETURN(std::string reason, same_tiles.ReasonByDocuments(plan));
+    plan.add_reasons(std::move(reason));
   }
-  if (!plan.sample_weights().empty()) {
+  if (spec.data().batching() == v1::DataSpec::SAMPLES && !plan.sample_weights().empty()) {
     const v1::SampleWeight &least = plan.sample_weights(0), &most = *plan.sample_weights().rbegin();
     plan.add_reasons(absl::StrFormat(
         "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens "

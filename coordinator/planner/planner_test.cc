@@ -60,6 +60,68 @@ TEST(MakePlanTest, WhatTheUserAsksForIsKept) {
   EXPECT_EQ(plan->ring().kind(), ParallelismSpec::ALL_GATHER);
 }
 
+// Between nodes with slow links, long documents and short ones.
+class PlanByDocumentsTest : public ::testing::Test {
+ protected:
+  PlanByDocumentsTest() {
+    cluster_.inter_node.bytes_per_second = 1e9;
+    spec_.mutable_attention()->Clear();
+    spec_.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+    jobspec::ApplyDefaults(&spec_);
+  }
+  v1::StepPlan Plan(ParallelismSpec::Layout layout, std::vector<int64_t> documents) {
+    spec_.mutable_parallelism()->set_layout(layout);
+    const auto plan = MakePlan(spec_, model_, cluster_, CostModel(spec_, model_, cluster_),
+                               {.document_tokens = std::move(documents)});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? *plan : v1::StepPlan();
+  }
+
+  ClusterShape cluster_ = Gpus(2, 1);
+  v1::JobSpec spec_ = LongJob(2, 262144);
+  const model::ModelConfig model_ = ThreeBillion();
+};
+
+TEST_F(PlanByDocumentsTest, WhatLiesWholeDoesNotTravel) {
+  const std::vector<int64_t> documents = {90000, 8000, 3000, 12000, 1000};
+  const v1::StepPlan stripes = Plan(ParallelismSpec::STRIPED, documents);
+  const v1::StepPlan plan = Plan(ParallelismSpec::DOCUMENTS, documents);
+  EXPECT_EQ(plan.layout(), ParallelismSpec::DOCUMENTS);
+  EXPECT_EQ(plan.stripe(), 64);
+  const v1::Prediction &by_documents = plan.prediction(), &striped = stripes.prediction();
+  EXPECT_LT(by_documents.communication_seconds(), 0.8 * striped.communication_seconds());
+  EXPECT_GT(by_documents.communication_seconds(), 0);
+  EXPECT_LT(by_documents.step_seconds(), striped.step_seconds());
+  EXPECT_LT(by_documents.worker_imbalance(), 1.05);
+  // The same documents visit as many tiles wherever they lie, and far fewer than one document.
+  EXPECT_NEAR(by_documents.density(), striped.density(), 1e-9);
+  EXPECT_LT(striped.density(), 0.5);
+  EXPECT_THAT(plan.reasons(), Contains(HasSubstr("of a sequence's 11 documents")));
+  // What a document takes on one rank: more than twice as much as one of half its length.
+  ASSERT_GT(plan.sample_weights_size(), 10);
+  const auto& rows = plan.sample_weights();
+  EXPECT_EQ(rows.rbegin()->tokens(), 262144u);
+  EXPECT_GT(rows.rbegin()->milliseconds(), 2.5 * (rows.rbegin() + 2)->milliseconds());
+}
+
+TEST_F(PlanByDocumentsTest, OneDocumentIsInStripes) {
+  const v1::StepPlan unknown = Plan(ParallelismSpec::DOCUMENTS, {});
+  EXPECT_THAT(unknown.reasons(), Contains(HasSubstr("lengths of documents are not known here")));
+  const v1::StepPlan one = Plan(ParallelismSpec::DOCUMENTS, {262144});
+  const v1::StepPlan stripes = Plan(ParallelismSpec::STRIPED, {});
+  EXPECT_NEAR(unknown.prediction().step_seconds(), stripes.prediction().step_seconds(), 1e-9);
+  EXPECT_NEAR(one.prediction().step_seconds(), stripes.prediction().step_seconds(), 1e-6);
+}
+
+TEST_F(PlanByDocumentsTest, OnlyWhereItIsAskedFor) {
+  spec_.mutable_parallelism()->clear_layout();
+  const v1::StepPlan plan = Plan(ParallelismSpec::LAYOUT_UNSPECIFIED, {});
+  EXPECT_FALSE(plan.reasons().empty());
+  for (const std::string& reason : plan.reasons()) {
+    EXPECT_THAT(reason, Not(HasSubstr("documents")));
+  }
+}
+
 TEST(MakePlanTest, OneTrainerNeedsNoLayout) {
   const auto plan = Plan(LongJob(1, 8192), Gpus(1, 1));
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -78,9 +140,10 @@ TEST(MakePlanTest, AThousandRanks) {
 
 // What is foreseen of a plan's work is what is done.
 TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
-  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
-                             v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
+  for (const auto pattern :
+       {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
+        v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+        v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA, v1::AttentionSpec::KEY_GROUPS}) {
     for (const uint32_t context : {1, 8, 264}) {
       v1::JobSpec spec = LongJob(context, uint64_t{context} * 1024);
       spec.mutable_attention()->set_pattern(pattern);
@@ -96,7 +159,7 @@ TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
       plan.mutable_ring()->set_inner(context);
       plan.mutable_ring()->set_outer(1);
       ASSERT_TRUE(pricer.Price(plan, CostModel(spec, model, cluster)).ok());
-      EXPECT_EQ(pricer.rank_steps(), CostOf(spec, model, 1, 1).rank_steps) << context;
+      EXPECT_EQ(pricer.rank_steps(), CostOf(spec, model, 1, 0).rank_steps) << context;
       EXPECT_GT(pricer.rank_steps(), 0);
       // The loads are there already; all-gather is no ring that is walked.
       const int64_t before = pricer.rank_steps();
@@ -107,17 +170,29 @@ TEST(PlanCostTest, RankStepsAreThoseThatThePricerPlays) {
   }
 }
 
-// Three layouts on two kinds of rings that are walked, and the one that is chosen once more: each
-// forward and backward, on links as they are and on infinitely fast ones.
+// Three layouts on two kinds of rings that are walked, forward and backward; the one that is chosen
+// once more, and on infinitely fast links, too.
 TEST(PlanCostTest, EightThousandRanksStayWithinTwoSecondsAndAQuarterOfAGibibyte) {
   v1::JobSpec spec = LongJob(8192, 4194304);
-  const PlanCost cost = CostOf(spec, ThreeBillion(), 3, 7);
-  EXPECT_EQ(cost.rank_steps, int64_t{7} * 4 * 8192 * 8192);
-  EXPECT_LT(cost.seconds(), 2);
-  EXPECT_LT(cost.bytes, 256.0 * 1024 * 1024);
-  spec.mutable_attention()->set_pattern(v1::AttentionSpec::BLOCK_TOPK);
-  jobspec::ApplyDefaults(&spec);
-  EXPECT_LT(CostOf(spec, ThreeBillion(), 3, 7).bytes, 256.0 * 1024 * 1024);
+  EXPECT_EQ(CostOf(spec, ThreeBillion(), 3, 6).rank_steps, int64_t{2 * 6 + 4} * 8192 * 8192);
+  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
+                             v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
+    for (const uint64_t tokens : {4194304, 16777216}) {
+      for (const auto batching : {v1::DataSpec::PACKED, v1::DataSpec::SAMPLES}) {
+        SCOPED_TRACE(testing::Message() << pattern << ", " << tokens << ", " << batching);
+        spec = LongJob(8192, tokens);
+        spec.mutable_attention()->set_pattern(pattern);
+        spec.mutable_attention()->add_dense_layers(3);
+        spec.mutable_data()->set_batching(batching);
+        jobspec::ApplyDefaults(&spec);
+        spec.mutable_attention()->set_topk_blocks(65536);
+        const PlanCost cost = CostOf(spec, ThreeBillion(), 3, 6);
+        EXPECT_LT(cost.seconds(), 2);
+        EXPECT_LT(cost.bytes, 256.0 * 1024 * 1024);
+      }
+    }
+  }
 }
 
 TEST(PlanCostTest, PlansBeyondTheLimitsAreRefusedByName) {
@@ -321,9 +396,10 @@ TEST(MakePlanTest, AResumedAttemptKeepsWhatDecidesTheOrderOfSums) {
 TEST(MakePlanTest, EveryPatternIsPredicted) {
   v1::JobSpec spec = LongJob(4, 131072);
   double dense_seconds = 0;
-  for (const auto pattern : {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
-                             v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
-                             v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA}) {
+  for (const auto pattern :
+       {v1::AttentionSpec::DENSE, v1::AttentionSpec::SLIDING_WINDOW,
+        v1::AttentionSpec::VERTICAL_SLASH, v1::AttentionSpec::BLOCK_TOPK,
+        v1::AttentionSpec::XATTENTION, v1::AttentionSpec::MOBA, v1::AttentionSpec::KEY_GROUPS}) {
     spec.mutable_attention()->set_pattern(pattern);
     jobspec::ApplyDefaults(&spec);
     const auto plan = Plan(spec, Gpus(1, 4));

@@ -1,7 +1,7 @@
 // index_bench [--csv FILE] [--commit NAME]: the vertical-slash index of one layer on one rank, step
 // by step and all in, without the reductions between ranks; and the lists of tiles that are chosen
 // from block scores: gate of means (MoBA), exact block mass (AdaSpa), CSR both ways; and of
-// antidiagonals (XAttention) and by each query (MoBA).
+// antidiagonals (XAttention) and by each query (MoBA); and groups of 8 keys by their best pairs.
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -16,6 +16,7 @@
 #include "kernels/index/estimate.h"
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/key_groups.h"
 #include "kernels/index/gates/query_gate.h"
 #include "kernels/index/select.h"
 #include "kernels/index/visited_share.h"
@@ -311,6 +312,37 @@ void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
   add("query_gate_lists_", [&] { lists.Build(chosen, layout, heads, kTile, block_size); });
 }
 
+// What a rank of a striped sequence chooses of groups of keys that have been gathered.
+void BenchKeyGroups(const Shape& shape, float density, Report& report) {
+  constexpr int kTile = 64;
+  const int64_t n = shape.local_tokens, tokens = n * shape.ranks, tiles = n / kTile;
+  const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
+  auto q = RandomTensor(n * heads * dim), k = RandomTensor(tokens * kv_heads * dim);
+  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
+                                                   dim};
+  const TokenMajor<const __nv_bfloat16> keys = {
+      k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim};
+  const int capacity = MostGroups(density, tokens - kTile, 0);
+  const DeviceBuffer<int32_t> groups(heads * tiles * capacity),
+      bounds((shape.ranks + 1) * heads * tiles);
+  const KeyGroupGateStep step = {.query_layout = {.kind = LayoutKind::kStriped,
+                                                  .ranks = shape.ranks,
+                                                  .rank = 0,
+                                                  .stripe = kTile,
+                                                  .tokens = tokens},
+                                 .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                                 .density = density,
+                                 .capacity = capacity,
+                                 .groups = groups.data(),
+                                 .bounds = bounds.data()};
+  const DeviceBuffer<char> workspace(
+      static_cast<int64_t>(index::KeyGroupWorkspaceBytes(queries, step)));
+  const double ms = MedianMs(
+      [&] { Check(index::ChooseKeyGroups(queries, keys, step, workspace.data(), nullptr)); }, 5);
+  AddStep(shape, absl::StrCat("key_groups_", density).c_str(), n, ms,
+          groups.Bytes() + bounds.Bytes(), workspace.Bytes(), report);
+}
+
 }  // namespace
 }  // namespace ringleader::kernels::bench
 
@@ -338,6 +370,9 @@ int main(int argc, char** argv) {
   for (const int stride : {16, 32, 64}) {
     ringleader::kernels::bench::BenchAntidiagonals({131072, 1, 16, 2, 128, 0}, stride, report);
     ringleader::kernels::bench::BenchAntidiagonals({131072, 2, 16, 2, 128, 0}, stride, report);
+  }
+  for (const float density : {0.05f, 0.1f}) {
+    ringleader::kernels::bench::BenchKeyGroups({131072, 1, 16, 2, 128, 0}, density, report);
   }
   return 0;
 }

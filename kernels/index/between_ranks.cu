@@ -208,6 +208,16 @@ __global__ void CountListedKernel(const int32_t* row_offsets, int64_t offsets, i
   *tiles += row_offsets[offsets - 1];
 }
 
+__global__ void CountGroupsKernel(KeyGroups groups, int64_t rows, unsigned long long* tiles) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int of_row =
+      row < rows ? TilesOfGroups(groups.ends[row]) - TilesOfGroups(groups.begins[row]) : 0;
+  const int of_warp = __reduce_add_sync(~0u, of_row);
+  if (threadIdx.x % 32 == 0 && of_warp > 0) {
+    atomicAdd(tiles, static_cast<unsigned long long>(of_warp));
+  }
+}
+
 // A block a tile of the sequence, in the order of ranks.
 __global__ void OrderTileSumsKernel(const float* gathered, ShardLayout layout, int32_t tile,
                                     int64_t row, float* ordered) {
@@ -246,6 +256,13 @@ absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* t
                          cudaStream_t stream) {
   CountListedKernel<<<1, 1, 0, stream>>>(row_offsets, offsets, tiles);
   return Launched("CountListed");
+}
+
+absl::Status CountGroups(const KeyGroups& groups, int64_t rows, int64_t* tiles,
+                         cudaStream_t stream) {
+  CountGroupsKernel<<<Blocks(rows), kThreads, 0, stream>>>(
+      groups, rows, reinterpret_cast<unsigned long long*>(tiles));
+  return Launched("CountGroups");
 }
 
 absl::Status OrderTileSums(const float* gathered, const ShardLayout& layout, int32_t tile,

@@ -63,6 +63,10 @@ absl::Status CountSelection(const CountSelectionArgs& args, cudaStream_t stream)
 absl::Status CountListed(const int32_t* row_offsets, int64_t offsets, int64_t* tiles,
                          cudaStream_t stream);
 
+// *tiles += TilesOfGroups of one owner's groups, in `rows` rows.
+absl::Status CountGroups(const KeyGroups& groups, int64_t rows, int64_t* tiles,
+                         cudaStream_t stream);
+
 // Sums of local tiles of all ranks, [ranks, local_tiles, row], to the order of the sequence.
 absl::Status OrderTileSums(const float* gathered, const ShardLayout& layout, int32_t tile,
                            int64_t row, float* ordered, cudaStream_t stream);

@@ -1,10 +1,11 @@
 // What patterns ask of a device when they build an index. A pattern (patterns/vertical_slash.cc,
-// patterns/block_topk.cc, patterns/xattention.cc) owns the numbers, the order of the steps and what
+// patterns/block_topk.cc, patterns/key_groups.cc) owns the numbers, the order of the steps and what
 // ranks exchange; a device owns the arithmetic. Everything that ranks merge is an integer sum, a
 // maximum or a concatenation in rank order, so that an index is the same on any number of ranks.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "patterns/index/device_array.h"
@@ -35,6 +36,8 @@ class IndexDevice {
 
   // The host may read and write it on the CPU engine, where it starts as zeros.
   virtual DeviceMemory Allocate(int64_t bytes) = 0;
+  // `bytes` of the host's memory, which may change afterwards.
+  virtual DeviceMemory Upload(const void* values, int64_t bytes) = 0;
   virtual int64_t element_bytes() const = 0;  // of q and k
 
   // Between the ranks, on the control channel, in rank order. Not called with one rank.
@@ -62,6 +65,13 @@ class IndexDevice {
 template <typename T>
 DeviceArray<T> AllocateArray(IndexDevice& device, int64_t size) {
   return {.memory = device.Allocate(size * static_cast<int64_t>(sizeof(T))), .size = size};
+}
+
+template <typename T>
+DeviceArray<T> UploadArray(IndexDevice& device, const std::vector<T>& values) {
+  const auto size = static_cast<int64_t>(values.size());
+  return {.memory = device.Upload(values.data(), size * static_cast<int64_t>(sizeof(T))),
+          .size = size};
 }
 
 }  // namespace ringleader::patterns

@@ -8,14 +8,15 @@
 
 #include "patterns/index/device_array.h"
 #include "patterns/index/sequence_documents.h"
+#include "ring/band_tiles.h"
 #include "ringleader/kernels/attention.h"
 
 namespace ringleader::patterns {
 
 // Tiles of `query`'s queries and `key`'s keys that one head visits; the selection's document_starts
 // are in the host's memory.
-using TileCount = int64_t (*)(const kernels::TileSelection& tiles,
-                              const kernels::ShardLayout& query, const kernels::ShardLayout& key);
+using TileCount = int64_t (*)(const kernels::TileSelection& tiles, const ring::Shard& query,
+                              const ring::Shard& key);
 
 struct LayerIndex {
   // PatternDefinition's: null where the tiles are chosen online.
@@ -41,13 +42,18 @@ struct LayerIndex {
   int32_t block_size = 0;
   int32_t kept_blocks = 0;  // of a query tile, at most
 
+  // Groups of keys beside the tiles of the block diagonals: KeyGroupGateStep's.
+  DeviceArray<int32_t> groups;        // [heads, query tiles, group_capacity]
+  DeviceArray<int32_t> group_bounds;  // [ranks + 1, heads, query tiles]
+  int32_t group_capacity = 0;
+
   std::shared_ptr<const DeviceDocuments> documents;  // null: one
 
   bool has_columns() const { return max_columns > 0; }
   const int32_t* document_starts() const {
     return documents == nullptr ? nullptr : documents->local_starts.data();
   }
-  // Without the lists of kCsr, which are one owner's.
+  // Without what is one owner's: the lists of kCsr, and groups.
   kernels::TileSelection Tiles() const {
     return {.pattern = pattern,
             .tile = tile,
@@ -56,6 +62,15 @@ struct LayerIndex {
             .diagonal_words = diagonal_words,
             .choice = {.chosen = queries_chosen.data(), .block_size = block_size},
             .document_starts = document_starts()};
+  }
+  // One owner's.
+  kernels::KeyGroups GroupsOf(const kernels::ShardLayout& owner) const {
+    if (groups.data() == nullptr) return {};
+    const int64_t rows = group_bounds.size / (owner.ranks + 1);
+    return {.groups = groups.data(),
+            .begins = group_bounds.data() + owner.rank * rows,
+            .ends = group_bounds.data() + (owner.rank + 1) * rows,
+            .capacity = group_capacity};
   }
   kernels::ColumnSelection Columns() const {
     return {.positions = column_positions.data(),

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <numbers>
 #include <numeric>
+#include <optional>
 #include <set>
 
+#include "absl/strings/str_format.h"
+#include "balance/document_dealing.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/attention_spec.h"
@@ -50,26 +53,43 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
 }
 
 std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
-  if (spec.data().batching() != v1::DataSpec::SAMPLES) return {};
-  constexpr int kMostLengths = 16;
+  const bool weighs = spec.data().batching() == v1::DataSpec::SAMPLES ||
+                      jobspec::IsByDocuments(spec.parallelism().layout());
+  if (!weighs) return {};
+  // Each costs a walk of the ring, and what its heads list.
+  const uint32_t ranks = spec.parallelism().context();
+  const int most_lengths = ranks <= kManyRanks ? 16 : ranks <= 16 * kManyRanks ? 4 : 2;
+  const double apart = ranks <= kManyRanks ? std::numbers::sqrt2 : 2;
   // Whatever the layout.
   const int64_t multiple = int64_t{spec.parallelism().context()} *
                            std::max(2 * spec.attention().tile(), spec.parallelism().stripe());
   const auto longest = static_cast<int64_t>(spec.data().sequence_length());
   std::set<uint64_t> lengths;
   auto length = static_cast<double>(longest);
-  for (int i = 0; i < kMostLengths; ++i, length /= std::numbers::sqrt2) {
+  for (int i = 0; i < most_lengths; ++i, length /= apart) {
     const int64_t whole = (static_cast<int64_t>(length) + multiple - 1) / multiple * multiple;
     lengths.insert(std::min(whole, longest));
   }
   return {lengths.begin(), lengths.end()};
 }
 
+// A sequence's documents, and where they lie.
+struct Pricer::Documents {
+  std::vector<int64_t> tokens;
+  std::vector<std::optional<int>> holders;  // nullopt: spread over all ranks
+  double imbalance = 1;                     // of predicted times
+  std::vector<int64_t> spread_tokens;       // [rank]: of spread documents
+
+  // Tiles that each rank visits of each one's keys, `heads` together.
+  ring::TileLoads Loads(const patterns::AttentionOptions& attention, int ranks, double heads) const;
+};
+
 // A plan's part in what is computed.
 struct Pricer::Setting {
   patterns::AttentionOptions attention;
   ring::RingShape ring;
   Layout layout;
+  Documents documents = {};  // none: a sequence is one
 
   int64_t Blocks(uint64_t tokens) const {
     return (static_cast<int64_t>(tokens) + attention.tile - 1) / attention.tile;
@@ -81,6 +101,92 @@ struct Pricer::Setting {
   }
 };
 
+ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& attention, int ranks,
+                                         double heads) const {
+  ring::TileLoads loads(ranks);
+  const auto triangle = [](int64_t blocks) {
+    return static_cast<double>(blocks * (blocks + 1) / 2);
+  };
+  double spread = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
+    const double tiles = heads * triangle(blocks);
+    if (holders[i].has_value()) {
+      loads.AddRing(*holders[i], *holders[i], tiles);
+      continue;
+    }
+    spread += tiles;
+    // Dealt in stripes by itself, with the tiles that it has.
+    kernels::ShardLayout shards = patterns::LayoutOf(attention, ranks, 0, 0);
+    const int64_t multiple = int64_t{ranks} * shards.stripe / attention.tile;
+    const int64_t whole = (blocks + multiple - 1) / multiple * multiple;
+    shards.tokens = whole * attention.tile;
+    loads.AddHead(patterns::Band(whole, whole), shards, attention.tile, tiles / triangle(whole));
+  }
+  // Ranks that hold more of them do more.
+  const auto all =
+      static_cast<double>(std::accumulate(spread_tokens.begin(), spread_tokens.end(), int64_t{0}));
+  for (int rank = 0; rank < ranks && all > 0; ++rank) {
+    const double share = static_cast<double>(spread_tokens[rank]) / all;
+    loads.AddRing(rank, rank, spread * (share - 1.0 / ranks));
+  }
+  return loads;
+}
+
+absl::StatusOr<Pricer::Documents> Pricer::DocumentsOf(const v1::StepPlan& plan,
+                                                      const Setting& setting) const {
+  const std::vector<int64_t>& lengths = hints_.document_tokens;
+  const bool in_stripes = plan.layout() == v1::ParallelismSpec::STRIPED ||
+                          plan.layout() == v1::ParallelismSpec::DOCUMENTS;
+  Documents documents;
+  if (lengths.empty() || !in_stripes) return documents;
+  const auto whole = static_cast<int64_t>(spec_.data().sequence_length());
+  int64_t left = whole;
+  for (size_t i = 0; left > 0; ++i) {
+    documents.tokens.push_back(std::min(left, lengths[i % lengths.size()]));
+    left -= documents.tokens.back();
+  }
+  const int ranks = setting.ring.ranks();
+  documents.holders.resize(documents.tokens.size());
+  documents.spread_tokens.assign(ranks, whole / ranks);
+  if (!jobspec::IsByDocuments(plan.layout())) return documents;
+  std::vector<balance::SampleWeight> rows;
+  for (const v1::SampleWeight& row : plan.sample_weights()) {
+    rows.push_back({.tokens = row.tokens(), .milliseconds = row.milliseconds()});
+  }
+  ASSIGN_OR_RETURN(const auto weights, balance::SampleWeights::Create(std::move(rows)));
+  balance::DocumentDealing dealing =
+      balance::DealDocuments(documents.tokens, ranks,
+                             plan.stripe() != 0 ? plan.stripe() : setting.attention.tile, weights);
+  for (size_t i = 0; i < documents.tokens.size(); ++i) {
+    const std::optional<int>& holder = dealing.holders[i];
+    if (holder.has_value()) documents.spread_tokens[*holder] -= documents.tokens[i];
+  }
+  documents.holders = std::move(dealing.holders);
+  documents.imbalance = dealing.imbalance;
+  return documents;
+}
+
+absl::StatusOr<std::string> Pricer::ReasonByDocuments(const v1::StepPlan& plan) const {
+  ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
+  const Documents& documents = setting.documents;
+  if (documents.tokens.empty()) {
+    return "lengths of documents are not known here: a sequence is priced as one document, all of "
+           "whose keys travel (ringctl plan --documents)";
+  }
+  int64_t spread = 0, spread_tokens = 0;
+  for (size_t i = 0; i < documents.tokens.size(); ++i) {
+    if (documents.holders[i].has_value()) continue;
+    ++spread;
+    spread_tokens += documents.tokens[i];
+  }
+  return absl::StrFormat(
+      "of a sequence's %d documents %d are spread over all ranks (%d of %d tokens), the others lie "
+      "whole on one rank: predicted times are even to %.3fx",
+      documents.tokens.size(), spread, spread_tokens, spec_.data().sequence_length(),
+      documents.imbalance);
+}
+
 absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) const {
   Setting setting;
   ASSIGN_OR_RETURN(setting.attention, jobspec::AttentionOptionsOf(spec_.attention()));
@@ -89,6 +195,7 @@ absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) cons
   setting.ring.outer = static_cast<int>(plan.ring().outer());
   ASSIGN_OR_RETURN(setting.ring.kind, jobspec::RingOf(plan.ring().kind()));
   RETURN_IF_ERROR(ring::ForwardSchedule(setting.ring, 0).status());
+  ASSIGN_OR_RETURN(setting.documents, DocumentsOf(plan, setting));
   return setting;
 }
 
@@ -107,8 +214,13 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
     shards.tokens = blocks * attention.tile;  // whole tiles
     Layers layers = {
         .are_dense = dense, .count = count, .loads = ring::TileLoads(setting.ring.ranks())};
-    for (const ring::HeadPattern& head : heads) {
-      layers.loads.AddHead(head, shards, attention.tile, weight);
+    if (!setting.documents.tokens.empty()) {
+      layers.loads = setting.documents.Loads(attention, setting.ring.ranks(),
+                                             static_cast<double>(model_.heads));
+    } else {
+      for (const ring::HeadPattern& head : heads) {
+        layers.loads.AddHead(head, shards, attention.tile, weight);
+      }
     }
     const std::vector<double> totals = layers.loads.RankTotals();
     layers.tiles = std::accumulate(totals.begin(), totals.end(), 0.0);
@@ -150,11 +262,15 @@ absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Settin
 
 absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
                                                    const CostModel& cost_model, uint64_t tokens,
-                                                   double sequences) {
+                                                   double sequences, bool find_exposed) {
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
   const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
-  const double kv = local_tokens * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
+  const std::vector<int64_t>& spread_tokens = setting.documents.spread_tokens;
+  const double travelling = spread_tokens.empty()
+                                ? local_tokens
+                                : static_cast<double>(*std::ranges::max_element(spread_tokens));
+  const double kv = travelling * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
   RingSetup ring = {.shape = setting.ring,
                     .group = GroupOf(cluster_, setting.ring.ranks()),
                     .intra_node = cluster_.intra_node,
@@ -171,6 +287,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   for (const Layers& alike : *alike_layers) {
     const double index =
         alike.are_dense ? 0 : cost_model.Seconds(Phase::kIndex, {.rows = local_tokens, .calls = 1});
+    const RingSimulator simulator(setting.ring, alike.loads);
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
       ring.gradient_bytes = backward ? kv * 4 : 0;
@@ -182,7 +299,7 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
       // index.
       if (cuda && backward) step.lead = mlp_backward;
       if (cuda && !backward && setting.ring.kind != ring::RingKind::kFlat) step.lead = index;
-      const RingTimes times = SimulateRing(ring, alike.loads, step);
+      const RingTimes times = simulator.Play(ring, step, find_exposed);
       sum.seconds += alike.count * (times.seconds - step.lead);
       sum.busy_seconds += alike.count * (times.busy_seconds - step.lead);
       sum.transfer_seconds += alike.count * times.transfer_seconds;
@@ -215,28 +332,54 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
 }
 
 absl::Status Pricer::WeighSamples(const CostModel& cost_model, v1::StepPlan* plan) {
-  ASSIGN_OR_RETURN(const Setting setting, SettingOf(*plan));
+  const bool by_documents = jobspec::IsByDocuments(plan->layout());
+  v1::StepPlan weighed = *plan;
+  if (by_documents) {
+    weighed.set_layout(v1::ParallelismSpec::CONTIGUOUS);
+    weighed.set_stripe(0);
+    weighed.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
+    weighed.mutable_ring()->set_inner(1);
+    weighed.mutable_ring()->set_outer(1);
+  }
+  Pricer alone(spec_, model_, cluster_, hints_);  // of a ring of one
+  Pricer& pricer = by_documents ? alone : *this;
+  ASSIGN_OR_RETURN(const Setting setting, pricer.SettingOf(weighed));
   const double optimizer = OptimizerSeconds(model_, cost_model);
   plan->clear_sample_weights();
   double milliseconds = 0;
+  pricer.layouts_ = {setting.layout};
   for (const uint64_t length : WeighedLengths(spec_)) {
-    ASSIGN_OR_RETURN(const v1::Prediction alone, PriceLength(setting, cost_model, length, 1));
+    ASSIGN_OR_RETURN(const v1::Prediction of_one,
+                     pricer.PriceLength(setting, cost_model, length, 1, false));
     // Sampled patterns vary; weights ascend.
-    milliseconds = std::max(milliseconds, 1e3 * (alone.step_seconds() - optimizer));
+    milliseconds = std::max(milliseconds, 1e3 * (of_one.step_seconds() - optimizer));
     v1::SampleWeight* const row = plan->add_sample_weights();
     row->set_tokens(length);
     row->set_milliseconds(milliseconds);
+    if (length != spec_.data().sequence_length()) pricer.layers_.erase({length, setting.layout});
   }
+  if (by_documents) rank_steps_ += alone.rank_steps_;
   return absl::OkStatus();
 }
 
 absl::StatusOr<v1::Prediction> Pricer::Price(const v1::StepPlan& plan,
                                              const CostModel& cost_model) {
+  return PriceStep(plan, cost_model, true);
+}
+
+absl::StatusOr<v1::Prediction> Pricer::Compare(const v1::StepPlan& plan,
+                                               const CostModel& cost_model) {
+  return PriceStep(plan, cost_model, false);
+}
+
+absl::StatusOr<v1::Prediction> Pricer::PriceStep(const v1::StepPlan& plan,
+                                                 const CostModel& cost_model, bool find_exposed) {
   ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
   const double batch = static_cast<double>(spec_.training().global_batch());
   const uint64_t tokens = spec_.data().sequence_length();
-  ASSIGN_OR_RETURN(v1::Prediction prediction,
-                   PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data()));
+  ASSIGN_OR_RETURN(
+      v1::Prediction prediction,
+      PriceLength(setting, cost_model, tokens, batch / spec_.parallelism().data(), find_exposed));
   prediction.set_tokens_per_second(static_cast<double>(tokens) * batch / prediction.step_seconds());
   prediction.set_model_flops(batch *
                              ModelFlops(model_, static_cast<double>(tokens), prediction.density()));

@@ -16,7 +16,10 @@ using ring::RingLink;
 using ring::RingSchedule;
 using ring::RingStep;
 
-using Times = std::vector<double>;  // by rank, in some Order
+// Rounding grows with a walk's steps. Walks of few ranks go in double precision; those of many,
+// which are as good with a millionth of a step more or less, take half the time in single
+// precision.
+constexpr int kManyRanks = 256;
 
 double Transfer(const Link& link, double bytes) {
   if (link.bytes_per_second <= 0) return 0;  // infinitely fast
@@ -36,24 +39,28 @@ bool Gathers(const RingSetup& setup) {
 // The loops over ranks that nearly all of a plan's time goes to, as plain as a compiler wants them.
 
 // times = max(times, floor) + add
-void RaiseAndAdd(double* __restrict times, const double* __restrict floor, double add, int count) {
+template <typename Time>
+void RaiseAndAdd(Time* __restrict times, const Time* __restrict floor, Time add, int count) {
   for (int i = 0; i < count; ++i) times[i] = std::max(times[i], floor[i]) + add;
 }
-void RaiseAndAdd(double* __restrict times, const double* __restrict floor, double add,
-                 const double* __restrict more, int count) {
+template <typename Time>
+void RaiseAndAdd(Time* __restrict times, const Time* __restrict floor, Time add,
+                 const Time* __restrict more, int count) {
   for (int i = 0; i < count; ++i) times[i] = std::max(times[i], floor[i]) + (add + more[i]);
 }
-void Raise(double* __restrict times, const double* __restrict floor, int count) {
+template <typename Time>
+void Raise(Time* __restrict times, const Time* __restrict floor, int count) {
   for (int i = 0; i < count; ++i) times[i] = std::max(times[i], floor[i]);
 }
 // latest = max(a, b)
-void Later(double* __restrict latest, const double* __restrict a, const double* __restrict b,
-           int count) {
+template <typename Time>
+void Later(Time* __restrict latest, const Time* __restrict a, const Time* __restrict b, int count) {
   for (int i = 0; i < count; ++i) latest[i] = std::max(a[i], b[i]);
 }
 // arrived = max(mine, theirs) + travel
-void Arrive(double* __restrict arrived, const double* __restrict mine,
-            const double* __restrict theirs, const double* __restrict travel, int count) {
+template <typename Time>
+void Arrive(Time* __restrict arrived, const Time* __restrict mine, const Time* __restrict theirs,
+            const Time* __restrict travel, int count) {
   for (int i = 0; i < count; ++i) arrived[i] = std::max(mine[i], theirs[i]) + travel[i];
 }
 
@@ -96,13 +103,15 @@ struct Order {
 };
 
 // Walks a schedule on all ranks. What lies in a slot is there, on each rank, from a time on.
+template <typename Time>
 class Player {
  public:
   Player(const RingSetup& setup, const RingSchedule& schedule, const ring::TileLoads& loads,
-         const StepSeconds& seconds)
+         const ListedMeetings& listed, const StepSeconds& seconds)
       : setup_(setup),
         schedule_(schedule),
         loads_(loads),
+        listed_(listed),
         seconds_(seconds),
         ranks_(loads.ranks()),
         order_(setup.shape),
@@ -112,9 +121,9 @@ class Player {
         keys_there_(schedule.kv_slots, Times(ranks_)),
         gradients_there_(schedule.grad_slots, Times(ranks_)) {
     for (int rank = 0; rank < ranks_; ++rank) {
-      done_[order_.Index(rank)] = seconds.lead + loads.columns(rank) * seconds.per_tile;
+      done_[order_.Index(rank)] =
+          static_cast<Time>(seconds.lead + loads.columns(rank) * seconds.per_tile);
     }
-    ListBySteps();
     if (loads.is_mirrored()) ListMirrored();
   }
 
@@ -126,35 +135,30 @@ class Player {
       for (const RingHop& hop : step.kv_hops) MoveKeys(hop, done_);
       Compute(t);
       for (const GradAction& action : step.grad_actions) Follow(action);
+      if (t % kStepsOfAnEpoch == kStepsOfAnEpoch - 1) BeginEpoch();
     }
-    return *std::max_element(done_.begin(), done_.end());
+    return epoch_ + *std::max_element(done_.begin(), done_.end());
   }
 
  private:
+  using Times = std::vector<Time>;  // by rank, in some Order
+
   // How long keys and gradients travel to each receiving rank.
   struct Route {
     Times kv_seconds;
     Times gradient_seconds;
   };
 
-  // What is listed by pairs, by the step in which they meet.
-  void ListBySteps() {
-    if (loads_.listed().empty()) return;
-    std::vector<int> step_of(ranks_);  // by what rank 0's schedule names
-    for (size_t t = 0; t < schedule_.steps.size(); ++t) {
-      step_of[schedule_.steps[t].owner] = static_cast<int>(t);
-    }
-    const auto step = [&](const ring::ListedLoad& load) {
-      return step_of[ring::NamedByRankZero(setup_.shape, load.rank, load.owner)];
+  // Times count from an epoch that moves along, so that they stay short enough to be exact.
+  void BeginEpoch() {
+    const Time passed = *std::min_element(done_.begin(), done_.end());
+    epoch_ += passed;
+    const auto subtract = [passed](Times& times) {
+      for (Time& time : times) time -= passed;
     };
-    listed_begin_.assign(schedule_.steps.size() + 1, 0);
-    for (const ring::ListedLoad& load : loads_.listed()) ++listed_begin_[step(load) + 1];
-    std::partial_sum(listed_begin_.begin(), listed_begin_.end(), listed_begin_.begin());
-    std::vector<int64_t> next = listed_begin_;
-    listed_.resize(loads_.listed().size());
-    for (const ring::ListedLoad& load : loads_.listed()) {
-      listed_[next[step(load)]++] = {order_.Index(load.rank), load.tiles * seconds_.per_tile};
-    }
+    subtract(done_);
+    for (Times& times : keys_there_) subtract(times);
+    for (Times& times : gradients_there_) subtract(times);
   }
 
   // Along a run, the sum of a rank and the one that it names goes up by two columns at a time.
@@ -163,7 +167,8 @@ class Player {
       for (const int odd : {0, 1}) {
         Times& seconds = mirrored_.emplace_back();
         for (int columns = odd; columns < 2 * order_.columns - 1; columns += 2) {
-          seconds.push_back(loads_.mirrored(order_.Rank(rows, columns)) * seconds_.per_tile);
+          seconds.push_back(
+              static_cast<Time>(loads_.mirrored(order_.Rank(rows, columns)) * seconds_.per_tile));
         }
       }
     }
@@ -180,8 +185,9 @@ class Player {
       const int from = ring::NamedByRank(setup_.shape, rank, hop.from);
       const bool same_node = setup_.group.outer == 1 || rank / inner == from / inner;
       const Link& link = same_node ? setup_.intra_node : setup_.inter_node;
-      route.kv_seconds[order_.Index(rank)] = Transfer(link, setup_.kv_bytes);
-      route.gradient_seconds[order_.Index(rank)] = Transfer(link, setup_.gradient_bytes);
+      route.kv_seconds[order_.Index(rank)] = static_cast<Time>(Transfer(link, setup_.kv_bytes));
+      route.gradient_seconds[order_.Index(rank)] =
+          static_cast<Time>(Transfer(link, setup_.gradient_bytes));
     }
     return route;
   }
@@ -211,7 +217,8 @@ class Player {
     order_.VisitRuns(step.owner, [&](const Order::Place& at, const Order::Place& owner, int count) {
       const int first = order_.Index(at);
       const int apart = order_.Rank(at.row, at.column) - order_.Rank(owner.row, owner.column);
-      const double add = loads_.apart(apart) * seconds_.per_tile + seconds_.per_step;
+      const auto add =
+          static_cast<Time>(loads_.apart(apart) * seconds_.per_tile + seconds_.per_step);
       if (!loads_.is_mirrored()) {
         RaiseAndAdd(&done_[first], &keys[first], add, count);
         return;
@@ -220,9 +227,11 @@ class Player {
       const Times& mirrored = mirrored_[2 * (at.row + owner.row) + columns % 2];
       RaiseAndAdd(&done_[first], &keys[first], add, &mirrored[columns / 2], count);
     });
-    if (listed_.empty()) return;
-    for (int64_t i = listed_begin_[t]; i < listed_begin_[t + 1]; ++i) {
-      done_[listed_[i].index] += listed_[i].seconds;
+    if (listed_.begin.empty()) return;
+    const auto per_tile = static_cast<Time>(seconds_.per_tile);
+    for (int64_t i = listed_.begin[step.owner]; i < listed_.begin[step.owner + 1]; ++i) {
+      const ListedMeetings::Load& load = listed_.loads[i];
+      done_[load.place] += static_cast<Time>(load.tiles) * per_tile;
     }
   }
 
@@ -235,27 +244,42 @@ class Player {
          &gradients_there_[action.hop.receive_slot]);
   }
 
-  struct ListedSeconds {
-    int index = 0;
-    double seconds = 0;
-  };
+  static constexpr size_t kStepsOfAnEpoch = 64;
 
   const RingSetup& setup_;
   const RingSchedule& schedule_;
   const ring::TileLoads& loads_;
+  const ListedMeetings& listed_;
   const StepSeconds& seconds_;
   const int ranks_;
   const Order order_;
   const Times never_;  // zeros
   Times ready_;
-  Times done_;  // when each rank is done with the steps so far
+  Times done_;        // when each rank is done with the steps so far
+  double epoch_ = 0;  // from which times count
   std::map<RingLink, Route> routes_;
   std::vector<Times> keys_there_;       // by slot
   std::vector<Times> gradients_there_;  // by slot
-  std::vector<int64_t> listed_begin_;   // by step
-  std::vector<ListedSeconds> listed_;
-  std::vector<Times> mirrored_;  // [sum of rows][sum of columns is odd][sum of columns / 2]
+  std::vector<Times> mirrored_;         // [sum of rows][sum of columns is odd][sum of columns / 2]
 };
+
+ListedMeetings ListMeetings(const ring::RingShape& shape, const ring::TileLoads& loads) {
+  ListedMeetings listed;
+  if (loads.listed().empty() || shape.kind == RingKind::kAllGather) return listed;
+  const auto meeting = [&](const ring::ListedLoad& load) {
+    return ring::NamedByRankZero(shape, load.rank, load.owner);
+  };
+  listed.begin.assign(loads.ranks() + 1, 0);
+  for (const ring::ListedLoad& load : loads.listed()) ++listed.begin[meeting(load) + 1];
+  std::partial_sum(listed.begin.begin(), listed.begin.end(), listed.begin.begin());
+  std::vector<int64_t> next = listed.begin;
+  listed.loads.resize(loads.listed().size());
+  const Order order(shape);
+  for (const ring::ListedLoad& load : loads.listed()) {
+    listed.loads[next[meeting(load)]++] = {order.Index(load.rank), load.tiles};
+  }
+  return listed;
+}
 
 // Each rank fetches its share over the network, then nodes pass all of it around inside.
 double GatherSeconds(const RingSetup& setup, double bytes) {
@@ -314,23 +338,31 @@ int64_t RankStepsOf(const ring::RingShape& shape) {
   return shape.kind == RingKind::kAllGather ? 0 : 2 * ranks * ranks;
 }
 
-RingTimes SimulateRing(const RingSetup& setup, const ring::TileLoads& loads,
-                       const StepSeconds& seconds) {
+RingSimulator::RingSimulator(const ring::RingShape& shape, const ring::TileLoads& loads)
+    : shape_(shape),
+      loads_(loads),
+      totals_(loads.RankTotals()),
+      listed_(ListMeetings(shape, loads)) {}
+
+RingTimes RingSimulator::Play(const RingSetup& setup, const StepSeconds& seconds,
+                              bool find_exposed) const {
   const RingSchedule schedule = ScheduleOf(setup);
-  const std::vector<double> totals = loads.RankTotals();
-  const double most = *std::max_element(totals.begin(), totals.end());
+  const double most = *std::max_element(totals_.begin(), totals_.end());
   RingTimes times;
   times.busy_seconds = seconds.lead + most * seconds.per_tile +
                        static_cast<double>(schedule.steps.size()) * seconds.per_step;
   times.transfer_seconds = TransferSeconds(setup, schedule);
   const auto play = [&](const RingSetup& links) {
-    if (Gathers(links)) return PlayGather(links, loads, totals, seconds);
-    times.rank_steps += static_cast<int64_t>(schedule.steps.size()) * loads.ranks();
-    return Player(links, schedule, loads, seconds).Play();
+    if (Gathers(links)) return PlayGather(links, loads_, totals_, seconds);
+    times.rank_steps += static_cast<int64_t>(schedule.steps.size()) * loads_.ranks();
+    return loads_.ranks() > kManyRanks
+               ? Player<float>(links, schedule, loads_, listed_, seconds).Play()
+               : Player<double>(links, schedule, loads_, listed_, seconds).Play();
   };
+  times.seconds = play(setup);
+  if (!find_exposed) return times;
   RingSetup fast = setup;
   fast.intra_node = fast.inter_node = Link{};
-  times.seconds = play(setup);
   times.exposed_seconds = times.seconds - play(fast);
   return times;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "coordinator/planner/cost/shapes.h"
 #include "ring/ring_schedule.h"
@@ -28,22 +29,45 @@ struct StepSeconds {
   double lead = 0;
 };
 
+// What loads list by pairs of ranks, by the owner whom rank 0 meets when the pair does.
+struct ListedMeetings {
+  struct Load {
+    int place = 0;  // of the rank, in the order of the walk
+    double tiles = 0;
+  };
+  std::vector<int64_t> begin;  // [ranks + 1], or empty
+  std::vector<Load> loads;
+};
+
 struct RingTimes {
   double seconds = 0;           // until the last rank is done
   double busy_seconds = 0;      // computation of the busiest rank
   double transfer_seconds = 0;  // of one rank, hidden or not
-  double exposed_seconds = 0;   // what links of infinite speed would save
-  int64_t rank_steps = 0;       // ring steps of single ranks that were played to find out
+  double exposed_seconds = 0;  // what links of infinite speed would save; 0 unless it was asked for
+  int64_t rank_steps = 0;      // ring steps of single ranks that were played to find out
 };
 
-// `setup.shape` is one that ring::ForwardSchedule takes, of loads.ranks() ranks. Selected columns
-// need no ring: they are computed first, while the first transfers run. A transfer begins when both
-// ends have begun the step it belongs to and hold what it sends; gradients follow the computation
-// that they come from, and are added after the next.
-RingTimes SimulateRing(const RingSetup& setup, const ring::TileLoads& loads,
-                       const StepSeconds& seconds);
+// The loads, arranged once for all plays of one shape of ring.
+class RingSimulator {
+ public:
+  // `shape` is one that ring::ForwardSchedule takes, of loads.ranks() ranks. `loads` must outlive
+  // the simulator.
+  RingSimulator(const ring::RingShape& shape, const ring::TileLoads& loads);
 
-// RingTimes::rank_steps, beforehand.
+  // `setup` has the simulator's shape. Selected columns need no ring: they are computed first,
+  // while the first transfers run. A transfer begins when both ends have begun the step it belongs
+  // to and hold what it sends; gradients follow the computation that they come from, and are added
+  // after the next. `find_exposed` takes as long again.
+  RingTimes Play(const RingSetup& setup, const StepSeconds& seconds, bool find_exposed) const;
+
+ private:
+  const ring::RingShape shape_;
+  const ring::TileLoads& loads_;
+  const std::vector<double> totals_;  // of each rank
+  ListedMeetings listed_;
+};
+
+// What forward and backward add to RingTimes::rank_steps, without what is exposed.
 int64_t RankStepsOf(const ring::RingShape& shape);
 
 }  // namespace ringleader::planner

@@ -40,11 +40,16 @@ RingSetup WithLinks(RingSetup setup, double inside, double between) {
   return setup;
 }
 
+// A tile takes a second.
+RingTimes Simulate(const RingSetup& setup, const ring::TileLoads& loads) {
+  return RingSimulator(setup.shape, loads).Play(setup, {.per_tile = 1}, true);
+}
+
 // One setup, even steps of 1 s.
 RingTimes Play(const RingSetup& setup, double outside = 0) {
   ring::TileLoads loads = Even(setup, 1.0);
   for (int rank = 0; rank < loads.ranks(); ++rank) loads.AddColumns(rank, outside);
-  return SimulateRing(setup, loads, {.per_tile = 1});
+  return Simulate(setup, loads);
 }
 
 RingSetup Backward(RingSetup setup) {
@@ -150,11 +155,43 @@ TEST(RingWalkTest, IsTheTrainersOwn) {
           for (int owner = 0; owner < loads.ranks(); ++owner)
             loads.AddRing(rank, owner, 2 * unit());
         }
-        EXPECT_NEAR(SimulateRing(setup, loads, {.per_tile = 1}).seconds,
-                    Trainers(setup, loads).Run(), 1e-6);
+        EXPECT_NEAR(Simulate(setup, loads).seconds, Trainers(setup, loads).Run(), 1e-6);
       }
     }
   }
+}
+
+// Many ranks are walked in single precision, which costs less than a millionth.
+TEST(RingWalkTest, OfManyRanksToo) {
+  std::mt19937 random(12);
+  const auto unit = [&] { return static_cast<double>(random() >> 8) * 0x1.0p-24; };
+  for (const RingKind kind : {RingKind::kFlat, RingKind::kHierarchical}) {
+    for (const double gradient_bytes : {0.0, 60.0}) {
+      RingSetup setup = WithLinks(Ring(kind, 4, 65), 100, 30);
+      setup.kv_bytes = 50;
+      setup.gradient_bytes = gradient_bytes;
+      ring::TileLoads loads(260);
+      for (int rank = 0; rank < loads.ranks(); ++rank) {
+        loads.AddColumns(rank, unit());
+        for (int owner = 0; owner < loads.ranks(); ++owner) loads.AddRing(rank, owner, 2 * unit());
+      }
+      const double expected = Trainers(setup, loads).Run();
+      EXPECT_NEAR(Simulate(setup, loads).seconds, expected, 1e-6 * expected);
+    }
+  }
+}
+
+TEST(RingWalkTest, WhatIsExposedIsFoundWhenItIsAskedFor) {
+  RingSetup setup = Ring(RingKind::kFlat, 4, 1);
+  setup.intra_node = {.bytes_per_second = 100, .latency_seconds = 0};
+  setup.kv_bytes = 130;
+  const ring::TileLoads loads = Even(setup, 1.0);
+  const RingSimulator simulator(setup.shape, loads);
+  const RingTimes whole = simulator.Play(setup, {.per_tile = 1}, true);
+  const RingTimes part = simulator.Play(setup, {.per_tile = 1}, false);
+  EXPECT_DOUBLE_EQ(part.seconds, whole.seconds);
+  EXPECT_DOUBLE_EQ(part.exposed_seconds, 0);
+  EXPECT_EQ(2 * part.rank_steps, whole.rank_steps);
 }
 
 // Seconds of transfer are those of the hops that a rank makes.
@@ -177,8 +214,7 @@ TEST(RingWalkTest, TransfersAreTheHops) {
         if (action.kind == GradAction::Kind::kHop) count(action.hop.link, 1);
       }
     }
-    EXPECT_NEAR(SimulateRing(setup, Even(setup, 1.0), {.per_tile = 1}).transfer_seconds, expected,
-                1e-9);
+    EXPECT_NEAR(Play(setup).transfer_seconds, expected, 1e-9);
   }
 }
 
@@ -187,7 +223,7 @@ TEST(RingSimulatorTest, WithoutTransfersEvenWorkTakesItsOwnTime) {
     const RingSetup setup = Ring(kind, 4, 2);
     ring::TileLoads loads = Even(setup, 0.5);
     for (int rank = 0; rank < 8; ++rank) loads.AddColumns(rank, 0.25);
-    const RingTimes times = SimulateRing(setup, loads, {.per_tile = 1});
+    const RingTimes times = Simulate(setup, loads);
     EXPECT_DOUBLE_EQ(times.seconds, 8 * 0.5 + 0.25);
     EXPECT_DOUBLE_EQ(times.busy_seconds, times.seconds);
     EXPECT_DOUBLE_EQ(times.exposed_seconds, 0);
@@ -297,7 +333,7 @@ TEST(RingSimulatorTest, UnevenStepsCostMoreThanTheirMean) {
   setup.kv_bytes = 1;
   ring::TileLoads hot(8);
   for (int r = 0; r < 8; ++r) hot.AddRing(r, 3, 8.0);  // one hot owner
-  EXPECT_GT(SimulateRing(setup, hot, {.per_tile = 1}).seconds, 8.0);
+  EXPECT_GT(Simulate(setup, hot).seconds, 8.0);
   EXPECT_DOUBLE_EQ(hot.StepImbalance(), 8.0);
   EXPECT_DOUBLE_EQ(Even(setup, 2.0).StepImbalance(), 1.0);
 }
@@ -306,7 +342,7 @@ TEST(RingSimulatorTest, OneRankNeedsNoRing) {
   const RingSetup setup = Ring(RingKind::kFlat, 1, 1);
   ring::TileLoads loads = Even(setup, 2.0);
   loads.AddColumns(0, 0.5);
-  EXPECT_DOUBLE_EQ(SimulateRing(setup, loads, {.per_tile = 1}).seconds, 2.5);
+  EXPECT_DOUBLE_EQ(Simulate(setup, loads).seconds, 2.5);
 }
 
 }  // namespace

@@ -23,6 +23,23 @@ const uint32_t* SeenBy(const TileSelection& tiles, const ShardLayout& query, int
          a * tiles.tile / 32;
 }
 
+// PairMask's bits of query tile `a` against keys [first, first + tile) of the owner; all where the
+// tile is the pattern's, which has no groups in it.
+uint32_t GroupsOf(const TileSelection& tiles, int64_t query_tiles, int head, int64_t a,
+                  int64_t first) {
+  const KeyGroups& groups = tiles.groups;
+  if (groups.groups == nullptr) return kAllGroups;
+  const int64_t row = head * query_tiles + a, begin = first / kGroupKeys;
+  const int32_t* const list = groups.groups + row * groups.capacity;
+  const int32_t* const end = list + groups.ends[row];
+  const int32_t* group = std::lower_bound(list + groups.begins[row], end, begin);
+  uint32_t bits = 0;
+  for (; group != end && *group < begin + kGroupTile / kGroupKeys; ++group) {
+    bits |= 1u << (*group - begin);
+  }
+  return bits == 0 ? kAllGroups : bits;
+}
+
 template <typename Args>
 PassInputs InputsOf(const Args& args, const TileLists& lists) {
   PassInputs in{.q = args.q,
@@ -40,13 +57,19 @@ PassInputs InputsOf(const Args& args, const TileLists& lists) {
     // The last row's document is the last to start: where it holds every key, all rows see them.
     if (starts != nullptr && starts[query.tokens() - 1] <= key.first) starts = nullptr;
     const uint32_t* const seen_by = SeenBy(args.tiles, args.query_layout, head, a, key.first);
-    if (starts == nullptr && seen_by == nullptr && band.Covers(query, key)) return {};
+    const uint32_t groups = GroupsOf(args.tiles, TileCount(args.q.tokens, args.tiles.tile), head, a,
+                                     b * args.tiles.tile);
+    if (starts == nullptr && seen_by == nullptr && groups == kAllGroups &&
+        band.Covers(query, key)) {
+      return {};
+    }
     return {.kind = PairMask::Kind::kBand,
             .band = band,
             .first_query = query.first,
             .first_key = key.first,
             .starts = starts,
-            .seen_by = seen_by};
+            .seen_by = seen_by,
+            .groups = groups};
   };
   return in;
 }

@@ -14,7 +14,8 @@
 
 namespace ringleader::kernels::reference {
 
-// `visited_tiles`, where not null, receives the number of tiles over all heads.
+// `visited_tiles`, where not null, receives the number of tiles over all heads, TilesOfGroups of
+// groups.
 absl::Status AttentionForward(Engine& engine, const AttentionForwardArgs<float>& args,
                               int64_t* visited_tiles = nullptr);
 

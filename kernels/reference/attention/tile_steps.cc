@@ -44,6 +44,10 @@ void Mask(const PairMask& mask, int begin, int rows, int keys, int columns, floa
     }
     std::fill(scores, scores + low, kNegativeInfinity);
     std::fill(scores + high, scores + columns, kNegativeInfinity);
+    if (mask.kind != PairMask::Kind::kBand || mask.groups == kAllGroups) continue;
+    for (int j = 0; j < keys; ++j) {
+      if ((mask.groups >> j / kGroupKeys & 1) == 0) scores[j] = kNegativeInfinity;
+    }
   }
 }
 

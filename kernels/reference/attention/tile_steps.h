@@ -26,6 +26,8 @@ struct KeyTile {
   const float* keys = nullptr;      // PackPanels; backward
 };
 
+inline constexpr uint32_t kAllGroups = ~0u;
+
 // Which pairs of a query tile and a key tile attend.
 struct PairMask {
   enum class Kind { kNone, kBand, kKeys } kind = Kind::kNone;
@@ -37,6 +39,8 @@ struct PairMask {
   const int32_t* starts = nullptr;
   // kBand, where queries chose blocks: bit i % 32 of word i / 32 says whether row i sees the tile.
   const uint32_t* seen_by = nullptr;
+  // kBand: bit j / kGroupKeys says whether the rows see key j.
+  uint32_t groups = kAllGroups;
   const float* bias = nullptr;  // kKeys: [padded keys], 0 or -infinity
   int rows = kMaxTile;          // kKeys: rows from here on see no key
 };

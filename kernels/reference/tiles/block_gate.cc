@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/reference/tiles/antidiagonal_gate.h"
+#include "kernels/reference/tiles/key_group_gate.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
 
@@ -189,16 +190,21 @@ struct Step {
     }
   }
   void operator()(const AntidiagonalGateStep& step) const {
-    TokenMajor<const float> keys = k;
-    if (step.keys != nullptr) {
-      keys = {static_cast<const float*>(step.keys),
-              step.query_layout.tokens,
-              k.heads,
-              k.head_dim,
-              int64_t{k.heads} * k.head_dim,
-              k.head_dim};
-    }
-    ChooseByAntidiagonals(engine, q, keys, step);
+    ChooseByAntidiagonals(engine, q, KeysOfSequence(step), step);
+  }
+  void operator()(const KeyGroupGateStep& step) const {
+    ChooseKeyGroups(engine, q, KeysOfSequence(step), step);
+  }
+
+  template <typename GateStep>
+  TokenMajor<const float> KeysOfSequence(const GateStep& step) const {
+    if (step.keys == nullptr) return k;
+    return {static_cast<const float*>(step.keys),
+            step.query_layout.tokens,
+            k.heads,
+            k.head_dim,
+            int64_t{k.heads} * k.head_dim,
+            k.head_dim};
   }
 };
 

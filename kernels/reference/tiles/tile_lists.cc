@@ -1,6 +1,7 @@
 #include "kernels/reference/tiles/tile_lists.h"
 
 #include <algorithm>
+#include <span>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -72,6 +73,49 @@ absl::Status CheckSelection(const TileSelection& tiles, int64_t blocks, int head
         "parts of a block; pattern is %d, tile %d",
         tiles.choice.block_size, static_cast<int>(tiles.pattern), tiles.tile));
   }
+  const KeyGroups& groups = tiles.groups;
+  if (groups.groups != nullptr &&
+      (tiles.pattern != TilePattern::kToeplitz || tiles.tile != kGroupTile)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("groups go with kToeplitz and tiles of %d; pattern is %d, tile %d",
+                        kGroupTile, static_cast<int>(tiles.pattern), tiles.tile));
+  }
+  if (groups.groups != nullptr && (groups.begins == nullptr || groups.ends == nullptr)) {
+    return absl::InvalidArgumentError("groups need begins and ends");
+  }
+  return absl::OkStatus();
+}
+
+// Adds the tiles that hold a group of row [head, query tile] to the end of `list`, where the
+// pattern's tiles of that row are from `begin` on. `query`: the positions of the tile's queries.
+absl::Status AddGroups(const KeyGroups& groups, int64_t row, const TileSpan& query,
+                       const ShardLayout& key, int64_t key_tokens, int64_t begin, TileList& list) {
+  const int32_t first = groups.begins[row], end = groups.ends[row];
+  if (first < 0 || end < first || end > groups.capacity) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("groups of row %d are from %d to %d; rows have room for %d", row, first,
+                        end, groups.capacity));
+  }
+  const auto own = std::ssize(list.columns);
+  for (int32_t i = first, last = -1; i < end; ++i) {
+    const int32_t group = groups.groups[row * groups.capacity + i];
+    const int64_t last_key = (int64_t{group} + 1) * kGroupKeys - 1;
+    if (group <= last || last_key >= key_tokens || key.Position(last_key) >= query.first) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "groups of row %d: %d is out of order or not before the tile's first query, at %d", row,
+          group, query.first));
+    }
+    last = group;
+    const auto b = static_cast<int32_t>(group / (kGroupTile / kGroupKeys));
+    const auto columns = std::span(list.columns).subspan(begin);
+    if (std::ssize(list.columns) > own && columns.back() == b) continue;
+    if (std::ranges::binary_search(columns.first(own - begin), b)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "groups of row %d: %d lies in a tile that the diagonals cover", row, group));
+    }
+    list.columns.push_back(b);
+  }
+  std::inplace_merge(list.columns.begin() + begin, list.columns.begin() + own, list.columns.end());
   return absl::OkStatus();
 }
 
@@ -128,7 +172,6 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
   const bool per_head =
       tiles.pattern == TilePattern::kToeplitz || tiles.pattern == TilePattern::kCsr;
   TileLists result;
-  result.heads_ = heads;
   result.lists_.resize(per_head ? heads : 1);
   for (size_t head = 0; head < result.lists_.size(); ++head) {
     TileList& list = result.lists_[head];
@@ -166,16 +209,18 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
           list.columns.push_back(static_cast<int32_t>(b));
         }
       }
+      const int64_t begin = list.row_offsets.back();
+      result.total_tiles_ += (per_head ? 1 : heads) * (std::ssize(list.columns) - begin);
+      if (tiles.groups.groups != nullptr) {
+        const int64_t row = static_cast<int64_t>(head) * query_tiles + a;
+        RETURN_IF_ERROR(AddGroups(tiles.groups, row, span, key, key_tokens, begin, list));
+        result.total_tiles_ +=
+            TilesOfGroups(tiles.groups.ends[row]) - TilesOfGroups(tiles.groups.begins[row]);
+      }
       list.row_offsets.push_back(static_cast<int64_t>(list.columns.size()));
     }
   }
   return result;
-}
-
-int64_t TileLists::TotalTiles() const {
-  int64_t tiles = 0;
-  for (const TileList& list : lists_) tiles += static_cast<int64_t>(list.columns.size());
-  return shared() ? tiles * heads_ : tiles;
 }
 
 }  // namespace ringleader::kernels::reference

@@ -63,19 +63,20 @@ TransposedTileList Transpose(const TileList& list, int64_t key_tiles);
 class TileLists {
  public:
   // INVALID_ARGUMENT where selection and layouts do not fit: tiles that are not whole blocks of the
-  // sequence, missing or unordered lists, wrong document starts. Tiles without a pair that attends
-  // are left out.
+  // sequence, missing or unordered lists, groups that are not before their queries or are visited
+  // already, wrong document starts. Tiles without a pair that attends are left out; those that hold
+  // a group are listed.
   static absl::StatusOr<TileLists> Build(const TileSelection& tiles, const ShardLayout& query,
                                          const ShardLayout& key, int64_t query_tokens,
                                          int64_t key_tokens, int heads);
 
   const TileList& OfHead(int head) const { return lists_[lists_.size() == 1 ? 0 : head]; }
   bool shared() const { return lists_.size() == 1; }
-  // The number of tiles of all heads.
-  int64_t TotalTiles() const;
+  // The number of tiles of all heads; of groups TilesOfGroups.
+  int64_t TotalTiles() const { return total_tiles_; }
 
  private:
-  int heads_ = 0;
+  int64_t total_tiles_ = 0;
   std::vector<TileList> lists_;
 };
 

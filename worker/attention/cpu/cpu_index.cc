@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "base/status_macros.h"
@@ -23,6 +24,12 @@ constexpr int kRecallStride = 8;
 
 DeviceMemory CpuCall::Allocate(int64_t bytes) {
   return {new char[bytes](), std::default_delete<char[]>()};
+}
+
+DeviceMemory CpuCall::Upload(const void* values, int64_t bytes) {
+  DeviceMemory memory = Allocate(bytes);
+  std::memcpy(memory.get(), values, bytes);
+  return memory;
 }
 
 absl::Status CpuCall::Sum(patterns::SumType type, void* values, int64_t count) {

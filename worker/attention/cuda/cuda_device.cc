@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,6 @@
 
 namespace ringleader::attention {
 
-using kernels::ShardLayout;
 using kernels::ops::Stream;
 using torch::Tensor;
 
@@ -26,17 +26,20 @@ constexpr std::array kGradientChannels = {comm::Channel::kGradKv, comm::Channel:
 
 template <typename T>
 DeviceArray<T> UploadArray(const std::vector<T>& values) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  Tensor pinned =
-      torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
-  std::copy(values.begin(), values.end(), static_cast<T*>(pinned.mutable_data_ptr()));
-  auto copy = std::make_shared<Tensor>(pinned.to(torch::kCUDA, /*non_blocking=*/true));
-  void* const data = copy->mutable_data_ptr();
-  return {.memory = DeviceMemory(std::move(copy), data),
+  return {.memory = UploadBytes(values.data(), static_cast<int64_t>(values.size() * sizeof(T))),
           .size = static_cast<int64_t>(values.size())};
 }
 
 }  // namespace
+
+DeviceMemory UploadBytes(const void* values, int64_t bytes) {
+  Tensor pinned =
+      torch::empty({bytes}, torch::TensorOptions().dtype(torch::kByte).pinned_memory(true));
+  std::memcpy(pinned.mutable_data_ptr(), values, bytes);
+  auto copy = std::make_shared<Tensor>(pinned.to(torch::kCUDA, /*non_blocking=*/true));
+  void* const data = copy->mutable_data_ptr();
+  return {std::move(copy), data};
+}
 
 absl::Status CudaAttentionDevice::Begin(double AttentionSeconds::*phase) {
   return stats_.timers().Begin(phase, Stream());
@@ -94,17 +97,17 @@ std::unique_ptr<DeviceSlots> CudaAttentionDevice::GradientSlots(const ring::Ring
                                        &stats_.timers(), memory);
 }
 
-int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ShardLayout& mine,
-                                         const ShardLayout& owner) {
+int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ring::Shard& mine,
+                                         const ring::Shard& owner) {
   if (band_documents_ != index.documents) {
     band_tiles_.clear();
     band_documents_ = index.documents;
   }
   const auto [known, inserted] =
-      band_tiles_.try_emplace({owner.rank, mine.tokens, index.window}, int64_t{0});
+      band_tiles_.try_emplace({owner.layout.rank, mine.layout.tokens, index.window}, int64_t{0});
   if (inserted) {
     kernels::TileSelection tiles = index.Tiles();
-    if (index.documents != nullptr) {
+    if (tiles.document_starts != nullptr) {
       tiles.document_starts = index.documents->host->local_starts.data();
     }
     known->second = index.count_tiles(tiles, mine, owner);

@@ -34,6 +34,10 @@ DeviceMemory CudaCall::Allocate(int64_t bytes) {
   return {std::move(tensor), data};
 }
 
+DeviceMemory CudaCall::Upload(const void* values, int64_t bytes) {
+  return UploadBytes(values, bytes);
+}
+
 absl::Status CudaCall::Sum(patterns::SumType type, void* values, int64_t count) {
   const ElementType element = type == patterns::SumType::kQueries ? ElementType::kBfloat16
                               : type == patterns::SumType::kInt32 ? ElementType::kInt32

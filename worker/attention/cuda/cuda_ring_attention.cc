@@ -1,10 +1,13 @@
 #include "worker/attention/cuda/cuda_ring_attention.h"
 
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/sm90/hopper.h"
+#include "patterns/pattern.h"
 #include "worker/attention/cuda/cuda_attention_call.h"
 
 namespace ringleader::attention {
@@ -46,6 +49,12 @@ absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
     const patterns::AttentionOptions& options, comm::DeviceCommunicator* communicator) {
   RETURN_IF_ERROR(kernels::ops::LoadTorchCuda());
   RETURN_IF_ERROR(kernels::sm90::CheckHopper());
+  const patterns::PatternDefinition* const pattern = patterns::FindDefinition(options.pattern);
+  if (options.deterministic && pattern != nullptr && !pattern->repeats_on_gpus) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "training.deterministic: does not go with attention.pattern: ", std::string(pattern->name),
+        " on GPUs"));
+  }
   return RingAttention::Create(
       options,
       std::make_unique<CudaTensorDevice>(

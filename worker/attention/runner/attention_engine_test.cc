@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/reference/testing/key_group_oracle.h"
 #include "kernels/reference/testing/masked_attention.h"
+#include "kernels/reference/testing/packed_documents.h"
 #include "ring/ring_schedule.h"
 #include "ring/tile_loads.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
@@ -188,6 +190,71 @@ TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
                                        head * (kTiles / 2) + j / (2 * kTile), i);
                           })),
             1e-5);
+}
+
+// Rows of the choice that ranks made are those of one rank, the fp64 oracle's, and what is attended
+// to.
+TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
+  using kernels::reference::testing::GroupsOfRow;
+  patterns::AttentionOptions options = {
+      .pattern = patterns::Pattern::kKeyGroups, .density = 0.1, .tile = kTile};
+  constexpr int64_t kTiles = kTokens / kTile;
+  for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
+    const std::vector<int32_t> starts =
+        documents.empty() ? std::vector<int32_t>()
+                          : kernels::reference::testing::DocumentStarts(kTokens, documents);
+    const kernels::reference::testing::KeyGroupOracle oracle(
+        std::as_const(q_).view(), std::as_const(k_).view(),
+        {.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)), .density = 0.1f}, starts);
+    const RankResult one = Run(options, 1, {}, documents)[0];
+    EXPECT_LT(one.stats.layers.at(1).density, 0.2);
+    EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
+    EXPECT_EQ(oracle.Complaint(one.index.groups, one.index.group_bounds, one.index.group_capacity,
+                               {.tokens = kTokens}, 1e-5),
+              "");
+    const auto kept = [](const RankResult& result, const ShardLayout& layout, int64_t row) {
+      std::string wrong;
+      const std::vector<int64_t> groups =
+          GroupsOfRow(result.index.groups, result.index.group_bounds, result.index.group_capacity,
+                      layout, kHeads * (layout.local_tokens() / kTile), row, &wrong);
+      EXPECT_EQ(wrong, "");
+      return groups;
+    };
+    std::vector<std::vector<int64_t>> rows;
+    for (int64_t row = 0; row < kHeads * kTiles; ++row) {
+      rows.push_back(kept(one, {.tokens = kTokens}, row));
+    }
+    EXPECT_LT(RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
+                              return (starts.empty() || j >= starts[i]) &&
+                                     (i / kTile == j / kTile ||
+                                      std::ranges::binary_search(rows[head * kTiles + i / kTile],
+                                                                 j / kernels::kGroupKeys));
+                            })),
+              1e-5);
+    for (const int ranks : {2, 4}) {
+      for (const LayoutKind kind :
+           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+        options.layout = kind;
+        options.ring.inner = ranks;
+        uint64_t tiles = 0;
+        const std::vector<RankResult> results = Run(options, ranks, {}, documents);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const ShardLayout layout{
+              .kind = kind, .ranks = ranks, .rank = rank, .stripe = kTile, .tokens = kTokens};
+          const int64_t local_tiles = kTiles / ranks;
+          for (int64_t row = 0; row < kHeads * local_tiles; ++row) {
+            ASSERT_EQ(kept(results[rank], layout, row),
+                      rows[row / local_tiles * kTiles +
+                           layout.Position(row % local_tiles * kTile) / kTile]);
+          }
+          tiles += results[rank].stats.layers.at(1).TotalTiles();
+        }
+        EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
+      }
+    }
+    options.layout = LayoutKind::kStriped;
+    options.ring.inner = 1;
+  }
 }
 
 // Four queries for twenty documents of 90 tokens and what is left: those without a query are kept

@@ -165,6 +165,23 @@ TEST_P(CudaRanksTest, Moba) {
       {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64});
 }
 
+patterns::AttentionOptions KeyGroups() {
+  return {.pattern = patterns::Pattern::kKeyGroups, .density = 0.3, .tile = 64};
+}
+
+TEST_P(CudaRanksTest, KeyGroups) {
+  ExpectSameAsOneRank("key groups", KeyGroups());
+  // As many as the CPU keeps, which may differ within rounding.
+  const Result gpu = RunOnGpu(Small(), With(KeyGroups()));
+  EXPECT_EQ(gpu.TotalTiles(), RunOnCpu(Small(), KeyGroups()).TotalTiles());
+}
+
+TEST_P(CudaRanksTest, KeyGroupsThatKeepEverythingAreDense) {
+  patterns::AttentionOptions all = KeyGroups();
+  all.density = 1.0;
+  ExpectNear(RunOnGpu(Small(), With(all)), RunOnCpu(Small(), {.tile = 64}));
+}
+
 patterns::AttentionOptions XAttention() {
   return {.pattern = patterns::Pattern::kXAttention, .threshold = 0.5, .tile = 64};
 }
@@ -232,6 +249,7 @@ TEST_P(CudaRanksTest, Documents) {
 TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
   ExpectSameAsOneRank("moba documents", Moba(), kDocuments);
   ExpectSameAsOneRank("xattention documents", XAttention(), kDocuments);
+  ExpectSameAsOneRank("key groups documents", KeyGroups(), kDocuments);
 }
 
 TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {

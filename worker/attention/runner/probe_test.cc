@@ -48,6 +48,7 @@ std::vector<AttentionOptions> SparseOptions() {
            .budget = {.density = 0.3},
            .estimate_at = patterns::EstimateAt::kSpread},
           {.pattern = Pattern::kBlockTopK, .block_size = 2 * kTile, .topk_blocks = 2},
+          {.pattern = Pattern::kKeyGroups, .density = 0.3},
           {.pattern = Pattern::kSlidingWindow, .window = 100}};
 }
 

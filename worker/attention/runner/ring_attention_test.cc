@@ -179,6 +179,12 @@ TEST_P(ManyRanksTest, XAttention) {
                        .tile = 64});
 }
 
+TEST_P(ManyRanksTest, KeyGroups) {
+  for (const double density : {0.1, 0.4}) {
+    ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups, .density = density, .tile = 64});
+  }
+}
+
 TEST_P(ManyRanksTest, Moba) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64});
@@ -239,6 +245,8 @@ TEST_P(ManyRanksTest, Documents) {
   ExpectSameAsOneRank(
       {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2, .tile = 64},
       documents);
+  ExpectSameAsOneRank({.pattern = patterns::Pattern::kKeyGroups, .density = 0.4, .tile = 64},
+                      documents);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, ManyRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),

@@ -214,6 +214,20 @@ void AddChosen(const HostIndex& index, Tensor& mask) {
   }
 }
 
+// Sets the groups of keys that tiles of queries chose.
+void AddGroups(const HostIndex& index, Tensor& mask) {
+  const int64_t rows = std::ssize(index.group_bounds) / 2, tiles = rows / mask.size(0);
+  for (int64_t row = 0; row < rows; ++row) {
+    Tensor of_tile =
+        mask[row / tiles].slice(0, row % tiles * index.tile, (row % tiles + 1) * index.tile);
+    for (int32_t i = index.group_bounds.at(row); i < index.group_bounds.at(rows + row); ++i) {
+      const int64_t key =
+          int64_t{index.groups.at(row * index.group_capacity + i)} * kernels::kGroupKeys;
+      of_tile.slice(1, key, key + kernels::kGroupKeys).fill_(true);
+    }
+  }
+}
+
 }  // namespace
 
 Result MaskedAttention(const Sequence& s, const HostIndex& index) {
@@ -221,6 +235,7 @@ Result MaskedAttention(const Sequence& s, const HostIndex& index) {
   const int64_t tile = index.tile;
   Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
   if (!index.chosen.empty()) AddChosen(index, mask);
+  if (!index.groups.empty()) AddGroups(index, mask);
   const int64_t blocks = (n + tile - 1) / tile;
   for (int64_t h = 0; h < heads && !index.diagonals.empty(); ++h) {
     for (int64_t delta = 0; delta < blocks; ++delta) {

@@ -25,6 +25,8 @@ struct HostIndex {
   std::vector<std::byte> column_keys, column_values;
   std::vector<uint32_t> chosen, queries_chosen;
   int32_t block_size = 0;
+  std::vector<int32_t> groups, group_bounds;
+  int32_t group_capacity = 0;
   std::shared_ptr<const patterns::DeviceDocuments> documents;
 
   bool Covers(int head, int64_t delta) const {
@@ -32,6 +34,7 @@ struct HostIndex {
   }
   // Ascending.
   std::span<const int64_t> Columns(int head) const {
+    if (max_columns == 0) return {};
     return {column_positions.data() + int64_t{head} * max_columns,
             static_cast<size_t>(column_counts[head])};
   }

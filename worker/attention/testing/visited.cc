@@ -17,8 +17,23 @@ bool OnDiagonalOrColumn(const LayerIndex& index, int head, int64_t query, int64_
   const int64_t delta = query / index.tile - key / index.tile;
   const uint64_t* const words = index.diagonals.data() + int64_t{head} * index.diagonal_words;
   if ((words[delta / 64] >> (delta % 64) & 1) != 0) return true;
+  if (!index.has_columns()) return false;
   const int64_t* const columns = index.column_positions.data() + int64_t{head} * index.max_columns;
   return std::binary_search(columns, columns + index.column_counts.data()[head], key);
+}
+
+// `local`: the query's place on its rank, of `queries`.
+bool InGroup(const LayerIndex& index, const kernels::ShardLayout& layout, int head, int64_t local,
+             int64_t key) {
+  kernels::ShardLayout owner = layout;
+  owner.rank = layout.Owner(key);
+  const kernels::KeyGroups groups = index.GroupsOf(owner);
+  if (groups.groups == nullptr) return false;
+  const int64_t tiles = (layout.local_tokens() + index.tile - 1) / index.tile;
+  const int64_t row = head * tiles + local / index.tile;
+  const int32_t* const list = groups.groups + row * groups.capacity;
+  return std::binary_search(list + groups.begins[row], list + groups.ends[row],
+                            static_cast<int32_t>(layout.LocalIndex(key) / kernels::kGroupKeys));
 }
 
 // `local`: the query's place on its rank, of `queries`.
@@ -48,7 +63,8 @@ bool Visited::operator()(int head, int64_t query, int64_t key) const {
     case TilePattern::kWindow:
       return query - key < index.window;
     case TilePattern::kToeplitz:
-      return OnDiagonalOrColumn(index, head, query, key);
+      return OnDiagonalOrColumn(index, head, query, key) ||
+             InGroup(index, layout_, head, layout_.LocalIndex(query), key);
     case TilePattern::kCsr:
       return InChosenBlock(index, head, layout_.LocalIndex(query), layout_.local_tokens(),
                            layout_.tokens, key);

@@ -119,21 +119,39 @@ absl::Status ReadWeights(const std::string& path, const ModelConfig& config,
   return absl::OkStatus();
 }
 
+// The tensor's values as they are to be stored.
+absl::StatusOr<std::span<const std::byte>> Pack(const ParameterSlot& slot, float* values,
+                                                StoredType type) {
+  const std::span<float> whole(values + slot.offset, static_cast<size_t>(slot.elements));
+  switch (type) {
+    case StoredType::kFloat32:
+      return std::as_bytes(whole);
+    case StoredType::kBFloat16: {
+      const absl::StatusOr<std::span<const std::byte>> packed = PackBFloat16(whole);
+      if (packed.ok()) return packed;
+      return absl::DataLossError(
+          absl::StrFormat("tensor %s: %s", slot.name, packed.status().message()));
+    }
+    case StoredType::kFloat16:
+      break;
+  }
+  return absl::InvalidArgumentError("models are exported in fp32 or bf16");
+}
+
 // Greedy, in layout order.
-std::vector<std::vector<TensorSource>> SplitIntoShards(const ParameterLayout& layout,
-                                                       const float* values,
-                                                       int64_t max_shard_bytes) {
+absl::StatusOr<std::vector<std::vector<TensorSource>>> SplitIntoShards(
+    const ParameterLayout& layout, float* values, const ExportOptions& options) {
   std::vector<std::vector<TensorSource>> shards(1);
   int64_t shard_bytes = 0;
   for (const ParameterSlot& slot : layout.slots) {
-    const int64_t bytes = slot.elements * static_cast<int64_t>(sizeof(float));
-    if (!shards.back().empty() && shard_bytes + bytes > max_shard_bytes) {
+    const int64_t bytes = slot.elements * BytesPerElement(options.type);
+    if (!shards.back().empty() && shard_bytes + bytes > options.max_shard_bytes) {
       shards.emplace_back();
       shard_bytes = 0;
     }
-    shards.back().push_back({.name = slot.name,
-                             .shape = slot.shape,
-                             .values = {values + slot.offset, static_cast<size_t>(slot.elements)}});
+    ASSIGN_OR_RETURN(const std::span<const std::byte> packed, Pack(slot, values, options.type));
+    shards.back().push_back(
+        {.name = slot.name, .shape = slot.shape, .bytes = packed, .type = options.type});
     shard_bytes += bytes;
   }
   return shards;
@@ -151,11 +169,31 @@ absl::Status WriteWeights(const fs::path& folder,
     RETURN_IF_ERROR(WriteSafetensors(folder / name, shards[i]));
     for (const TensorSource& tensor : shards[i]) {
       index["weight_map"][tensor.name] = name;
-      total_bytes += tensor.values.size_bytes();
+      total_bytes += tensor.bytes.size();
     }
   }
   index["metadata"]["total_size"] = total_bytes;
   return WriteFileAtomically(folder / kIndexFile, index.dump(2) + "\n");
+}
+
+// ModelConfigJson says fp32.
+std::string ConfigJson(const ModelConfig& config, StoredType type) {
+  auto root = nlohmann::ordered_json::parse(ModelConfigJson(config));
+  if (type == StoredType::kBFloat16) root["torch_dtype"] = "bfloat16";
+  return root.dump(2) + "\n";
+}
+
+absl::Status WriteFiles(const fs::path& folder, const ModelConfig& config,
+                        const ParameterLayout& layout, float* values,
+                        const ExportOptions& options) {
+  RETURN_IF_ERROR(WriteFileAtomically(folder / "config.json", ConfigJson(config, options.type)));
+  for (const auto& [name, text] : options.companions) {
+    std::error_code error;
+    fs::create_directories((folder / name).parent_path(), error);  // or else writing fails
+    RETURN_IF_ERROR(WriteFileAtomically(folder / name, text));
+  }
+  ASSIGN_OR_RETURN(const auto shards, SplitIntoShards(layout, values, options));
+  return WriteWeights(folder, shards);
 }
 
 }  // namespace
@@ -188,8 +226,8 @@ absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
 }
 
 absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
-                         const ParameterLayout& layout, const float* values,
-                         int64_t max_shard_bytes) {
+                         const ParameterLayout& layout, float* values,
+                         const ExportOptions& options) {
   const fs::path target = fs::path(folder).lexically_normal();
   // Leftovers of an export that was killed go first.
   const fs::path fresh = target.string() + ".new";
@@ -200,10 +238,7 @@ absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
     return absl::ErrnoToStatus(error.value(), absl::StrFormat("create folder %s", fresh.string()));
   }
 
-  absl::Status status = WriteFileAtomically(fresh / "config.json", ModelConfigJson(config));
-  if (status.ok()) {
-    status = WriteWeights(fresh, SplitIntoShards(layout, values, max_shard_bytes));
-  }
+  absl::Status status = WriteFiles(fresh, config, layout, values, options);
   if (status.ok()) status = ReplaceFolder(fresh, target);
   if (!status.ok()) fs::remove_all(fresh, error);
   return status;

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
 #include "model_shape/model_config.h"
 #include "model_shape/parameter_layout.h"
+#include "worker/model/files/safetensors.h"
 
 namespace ringleader::model {
 
@@ -22,11 +24,17 @@ absl::Status LoadWeights(const std::string& folder, const ModelConfig& config,
                          const ParameterLayout& layout, int64_t first, int64_t count,
                          float* values);
 
-// Writes config.json and the weights in fp32, in shards of at most `max_shard_bytes` (a larger
-// tensor gets its own). `folder` appears whole or not at all, replacing an earlier one: everything
-// is written and synced beside it first.
+struct ExportOptions {
+  StoredType type = StoredType::kFloat32;              // or kBFloat16
+  std::map<std::string, std::string> companions = {};  // as ReadCompanionFiles() gives them
+  int64_t max_shard_bytes = int64_t{5} << 30;          // a larger tensor gets a file of its own
+};
+
+// Writes config.json, the weights and the companions. `folder` appears whole or not at all,
+// replacing an earlier one: everything is written and synced beside it first. `values`
+// [layout.elements] are used up where they are not stored in fp32: they are rounded in place.
 absl::Status ExportModel(const std::string& folder, const ModelConfig& config,
-                         const ParameterLayout& layout, const float* values,
-                         int64_t max_shard_bytes = int64_t{5} << 30);
+                         const ParameterLayout& layout, float* values,
+                         const ExportOptions& options = {});
 
 }  // namespace ringleader::model

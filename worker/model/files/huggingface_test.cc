@@ -7,6 +7,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
@@ -32,7 +33,8 @@ class HuggingFaceTest : public testing::Test {
   }
 
   absl::Status Export(int64_t max_shard_bytes = int64_t{5} << 30) {
-    return ExportModel(folder_, config_, layout_, values_.data(), max_shard_bytes);
+    return ExportModel(folder_, config_, layout_, values_.data(),
+                       {.max_shard_bytes = max_shard_bytes});
   }
   absl::Status Load(const ModelConfig& config) {
     const ParameterLayout layout = MakeParameterLayout(config);
@@ -48,7 +50,7 @@ class HuggingFaceTest : public testing::Test {
       TensorSource tensor{
           .name = slot.name,
           .shape = slot.shape,
-          .values = std::span<const float>(values_).subspan(slot.offset, slot.elements)};
+          .bytes = std::as_bytes(std::span(values_).subspan(slot.offset, slot.elements))};
       if (keep(tensor)) tensors.push_back(tensor);
     }
     fs::create_directories(folder_);
@@ -115,6 +117,43 @@ TEST_F(HuggingFaceTest, AFullDiskKeepsTheExportBefore) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("model.safetensors"));
   EXPECT_TRUE(Load(config_).ok());
   EXPECT_EQ(std::distance(fs::directory_iterator(temp_.path()), fs::directory_iterator()), 1);
+}
+
+TEST_F(HuggingFaceTest, AnExportInBFloat16ComesBackRounded) {
+  const std::vector<float> before = values_;
+  ASSERT_TRUE(ExportModel(folder_, config_, layout_, values_.data(),
+                          {.type = StoredType::kBFloat16, .max_shard_bytes = 16 << 10})
+                  .ok());
+  const auto index = nlohmann::json::parse(*ReadFile(folder_ + "/model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], layout_.ParameterCount() * 2);
+  EXPECT_EQ(nlohmann::json::parse(*ReadFile(folder_ + "/config.json"))["torch_dtype"], "bfloat16");
+  const absl::Status status = Load(config_);
+  ASSERT_TRUE(status.ok()) << status;
+  for (const ParameterSlot& slot : layout_.slots) {
+    for (int64_t i = slot.offset; i < slot.offset + slot.elements; ++i) {
+      ASSERT_NEAR(loaded_[i], before[i], std::abs(before[i]) / 256) << slot.name;
+    }
+  }
+  values_ = before;
+  values_[layout_.slots[1].offset] = std::numeric_limits<float>::max();
+  EXPECT_THAT(std::string(ExportModel(folder_, config_, layout_, values_.data(),
+                                      {.type = StoredType::kBFloat16})
+                              .message()),
+              HasSubstr("tensor " + layout_.slots[1].name + ": 3.40282e+38 at element 0"));
+  EXPECT_TRUE(Load(config_).ok()) << "the export before is as it was";
+}
+
+TEST_F(HuggingFaceTest, CompanionsLieBesideTheWeights) {
+  const std::string binary("\0\xff{}", 4);
+  ASSERT_TRUE(ExportModel(folder_, config_, layout_, values_.data(),
+                          {.companions = {{"tokenizer.json", binary},
+                                          {"additional_chat_templates/rag.jinja", "{{ x }}"}}})
+                  .ok());
+  EXPECT_EQ(*ReadFile(folder_ + "/tokenizer.json"), binary);
+  EXPECT_EQ(*ReadFile(folder_ + "/additional_chat_templates/rag.jinja"), "{{ x }}");
+  ASSERT_TRUE(Load(config_).ok());
+  ASSERT_TRUE(Export().ok());
+  EXPECT_FALSE(fs::exists(folder_ + "/tokenizer.json")) << "it is another model's";
 }
 
 TEST_F(HuggingFaceTest, ErrorsNameTheTensor) {

@@ -139,21 +139,36 @@ absl::Status SafetensorsFile::ReadFloats(const StoredTensor& tensor, std::span<f
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::span<const std::byte>> PackBFloat16(std::span<float> values) {
+  auto* const packed = reinterpret_cast<std::byte*>(values.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto bits = std::bit_cast<uint32_t>(values[i]);
+    const auto half = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    if (!std::isfinite(values[i]) || !std::isfinite(FromBFloat16(half))) {
+      return absl::DataLossError(
+          absl::StrFormat("%g at element %d is not finite in bf16", values[i], i));
+    }
+    // Behind what is still to be read, but for the first, which has been.
+    std::memcpy(packed + 2 * i, &half, sizeof(half));
+  }
+  return std::span<const std::byte>(packed, 2 * values.size());
+}
+
 absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorSource>& tensors) {
   nlohmann::ordered_json header;
   // The header comes first and holds the checksum, so the data is read twice; it is in memory
   // anyway.
   ChecksumStream checksum;
   for (const TensorSource& tensor : tensors) {
-    checksum.Update(tensor.values.data(), tensor.values.size_bytes());
+    checksum.Update(tensor.bytes.data(), tensor.bytes.size());
   }
   // "format": what transformers asks of a file before it reads it.
   header["__metadata__"] = {{"format", "pt"}, {kChecksumKey, Hex(checksum.Digest())}};
   uint64_t end = 0;
   for (const TensorSource& tensor : tensors) {
     const uint64_t begin = end;
-    end += tensor.values.size_bytes();
-    header[tensor.name] = {{"dtype", StoredTypeName(StoredType::kFloat32)},
+    end += tensor.bytes.size();
+    header[tensor.name] = {{"dtype", StoredTypeName(tensor.type)},
                            {"shape", tensor.shape},
                            {"data_offsets", {begin, end}}};
   }
@@ -163,7 +178,7 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorS
   const uint64_t length = json.size();
   std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(&length, 1)),
                                                     std::as_bytes(std::span(json))};
-  for (const TensorSource& tensor : tensors) pieces.push_back(std::as_bytes(tensor.values));
+  for (const TensorSource& tensor : tensors) pieces.push_back(tensor.bytes);
   return WriteFileAtomically(path, pieces);
 }
 

@@ -74,10 +74,15 @@ inline constexpr char kChecksumKey[] = "ringleader.xxh3_64";
 struct TensorSource {
   std::string name;
   std::vector<int64_t> shape;
-  std::span<const float> values;
+  std::span<const std::byte> bytes;
+  StoredType type = StoredType::kFloat32;
 };
 
-// Writes `tensors` in fp32, in this order, with a checksum, and syncs the file to disk. On an error
+// Rounds `values` to bf16, to the nearest and to even, into the front of their own memory: what it
+// returns. DATA_LOSS, naming the element, if one is not finite in bf16.
+absl::StatusOr<std::span<const std::byte>> PackBFloat16(std::span<float> values);
+
+// Writes `tensors` in this order, with a checksum, and syncs the file to disk. On an error
 // (RESOURCE_EXHAUSTED when the disk is full) the file is removed.
 absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorSource>& tensors);
 

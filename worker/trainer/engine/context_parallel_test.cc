@@ -156,6 +156,10 @@ TEST_P(ContextParallelTest, XAttention) {
   ExpectSameAsOneRank({.pattern = Pattern::kXAttention, .threshold = 0.5});
 }
 
+TEST_P(ContextParallelTest, KeyGroups) {
+  ExpectSameAsOneRank({.pattern = Pattern::kKeyGroups, .density = 0.3});
+}
+
 TEST_P(ContextParallelTest, Documents) {
   ExpectSameAsOneRank({}, PackedSequence());
 }

@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
-#include "worker/model/files/huggingface.h"
+#include "patterns/pattern.h"
+#include "worker/attention/runner/document_attention.h"
 #include "worker/trainer/engine/model_source.h"
 
 namespace ringleader::trainer {
@@ -25,6 +26,15 @@ absl::StatusOr<std::unique_ptr<StepEngine>> StepEngine::Create(const TrainingJob
   auto engine = std::unique_ptr<StepEngine>(new StepEngine(job, world, std::move(device)));
   RETURN_IF_ERROR(engine->SetUp(host));
   return engine;
+}
+
+absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionByDocuments(
+    const TrainingJob& job, std::unique_ptr<attention::ContextAttention> ring,
+    EngineDevice& device) {
+  ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
+                   device.MakeAttentionAlone(attention::AloneOptions(job.attention)));
+  return std::make_unique<attention::DocumentAttention>(job.attention, std::move(ring),
+                                                        std::move(alone), job.rank % job.context);
 }
 
 absl::Status StepEngine::SetUp(Host& host) {
@@ -54,12 +64,23 @@ absl::Status StepEngine::SetUp(Host& host) {
 }
 
 absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
-  const model::TrainingShape shape = {
-      .ranks = world_.size(),
-      .tokens = LocalTokens(),
-      .element_bytes = static_cast<int64_t>(c10::elementSize(device_->type())),
-      .ranks_per_node = job_.ranks_per_node,
-      .device_is_host = device_->is_host()};
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(device_->type()));
+  const patterns::IndexMemory choice =
+      patterns::IndexMemoryOf(job_.attention,
+                              {.tokens = LocalTokens() * job_.context,
+                               .ranks = job_.context,
+                               .heads = config.heads,
+                               .kv_heads = config.kv_heads,
+                               .head_dim = config.head_dim,
+                               .element_bytes = element_bytes},
+                              config.layers);
+  const model::TrainingShape shape = {.ranks = world_.size(),
+                                      .tokens = LocalTokens(),
+                                      .element_bytes = element_bytes,
+                                      .ranks_per_node = job_.ranks_per_node,
+                                      .device_is_host = device_->is_host(),
+                                      .choice_bytes = choice.kept,
+                                      .choice_working_bytes = choice.working};
   ASSIGN_OR_RETURN(const model::MemoryLimits free, device_->FreeMemory());
   // Every rank must plan alike: all take the least that any has. None takes anything before all
   // have looked.
@@ -110,6 +131,7 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
+  if (sequence.layout != nullptr) return device_->attention().SetLayout(*sequence.layout);
   if (!job_.document_mask && !job_.batching.samples) return absl::OkStatus();
   return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
                                            sequence.sequence_length - sequence.content);
@@ -197,12 +219,13 @@ EngineStats StepEngine::TakeStats() {
   return result;
 }
 
-absl::Status StepEngine::ExportModel(const std::string& folder) {
+absl::Status StepEngine::ExportModel(const std::string& folder,
+                                     const model::ExportOptions& options) {
   const bool first = world_.rank() == 0;
   std::vector<float> whole(first ? layout().elements : 0);
   RETURN_IF_ERROR(optimizer_->GatherMaster(first ? whole.data() : nullptr));
   if (!first) return absl::OkStatus();
-  return model::ExportModel(folder, config(), layout(), whole.data());
+  return model::ExportModel(folder, config(), layout(), whole.data(), options);
 }
 
 }  // namespace ringleader::trainer

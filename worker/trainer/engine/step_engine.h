@@ -20,6 +20,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/data/loader.h"
 #include "worker/model/decoder/decoder.h"
+#include "worker/model/files/huggingface.h"
 #include "worker/optim/sharded_adamw.h"
 #include "worker/trainer/engine/engine_device.h"
 #include "worker/trainer/host.h"
@@ -103,7 +104,7 @@ class StepEngine {
     return optimizer_->Restore(shard, updates);
   }
   // Rank 0 writes a Hugging Face folder.
-  absl::Status ExportModel(const std::string& folder);
+  absl::Status ExportModel(const std::string& folder, const model::ExportOptions& options);
 
  private:
   StepEngine(const TrainingJob& job, comm::Communicator& world,

@@ -104,9 +104,19 @@ TEST(AssignmentFieldsTest, WhatItTrainsOn) {
   EXPECT_EQ(job.checkpoint_directory, "/checkpoints");
   EXPECT_EQ(job.checkpoint_every_steps, 15u);
   EXPECT_EQ(job.keep_last, 16);
+  EXPECT_FALSE(job.export_bf16);
   EXPECT_FALSE(job.deterministic);
   EXPECT_FALSE(job.attention.deterministic);
   EXPECT_FALSE(job.attention.bf16_gradients);
+}
+
+TEST(AssignmentFieldsTest, WhatTheModelIsExportedAs) {
+  v1::TrainerAssignment assignment = Assignment();
+  v1::CheckpointSpec* const checkpoint = assignment.mutable_spec()->mutable_checkpoint();
+  checkpoint->set_export_type(v1::CheckpointSpec::BFLOAT16);
+  EXPECT_TRUE(JobOf(assignment).export_bf16);
+  checkpoint->set_export_type(v1::CheckpointSpec::FLOAT32);
+  EXPECT_FALSE(JobOf(assignment).export_bf16);
 }
 
 TEST(AssignmentFieldsTest, HowItUpdates) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@
 #include "base/checksum.h"
 #include "base/files.h"
 #include "base/status_macros.h"
+#include "model_shape/companion_files.h"
 #include "worker/attention/stats/stopwatch.h"
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/checkpoint/checkpointer.h"
@@ -80,6 +82,8 @@ class Attempt {
   std::unique_ptr<data::Loader> train_, eval_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<StepLoop> loop_;
+  // Rank 0: of the model that training begins with, as they were then; they go with the export.
+  std::map<std::string, std::string> companions_;
   std::string resumed_from_;  // a checkpoint's folder; empty: none
   uint64_t done_ = 0;         // steps
   uint64_t tokens_ = 0;       // trained on
@@ -93,6 +97,10 @@ absl::Status Attempt::Prepare() {
   // Before anything is read: from here on no attempt before this one publishes anything.
   if (is_first()) {
     RETURN_IF_ERROR(checkpoint::ClaimDirectory(job_.checkpoint_directory, Owner()));
+  }
+  if (is_first()) {
+    ASSIGN_OR_RETURN(companions_, model::ReadCompanionFiles(
+                                      model::CompanionFolder(job_.model_config, job_.model_init)));
   }
   ASSIGN_OR_RETURN(engine_, StepEngine::Create(job_, world_, host_));
   if (is_first()) PrintSettings();
@@ -304,7 +312,9 @@ absl::Status Attempt::ExportModel() {
   const std::string folder = job_.checkpoint_directory + "/model";
   const std::string fresh =
       absl::StrCat(job_.checkpoint_directory, "/.model.token-", job_.fencing_token);
-  RETURN_IF_ERROR(engine_->ExportModel(fresh));
+  RETURN_IF_ERROR(engine_->ExportModel(
+      fresh, {.type = job_.export_bf16 ? model::StoredType::kBFloat16 : model::StoredType::kFloat32,
+              .companions = companions_}));
   if (is_first()) {
     RETURN_IF_ERROR(checkpoint::ChangeAsOwner(job_.checkpoint_directory, Owner(),
                                               [&] { return ReplaceFolder(fresh, folder); }));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -293,6 +294,30 @@ TEST_F(RunTest, TellsWhereItIs) {
                       at(1, "exporting the model")};
   for (const auto place : order) EXPECT_NE(place, hosts_[0].places.end());
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST_F(RunTest, TheExportKeepsTheTokenizerThatWasThereAtTheStart) {
+  TrainingJob job = Job(2);
+  job.steps = 1;
+  job.export_bf16 = true;
+  std::ofstream(Path("tokenizer.json")) << R"({"version": "1.0"})";
+  std::ofstream(Path("generation_config.json")) << "{}";
+  NewHosts(job)[0].on_step = [&](RecordingHost&, const StepRecord&) {
+    std::filesystem::remove(Path("tokenizer.json"));
+  };
+  Run(job);
+  const std::filesystem::path model = hosts_[0].model;
+  std::stringstream tokenizer;
+  tokenizer << std::ifstream(model / "tokenizer.json").rdbuf();
+  EXPECT_EQ(tokenizer.str(), R"({"version": "1.0"})");
+  EXPECT_TRUE(std::filesystem::exists(model / "generation_config.json"));
+  EXPECT_FALSE(std::filesystem::exists(model / "job.yaml"));
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(model / "config.json"))["torch_dtype"], "bfloat16");
+
+  // What could not go with the export is said before training, not after it.
+  std::filesystem::create_symlink(Path("nowhere"), Path("tokenizer.json"));
+  EXPECT_THAT(std::string(Failure(Job()).message()), ::testing::HasSubstr("tokenizer.json"));
+  EXPECT_TRUE(hosts_[0].steps.empty());
 }
 
 TEST_F(RunTest, WhatARankFindsWrongByItselfStaysItsOwn) {

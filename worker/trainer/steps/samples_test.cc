@@ -115,12 +115,11 @@ TEST_P(DealingOfPatternTest, AnyDealingTrainsWhatOneRankTrains) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Patterns, DealingOfPatternTest,
-                         ::testing::Values(patterns::Pattern::kDense,
-                                           patterns::Pattern::kSlidingWindow,
-                                           patterns::Pattern::kVerticalSlash,
-                                           patterns::Pattern::kBlockTopK,
-                                           patterns::Pattern::kXAttention));
+INSTANTIATE_TEST_SUITE_P(
+    Patterns, DealingOfPatternTest,
+    ::testing::Values(patterns::Pattern::kDense, patterns::Pattern::kSlidingWindow,
+                      patterns::Pattern::kVerticalSlash, patterns::Pattern::kBlockTopK,
+                      patterns::Pattern::kXAttention, patterns::Pattern::kKeyGroups));
 
 // Under dense attention short samples share micro-batches; a pattern that is chosen online and
 // keeps everything has one in each. What a sample sees is what it sees alone.

@@ -45,6 +45,28 @@ struct QueryChoice {
   int32_t block_size = 0;  // tokens, a multiple of `tile`
 };
 
+// Groups of consecutive keys that each tile of queries attends to beside the tiles of its pattern:
+// tiles are of 64 queries, groups of kGroupKeys keys of one owner, and every key of a group has a
+// position before the tile's first query. With kToeplitz.
+inline constexpr int32_t kGroupKeys = 8;
+inline constexpr int32_t kGroupTile = 64;  // the tile that groups go with
+struct KeyGroups {
+  // [heads, query_tiles, capacity]: local keys kGroupKeys * g to kGroupKeys * (g + 1) - 1 of the
+  // call's owner, ascending from begins[h, t] to ends[h, t]; the rest of a row is other owners'.
+  // Null: there are none.
+  const int32_t* groups = nullptr;
+  const int32_t* begins = nullptr;  // [heads, query_tiles]
+  const int32_t* ends = nullptr;    // [heads, query_tiles]
+  int32_t capacity = 0;
+};
+
+// Tiles that a row's groups before the `place`-th are counted as in reports: as many pairs,
+// rounded. What lies between two places is the difference, so that the parts of a row add up to its
+// whole.
+RINGLEADER_HOST_DEVICE inline int32_t TilesOfGroups(int32_t place) {
+  return (place + kGroupTile / kGroupKeys / 2) / (kGroupTile / kGroupKeys);
+}
+
 // Which tiles a call visits. A tile is `tile` x `tile` tokens of the local shards; local tiles are
 // whole global blocks (stripe and zigzag chunks are multiples of `tile`), so tile a of rank r is
 // block Position(a * tile) / tile. Lists are per query head.
@@ -71,6 +93,9 @@ struct TileSelection {
   // kCsr: of a listed tile only the queries attend that chose its block.
   QueryChoice choice = {};
 
+  // kToeplitz with tiles of kGroupTile: no group lies in a tile that the diagonals cover.
+  KeyGroups groups = {};
+
   // Where several documents are packed into the sequence: for each local query the position of its
   // document's first token, ascending; a query attends to keys of its own document alone. Null: the
   // sequence is one document. With every pattern but kFull.
@@ -81,13 +106,13 @@ struct TileSelection {
 // without a key keeps both.
 template <typename T>
 struct AttentionForwardArgs {
-  TokenMajor<const T> q;  // [n_q, heads, d]
-  TokenMajor<const T> k;  // [n_k, kv_heads, d]; heads is a multiple of kv_heads
-  TokenMajor<const T> v;  // [n_k, kv_heads, d]
-  TokenMajor<float> out;  // [n_q, heads, d], normalised
-  float* lse = nullptr;   // [heads, n_q], natural logarithm, of scaled logits
-  ShardLayout query_layout;
-  ShardLayout key_layout;  // same sequence; rank = owner of k and v
+  TokenMajor<const T> q;     // [n_q, heads, d]
+  TokenMajor<const T> k;     // [n_k, kv_heads, d]; heads is a multiple of kv_heads
+  TokenMajor<const T> v;     // [n_k, kv_heads, d]
+  TokenMajor<float> out;     // [n_q, heads, d], normalised
+  float* lse = nullptr;      // [heads, n_q], natural logarithm, of scaled logits
+  ShardLayout query_layout;  // kCausal in stripes: n_q and n_k may be the beginning of a part alone
+  ShardLayout key_layout;    // same sequence; rank = owner of k and v
   TileSelection tiles;
   float scale = 0.0f;  // of logits; 1 / sqrt(d) as a rule
 };

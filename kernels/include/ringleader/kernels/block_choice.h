@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels {
@@ -96,12 +97,46 @@ struct AntidiagonalGateStep {
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks of `tile` tokens)]
 };
 
+// Groups of kGroupKeys keys for tiles of 64 queries. The score of a group is the largest, over the
+// visible pairs of a query of the tile and a key of the group, of scale * q.k less the query's
+// largest such logit over all keys that it sees; a query with no visible pair in the group has no
+// say. Candidates are the groups that lie before the tile's first query and hold a key of its
+// document or of a later query's. The tile keeps those with the highest scores, ties to the lower
+// group in even heads, to the higher one in odd heads (TiesGoLate): as many as make `density` of
+// the keys that its middle query sees with its own 64 (MostGroups), all candidates where there are
+// fewer.
+struct KeyGroupGateStep {
+  // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
+  const void* keys = nullptr;
+  ShardLayout query_layout = {};
+  const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
+  float scale = 0.0f;                        // of logits
+  float density = 0.1f;                      // in (0, 1]
+  int32_t capacity = 0;                      // MostGroups() of the sequence's last tile
+  // [heads, query tiles, capacity]: each row by owner, and of one owner ascending, as its local
+  // groups.
+  int32_t* groups = nullptr;
+  // [ranks + 1, heads, query tiles]: owner o's groups of a row are groups[bounds[o]] to
+  // groups[bounds[o + 1] - 1].
+  int32_t* bounds = nullptr;
+};
+
+// Groups that a tile of 64 queries keeps whose first query has position `first`, of a document that
+// starts at `start`.
+RINGLEADER_HOST_DEVICE inline int32_t MostGroups(float density, int64_t first, int64_t start) {
+  const double keys =
+      static_cast<double>(density) * (static_cast<double>(first - start) + 32.0) - 32.0;
+  const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
+  const int64_t kept = keys > 0 ? static_cast<int64_t>(keys / kGroupKeys + 0.5) : 0;
+  return static_cast<int32_t>(kept < all ? kept : all);
+}
+
 // Of `seen` blocks those that a share of them allows; a share of 0 allows all.
 RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
   return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
 }
 
 using BlockStep = std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep,
-                               PackKeysStep, AntidiagonalGateStep>;
+                               PackKeysStep, AntidiagonalGateStep, KeyGroupGateStep>;
 
 }  // namespace ringleader::kernels

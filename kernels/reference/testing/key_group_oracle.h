@@ -1,0 +1,51 @@
+// The oracle of the choice of groups of keys: fp64, pair by pair, over the whole sequence, as
+// KeyGroupGateStep (ringleader/kernels/block_choice.h) defines it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
+
+namespace ringleader::kernels::reference::testing {
+
+class KeyGroupOracle {
+ public:
+  // q: [tokens, heads, d] and k: [tokens, kv_heads, d], the whole sequence. Reads the step's scale
+  // and density. starts: by position, where the document starts; empty: the sequence is one.
+  KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+                 const KeyGroupGateStep& step, const std::vector<int32_t>& starts);
+
+  // What the tile of queries at `tile` of the sequence gives a group; -infinity: it has no say.
+  double Score(int head, int64_t tile, int64_t group) const {
+    return scores_[(head * tiles_ + tile) * groups_ + group];
+  }
+  // What is wrong with keeping `kept`, groups of the sequence, ascending; "" if nothing. Scores
+  // that differ by no more than `tolerance` may go either way, and those that are equal go where
+  // ties go: with a tolerance of 0 the choice is the only one.
+  std::string Complaint(int head, int64_t tile, const std::vector<int64_t>& kept,
+                        double tolerance) const;
+  // The same for all rows of a rank's choice, KeyGroupGateStep's groups and bounds.
+  std::string Complaint(const std::vector<int32_t>& groups, const std::vector<int32_t>& bounds,
+                        int32_t capacity, const ShardLayout& layout, double tolerance) const;
+
+ private:
+  int64_t StartOf(int64_t position) const { return starts_.empty() ? 0 : starts_[position]; }
+
+  const KeyGroupGateStep step_;
+  const std::vector<int32_t> starts_;
+  const int heads_;
+  const int64_t tokens_, tiles_, groups_;
+  std::vector<double> scores_;  // [heads, tiles, groups]
+};
+
+// The groups of one row of a rank's choice, as groups of the sequence, ascending. Empty, and
+// `wrong` says why, if they are not in the order that KeyGroupGateStep asks for.
+std::vector<int64_t> GroupsOfRow(const std::vector<int32_t>& groups,
+                                 const std::vector<int32_t>& bounds, int32_t capacity,
+                                 const ShardLayout& layout, int64_t rows, int64_t row,
+                                 std::string* wrong);
+
+}  // namespace ringleader::kernels::reference::testing

@@ -1,0 +1,148 @@
+#include "kernels/reference/tiles/key_group_gate.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "kernels/reference/math/panels.h"
+#include "kernels/reference/tiles/tile_lists.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::reference {
+
+namespace {
+
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+// Keys whose logits are in memory at once: whole groups and panels.
+constexpr int kChunk = 512;
+
+// One tile of queries of one head on its way through the keys that it sees. `start`: where the
+// document of its first query starts.
+struct QueryTile {
+  int head = 0;
+  int64_t index = 0;
+  int rows = 0;
+  int64_t first = 0, start = 0;
+
+  int64_t first_group() const { return start / kGroupKeys; }
+  int64_t end_group() const { return first / kGroupKeys; }
+};
+
+class KeyGroupGate {
+ public:
+  KeyGroupGate(const TileMath& math, const TokenMajor<const float>& q, const KeyGroupGateStep& step)
+      : math_(math), q_(q), step_(step), tiles_(TileCount(q.tokens, kGroupTile)) {}
+
+  // packed: PackTransposed of the head's keys. memory: kGroupTile * kChunk floats.
+  void Choose(int head, int64_t index, const std::vector<float>& packed, float* memory) const {
+    const int64_t begin = index * kGroupTile;
+    const QueryTile tile = {
+        .head = head,
+        .index = index,
+        .rows = static_cast<int>(std::min<int64_t>(kGroupTile, q_.tokens - begin)),
+        .first = step_.query_layout.Position(begin),
+        .start = step_.document_starts == nullptr ? 0 : step_.document_starts[begin]};
+    const int32_t kept = MostGroups(step_.density, tile.first, tile.start);
+    Write(tile,
+          kept == 0 ? std::vector<int64_t>() : Best(tile, Scores(tile, packed, memory), kept));
+  }
+
+ private:
+  // Of groups [first_group, end_group).
+  std::vector<float> Scores(const QueryTile& tile, const std::vector<float>& packed,
+                            float* memory) const {
+    const int64_t groups = tile.end_group() - tile.first_group();
+    std::vector<float> of_row(tile.rows * groups, kNegativeInfinity);
+    std::vector<float> top(tile.rows, kNegativeInfinity);
+    for (int64_t begin = tile.start / kChunk * kChunk; begin < tile.first + tile.rows;
+         begin += kChunk) {
+      const int64_t keys = std::min<int64_t>(kChunk, tile.first + tile.rows - begin);
+      math_.gemm(tile.rows, static_cast<int>(RoundUp(keys, math_.panel)), q_.head_dim,
+                 q_.data + tile.index * kGroupTile * q_.token_stride + tile.head * q_.head_stride,
+                 q_.token_stride, 1, packed.data() + begin * q_.head_dim,
+                 int64_t{q_.head_dim} * math_.panel, memory, kChunk, false);
+      for (int i = 0; i < tile.rows; ++i) {
+        const int64_t local = tile.index * kGroupTile + i;
+        const int64_t start = step_.document_starts == nullptr ? 0 : step_.document_starts[local];
+        // What is not a number is larger than nothing, and has no say.
+        const int64_t end = std::min(begin + keys, tile.first + i + 1);
+        for (int64_t j = std::max(begin, start); j < end; ++j) {
+          const float logit = memory[i * kChunk + j - begin] * step_.scale;
+          if (logit > top[i]) top[i] = logit;
+          if (j >= tile.first) continue;
+          float& most = of_row[i * groups + j / kGroupKeys - tile.first_group()];
+          if (logit > most) most = logit;
+        }
+      }
+    }
+    std::vector<float> scores(groups, kNegativeInfinity);
+    for (int i = 0; i < tile.rows; ++i) {
+      for (int64_t g = 0; g < groups; ++g) {
+        const float score = of_row[i * groups + g] - top[i];
+        if (score > scores[g]) scores[g] = score;
+      }
+    }
+    return scores;
+  }
+
+  // The `kept` best groups, as groups of the sequence.
+  static std::vector<int64_t> Best(const QueryTile& tile, const std::vector<float>& scores,
+                                   int32_t kept) {
+    std::vector<int64_t> groups(scores.size());
+    std::iota(groups.begin(), groups.end(), int64_t{0});
+    const bool late = TiesGoLate(tile.head);
+    std::nth_element(groups.begin(), groups.begin() + kept - 1, groups.end(),
+                     [&](int64_t x, int64_t y) {
+                       if (scores[x] != scores[y]) return scores[x] > scores[y];
+                       return late ? x > y : x < y;
+                     });
+    groups.resize(kept);
+    for (int64_t& group : groups) group += tile.first_group();
+    return groups;
+  }
+
+  void Write(const QueryTile& tile, const std::vector<int64_t>& kept) const {
+    const ShardLayout& layout = step_.query_layout;
+    std::vector<std::pair<int32_t, int64_t>> of_owners;  // (owner, local group)
+    for (const int64_t group : kept) {
+      const int64_t key = group * kGroupKeys;
+      of_owners.emplace_back(layout.Owner(key), layout.LocalIndex(key) / kGroupKeys);
+    }
+    std::ranges::sort(of_owners);
+    const int64_t row = tile.head * tiles_ + tile.index;
+    int32_t place = 0;
+    for (int32_t owner = 0; owner <= layout.ranks; ++owner) {
+      step_.bounds[owner * q_.heads * tiles_ + row] = place;
+      for (; place < std::ssize(of_owners) && of_owners[place].first == owner; ++place) {
+        step_.groups[row * step_.capacity + place] = static_cast<int32_t>(of_owners[place].second);
+      }
+    }
+  }
+
+  const TileMath& math_;
+  const TokenMajor<const float>& q_;
+  const KeyGroupGateStep& step_;
+  const int64_t tiles_;
+};
+
+}  // namespace
+
+void ChooseKeyGroups(Engine& engine, const TokenMajor<const float>& q,
+                     const TokenMajor<const float>& k, const KeyGroupGateStep& step) {
+  const TileMath& math = engine.math();
+  const KeyGroupGate gate(math, q, step);
+  const int64_t tiles = TileCount(q.tokens, kGroupTile), group = q.heads / k.heads;
+  std::vector<float> packed(RoundUp(k.tokens, math.panel) * k.head_dim);
+  for (int kv_head = 0; kv_head < k.heads; ++kv_head) {
+    PackTransposed(k.data + kv_head * k.head_stride, k.token_stride, static_cast<int>(k.tokens),
+                   k.head_dim, math.panel, packed.data());
+    engine.pool().For(group * tiles, [&](int64_t task, int worker) {
+      gate.Choose(static_cast<int>(kv_head * group + task / tiles), task % tiles, packed,
+                  engine.worker_scratch(worker).Reserve(int64_t{kGroupTile} * kChunk));
+    });
+  }
+}
+
+}  // namespace ringleader::kernels::reference

@@ -1,0 +1,14 @@
+// The choice of groups of keys by the best pair of each: KeyGroupGateStep says what it is.
+#pragma once
+
+#include "kernels/reference/math/engine.h"
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
+
+namespace ringleader::kernels::reference {
+
+// Takes the step. q: [n, heads, d], this rank's; k: [tokens, kv_heads, d], the whole sequence's.
+void ChooseKeyGroups(Engine& engine, const TokenMajor<const float>& q,
+                     const TokenMajor<const float>& k, const KeyGroupGateStep& step);
+
+}  // namespace ringleader::kernels::reference

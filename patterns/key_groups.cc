@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "patterns/chosen_blocks.h"
+#include "patterns/index/sequence_keys.h"
+#include "patterns/pattern.h"
+
+namespace ringleader::patterns {
+namespace {
+
+using kernels::kGroupKeys;
+using kernels::kGroupTile;
+
+// Scores that are in memory at once, at most (kernels/index/gates/key_groups.h).
+constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
+
+// clang-format off
+constexpr PatternField kFields[] = {
+    {"attention.density", "0.1", {0, 1, true},
+     "Share of the keys before them that a tile of 64 queries keeps, the tile itself counted.",
+     Read<&AttentionOptions::density>},
+};
+// clang-format on
+
+absl::Status Check(const AttentionOptions& options) {
+  if (options.tile != kGroupTile) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "attention.tile is %d; attention.pattern: key_groups takes 64: leave it out",
+        options.tile));
+  }
+  if (options.density > 0.0 && options.density <= 1.0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("attention.density must lie in (0, 1]; got %g", options.density));
+}
+
+int64_t TilesOf(int64_t tokens) {
+  return (tokens + kGroupTile - 1) / kGroupTile;
+}
+
+// Groups of the sequence's last tile, which keeps most; room for one at least.
+int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
+  const int64_t last = (TilesOf(tokens) - 1) * kGroupTile;
+  return std::max(1, kernels::MostGroups(static_cast<float>(options.density), last, 0));
+}
+
+absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
+                   LayerIndex& index) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  const int64_t rows = inputs.heads * TilesOf(layout.local_tokens());
+  index.pattern = kernels::TilePattern::kToeplitz;
+  index.diagonal_words = static_cast<int32_t>((TilesOf(layout.tokens) + 63) / 64);
+  std::vector<uint64_t> own_tile(int64_t{inputs.heads} * index.diagonal_words, 0);
+  for (int32_t head = 0; head < inputs.heads; ++head) own_tile[head * index.diagonal_words] = 1;
+  index.diagonals = UploadArray(device, own_tile);
+  index.group_capacity = Capacity(options, layout.tokens);
+  index.groups = AllocateArray<int32_t>(device, rows * index.group_capacity);
+  index.group_bounds = AllocateArray<int32_t>(device, (layout.ranks + 1) * rows);
+  ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys,
+                   GatherSequenceKeys(inputs, kGroupTile, device));
+  return device.Run(kernels::KeyGroupGateStep{.keys = keys.data(),
+                                              .query_layout = layout,
+                                              .document_starts = index.document_starts(),
+                                              .scale = inputs.scale,
+                                              .density = static_cast<float>(options.density),
+                                              .capacity = index.group_capacity,
+                                              .groups = index.groups.data(),
+                                              .bounds = index.group_bounds.data()});
+}
+
+IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
+  const int64_t rows = shape.heads * TilesOf(shape.tokens / shape.ranks);
+  const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
+  const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
+                         static_cast<int64_t>(sizeof(float));
+  return {.kept = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
+                  static_cast<int64_t>(sizeof(int32_t)),
+          .working = std::min(scores, kMostScoreBytes) + (shape.ranks == 1 ? 0 : 2 * keys)};
+}
+
+// Tiles that the groups of the `own`-th tile of queries come to.
+int64_t Kept(const AttentionOptions& options, int64_t own) {
+  return kernels::TilesOfGroups(
+      kernels::MostGroups(static_cast<float>(options.density), own * kGroupTile, 0));
+}
+
+int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
+  return ListedTilesOf(blocks, /*span=*/1, Kept(options, blocks - 1));
+}
+
+ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
+                         Random* random) {
+  return SampleChosenBlocks(
+      blocks, /*span=*/1, Kept(options, blocks - 1),
+      [&](int64_t own) { return Kept(options, own); }, random);
+}
+
+}  // namespace
+
+extern constinit const PatternDefinition kKeyGroupsDefinition = {
+    .pattern = Pattern::kKeyGroups,
+    .name = "key_groups",
+    .sees = "groups of 8 keys chosen by their best pairs with a tile of queries",
+    .count_tiles = nullptr,
+    .causal_choice = CausalChoice::kNever,
+    .needs_whole_tiles = true,
+    .fields = kFields,
+    .check = Check,
+    .build = Build,
+    .sample = Sample,
+    .listed_tiles = ListedTiles,
+    .index_memory = MemoryOf,
+    .repeats_on_gpus = false,
+    .page =
+        R"(Block-sparse attention with blocks of 64 queries and 8 keys. Per layer, head and step, each tile
+of 64 queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The
+score of a group is the largest, over all pairs of a query of the tile and a key of the group, of the pair's logit less
+the query's largest logit over all the keys that it sees: each query has a say, so that a key which one query of 64 looks
+for is found, and little is kept beside it. Ties go to the earlier group in even heads and to the later one in odd heads.
+`attention.density` of the keys that the tile's middle query sees are kept, those of its own tile counted; a short
+sequence may see its own tiles alone.
+
+Scores are exact logits, dense attention's first product; GPUs make it twice, so that a choice takes about what dense
+attention's forward does, whatever the share, and only the rest of a layer, above all backward, gets faster. On several ranks the keys of the whole sequence are gathered for
+them, twice in memory until the choice is made. The lists take 4 bytes for each tile of queries, head and group, and are kept
+for backward (density × tokens² / 128 bytes a head, of the whole sequence); memory estimates count them. In packed documents a
+tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:
+`attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`
+is refused there, and works on the CPU, where a tile of 64 keys is computed in full if one of its groups is kept.
+
+Reports say what was visited, 8 groups counted as a tile, rounded in each tile of queries. Recall is not estimated (-1)
+but by the probe. The planner knows how many groups a tile keeps and draws which, half of them ones that the whole head
+favours.
+)",
+};
+
+}  // namespace ringleader::patterns
