@@ -68,6 +68,17 @@ TEST(DealingTest, EverySampleIsDealtOnceIntoMicroBatchesThatHoldIt) {
   }
 }
 
+// Small numbers, so that sums meet the capacity often.
+TEST(DealingTest, AMicroBatchMayBeFullAndNoMore) {
+  std::mt19937_64 random(2);
+  for (int i = 0; i < 300; ++i) {
+    const DealingRules rules = {.groups = static_cast<int>(1 + random() % 3), .capacity = 8};
+    Lengths tokens(rules.groups + random() % 20);
+    for (uint64_t& length : tokens) length = 1 + random() % 8;
+    ExpectEachOnce(Deal(tokens, Quadratic(), rules), tokens, rules);
+  }
+}
+
 TEST(DealingTest, ShortSamplesShareMicroBatchesAsFewAsHoldThem) {
   const Lengths tokens = {100, 1000, 24, 900, 124};
   const DealingRules rules = {.groups = 1, .capacity = 1024, .multiple = 64};

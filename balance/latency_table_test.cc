@@ -72,6 +72,18 @@ TEST(LatencyTableTest, SaysWhatWasMeasured) {
   EXPECT_EQ(table.Predict(0, 0.5), 0);
 }
 
+// Forward, backward and p90 are smoothed each by itself, and stay what they are to each other.
+TEST(LatencyTableTest, SlowCallsStaySlowerThanUsualOnes) {
+  Row low = RowOf(8192, 0.1, 40), high = RowOf(8192, 0.5, 20);
+  low.forward_p50_ms = 5;
+  low.p90_ms = 40;
+  high.forward_p50_ms = 15;
+  high.p90_ms = 20;
+  const LatencyTable table = Table({low, high});
+  EXPECT_DOUBLE_EQ(table.rows[1].p50_ms, 35);
+  for (const Row& row : table.rows) EXPECT_GE(row.p90_ms, row.p50_ms);
+}
+
 TEST(LatencyTableTest, LengthsBetweenAndBeyondAreAPowerOfTheLength) {
   // 1e-7 tokens² ms at density 1: the grid of a machine that does nothing but tiles.
   const auto ms = [](double tokens) { return 1e-7 * tokens * tokens; };
@@ -146,6 +158,7 @@ TEST(LatencyTableTest, DocumentsCountAsTheNearestInLength) {
   EXPECT_EQ(table.Predict(65536, 0.1), 50);
   EXPECT_EQ(table.Predict(65536, 0.1, 500), 20);
   EXPECT_EQ(table.Predict(65536, 0.1, 3000), 20);
+  EXPECT_EQ(table.Predict(65536, 0.1, 4096), 20);  // as near to both: the shorter
   EXPECT_EQ(table.Predict(65536, 0.1, 5000), 30);
   EXPECT_EQ(table.Predict(65536, 0.1, 40000), 50);
   EXPECT_NEAR(*table.Align(65536, 60, 500), 0.3, 1e-6);
@@ -168,6 +181,9 @@ TEST(LatencyTableTest, RefusesWhatNoMeasurementGives) {
     EXPECT_THAT(Refusal({row}), HasSubstr("density")) << bad;
   }
   Row row = RowOf(8192, 0.5, 10);
+  row.forward_p50_ms = row.p50_ms;  // which leaves nothing for backward
+  EXPECT_THAT(Refusal({row}), HasSubstr("no measurement gives"));
+  row = RowOf(8192, 0.5, 10);
   row.p90_ms = 9;
   EXPECT_THAT(Refusal({row}), HasSubstr("8192 tokens, density 0.5"));
   EXPECT_THAT(Refusal({RowOf(-8192, 0.5, 10)}), HasSubstr("length"));

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -39,6 +41,23 @@ class HangingStore : public testing::ForwardingStore {
   std::atomic<bool> hangs = false;
   absl::Notification go_on;
 };
+
+// Of all threads' heaps, as malloc_info() sums them up at its end.
+size_t BytesInUse() {
+  char* text = nullptr;
+  size_t length = 0;
+  std::FILE* const file = open_memstream(&text, &length);
+  malloc_info(0, file);
+  std::fclose(file);
+  const std::string report(text, length);
+  std::free(text);
+  const auto size = [&](const std::string& element) {
+    const size_t at = report.find("size=\"", report.rfind(element)) + 6;
+    return std::stoull(report.substr(at));
+  };
+  return size("<system type=\"current\"") + size("<total type=\"mmap\"") -
+         size("<total type=\"fast\"") - size("<total type=\"rest\"");
+}
 
 class FairnessTest : public testing::ServerTest {
  protected:
@@ -189,11 +208,7 @@ TEST_F(FairnessTest, AnIdleWatchKeepsNoPage) {
     for (int layer = 0; layer < 20'000; ++layer) step.add_layers()->set_density(0.1);
     return t.PutStep("a", step);
   });
-  const auto in_use = [] {
-    const struct mallinfo2 info = mallinfo2();
-    return info.uordblks + info.hblkhd;
-  };
-  const size_t before = in_use();
+  const size_t before = BytesInUse();
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::WatchJobResponse>>> watches;
   size_t page_bytes = 0;
@@ -210,7 +225,10 @@ TEST_F(FairnessTest, AnIdleWatchKeepsNoPage) {
   }
   // Each goes idle when it has found no more to say.
   const absl::Time give_up = absl::Now() + absl::Seconds(60);
-  const auto kept = [&] { return in_use() - std::min(in_use(), before); };
+  const auto kept = [&] {
+    const size_t now = BytesInUse();
+    return now - std::min(now, before);
+  };
   while (kept() > kWatches * page_bytes / 4 && absl::Now() < give_up) {
     absl::SleepFor(absl::Milliseconds(10));
   }

@@ -148,6 +148,7 @@ TEST_F(SamplesJobTest, MicroBatchesMayBeOfDifferentLengths) {
   ASSERT_EQ(Run(job), absl::OkStatus());
   EXPECT_EQ(hosts_[0].steps[0].tokens, 640u);
   EXPECT_EQ(hosts_[0].steps[0].padding_tokens, 0u);
+  EXPECT_EQ(hosts_[0].steps[0].dealt_imbalance, 1.0);  // of one group
   // Dense, in tiles of 64: 8 and 2 of them a sample, 4 heads, dealt out in stripes of one tile.
   uint64_t tiles = 0;
   for (const RecordingHost& host : hosts_) {
