@@ -4,13 +4,14 @@
 //
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
 //       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
-//       [--config FILE] [--engine cuda|cpu]
+//       [--config FILE] [--engine cuda|cpu] [--layout striped,documents] [--documents ProLong-like]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. Weights and tokens are random. The first step of a case warms up and is not counted; the
 // row is the step of median time. With --nodes 2 NCCL takes either half of the GPUs for a machine
 // of its own and goes through the network between them. --profile traces one step after the
-// counted ones.
+// counted ones. With --documents sequences are full of documents of such lengths
+// (bench/length_distributions.h), kept apart, drawn alike for every case; without, each is one.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -30,6 +31,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/length_distributions.h"
 #include "bench/training_figures.h"
 #include "coordinator/lifecycle/job/step_merger.h"
 #include "proto/phase_fields.h"
@@ -49,6 +51,8 @@ struct Flags {
   std::vector<int> gpus = {1};
   std::vector<std::string> modes = {"dense", "sparse"};
   std::vector<std::string> ring = {"auto"};
+  std::vector<std::string> layouts = {"striped"};
+  std::string documents;  // a LengthDistribution's name; empty: a sequence is one document
   int nodes = 1;
   std::string recompute = "auto", offload = "auto", kv_gradients = "float32";
   int steps = 3;
@@ -63,21 +67,37 @@ struct Flags {
   std::exit(1);
 }
 
+// Lengths of documents that are `tokens` together: one, or drawn from the distribution `name`.
+std::vector<uint64_t> DocumentLengths(uint64_t tokens, const std::string& name) {
+  const auto* const drawn =
+      std::find_if(std::begin(kLengthDistributions), std::end(kLengthDistributions),
+                   [&](const LengthDistribution& d) { return d.name == name; });
+  if (drawn == std::end(kLengthDistributions)) return {tokens};
+  LengthRandom random(1);
+  std::vector<uint64_t> lengths;
+  for (uint64_t left = tokens; left > 0; left -= lengths.back()) {
+    lengths.push_back(std::min(left, drawn->draw(random)));
+  }
+  return lengths;
+}
+
 // A folder of random tokens, gone with this object.
 class TokenFolder {
  public:
-  TokenFolder(uint64_t tokens, uint32_t vocabulary) {
+  TokenFolder(const std::vector<uint64_t>& documents, uint32_t vocabulary) {
     char folder[] = "/tmp/training_bench.XXXXXX";
     if (mkdtemp(folder) == nullptr) Die("cannot make a folder under /tmp");
     path_ = folder;
     std::mt19937 random(1);
-    std::vector<uint32_t> ids(tokens);
-    for (uint32_t& id : ids) id = random() % (vocabulary - 1);
-    std::ofstream(path_ + "/ids.bin", std::ios::binary)
-        .write(reinterpret_cast<const char*>(ids.data()), static_cast<int64_t>(ids.size() * 4));
     data::PackOptions pack;
     pack.input = data::PackOptions::Input::kUint32;
-    pack.paths = {path_ + "/ids.bin"};
+    for (size_t i = 0; i < documents.size(); ++i) {
+      std::vector<uint32_t> ids(std::max<uint64_t>(2, documents[i]) - 1);  // and the separator
+      for (uint32_t& id : ids) id = random() % (vocabulary - 1);
+      pack.paths.push_back(absl::StrCat(path_, "/ids-", i, ".bin"));
+      std::ofstream(pack.paths.back(), std::ios::binary)
+          .write(reinterpret_cast<const char*>(ids.data()), static_cast<int64_t>(ids.size() * 4));
+    }
     pack.output = path_ + "/tokens";
     pack.eval_share = 0;
     pack.max_document_bytes = uint64_t{1} << 40;
@@ -104,6 +124,7 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   spec.mutable_model()->set_init("random");
   spec.mutable_data()->set_train(folder.path() + "/tokens/train");
   spec.mutable_data()->set_sequence_length(run.tokens);
+  spec.mutable_data()->set_document_mask(!flags.documents.empty());
   v1::AttentionSpec* attention = spec.mutable_attention();
   attention->set_tile(128);
   if (run.dense) {
@@ -141,11 +162,29 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   return spec;
 }
 
-v1::StepPlan MakePlan(const TrainingCase& run, const std::string& ring, int nodes) {
+// What a document takes by its arithmetic, in 10^12 operations.
+void SetWeights(const model::ModelConfig& config, uint64_t tokens, v1::StepPlan* plan) {
+  for (uint64_t length = 64; length < 2 * tokens; length *= 2) {
+    const auto n = static_cast<double>(length);
+    v1::SampleWeight* const row = plan->add_sample_weights();
+    row->set_tokens(length);
+    row->set_milliseconds(
+        1e-12 * n *
+        (6 * static_cast<double>(config.weights_per_token()) +
+         6 * n * static_cast<double>(config.layers * config.heads * config.head_dim)));
+  }
+}
+
+v1::StepPlan MakePlan(const model::ModelConfig& config, const TrainingCase& run,
+                      const std::string& ring, const std::string& layout, int nodes) {
   v1::StepPlan plan;
   plan.set_version(1);
   plan.set_effective_step(1);
   plan.set_layout(v1::ParallelismSpec::STRIPED);
+  if (layout == "documents") {
+    plan.set_layout(v1::ParallelismSpec::DOCUMENTS);
+    SetWeights(config, static_cast<uint64_t>(run.tokens), &plan);
+  }
   plan.set_stripe(128);
   v1::RingShape* shape = plan.mutable_ring();
   shape->set_kind(v1::ParallelismSpec::FLAT);
@@ -191,11 +230,12 @@ bool SaveTraces(FakeAgent& agent, const std::string& from, const std::filesystem
 }
 
 // The merged report of the counted step of median time.
-v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::string& ring,
+v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
+                       const TrainingCase& run, const std::string& ring, const std::string& layout,
                        const TokenFolder& folder) {
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / run.gpus);
   FakeAgent agent(folder.path() + "/agent.sock", MakeSpec(flags, run, folder),
-                  MakePlan(run, ring, flags.nodes), run.gpus, threads);
+                  MakePlan(config, run, ring, layout, flags.nodes), run.gpus, threads);
   agent.Spawn(flags.trainer, folder.path(), flags.nodes);
   const size_t wanted = flags.steps + 1;
   std::vector<v1::StepReport> steps;
@@ -230,8 +270,8 @@ v1::StepReport Measure(const Flags& flags, const TrainingCase& run, const std::s
     return {};
   }
   if (!flags.profile.empty()) {
-    const std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s", run.gpus, run.tokens,
-                                             run.dense ? "dense" : "sparse", ring);
+    const std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s", run.gpus, run.tokens,
+                                             run.dense ? "dense" : "sparse", ring, layout);
     if (!SaveTraces(agent, folder.path() + "/checkpoints/profiles",
                     std::filesystem::path(flags.profile) / name, run.gpus,
                     absl::Seconds(flags.timeout_seconds))) {
@@ -258,7 +298,8 @@ void PrintSettings(const TokenFolder& folder) {
 
 std::string CsvHeader() {
   std::string header =
-      "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,kv_gradients,density,recall,step_"
+      "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,layout,documents,kv_gradients,"
+      "density,recall,step_"
       "seconds,tokens_per_second";
   ForEachPhase({}, [&](const std::string& name, double) { absl::StrAppend(&header, ",", name); });
   return header +
@@ -266,7 +307,8 @@ std::string CsvHeader() {
 }
 
 std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::string& ring,
-                   const TrainingFigures& figures, const v1::StepReport& report) {
+                   const std::string& layout, const TrainingFigures& figures,
+                   const v1::StepReport& report) {
   char date[16];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
@@ -275,9 +317,10 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
     absl::StrAppendFormat(&phases, ",%.4f", seconds);
   });
   const std::string head =
-      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s,%s", date, flags.commit, flags.hardware,
+      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
                       std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
-                      run.tokens, run.dense ? "dense" : "sparse", ring, flags.kv_gradients);
+                      run.tokens, run.dense ? "dense" : "sparse", ring, layout,
+                      flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients);
   return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n", head,
                          figures.density, figures.recall, figures.step_seconds,
                          figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
@@ -307,6 +350,11 @@ int Main(int argc, char** argv) {
   app.add_option("--ring", flags.ring, "flat, hierarchical, all_gather; auto is flat")
       ->delimiter(',')
       ->check(CLI::IsMember({"auto", "flat", "hierarchical", "all_gather"}));
+  app.add_option("--layout", flags.layouts, "striped, documents")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"striped", "documents"}));
+  app.add_option("--documents", flags.documents, "whose lengths documents have")
+      ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}));
   app.add_option("--nodes", flags.nodes, "equal parts of the GPUs that NCCL takes for machines")
       ->check(CLI::PositiveNumber);
   app.add_option("--recompute", flags.recompute, "resources.recompute of the job")
@@ -340,20 +388,25 @@ int Main(int argc, char** argv) {
     for (const int gpus : flags.gpus) {
       for (const std::string& mode : flags.modes) {
         for (const std::string& ring : flags.ring) {
-          const TrainingCase run{.gpus = gpus, .tokens = tokens, .dense = mode == "dense"};
-          // The loader hands out whole sequences, each once an epoch.
-          const TokenFolder folder(2 * tokens + 1, static_cast<uint32_t>(config->vocab_size));
-          const v1::StepReport report = Measure(flags, run, ring, folder);
-          if (report.step() == 0) {
-            all_measured = false;
-            continue;
+          for (const std::string& layout : flags.layouts) {
+            const TrainingCase run{.gpus = gpus, .tokens = tokens, .dense = mode == "dense"};
+            // The loader hands out whole sequences, each once an epoch. Documents differ from one
+            // sequence to the next: all cases see the same.
+            const uint64_t sequences = flags.documents.empty() ? 2 : flags.steps + 2;
+            const TokenFolder folder(DocumentLengths(sequences * tokens + 1, flags.documents),
+                                     static_cast<uint32_t>(config->vocab_size));
+            const v1::StepReport report = Measure(flags, *config, run, ring, layout, folder);
+            if (report.step() == 0) {
+              all_measured = false;
+              continue;
+            }
+            const std::string row = CsvRow(flags, run, ring, layout,
+                                           Derive(*config, run, report, flags.peak_tflops), report);
+            PrintSettings(folder);
+            std::printf("%s", row.c_str());
+            std::fflush(stdout);
+            if (csv.is_open()) csv << row << std::flush;
           }
-          const std::string row =
-              CsvRow(flags, run, ring, Derive(*config, run, report, flags.peak_tflops), report);
-          PrintSettings(folder);
-          std::printf("%s", row.c_str());
-          std::fflush(stdout);
-          if (csv.is_open()) csv << row << std::flush;
         }
       }
     }

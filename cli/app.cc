@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/process/version.h"
 #include "cli/commands/commands.h"
+#include "cli/examples.h"
+#include "cli/validators.h"
 #include "jobspec/text.h"
 
 namespace ringleader::cli {
@@ -19,12 +21,13 @@ The coordinator's address is taken from --address, RINGLEADER_ADDRESS, the confi
 
 Exit codes: 0 done; 1 the followed job failed; 2 it was cancelled; 64 a mistake in the command line
 or job file; 66 no such file, job or node; 69 no coordinator answers; 70 internal; 75 not possible in
-this state, or a name is taken; 77 not allowed.)";
+this state, or a name is taken; 77 not allowed, or a TLS mismatch.)";
 
 void AddGlobalFlags(CLI::App& app, Context* context) {
   app.add_option("--address", context->address, "the coordinator, host:port");
   app.add_option("--config", context->config_path, "configuration file");
-  app.add_option("-o,--output", context->format_name, "table, json or yaml");
+  app.add_option("-o,--output", context->format_name,
+                 "table, json or yaml; name: list and nodes; csv, jsonl: history");
   AddTlsFlags(app, &context->tls);
   app.add_option("--token-file", context->token_path,
                  "file with a token, in place of a certificate (or RINGLEADER_TOKEN: the token)");
@@ -35,7 +38,7 @@ void AddGlobalFlags(CLI::App& app, Context* context) {
          },
          "seconds to wait for a coordinator that is away (60 for calls that change something, else "
          "3)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(ZeroOrMore());
 }
 
 // What people type who know other tools.
@@ -44,12 +47,13 @@ struct OtherName {
   const char* command;
 };
 constexpr OtherName kOtherNames[] = {
-    {"describe", "get"},  {"show", "get"},      {"status", "get"},      {"info", "get"},
-    {"ls", "list"},       {"ps", "list"},       {"jobs", "list"},       {"queue", "list"},
-    {"rm", "delete"},     {"remove", "delete"}, {"kill", "cancel"},     {"stop", "cancel"},
-    {"run", "submit"},    {"create", "submit"}, {"apply", "submit"},    {"start", "submit"},
-    {"log", "logs"},      {"tail", "logs"},     {"follow", "watch"},    {"attach", "watch"},
-    {"workers", "nodes"}, {"top", "nodes"},     {"continue", "resume"}, {"suspend", "pause"}};
+    {"describe", "get"},  {"show", "get"},        {"status", "get"},     {"info", "get"},
+    {"ls", "list"},       {"ps", "list"},         {"jobs", "list"},      {"queue", "list"},
+    {"rm", "delete"},     {"remove", "delete"},   {"kill", "cancel"},    {"stop", "cancel"},
+    {"run", "submit"},    {"create", "submit"},   {"apply", "submit"},   {"start", "submit"},
+    {"log", "logs"},      {"tail", "logs"},       {"follow", "watch"},   {"attach", "watch"},
+    {"workers", "nodes"}, {"top", "nodes"},       {"check", "validate"}, {"lint", "validate"},
+    {"steps", "history"}, {"continue", "resume"}, {"suspend", "pause"}};
 
 // "unknown command "sumbit"; did you mean submit?"
 std::string UnknownCommand(const CLI::App& app, const std::string& typed) {
@@ -108,6 +112,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   AddSubmitCommand(app, &context);
   AddJobCommands(app, &context);
   AddWatchCommand(app, &context);
+  AddHistoryCommand(app, &context);
   AddReportCommand(app, &context);
   AddLogsCommand(app, &context);
   AddNodeCommands(app, &context);
@@ -118,6 +123,7 @@ int RunRingctl(const std::vector<std::string>& arguments, Context context) {
   AddPlanCommand(app, &context);
   AddDataCommand(app, &context);
   AddCompletionCommand(app, &context);
+  AddExamples(app);
   try {
     // CLI11 takes them last first.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));

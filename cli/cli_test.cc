@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -38,6 +41,11 @@ TEST_F(CliTest, SubmitComplainsBeforeItAsksAnyone) {
   const Result range = Run({"submit", Path("job.yaml"), "--set", "attention.vertical_mass=2"});
   EXPECT_EQ(range.code, kUsage);
   EXPECT_THAT(range.err, HasSubstr("attention.vertical_mass: 2 is out of range"));
+  const Result all = Run({"submit", Path("job.yaml"), "--set", "trainin.steps=1", "--set",
+                          "training.seed=x", "--set", "name=No"});
+  EXPECT_EQ(all.code, kUsage);
+  EXPECT_THAT(all.err, StartsWith("ringctl: 3 mistakes:\n  --set trainin.steps: unknown field"));
+  EXPECT_EQ(std::count(all.err.begin(), all.err.end(), '\n'), 4) << all.err;
   const Result name = Run({"submit", Path("job.yaml"), "--set", "atention.tile=64"});
   EXPECT_THAT(name.err, HasSubstr("did you mean attention.tile?"));
   const Result file = Run({"submit", Path("none.yaml")});
@@ -88,9 +96,88 @@ TEST_F(CliTest, DryRunShowsDefaultsAndPlan) {
   const Result result = Run({"submit", Path("job.yaml"), "--dry-run"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("sequence_length: 16384"));
+  EXPECT_THAT(result.out, HasSubstr("layout: auto  # striped, stripes of 64 tokens\n"));
   EXPECT_THAT(result.out, HasSubstr("layout  striped, stripes of 64 tokens"));
   EXPECT_THAT(result.out, HasSubstr("would wait: needs 4 trainers"));
   EXPECT_EQ(coordinator_.created, 0);
+}
+
+TEST_F(CliTest, ValidatingNeedsNoCoordinator) {
+  coordinator_.Stop();
+  const Result result = Run({"validate", Path("job.yaml")});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  for (const char* line :
+       {"\n  keep_last: 2\n", "\n  layout: auto  # striped, stripes of 64 tokens\n",
+        "\n  ring: auto  # ", "\n  threads: 0  # a node's cores divided by its trainers\n",
+        "\n  recompute: auto  # none where a trainer has ", "\n  dense_layers: []\n",
+        "\nworker imbalance", "\nplanned for 1 node of 4 trainers with "}) {
+    EXPECT_THAT(result.out, HasSubstr(line));
+  }
+  const auto json = nlohmann::json::parse(Run({"validate", Path("job.yaml"), "-o", "json"}).out);
+  EXPECT_EQ(json["auto"]["parallelism.layout"], "striped, stripes of 64 tokens");
+  EXPECT_EQ(json["spec"]["checkpoint"]["keep_last"], 2);
+  EXPECT_EQ(json["plan"]["layout"], "STRIPED");
+  // So does a dry run, which says that it would have asked.
+  const Result dry = Run({"submit", Path("job.yaml"), "--dry-run"});
+  EXPECT_EQ(dry.code, 0) << dry.err;
+  EXPECT_EQ(dry.out, result.out);
+  EXPECT_THAT(dry.err, HasSubstr("no coordinator answers at 127.0.0.1:"));
+  // GPUs come in nodes of eight.
+  const Result gpus = Run({"validate", Path("job.yaml"), "--set", "resources.engine=cuda", "--set",
+                           "resources.trainers=16", "--set", "parallelism.context=16"});
+  EXPECT_THAT(gpus.out, HasSubstr("planned for 2 nodes of 8 GPUs with 139 GiB each"));
+  EXPECT_THAT(gpus.out, HasSubstr("\n  offload: auto  # none where a trainer has 139 GiB\n"));
+  // Files that are elsewhere are not looked at, and then nothing is predicted.
+  std::filesystem::remove_all(folder_ / "tokens");
+  std::filesystem::remove(folder_ / "config.json");
+  EXPECT_EQ(Run({"validate", Path("job.yaml")}).code, kNotFound);
+  const Result blind = Run({"validate", Path("job.yaml"), "--no-check-files"});
+  EXPECT_EQ(blind.code, 0) << blind.err;
+  EXPECT_THAT(blind.out, HasSubstr("the model's config.json cannot be read here"));
+}
+
+// What trainers would find when they begin.
+TEST_F(CliTest, ValidatingChecksWhatTrainersWill) {
+  const auto complaint = [&](std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments = {"validate", Path("job.yaml")};
+    for (const std::string& set : more) arguments.insert(arguments.end(), {"--set", set});
+    const Result result = Run(arguments);
+    EXPECT_NE(result.code, 0) << result.out;
+    EXPECT_EQ(result.out, "");
+    return result.err;
+  };
+  WriteTokens("tokens", 321, 100'000);
+  EXPECT_THAT(complaint(), HasSubstr("data.train: " + Path("tokens") +
+                                     " was packed with a vocabulary of 321, the model's vocab_size "
+                                     "is 320"));
+  EXPECT_EQ(Run({"submit", Path("job.yaml")}).code, kUsage) << "submitting looks, too";
+  EXPECT_EQ(coordinator_.created, 0);
+  WriteTokens("tokens", 320, 16384);
+  EXPECT_THAT(complaint(), HasSubstr("holds 16384 tokens; one sequence of 16384 needs 16385"));
+  WriteTokens("tokens", 320, 16385, {"shard-00000.tokens"});
+  EXPECT_THAT(complaint(), HasSubstr("no shard shard-00000.tokens in"));
+  // All at once.
+  std::ofstream(folder_ / "a file") << "x";
+  std::filesystem::create_symlink(folder_ / "nowhere", folder_ / "tokenizer.json");
+  const std::string all =
+      complaint({"attention.dense_layers=[4]", "checkpoint.directory=a file/below"});
+  EXPECT_THAT(all, StartsWith("ringctl: 4 mistakes:\n  attention.dense_layers: layer 4 does not "
+                              "exist; the model has 4 layers, 0 to 3\n  model.config: "));
+  EXPECT_THAT(all, HasSubstr("tokenizer.json"));
+  EXPECT_THAT(all, HasSubstr("\n  data.train: no shard"));
+  EXPECT_THAT(all, HasSubstr("\n  checkpoint.directory: " + Path("a file") + " is a file"));
+
+  const auto config = [&](const std::string& more) {
+    Write("config.json", R"({"num_hidden_layers": 4, "hidden_size": 256, "vocab_size": 320,
+        "intermediate_size": 688, "num_key_value_heads": 3, )" +
+                             more + "}");
+    return complaint();
+  };
+  EXPECT_THAT(config(R"("model_type": "gpt2", "num_attention_heads": 4)"),
+              HasSubstr("is \"gpt2\"; supported: qwen2, llama"));
+  EXPECT_THAT(config(R"("model_type": "llama", "num_attention_heads": 4)"),
+              HasSubstr("\"num_attention_heads\" (4) must be a multiple of"));
 }
 
 TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
@@ -106,6 +193,9 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   const Result dense = Run({"plan", Path("job.yaml"), "--density", "0.37", "-o", "json"});
   EXPECT_NEAR(nlohmann::json::parse(dense.out)["prediction"]["density"].get<double>(), 0.37, 1e-6);
   EXPECT_EQ(Run({"plan", Path("job.yaml"), "--density", "1.5"}).code, kUsage);
+  const Result documents = Run({"plan", Path("job.yaml"), "--documents", "8192,64"});
+  EXPECT_EQ(documents.code, kUsage);
+  EXPECT_THAT(documents.err, HasSubstr("--documents: goes with attention.pattern: dense"));
   const Result small = Run({"plan", Path("job.yaml"), "--memory-gib", "0.001"});
   EXPECT_EQ(small.code, kUsage);
   EXPECT_THAT(small.err, HasSubstr("the model does not fit"));
@@ -157,6 +247,56 @@ TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {
   EXPECT_THAT(Run({"submit"}).err, HasSubstr("file is required"));
 }
 
+// CLI11 would print 300 digits, and the numbers of enumerators.
+TEST_F(CliTest, RangesAndChoicesCanBeRead) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
+      {{"plan", "x", "--memory-gib", "0"}, "'0' is not allowed; give a number more than 0"},
+      {{"plan", "x", "--memory-gib", "1e999"}, "'1e999' is not allowed"},
+      {{"logs", "x", "--rank", "-3"}, "'-3' is not allowed; give a number of 0 or more"},
+      {{"list", "--retry-for", "nan"}, "'nan' is not allowed; give a number of 0 or more"},
+      {{"list", "--retry-for", "\x1b[2J"}, "'\\x1b[2J' is not allowed"},
+      {{"data", "pack", "--input", "x", "--output", "y", "--format", "parquet"},
+       "parquet not in {text,uint16,uint32}"},
+      {{"token", "create", "--user", "a", "--role", "node"}, "node not in {admin,user,viewer}"},
+  };
+  for (const auto& [arguments, complaint] : mistakes) {
+    const Result result = Run(arguments);
+    EXPECT_EQ(result.code, kUsage);
+    EXPECT_THAT(result.err, HasSubstr(complaint));
+    EXPECT_LT(result.err.size(), 200u) << result.err;
+  }
+  for (const std::vector<std::string>& verb : std::vector<std::vector<std::string>>{
+           {"plan"}, {"logs"}, {"data", "pack"}, {"token", "create"}}) {
+    std::vector<std::string> arguments = verb;
+    arguments.push_back("--help");
+    const std::string help = Run(arguments).out;
+    EXPECT_THAT(help, ::testing::Not(::testing::ContainsRegex("[0-9]{30}"))) << verb[0];
+    EXPECT_THAT(help, ::testing::Not(HasSubstr("->"))) << verb[0];
+  }
+}
+
+TEST_F(CliTest, EveryHelpHasExamples) {
+  const std::string help = Run({"--help"}).out;
+  std::istringstream lines(help.substr(help.find("Subcommands:")));
+  int verbs = 0;
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line) && line.starts_with("  ")) {
+    if (line[2] == ' ') continue;  // the rest of a long description
+    const std::string verb = line.substr(2, line.find(' ', 2) - 2);
+    EXPECT_THAT(Run({verb, "--help"}).out,
+                ::testing::ContainsRegex("Examples:\n +[a-z< (]*ringctl " + verb))
+        << verb;
+    ++verbs;
+  }
+  EXPECT_GE(verbs, 20);
+  for (const char* verb : {"create", "list", "revoke"}) {
+    EXPECT_THAT(Run({"token", verb, "--help"}).out,
+                HasSubstr(std::string("\n  ringctl token ") + verb));
+  }
+  EXPECT_THAT(Run({"data", "pack", "--help"}).out, HasSubstr("\n  ringctl data pack"));
+}
+
 TEST_F(CliTest, CompletionKnowsEveryVerb) {
   for (const char* shell : {"bash", "zsh", "fish"}) {
     const Result result = Run({"completion", shell});
@@ -168,6 +308,33 @@ TEST_F(CliTest, CompletionKnowsEveryVerb) {
     EXPECT_THAT(result.out, HasSubstr("follow"));
   }
   EXPECT_EQ(Run({"completion", "tcsh"}).code, kUsage);
+}
+
+// The script in a real shell, with a ringctl that says what a test wants.
+TEST_F(CliTest, BashCompletesVerbsFlagsFieldsAndNames) {
+  Write("complete.bash", Run({"completion", "bash"}).out);
+  Write("jobs", "headers-16k\nhead$(touch hacked)\ntail\n");
+  const auto complete = [&](const std::string& words) {
+    const std::string script = "cd " + folder_.string() +
+                               "; ringctl() { [[ $* == *list* ]] && cat jobs || echo gpu-01; }; "
+                               "source complete.bash; COMP_WORDS=(" +
+                               words +
+                               "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _ringctl; "
+                               "printf '%s ' \"${COMPREPLY[@]}\"";
+    Write("run.bash", script);
+    std::string out;
+    FILE* pipe = popen(("bash " + Path("run.bash")).c_str(), "r");
+    for (int c = 0; (c = std::fgetc(pipe)) != EOF;) out += static_cast<char>(c);
+    pclose(pipe);
+    return out;
+  };
+  EXPECT_EQ(complete("ringctl val"), "validate ");
+  EXPECT_EQ(complete("ringctl logs --ra"), "--rank ");
+  EXPECT_EQ(complete("ringctl submit job.yaml --set training.st"), "training.steps= ");
+  EXPECT_EQ(complete("ringctl watch head"), "headers-16k head$(touch hacked) ");
+  EXPECT_EQ(complete("ringctl history ta"), "tail ");
+  EXPECT_EQ(complete("ringctl drain ''"), "gpu-01 ");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "hacked"));
 }
 
 TEST_F(CliTest, SettingsComeFromFlagEnvironmentFileInThatOrder) {
@@ -185,6 +352,12 @@ TEST_F(CliTest, SettingsComeFromFlagEnvironmentFileInThatOrder) {
   const Result typo = Run({"list", "--config", Path("other.yaml")});
   EXPECT_EQ(typo.code, kUsage);
   EXPECT_THAT(typo.err, HasSubstr("unknown key adress"));
+  // Keys are spelled as flags are, in every program's file.
+  Write("other.yaml", "tls_cert: x\n");
+  EXPECT_THAT(Run({"list", "--config", Path("other.yaml")}).err,
+              HasSubstr("unknown key tls_cert; did you mean tls-cert?"));
+  Write("other.yaml", "tls-cert: /none\ntls-key: /none\ntls-ca: /none\ntoken-file: /none\n");
+  EXPECT_THAT(Run({"list", "--config", Path("other.yaml")}).err, HasSubstr("/none"));
   EXPECT_EQ(Run({"list", "--config", Path("none.yaml")}).code, kNotFound);
 }
 

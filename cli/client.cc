@@ -14,6 +14,7 @@
 #include "base/back_off.h"
 #include "base/net/channel.h"
 #include "base/net/notice.h"
+#include "base/net/tls_probe.h"
 #include "base/status_macros.h"
 #include "jobspec/text.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
@@ -105,10 +106,11 @@ class GrpcClient : public Client {
 
   absl::Status WatchJob(
       v1::WatchJobRequest request,
-      const std::function<void(const v1::WatchJobResponse&)>& on_response) override {
+      const std::function<bool(const v1::WatchJobResponse&)>& on_response) override {
     uint64_t eval_step = 0, known_eval_step = 0;
     std::string uid;  // of the job that was asked about
-    return Follow<v1::WatchJobResponse>(
+    bool wants_more = true;
+    const absl::Status status = Follow<v1::WatchJobResponse>(
         [&](grpc::ClientContext* context) {
           // A new stream sends all evaluations again.
           known_eval_step = eval_step;
@@ -133,9 +135,10 @@ class GrpcClient : public Client {
                                       }),
                        evals->end());
           for (const v1::EvalReport& eval : *evals) eval_step = eval.step();
-          on_response(response);
-          return absl::OkStatus();
+          wants_more = on_response(response);
+          return wants_more ? absl::OkStatus() : absl::CancelledError();
         });
+    return wants_more ? status : absl::OkStatus();
   }
 
   absl::Status TailLogs(
@@ -235,17 +238,20 @@ class GrpcClient : public Client {
   // Waits after the `tries`-th failure in a row; returns `status` itself if trying again is no use
   // or too late.
   absl::Status WaitToTryAgain(const grpc::Status& status, uint32_t tries, absl::Time give_up) {
+    if (!IsAway(status)) {
+      return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                          status.error_message());
+    }
+    if (tries == 1) RETURN_IF_ERROR(CheckTls(context_));
     const absl::Duration delay =
         BackOff(context_.retry.first_delay, context_.retry.longest_delay, tries);
-    if (!IsAway(status) || absl::Now() + delay > give_up) return ToStatus(status);
+    if (absl::Now() + delay > give_up) return NobodyAnswers(status);
     SayIsAway(status);
     absl::SleepFor(delay);
     return absl::OkStatus();
   }
 
-  absl::Status ToStatus(const grpc::Status& status) const {
-    const auto code = static_cast<absl::StatusCode>(status.error_code());
-    if (!IsAway(status)) return absl::Status(code, status.error_message());
+  absl::Status NobodyAnswers(const grpc::Status& status) const {
     return absl::UnavailableError(
         absl::StrCat("no coordinator answers at ", context_.address, " (",
                      ExplainConnection(status.error_message()),
@@ -299,6 +305,14 @@ std::string NewRequestId() {
   // Version 4, variant 1 (RFC 4122).
   return absl::StrFormat("%08x-%04x-4%03x-%04x-%04x%08x", a, b >> 16, b & 0xfff,
                          0x8000 | (c >> 16 & 0x3fff), c & 0xffff, d);
+}
+
+absl::Status CheckTls(const Context& context) {
+  ASSIGN_OR_RETURN(const Address address, ParseAddress(context.address));
+  const std::string mismatch = FindTlsMismatch(context.tls, address);
+  if (mismatch.empty()) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("TLS mismatch with the coordinator at ", context.address, ": ", mismatch));
 }
 
 std::string JobName(const std::string& id) {

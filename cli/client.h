@@ -23,7 +23,12 @@ std::string NewRequestId();
 std::string JobName(const std::string& id);
 std::string NodeName(const std::string& id);
 
-// Statuses are the coordinator's, with its message; UNAVAILABLE says where nobody answered.
+// PERMISSION_DENIED says what is wrong where the context's TLS and that of whoever listens at its
+// address do not fit; OK also where nobody does.
+absl::Status CheckTls(const Context& context);
+
+// Statuses are the coordinator's, with its message; UNAVAILABLE says where nobody answered,
+// PERMISSION_DENIED what is wrong where the two sides do not agree on TLS.
 // Mutating requests must carry a request_id. Blocks; one thread.
 class Client {
  public:
@@ -53,10 +58,11 @@ class Client {
       v1::ListAuditRecordsRequest request, int limit) = 0;
 
   // Streams until the coordinator ends them. While it is away they wait, and go on after the last
-  // revision, step and offset that they have handed over; nothing is handed over twice.
+  // revision, step and offset that they have handed over; nothing is handed over twice. A watch
+  // ends as soon as on_response returns false, too.
   virtual absl::Status WatchJob(
       v1::WatchJobRequest request,
-      const std::function<void(const v1::WatchJobResponse&)>& on_response) = 0;
+      const std::function<bool(const v1::WatchJobResponse&)>& on_response) = 0;
   virtual absl::Status TailLogs(
       v1::TailLogsRequest request,
       const std::function<void(const v1::TailLogsResponse&)>& on_response) = 0;

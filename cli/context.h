@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -16,7 +17,8 @@ namespace ringleader::cli {
 
 class Client;
 
-enum class Format { kTable, kJson, kYaml };
+// kCsv, kJsonLines and kName: of commands that say so (Context::more_formats).
+enum class Format { kTable, kJson, kYaml, kCsv, kJsonLines, kName };
 
 // The exit codes that `ringctl --help` promises.
 enum ExitCode : int {
@@ -44,7 +46,9 @@ struct RetryPolicy {
 struct Context {
   std::ostream& out;
   std::ostream& err;
-  bool is_terminal = false;  // `out` is one: bars may be redrawn
+  // Of the terminal that `out` is, now; none: it is no terminal. Bars are redrawn on one, and the
+  // last column of a table is cut at its width.
+  std::function<int()> terminal_columns = {};
   Clock* clock = Clock::Real();
   std::function<std::optional<std::string>(const char*)> environment;
 
@@ -53,6 +57,7 @@ struct Context {
   std::string config_path = {};
   std::string format_name = {};
   Format format = Format::kTable;
+  std::vector<Format> more_formats = {};  // of the command, besides table, json and yaml
   TlsOptions tls = {};
   std::string token_path = {};
   std::string token = {};  // goes with each call; empty: none
@@ -61,6 +66,11 @@ struct Context {
   // What the command line asks for: an exit code, or the error that the user is to see.
   std::function<absl::StatusOr<int>()> action = {};
 };
+
+// 0 where `out` is no terminal.
+inline int Columns(const Context& context) {
+  return context.terminal_columns ? context.terminal_columns() : 0;
+}
 
 // A client for the context's address. INVALID_ARGUMENT for an address or TLS files that cannot
 // work; nothing is sent yet.

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/testing/cli_fixture.h"
 
@@ -50,10 +52,28 @@ TEST_F(CliTest, FollowingEndsWithTheJobsResult) {
 TEST_F(CliTest, ATerminalGetsABar) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
-  const Result result = Run({"watch", "tiny"}, /*is_terminal=*/true);
-  EXPECT_THAT(result.out, HasSubstr("\r\033[K[########----------------] 1/3  loss 5.0000  8,192 "
-                                    "tokens/s  ETA 4s  imbalance 1.010"));
+  const Result result = Run({"watch", "tiny"}, /*columns=*/120);
+  EXPECT_THAT(result.out, HasSubstr("\r\033[K[########----------------] 1/3  loss 5.0000  ETA 4s  "
+                                    "8,192 tokens/s  imbalance 1.010"));
   EXPECT_THAT(result.out, HasSubstr("[########################] 3/3"));
+}
+
+TEST_F(CliTest, TheBarFitsTheTerminal) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(0);
+  const std::map<int, std::string> bars = {
+      {81, "[######--------------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s  imbalance 1.010"},
+      {80, "[######-------------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s  imbalance 1.010"},
+      {60, "[#####-----------] 1/3  loss 5.0000  ETA 4s  8,192 tokens/s"},
+      {40, "[####--------] 1/3  loss 5.0000  ETA 4s"},
+      {26, "[##----] 1/3  loss 5.0000"},
+      {20, "1/3  loss 5.0000"},
+      {10, "1/3  los…"},
+      {1, ""}};
+  for (const auto& [columns, bar] : bars) {
+    EXPECT_THAT(Run({"watch", "tiny"}, columns).out, HasSubstr("\r\033[K" + bar + "\r\033[K"))
+        << columns;
+  }
 }
 
 TEST_F(CliTest, ASkippedStepStaysInSight) {
@@ -62,7 +82,7 @@ TEST_F(CliTest, ASkippedStepStaysInSight) {
   for (v1::WatchJobResponse& response : coordinator_.watch) {
     for (v1::StepReport& step : *response.mutable_steps()) step.set_skipped(step.step() == 2);
   }
-  EXPECT_THAT(Run({"watch", "tiny"}, /*is_terminal=*/true).out,
+  EXPECT_THAT(Run({"watch", "tiny"}, /*columns=*/120).out,
               HasSubstr("\nstep 2  skipped: gradient was not finite\n"));
   EXPECT_THAT(Run({"watch", "tiny"}).out, HasSubstr("eta 2s  skipped: gradient was not finite\n"));
 }
@@ -105,12 +125,16 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
     line.set_attempt(1);
     line.set_rank(i % 2);
     line.set_text("line " + std::to_string(i));
+    line.mutable_time()->set_seconds(1'000'000 + i);
+    line.mutable_time()->set_nanos(500'000'000);
   }
   coordinator_.break_streams_after = {2};
   coordinator_.log_uid = "tiny-1";
   const Result result = Run({"logs", "-f", "tiny", "--tail", "100"});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(result.out, "[rank 1] line 1\n[rank 0] line 2\n[rank 1] line 3\n[rank 0] line 4\n");
+  EXPECT_EQ(result.out,
+            "1970-01-12T13:46:41.500Z [rank 1] line 1\n1970-01-12T13:46:42.500Z [rank 0] line 2\n"
+            "1970-01-12T13:46:43.500Z [rank 1] line 3\n1970-01-12T13:46:44.500Z [rank 0] line 4\n");
   ASSERT_EQ(coordinator_.log_requests.size(), 2);
   EXPECT_EQ(coordinator_.log_requests[0].last_lines(), 100);
   EXPECT_EQ(coordinator_.log_requests[1].last_lines(), 0);
@@ -118,7 +142,8 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   // Another job may have got the name meanwhile.
   EXPECT_EQ(coordinator_.log_requests[0].job_uid(), "");
   EXPECT_EQ(coordinator_.log_requests[1].job_uid(), "tiny-1");
-  EXPECT_EQ(Run({"logs", "tiny", "--rank", "0", "--attempt", "1"}).out, "line 2\nline 4\n");
+  EXPECT_EQ(Run({"logs", "tiny", "--rank", "0", "--attempt", "1"}).out,
+            "1970-01-12T13:46:42.500Z line 2\n1970-01-12T13:46:44.500Z line 4\n");
 }
 
 TEST_F(CliTest, ProfileSaysWhereTheTracesGo) {
@@ -156,6 +181,74 @@ TEST_F(CliTest, ReportCountsSamplesAndTheirPadding) {
   EXPECT_THAT(table, HasSubstr("3 of 70000 tokens, split"));
 }
 
+// A watch of a job that runs does not end by itself.
+TEST_F(CliTest, ReportAndHistoryOfAJobThatRunsEndAtItsNewestStep) {
+  ScriptRun("tiny", v1::Job::RUNNING);
+  coordinator_.jobs["jobs/tiny"].mutable_progress()->set_step(2);
+  const auto json = nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out);
+  EXPECT_EQ(json["state"], "RUNNING");
+  EXPECT_EQ(json["loss_last"], 4.0);
+  const std::string csv = Run({"history", "tiny", "-o", "csv"}).out;
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3) << csv;
+}
+
+TEST_F(CliTest, HistoryHasEveryStep) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  // As if the second had been trained again after a failure.
+  v1::WatchJobResponse again = coordinator_.watch[3];
+  again.mutable_steps(0)->set_loss(3.5);
+  again.mutable_steps(0)->set_skipped(true);
+  again.mutable_steps(0)->mutable_time()->set_seconds(1'000'000);
+  coordinator_.watch.insert(coordinator_.watch.begin() + 5, again);
+  const Result csv = Run({"history", "tiny", "-o", "csv"});
+  EXPECT_EQ(csv.code, 0) << csv.err;
+  EXPECT_EQ(csv.out,
+            "step,time,loss,heldout_loss,gradient_norm,learning_rate,tokens,step_seconds,"
+            "tokens_per_second,density,worker_imbalance,step_imbalance,peak_memory_bytes,"
+            "plan_version,skipped,data_seconds,index_seconds,attention_forward_seconds,"
+            "attention_backward_seconds,linear_seconds,exposed_communication_seconds,"
+            "exposed_offload_seconds,optimizer_seconds,checkpoint_seconds,evaluation_seconds\r\n"
+            "1,,5,,0,0,16384,2,8192,0.6,1.01,1.1,0,0,false,0,0,0,0,0.5,0,0.25,0,0,0\r\n"
+            "2,1970-01-12T13:46:40.000Z,3.5,,0,0,16384,2,8192,0.6,1.01,1.1,0,0,true,"
+            "0,0,0,0,0.5,0,0.25,0,0,0\r\n"
+            "3,,3,2.5,0,0,16384,2,8192,0.6,1.01,1.1,0,0,false,0,0,0,0,0.5,0,0.25,0,0,0\r\n");
+  std::istringstream lines(Run({"history", "tiny", "-o", "jsonl"}).out);
+  std::vector<double> losses;
+  for (std::string line; std::getline(lines, line);) {
+    losses.push_back(nlohmann::json::parse(line)["loss"]);
+  }
+  EXPECT_EQ(losses, (std::vector<double>{5, 3.5, 3}));
+  EXPECT_EQ(nlohmann::json::parse(Run({"history", "tiny", "-o", "json"}).out)["steps"].size(), 3);
+  EXPECT_THAT(Run({"history", "tiny"}).out,
+              HasSubstr("3     3.0000  2.5000    8,192     2.00     60.0 %   1.010      -\n"));
+  EXPECT_EQ(Run({"history", "nobody", "-o", "csv"}).code, kNotFound);
+  const Result other = Run({"list", "-o", "csv"});
+  EXPECT_EQ(other.code, kUsage);
+  EXPECT_THAT(other.err, HasSubstr("'csv' is not one of table, json, yaml, name"));
+}
+
+TEST_F(CliTest, WatchingAJobThatHasEndedInJsonGivesAStepALine) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  // Several steps may come at once.
+  *coordinator_.watch[2].add_steps() = coordinator_.watch[3].steps(0);
+  coordinator_.watch.erase(coordinator_.watch.begin() + 3);
+  std::istringstream lines(Run({"watch", "tiny", "-o", "json"}).out);
+  std::vector<int> steps;
+  int evals = 0;
+  std::string state;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    for (const auto& step : json["steps"])
+      steps.push_back(std::stoi(step["step"].get<std::string>()));
+    EXPECT_LE(json["steps"].size(), 1u);
+    evals += static_cast<int>(json["evals"].size());
+    if (json.contains("job")) state = json["job"]["state"];
+  }
+  EXPECT_EQ(steps, (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(evals, 1);
+  EXPECT_EQ(state, "SUCCEEDED");
+}
+
 TEST_F(CliTest, ReportSumsUpTheSteps) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   const auto json = nlohmann::json::parse(Run({"report", "tiny", "-o", "json"}).out);
@@ -182,8 +275,14 @@ TEST_F(CliTest, ReportSumsUpTheSteps) {
   EXPECT_EQ(json["probed_recall_per_head"], (nlohmann::json{{"1", {0.75, 0.25}}}));
   EXPECT_THAT(table, HasSubstr("probed recall, layer 1          50.0 %, from 25.0 % (head 1) to "
                                "75.0 % (head 0)\n"));
-  AddJob("young", v1::Job::RUNNING);
+  EXPECT_EQ(json["phases_are"], "maxima over ranks");
+  EXPECT_THAT(table, HasSubstr("phases add up to more than all steps"));
+  coordinator_.watch.clear();
+  AddJob("young", v1::Job::RUNNING).set_state_reason("loading");
+  *coordinator_.watch.emplace_back().mutable_job() = coordinator_.jobs["jobs/young"];
   EXPECT_EQ(Run({"report", "young"}).code, kConflict);
+  EXPECT_THAT(Run({"report", "young"}).err,
+              HasSubstr("young is without a step (RUNNING: loading)"));
   coordinator_.watch.clear();
   AddJob("stopped", v1::Job::CANCELLED);
   EXPECT_THAT(Run({"report", "stopped"}).err, HasSubstr("ended without a step"));

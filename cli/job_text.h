@@ -16,8 +16,8 @@ std::string ShortName(const std::string& name);
 std::vector<std::string> JobHeading(bool with_owner);
 std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock, bool with_owner);
 
-// `ringctl get`.
-void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock);
+// `ringctl get`; `columns` as in WriteColumns().
+void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock, int columns);
 
 // "FAILED at rank 2 on node-a: out of memory".
 std::string DescribeFailure(const v1::Failure& failure);

@@ -46,9 +46,38 @@ TEST_F(CliTest, ListShowsOwnersWhereThereAreSomeAndFiltersByThem) {
             "b     -                  -        PENDING  0/3   -     -         -    5m   -\n");
   EXPECT_EQ(coordinator_.filters.at(0),
             "state=PENDING AND owner=\"alice@example.org\" AND project=\"ocean\"");
-  EXPECT_THAT(Run({"get", "a"}).out, HasSubstr("owner    alice@example.org"));
+  EXPECT_THAT(Run({"get", "a"}).out, HasSubstr("owner           alice@example.org"));
   Run({"list", "--owner", "a\" OR \"b"});
   EXPECT_EQ(coordinator_.filters.back(), R"(owner="a\" OR \"b")");
+}
+
+TEST_F(CliTest, OnATerminalReasonsAreCutAtItsWidthAndNowhereElse) {
+  AddJob("a", v1::Job::PENDING)
+      .set_state_reason("needs 16 trainers; 9 free on 3 nodes, of which ünï are drained");
+  const auto row = [&](int columns) {
+    const std::string out = Run({"list"}, columns).out;
+    return out.substr(out.find('\n') + 1);
+  };
+  const std::string before = "a     PENDING  0/3   -     -         -    5m   ";
+  EXPECT_EQ(row(0), before + "needs 16 trainers; 9 free on 3 nodes, of which ünï are drained\n");
+  EXPECT_EQ(row(200), row(0));
+  EXPECT_EQ(row(80), before + "needs 16 trainers; 9 free on 3 n…\n");
+  EXPECT_EQ(row(98), before + "needs 16 trainers; 9 free on 3 nodes, of which ünï…\n");
+  EXPECT_EQ(row(40), before + "needs 16 …\n");
+  EXPECT_EQ(row(1), row(40));
+  v1::Node& node = coordinator_.nodes.emplace_back();
+  node.set_name("nodes/a");
+  node.set_state_reason(std::string(500, 'x'));
+  EXPECT_THAT(Run({"nodes"}, 90).out, ::testing::EndsWith("x…\n"));
+  EXPECT_THAT(Run({"nodes"}).out, ::testing::EndsWith("x\n"));
+}
+
+TEST_F(CliTest, NamesAlone) {
+  for (const char* id : {"a", "b", "c"}) AddJob(id, v1::Job::PENDING);
+  EXPECT_EQ(Run({"list", "-o", "name"}).out, "a\nb\nc\n");
+  coordinator_.nodes.emplace_back().set_name("nodes/gpu-01");
+  EXPECT_EQ(Run({"nodes", "-o", "name"}).out, "gpu-01\n");
+  EXPECT_EQ(Run({"get", "a", "-o", "name"}).code, kUsage);
 }
 
 TEST_F(CliTest, AnEmptyListIsAList) {
@@ -68,7 +97,18 @@ TEST_F(CliTest, GetInThreeFormats) {
   job.set_state_reason("out of retries");
   job.mutable_spec()->set_name("tiny");
   job.mutable_spec()->mutable_attention()->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
+  job.mutable_spec()->mutable_scheduling()->set_priority(-7);
+  job.mutable_spec()->mutable_checkpoint()->set_directory("/data/tiny");
+  (*job.mutable_spec()->mutable_labels())["team"] = "ocean";
+  (*job.mutable_spec()->mutable_labels())["a"] = "x";
+  job.mutable_start_time()->set_seconds(1'000'000 - 240);
+  job.mutable_end_time()->set_seconds(1'000'000 - 60);
   v1::Attempt* attempt = job.add_attempts();
+  attempt->mutable_plan()->set_layout(v1::ParallelismSpec::STRIPED);
+  attempt->mutable_plan()->set_stripe(64);
+  attempt->mutable_plan()->mutable_ring()->set_kind(v1::ParallelismSpec::HIERARCHICAL);
+  attempt->mutable_plan()->mutable_ring()->set_inner(4);
+  attempt->mutable_plan()->mutable_ring()->set_outer(2);
   attempt->set_number(1);
   attempt->set_state(v1::Attempt::FAILED);
   attempt->set_last_step(2);
@@ -78,11 +118,18 @@ TEST_F(CliTest, GetInThreeFormats) {
   attempt->mutable_failure()->set_node("nodes/b");
   attempt->mutable_failure()->set_message("out of memory");
   EXPECT_EQ(Run({"get", "tiny"}).out,
-            "name    tiny\n"
-            "state   FAILED\n"
-            "reason  out of retries\n"
-            "age     5m\n"
-            "steps   0/3\n"
+            "name            tiny\n"
+            "state           FAILED\n"
+            "reason          out of retries\n"
+            "submitted       1970-01-12 13:41:40 UTC, 5m ago\n"
+            "started         1970-01-12 13:42:40 UTC, 4m ago\n"
+            "ended           1970-01-12 13:45:40 UTC, 60s ago, after 3m00s\n"
+            "steps           0/3\n"
+            "labels          a=x, team=ocean\n"
+            "priority        -7\n"
+            "checkpoints in  /data/tiny\n"
+            "layout          striped, stripes of 64 tokens\n"
+            "ring            hierarchical, 2 nodes × 4\n"
             "\n"
             "ATTEMPT  STATE   STEPS  NODES  REASON\n"
             "1        FAILED  0..2   b×4    rank 2 on b: out of memory\n");
@@ -228,7 +275,7 @@ TEST_F(CliTest, ATokenIsReadFromAFileAndNotSentInPlainText) {
   EXPECT_THAT(Run({"list", "--token-file", Path("token")}).err, HasSubstr("is not sent to"));
   environment_.erase("RINGLEADER_TOKEN");
   EXPECT_THAT(Run({"list", "--token-file", Path("absent")}).err, HasSubstr("cannot read"));
-  Write("settings.yaml", "token_file: " + Path("token") + "\n");
+  Write("settings.yaml", "token-file: " + Path("token") + "\n");
   EXPECT_THAT(Run({"list", "--config", Path("settings.yaml")}).err, HasSubstr("is not sent to"));
   for (const std::string& garbled : {std::string(), std::string("a\x01"), std::string(600, 'x')}) {
     Write("token", garbled);

@@ -27,16 +27,23 @@ std::string Arithmetic(const v1::Prediction& p, const v1::ResourcesSpec& resourc
 
 }  // namespace
 
-void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan) {
-  std::string layout = jobspec::EnumText(plan.layout());
-  if (plan.stripe() > 0) absl::StrAppend(&layout, ", stripes of ", plan.stripe(), " tokens");
-  std::string ring = jobspec::EnumText(plan.ring().kind());
+std::string LayoutText(const v1::StepPlan& plan) {
+  std::string text = jobspec::EnumText(plan.layout());
+  if (plan.stripe() > 0) absl::StrAppend(&text, ", stripes of ", plan.stripe(), " tokens");
+  return text;
+}
+
+std::string RingText(const v1::StepPlan& plan) {
+  const std::string kind = jobspec::EnumText(plan.ring().kind());
   if (plan.ring().outer() > 1) {
-    absl::StrAppend(&ring, ", ", plan.ring().outer(), " nodes × ", plan.ring().inner());
-  } else {
-    absl::StrAppend(&ring, " of ", plan.ring().inner());
+    return absl::StrCat(kind, ", ", plan.ring().outer(), " nodes × ", plan.ring().inner());
   }
-  std::vector<std::vector<std::string>> rows = {{"layout", layout}, {"ring", ring}};
+  return absl::StrCat(kind, " of ", plan.ring().inner());
+}
+
+void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan) {
+  std::vector<std::vector<std::string>> rows = {{"layout", LayoutText(plan)},
+                                                {"ring", RingText(plan)}};
   if (plan.has_prediction()) {
     const v1::Prediction& p = plan.prediction();
     const auto share = [&](double seconds) {

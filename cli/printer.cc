@@ -21,25 +21,6 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kTwoDays = int64_t{48} * 3600;  // s
 
-ordered_json ToJson(const google::protobuf::Message& message) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  std::string text;
-  // Fails only for messages with Any or for strings that are no UTF-8; ours have neither.
-  const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
-  if (!status.ok()) return ordered_json::object();
-  ordered_json document = ordered_json::parse(text);
-  // An empty list is a list, so that programs need not ask whether it is there.
-  const google::protobuf::Descriptor* type = message.GetDescriptor();
-  for (int i = 0; i < type->field_count(); ++i) {
-    const google::protobuf::FieldDescriptor* field = type->field(i);
-    if (field->is_repeated() && !field->is_map() && !document.contains(field->name())) {
-      document[field->name()] = ordered_json::array();
-    }
-  }
-  return document;
-}
-
 YAML::Node ToYamlNode(const ordered_json& value) {
   YAML::Node node;
   if (value.is_object()) {
@@ -82,6 +63,30 @@ std::string ToText(const YAML::Node& node, bool ascii = false) {
 
 }  // namespace
 
+ordered_json ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  std::string text;
+  // Fails only for messages with Any or for strings that are no UTF-8; ours have neither.
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
+  if (!status.ok()) return ordered_json::object();
+  ordered_json document = ordered_json::parse(text);
+  // An empty list is a list, so that programs need not ask whether it is there.
+  const google::protobuf::Descriptor* type = message.GetDescriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    const google::protobuf::FieldDescriptor* field = type->field(i);
+    if (field->is_repeated() && !field->is_map() && !document.contains(field->name())) {
+      document[field->name()] = ordered_json::array();
+    }
+  }
+  return document;
+}
+
+std::string ToJsonLine(const google::protobuf::Message& message) {
+  const std::string text = ToJson(message).dump();
+  return HasControlsToEscape(text) ? ToJson(message).dump(-1, ' ', true) : text;
+}
+
 void Print(const Context& context, const google::protobuf::Message& message,
            const TableWriter& table) {
   if (context.format == Format::kTable) return table(context.out);
@@ -109,15 +114,33 @@ void PrintJson(const Context& context, const ordered_json& document, const Table
 
 namespace {
 
+// Of what is cut, so that something can be read.
+constexpr int kLeastColumns = 10;
+
+bool Continues(char byte) {
+  return (byte & 0xc0) == 0x80;
+}
+
 // Columns on a terminal: one for every code point that is not a continuation of the one before.
-size_t Width(const std::string& text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
+int Width(const std::string& text) {
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), [](char c) { return !Continues(c); }));
 }
 
 }  // namespace
 
-void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths;
+std::string CutToWidth(const std::string& text, int columns) {
+  if (Width(text) <= columns) return text;
+  size_t end = 0;
+  for (int left = columns; end < text.size(); ++end) {
+    if (!Continues(text[end]) && --left <= 0) break;
+  }
+  return text.substr(0, end) + (columns > 0 ? "…" : "");
+}
+
+void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows,
+                  int columns) {
+  std::vector<int> widths;
   // Cells hold what users, nodes and trainers wrote, and terminals obey control characters.
   const auto shown = [](const std::string& cell) {
     return cell.empty() ? std::string("-") : jobspec::EscapeControls(cell);
@@ -128,10 +151,16 @@ void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>
   }
   for (const auto& row : rows) {
     std::string line;
+    int used = 0;
     for (size_t i = 0; i < row.size(); ++i) {
       const std::string cell = shown(row[i]);
-      line += cell;
-      if (i + 1 < row.size()) line.append(widths[i] - Width(cell) + 2, ' ');
+      if (i + 1 < row.size()) {
+        line += cell;
+        line.append(widths[i] - Width(cell) + 2, ' ');
+        used += widths[i] + 2;
+      } else {
+        line += columns > 0 ? CutToWidth(cell, std::max(kLeastColumns, columns - used)) : cell;
+      }
     }
     out << line << "\n";
   }

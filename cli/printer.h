@@ -24,8 +24,18 @@ void Print(const Context& context, const google::protobuf::Message& message,
 void PrintJson(const Context& context, const nlohmann::ordered_json& document,
                const TableWriter& table);
 
-// Left-aligned columns two spaces apart; the first row is the heading. Empty cells show as "-".
-void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows);
+// The message as an object in which empty lists are lists.
+nlohmann::ordered_json ToJson(const google::protobuf::Message& message);
+// The same on one line, without a line's end; control characters are escaped.
+std::string ToJsonLine(const google::protobuf::Message& message);
+
+// Left-aligned columns two spaces apart; the first row is the heading. Empty cells show as "-". On
+// a terminal of `columns` the last cell of a row is cut with an ellipsis so that the row fits, to
+// 10 characters at least; 0: no terminal.
+void WriteColumns(std::ostream& out, const std::vector<std::vector<std::string>>& rows,
+                  int columns = 0);
+// `text` in at most `columns`, with an ellipsis where it was cut.
+std::string CutToWidth(const std::string& text, int columns);
 
 // "12,345", "1.3 GiB", "1h02m", "95.3 %", "3d", in few characters.
 std::string FormatCount(double value);

@@ -4,10 +4,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/net/token.h"
 #include "base/process/config.h"
 #include "base/status_macros.h"
 #include "cli/context.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -15,6 +17,24 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
+
+const char* FormatName(Format format) {
+  switch (format) {
+    case Format::kTable:
+      return "table";
+    case Format::kJson:
+      return "json";
+    case Format::kYaml:
+      return "yaml";
+    case Format::kCsv:
+      return "csv";
+    case Format::kJsonLines:
+      return "jsonl";
+    case Format::kName:
+      return "name";
+  }
+  return "";
+}
 
 // --config, RINGLEADER_CONFIG, or the usual place, which need not exist.
 std::string ConfigPath(const Context& context, bool* is_required) {
@@ -42,10 +62,13 @@ absl::Status ReadFile(const std::string& path, const std::map<std::string, std::
   for (const auto& [name, values] : *lines) {
     const auto found = settings.find(name);
     if (found == settings.end() && name != "insecure") {
-      return wrong(
-          absl::StrCat("unknown key ", name,
-                       "; known are address, output, tls_cert, tls_key, tls_ca, token_file "
-                       "and insecure"));
+      // The names are those of the flags, as in the files of coordinator and worker.
+      const std::string dashed = absl::StrReplaceAll(name, {{"_", "-"}});
+      return wrong(absl::StrCat("unknown key ", jobspec::Printable(name),
+                                settings.contains(dashed) ? "; did you mean " : "",
+                                settings.contains(dashed) ? dashed + "?" : "",
+                                "; known are address, output, tls-cert, tls-key, tls-ca, "
+                                "token-file and insecure"));
     }
     if (values.size() != 1) return wrong(absl::StrCat(name, " takes one value"));
     if (found == settings.end()) {
@@ -73,6 +96,23 @@ absl::Status ResolveToken(const std::optional<std::string>& environment, bool ha
   return absl::OkStatus();
 }
 
+absl::Status ResolveFormat(Context* context) {
+  std::map<std::string, Format> formats = {{"", Format::kTable},
+                                           {"table", Format::kTable},
+                                           {"json", Format::kJson},
+                                           {"yaml", Format::kYaml}};
+  for (const Format format : context->more_formats) formats[FormatName(format)] = format;
+  const auto format = formats.find(context->format_name);
+  if (format != formats.end()) {
+    context->format = format->second;
+    return absl::OkStatus();
+  }
+  std::string known = "table, json, yaml";
+  for (const Format more : context->more_formats) absl::StrAppend(&known, ", ", FormatName(more));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "output: '", jobspec::Printable(context->format_name), "' is not one of ", known));
+}
+
 }  // namespace
 
 absl::Status ResolveSettings(Context* context) {
@@ -90,25 +130,15 @@ absl::Status ResolveSettings(Context* context) {
     RETURN_IF_ERROR(ReadFile(path,
                              {{"address", &context->address},
                               {"output", &context->format_name},
-                              {"tls_cert", &context->tls.cert_path},
-                              {"tls_key", &context->tls.key_path},
-                              {"tls_ca", &context->tls.ca_path},
-                              {"token_file", &context->token_path}},
+                              {"tls-cert", &context->tls.cert_path},
+                              {"tls-key", &context->tls.key_path},
+                              {"tls-ca", &context->tls.ca_path},
+                              {"token-file", &context->token_path}},
                              &context->tls.insecure));
   }
   if (context->address.empty()) context->address = kDefaultAddress;
   RETURN_IF_ERROR(ResolveToken(context->environment("RINGLEADER_TOKEN"), has_token_flag, context));
-  const std::map<std::string, Format> formats = {{"", Format::kTable},
-                                                 {"table", Format::kTable},
-                                                 {"json", Format::kJson},
-                                                 {"yaml", Format::kYaml}};
-  const auto format = formats.find(context->format_name);
-  if (format == formats.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("output: '", context->format_name, "' is not one of table, json, yaml"));
-  }
-  context->format = format->second;
-  return absl::OkStatus();
+  return ResolveFormat(context);
 }
 
 int ExitCodeOf(const absl::Status& status) {

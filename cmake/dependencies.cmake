@@ -2,26 +2,30 @@
 # deploy/install_deps.sh unpacked, used without its CMake package (that one insists on a CUDA toolkit).
 
 find_package(Threads REQUIRED)
-find_package(Protobuf MODULE REQUIRED)
-find_package(gRPC CONFIG REQUIRED)
 find_package(absl CONFIG REQUIRED)
-find_package(spdlog CONFIG REQUIRED)
 find_package(GTest CONFIG REQUIRED)
-find_package(yaml-cpp CONFIG REQUIRED)
-find_package(nlohmann_json CONFIG REQUIRED)
-find_package(CLI11 CONFIG REQUIRED)
-find_package(SQLiteCpp CONFIG REQUIRED)
-find_package(prometheus-cpp CONFIG REQUIRED)
-find_package(OpenSSL REQUIRED)
+if(RINGLEADER_WHEEL)
+  include(abseil_inside)
+else()
+  find_package(Protobuf MODULE REQUIRED)
+  find_package(gRPC CONFIG REQUIRED)
+  find_package(spdlog CONFIG REQUIRED)
+  find_package(yaml-cpp CONFIG REQUIRED)
+  find_package(nlohmann_json CONFIG REQUIRED)
+  find_package(CLI11 CONFIG REQUIRED)
+  find_package(SQLiteCpp CONFIG REQUIRED)
+  find_package(prometheus-cpp CONFIG REQUIRED)
+  find_package(OpenSSL REQUIRED)
 
-# Debian's cpp-httplib has no CMake package; its header must be seen with what its library was built with.
-find_library(HTTPLIB_LIBRARY cpp-httplib REQUIRED)
-find_path(HTTPLIB_INCLUDE_DIR httplib.h REQUIRED)
-add_library(ringleader_httplib INTERFACE)
-target_include_directories(ringleader_httplib SYSTEM INTERFACE ${HTTPLIB_INCLUDE_DIR})
-target_compile_definitions(ringleader_httplib INTERFACE
-  CPPHTTPLIB_OPENSSL_SUPPORT CPPHTTPLIB_ZLIB_SUPPORT CPPHTTPLIB_BROTLI_SUPPORT)
-target_link_libraries(ringleader_httplib INTERFACE ${HTTPLIB_LIBRARY} OpenSSL::SSL Threads::Threads)
+  # Debian's cpp-httplib has no CMake package; its header must be seen with what its library was built with.
+  find_library(HTTPLIB_LIBRARY cpp-httplib REQUIRED)
+  find_path(HTTPLIB_INCLUDE_DIR httplib.h REQUIRED)
+  add_library(ringleader_httplib INTERFACE)
+  target_include_directories(ringleader_httplib SYSTEM INTERFACE ${HTTPLIB_INCLUDE_DIR})
+  target_compile_definitions(ringleader_httplib INTERFACE
+    CPPHTTPLIB_OPENSSL_SUPPORT CPPHTTPLIB_ZLIB_SUPPORT CPPHTTPLIB_BROTLI_SUPPORT)
+  target_link_libraries(ringleader_httplib INTERFACE ${HTTPLIB_LIBRARY} OpenSSL::SSL Threads::Threads)
+endif()
 
 if(RINGLEADER_TORCH)
   if(DEFINED ENV{RINGLEADER_DEPS})
@@ -81,7 +85,9 @@ if(RINGLEADER_CUDA_ENABLED)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()
   find_package(CUDAToolkit REQUIRED)
-  # Headers only: trainers load libnccl.so.2 when they start on GPUs.
-  find_path(NCCL_INCLUDE_DIR nccl.h
-    HINTS ${torch_root}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
+  if(NOT RINGLEADER_WHEEL)
+    # Headers only: trainers load libnccl.so.2 when they start on GPUs.
+    find_path(NCCL_INCLUDE_DIR nccl.h
+      HINTS ${torch_root}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
+  endif()
 endif()

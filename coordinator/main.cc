@@ -217,7 +217,7 @@ absl::Status Serve(const Flags& flags) {
   }
 
   limits::Limits limits(flags.limits, Clock::Steady(), &metrics.registry());
-  session::WorkerControlService workers(controller.get(), Clock::Steady(), &limits.silent_sessions);
+  session::WorkerControlService workers(controller.get(), Clock::Steady(), &limits);
   controller->Start();
   ASSIGN_OR_RETURN(
       const std::unique_ptr<api::Server> server,

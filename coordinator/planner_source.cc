@@ -74,7 +74,7 @@ bool HasFixedSums(const v1::JobSpec& spec) {
 }
 
 // Jobs whose plans may take seconds, all others, and previews have a thread each: none waits for
-// another kind. Of the first two the controller asks for few at a time.
+// another kind. Of the first two the controller asks for few at a time. Owners take turns.
 constexpr size_t kMaxQueued = 1000, kMaxPreviews = 4;
 constexpr uint32_t kManyRanks = 1024;
 
@@ -108,12 +108,14 @@ class PlannerSource : public lifecycle::PlanSource {
       learned = {running->second.costs, planner::HintsFrom(running->second.recent)};
     }
     const bool is_preview = request.is_preview, may_take_long = MayTakeLong(request.spec);
+    const std::string owner = request.owner;
     const MeasuredList measured = HasFixedSums(request.spec) ? nothing_measured_ : measured_;
     const auto work = [this, request = std::move(request), learned = std::move(learned), measured,
                        done] { done(Guarded(request, learned, *measured)); };
     TaskThreads& threads = is_preview ? previews_ : may_take_long ? long_plans_ : plans_;
-    if (threads.TryRun(work)) return;
-    done(absl::ResourceExhaustedError("the planner is busy with others; try again in a moment"));
+    if (threads.TryRun(owner, work)) return;
+    done(absl::ResourceExhaustedError(
+        "the planner is busy with others that you asked for; try again in a moment"));
   }
 
   void Started(const v1::Job& job, const v1::StepPlan& plan,
@@ -234,10 +236,9 @@ class PlannerSource : public lifecycle::PlanSource {
     const v1::JobSpec& spec = request.spec;
     lifecycle::MadePlan made;
     // Jobs of earlier releases have no shape in their record: it is read now, if it can be.
-    made.shape =
-        request.shape
-            ? *request.shape
-            : jobspec::ReadModelShape(spec.model(), kFilePatience).value_or(v1::ModelShape());
+    made.shape = request.shape ? *request.shape
+                               : jobspec::ReadModelShape(spec.model(), request.owner, kFilePatience)
+                                     .value_or(v1::ModelShape());
     const model::ModelConfig model = jobspec::ModelOf(made.shape);
     const planner::ClusterShape cluster =
         ClusterOf(spec, request.placements, request.nodes, measured);

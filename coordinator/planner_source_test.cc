@@ -9,7 +9,9 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "base/testing/temp_dir.h"
 #include "jobspec/jobspec.h"
@@ -18,6 +20,7 @@ namespace ringleader {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 absl::StatusOr<lifecycle::MadePlan> Plan(lifecycle::PlanSource& plans,
@@ -319,6 +322,33 @@ TEST(PlannerSourceTest, LongPlansDoNotKeepOthersWaiting) {
   go.Notify();
   EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
   EXPECT_EQ(made, 2);
+}
+
+TEST(PlannerSourceTest, OwnersTakeTurns) {
+  absl::Notification go, begun;
+  std::vector<std::string> order;  // of one thread
+  auto plans = NewPlannerSource({.make = [&](const v1::JobSpec& spec, const auto&, const auto&,
+                                             const auto&, const auto&, const auto&, const auto*) {
+    if (order.empty()) begun.Notify();
+    order.push_back(spec.name());
+    go.WaitForNotificationWithTimeout(absl::Seconds(60));
+    return absl::StatusOr<v1::StepPlan>(v1::StepPlan());
+  }});
+  absl::BlockingCounter left(4);
+  const auto plan = [&](const std::string& name, const std::string& owner) {
+    lifecycle::PlanRequest request = Request(2048, 2048 * 64);
+    request.spec.set_name(name);
+    request.owner = owner;
+    plans->Plan(request, [&](const auto&) { left.DecrementCount(); });
+  };
+  plan("slow", "alice");
+  ASSERT_TRUE(begun.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  plan("slower", "alice");
+  plan("slowest", "alice");
+  plan("mine", "bob");
+  go.Notify();
+  left.Wait();
+  EXPECT_THAT(order, ElementsAre("slow", "slower", "mine", "slowest"));
 }
 
 TEST(PlannerSourceTest, AJobWithoutAShapeHasItReadOnce) {

@@ -57,6 +57,13 @@ if [[ ! -e $venv/.complete ]]; then
 fi
 ln -sfn "$(echo "$venv"/lib/python3*/site-packages)" "$deps/torch"
 
+# Python imports PyTorch only with all of CUDA's libraries (2 GB): for the tests of python/.
+if [[ ${1:-} == --dev && ! -e $venv/.python ]]; then
+  echo "install_deps: PyTorch for Python, transformers and pytest into $venv"
+  "$venv/bin/pip" install -q "torch==$TORCH_VERSION" "transformers==$TRANSFORMERS_VERSION" numpy pytest
+  touch "$venv/.python"
+fi
+
 # Where there is a CUDA compiler, trainers are built for NCCL, too: its headers come with the library.
 site=$deps/torch
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then

@@ -17,6 +17,7 @@ constexpr std::pair<ParallelismSpec::Layout, LayoutKind> kLayouts[] = {
     {ParallelismSpec::CONTIGUOUS, LayoutKind::kContiguous},
     {ParallelismSpec::ZIGZAG, LayoutKind::kZigzag},
     {ParallelismSpec::STRIPED, LayoutKind::kStriped},
+    {ParallelismSpec::DOCUMENTS, LayoutKind::kStriped},
 };
 
 constexpr std::pair<ParallelismSpec::Ring, RingKind> kRings[] = {

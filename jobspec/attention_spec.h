@@ -29,7 +29,12 @@ absl::StatusOr<To> Convert(const std::pair<From, To> (&table)[n], From value,
   return RefuseEnumerator(path, value);
 }
 
+// DOCUMENTS: kStriped, in which it deals the documents that it spreads; IsByDocuments() tells them
+// apart.
 absl::StatusOr<kernels::LayoutKind> LayoutOf(v1::ParallelismSpec::Layout layout);
+inline bool IsByDocuments(v1::ParallelismSpec::Layout layout) {
+  return layout == v1::ParallelismSpec::DOCUMENTS;
+}
 absl::StatusOr<ring::RingKind> RingOf(v1::ParallelismSpec::Ring ring);
 
 // What the attention section says; fields that are unset or of other patterns keep the options' own

@@ -91,8 +91,10 @@ constexpr Field kFieldsAfterPatterns[] = {
      "`resources.trainers`."},
     {"parallelism.layout", Need::kDefault, "auto", {}, kAlways,
      "How a sequence is dealt to the trainers of a group. The sequence length must be a "
-     "multiple of `context` × tile (`contiguous`), 2 × `context` × tile (`zigzag`) or "
-     "`context` × stripe (`striped`). `auto`: the planner picks."},
+     "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
+     "`context` × stripe (`striped`). `documents`: long documents lie in stripes, short ones whole "
+     "on one trainer, and only keys of the long ones travel; with `attention.pattern: dense` and "
+     "documents kept apart. `auto`: the planner picks one of the others."},
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},

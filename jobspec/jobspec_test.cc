@@ -350,6 +350,25 @@ TEST(ParseTest, WhatTookThePlaceOfSequenceLengthsIsNamed) {
       HasSubstr("set data.batching: samples"));
 }
 
+TEST(ValidateTest, LayoutByDocumentsWantsThemApartAndDense) {
+  const auto complaint = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"parallelism.layout=documents", "attention.pattern=dense", "attention.select=",
+                 "attention.vertical_mass=", "attention.slash_mass=", "attention.dense_layers="});
+    return Complaint(std::move(more));
+  };
+  EXPECT_EQ(complaint({}), "");
+  EXPECT_EQ(complaint({"data.batching=samples"}), "");
+  EXPECT_THAT(complaint({"data.document_mask=false"}),
+              HasSubstr("give data.document_mask: true, or parallelism.layout: striped"));
+  EXPECT_THAT(Complaint({"parallelism.layout=documents"}),
+              HasSubstr("parallelism.layout: documents goes with attention.pattern: dense alone, "
+                        "not with vertical_slash"));
+  EXPECT_THAT(complaint({"data.sequence_length=16400"}),
+              HasSubstr("(parallelism.layout: documents); give 16384 or 16640"));
+  EXPECT_THAT(complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
+}
+
 TEST(ValidateTest, SequencesDivideIntoWholeTiles) {
   EXPECT_EQ(Complaint({"data.sequence_length=16400"}),
             "data.sequence_length: 16400 does not divide by context × tile = 4 × 64 = 256 "

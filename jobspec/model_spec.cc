@@ -1,22 +1,45 @@
 #include "jobspec/model_spec.h"
 
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/process/time_limit.h"
 #include "base/status_macros.h"
+#include "jobspec/attention_spec.h"
 
 namespace ringleader::jobspec {
+namespace {
+
+using v1::ResourcesSpec;
+
+// nullopt: the trainer picks.
+constexpr std::pair<ResourcesSpec::Recompute, std::optional<model::Recompute>> kRecomputes[] = {
+    {ResourcesSpec::RECOMPUTE_UNSPECIFIED, std::nullopt},
+    {ResourcesSpec::NONE, model::Recompute::kNone},
+    {ResourcesSpec::ATTENTION_ONLY, model::Recompute::kAttentionOnly},
+    {ResourcesSpec::FULL, model::Recompute::kFull},
+};
+
+constexpr std::pair<ResourcesSpec::Offload, model::Offload> kOffloads[] = {
+    {ResourcesSpec::OFFLOAD_UNSPECIFIED, model::Offload::kAuto},
+    {ResourcesSpec::OFFLOAD_NONE, model::Offload::kNone},
+    {ResourcesSpec::OFFLOAD_HOST, model::Offload::kHost},
+};
+
+}  // namespace
 
 std::string ModelConfigPath(const v1::ModelSpec& model) {
   return model.config().empty() ? model.init() + "/config.json" : model.config();
 }
 
-absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, absl::Duration limit) {
+absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, const std::string& client,
+                                              absl::Duration limit) {
   const std::string path = ModelConfigPath(model);
   const auto shape = std::make_shared<v1::ModelShape>();
   RETURN_IF_ERROR(
-      WithTimeLimit(limit, absl::StrCat("reading ", path), [path, shape]() -> absl::Status {
+      WithTimeLimit(client, limit, absl::StrCat("reading ", path), [path, shape]() -> absl::Status {
         ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadModelConfig(path));
         *shape = ShapeOf(config);
         return absl::OkStatus();
@@ -38,6 +61,14 @@ v1::ModelShape ShapeOf(const model::ModelConfig& config) {
   shape.set_attention_output_bias(config.attention_output_bias);
   shape.set_mlp_bias(config.mlp_bias);
   return shape;
+}
+
+absl::StatusOr<model::MemoryWishes> MemoryWishesOf(const ResourcesSpec& resources) {
+  model::MemoryWishes wishes;
+  ASSIGN_OR_RETURN(wishes.recompute,
+                   Convert(kRecomputes, resources.recompute(), "resources.recompute"));
+  ASSIGN_OR_RETURN(wishes.offload, Convert(kOffloads, resources.offload(), "resources.offload"));
+  return wishes;
 }
 
 model::ModelConfig ModelOf(const v1::ModelShape& shape) {

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_spec.pb.h"
@@ -16,10 +17,14 @@ std::string ModelConfigPath(const v1::ModelSpec& model);
 
 // Reads the shape. Errors are those of model::LoadModelConfig(), and DEADLINE_EXCEEDED where the
 // file does not answer within `limit` (base/process/time_limit.h).
-absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, absl::Duration limit);
+absl::StatusOr<v1::ModelShape> ReadModelShape(const v1::ModelSpec& model, const std::string& client,
+                                              absl::Duration limit);
 
 // What a job's record keeps of a config.json, and back. ModelOf() leaves the rest at its defaults.
 v1::ModelShape ShapeOf(const model::ModelConfig& config);
 model::ModelConfig ModelOf(const v1::ModelShape& shape);
+
+// resources.recompute and resources.offload.
+absl::StatusOr<model::MemoryWishes> MemoryWishesOf(const v1::ResourcesSpec& resources);
 
 }  // namespace ringleader::jobspec

@@ -36,7 +36,8 @@ TEST(OptionsTest, LayoutsAndRingsAreTheProtocols) {
     const auto value = static_cast<v1::ParallelismSpec::Layout>(layouts->value(i)->number());
     const auto layout = LayoutOf(value);
     ASSERT_TRUE(layout.ok()) << layout.status();
-    EXPECT_EQ(ring::LayoutName(*layout), EnumText(value));
+    EXPECT_EQ(IsByDocuments(value), EnumText(value) == "documents");
+    EXPECT_EQ(ring::LayoutName(*layout), IsByDocuments(value) ? "striped" : EnumText(value));
   }
   const google::protobuf::EnumDescriptor* rings = v1::ParallelismSpec::Ring_descriptor();
   for (int i = 1; i < rings->value_count(); ++i) {

@@ -14,8 +14,9 @@ constexpr char kPreamble[] = R"(# The job file
 its default and its limits. Unknown fields are errors. Relative paths are taken from the job file's
 folder. `--set path=value` overrides a field (`--set training.steps=100`), and `--set path=` puts
 it back to its default; one that changes the pattern, select, density, batching, layout, schedule or
-engine drops the file's fields that no longer fit. `ringctl submit job.yaml --dry-run` shows the file with all defaults
-filled in, and what the planner makes of it.
+engine drops the file's fields that no longer fit. `ringctl validate job.yaml` says all that is wrong, or shows the
+file with every default, with what `auto` becomes as comments and what the planner makes of it, and asks no coordinator;
+`ringctl submit job.yaml --dry-run` does the same and asks one that answers.
 
 This page is generated from `jobspec/fields.cc` and, for fields of one attention pattern, from the
 pattern's definition in `patterns/`; a test keeps the two alike

@@ -157,6 +157,18 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
+absl::Status CheckByDocuments(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
+    return Invalid(
+        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
+        "false lets a token attend to the documents before its own; give data.document_mask: true, "
+        "or parallelism.layout: striped");
+  }
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.by_documents = true;
+  return patterns::CheckByDocuments(options);
+}
+
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -186,8 +198,10 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
     const auto layout = LayoutOf(parallelism.layout());
     if (!layout.ok()) return mistakes->Add("parallelism.layout", layout.status());
     division.layout = *layout;
+    division.by_documents = IsByDocuments(parallelism.layout());
     division.stripe = parallelism.stripe();
   }
+  if (division.by_documents) mistakes->Add("parallelism.layout", CheckByDocuments(spec));
   mistakes->Add("data.sequence_length", CheckSequencesDivide(spec, division));
 }
 

@@ -77,6 +77,8 @@ struct AttentionOptions {
   int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
+  // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
+  bool by_documents = false;
   ring::RingShape ring = {};
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
   bool deterministic = false;   // the same bits every time; the CPU engine's always are

@@ -48,6 +48,17 @@ absl::Status CheckSelection(const AttentionOptions& options) {
       std::string(definition.name), able));
 }
 
+absl::Status CheckByDocuments(const AttentionOptions& options) {
+  if (!options.by_documents) return absl::OkStatus();
+  if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
+    return absl::OkStatus();
+  }
+  return Invalid(absl::StrFormat(
+      "parallelism.layout: documents goes with attention.pattern: dense alone, not with %s: places "
+      "that no rank holds lie between tokens of spread documents; give parallelism.layout: striped",
+      std::string(DefinitionOf(options.pattern).name)));
+}
+
 absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   if (options.tile != 64 && options.tile != 128) {
     return Invalid(absl::StrFormat("attention.tile is %d; allowed are 64 and 128", options.tile));
@@ -60,6 +71,7 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition != nullptr) {
     RETURN_IF_ERROR(CheckSelection(options));
+    RETURN_IF_ERROR(CheckByDocuments(options));
     return definition->check(options);
   }
   return Invalid(
@@ -72,7 +84,8 @@ ring::Division DivisionOf(const AttentionOptions& options, int ranks) {
   return {.layout = options.layout,
           .ranks = ranks,
           .tile = any_length ? 1 : options.tile,
-          .stripe = options.stripe};
+          .stripe = options.stripe,
+          .by_documents = options.by_documents};
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens) {

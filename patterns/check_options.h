@@ -14,6 +14,8 @@ namespace ringleader::patterns {
 absl::Status CheckSelection(const AttentionOptions& options);
 // `options.stripe` is resolved.
 absl::Status CheckOptions(const AttentionOptions& options, int ranks);
+// Whether documents may lie as `by_documents` has it, if it is set.
+absl::Status CheckByDocuments(const AttentionOptions& options);
 // What a sequence must divide into. The options have passed CheckOptions.
 ring::Division DivisionOf(const AttentionOptions& options, int ranks);
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens);

@@ -8,8 +8,7 @@ extern constinit const PatternDefinition kDenseDefinition = {
     .name = "dense",
     .sees = "everything before it",
     .count_tiles =
-        [](const kernels::TileSelection& tiles, const kernels::ShardLayout& query,
-           const kernels::ShardLayout& key) {
+        [](const kernels::TileSelection& tiles, const ring::Shard& query, const ring::Shard& key) {
           return ring::BandTiles(query, key, tiles.tile, /*window=*/0, tiles.document_starts);
         },
     .causal_choice = CausalChoice::kAlways,

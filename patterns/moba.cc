@@ -111,18 +111,17 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .page =
-        R"(Mixture of Block Attention as published (MoBA, arXiv 2502.13189): the gate is each query's
-own, where `block_topk` has one for a tile of queries. Keys are cut into blocks of `attention.block_size` tokens. A query sees its
-own block up to itself, and of the earlier ones, from the one on in which its document starts, those whose mean key it
-scores highest: with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and
-step.
+        R"(Mixture of Block Attention as published (MoBA, arXiv 2502.13189): the gate is each query's own, where `block_topk` has
+one for a tile of queries. Keys are cut into blocks of `attention.block_size` tokens. A query sees its own block up to
+itself, and of the earlier ones, from the one on in which its document starts, those whose mean key it scores highest:
+with its own, `attention.topk_blocks` or a share of them. Which those are is chosen per layer, head and step.
 
-A tile is visited if one of its queries chose its block, and the others are masked in it: what queries see is the share
-asked for, what is computed, and reported as visited, can be several times as much where neighbours choose apart. The
-choice takes a bit for each query, block and head (16 MiB a layer for 16 heads, 65,536 local tokens and 128 blocks), kept for
-backward; the lists of a hop's tiles take up to 8 bytes for each pair of local tiles and head. Recall is not estimated (-1). The planner assumes that
-a tile's queries together choose twice as many blocks as one of them, half of them blocks that the whole head favours,
-until a job's reports say how many tiles are visited.
+A tile is visited if one of its queries chose its block, and the others are masked in it: what queries see is the
+share asked for, what is computed, and reported as visited, can be several times as much where neighbours choose
+apart. The choice takes a bit for each query, block and head (16 MiB a layer for 16 heads, 65,536 local tokens and 128
+blocks), kept for backward; the lists of a hop's tiles take up to 8 bytes for each pair of local tiles and head.
+Recall is not estimated (-1). The planner assumes that a tile's queries together choose twice as many blocks as one of
+them, half of them blocks that the whole head favours, until a job's reports say how many tiles are visited.
 )",
 };
 

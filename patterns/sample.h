@@ -11,13 +11,15 @@
 
 namespace ringleader::patterns {
 
-// Means over heads from a job's reports; 0: not measured.
+// Means over heads from a job's reports, 0: not measured; and what is known of its data.
 struct PatternHints {
   double slashes = 0;    // block diagonals
   double verticals = 0;  // columns
   // Share of the causal tiles that a layer visits. It also depends on where the diagonals lie, so
   // where it is known, loads are scaled to it.
   double density = 0;
+  // Lengths of a sequence's documents that are kept apart, in turn until it is full; empty: one.
+  std::vector<int64_t> document_tokens = {};
 
   bool operator==(const PatternHints&) const = default;
 };

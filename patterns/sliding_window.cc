@@ -19,8 +19,8 @@ absl::Status Check(const AttentionOptions& options) {
       "attention.window is %d; a sliding window needs at least 1 token", options.window));
 }
 
-int64_t CountTiles(const kernels::TileSelection& tiles, const kernels::ShardLayout& query,
-                   const kernels::ShardLayout& key) {
+int64_t CountTiles(const kernels::TileSelection& tiles, const ring::Shard& query,
+                   const ring::Shard& key) {
   return ring::BandTiles(query, key, tiles.tile, tiles.window, tiles.document_starts);
 }
 

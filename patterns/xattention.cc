@@ -102,23 +102,23 @@ extern constinit const PatternDefinition kXAttentionDefinition = {
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .page =
-        R"(XAttention (arXiv 2503.16428), here in training and in a ring. Queries and keys are cut into
-groups of `attention.stride` tokens. A group of queries sees a group of keys by the mean logit along their
-antidiagonal, the first query with the last key and so on, which meets every column and every diagonal of the pair.
-The softmax of these over the groups of keys up to its own is the group's estimate of its attention. Per layer, head and
-step, each tile of queries adds it up by blocks of `attention.tile` keys, and keeps its own block, the first that it sees
-(of its document), and then the heaviest until they cover `attention.threshold` of the mass, or are
-`attention.density` of the blocks that it sees: with a threshold of 1 that share is kept in full. A tile visits no more than the share and the
+        R"(XAttention (arXiv 2503.16428), here in training and in a ring. Queries and keys are cut into groups of
+`attention.stride` tokens. A group of queries sees a group of keys by the mean logit along their antidiagonal, the
+first query with the last key and so on, which meets every column and every diagonal of the pair. The softmax of these
+over the groups of keys up to its own is the group's estimate of its attention. Per layer, head and step, each tile of
+queries adds it up by blocks of `attention.tile` keys, and keeps its own block, the first that it sees (of its
+document), and then the heaviest until they cover `attention.threshold` of the mass, or are `attention.density` of the
+blocks that it sees: with a threshold of 1 that share is kept in full. A tile visits no more than the share and the
 two blocks that are always kept. The kernels get lists of tiles, per query tile and, for backward, per key tile.
 
 Scores are products on the tensor cores, tokens² × head_dim / (2 × stride) of them for each head, and no matrix of
 scores is kept. On several ranks the keys of the whole sequence are gathered for them, twice in memory until the
-choice is made. Masses are rounded to integers, so the choice is the same on any number of ranks. In packed documents a
-group sees those that hold a key of its first query's document; a group that lies across a boundary is scored as a
+choice is made. Masses are rounded to integers, so the choice is the same on any number of ranks. In packed documents
+a group sees those that hold a key of its first query's document; a group that lies across a boundary is scored as a
 whole. Reports say what was visited; recall is not estimated (-1), for these masses are not attention's. Without a
 share, a tile may keep every block: the lists then take 8 bytes for each pair of local tiles and head. The planner
-assumes that a tenth of the causal tiles is visited, or the share if that is less (with a threshold of 1 the share), half of them blocks that the
-whole head favours, until a job's reports say how many are.
+assumes that a tenth of the causal tiles is visited, or the share if that is less (with a threshold of 1 the share),
+half of them blocks that the whole head favours, until a job's reports say how many are.
 )",
 };
 

@@ -31,15 +31,17 @@ int64_t CausalTiles(const ShardLayout& mine, int tile) {
   return tiles;
 }
 
-int64_t BandTiles(const ShardLayout& query, const ShardLayout& key, int tile, int64_t window,
+int64_t BandTiles(const Shard& query, const Shard& key, int tile, int64_t window,
                   const int32_t* document_starts) {
-  const int64_t keys = key.local_tokens(), key_tiles = (keys + tile - 1) / tile;
-  const auto first_key = [&](int64_t b) { return key.Position(b * tile); };
-  const auto last_key = [&](int64_t b) { return key.Position(std::min(keys, (b + 1) * tile) - 1); };
+  const int64_t keys = key.tokens, key_tiles = (keys + tile - 1) / tile;
+  const auto first_key = [&](int64_t b) { return key.layout.Position(b * tile); };
+  const auto last_key = [&](int64_t b) {
+    return key.layout.Position(std::min(keys, (b + 1) * tile) - 1);
+  };
   int64_t tiles = 0;
-  for (int64_t begin = 0; begin < query.local_tokens(); begin += tile) {
-    const int64_t first = query.Position(begin);
-    const int64_t last = query.Position(std::min(query.local_tokens(), begin + tile) - 1);
+  for (int64_t begin = 0; begin < query.tokens; begin += tile) {
+    const int64_t first = query.layout.Position(begin);
+    const int64_t last = query.layout.Position(std::min(query.tokens, begin + tile) - 1);
     // Positions grow with the local index, so what a tile sees is a run of tiles.
     const int64_t end = FirstWhere(key_tiles, [&](int64_t b) { return first_key(b) > last; });
     // The first key that the tile's first query, and so any, sees.

@@ -43,6 +43,11 @@ Rule RuleOf(const Division& d) {
   std::abort();
 }
 
+std::string NameOf(const Division& d) {
+  if (d.by_documents) return "documents";
+  return d.layout.has_value() ? std::string(LayoutName(*d.layout)) : "auto";
+}
+
 }  // namespace
 
 int64_t Division::Multiple() const {
@@ -54,9 +59,8 @@ absl::Status CheckDivides(std::string_view field, int64_t tokens, const Division
   if (tokens == below) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(field), ": ", tokens, " does not divide by ", RuleOf(division).text,
-                   " = ", multiple, " (parallelism.layout: ",
-                   division.layout.has_value() ? std::string(LayoutName(*division.layout)) : "auto",
-                   "); give ", below > 0 ? absl::StrCat(below, " or ") : "", below + multiple));
+                   " = ", multiple, " (parallelism.layout: ", NameOf(division), "); give ",
+                   below > 0 ? absl::StrCat(below, " or ") : "", below + multiple));
 }
 
 }  // namespace ringleader::ring

@@ -16,10 +16,10 @@ TaskThreads::~TaskThreads() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool TaskThreads::TryRun(std::function<void()> task) {
+bool TaskThreads::TryRun(const std::string& client, std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
-  if (tasks_.size() >= max_queued_) return false;
-  tasks_.push_back(std::move(task));
+  if (tasks_.TasksOf(client) >= max_queued_) return false;
+  tasks_.Push(client, std::move(task));
   return true;
 }
 
@@ -30,8 +30,7 @@ void TaskThreads::Work() {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &TaskThreads::Ready));
       if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      task = tasks_.Pop();
     }
     task();
   }

@@ -2,27 +2,30 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/process/turn_queue.h"
 
 namespace ringleader {
 
-// Takes tasks in order. Thread-safe. The destructor runs what is queued, then joins.
+// Takes the tasks of one client in order, and clients in turn. Thread-safe. The destructor runs
+// what is queued, then joins.
 class TaskThreads {
  public:
-  // `max_queued`: tasks that may wait for a thread.
+  // `max_queued`: tasks of one client that may wait for a thread.
   TaskThreads(int threads, size_t max_queued);
   ~TaskThreads();
   TaskThreads(const TaskThreads&) = delete;
   TaskThreads& operator=(const TaskThreads&) = delete;
 
-  // False, without having taken the task, when the queue is full.
-  [[nodiscard]] bool TryRun(std::function<void()> task) ABSL_LOCKS_EXCLUDED(mutex_);
+  // False, without having taken the task, when the client's queue is full.
+  [[nodiscard]] bool TryRun(const std::string& client, std::function<void()> task)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   bool Ready() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !tasks_.empty(); }
@@ -30,7 +33,7 @@ class TaskThreads {
 
   const size_t max_queued_;
   absl::Mutex mutex_;
-  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  TurnQueue tasks_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

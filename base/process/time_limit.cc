@@ -1,18 +1,45 @@
 #include "base/process/time_limit.h"
 
-#include <atomic>
+#include <map>
 #include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
 namespace ringleader {
 namespace {
 
-std::atomic<int> under_way = 0;
+class CallsUnderWay {
+ public:
+  bool TryBegin(const std::string& client) {
+    absl::MutexLock lock(&mutex_);
+    if (all_ >= kMaxLimitedCalls || of_client_[client] >= kMaxLimitedCallsOfOne) return false;
+    ++all_;
+    ++of_client_[client];
+    return true;
+  }
+  void End(const std::string& client) {
+    absl::MutexLock lock(&mutex_);
+    --all_;
+    if (--of_client_[client] == 0) of_client_.erase(client);
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int all_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> of_client_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Outlives the threads that were left behind.
+CallsUnderWay& UnderWay() {
+  static auto* const calls = new CallsUnderWay;
+  return *calls;
+}
 
 absl::Status TooMany(const std::string& what) {
   return absl::ResourceExhaustedError(
@@ -23,25 +50,22 @@ absl::Status TooMany(const std::string& what) {
 
 }  // namespace
 
-absl::Status WithTimeLimit(absl::Duration limit, const std::string& what,
+absl::Status WithTimeLimit(const std::string& client, absl::Duration limit, const std::string& what,
                            std::function<absl::Status()> call) {
   struct Outcome {
     absl::Status status;
     absl::Notification done;
   };
-  if (under_way.fetch_add(1) >= kMaxLimitedCalls) {
-    --under_way;
-    return TooMany(what);
-  }
+  if (!UnderWay().TryBegin(client)) return TooMany(what);
   const auto outcome = std::make_shared<Outcome>();
   try {
-    std::thread([outcome, call = std::move(call)] {
+    std::thread([outcome, client, call = std::move(call)] {
       outcome->status = call();
-      --under_way;
+      UnderWay().End(client);
       outcome->done.Notify();
     }).detach();
   } catch (const std::system_error&) {  // the system has no thread left
-    --under_way;
+    UnderWay().End(client);
     return TooMany(what);
   }
   if (outcome->done.WaitForNotificationWithTimeout(limit)) return outcome->status;

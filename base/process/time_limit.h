@@ -10,14 +10,15 @@
 
 namespace ringleader {
 
-// So many calls may be under way at once, those that were given up included.
-inline constexpr int kMaxLimitedCalls = 64;
+// So many calls may be under way at once, those that were given up included: of all clients, and of
+// one, whose mount may hang for days.
+inline constexpr int kMaxLimitedCalls = 256, kMaxLimitedCallsOfOne = 16;
 
 // Runs `call` on a thread of its own and returns its status, or DEADLINE_EXCEEDED once `limit` has
 // passed. Then the thread stays behind until the call returns, so `call` must own all that it
 // touches. `what` says in errors what was tried: "reading /a/config.json". RESOURCE_EXHAUSTED when
-// kMaxLimitedCalls are under way. Thread-safe.
-absl::Status WithTimeLimit(absl::Duration limit, const std::string& what,
+// `client`, or all together, have as many under way as they may. Thread-safe.
+absl::Status WithTimeLimit(const std::string& client, absl::Duration limit, const std::string& what,
                            std::function<absl::Status()> call);
 
 }  // namespace ringleader

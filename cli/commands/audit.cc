@@ -63,7 +63,7 @@ absl::StatusOr<int> Audit(const Context& context, Flags flags) {
     std::vector<std::vector<std::string>> rows = {
         {"TIME (UTC)", "WHO", "CREDENTIAL", "FROM", "METHOD", "RESOURCE", "OUTCOME", "WHY"}};
     for (const v1::AuditRecord& record : response.records()) rows.push_back(Row(record));
-    WriteColumns(out, rows);
+    WriteColumns(out, rows, Columns(context));
     if (!response.next_page_token().empty()) {
       context.err << "ringctl: there are more; --limit shows them\n";
     }

@@ -11,9 +11,10 @@ class App;
 
 namespace ringleader::cli {
 
-void AddSubmitCommand(CLI::App& app, Context* context);      // submit
+void AddSubmitCommand(CLI::App& app, Context* context);      // submit validate
 void AddJobCommands(CLI::App& app, Context* context);        // list get cancel pause resume delete
 void AddWatchCommand(CLI::App& app, Context* context);       // watch
+void AddHistoryCommand(CLI::App& app, Context* context);     // history
 void AddReportCommand(CLI::App& app, Context* context);      // report
 void AddLogsCommand(CLI::App& app, Context* context);        // logs
 void AddNodeCommands(CLI::App& app, Context* context);       // nodes drain undrain

@@ -4,10 +4,12 @@
 #include <map>
 #include <memory>
 #include <ostream>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
+#include "jobspec/fields.h"
 
 namespace ringleader::cli {
 namespace {
@@ -15,7 +17,15 @@ namespace {
 struct Verb {
   std::string help;
   std::vector<std::string> flags;
+  std::string argument;  // what the first that is no flag names: "job", "node", "file"; or none
 };
+
+std::string ArgumentOf(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_positional()) return option->get_name(/*positional=*/true);
+  }
+  return "";
+}
 
 std::vector<std::string> FlagsOf(const CLI::App& app) {
   std::vector<std::string> flags;
@@ -34,6 +44,7 @@ std::map<std::string, Verb> VerbsOf(CLI::App& root) {
     Verb& verb = verbs[command->get_name()];
     verb.help = command->get_description();
     verb.flags = FlagsOf(*command);
+    verb.argument = ArgumentOf(*command);
     for (const CLI::App* nested : command->get_subcommands([](CLI::App*) { return true; })) {
       verb.flags.push_back(nested->get_name());
       for (const std::string& flag : FlagsOf(*nested)) {
@@ -61,17 +72,55 @@ std::vector<std::string> Names(const std::map<std::string, Verb>& verbs) {
   return names;
 }
 
+// Verbs whose argument is a `what`, as the pattern of a shell's case.
+std::string VerbsThatTake(const std::map<std::string, Verb>& verbs, const std::string& what) {
+  std::vector<std::string> names;
+  for (const auto& [name, verb] : verbs) {
+    if (verb.argument == what) names.push_back(name);
+  }
+  return absl::StrJoin(names, "|");
+}
+
+std::string FieldPaths() {
+  std::set<std::string> paths;
+  for (const jobspec::Field& field : jobspec::Fields()) paths.insert(std::string(field.path) + "=");
+  return absl::StrJoin(paths, " ");
+}
+
+// Names of jobs and nodes are asked for as they are completed; nothing is said where nobody
+// answers.
 std::string Bash(const std::map<std::string, Verb>& verbs) {
   return absl::StrCat(
       "# ringctl completion for bash: source <(ringctl completion bash)\n"
       "_ringctl() {\n"
       "  local current=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words\n"
       "  ((COMP_CWORD == 1)) && verb=\n"
+      "  if [[ ${COMP_WORDS[COMP_CWORD - 1]} == --set ]]; then\n"
+      "    compopt -o nospace 2>/dev/null\n"
+      "    COMPREPLY=($(compgen -W '",
+      FieldPaths(),
+      "' -- \"$current\"))\n"
+      "    return\n"
+      "  fi\n"
       "  case $verb in\n",
       CaseArms(verbs), "    *) words='", absl::StrJoin(Names(verbs), " "),
       "' ;;\n"
       "  esac\n"
       "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
+      "  [[ $current == -* ]] && return\n"
+      "  local ask= name\n"
+      "  case $verb in\n"
+      "    ",
+      VerbsThatTake(verbs, "job"), ") ask='list --limit 1000' ;;\n    ",
+      VerbsThatTake(verbs, "node"),
+      ") ask=nodes ;;\n"
+      "    *) return ;;\n"
+      "  esac\n"
+      // Others chose these names: compgen would have the shell expand them.
+      "  COMPREPLY=()\n"
+      "  while IFS= read -r name; do\n"
+      "    [[ $name == \"$current\"* ]] && COMPREPLY+=(\"$name\")\n"
+      "  done < <(ringctl --retry-for 0 -o name $ask 2>/dev/null)\n"
       "}\n"
       "complete -o default -F _ringctl ringctl\n");
 }

@@ -1,5 +1,4 @@
 #include <CLI/CLI.hpp>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -9,6 +8,7 @@
 #include "base/status_macros.h"
 #include "cli/commands/commands.h"
 #include "cli/printer.h"
+#include "cli/validators.h"
 #include "worker/data/pack_folder.h"
 
 namespace ringleader::cli {
@@ -58,17 +58,22 @@ void AddDataCommand(CLI::App& app, Context* context) {
                    "only files in folders that end so; may be repeated")
       ->allow_extra_args(false);
   using Input = data::PackOptions::Input;
-  pack->add_option("--format", options->input,
-                   "text (a token a byte), or files of token ids: uint16, uint32")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Input>{
-          {"text", Input::kText}, {"uint16", Input::kUint16}, {"uint32", Input::kUint32}}));
+  pack->add_option_function<std::string>(
+          "--format",
+          [options](const std::string& format) {
+            options->input = format == "uint16"   ? Input::kUint16
+                             : format == "uint32" ? Input::kUint32
+                                                  : Input::kText;
+          },
+          "text (a token a byte), or files of token ids: uint16, uint32")
+      ->check(CLI::IsMember({"text", "uint16", "uint32"}));
   pack->add_option("--eval-share", options->eval_share, "share of documents held out")
       ->capture_default_str();
   pack->add_option("--shard-tokens", options->shard_tokens, "tokens in one shard")
-      ->check(CLI::PositiveNumber)
+      ->check(MoreThanZero())
       ->capture_default_str();
   pack->add_option("--max-document-bytes", options->max_document_bytes, "longer files are left out")
-      ->check(CLI::PositiveNumber)
+      ->check(MoreThanZero())
       ->capture_default_str();
   pack->add_option("--vocabulary", options->vocabulary, "token ids: how many there are");
   pack->add_option("--separator", options->separator,

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/net/channel.h"
 #include "base/status_macros.h"
+#include "cli/client.h"
 #include "cli/commands/commands.h"
 
 namespace ringleader::cli {
@@ -53,6 +54,7 @@ absl::StatusOr<int> Health(const Context& context) {
                  [&done](const grpc::Status& status) { done.set_value(status); });
   const grpc::Status status = done.get_future().get();
   if (!status.ok()) {
+    RETURN_IF_ERROR(CheckTls(context));
     return absl::UnavailableError(
         absl::StrCat("no coordinator answers at ", context.address, ": ", status.error_message()));
   }

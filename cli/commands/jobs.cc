@@ -10,6 +10,7 @@
 #include "cli/commands/commands.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
+#include "jobspec/text.h"
 
 namespace ringleader::cli {
 namespace {
@@ -17,6 +18,12 @@ namespace {
 absl::StatusOr<int> List(const Context& context, const std::string& filter, int limit) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
   ASSIGN_OR_RETURN(const v1::ListJobsResponse response, client->ListJobs(filter, limit));
+  if (context.format == Format::kName) {
+    for (const v1::Job& job : response.jobs()) {
+      context.out << jobspec::EscapeControls(ShortName(job.name())) << "\n";
+    }
+    return kOk;
+  }
   Print(context, response, [&](std::ostream& out) {
     const bool has_owners = std::any_of(response.jobs().begin(), response.jobs().end(),
                                         [](const v1::Job& job) { return !job.owner().empty(); });
@@ -24,7 +31,7 @@ absl::StatusOr<int> List(const Context& context, const std::string& filter, int 
     for (const v1::Job& job : response.jobs()) {
       rows.push_back(JobRow(job, *context.clock, has_owners));
     }
-    WriteColumns(out, rows);
+    WriteColumns(out, rows, Columns(context));
     if (response.jobs_size() < response.total_size()) {
       context.err << "ringctl: " << response.jobs_size() << " of " << response.total_size()
                   << " jobs; --limit shows more\n";
@@ -38,7 +45,8 @@ absl::StatusOr<int> Get(const Context& context, const std::string& name) {
   v1::GetJobRequest request;
   request.set_name(JobName(name));
   ASSIGN_OR_RETURN(const v1::Job job, client->GetJob(request));
-  Print(context, job, [&](std::ostream& out) { WriteJob(out, job, *context.clock); });
+  Print(context, job,
+        [&](std::ostream& out) { WriteJob(out, job, *context.clock, Columns(context)); });
   return kOk;
 }
 
@@ -119,6 +127,7 @@ void AddJobCommands(CLI::App& app, Context* context) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   list->callback([=] {
+    context->more_formats = {Format::kName};
     context->action = [=] { return List(*context, WithTerms(*filter, *owner, *project), *limit); };
   });
 

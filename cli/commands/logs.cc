@@ -7,7 +7,9 @@
 #include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/printer.h"
+#include "cli/validators.h"
 #include "jobspec/text.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::cli {
 namespace {
@@ -37,7 +39,11 @@ absl::StatusOr<int> Logs(const Context& context, const Flags& flags) {
       return;
     }
     for (const v1::LogLine& line : response.lines()) {
-      // One rank's log is what it wrote; several need telling apart.
+      if (line.has_time()) {
+        context.out << absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ ", ToTime(line.time()),
+                                        absl::UTCTimeZone());
+      }
+      // Several ranks need telling apart.
       if (flags.rank < 0) context.out << "[rank " << line.rank() << "] ";
       context.out << jobspec::EscapeControls(line.text(), "\t") << "\n";
     }
@@ -55,11 +61,11 @@ void AddLogsCommand(CLI::App& app, Context* context) {
   command->add_option("job", flags->job, "name of the job")->required();
   command->add_flag("-f,--follow", flags->follow, "stay until the attempt ends");
   command->add_option("--rank", flags->rank, "of this rank only (default: all)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(ZeroOrMore());
   command->add_option("--attempt", flags->attempt, "of this attempt (default: the newest)")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command->add_option("--tail", flags->tail, "only the last lines (default: all)")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command->callback([=] { context->action = [=] { return Logs(*context, *flags); }; });
 }
 

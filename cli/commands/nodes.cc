@@ -9,6 +9,7 @@
 #include "cli/commands/commands.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
+#include "jobspec/text.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::cli {
@@ -33,11 +34,17 @@ std::vector<std::string> NodeRow(const v1::Node& node, const Clock& clock) {
 absl::StatusOr<int> List(const Context& context) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
   ASSIGN_OR_RETURN(const v1::ListNodesResponse response, client->ListNodes());
+  if (context.format == Format::kName) {
+    for (const v1::Node& node : response.nodes()) {
+      context.out << jobspec::EscapeControls(ShortName(node.name())) << "\n";
+    }
+    return kOk;
+  }
   Print(context, response, [&](std::ostream& out) {
     std::vector<std::vector<std::string>> rows = {
         {"NAME", "STATE", "TRAINERS", "DEVICES", "MEMORY", "SEEN", "JOBS", "REASON"}};
     for (const v1::Node& node : response.nodes()) rows.push_back(NodeRow(node, *context.clock));
-    WriteColumns(out, rows);
+    WriteColumns(out, rows, Columns(context));
   });
   return kOk;
 }
@@ -60,7 +67,10 @@ absl::StatusOr<int> Change(const Context& context, const std::string& name,
 
 void AddNodeCommands(CLI::App& app, Context* context) {
   CLI::App* nodes = app.add_subcommand("nodes", "list the machines with a worker");
-  nodes->callback([=] { context->action = [=] { return List(*context); }; });
+  nodes->callback([=] {
+    context->more_formats = {Format::kName};
+    context->action = [=] { return List(*context); };
+  });
 
   const auto add = [&](const char* verb, const char* help, auto method) {
     auto name = std::make_shared<std::string>();

@@ -7,6 +7,7 @@
 #include "cli/commands/commands.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
+#include "cli/validators.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/model_spec.h"
@@ -48,6 +49,18 @@ std::string Scale(int64_t trainers, v1::JobSpec* spec) {
       context, groups, batch);
 }
 
+// What the flags say of documents goes with jobs that keep them apart in stripes.
+absl::Status CheckDocuments(const Flags& flags, const v1::JobSpec& spec) {
+  const v1::ParallelismSpec::Layout layout = spec.parallelism().layout();
+  const bool fits =
+      (layout == v1::ParallelismSpec::DOCUMENTS || layout == v1::ParallelismSpec::STRIPED) &&
+      spec.attention().pattern() == v1::AttentionSpec::DENSE && spec.data().document_mask();
+  if (flags.measured.document_tokens.empty() || fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--documents: goes with attention.pattern: dense, data.document_mask: true and "
+      "parallelism.layout: documents or striped; set them, or leave it out");
+}
+
 absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   ASSIGN_OR_RETURN(v1::JobSpec spec, jobspec::LoadJobFile(flags.file, flags.overrides));
   // A plan for another cluster may change the trainers alone, so that is not a mistake here.
@@ -57,6 +70,7 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   std::string note;
   if (is_scaled) note = Scale(int64_t{flags.nodes} * flags.gpus, &spec);
   RETURN_IF_ERROR(jobspec::Validate(spec));
+  RETURN_IF_ERROR(CheckDocuments(flags, spec));
   ASSIGN_OR_RETURN(const model::ModelConfig model,
                    model::LoadModelConfig(jobspec::ModelConfigPath(spec.model())));
 
@@ -102,32 +116,37 @@ void AddPlanCommand(CLI::App& app, Context* context) {
   command->add_option("--gpus", flags->gpus, "GPUs of a machine (default: the job's own trainers)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--memory-gib", flags->memory_gib, "memory of one trainer")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--host-memory-gib", flags->host_memory_gib,
                    "a GPU trainer's share of its machine's memory, for resources.offload")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--intra-node-gbytes", flags->intra_gigabytes,
                    "GB/s between two trainers of a machine")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--inter-node-gbytes", flags->inter_gigabytes,
                    "GB/s of one trainer to another machine")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option(
           "--verticals", flags->measured.verticals,
           "columns that a head keeps, as a job's step reports say (`ringctl watch JOB -o json`)")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--slashes", flags->measured.slashes,
                    "block diagonals that a head keeps, likewise")
-      ->check(CLI::PositiveNumber);
+      ->check(MoreThanZero());
   command
       ->add_option("--density", flags->measured.density,
                    "share of the causal tiles that a sparse layer visits, likewise")
       ->check(CLI::Range(1e-6, 1.0));
+  command
+      ->add_option("--documents", flags->measured.document_tokens,
+                   "tokens of a sequence's documents, in turn until it is full: 65536,4096,1024")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   command->callback([=] { context->action = [=] { return Plan(*context, *flags); }; });
 }
 

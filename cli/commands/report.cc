@@ -16,6 +16,7 @@
 #include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/job_text.h"
+#include "cli/jobs/steps.h"
 #include "cli/printer.h"
 #include "proto/phase_fields.h"
 #include "proto/states.h"
@@ -182,6 +183,7 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
       {"worker_imbalance", totals.worker_imbalance.value()},
       {"step_imbalance", totals.step_imbalance.value()},
       {"seconds", totals.seconds},
+      {"phases_are", "maxima over ranks"},
       {"phases", phases},
       {"model", job.model_directory()}};
   if (totals.samples > 0) json["samples"] = SamplesToJson(totals);
@@ -228,33 +230,21 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   rows.push_back({"seconds, all steps", absl::StrFormat("%.2f", totals.seconds)});
   if (!job.model_directory().empty()) rows.push_back({"model", job.model_directory()});
   WriteColumns(out, rows);
+  out << "Seconds of a phase are those of the rank that took longest for it in each step, so that "
+         "phases add up to more than all steps.\n";
 }
 
 absl::StatusOr<int> Report(const Context& context, const std::string& name) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
-  v1::GetJobRequest get;
-  get.set_name(JobName(name));
-  ASSIGN_OR_RETURN(v1::Job job, client->GetJob(get));
-  if (!IsTerminal(job.state())) {
+  ASSIGN_OR_RETURN(const JobSteps all, ReadSteps(client.get(), name));
+  if (all.steps.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        ShortName(job.name()), " is ", v1::Job::State_Name(job.state()),
-        "; a report needs a job that has ended (ringctl watch ", ShortName(job.name()), ")"));
+        ShortName(all.job.name()), IsTerminal(all.job.state()) ? " ended" : " is",
+        " without a step (",
+        IsTerminal(all.job.state()) ? "" : absl::StrCat(v1::Job::State_Name(all.job.state()), ": "),
+        all.job.state_reason(), "); there is nothing to report"));
   }
-  v1::WatchJobRequest watch;
-  watch.set_name(job.name());
-  watch.set_include_steps(true);
-  // A step that was trained again after a failure counts once, as it was trained last.
-  std::map<uint64_t, v1::StepReport> steps;
-  RETURN_IF_ERROR(client->WatchJob(watch, [&](const v1::WatchJobResponse& response) {
-    for (const v1::StepReport& step : response.steps()) steps[step.step()] = step;
-    if (response.has_job()) job = response.job();
-  }));
-  if (steps.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(ShortName(job.name()),
-                                                      " ended without a step (", job.state_reason(),
-                                                      "); there is nothing to report"));
-  }
-  const Totals totals = Sum(job, steps);
+  const Totals totals = Sum(all.job, all.steps);
   PrintJson(context, ToJson(totals), [&](std::ostream& out) { WriteTable(out, totals); });
   return kOk;
 }
@@ -263,7 +253,7 @@ absl::StatusOr<int> Report(const Context& context, const std::string& name) {
 
 void AddReportCommand(CLI::App& app, Context* context) {
   auto name = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("report", "sum up a job that has ended");
+  CLI::App* command = app.add_subcommand("report", "sum up a job's steps up to now");
   command->add_option("job", *name, "name of the job")->required();
   command->callback([=] { context->action = [=] { return Report(*context, *name); }; });
 }

@@ -97,8 +97,11 @@ void AddTokenCommand(CLI::App& app, Context* context) {
   CLI::App* create = token->add_subcommand("create", "make a token and show it once");
   create->add_option("--user", flags->user, "whom it stands for: the owner of jobs")->required();
   create->add_option("--project", flags->project, "whose jobs it may change, too");
-  create->add_option("--role", flags->role, "admin, user or viewer")
-      ->transform(CLI::CheckedTransformer(Roles()))
+  create
+      ->add_option_function<std::string>(
+          "--role", [flags](const std::string& role) { flags->role = Roles().at(role); },
+          "admin, user or viewer")
+      ->check(CLI::IsMember({"admin", "user", "viewer"}))
       ->default_str("user");
   create->add_option("--days", flags->days, "until it expires")
       ->check(CLI::Range(1, 366))

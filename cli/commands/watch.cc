@@ -4,8 +4,8 @@
 #include "base/status_macros.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
-#include "cli/follow.h"
 #include "cli/job_text.h"
+#include "cli/jobs/follow.h"
 
 namespace ringleader::cli {
 namespace {
@@ -15,9 +15,10 @@ absl::StatusOr<int> Watch(const Context& context, const std::string& name) {
   v1::GetJobRequest request;
   request.set_name(JobName(name));
   ASSIGN_OR_RETURN(const v1::Job job, client->GetJob(request));
-  // The last step shows where it stands; `ringctl report` has all of them.
+  // For people the last step shows where it stands; programs get all of them.
   const uint64_t step = job.progress().step();
-  return FollowJob(context, client.get(), job.name(), step > 0 ? step - 1 : 0);
+  const bool all = context.format != Format::kTable || step == 0;
+  return FollowJob(context, client.get(), job.name(), all ? 0 : step - 1);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "cli/follow.h"
+#include "cli/jobs/follow.h"
 
 #include <unistd.h>
 
@@ -8,8 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "cli/job_text.h"
+#include "cli/jobs/steps.h"
 #include "cli/printer.h"
 #include "jobspec/text.h"
 
@@ -17,12 +19,8 @@ namespace ringleader::cli {
 namespace {
 
 constexpr int kBarWidth = 24;
-
-double MeanDensity(const v1::StepReport& step) {
-  double sum = 0;
-  for (const v1::LayerReport& layer : step.layers()) sum += layer.density();
-  return step.layers().empty() ? 0 : sum / step.layers_size();
-}
+constexpr int kLeastBarWidth = 6;
+constexpr int kBracketColumns = 3;  // "[" and "] "
 
 // Remaining seconds, by the coordinator's estimate or, before it has one, by this step's.
 double Eta(const v1::Job& job, const v1::StepReport& step) {
@@ -41,10 +39,6 @@ std::string DescribeAnswers(const google::protobuf::RepeatedPtrField<v1::TaskAns
   if (asked == 0) return "";
   return absl::StrFormat(", %.1f %% of %d answers right",
                          100 * static_cast<double>(right) / static_cast<double>(asked), asked);
-}
-
-double TokensPerSecond(const v1::StepReport& step) {
-  return step.step_seconds() > 0 ? static_cast<double>(step.tokens()) / step.step_seconds() : 0;
 }
 
 // While it lives, Ctrl-C says that the job goes on, which not everybody expects.
@@ -76,10 +70,8 @@ class Follower {
 
   void OnResponse(const v1::WatchJobResponse& response) {
     if (context_.format != Format::kTable) {
-      if (context_.format == Format::kYaml) context_.out << "---\n";
-      Print(context_, response, nullptr);
       if (response.has_job()) job_ = response.job();
-      return;
+      return PrintParts(response);
     }
     // Counters first, the state last: what is shown of a step knows how many there are, and the
     // end is said at the end.
@@ -101,13 +93,42 @@ class Follower {
   const v1::Job& job() const { return job_; }
 
  private:
+  // A document each for steps, evaluations and the job as it became: in JSON a line.
+  void PrintParts(const v1::WatchJobResponse& response) {
+    const auto print = [&](const v1::WatchJobResponse& part) {
+      if (context_.format == Format::kJson) {
+        context_.out << ToJsonLine(part) << "\n";
+      } else {
+        context_.out << "---\n";
+        Print(context_, part, nullptr);
+      }
+    };
+    for (const v1::StepReport& step : response.steps()) {
+      v1::WatchJobResponse part;
+      *part.add_steps() = step;
+      print(part);
+    }
+    for (const v1::EvalReport& eval : response.evals()) {
+      v1::WatchJobResponse part;
+      *part.add_evals() = eval;
+      print(part);
+    }
+    if (response.has_job()) {
+      v1::WatchJobResponse part;
+      *part.mutable_job() = response.job();
+      print(part);
+    }
+    context_.out.flush();
+  }
+
   void OnStep(const v1::StepReport& step) {
-    if (context_.is_terminal) {
+    if (context_.terminal_columns) {
       // The bar is overwritten by the next step; this must stay in sight.
       if (step.skipped()) {
         Line(absl::StrFormat("step %d  skipped: gradient was not finite", step.step()));
       }
-      context_.out << "\r\033[K" << ProgressBar(job_, step);
+      // One column stays free: some terminals wrap as soon as the last one is written.
+      context_.out << "\r\033[K" << ProgressBar(job_, step, Columns(context_) - 1);
       bar_is_shown_ = true;
       return;
     }
@@ -152,13 +173,22 @@ class Follower {
 
 }  // namespace
 
-std::string ProgressBar(const v1::Job& job, const v1::StepReport& step) {
+std::string ProgressBar(const v1::Job& job, const v1::StepReport& step, int columns) {
   const uint64_t total = std::max<uint64_t>(1, job.progress().total_steps());
-  const auto filled = static_cast<int>(std::min<uint64_t>(step.step(), total) * kBarWidth / total);
-  return absl::StrFormat("[%s%s] %d/%d  loss %.4f  %s tokens/s  ETA %s  imbalance %.3f",
-                         std::string(filled, '#'), std::string(kBarWidth - filled, '-'),
-                         step.step(), total, step.loss(), FormatCount(TokensPerSecond(step)),
-                         FormatSeconds(Eta(job, step)), step.worker_imbalance());
+  // In the order in which they are left out, last first.
+  std::vector<std::string> figures = {absl::StrFormat("%d/%d", step.step(), total),
+                                      absl::StrFormat("loss %.4f", step.loss()),
+                                      absl::StrCat("ETA ", FormatSeconds(Eta(job, step))),
+                                      absl::StrCat(FormatCount(TokensPerSecond(step)), " tokens/s"),
+                                      absl::StrFormat("imbalance %.3f", step.worker_imbalance())};
+  const auto text = [&] { return absl::StrJoin(figures, "  "); };
+  const auto room = [&] { return columns - static_cast<int>(text().size()) - kBracketColumns; };
+  while (figures.size() > 2 && room() < kLeastBarWidth) figures.pop_back();
+  const int width = std::min(kBarWidth, room());
+  if (width < kLeastBarWidth) return CutToWidth(text(), columns);
+  const auto filled = static_cast<int>(std::min<uint64_t>(step.step(), total) * width / total);
+  return absl::StrCat("[", std::string(filled, '#'), std::string(width - filled, '-'), "] ",
+                      text());
 }
 
 absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std::string& name,
@@ -169,8 +199,10 @@ absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std:
   request.set_after_step(after_step);
   Follower follower(context);
   const InterruptNotice notice(ShortName(name));
-  RETURN_IF_ERROR(client->WatchJob(
-      request, [&](const v1::WatchJobResponse& response) { follower.OnResponse(response); }));
+  RETURN_IF_ERROR(client->WatchJob(request, [&](const v1::WatchJobResponse& response) {
+    follower.OnResponse(response);
+    return true;
+  }));
   const v1::Job::State state = follower.job().state();
   if (state == v1::Job::SUCCEEDED) return kOk;
   if (state == v1::Job::FAILED) return kJobFailed;

@@ -11,11 +11,13 @@
 namespace ringleader::cli {
 
 // Returns the exit code that the job's final state stands for. `after_step`: steps up to it are not
-// shown. In JSON and YAML every update is a document of its own.
+// shown. In JSON every step, every evaluation and every state of the job is a line, in YAML a
+// document.
 absl::StatusOr<int> FollowJob(const Context& context, Client* client, const std::string& name,
                               uint64_t after_step);
 
-// "[####----] 12/40  loss 3.2140  12,345 tokens/s  ETA 1m20s  imbalance 1.010"
-std::string ProgressBar(const v1::Job& job, const v1::StepReport& step);
+// "[####----] 12/40  loss 3.2140  ETA 1m20s  12,345 tokens/s  imbalance 1.010", in at most
+// `columns`: what is behind goes first, then the bar.
+std::string ProgressBar(const v1::Job& job, const v1::StepReport& step, int columns);
 
 }  // namespace ringleader::cli

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "cli/app.h"
+#include "worker/data/token_folder.h"
 
 namespace ringleader::cli {
 
@@ -13,7 +14,7 @@ CliTest::CliTest()
     : folder_(std::filesystem::path(::testing::TempDir()) / ("cli_" + std::to_string(getpid()))),
       clock_(absl::FromUnixSeconds(1'000'000)) {
   std::filesystem::create_directories(folder_ / "tokens");
-  Write("tokens/manifest.json", "{}");
+  WriteTokens("tokens", 257, 100'000);
   Write("config.json", R"({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256,
       "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320})");
   Write("job.yaml", R"(
@@ -27,21 +28,30 @@ resources: {trainers: 4}
 )");
 }
 
+void CliTest::WriteTokens(const std::string& folder, uint32_t vocabulary, uint64_t tokens,
+                          const std::vector<std::string>& shards) const {
+  data::Manifest manifest;
+  manifest.vocabulary = vocabulary;
+  manifest.tokens = tokens;
+  manifest.shards = shards;
+  EXPECT_TRUE(data::WriteManifest(Path(folder), manifest).ok());
+}
+
 void CliTest::Write(const std::string& name, const std::string& text) const {
   std::ofstream(folder_ / name) << text;
 }
 
-Result CliTest::Run(const std::vector<std::string>& arguments, bool is_terminal) {
+Result CliTest::Run(const std::vector<std::string>& arguments, int columns) {
   std::ostringstream out, err;
   Context context{.out = out,
                   .err = err,
-                  .is_terminal = is_terminal,
                   .clock = &clock_,
                   .environment = [this](const char* name) -> std::optional<std::string> {
                     const auto found = environment_.find(name);
                     if (found == environment_.end()) return std::nullopt;
                     return found->second;
                   }};
+  if (columns > 0) context.terminal_columns = [columns] { return columns; };
   context.retry.first_delay = absl::Milliseconds(5);
   context.retry.longest_delay = absl::Milliseconds(50);
   const int code = RunRingctl(arguments, std::move(context));

@@ -28,9 +28,13 @@ class CliTest : public ::testing::Test {
   ~CliTest() override { std::filesystem::remove_all(folder_); }
 
   void Write(const std::string& name, const std::string& text) const;
+  // A folder of tokens as far as ringctl looks at it.
+  void WriteTokens(const std::string& folder, uint32_t vocabulary, uint64_t tokens,
+                   const std::vector<std::string>& shards = {}) const;
   std::string Path(const std::string& name) const { return (folder_ / name).string(); }
 
-  Result Run(const std::vector<std::string>& arguments, bool is_terminal = false);
+  // `columns`: of the terminal that it writes to; 0: none.
+  Result Run(const std::vector<std::string>& arguments, int columns = 0);
 
   // A job of three steps that the coordinator knows.
   v1::Job& AddJob(const std::string& id, v1::Job::State state);

@@ -18,26 +18,6 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Executor::Lane::Push(const std::string& client, std::function<void()> task) {
-  std::deque<std::function<void()>>& own = tasks[client];
-  if (own.empty()) turns.push_back(client);
-  own.push_back(std::move(task));
-}
-
-std::function<void()> Executor::Lane::Pop() {
-  const std::string client = std::move(turns.front());
-  turns.pop_front();
-  const auto own = tasks.find(client);
-  std::function<void()> task = std::move(own->second.front());
-  own->second.pop_front();
-  if (own->second.empty()) {
-    tasks.erase(own);
-  } else {
-    turns.push_back(client);
-  }
-  return task;
-}
-
 void Executor::Run(const std::string& client, Pace pace, std::function<void()> task) {
   absl::MutexLock lock(&mu_);
   lane(pace).Push(client, std::move(task));
@@ -51,7 +31,7 @@ void Executor::Work() {
       absl::MutexLock lock(&mu_);
       if (std::exchange(ran_slow, false)) --slow_running_;
       mu_.Await(absl::Condition(this, &Executor::Ready));
-      const bool quick = !lane(Pace::kQuick).turns.empty();
+      const bool quick = !lane(Pace::kQuick).empty();
       const bool slow = MayRunSlow();
       if (!quick && !slow) return;
       ran_slow = slow && (slow_is_next_ || !quick);

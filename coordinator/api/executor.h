@@ -3,15 +3,14 @@
 #pragma once
 
 #include <array>
-#include <deque>
 #include <functional>
-#include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/process/turn_queue.h"
 
 namespace ringleader::api {
 
@@ -33,30 +32,20 @@ class Executor {
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // Tasks of one pace. Those of one client run in order; clients take turns.
-  struct Lane {
-    std::map<std::string, std::deque<std::function<void()>>> tasks;
-    std::deque<std::string> turns;  // clients with tasks
-
-    void Push(const std::string& client, std::function<void()> task);
-    std::function<void()> Pop();
-  };
-
-  Lane& lane(Pace pace) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+  TurnQueue& lane(Pace pace) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return lanes_[static_cast<size_t>(pace)];
   }
   bool MayRunSlow() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return !lane(Pace::kSlow).turns.empty() && slow_running_ < max_slow_;
+    return !lane(Pace::kSlow).empty() && slow_running_ < max_slow_;
   }
   bool Ready() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return !lane(Pace::kQuick).turns.empty() || MayRunSlow() ||
-           (stopping_ && lane(Pace::kSlow).turns.empty());
+    return !lane(Pace::kQuick).empty() || MayRunSlow() || (stopping_ && lane(Pace::kSlow).empty());
   }
   void Work();
 
   const int max_slow_;
   absl::Mutex mu_;
-  std::array<Lane, 2> lanes_ ABSL_GUARDED_BY(mu_);
+  std::array<TurnQueue, 2> lanes_ ABSL_GUARDED_BY(mu_);
   int slow_running_ ABSL_GUARDED_BY(mu_) = 0;
   bool slow_is_next_ ABSL_GUARDED_BY(mu_) = false;  // neither pace keeps the other waiting for ever
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

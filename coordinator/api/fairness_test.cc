@@ -1,6 +1,7 @@
 // One client cannot take the coordinator from the others: limits, pages and deadlines over real
 // gRPC.
 #include <grpcpp/generic/generic_stub.h>
+#include <malloc.h>
 #include <sys/mount.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "base/net/notice.h"
 #include "base/protocol_version.h"
 #include "coordinator/api/testing/server_fixture.h"
+#include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
 
 namespace ringleader::api {
@@ -99,6 +101,121 @@ TEST_F(FairnessTest, WatchesOfOneClientAreLimited) {
   EXPECT_THAT(refused.error_message(), HasSubstr("--watches-per-client"));
   EXPECT_EQ(Metric(kReached), 1);
   for (const OpenWatch& watch : watches) watch.context->TryCancel();
+}
+
+// gRPC's own service; its answer is that of a call which the server gave up.
+TEST_F(FairnessTest, HealthWatchesOfOneClientAreLimited) {
+  Start({.listen = Loopback(), .check_files = false}, {.watches_per_client = 2});
+  struct Watch {
+    std::unique_ptr<grpc::ClientContext> context = Context();
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::ByteBuffer answer;
+    grpc::Status status;
+  };
+  grpc::GenericStub stub(channel_);
+  grpc::CompletionQueue queue;
+  const grpc::Slice nothing;
+  const grpc::ByteBuffer request(&nothing, 1);  // of the server as a whole
+  const auto next = [&] {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue.Next(&tag, &ok) && ok;
+  };
+  std::vector<Watch> watches(3);
+  const auto open = [&](Watch& watch) {
+    watch.call = stub.PrepareCall(watch.context.get(), "/grpc.health.v1.Health/Watch", &queue);
+    watch.call->StartCall(&watch);
+    EXPECT_TRUE(next());
+    watch.call->WriteLast(request, {}, &watch);
+    next();  // fails where the call has ended
+    watch.call->Read(&watch.answer, &watch);
+    return next();
+  };
+  const auto finish = [&](Watch& watch) {
+    watch.call->Finish(&watch.status, &watch);
+    next();
+    return watch.status.error_code();
+  };
+  const auto end = [&](Watch& watch) {
+    watch.context->TryCancel();
+    return finish(watch);
+  };
+  EXPECT_TRUE(open(watches[0]));
+  EXPECT_TRUE(open(watches[1]));
+  EXPECT_FALSE(open(watches[2]));
+  EXPECT_EQ(finish(watches[2]), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(Metric(kReached), 1);
+  end(watches[0]);
+  // Its place is free once the server has heard of that.
+  const absl::Time give_up = absl::Now() + absl::Seconds(60);
+  bool is_open = false;
+  while (!is_open && absl::Now() < give_up) {
+    Watch again;
+    is_open = open(again);
+    end(again);
+  }
+  EXPECT_TRUE(is_open);
+  end(watches[1]);
+  queue.Shutdown();
+}
+
+// A change that a limit refused is a change that somebody wanted to make.
+TEST_F(FairnessTest, WhatALimitRefusesIsInTheAuditLog) {
+  Start({.listen = Loopback(), .check_files = false}, {.submitted_mebibytes_per_client = 1});
+  v1::CreateJobRequest request;
+  *request.mutable_spec() = Spec("large");
+  request.mutable_spec()->mutable_model()->set_config("/" + std::string(1100 << 10, 'x'));
+  v1::Job job;
+  EXPECT_EQ(jobs_->CreateJob(Context().get(), request, &job).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const auto access = v1::AccessService::NewStub(channel_);
+  v1::ListAuditRecordsResponse log;
+  const absl::Time give_up = absl::Now() + absl::Seconds(60);
+  while (log.records().empty() && absl::Now() < give_up) {
+    ASSERT_TRUE(access->ListAuditRecords(Context().get(), {}, &log).ok());
+  }
+  ASSERT_EQ(log.records_size(), 1);
+  EXPECT_EQ(log.records(0).method(), "JobService.CreateJob");
+  EXPECT_EQ(log.records(0).resource(), "jobs/large");
+  EXPECT_EQ(log.records(0).outcome(), "RESOURCE_EXHAUSTED");
+}
+
+TEST_F(FairnessTest, AnIdleWatchKeepsNoPage) {
+  constexpr int kWatches = 16;
+  Created("a");
+  Write([&](store::WriteTransaction& t) {
+    v1::StepReport step;
+    step.set_step(1);
+    for (int layer = 0; layer < 20'000; ++layer) step.add_layers()->set_density(0.1);
+    return t.PutStep("a", step);
+  });
+  const auto in_use = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  const size_t before = in_use();
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::WatchJobResponse>>> watches;
+  size_t page_bytes = 0;
+  for (int i = 0; i < kWatches; ++i) {
+    v1::WatchJobRequest request;
+    request.set_name("jobs/a");
+    request.set_include_steps(true);
+    contexts.push_back(Context());
+    watches.push_back(jobs_->WatchJob(contexts.back().get(), request));
+    v1::WatchJobResponse page;
+    ASSERT_TRUE(watches.back()->Read(&page));
+    ASSERT_EQ(page.steps_size(), 1);
+    page_bytes = page.SpaceUsedLong();
+  }
+  // Each goes idle when it has found no more to say.
+  const absl::Time give_up = absl::Now() + absl::Seconds(60);
+  const auto kept = [&] { return in_use() - std::min(in_use(), before); };
+  while (kept() > kWatches * page_bytes / 4 && absl::Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_LT(kept(), kWatches * page_bytes / 4);
+  for (auto& context : contexts) context->TryCancel();
 }
 
 TEST_F(FairnessTest, SubmittedBytesComeBackOverTime) {

@@ -182,6 +182,7 @@ class PulledStream : public grpc::ServerWriteReactor<Response>, public Wakeable 
         this->StartWrite(&response_);
         return;  // OnWriteDone goes on
       }
+      response_ = Response();  // an idle stream keeps no page
       absl::MutexLock lock(&mu_);
       if (news_) continue;
       state_ = State::kIdle;

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
+#include "coordinator/api/health_watches.h"
 #include "coordinator/api/pulled_stream.h"
 #include "coordinator/api/rpc_metrics.h"
 #include "coordinator/api/services/access_service.h"
@@ -61,6 +62,7 @@ class ServerImpl : public Server {
              session::WorkerControlService* workers, store::Store* store, limits::Limits* limits,
              prometheus::Registry* registry)
       : options_(options),
+        limits_(*limits),
         audit_(store, Clock::Real(), options.audit_age),
         gate_(std::make_shared<access::Gate>(
             access::GateOptions{
@@ -110,6 +112,9 @@ class ServerImpl : public Server {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfAConnection);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> watchers;
+    watchers.push_back(std::make_unique<HealthWatches>(&limits_.watches));
+    builder.experimental().SetInterceptorCreators(std::move(watchers));
     builder.RegisterService(&access_);
     builder.RegisterService(&jobs_);
     builder.RegisterService(&logs_);
@@ -179,6 +184,7 @@ class ServerImpl : public Server {
   }
 
   const ServerOptions options_;
+  limits::Limits& limits_;
   access::AuditLog audit_;
   const std::shared_ptr<access::Gate> gate_;
   RpcMetrics metrics_;

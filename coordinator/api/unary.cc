@@ -41,20 +41,21 @@ absl::StatusOr<std::shared_ptr<Unary::Holds>> Unary::Admit(const std::string& cl
 grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
                                      std::function<absl::Status()> handler) {
-  return RunAtPace(context, service, method, Pace::kQuick, 0,
+  return RunAtPace(context, service, method, Pace::kQuick, 0, std::nullopt,
                    [handler = std::move(handler)](const access::Caller&) { return handler(); });
 }
 
 grpc::ServerUnaryReactor* Unary::RunCheck(grpc::CallbackServerContext* context,
                                           const std::string& service, const std::string& method,
-                                          size_t bytes, std::function<absl::Status()> handler) {
-  return RunAtPace(context, service, method, Pace::kSlow, bytes,
-                   [handler = std::move(handler)](const access::Caller&) { return handler(); });
+                                          size_t bytes, CallerHandler handler) {
+  return RunAtPace(context, service, method, Pace::kSlow, bytes, std::nullopt, std::move(handler));
 }
 
 grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
                                            const std::string& service, const std::string& method,
-                                           Pace pace, size_t bytes, CallerHandler handler) {
+                                           Pace pace, size_t bytes,
+                                           const std::optional<std::string>& changes,
+                                           CallerHandler handler) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   const absl::Time arrival = absl::Now();
   // Finish() is the last thing done: the context, the request and the reply are gone after it.
@@ -75,6 +76,11 @@ grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
   const std::string client = limits::ClientOf(*caller, context->peer());
   absl::StatusOr<std::shared_ptr<Holds>> holds = Admit(client, pace, bytes);
   if (!holds.ok()) {
+    if (changes) {
+      gate_.NoteRefused(*caller, context->peer(),
+                        absl::StrCat("/ringleader.v1.", service, "/", method), Shortened(*changes),
+                        holds.status());
+    }
     finish(holds.status());
     return reactor;
   }

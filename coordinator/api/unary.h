@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -31,6 +32,8 @@ struct Change {
 // Thread-safe.
 class Unary {
  public:
+  using CallerHandler = std::function<absl::Status(const access::Caller&)>;
+
   // None may go before the last call has ended.
   Unary(Executor* executor, limits::Limits* limits, store::Store* store, RpcMetrics* metrics,
         access::Gate* gate, access::AuditLog* audit)
@@ -53,16 +56,16 @@ class Unary {
   // seconds.
   grpc::ServerUnaryReactor* RunCheck(grpc::CallbackServerContext* context,
                                      const std::string& service, const std::string& method,
-                                     size_t bytes, std::function<absl::Status()> handler);
+                                     size_t bytes, CallerHandler handler);
 
-  // The same of a call that changes `resource`. Its failure goes into the audit log from here; its
-  // success in the transaction that it is one of, by KeyOf().
+  // The same of a call that changes `resource`. Its failure, also for a limit, goes into the audit
+  // log from here; its success in the transaction that it is one of, by KeyOf().
   template <typename Request>
   grpc::ServerUnaryReactor* RunChange(grpc::CallbackServerContext* context,
                                       const std::string& service, const std::string& method,
                                       const std::string& resource, const Request& request,
                                       std::function<absl::Status(const Change&)> handler) {
-    return RunAtPace(context, service, method, Pace::kQuick, 0,
+    return RunAtPace(context, service, method, Pace::kQuick, 0, resource,
                      AuditedHandler(*context, service, method, resource, request.request_id(),
                                     std::move(handler)));
   }
@@ -72,18 +75,19 @@ class Unary {
                                              const std::string& service, const std::string& method,
                                              const std::string& resource, const Request& request,
                                              std::function<absl::Status(const Change&)> handler) {
-    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(),
+    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(), resource,
                      AuditedHandler(*context, service, method, resource, request.request_id(),
                                     std::move(handler)));
   }
 
  private:
-  using CallerHandler = std::function<absl::Status(const access::Caller&)>;
   struct Holds;
   absl::StatusOr<std::shared_ptr<Holds>> Admit(const std::string& client, Pace pace, size_t bytes);
   grpc::ServerUnaryReactor* RunAtPace(grpc::CallbackServerContext* context,
                                       const std::string& service, const std::string& method,
-                                      Pace pace, size_t bytes, CallerHandler handler);
+                                      Pace pace, size_t bytes,
+                                      const std::optional<std::string>& changes,
+                                      CallerHandler handler);
   CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
                                const std::string& service, const std::string& method,
                                const std::string& resource, const std::string& request_id,

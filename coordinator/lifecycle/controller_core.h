@@ -18,6 +18,7 @@
 #include "coordinator/lifecycle/lifecycle_metrics.h"
 #include "coordinator/lifecycle/node_table.h"
 #include "coordinator/lifecycle/plan_source.h"
+#include "coordinator/lifecycle/plans_under_way.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
 
@@ -89,7 +90,7 @@ class ControllerCore {
   // Where a job of this specification would run, as if one node had room for all if none has, and
   // why it would wait; the latter is empty if it would not. FAILED_PRECONDITION where another job
   // has its checkpoint folder.
-  absl::StatusOr<PlanRequest> PreparePreview(const v1::JobSpec& spec,
+  absl::StatusOr<PlanRequest> PreparePreview(const v1::JobSpec& spec, const std::string& owner,
                                              std::string* pending_reason) const;
   const std::map<std::string, std::unique_ptr<JobMachine>, std::less<>>& machines() const {
     return machines_;
@@ -189,8 +190,7 @@ class ControllerCore {
   std::map<std::string, Planning, std::less<>> planning_;                     // by job id
   uint64_t last_ticket_ = 0;  // never taken back, so that no old plan is taken for a new one
   // Those that were overtaken included.
-  const std::shared_ptr<std::atomic<size_t>> plans_under_way_ =
-      std::make_shared<std::atomic<size_t>>(0);
+  const std::shared_ptr<PlansUnderWay> plans_under_way_ = std::make_shared<PlansUnderWay>();
   bool schedule_due_ = true;
   // The store was put back from a backup: attempts that it does not know of may run until then, so
   // that none is started before. Infinitely past: it was not.

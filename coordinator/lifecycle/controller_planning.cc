@@ -17,9 +17,6 @@
 namespace ringleader::lifecycle {
 namespace {
 
-// Plans that are made at the same time: each holds a copy of its job's specification.
-constexpr size_t kMaxPlanning = 32;
-
 // Reports of an attempt's last steps from which a restarted coordinator learns again what it costs.
 // Those before hardly count any more.
 constexpr uint64_t kStepsRelearned = 128;
@@ -88,9 +85,9 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction) {
     JobMachine& machine = *Find(decision.id);
     if (decision.placements.empty()) {
       machine.Wait(decision.pending_reason);
-    } else if (*plans_under_way_ >= kMaxPlanning) {
-      machine.Wait(absl::StrFormat("there is room; its plan comes after those of %d other jobs",
-                                   plans_under_way_->load()));
+    } else if (const std::string wait = plans_under_way_->Wait(machine.job().owner());
+               !wait.empty()) {
+      machine.Wait(wait);
     } else {
       RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements));
     }
@@ -126,16 +123,18 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
   machine.Wait(absl::StrFormat(
       "planning how to run on %s%s", placements.front().node(),
       placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
+  const std::string& owner = machine.job().owner();
   PlanRequest request = {.spec = machine.job().spec(),
+                         .owner = owner,
                          .placements = placements,
                          .nodes = planning.nodes,
                          .kept = std::move(kept),
                          .is_overtaken = planning.is_overtaken};
   if (machine.job().has_model_shape()) request.shape = machine.job().model_shape();
-  ++*plans_under_way_;
-  plans_->Plan(std::move(request), [on_made = on_made_, under_way = plans_under_way_, id,
+  plans_under_way_->Begin(owner);
+  plans_->Plan(std::move(request), [on_made = on_made_, under_way = plans_under_way_, owner, id,
                                     ticket](absl::StatusOr<MadePlan> made) {
-    --*under_way;
+    under_way->End(owner);
     on_made(id, ticket, std::move(made));
   });
   return absl::OkStatus();
@@ -219,6 +218,7 @@ absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, con
 }
 
 absl::StatusOr<PlanRequest> ControllerCore::PreparePreview(const v1::JobSpec& spec,
+                                                           const std::string& owner,
                                                            std::string* pending_reason) const {
   RETURN_IF_ERROR(CheckDirectory(spec));
   v1::Job job;
@@ -232,7 +232,7 @@ absl::StatusOr<PlanRequest> ControllerCore::PreparePreview(const v1::JobSpec& sp
       waiting.push_back(scheduler::MakeRequest(machine->job()));
     }
   }
-  PlanRequest request = {.spec = spec, .is_preview = true};
+  PlanRequest request = {.spec = spec, .owner = owner, .is_preview = true};
   for (scheduler::Decision& decision : scheduler::Schedule(std::move(waiting), Slots())) {
     if (!decision.id.empty()) continue;
     request.placements = std::move(decision.placements);

@@ -170,7 +170,8 @@ class JobController::Impl {
     return core_.ListNodes();
   }
 
-  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape) {
+  absl::StatusOr<Preview> PreviewJob(const v1::JobSpec& spec, const v1::ModelShape& shape,
+                                     const std::string& owner) {
     struct Answer {
       absl::StatusOr<MadePlan> made;
       absl::Notification there;
@@ -179,7 +180,8 @@ class JobController::Impl {
     Preview preview;
     {
       absl::MutexLock lock(&core_mutex_);
-      ASSIGN_OR_RETURN(PlanRequest request, core_.PreparePreview(spec, &preview.pending_reason));
+      ASSIGN_OR_RETURN(PlanRequest request,
+                       core_.PreparePreview(spec, owner, &preview.pending_reason));
       request.shape = shape;
       plans_->Plan(std::move(request), [answer](absl::StatusOr<MadePlan> made) {
         answer->made = std::move(made);
@@ -316,9 +318,10 @@ std::vector<v1::Node> JobController::ListNodes() const {
   return impl_->ListNodes();
 }
 
-absl::StatusOr<JobController::Preview> JobController::PreviewJob(
-    const v1::JobSpec& spec, const v1::ModelShape& shape) const {
-  return impl_->PreviewJob(spec, shape);
+absl::StatusOr<JobController::Preview> JobController::PreviewJob(const v1::JobSpec& spec,
+                                                                 const v1::ModelShape& shape,
+                                                                 const std::string& owner) const {
+  return impl_->PreviewJob(spec, shape, owner);
 }
 
 void JobController::OnHello(std::shared_ptr<session::Session> session, v1::WorkerHello hello) {

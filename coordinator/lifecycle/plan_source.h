@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@ namespace ringleader::lifecycle {
 
 struct PlanRequest {
   v1::JobSpec spec;
+  std::string owner = {};  // of the job, or who asks for the preview: they take turns
   // The shape that the job's record holds; unset in jobs of earlier releases.
   std::optional<v1::ModelShape> shape = {};
   std::vector<v1::Placement> placements = {};
@@ -44,7 +46,7 @@ class PlanSource {
 
   // Plans in the background how an attempt starts, from what is known of the job now, and calls
   // `done` once. An error is final: the job has to change. Only a preview may be turned away with
-  // RESOURCE_EXHAUSTED because others are being made.
+  // RESOURCE_EXHAUSTED because others of its owner are being made.
   virtual void Plan(PlanRequest request, Done done) = 0;
 
   // An attempt of `job`, its last, begins under `plan`. Plans that were made for a preview, or that

@@ -261,6 +261,7 @@ TEST_F(PlanningTest, WithoutAPlanTheJobFailsAndNoOther) {
   EXPECT_EQ(Job("k").state(), v1::Job::STARTING);
 }
 
+// What one owner's plans wait for is no other owner's concern.
 TEST_F(PlanningTest, MorePlansThanAreMadeAtATimeWaitInTurn) {
   auto session = std::make_shared<testing::FakeSession>("a", "folder.1", &clock_);
   v1::WorkerHello hello;
@@ -269,14 +270,34 @@ TEST_F(PlanningTest, MorePlansThanAreMadeAtATimeWaitInTurn) {
   hello.mutable_inventory()->set_trainers(100);
   controller_->OnHello(session, hello);
   controller_->RunOnce();
-  for (int i = 0; i < 40; ++i) ASSERT_TRUE(Create("j" + std::to_string(i)).ok());
-  EXPECT_THAT(plans_.waiting, SizeIs(32));
+  const auto create = [&](const std::string& name, const std::string& owner) {
+    return Do([&] {
+      return controller_->CreateJob(Spec(name), {"", "CreateJob", "fingerprint"}, {.owner = owner});
+    });
+  };
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(create("j" + std::to_string(i), "alice").ok());
+  EXPECT_THAT(plans_.waiting, SizeIs(8));
   EXPECT_EQ(Job("j39").state_reason(),
-            "there is room; its plan comes after those of 32 other jobs");
+            "there is room; its plan comes after those of 8 other jobs of its owner");
+  ASSERT_TRUE(create("k", "bob").ok());
+  ASSERT_THAT(plans_.waiting, SizeIs(9));
+  EXPECT_EQ(plans_.waiting[8].request.owner, "bob");
+  EXPECT_EQ(plans_.waiting[0].request.owner, "alice");
   while (!plans_.waiting.empty()) Answer();
   for (int i = 0; i < 40; ++i) {
     EXPECT_EQ(Job("j" + std::to_string(i)).state(), v1::Job::STARTING) << i;
   }
+}
+
+TEST(PlansUnderWayTest, AllTogetherHaveALimitToo) {
+  PlansUnderWay under_way;
+  for (size_t i = 0; i < PlansUnderWay::kMax; ++i) {
+    EXPECT_EQ(under_way.Wait("bob"), "");
+    under_way.Begin("alice" + std::to_string(i));
+  }
+  EXPECT_EQ(under_way.Wait("bob"), "there is room; its plan comes after those of 128 other jobs");
+  under_way.End("alice0");
+  EXPECT_EQ(under_way.Wait("bob"), "");
 }
 
 TEST_F(PlanningTest, TheShapeIsReadOnceAndKept) {
@@ -309,7 +330,7 @@ TEST_F(PlanningTest, APreviewHoldsUpNobody) {
   auto session = RunJob();
   plans_.held = true;
   absl::StatusOr<JobController::Preview> preview;
-  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), {}); });
+  std::thread caller([&] { preview = controller_->PreviewJob(Spec("k"), {}, ""); });
   const absl::Time give_up = absl::Now() + absl::Seconds(60);
   while (plans_.asked < 2 && absl::Now() < give_up) std::this_thread::yield();
   ASSERT_EQ(plans_.asked, 2);

@@ -316,7 +316,7 @@ TEST_F(RecoveryTest, ASecondJobInOneCheckpointFolderIsRefusedBeforeItQueues) {
   }
   v1::JobSpec spec = Spec("second");
   spec.mutable_checkpoint()->set_directory("/checkpoints/run");
-  EXPECT_EQ(controller_->PreviewJob(spec, {}).status().code(),
+  EXPECT_EQ(controller_->PreviewJob(spec, {}, "").status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(CreateIn("third", "/checkpoints/run2").ok());
   Restart();

@@ -45,7 +45,7 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   double at_work = 0;  // bytes, while heads are counted or played
   // A walk is one forward or backward; what is exposed takes walks on infinitely fast links, too.
   // Returns the bytes of what is kept.
-  const auto add = [&](uint64_t length, int of_layouts, int walks) {
+  const auto add = [&](uint64_t length, int64_t of_layouts, int64_t walks) {
     const int64_t blocks = (static_cast<int64_t>(length) + attention->tile - 1) / attention->tile;
     const int64_t tiles =
         pattern.listed_tiles == nullptr ? 0 : pattern.listed_tiles(*attention, blocks);
@@ -56,8 +56,9 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
     at_work = std::max(at_work, static_cast<double>(heads * blocks) * kBytesPerBlock +
                                     static_cast<double>(heads * tiles) * sizeof(int32_t) +
                                     listed * kBytesPerListedTile);
-    return of_layouts * (static_cast<double>(layers * ranks) * kBytesPerRank +
-                         static_cast<double>(samples) * listed * kBytesPerListedTile);
+    return static_cast<double>(of_layouts) *
+           (static_cast<double>(layers * ranks) * kBytesPerRank +
+            static_cast<double>(samples) * listed * kBytesPerListedTile);
   };
   cost.bytes = add(spec.data().sequence_length(), layouts, 2 * compared + 4);
   double largest = 0;  // of the weighed lengths, one after the other

@@ -45,6 +45,7 @@ absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSp
   ring::Division division = {
       .ranks = spec.parallelism().context(), .tile = spec.attention().tile(), .stripe = stripe};
   ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(layout));
+  division.by_documents = jobspec::IsByDocuments(layout);
   return division;
 }
 
@@ -64,6 +65,10 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
   if (wanted(ParallelismSpec::STRIPED)) {
     // Longer stripes spread the work less evenly and gain nothing: only where asked for.
     layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
+  }
+  // By the lengths of documents, which nobody knows here: only where asked for.
+  if (asked.layout() == ParallelismSpec::DOCUMENTS) {
+    layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
   }
   if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);
   if (wanted(ParallelismSpec::CONTIGUOUS)) layouts.emplace_back(ParallelismSpec::CONTIGUOUS, 0);
@@ -305,7 +310,11 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   Pricer measured(spec, model, cluster, hints);
   Pricer& same_tiles = hints == nothing_measured ? pricer : measured;
   ASSIGN_OR_RETURN(*plan.mutable_prediction(), same_tiles.Price(plan, cost_model));
-  if (!plan.sample_weights().empty()) {
+  if (jobspec::IsByDocuments(plan.layout())) {
+    ASSIGN_OR_RETURN(std::string reason, same_tiles.ReasonByDocuments(plan));
+    plan.add_reasons(std::move(reason));
+  }
+  if (spec.data().batching() == v1::DataSpec::SAMPLES && !plan.sample_weights().empty()) {
     const v1::SampleWeight &least = plan.sample_weights(0), &most = *plan.sample_weights().rbegin();
     plan.add_reasons(absl::StrFormat(
         "samples are dealt to %d groups by predicted milliseconds (%d tokens %.4g, %d tokens "

@@ -60,6 +60,68 @@ TEST(MakePlanTest, WhatTheUserAsksForIsKept) {
   EXPECT_EQ(plan->ring().kind(), ParallelismSpec::ALL_GATHER);
 }
 
+// Between nodes with slow links, long documents and short ones.
+class PlanByDocumentsTest : public ::testing::Test {
+ protected:
+  PlanByDocumentsTest() {
+    cluster_.inter_node.bytes_per_second = 1e9;
+    spec_.mutable_attention()->Clear();
+    spec_.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+    jobspec::ApplyDefaults(&spec_);
+  }
+  v1::StepPlan Plan(ParallelismSpec::Layout layout, std::vector<int64_t> documents) {
+    spec_.mutable_parallelism()->set_layout(layout);
+    const auto plan = MakePlan(spec_, model_, cluster_, CostModel(spec_, model_, cluster_),
+                               {.document_tokens = std::move(documents)});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? *plan : v1::StepPlan();
+  }
+
+  ClusterShape cluster_ = Gpus(2, 1);
+  v1::JobSpec spec_ = LongJob(2, 262144);
+  const model::ModelConfig model_ = ThreeBillion();
+};
+
+TEST_F(PlanByDocumentsTest, WhatLiesWholeDoesNotTravel) {
+  const std::vector<int64_t> documents = {90000, 8000, 3000, 12000, 1000};
+  const v1::StepPlan stripes = Plan(ParallelismSpec::STRIPED, documents);
+  const v1::StepPlan plan = Plan(ParallelismSpec::DOCUMENTS, documents);
+  EXPECT_EQ(plan.layout(), ParallelismSpec::DOCUMENTS);
+  EXPECT_EQ(plan.stripe(), 64);
+  const v1::Prediction &by_documents = plan.prediction(), &striped = stripes.prediction();
+  EXPECT_LT(by_documents.communication_seconds(), 0.8 * striped.communication_seconds());
+  EXPECT_GT(by_documents.communication_seconds(), 0);
+  EXPECT_LT(by_documents.step_seconds(), striped.step_seconds());
+  EXPECT_LT(by_documents.worker_imbalance(), 1.05);
+  // The same documents visit as many tiles wherever they lie, and far fewer than one document.
+  EXPECT_NEAR(by_documents.density(), striped.density(), 1e-9);
+  EXPECT_LT(striped.density(), 0.5);
+  EXPECT_THAT(plan.reasons(), Contains(HasSubstr("of a sequence's 11 documents")));
+  // What a document takes on one rank: more than twice as much as one of half its length.
+  ASSERT_GT(plan.sample_weights_size(), 10);
+  const auto& rows = plan.sample_weights();
+  EXPECT_EQ(rows.rbegin()->tokens(), 262144u);
+  EXPECT_GT(rows.rbegin()->milliseconds(), 2.5 * (rows.rbegin() + 2)->milliseconds());
+}
+
+TEST_F(PlanByDocumentsTest, OneDocumentIsInStripes) {
+  const v1::StepPlan unknown = Plan(ParallelismSpec::DOCUMENTS, {});
+  EXPECT_THAT(unknown.reasons(), Contains(HasSubstr("lengths of documents are not known here")));
+  const v1::StepPlan one = Plan(ParallelismSpec::DOCUMENTS, {262144});
+  const v1::StepPlan stripes = Plan(ParallelismSpec::STRIPED, {});
+  EXPECT_NEAR(unknown.prediction().step_seconds(), stripes.prediction().step_seconds(), 1e-9);
+  EXPECT_NEAR(one.prediction().step_seconds(), stripes.prediction().step_seconds(), 1e-6);
+}
+
+TEST_F(PlanByDocumentsTest, OnlyWhereItIsAskedFor) {
+  spec_.mutable_parallelism()->clear_layout();
+  const v1::StepPlan plan = Plan(ParallelismSpec::LAYOUT_UNSPECIFIED, {});
+  EXPECT_FALSE(plan.reasons().empty());
+  for (const std::string& reason : plan.reasons()) {
+    EXPECT_THAT(reason, Not(HasSubstr("documents")));
+  }
+}
+
 TEST(MakePlanTest, OneTrainerNeedsNoLayout) {
   const auto plan = Plan(LongJob(1, 8192), Gpus(1, 1));
   ASSERT_TRUE(plan.ok()) << plan.status();

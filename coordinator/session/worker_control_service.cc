@@ -71,7 +71,7 @@ struct WorkerControlService::Registry {
   // Worker processes that were refused for their protocol version, as far as is remembered.
   std::unordered_set<std::string> refused ABSL_GUARDED_BY(mutex);
 
-  limits::Quota* silent = nullptr;
+  limits::Limits* limits = nullptr;
   SessionOptions options;
   std::atomic<size_t> speaking = 0;       // sessions that have said hello
   std::atomic<size_t> waiting_bytes = 0;  // memory of messages that are not taken yet
@@ -301,11 +301,11 @@ class WorkerControlService::Stream : public ServerStream<grpc::ByteBuffer, grpc:
 };
 
 WorkerControlService::WorkerControlService(SessionListener* listener, const Clock* clock,
-                                           limits::Quota* silent, const SessionOptions& options)
+                                           limits::Limits* limits, const SessionOptions& options)
     : registry_(std::make_shared<Registry>()) {
   registry_->listener = listener;
   registry_->clock = clock;
-  registry_->silent = silent;
+  registry_->limits = limits;
   registry_->options = options;
 }
 
@@ -331,7 +331,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerControlServic
     return stream.get();
   }
   absl::StatusOr<limits::Quota::Hold> silent =
-      registry_->silent->Take(limits::ClientOf(*caller, context->peer()));
+      registry_->limits->silent_sessions.Take(limits::ClientOf(*caller, context->peer()));
   stream->SetCaller(*std::move(caller));
   if (silent.ok()) {
     stream->AwaitHello(*std::move(silent));
@@ -355,13 +355,21 @@ grpc::ServerUnaryReactor* WorkerControlService::ReportDeath(grpc::CallbackServer
   if (refused.ok() && request->incarnation().empty()) {
     refused = absl::InvalidArgumentError("incarnation must be set");
   }
+  absl::StatusOr<limits::Quota::Hold> hold;
+  if (refused.ok()) {
+    hold = registry_->limits->calls.Take(limits::ClientOf(*caller, context->peer()));
+    refused = hold.status();
+  }
   if (!refused.ok()) {
     reactor->Finish(ToGrpcStatus(refused));
     return reactor;
   }
-  registry_->listener->OnDeath(
-      *std::move(node), request->incarnation(),
-      [reactor](const absl::Status& status) { reactor->Finish(ToGrpcStatus(status)); });
+  registry_->listener->OnDeath(*std::move(node), request->incarnation(),
+                               [reactor, hold = std::make_shared<limits::Quota::Hold>(
+                                             *std::move(hold))](const absl::Status& status) {
+                                 *hold = {};
+                                 reactor->Finish(ToGrpcStatus(status));
+                               });
   return reactor;
 }
 

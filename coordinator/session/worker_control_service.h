@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "coordinator/access/gate.h"
-#include "coordinator/limits/quota.h"
+#include "coordinator/limits/client_limits.h"
 #include "coordinator/session/session.h"
 #include "ringleader/v1/worker_control.grpc.pb.h"
 
@@ -31,8 +31,8 @@ class WorkerControlService
     : public v1::WorkerControl::WithRawCallbackMethod_Session<
           v1::WorkerControl::WithCallbackMethod_ReportDeath<v1::WorkerControl::Service>> {
  public:
-  // `silent`: sessions that have not said hello. All three must outlive the service.
-  WorkerControlService(SessionListener* listener, const Clock* clock, limits::Quota* silent,
+  // All three must outlive the service. Of `limits` count silent sessions, and calls.
+  WorkerControlService(SessionListener* listener, const Clock* clock, limits::Limits* limits,
                        const SessionOptions& options = {});
   ~WorkerControlService() override;
 

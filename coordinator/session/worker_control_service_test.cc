@@ -9,14 +9,20 @@
 
 #include <deque>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "base/protocol_version.h"
 
 namespace ringleader::session {
 namespace {
+
+using ::testing::HasSubstr;
 
 // Takes what is delivered when it is told to.
 class Listener : public SessionListener {
@@ -33,7 +39,25 @@ class Listener : public SessionListener {
     waiting_.push_back({std::move(session), std::move(message)});
   }
   void OnClosed(std::shared_ptr<Session>) override {}
-  void OnDeath(std::string, std::string, std::function<void(const absl::Status&)>) override {}
+  void OnDeath(std::string, std::string, std::function<void(const absl::Status&)> done) override {
+    absl::MutexLock lock(&mutex_);
+    deaths_.push_back(std::move(done));
+  }
+  // Answers what witnesses have said so far, once `count` have; false if they have not within a
+  // minute.
+  bool AnswerDeaths(size_t count) {
+    std::vector<std::function<void(const absl::Status&)>> deaths;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto there = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return deaths_.size() >= count;
+      };
+      if (!mutex_.AwaitWithTimeout(absl::Condition(&there), absl::Minutes(1))) return false;
+      deaths.swap(deaths_);
+    }
+    for (const auto& answer : deaths) answer(absl::OkStatus());
+    return true;
+  }
 
   // Waits until `bytes` have been delivered; returns whether they were, within a minute.
   bool Await(size_t bytes) {
@@ -70,6 +94,7 @@ class Listener : public SessionListener {
     v1::WorkerMessage message;
   };
   mutable absl::Mutex mutex_;
+  std::vector<std::function<void(const absl::Status&)>> deaths_ ABSL_GUARDED_BY(mutex_);
   std::deque<Delivered> waiting_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -173,10 +198,9 @@ class WorkerControlServiceTest : public ::testing::Test {
 
   Listener listener_;
   prometheus::Registry registry_;
-  limits::LimitMetrics metrics_{&registry_};
-  limits::Quota silent_{{.label = "silent"}, 10, 10, &metrics_};
+  limits::Limits limits_{{.calls_per_client = 2}, Clock::Real(), &registry_};
   WorkerControlService service_{
-      &listener_, Clock::Real(), &silent_, {.waiting_bytes = size_t{64} << 20}};
+      &listener_, Clock::Real(), &limits_, {.waiting_bytes = size_t{64} << 20}};
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::WorkerControl::Stub> stub_;
@@ -281,6 +305,46 @@ TEST_F(WorkerControlServiceTest, ABurstWaitsWithWhoeverSendsIt) {
   sender.join();
   EXPECT_GT(most_waiting, size_t{1} << 20);
   EXPECT_LT(most_waiting, size_t{32} << 20);
+}
+
+// Witnesses, too, have a share of the calls at the same time.
+TEST_F(WorkerControlServiceTest, DeathsOfOneClientAreLimited) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::ReportDeathRequest request;
+    v1::ReportDeathResponse response;
+    grpc::Status status;
+    absl::Notification done;
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  const auto start = [&] {
+    Call* const call = calls.emplace_back(std::make_unique<Call>()).get();
+    call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    call->request.set_node("nodes/n1");
+    call->request.set_incarnation("folder.process");
+    stub_->async()->ReportDeath(&call->context, &call->request, &call->response,
+                                [call](const grpc::Status& status) {
+                                  call->status = status;
+                                  call->done.Notify();
+                                });
+    return call;
+  };
+  for (int i = 0; i < 3; ++i) start();
+  // Two wait for their answer.
+  ASSERT_TRUE(listener_.AnswerDeaths(2));
+  int refused = 0;
+  for (const auto& call : calls) {
+    call->done.WaitForNotification();
+    if (call->status.ok()) continue;
+    ++refused;
+    EXPECT_EQ(call->status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(call->status.error_message(), HasSubstr("--calls-per-client"));
+  }
+  EXPECT_EQ(refused, 1);
+  Call* const again = start();
+  EXPECT_TRUE(listener_.AnswerDeaths(1));
+  again->done.WaitForNotification();
+  EXPECT_TRUE(again->status.ok()) << again->status.error_message();
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // index_bench [--csv FILE] [--commit NAME]: the vertical-slash index of one layer on one rank, step
 // by step and all in, without the reductions between ranks; and the lists of tiles that are chosen
 // from block scores: gate of means (MoBA), exact block mass (AdaSpa), CSR both ways; and of
-// antidiagonals (XAttention) and by each query (MoBA).
+// antidiagonals (XAttention) and by each query (MoBA); and groups of 8 keys by their best pairs.
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -16,6 +16,7 @@
 #include "kernels/index/estimate.h"
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/key_groups.h"
 #include "kernels/index/gates/query_gate.h"
 #include "kernels/index/select.h"
 #include "kernels/index/visited_share.h"
@@ -31,6 +32,34 @@ struct Shape {
   bool spread = false;  // the queries, over the sequence
 };
 
+constexpr int kTile = 128;
+
+// The first rank of a striped sequence.
+ShardLayout LayoutOf(const Shape& shape) {
+  return {.kind = LayoutKind::kStriped,
+          .ranks = shape.ranks,
+          .rank = 0,
+          .stripe = kTile,
+          .tokens = shape.local_tokens * shape.ranks};
+}
+
+// A rank's queries, and keys of so many tokens.
+struct QueriesAndKeys {
+  QueriesAndKeys(const Shape& shape, int64_t key_tokens)
+      : q(RandomTensor(shape.local_tokens * shape.heads * shape.head_dim)),
+        k(RandomTensor(key_tokens * shape.kv_heads * shape.head_dim)),
+        queries(View(q, shape.local_tokens, shape.heads, shape.head_dim)),
+        keys(View(k, key_tokens, shape.kv_heads, shape.head_dim)) {}
+
+  static TokenMajor<const __nv_bfloat16> View(const DeviceBuffer<__nv_bfloat16>& of, int64_t tokens,
+                                              int heads, int dim) {
+    return {of.data(), tokens, heads, dim, int64_t{heads} * dim, dim};
+  }
+
+  const DeviceBuffer<__nv_bfloat16> q, k;
+  const TokenMajor<const __nv_bfloat16> queries, keys;
+};
+
 // A line of the report: a step's time, and the memory that attention keeps of it and that only
 // building takes.
 void AddStep(const Shape& shape, const char* step, int64_t queries, double ms, size_t kept_bytes,
@@ -43,14 +72,10 @@ void AddStep(const Shape& shape, const char* step, int64_t queries, double ms, s
 }
 
 void BenchIndex(const Shape& shape, Report& report) {
-  constexpr int kTile = 128, kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
+  constexpr int kMaxColumns = 4096, kSink = 64, kLocalBlocks = 1;
   const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
   const int heads = shape.heads, dim = shape.head_dim;
-  const ShardLayout layout = {.kind = LayoutKind::kStriped,
-                              .ranks = shape.ranks,
-                              .rank = 0,
-                              .stripe = kTile,
-                              .tokens = tokens};
+  const ShardLayout layout = LayoutOf(shape);
   auto q = RandomTensor(int64_t{shape.queries} * heads * dim);
   auto k = RandomTensor(n * shape.kv_heads * dim);
   std::vector<int64_t> positions(shape.queries);
@@ -160,17 +185,14 @@ struct TileListBuffers {
 
 // One rank with the whole sequence, all its queries.
 void BenchBlocks(const Shape& shape, Report& report) {
-  constexpr int kTile = 128, kBlock = 512, kTopk = 12;
+  constexpr int kBlock = 512, kTopk = 12;
   constexpr float kDensity = 0.05f, kLse = 12.0f;  // of random logits over all these keys, about
   const int64_t n = shape.local_tokens;
   const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
   const ShardLayout layout = {.tokens = n};
   const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(n / kBlock);
-  auto q = RandomTensor(n * heads * dim), k = RandomTensor(n * kv_heads * dim);
-  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
-                                                   dim};
-  const TokenMajor<const __nv_bfloat16> keys = {k.data(), n, kv_heads, dim, int64_t{kv_heads} * dim,
-                                                dim};
+  const QueriesAndKeys rows(shape, n);
+  const auto &queries = rows.queries, &keys = rows.keys;
   DeviceBuffer<float> query_sums(int64_t{tiles} * heads * dim),
       key_sums(int64_t{tiles} * kv_heads * dim), means(int64_t{kv_heads} * blocks * dim),
       lse(std::vector<float>(heads * n, kLse)), density(std::vector<float>(heads, kDensity));
@@ -232,21 +254,13 @@ void BenchBlocks(const Shape& shape, Report& report) {
 // What a rank of a striped sequence chooses by antidiagonals, from keys that have been gathered,
 // and the lists of its own keys.
 void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
-  constexpr int kTile = 128;
   constexpr float kDensity = 0.05f;
   const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
-  const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
-  const ShardLayout layout = {.kind = LayoutKind::kStriped,
-                              .ranks = shape.ranks,
-                              .rank = 0,
-                              .stripe = kTile,
-                              .tokens = tokens};
+  const int heads = shape.heads, dim = shape.head_dim;
+  const ShardLayout layout = LayoutOf(shape);
   const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / kTile);
-  auto q = RandomTensor(n * heads * dim), k = RandomTensor(tokens * kv_heads * dim);
-  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
-                                                   dim};
-  const TokenMajor<const __nv_bfloat16> keys = {
-      k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim};
+  const QueriesAndKeys rows(shape, tokens);
+  const auto &queries = rows.queries, &keys = rows.keys;
   DeviceBuffer<uint32_t> chosen(int64_t{heads} * tiles * BlockWords(blocks));
   const AntidiagonalGateStep step = {.query_layout = layout,
                                      .tile = kTile,
@@ -270,20 +284,12 @@ void BenchAntidiagonals(const Shape& shape, int stride, Report& report) {
 // What a rank of a striped sequence chooses by query, from gathered sums of keys, and the lists of
 // its own keys.
 void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
-  constexpr int kTile = 128;
   const int64_t n = shape.local_tokens, tokens = n * shape.ranks;
   const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
-  const ShardLayout layout = {.kind = LayoutKind::kStriped,
-                              .ranks = shape.ranks,
-                              .rank = 0,
-                              .stripe = kTile,
-                              .tokens = tokens};
+  const ShardLayout layout = LayoutOf(shape);
   const int tiles = static_cast<int>(n / kTile), blocks = static_cast<int>(tokens / block_size);
-  auto q = RandomTensor(n * heads * dim), k = RandomTensor(n * kv_heads * dim);
-  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
-                                                   dim};
-  const TokenMajor<const __nv_bfloat16> keys = {k.data(), n, kv_heads, dim, int64_t{kv_heads} * dim,
-                                                dim};
+  const QueriesAndKeys rows(shape, n);
+  const auto &queries = rows.queries, &keys = rows.keys;
   const DeviceBuffer<float> sums(tokens / kTile * kv_heads * dim);
   for (int rank = 0; rank < shape.ranks; ++rank) {  // as if all ranks had the same keys
     Check(index::TileSums(keys, kTile, sums.data() + rank * (n / kTile) * kv_heads * dim, nullptr));
@@ -309,6 +315,37 @@ void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
     Check(index::ChooseByQuery(queries, kv_heads, step, workspace.data(), nullptr));
   });
   add("query_gate_lists_", [&] { lists.Build(chosen, layout, heads, kTile, block_size); });
+}
+
+// What a rank of a striped sequence chooses of groups of keys that have been gathered.
+void BenchKeyGroups(const Shape& shape, float density, Report& report) {
+  constexpr int kTile = 64;
+  const int64_t n = shape.local_tokens, tokens = n * shape.ranks, tiles = n / kTile;
+  const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
+  auto q = RandomTensor(n * heads * dim), k = RandomTensor(tokens * kv_heads * dim);
+  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
+                                                   dim};
+  const TokenMajor<const __nv_bfloat16> keys = {
+      k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim};
+  const int capacity = MostGroups(density, tokens - kTile, 0);
+  const DeviceBuffer<int32_t> groups(heads * tiles * capacity),
+      bounds((shape.ranks + 1) * heads * tiles);
+  const KeyGroupGateStep step = {.query_layout = {.kind = LayoutKind::kStriped,
+                                                  .ranks = shape.ranks,
+                                                  .rank = 0,
+                                                  .stripe = kTile,
+                                                  .tokens = tokens},
+                                 .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                                 .density = density,
+                                 .capacity = capacity,
+                                 .groups = groups.data(),
+                                 .bounds = bounds.data()};
+  const DeviceBuffer<char> workspace(
+      static_cast<int64_t>(index::KeyGroupWorkspaceBytes(queries, step)));
+  const double ms = MedianMs(
+      [&] { Check(index::ChooseKeyGroups(queries, keys, step, workspace.data(), nullptr)); }, 5);
+  AddStep(shape, absl::StrCat("key_groups_", density).c_str(), n, ms,
+          groups.Bytes() + bounds.Bytes(), workspace.Bytes(), report);
 }
 
 }  // namespace
@@ -338,6 +375,9 @@ int main(int argc, char** argv) {
   for (const int stride : {16, 32, 64}) {
     ringleader::kernels::bench::BenchAntidiagonals({131072, 1, 16, 2, 128, 0}, stride, report);
     ringleader::kernels::bench::BenchAntidiagonals({131072, 2, 16, 2, 128, 0}, stride, report);
+  }
+  for (const float density : {0.05f, 0.1f}) {
+    ringleader::kernels::bench::BenchKeyGroups({131072, 1, 16, 2, 128, 0}, density, report);
   }
   return 0;
 }

@@ -1,55 +1,60 @@
-// Sparse attention of one rank as differentiable operators, over kernels/sm90 and kernels/index.
-// Rings over several ranks call those kernels themselves (worker/attention). Gradients have the
-// same bits every time under LibTorch's deterministic algorithms
-// (torch.use_deterministic_algorithms).
+// Sparse causal attention of whole sequences as LibTorch operators, torch.ops.ringleader.*, for the
+// CPU engine (cpu_ops.cc) and for Hopper (cuda_ops.cc): what python/ offers, and C++ calls here.
+// attention_ops.cc has their schemas and autograd. Rings over several ranks call the kernels
+// themselves (worker/attention).
 #pragma once
 
 #include <torch/types.h>
 
-#include "kernels/index/select.h"
+#include <optional>
+#include <tuple>
+
 #include "ringleader/kernels/attention.h"
 
 namespace ringleader::kernels::ops {
 
-// Attention over the tiles of `tiles`; q: [n, heads, d], k and v: [n, kv_heads, d] in bf16, d 64 or
-// 128. `lists` holds what `tiles` points to until backward is done. Returns [n, heads, d] in bf16;
-// a query without a key gets zeros.
-torch::Tensor SparseAttention(const torch::Tensor& q, const torch::Tensor& k,
-                              const torch::Tensor& v, const TileSelection& tiles,
-                              const torch::TensorList& lists, double scale);
+// What attention visits; kernels/ops/visit.h says which `lists` each pattern has, and `size`.
+struct Visited {
+  TilePattern pattern = TilePattern::kCausal;
+  torch::TensorList lists = {};
+  std::optional<torch::Tensor> documents = std::nullopt;  // [batch, tokens] int32: starts
+  int64_t tile = 128;
+  int64_t size = 0;
+};
 
+// q: [batch, heads, tokens, d], k and v: [batch, kv_heads, tokens, d]; bf16 and d of 64 or 128 on
+// GPUs, float32 or bf16 and d up to 256 on the CPU. Returns out, like q but dense as [batch,
+// tokens, heads, d], and the logarithm of each row's sum, [batch, heads, tokens] float32. A query
+// without a key gets zeros and -infinity. Differentiable in both. `deterministic`: gradients have
+// the same bits every time. Enqueues on the current stream and never waits for the device.
+std::tuple<torch::Tensor, torch::Tensor> Attention(const torch::Tensor& q, const torch::Tensor& k,
+                                                   const torch::Tensor& v, const Visited& visited,
+                                                   double scale, bool deterministic);
+
+// The vertical-slash index (ringleader/kernels/index.h) of each sequence.
 struct VerticalSlashOptions {
-  int32_t tile = 128;
-  int32_t estimate_queries = 64;  // the last ones, at most kMaxEstimateQueries
-  int32_t sink_tokens = 64;
-  int32_t local_blocks = 1;
-  int32_t max_columns = 4096;
-  float column_mass = 0.9f;
-  float diagonal_mass = 0.9f;
-  int32_t max_diagonals = 256;
+  int64_t tile = 128;
+  int64_t sink_tokens = 64;
+  int64_t local_blocks = 1;
+  int64_t max_columns = 4096;
+  double column_mass = 0.9;
+  double diagonal_mass = 0.9;
+  int64_t max_diagonals = 256;
+  // Above 0: diagonals are taken while their tiles are at most four fifths of this share of the
+  // causal ones, and max_diagonals does not hold (docs/patterns.md).
+  double density = 0.0;
 };
-
-// The vertical-slash index of one rank's whole sequence, as the tensors that the kernels point
-// into.
-struct VerticalSlashIndex {
-  torch::Tensor column_positions;  // [heads, max_columns] int64
-  torch::Tensor column_counts;     // [heads] int32
-  torch::Tensor diagonals;         // [heads, words] int64 (bits)
-  torch::Tensor diagonal_counts;   // [heads] int32
-  torch::Tensor load;              // [1] int64, tiles
-  torch::Tensor masses;            // [heads, 5] int64: index::IndexMass
-  int32_t tile = 128;
-
-  TileSelection Tiles() const;
-  ColumnSelection Columns() const;
+struct VerticalSlashChoice {
+  torch::Tensor diagonals;         // [batch, heads, words] int64 (bits)
+  torch::Tensor column_positions;  // [batch, heads, max_columns] int64
+  torch::Tensor column_counts;     // [batch, heads] int32
+  torch::Tensor visited;           // [batch] int64: tiles of the diagonals, over all heads
 };
-VerticalSlashIndex BuildVerticalSlashIndex(const torch::Tensor& q, const torch::Tensor& k,
-                                           const VerticalSlashOptions& options, double scale);
-
-// Attention over an index: its block diagonals, and its columns where no diagonal covers them.
-// `document_starts`: [n] int32 as in TileSelection, or undefined for one document.
-torch::Tensor VerticalSlashAttention(const torch::Tensor& q, const torch::Tensor& k,
-                                     const torch::Tensor& v, const VerticalSlashIndex& index,
-                                     double scale, const torch::Tensor& document_starts = {});
+// `positions`: [E] int64, ascending, of the queries that choose, at most kMaxEstimateQueries.
+// `starts`: [batch, E] int64, where their documents start, or none.
+VerticalSlashChoice ChooseVerticalSlash(const torch::Tensor& q, const torch::Tensor& k,
+                                        const torch::Tensor& positions,
+                                        const std::optional<torch::Tensor>& starts, double scale,
+                                        const VerticalSlashOptions& options);
 
 }  // namespace ringleader::kernels::ops

@@ -125,15 +125,25 @@ torch::Tensor MaskedAttention(const torch::Tensor& q, const torch::Tensor& k,
   return logits.softmax(-1).matmul(vv).transpose(0, 1);
 }
 
+// One sequence, [n, heads, d], as the operators take it and back.
+torch::Tensor Batch(const torch::Tensor& x) {
+  return x.transpose(0, 1).unsqueeze(0);
+}
+torch::Tensor Attend(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                     const Visited& visited, double scale) {
+  return std::get<0>(
+             Attention(Batch(q), Batch(k), Batch(v), visited, scale, /*deterministic=*/false))[0]
+      .transpose(0, 1);
+}
+
 TEST_F(OpsTest, CausalAttention) {
   const int64_t n = 1000, d = 128;
   const double scale = 1 / std::sqrt(128.0);
   const torch::Tensor q = Leaf({n, 8, d}), k = Leaf({n, 2, d}), v = Leaf({n, 2, d});
   const torch::Tensor dq = DoubleLeaf(q), dk = DoubleLeaf(k), dv = DoubleLeaf(v);
   const torch::Tensor mask = torch::ones({n, n}, torch::kCUDA).tril().to(torch::kBool).unsqueeze(0);
-  ExpectGradients(
-      {SparseAttention(q, k, v, {.pattern = TilePattern::kCausal, .tile = 128}, {}, scale)},
-      {MaskedAttention(dq, dk, dv, mask, scale)}, {q, k, v}, {dq, dk, dv}, 2e-2);
+  ExpectGradients({Attend(q, k, v, {.pattern = TilePattern::kCausal, .tile = 128}, scale)},
+                  {MaskedAttention(dq, dk, dv, mask, scale)}, {q, k, v}, {dq, dk, dv}, 2e-2);
 }
 
 TEST_F(OpsTest, VerticalSlashAttentionSeesWhatItsIndexSays) {
@@ -141,12 +151,14 @@ TEST_F(OpsTest, VerticalSlashAttentionSeesWhatItsIndexSays) {
   const double scale = 1 / std::sqrt(128.0);
   const torch::Tensor q = Leaf({n, heads, d}, 2.0), k = Leaf({n, 2, d}), v = Leaf({n, 2, d});
   const torch::Tensor dq = DoubleLeaf(q), dk = DoubleLeaf(k), dv = DoubleLeaf(v);
-  const VerticalSlashIndex index = BuildVerticalSlashIndex(
-      q, k, {.max_columns = 128, .column_mass = 0.3f, .diagonal_mass = 0.4f, .max_diagonals = 6},
-      scale);
+  const VerticalSlashChoice index = ChooseVerticalSlash(
+      Batch(q.detach()), Batch(k.detach()),
+      torch::arange(n - 64, n, torch::device(torch::kCUDA).dtype(torch::kLong)),
+      /*starts=*/std::nullopt, scale,
+      {.max_columns = 128, .column_mass = 0.3, .diagonal_mass = 0.4, .max_diagonals = 6});
   // The mask from the lists alone.
-  const auto positions = index.column_positions.cpu(), counts = index.column_counts.cpu(),
-             bits = index.diagonals.cpu();
+  const auto positions = index.column_positions[0].cpu(), counts = index.column_counts[0].cpu(),
+             bits = index.diagonals[0].cpu();
   torch::Tensor mask = torch::zeros({heads, n, n}, torch::kBool);
   int64_t tiles = 0;
   for (int64_t h = 0; h < heads; ++h) {
@@ -164,10 +176,11 @@ TEST_F(OpsTest, VerticalSlashAttentionSeesWhatItsIndexSays) {
       mask[h].select(1, positions[h][c].item<int64_t>()).fill_(true);
     }
   }
-  EXPECT_EQ(index.load.item<int64_t>(), tiles);
+  EXPECT_EQ(index.visited.item<int64_t>(), tiles);
   EXPECT_LT(tiles, heads * (n / tile) * (n / tile + 1) / 2);
   mask = mask.logical_and(torch::ones({n, n}).tril().to(torch::kBool)).to(torch::kCUDA);
-  ExpectGradients({VerticalSlashAttention(q, k, v, index, scale)},
+  const torch::Tensor lists[] = {index.diagonals, index.column_positions, index.column_counts};
+  ExpectGradients({Attend(q, k, v, {.pattern = TilePattern::kToeplitz, .lists = lists}, scale)},
                   {MaskedAttention(dq, dk, dv, mask, scale)}, {q, k, v}, {dq, dk, dv}, 2e-2);
 }
 

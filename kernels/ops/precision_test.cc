@@ -171,11 +171,13 @@ TEST_P(PrecisionTest, AtMostTwiceTheErrorOfDenseBf16) {
   // dQ and dK of a single token are zero; what is left of them is rounding in fp32.
   const double slack = c.tokens == 1 ? 1e-5 : 0;
   for (const bool deterministic : {false, true}) {
-    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/true);
-    const Tensor out =
-        SparseAttention(q, k, v, tiles, {row_offsets, columns, column_offsets, rows}, scale);
+    const Tensor lists[] = {row_offsets.unsqueeze(0), columns, column_offsets.unsqueeze(0), rows};
+    const auto batch = [](const Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
+    const Tensor out = std::get<0>(ops::Attention(
+        batch(q), batch(k), batch(v),
+        {.pattern = TilePattern::kCsr, .lists = lists, .tile = c.tile}, scale, deterministic))[0]
+                           .transpose(0, 1);
     const auto gradients = torch::autograd::grad({out}, {q, k, v}, {d_out});
-    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
     const auto compare = [&](const char* name, const Tensor& actual, const Tensor& of_dense,
                              const Tensor& expected) {
       const double error = Error(actual.detach(), expected),

@@ -8,14 +8,15 @@
 
 #include "patterns/index/device_array.h"
 #include "patterns/index/sequence_documents.h"
+#include "ring/band_tiles.h"
 #include "ringleader/kernels/attention.h"
 
 namespace ringleader::patterns {
 
 // Tiles of `query`'s queries and `key`'s keys that one head visits; the selection's document_starts
 // are in the host's memory.
-using TileCount = int64_t (*)(const kernels::TileSelection& tiles,
-                              const kernels::ShardLayout& query, const kernels::ShardLayout& key);
+using TileCount = int64_t (*)(const kernels::TileSelection& tiles, const ring::Shard& query,
+                              const ring::Shard& key);
 
 struct LayerIndex {
   // PatternDefinition's: null where the tiles are chosen online.

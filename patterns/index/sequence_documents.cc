@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "ringleader/kernels/index.h"
 
 namespace ringleader::patterns {
 
-absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
-    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding) {
+namespace {
+
+absl::Status CheckFirsts(const kernels::ShardLayout& layout, std::span<const int64_t> firsts) {
   for (size_t i = 0; i < firsts.size(); ++i) {
     if (i == 0 ? firsts[i] == 0 : firsts[i] > firsts[i - 1] && firsts[i] < layout.tokens) continue;
     return absl::InvalidArgumentError(
@@ -16,6 +18,29 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
                         "ascend from 0 and lie within it",
                         i, firsts[i], layout.tokens));
   }
+  return absl::OkStatus();
+}
+
+// TileSelection::document_starts of the first `count` local tokens.
+std::vector<int32_t> LocalStarts(const kernels::ShardLayout& layout,
+                                 std::span<const int64_t> firsts, int64_t count) {
+  std::vector<int32_t> starts;
+  starts.reserve(count);
+  // Positions grow with the local index.
+  size_t document = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t position = layout.Position(i);
+    while (document + 1 < firsts.size() && firsts[document + 1] <= position) ++document;
+    starts.push_back(static_cast<int32_t>(firsts[document]));
+  }
+  return starts;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding) {
+  RETURN_IF_ERROR(CheckFirsts(layout, firsts));
   const int64_t content = layout.tokens - padding;
   if (padding != 0 && (firsts.size() < 2 || firsts.back() != content)) {
     return absl::InvalidArgumentError(
@@ -27,13 +52,30 @@ absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
   documents->tokens = layout.tokens;
   documents->content = content;
   documents->firsts.assign(firsts.begin(), firsts.end());
-  documents->local_starts.reserve(layout.local_tokens());
-  // Positions grow with the local index.
-  size_t document = 0;
-  for (int64_t i = 0; i < layout.local_tokens(); ++i) {
-    const int64_t position = layout.Position(i);
-    while (document + 1 < firsts.size() && firsts[document + 1] <= position) ++document;
-    documents->local_starts.push_back(static_cast<int32_t>(firsts[document]));
+  documents->local_starts = LocalStarts(layout, firsts, layout.local_tokens());
+  return documents;
+}
+
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeUneven(
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts,
+    std::span<const int64_t> shard_tokens) {
+  RETURN_IF_ERROR(CheckFirsts(layout, firsts));
+  const bool fits =
+      layout.kind == kernels::LayoutKind::kStriped && std::ssize(shard_tokens) == layout.ranks &&
+      std::ranges::all_of(shard_tokens,
+                          [&](int64_t held) { return held >= 1 && held <= layout.local_tokens(); });
+  if (!fits) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("documents: %d ranks hold unequal parts of %d tokens in stripes; each "
+                        "holds at least 1, and none more than %d",
+                        shard_tokens.size(), layout.tokens, layout.local_tokens()));
+  }
+  auto documents = std::make_shared<SequenceDocuments>();
+  documents->tokens = documents->content = layout.tokens;
+  documents->firsts.assign(firsts.begin(), firsts.end());
+  documents->shard_tokens.assign(shard_tokens.begin(), shard_tokens.end());
+  if (firsts.size() > 1) {
+    documents->local_starts = LocalStarts(layout, firsts, shard_tokens[layout.rank]);
   }
   return documents;
 }

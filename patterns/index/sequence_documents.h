@@ -20,6 +20,8 @@ struct SequenceDocuments {
   int64_t content = 0;                // of them: before the padding at the end
   std::vector<int64_t> firsts;        // positions of the documents' first tokens
   std::vector<int32_t> local_starts;  // [n]: TileSelection::document_starts of this rank
+  // The tokens that each rank holds, where they are not equally many (MakeUneven); else empty.
+  std::vector<int64_t> shard_tokens = {};
 };
 
 // The same in a device's memory, shared by the layers of a sequence.
@@ -36,6 +38,13 @@ struct DeviceDocuments {
 // ascend from 0 and lie within the sequence, and padding begins with one of them.
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
     const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding = 0);
+
+// The same where rank r holds the first shard_tokens[r] tokens of its part of `layout`, which is
+// kStriped, and the others are nobody's. Never null; one document has no local_starts.
+// INVALID_ARGUMENT likewise.
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeUneven(
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts,
+    std::span<const int64_t> shard_tokens);
 
 // INVALID_ARGUMENT if `documents`, which may be null, are of a sequence of another length.
 absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens);

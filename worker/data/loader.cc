@@ -1,5 +1,7 @@
 #include "worker/data/loader.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 
@@ -79,7 +81,7 @@ Sample Loader::InOrder(uint64_t index) const {
   return {.start = index * sequence_length_, .tokens = sequence_length_};
 }
 
-std::vector<int64_t> Loader::FirstsOf(std::span<const Sample> samples, int64_t tokens) const {
+std::vector<int64_t> Loader::DocumentFirsts(std::span<const Sample> samples, int64_t tokens) const {
   std::vector<int64_t> firsts;
   int64_t begin = 0;
   for (const Sample& sample : samples) {
@@ -99,20 +101,28 @@ std::vector<int64_t> Loader::FirstsOf(std::span<const Sample> samples, int64_t t
 
 LocalSequence Loader::Read(std::span<const Sample> samples,
                            const kernels::ShardLayout& layout) const {
-  const int64_t n = layout.local_tokens();
+  std::vector<int64_t> positions(layout.local_tokens());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    positions[i] = layout.Position(static_cast<int64_t>(i));
+  }
+  return Read(samples, layout.tokens, positions);
+}
+
+LocalSequence Loader::Read(std::span<const Sample> samples, int64_t tokens,
+                           std::span<const int64_t> positions) const {
   LocalSequence local;
-  local.sequence_length = layout.tokens;
-  local.rotary_length = has_samples_ ? static_cast<int64_t>(sequence_length_) : layout.tokens;
-  local.tokens.reserve(n);
-  local.positions.reserve(n);
-  local.labels.reserve(n);
-  local.answers.reserve(n);
-  for (const Sample& sample : samples) local.content += static_cast<int64_t>(sample.tokens);
-  // Positions grow with the local index.
-  auto sample = samples.begin();
-  int64_t begin = 0;  // of the sample, in the micro-batch
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t position = layout.Position(i);
+  local.sequence_length = tokens;
+  local.rotary_length = has_samples_ ? static_cast<int64_t>(sequence_length_) : tokens;
+  local.tokens.reserve(positions.size());
+  local.positions.reserve(positions.size());
+  local.labels.reserve(positions.size());
+  local.answers.reserve(positions.size());
+  std::vector<int64_t> begins;  // of the samples, in the micro-batch
+  for (const Sample& sample : samples) {
+    begins.push_back(local.content);
+    local.content += static_cast<int64_t>(sample.tokens);
+  }
+  for (const int64_t position : positions) {
     if (position >= local.content) {
       local.tokens.push_back(folder_.manifest().separator);
       local.positions.push_back(position - local.content);
@@ -120,19 +130,18 @@ LocalSequence Loader::Read(std::span<const Sample> samples,
       local.answers.push_back(kPlainMark);
       continue;
     }
-    while (position - begin >= static_cast<int64_t>(sample->tokens)) {
-      begin += static_cast<int64_t>((sample++)->tokens);
-    }
-    const uint64_t at = sample->start + static_cast<uint64_t>(position - begin);
+    const size_t number = std::ranges::upper_bound(begins, position) - begins.begin() - 1;
+    const int64_t place = position - begins[number];  // in the sample
+    const uint64_t at = samples[number].start + static_cast<uint64_t>(place);
     const uint32_t token = folder_.token(at);
     local.tokens.push_back(token);
-    local.positions.push_back(position - begin);
+    local.positions.push_back(place);
     const uint8_t mark = folder_.mark(at + 1);
     const bool predicted = token != folder_.manifest().separator && mark != kGivenMark;
     local.labels.push_back(predicted ? int64_t{folder_.token(at + 1)} : kIgnoreLabel);
     local.answers.push_back(predicted ? mark : kPlainMark);
   }
-  local.document_firsts = FirstsOf(samples, layout.tokens);
+  local.document_firsts = DocumentFirsts(samples, tokens);
   return local;
 }
 

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/labels.h"
+#include "ring/document_layout.h"
 #include "ringleader/kernels/shard_layout.h"
 #include "worker/data/samples.h"
 #include "worker/data/token_folder.h"
@@ -19,7 +21,7 @@ namespace ringleader::data {
 // be told from the one before it.
 using ringleader::kIgnoreLabel;
 
-// One rank's tokens of one micro-batch, in the rank's local order: [n], n = layout.local_tokens().
+// One rank's tokens of one micro-batch, in the rank's local order: [n].
 struct LocalSequence {
   std::vector<int64_t> tokens;
   std::vector<int64_t> positions;  // in the sequence or, of samples, in the sample
@@ -34,6 +36,8 @@ struct LocalSequence {
   // that a packed sequence begins with may have begun before it. Padding is one of its own.
   std::vector<int64_t> document_firsts;
   int64_t content = 0;  // tokens before the padding
+  // Where the documents lie (parallelism.layout: documents); null: as a ShardLayout has it.
+  std::shared_ptr<const ring::DocumentLayout> layout;
 };
 
 // How documents become what is trained.
@@ -67,14 +71,16 @@ class Loader {
   // Evaluation order: as they lie in the data. index < sequences().
   Sample InOrder(uint64_t index) const;
 
-  // This rank's part of one micro-batch of `samples` one after the other, then padding up to
-  // layout.tokens, which is at least their sum.
+  // A rank's part of one micro-batch of `samples` one after the other, then padding up to `tokens`,
+  // which is at least their sum: the tokens at `positions` of it.
+  LocalSequence Read(std::span<const Sample> samples, int64_t tokens,
+                     std::span<const int64_t> positions) const;
   LocalSequence Read(std::span<const Sample> samples, const kernels::ShardLayout& layout) const;
+  // LocalSequence::document_firsts of a micro-batch of `tokens`.
+  std::vector<int64_t> DocumentFirsts(std::span<const Sample> samples, int64_t tokens) const;
 
  private:
   Loader(TokenFolder folder, uint64_t sequence_length, uint64_t seed);
-  // LocalSequence::document_firsts of a micro-batch of `tokens`.
-  std::vector<int64_t> FirstsOf(std::span<const Sample> samples, int64_t tokens) const;
 
   TokenFolder folder_;
   uint64_t sequence_length_;

@@ -24,12 +24,15 @@ struct Plan {
   ring::RingShape ring;
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens; striped only; 0: one tile
+  // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
+  bool by_documents = false;
   struct Budget {
     uint32_t layer = 0;
     patterns::LayerBudget budget;
   };
   std::vector<Budget> layer_budgets;
-  balance::SampleWeights sample_weights;  // by which a step's samples are dealt
+  // By which a step's samples are dealt and, by documents, each sequence's documents.
+  balance::SampleWeights sample_weights;
 };
 
 enum class Engine { kCpu, kCuda };

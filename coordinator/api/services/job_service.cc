@@ -33,7 +33,8 @@ lifecycle::JobCheck MayChange(const Change& change) {
 }  // namespace
 
 absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec,
-                                                      uint32_t protocol_version) const {
+                                                      uint32_t protocol_version,
+                                                      const std::string& client) const {
   if (const size_t bytes = spec.ByteSizeLong(); bytes > kMaxSpecBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("spec: ", bytes, " bytes; at most ", kMaxSpecBytes,
@@ -53,25 +54,27 @@ absl::StatusOr<JobService::Checked> JobService::Check(const v1::JobSpec& spec,
   jobspec::ApplyDefaults(&checked.spec);
   RETURN_IF_ERROR(jobspec::Validate(checked.spec));
   RETURN_IF_ERROR(jobspec::CheckPaths(checked.spec, allowed_paths_, jobspec::RootCheck::kText));
-  ASSIGN_OR_RETURN(checked.shape, LookAtFiles(checked.spec));
+  ASSIGN_OR_RETURN(checked.shape, LookAtFiles(checked.spec, client));
   return checked;
 }
 
 // Where only the workers see the files, it is as well if this machine does not.
-absl::StatusOr<v1::ModelShape> JobService::LookAtFiles(const v1::JobSpec& spec) const {
+absl::StatusOr<v1::ModelShape> JobService::LookAtFiles(const v1::JobSpec& spec,
+                                                       const std::string& client) const {
   if (check_files_) {
     const std::string paths =
         absl::StrJoin({spec.model().init(), spec.model().config(), spec.data().train(),
                        spec.data().eval(), spec.checkpoint().directory()},
                       " ");
     RETURN_IF_ERROR(WithTimeLimit(
-        kFilePatience, absl::StrCat("looking for the job's files, ", paths),
+        client, kFilePatience, absl::StrCat("looking for the job's files, ", paths),
         [spec, roots = allowed_paths_]() -> absl::Status {
           RETURN_IF_ERROR(jobspec::CheckPaths(spec, roots, jobspec::RootCheck::kFiles));
           return jobspec::CheckFiles(spec);
         }));
   }
-  absl::StatusOr<v1::ModelShape> shape = jobspec::ReadModelShape(spec.model(), kFilePatience);
+  absl::StatusOr<v1::ModelShape> shape =
+      jobspec::ReadModelShape(spec.model(), client, kFilePatience);
   if (!shape.ok() && !check_files_) return v1::ModelShape();
   return shape;
 }
@@ -94,7 +97,8 @@ absl::Status JobService::Create(const Change& change, const v1::CreateJobRequest
     return absl::OkStatus();
   }));
   if (earlier.has_value() && reply->ParseFromString(*earlier)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const Checked checked, Check(request.spec(), request.protocol_version()));
+  ASSIGN_OR_RETURN(const Checked checked,
+                   Check(request.spec(), request.protocol_version(), change.caller.name));
   lifecycle::Ownership ownership;
   if (!change.caller.local) {
     ownership = {.owner = change.caller.name, .project = change.caller.project};
@@ -231,17 +235,18 @@ grpc::ServerUnaryReactor* JobService::ProfileJob(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* JobService::ValidateJob(grpc::CallbackServerContext* context,
                                                   const v1::ValidateJobRequest* request,
                                                   v1::ValidateJobResponse* reply) {
-  return unary_.RunCheck(context, kService, "ValidateJob", request->ByteSizeLong(),
-                         [this, request, reply]() -> absl::Status {
-                           ASSIGN_OR_RETURN(Checked checked,
-                                            Check(request->spec(), request->protocol_version()));
-                           ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
-                                            controller_.PreviewJob(checked.spec, checked.shape));
-                           *reply->mutable_spec() = std::move(checked.spec);
-                           *reply->mutable_plan() = std::move(preview.plan);
-                           reply->set_pending_reason(std::move(preview.pending_reason));
-                           return absl::OkStatus();
-                         });
+  return unary_.RunCheck(
+      context, kService, "ValidateJob", request->ByteSizeLong(),
+      [this, request, reply](const access::Caller& caller) -> absl::Status {
+        ASSIGN_OR_RETURN(Checked checked,
+                         Check(request->spec(), request->protocol_version(), caller.name));
+        ASSIGN_OR_RETURN(lifecycle::JobController::Preview preview,
+                         controller_.PreviewJob(checked.spec, checked.shape, caller.name));
+        *reply->mutable_spec() = std::move(checked.spec);
+        *reply->mutable_plan() = std::move(preview.plan);
+        reply->set_pending_reason(std::move(preview.pending_reason));
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerWriteReactor<v1::WatchJobResponse>* JobService::WatchJob(

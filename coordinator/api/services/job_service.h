@@ -60,8 +60,11 @@ class JobService : public v1::JobService::CallbackService {
     v1::JobSpec spec;
     v1::ModelShape shape;
   };
-  absl::StatusOr<Checked> Check(const v1::JobSpec& spec, uint32_t protocol_version) const;
-  absl::StatusOr<v1::ModelShape> LookAtFiles(const v1::JobSpec& spec) const;
+  // `client`: who asks, whose share of calls on mounts that may hang this uses.
+  absl::StatusOr<Checked> Check(const v1::JobSpec& spec, uint32_t protocol_version,
+                                const std::string& client) const;
+  absl::StatusOr<v1::ModelShape> LookAtFiles(const v1::JobSpec& spec,
+                                             const std::string& client) const;
   // Cancel, pause and resume differ only in what they call.
   template <typename Request, typename Call>
   grpc::ServerUnaryReactor* Transition(grpc::CallbackServerContext* context, const char* method,

@@ -90,7 +90,7 @@ AccessTest::AccessTest() {
   registry_ = std::make_shared<prometheus::Registry>();
   limits_ = std::make_unique<limits::Limits>(limits::Options(), Clock::Real(), registry_.get());
   workers_ = std::make_unique<session::WorkerControlService>(controller_.get(), Clock::Real(),
-                                                             &limits_->silent_sessions);
+                                                             limits_.get());
   auto server = Start({.listen = kListen,
                        .tls = Certificates().Options("server"),
                        .access_path = dir_.File("access.yaml"),

@@ -72,7 +72,7 @@ class ServerTest : public ::testing::Test {
     registry_ = std::make_shared<prometheus::Registry>();
     limits_ = std::make_unique<limits::Limits>(limits, &clock_, registry_.get());
     workers_ = std::make_unique<session::WorkerControlService>(controller_.get(), Clock::Real(),
-                                                               &limits_->silent_sessions, sessions);
+                                                               limits_.get(), sessions);
     auto server =
         Server::Start(options, controller_.get(), workers_.get(),
                       wrap ? wrap(store_.get()) : store_.get(), limits_.get(), registry_.get());

@@ -239,7 +239,7 @@ absl::Status Serve(const std::string& folder, int port) {
   controller->Start();
   prometheus::Registry registry;
   limits::Limits limits({}, Clock::Real(), &registry);
-  session::WorkerControlService workers(controller.get(), Clock::Real(), &limits.silent_sessions);
+  session::WorkerControlService workers(controller.get(), Clock::Real(), &limits);
   const Address anywhere{.host = "127.0.0.1", .port = 0, .path = ""};
   ASSIGN_OR_RETURN(const auto server,
                    api::Server::Start({.listen = anywhere, .check_files = false}, controller.get(),

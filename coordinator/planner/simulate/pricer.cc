@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <numbers>
 #include <numeric>
+#include <optional>
 #include <set>
 
+#include "absl/strings/str_format.h"
+#include "balance/document_dealing.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
 #include "jobspec/attention_spec.h"
@@ -50,7 +53,9 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
 }
 
 std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
-  if (spec.data().batching() != v1::DataSpec::SAMPLES) return {};
+  const bool weighs = spec.data().batching() == v1::DataSpec::SAMPLES ||
+                      jobspec::IsByDocuments(spec.parallelism().layout());
+  if (!weighs) return {};
   // Each costs a walk of the ring, and what its heads list.
   const uint32_t ranks = spec.parallelism().context();
   const int most_lengths = ranks <= kManyRanks ? 16 : ranks <= 16 * kManyRanks ? 4 : 2;
@@ -68,11 +73,23 @@ std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
   return {lengths.begin(), lengths.end()};
 }
 
+// A sequence's documents, and where they lie.
+struct Pricer::Documents {
+  std::vector<int64_t> tokens;
+  std::vector<std::optional<int>> holders;  // nullopt: spread over all ranks
+  double imbalance = 1;                     // of predicted times
+  std::vector<int64_t> spread_tokens;       // [rank]: of spread documents
+
+  // Tiles that each rank visits of each one's keys, `heads` together.
+  ring::TileLoads Loads(const patterns::AttentionOptions& attention, int ranks, double heads) const;
+};
+
 // A plan's part in what is computed.
 struct Pricer::Setting {
   patterns::AttentionOptions attention;
   ring::RingShape ring;
   Layout layout;
+  Documents documents = {};  // none: a sequence is one
 
   int64_t Blocks(uint64_t tokens) const {
     return (static_cast<int64_t>(tokens) + attention.tile - 1) / attention.tile;
@@ -84,6 +101,92 @@ struct Pricer::Setting {
   }
 };
 
+ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& attention, int ranks,
+                                         double heads) const {
+  ring::TileLoads loads(ranks);
+  const auto triangle = [](int64_t blocks) {
+    return static_cast<double>(blocks * (blocks + 1) / 2);
+  };
+  double spread = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
+    const double tiles = heads * triangle(blocks);
+    if (holders[i].has_value()) {
+      loads.AddRing(*holders[i], *holders[i], tiles);
+      continue;
+    }
+    spread += tiles;
+    // Dealt in stripes by itself, with the tiles that it has.
+    kernels::ShardLayout shards = patterns::LayoutOf(attention, ranks, 0, 0);
+    const int64_t multiple = int64_t{ranks} * shards.stripe / attention.tile;
+    const int64_t whole = (blocks + multiple - 1) / multiple * multiple;
+    shards.tokens = whole * attention.tile;
+    loads.AddHead(patterns::Band(whole, whole), shards, attention.tile, tiles / triangle(whole));
+  }
+  // Ranks that hold more of them do more.
+  const auto all =
+      static_cast<double>(std::accumulate(spread_tokens.begin(), spread_tokens.end(), int64_t{0}));
+  for (int rank = 0; rank < ranks && all > 0; ++rank) {
+    const double share = static_cast<double>(spread_tokens[rank]) / all;
+    loads.AddRing(rank, rank, spread * (share - 1.0 / ranks));
+  }
+  return loads;
+}
+
+absl::StatusOr<Pricer::Documents> Pricer::DocumentsOf(const v1::StepPlan& plan,
+                                                      const Setting& setting) const {
+  const std::vector<int64_t>& lengths = hints_.document_tokens;
+  const bool in_stripes = plan.layout() == v1::ParallelismSpec::STRIPED ||
+                          plan.layout() == v1::ParallelismSpec::DOCUMENTS;
+  Documents documents;
+  if (lengths.empty() || !in_stripes) return documents;
+  const auto whole = static_cast<int64_t>(spec_.data().sequence_length());
+  int64_t left = whole;
+  for (size_t i = 0; left > 0; ++i) {
+    documents.tokens.push_back(std::min(left, lengths[i % lengths.size()]));
+    left -= documents.tokens.back();
+  }
+  const int ranks = setting.ring.ranks();
+  documents.holders.resize(documents.tokens.size());
+  documents.spread_tokens.assign(ranks, whole / ranks);
+  if (!jobspec::IsByDocuments(plan.layout())) return documents;
+  std::vector<balance::SampleWeight> rows;
+  for (const v1::SampleWeight& row : plan.sample_weights()) {
+    rows.push_back({.tokens = row.tokens(), .milliseconds = row.milliseconds()});
+  }
+  ASSIGN_OR_RETURN(const auto weights, balance::SampleWeights::Create(std::move(rows)));
+  balance::DocumentDealing dealing =
+      balance::DealDocuments(documents.tokens, ranks,
+                             plan.stripe() != 0 ? plan.stripe() : setting.attention.tile, weights);
+  for (size_t i = 0; i < documents.tokens.size(); ++i) {
+    const std::optional<int>& holder = dealing.holders[i];
+    if (holder.has_value()) documents.spread_tokens[*holder] -= documents.tokens[i];
+  }
+  documents.holders = std::move(dealing.holders);
+  documents.imbalance = dealing.imbalance;
+  return documents;
+}
+
+absl::StatusOr<std::string> Pricer::ReasonByDocuments(const v1::StepPlan& plan) const {
+  ASSIGN_OR_RETURN(const Setting setting, SettingOf(plan));
+  const Documents& documents = setting.documents;
+  if (documents.tokens.empty()) {
+    return "lengths of documents are not known here: a sequence is priced as one document, all of "
+           "whose keys travel (ringctl plan --documents)";
+  }
+  int64_t spread = 0, spread_tokens = 0;
+  for (size_t i = 0; i < documents.tokens.size(); ++i) {
+    if (documents.holders[i].has_value()) continue;
+    ++spread;
+    spread_tokens += documents.tokens[i];
+  }
+  return absl::StrFormat(
+      "of a sequence's %d documents %d are spread over all ranks (%d of %d tokens), the others lie "
+      "whole on one rank: predicted times are even to %.3fx",
+      documents.tokens.size(), spread, spread_tokens, spec_.data().sequence_length(),
+      documents.imbalance);
+}
+
 absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) const {
   Setting setting;
   ASSIGN_OR_RETURN(setting.attention, jobspec::AttentionOptionsOf(spec_.attention()));
@@ -92,6 +195,7 @@ absl::StatusOr<Pricer::Setting> Pricer::SettingOf(const v1::StepPlan& plan) cons
   setting.ring.outer = static_cast<int>(plan.ring().outer());
   ASSIGN_OR_RETURN(setting.ring.kind, jobspec::RingOf(plan.ring().kind()));
   RETURN_IF_ERROR(ring::ForwardSchedule(setting.ring, 0).status());
+  ASSIGN_OR_RETURN(setting.documents, DocumentsOf(plan, setting));
   return setting;
 }
 
@@ -110,8 +214,13 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
     shards.tokens = blocks * attention.tile;  // whole tiles
     Layers layers = {
         .are_dense = dense, .count = count, .loads = ring::TileLoads(setting.ring.ranks())};
-    for (const ring::HeadPattern& head : heads) {
-      layers.loads.AddHead(head, shards, attention.tile, weight);
+    if (!setting.documents.tokens.empty()) {
+      layers.loads = setting.documents.Loads(attention, setting.ring.ranks(),
+                                             static_cast<double>(model_.heads));
+    } else {
+      for (const ring::HeadPattern& head : heads) {
+        layers.loads.AddHead(head, shards, attention.tile, weight);
+      }
     }
     const std::vector<double> totals = layers.loads.RankTotals();
     layers.tiles = std::accumulate(totals.begin(), totals.end(), 0.0);
@@ -157,7 +266,11 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
   const bool cuda = cluster_.engine == v1::ResourcesSpec::CUDA;
   const double local_tokens = setting.LocalTokens(tokens);
   const auto heads = static_cast<double>(model_.heads), layers = static_cast<double>(model_.layers);
-  const double kv = local_tokens * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
+  const std::vector<int64_t>& spread_tokens = setting.documents.spread_tokens;
+  const double travelling = spread_tokens.empty()
+                                ? local_tokens
+                                : static_cast<double>(*std::ranges::max_element(spread_tokens));
+  const double kv = travelling * 2.0 * static_cast<double>(model_.kv_heads * model_.head_dim);
   RingSetup ring = {.shape = setting.ring,
                     .group = GroupOf(cluster_, setting.ring.ranks()),
                     .intra_node = cluster_.intra_node,
@@ -219,21 +332,33 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
 }
 
 absl::Status Pricer::WeighSamples(const CostModel& cost_model, v1::StepPlan* plan) {
-  ASSIGN_OR_RETURN(const Setting setting, SettingOf(*plan));
+  const bool by_documents = jobspec::IsByDocuments(plan->layout());
+  v1::StepPlan weighed = *plan;
+  if (by_documents) {
+    weighed.set_layout(v1::ParallelismSpec::CONTIGUOUS);
+    weighed.set_stripe(0);
+    weighed.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
+    weighed.mutable_ring()->set_inner(1);
+    weighed.mutable_ring()->set_outer(1);
+  }
+  Pricer alone(spec_, model_, cluster_, hints_);  // of a ring of one
+  Pricer& pricer = by_documents ? alone : *this;
+  ASSIGN_OR_RETURN(const Setting setting, pricer.SettingOf(weighed));
   const double optimizer = OptimizerSeconds(model_, cost_model);
   plan->clear_sample_weights();
   double milliseconds = 0;
-  layouts_ = {setting.layout};
+  pricer.layouts_ = {setting.layout};
   for (const uint64_t length : WeighedLengths(spec_)) {
-    ASSIGN_OR_RETURN(const v1::Prediction alone,
-                     PriceLength(setting, cost_model, length, 1, false));
+    ASSIGN_OR_RETURN(const v1::Prediction of_one,
+                     pricer.PriceLength(setting, cost_model, length, 1, false));
     // Sampled patterns vary; weights ascend.
-    milliseconds = std::max(milliseconds, 1e3 * (alone.step_seconds() - optimizer));
+    milliseconds = std::max(milliseconds, 1e3 * (of_one.step_seconds() - optimizer));
     v1::SampleWeight* const row = plan->add_sample_weights();
     row->set_tokens(length);
     row->set_milliseconds(milliseconds);
-    if (length != spec_.data().sequence_length()) layers_.erase({length, setting.layout});
+    if (length != spec_.data().sequence_length()) pricer.layers_.erase({length, setting.layout});
   }
+  if (by_documents) rank_steps_ += alone.rank_steps_;
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,9 +26,9 @@ namespace ringleader::planner {
 int SampledLayers(const patterns::AttentionOptions& attention, int64_t layers, int ranks);
 int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
 
-// The lengths of samples for which plans say what they take, ascending: two an octave, in whole
-// tiles for every rank; of many ranks four or two in all, an octave apart. Empty unless documents
-// are samples.
+// The lengths of samples or documents for which plans say what they take, ascending: two an octave,
+// in whole tiles for every rank; of many ranks four or two in all, an octave apart. Empty unless
+// documents are samples, or are laid out by themselves.
 std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec);
 
 // What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
@@ -53,9 +54,13 @@ class Pricer {
   // The same in half the time, to compare plans: waits for links are part of wait_seconds.
   absl::StatusOr<v1::Prediction> Compare(const v1::StepPlan& plan, const CostModel& cost_model);
 
-  // Sets the plan's weights of samples: what one is predicted to take as a micro-batch of its own.
-  // Other layouts than the plan's are counted anew if they are asked for after this.
+  // Sets the plan's weights: what a sample is predicted to take as a micro-batch of its own or, by
+  // documents, a document on one rank. Other layouts than the plan's are counted anew if they are
+  // asked for after this.
   absl::Status WeighSamples(const CostModel& cost_model, v1::StepPlan* plan);
+
+  // What a plan by documents, with its weights, does with those of a sequence, for people.
+  absl::StatusOr<std::string> ReasonByDocuments(const v1::StepPlan& plan) const;
 
   // Ring steps of single ranks that were played so far: nearly all of the time that prices take.
   int64_t rank_steps() const { return rank_steps_; }
@@ -71,7 +76,10 @@ class Pricer {
     double step_imbalance = 0;
   };
   struct Setting;
+  struct Documents;
 
+  // Those of a sequence in the plan's layout; none where their lengths are not known.
+  absl::StatusOr<Documents> DocumentsOf(const v1::StepPlan& plan, const Setting& setting) const;
   absl::StatusOr<Setting> SettingOf(const v1::StepPlan& plan) const;
   // In the setting's layout. Counts those of all layouts first if they are not there.
   absl::StatusOr<const std::vector<Layers>*> LayersOf(const Setting& setting, uint64_t tokens);

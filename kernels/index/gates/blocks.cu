@@ -6,6 +6,7 @@
 #include "kernels/index/between_ranks.h"
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/key_groups.h"
 #include "kernels/index/gates/query_gate.h"
 #include "kernels/index/threshold.cuh"
 #include "ringleader/kernels/index.h"
@@ -383,16 +384,22 @@ struct Step {
     return PackKeys(k, step.packed, stream);
   }
   absl::Status operator()(const AntidiagonalGateStep& step) const {
-    TokenMajor<const __nv_bfloat16> keys = k;
-    if (step.keys != nullptr) {
-      keys = {static_cast<const __nv_bfloat16*>(step.keys),
-              step.query_layout.tokens,
-              k.heads,
-              k.head_dim,
-              int64_t{k.heads} * k.head_dim,
-              k.head_dim};
-    }
-    return ChooseByAntidiagonals(q, keys, step, workspace, stream);
+    return ChooseByAntidiagonals(q, KeysOfSequence(step), step, workspace, stream);
+  }
+  absl::Status operator()(const KeyGroupGateStep& step) const {
+    return ChooseKeyGroups(q, KeysOfSequence(step), step, workspace, stream);
+  }
+
+ private:
+  template <typename Gate>
+  TokenMajor<const __nv_bfloat16> KeysOfSequence(const Gate& step) const {
+    if (step.keys == nullptr) return k;
+    return {static_cast<const __nv_bfloat16*>(step.keys),
+            step.query_layout.tokens,
+            k.heads,
+            k.head_dim,
+            int64_t{k.heads} * k.head_dim,
+            k.head_dim};
   }
 };
 
@@ -405,6 +412,9 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
   }
   if (const auto* const by_query = std::get_if<QueryGateStep>(&step)) {
     return QueryGateWorkspaceBytes(q, k.heads, *by_query);
+  }
+  if (const auto* const key_groups = std::get_if<KeyGroupGateStep>(&step)) {
+    return KeyGroupWorkspaceBytes(q, *key_groups);
   }
   const auto* const gate = std::get_if<MeanGateStep>(&step);
   if (gate == nullptr) return 0;

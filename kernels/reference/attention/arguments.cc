@@ -1,5 +1,6 @@
 #include "kernels/reference/attention/arguments.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_format.h"
@@ -24,6 +25,13 @@ absl::Status CheckTensor(const char* name, const TokenMajor<T>& tensor, int64_t 
   return absl::OkStatus();
 }
 
+// What a rank holds of its part: all or, in stripes under a causal mask, the beginning.
+int64_t HeldTokens(const ShardLayout& layout, const TileSelection& tiles, int64_t given) {
+  const bool may_be_part = layout.ranks > 1 && layout.kind == LayoutKind::kStriped &&
+                           tiles.pattern == TilePattern::kCausal;
+  return may_be_part ? std::min(given, layout.local_tokens()) : layout.local_tokens();
+}
+
 absl::Status CheckInputs(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                          const TokenMajor<const float>& v, const ShardLayout& query_layout,
                          const ShardLayout& key_layout, const TileSelection& tiles, float scale) {
@@ -35,9 +43,11 @@ absl::Status CheckInputs(const TokenMajor<const float>& q, const TokenMajor<cons
     return absl::InvalidArgumentError(
         absl::StrFormat("%d heads are not a multiple of %d kv_heads", q.heads, k.heads));
   }
-  RETURN_IF_ERROR(CheckTensor("q", q, query_layout.local_tokens(), q.heads, q.head_dim));
+  RETURN_IF_ERROR(
+      CheckTensor("q", q, HeldTokens(query_layout, tiles, q.tokens), q.heads, q.head_dim));
   // Without a causal mask keys have no positions: dense columns and cross attention.
-  const int64_t keys = tiles.pattern == TilePattern::kFull ? k.tokens : key_layout.local_tokens();
+  const int64_t keys =
+      tiles.pattern == TilePattern::kFull ? k.tokens : HeldTokens(key_layout, tiles, k.tokens);
   RETURN_IF_ERROR(CheckTensor("k", k, keys, k.heads, q.head_dim));
   RETURN_IF_ERROR(CheckTensor("v", v, keys, k.heads, q.head_dim));
   if (!std::isfinite(scale)) return absl::InvalidArgumentError("scale is not finite");

@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/attention.h"
+#include "kernels/sm90/backward/attention_backward_groups.h"
 #include "kernels/sm90/backward/attention_backward_launch.cuh"
 #include "kernels/sm90/backward/attention_query_gradient.h"
 #include "kernels/sm90/backward/rounded_sum.h"
@@ -104,6 +105,10 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
     return absl::InvalidArgumentError(
         "tiles.column_offsets or tiles.rows is missing; kCsr needs both in backward");
   }
+  if (args.deterministic && args.tiles.groups.groups != nullptr) {
+    return absl::InvalidArgumentError(
+        "tiles.groups in a deterministic backward; their gradients are added in any order");
+  }
   if (args.deterministic && args.tiles.pattern == TilePattern::kCsr &&
       (args.tiles.row_offsets == nullptr || args.tiles.columns == nullptr)) {
     return absl::InvalidArgumentError(
@@ -132,8 +137,11 @@ absl::Status LaunchKernels(const Args& args, const AttentionShape& shape,
   const bool wide = shape.head_dim == 128;
   if (!args.deterministic) {
     constexpr auto kInside = kHasLists64<kKind> ? QueryGradient::kApart : QueryGradient::kTogether;
-    return wide ? LaunchBackward<128, kKind, kInside>(args, params, multiprocessors, stream)
-                : LaunchBackward<64, kKind, kInside>(args, params, multiprocessors, stream);
+    const absl::Status launched =
+        wide ? LaunchBackward<128, kKind, kInside>(args, params, multiprocessors, stream)
+             : LaunchBackward<64, kKind, kInside>(args, params, multiprocessors, stream);
+    if (!launched.ok() || args.tiles.groups.groups == nullptr) return launched;
+    return AddGroups(args, shape, params.row_stats, params.next_item + 1, multiprocessors, stream);
   }
   constexpr auto kElsewhere = QueryGradient::kElsewhere;
   const absl::Status launched =

@@ -4,14 +4,18 @@
 #include "kernels/fused/cuda_status.h"
 #include "kernels/sm90/attention.h"
 #include "kernels/sm90/columns.h"
-#include "kernels/sm90/forward/attention_forward_kernel.cuh"
-#include "kernels/sm90/forward/attention_forward_launch.h"
-#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/forward/attention_forward_launch.cuh"
 #include "kernels/sm90/launch/launch.h"
 #include "kernels/sm90/launch/launch_kernel.cuh"
-#include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
+
+// These are attention_forward_groups.cu's.
+extern template absl::Status LaunchForward<64, WalkKind::kGroups64>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+extern template absl::Status LaunchForward<128, WalkKind::kGroups64>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+
 namespace {
 
 using Args = AttentionForwardArgs<__nv_bfloat16>;
@@ -39,23 +43,6 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-template <int kHeadDim, WalkKind kKind>
-absl::Status Launch(const Args& args, const ForwardParams& params, cudaStream_t stream) {
-  using Tile = ForwardTile<kHeadDim, kKind>;
-  ASSIGN_OR_RETURN(const int multiprocessors, MultiprocessorCount());
-  ASSIGN_OR_RETURN(const CUtensorMap query_map, LoadMap(args.q, Tile::kQueries, "q"));
-  ASSIGN_OR_RETURN(const CUtensorMap key_map, (StageMap<kHeadDim, kKind>(args.k, "k")));
-  ASSIGN_OR_RETURN(const CUtensorMap value_map, (StageMap<kHeadDim, kKind>(args.v, "v")));
-  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream),
-                       "forward: memset");
-  const auto kernel = params.walk.document_starts == nullptr
-                          ? AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/false>
-                          : AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/true>;
-  return LaunchPersistent("forward: launch", kernel, multiprocessors, Tile::kThreads,
-                          Tile::kPipelines * sizeof(ForwardPipeline<kHeadDim, kKind>), stream,
-                          params, query_map, key_map, value_map);
-}
-
 template <WalkKind kKind>
 absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk& columns,
                  const Workspace& workspace, cudaStream_t stream) {
@@ -70,8 +57,9 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   params.out_token_stride = args.out.token_stride;
   params.out_head_stride = args.out.head_stride;
   params.scale_log2 = args.scale * kLog2E;
-  return shape.head_dim == 128 ? Launch<128, kKind>(args, params, stream)
-                               : Launch<64, kKind>(args, params, stream);
+  if constexpr (kKind == WalkKind::kGroups64) params.walk.SetGroups(args.tiles.groups);
+  return shape.head_dim == 128 ? LaunchForward<128, kKind>(args, params, stream)
+                               : LaunchForward<64, kKind>(args, params, stream);
 }
 
 }  // namespace
@@ -84,6 +72,10 @@ absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_
   const AttentionShape shape = TileShape(args);
   RETURN_IF_ERROR(CheckShape(shape, args.query_layout, args.key_layout, args.tiles));
   const auto run = [&]<WalkKind kKind>() { return Run<kKind>(args, shape, {}, workspace, stream); };
+  if (args.tiles.groups.groups != nullptr) {
+    // They take turns: both add to the same rows.
+    RETURN_IF_ERROR(run.template operator()<WalkKind::kGroups64>());
+  }
   // Each row walks by itself, whatever the density, because the diagonals are known on the device
   // alone. Two rows together would take fewer cycles where most diagonals are set
   // (kernels/EXPERIMENTS.md).

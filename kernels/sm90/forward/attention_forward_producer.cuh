@@ -32,7 +32,7 @@ struct KeyStages {
   ptx::Mbarrier item_arrived, item_released;
   ptx::Mbarrier key_arrived[kStages], key_released[kStages];
   ptx::Mbarrier value_arrived[kStages], value_released[kStages];
-  ForwardStep step[kStages];
+  StepOf<kKind> step[kStages];
   ForwardItem item;
 
   // One thread calls.
@@ -85,6 +85,20 @@ __device__ __forceinline__ void LoadStage(uint8_t (&stage)[kBytes], const CUtens
   }
 }
 
+// Loads the groups of a stage, each an atom of the swizzle in each block of columns. A whole warp
+// calls; `arrived` expects the bytes.
+template <int kHeadDim, int kBytes>
+__device__ __forceinline__ void LoadGroups(uint8_t (&stage)[kBytes], const CUtensorMap* map,
+                                           ptx::Mbarrier* arrived, const TileRef& groups,
+                                           int32_t head) {
+  __syncwarp();  // the barrier expects them
+  const int slot = threadIdx.x % kStageGroups, block = threadIdx.x % 32 / kStageGroups;
+  if (block >= kHeadDim / 64) return;
+  // No group: rows before the tensor's first are zeros.
+  ptx::TmaLoadBlock(stage + (block * kStageGroups + slot) * ptx::kSwizzleAtomBytes, map, arrived,
+                    static_cast<int32_t>(groups.bits) * kGroupKeys, block, head);
+}
+
 // Walks items until there are no more. `load_item(item)`, by one lane, arrives at item_arrived and
 // starts the copies of what the consumers keep of an item.
 template <bool kDocuments, int kHeadDim, WalkKind kKind, int kDepth, typename LoadItem>
@@ -94,6 +108,7 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
                                               const LoadItem& load_item) {
   using Tile = ForwardTile<kHeadDim, kKind>;
   using Tiles = ForwardTiles<kKind, kDocuments>;
+  constexpr bool kGroups = kKind == WalkKind::kGroups64;
   const int lane = threadIdx.x % 32;
   const int32_t group = params.heads / params.kv_heads;
   const int32_t blocks = (params.walk.query_tokens + Tile::kQueries - 1) / Tile::kQueries;
@@ -122,16 +137,28 @@ __device__ __forceinline__ void ProduceStages(const ForwardWalk& params, const C
       // The copy starts before the step is described; consumers come after the arrival.
       if (lane == 0) {
         ptx::MbarrierExpect(&shared.key_arrived[stage.index], Tile::kKeyBytes);
-        LoadStage<kHeadDim>(shared.key[stage.index], key_map, &shared.key_arrived[stage.index],
-                            tile, kv_head);
+        if constexpr (!kGroups) {
+          LoadStage<kHeadDim>(shared.key[stage.index], key_map, &shared.key_arrived[stage.index],
+                              tile, kv_head);
+        }
+      }
+      if constexpr (kGroups) {
+        LoadGroups<kHeadDim>(shared.key[stage.index], key_map, &shared.key_arrived[stage.index],
+                             tile, kv_head);
       }
       tiles.Describe(shared.step[stage.index], tile, following.index < 0);
       if (lane < Tiles::kDescribers) ptx::MbarrierArrive(&shared.key_arrived[stage.index]);
       ptx::MbarrierWait(&shared.value_released[stage.index], stage.lap ^ 1);
       if (lane == 0) {
         ptx::MbarrierArriveExpect(&shared.value_arrived[stage.index], Tile::kKeyBytes);
-        LoadStage<kHeadDim>(shared.value[stage.index], value_map,
-                            &shared.value_arrived[stage.index], tile, kv_head);
+        if constexpr (!kGroups) {
+          LoadStage<kHeadDim>(shared.value[stage.index], value_map,
+                              &shared.value_arrived[stage.index], tile, kv_head);
+        }
+      }
+      if constexpr (kGroups) {
+        LoadGroups<kHeadDim>(shared.value[stage.index], value_map,
+                             &shared.value_arrived[stage.index], tile, kv_head);
       }
       stage.Advance();
       tile = following;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
@@ -34,7 +35,8 @@ template <int kHeadDim, WalkKind kKind>
 struct ForwardTile {
   // Where the tiles of two consumers are not the same, each has a producer, a ring of stages and
   // items of its own.
-  static constexpr int kPipelines = kHasLists64<kKind> || kKind == WalkKind::kDiagonals64 ? 2 : 1;
+  static constexpr int kPipelines =
+      kHasLists64<kKind> || kKind == WalkKind::kDiagonals64 || kKind == WalkKind::kGroups64 ? 2 : 1;
   static constexpr int kConsumers = 2 / kPipelines;  // of a pipeline
   static constexpr int kThreads = 3 * ptx::kWarpgroupThreads;
   static constexpr int kQueries = 64 * kConsumers;  // of an item
@@ -52,14 +54,23 @@ struct ForwardStep {
   // main loop uniform, which is worth 5 to 7 % of the time.
   TileStep all;
   TileStep quarter[2][2];  // WalkKind::kTiles64: by consumer and tile
-  // WalkKind::kColumns: a bit a key. Where queries chose blocks: by consumer, a bit a query.
+  // kColumns, kGroups64: a bit a key. Where queries chose blocks: by consumer, a bit a query.
   uint32_t visible[2][kColumnWords];
-  // Where there are documents: how many of each consumer's 64 queries see them (kColumns); else the
-  // first of the item's local queries, and the positions of the tiles' first keys.
+  // Where there are documents: how many of each consumer's 64 queries see what `visible` says; else
+  // the first of the item's local queries, and the positions of the tiles' first keys.
   int32_t rows[2];
   int32_t first_query;
   int32_t first_key[2];
 };
+
+// Groups of keys that make a stage.
+constexpr int kStageGroups = 64 / kGroupKeys;
+
+struct GroupStep : ForwardStep {
+  int32_t groups[kStageGroups];  // the owner's local groups; -1: none
+};
+template <WalkKind kKind>
+using StepOf = std::conditional_t<kKind == WalkKind::kGroups64, GroupStep, ForwardStep>;
 
 // The tiles of an item, in ascending order. Next and Describe are called by a whole warp, of which
 // the first kDescribers lanes write the step; each of them announces what it wrote by itself.
@@ -234,6 +245,64 @@ class ForwardTiles<WalkKind::kColumns, kDocuments> {
   int32_t next_ = 0;
 };
 
+// Stages of kStageGroups groups that one tile of 64 queries chose. A TileRef's bits are the group
+// of the lane's slot, lane % kStageGroups.
+template <bool kDocuments>
+class ForwardTiles<WalkKind::kGroups64, kDocuments> {
+ public:
+  static constexpr int kDescribers = 1;
+  __device__ ForwardTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
+      : walk_(walk), first_query_(item.block * 64) {
+    const int64_t row = static_cast<int64_t>(item.head) * walk.query_tiles + item.block;
+    next_ = walk.list_offsets[row];
+    end_ = walk.list[row];
+    groups_ = reinterpret_cast<const int32_t*>(walk.diagonals) + row * walk.diagonal_words;
+  }
+  __device__ TileRef Next() {
+    if (next_ >= end_) return {-1, 0};
+    const int32_t i = next_ + static_cast<int32_t>(threadIdx.x % kStageGroups);
+    next_ += kStageGroups;
+    return {0, static_cast<uint32_t>(i < end_ ? groups_[i] : -1)};
+  }
+  // All keys of a group lie before the queries, so that documents alone hide some: of the group in
+  // which the first query's document starts those before it, and all from queries of later
+  // documents.
+  __device__ void Describe(GroupStep& step, const TileRef& tile, bool last) const {
+    constexpr uint32_t kAll = (1u << kGroupKeys) - 1;
+    const int lane = threadIdx.x % 32;
+    const int32_t group = static_cast<int32_t>(tile.bits);
+    uint32_t visible = group < 0 ? 0 : kAll;
+    int32_t rows = 64;
+    if constexpr (kDocuments) {
+      const int32_t before =
+          walk_.DocumentStart(first_query_) - walk_.key_map.Position(max(group, 0) * kGroupKeys);
+      if (before > 0) visible &= before < kGroupKeys ? kAll << before : 0;
+      rows = QueriesOfFirstDocument(walk_, first_query_);
+    }
+    visible <<= lane % 4 * kGroupKeys;
+    visible |= __shfl_xor_sync(0xFFFFFFFFu, visible, 1);
+    visible |= __shfl_xor_sync(0xFFFFFFFFu, visible, 2);
+    const uint32_t second = __shfl_sync(0xFFFFFFFFu, visible, 4);
+#pragma unroll
+    for (int i = 0; i < kStageGroups; ++i) {
+      const int32_t other = __shfl_sync(0xFFFFFFFFu, group, i);
+      if (lane == 0) step.groups[i] = other;
+    }
+    if (lane != 0) return;
+    step.visible[0][0] = visible;
+    step.visible[0][1] = second;
+    step.rows[0] = rows;
+    step.all = ColumnTileStep((visible & second) != 0xFFFFFFFFu || rows < 64, last);
+  }
+
+ private:
+  const TileWalk& walk_;
+  int32_t first_query_;
+  int32_t next_;
+  int32_t end_;
+  const int32_t* groups_;
+};
+
 // scores[64 queries, 64 keys] of the queries from `first_row` and the keys from `first_key` of what
 // `step` describes: -infinity where nothing is visible.
 __device__ __forceinline__ void MaskRows(float* scores, const TileStep& step, int first_row,
@@ -260,13 +329,13 @@ __device__ __forceinline__ void MaskRowDocuments(float* scores, const TileWalk& 
 }
 
 // The same by a bit a key, for 64 queries of which those of their tile's first document all see the
-// same 128 columns, and the others none.
-template <bool kDocuments>
-__device__ __forceinline__ void MaskRowColumns(float (&scores)[64], const ForwardStep& step,
+// same columns, and the others none.
+template <bool kDocuments, int kScores>
+__device__ __forceinline__ void MaskRowColumns(float (&scores)[kScores], const ForwardStep& step,
                                                int consumer) {
   const int quad = threadIdx.x % 4;
 #pragma unroll
-  for (int w = 0; w < kColumnWords; ++w) {
+  for (int w = 0; w < kScores / 16; ++w) {
     const uint32_t word = step.visible[consumer][w] >> (2 * quad);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -276,7 +345,7 @@ __device__ __forceinline__ void MaskRowColumns(float (&scores)[64], const Forwar
   }
   if constexpr (kDocuments) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
+    for (int i = 0; i < kScores; ++i) {
       if (FragmentRow() + i / 2 % 2 * 8 >= step.rows[consumer]) scores[i] = -INFINITY;
     }
   }
@@ -298,7 +367,7 @@ __device__ __forceinline__ void MaskChosenRows(float (&scores)[kScores], const u
 template <WalkKind kKind, bool kDocuments, int kScores>
 __device__ __forceinline__ void MaskStage(float (&scores)[kScores], const TileWalk& walk,
                                           const ForwardStep& step, int consumer) {
-  if constexpr (kKind == WalkKind::kColumns) {
+  if constexpr (kKind == WalkKind::kColumns || kKind == WalkKind::kGroups64) {
     MaskRowColumns<kDocuments>(scores, step, consumer);
   } else {
     constexpr bool kPairs = kKind == WalkKind::kTiles64;

@@ -8,7 +8,7 @@ namespace {
 
 // Local tiles are whole, contiguous blocks of the sequence.
 absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t tokens, int32_t tile,
-                         bool by_blocks) {
+                         TilePattern pattern) {
   if (layout.ranks < 1 || layout.rank < 0 || layout.rank >= layout.ranks) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: rank %d of %d ranks", name, layout.rank, layout.ranks));
@@ -17,7 +17,10 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
     return absl::InvalidArgumentError(absl::StrFormat("%s: %d tokens; 1 to %d are supported", name,
                                                       layout.tokens, kMaxSequenceTokens - 1));
   }
-  if (layout.local_tokens() != tokens) {
+  // Of its part in stripes a rank may hold the beginning alone.
+  const bool is_part = layout.ranks > 1 && layout.kind == LayoutKind::kStriped &&
+                       pattern == TilePattern::kCausal && tokens < layout.local_tokens();
+  if (layout.local_tokens() != tokens && !is_part) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: %d tokens on %d ranks, but the tensors hold %d", name, layout.tokens,
                         layout.ranks, tokens));
@@ -27,7 +30,7 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
   switch (layout.kind) {
     case LayoutKind::kContiguous:
       // Any boundary will do for position compares; block diagonals need whole blocks.
-      run = by_blocks ? layout.local_tokens() : tile;
+      run = pattern == TilePattern::kToeplitz ? layout.local_tokens() : tile;
       break;
     case LayoutKind::kZigzag:
       run = layout.tokens / (int64_t{2} * layout.ranks);
@@ -94,10 +97,20 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
         "tiles.choice of blocks of %d tokens goes with kCsr and blocks of whole tiles of %d",
         choice.block_size, tiles.tile));
   }
-  const bool by_blocks = tiles.pattern == TilePattern::kToeplitz;
+  const KeyGroups& groups = tiles.groups;
+  if (groups.groups != nullptr) {
+    if (tiles.pattern != TilePattern::kToeplitz || tiles.tile != 64) {
+      return absl::InvalidArgumentError("tiles.groups goes with kToeplitz and tiles of 64 tokens");
+    }
+    if (groups.begins == nullptr || groups.ends == nullptr || groups.capacity < 1) {
+      return absl::InvalidArgumentError(
+          "tiles.groups: begins, ends or capacity is missing; see KeyGroups");
+    }
+  }
   RETURN_IF_ERROR(
-      CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, by_blocks));
-  RETURN_IF_ERROR(CheckLayout("key_layout", key_layout, shape.key_tokens, tiles.tile, by_blocks));
+      CheckLayout("query_layout", query_layout, shape.query_tokens, tiles.tile, tiles.pattern));
+  RETURN_IF_ERROR(
+      CheckLayout("key_layout", key_layout, shape.key_tokens, tiles.tile, tiles.pattern));
   switch (tiles.pattern) {
     case TilePattern::kFull:
     case TilePattern::kCausal:

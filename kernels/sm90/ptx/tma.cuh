@@ -1,5 +1,5 @@
 // The bulk copy engine: tensor tiles and plain ranges from global to shared memory, and fp32 sums
-// back.
+// back; and sums from registers.
 #pragma once
 
 #include <cuda.h>
@@ -55,6 +55,13 @@ __device__ __forceinline__ void TmaAddTile(const CUtensorMap* map, const void* s
       "[%1];" ::"l"(map),
       "r"(SmemAddress(smem)), "r"(0), "r"(token), "r"(part), "r"(head)
       : "memory");
+}
+
+// Adds two neighbours in global memory, aligned to 8 bytes.
+__device__ __forceinline__ void AddPair(float* global, float first, float second) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(global), "f"(first),
+               "f"(second)
+               : "memory");
 }
 
 __device__ __forceinline__ void BulkCommit() {

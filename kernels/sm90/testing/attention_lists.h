@@ -46,6 +46,8 @@ struct Case {
   int ranks = 1, stripe = 0;
   bool documents = false;  // several, packed into the sequence
   bool chosen = false;     // kCsr: queries chose blocks of two tiles
+  bool groups =
+      false;  // kToeplitz, tiles of 64: groups of keys before each tile, `density` of them
 
   ShardLayout LayoutOf(int rank) const {
     return {.kind = layout, .ranks = ranks, .rank = rank, .stripe = stripe, .tokens = tokens};
@@ -122,7 +124,8 @@ class Lists {
     for (int h = 0; h < c.heads; ++h) {
       for (int64_t delta = 0; delta < int64_t{host.diagonal_words} * 64; ++delta) {
         if (delta % 64 == 0) diagonals_.push_back(0);
-        if (delta == 0 || active(Random())) diagonals_.back() |= uint64_t{1} << (delta % 64);
+        if (delta == 0 || (!c.groups && active(Random())))
+          diagonals_.back() |= uint64_t{1} << (delta % 64);
       }
     }
     gpu_diagonals_ = DeviceBuffer<uint64_t>(diagonals_);
@@ -139,6 +142,7 @@ class Lists {
         gpu_starts_.emplace_back(local);
       }
     }
+    if (c.groups) MakeGroups();
     if (c.pattern != TilePattern::kCsr) return;
 
     for (int64_t i = 0; i < c.heads * blocks_ * blocks_; ++i) {
@@ -166,6 +170,7 @@ class Lists {
     if (case_.chosen) {
       on_gpu.choice = {gpu_chosen_[rank].data(), host.choice.block_size};
     }
+    if (case_.groups) on_gpu.groups = groups_[rank].Of(owner);
     if (!pairs_.empty()) pairs_[rank * case_.ranks + owner].PointFrom(on_host, on_gpu);
     return on_gpu;
   }
@@ -209,8 +214,72 @@ class Lists {
     }
   }
 
+  // KeyGroups of one rank's queries.
+  struct RankGroups {
+    int64_t rows = 0;
+    int32_t capacity = 0;
+    std::vector<int32_t> groups, bounds;  // [rows, capacity], [owners + 1, rows]
+    DeviceBuffer<int32_t> gpu_groups, gpu_bounds;
+
+    KeyGroups Of(int owner) const {
+      return View(gpu_groups.data(), gpu_bounds.data() + owner * rows);
+    }
+    KeyGroups View(const int32_t* groups_at, const int32_t* begins) const {
+      return {.groups = groups_at, .begins = begins, .ends = begins + rows, .capacity = capacity};
+    }
+  };
+
+  // A tile in four has none, one in four all, the others some of the groups before it.
+  void MakeGroups() {
+    std::bernoulli_distribution some(case_.density);
+    const int64_t all = blocks_ * 64 / kGroupKeys;
+    std::vector<bool> listed(case_.heads * blocks_ * all);
+    for (int64_t row = 0; row < case_.heads * blocks_; ++row) {
+      const uint32_t draw = Random()();
+      for (int64_t g = 0; g < row % blocks_ * 64 / kGroupKeys; ++g) {
+        listed[row * all + g] = draw % 4 == 1 || (draw % 4 > 1 && some(Random()));
+      }
+    }
+    for (int rank = 0; rank < case_.ranks; ++rank) {
+      groups_.push_back(GroupsOf(case_.LayoutOf(rank), listed, all));
+    }
+    whole_groups_ = GroupsOf({.tokens = case_.tokens}, listed, all);
+    host.groups = whole_groups_.View(whole_groups_.groups.data(), whole_groups_.bounds.data());
+  }
+
+  RankGroups GroupsOf(const ShardLayout& query, const std::vector<bool>& listed,
+                      int64_t all) const {
+    const int64_t tiles = (query.local_tokens() + 63) / 64;
+    RankGroups made;
+    made.rows = case_.heads * tiles;
+    made.capacity = static_cast<int32_t>(all);
+    made.groups.resize(made.rows * all);
+    made.bounds.resize((query.ranks + 1) * made.rows);
+    for (int64_t row = 0; row < made.rows; ++row) {
+      const int64_t tile = query.Position(row % tiles * 64) / 64;
+      const int64_t listed_row = (row / tiles * blocks_ + tile) * all;
+      int32_t count = 0;
+      for (int owner = 0; owner < query.ranks; ++owner) {
+        ShardLayout key = query;
+        key.rank = owner;
+        made.bounds[owner * made.rows + row] = count;
+        for (int64_t i = 0; i < key.local_tokens(); i += kGroupKeys) {
+          if (listed[listed_row + key.Position(i) / kGroupKeys]) {
+            made.groups[row * all + count++] = static_cast<int32_t>(i / kGroupKeys);
+          }
+        }
+      }
+      made.bounds[query.ranks * made.rows + row] = count;
+    }
+    made.gpu_groups = DeviceBuffer<int32_t>(made.groups);
+    made.gpu_bounds = DeviceBuffer<int32_t>(made.bounds);
+    return made;
+  }
+
   const Case case_;
   const int64_t blocks_;
+  std::vector<RankGroups> groups_;  // by rank
+  RankGroups whole_groups_;
   std::vector<uint32_t> chosen_;                    // QueryChoice's, of the whole sequence
   std::vector<DeviceBuffer<uint32_t>> gpu_chosen_;  // by rank
   std::vector<uint64_t> diagonals_;

@@ -75,6 +75,15 @@ struct TileWalk {
     window = static_cast<int32_t>((tokens + choice.block_size - 1) / choice.block_size);
   }
 
+  // WalkKind::kGroups64, for the same reason: the lists hold where rows of groups begin and end,
+  // the diagonals the groups.
+  void SetGroups(const KeyGroups& groups) {
+    list_offsets = groups.begins;
+    list = groups.ends;
+    diagonals = reinterpret_cast<const uint64_t*>(groups.groups);
+    diagonal_words = groups.capacity;
+  }
+
 #if defined(__CUDACC__)
   __device__ __forceinline__ int32_t tile() const {
     return 1 << tile_log2;
@@ -173,6 +182,7 @@ enum class WalkKind {
   // Lists of tiles (kCsr) of which the queries attend that chose the block.
   kChosen128,
   kChosen64,
+  kGroups64,  // groups of keys (KeyGroups) of tiles of 64 queries
 };
 
 template <WalkKind kKind>

@@ -39,7 +39,7 @@ std::vector<std::string> TlsFlags(const TlsOptions& tls) {
 
 absl::Status CheckPaths(const v1::JobSpec& spec, const std::vector<std::string>& roots) {
   if (roots.empty()) return absl::OkStatus();
-  return WithTimeLimit(kFilePatience, "looking for the job's files", [spec, roots] {
+  return WithTimeLimit(spec.name(), kFilePatience, "looking for the job's files", [spec, roots] {
     return jobspec::CheckPaths(spec, roots, jobspec::RootCheck::kFiles);
   });
 }
@@ -327,13 +327,16 @@ void Supervisor::ReadOutput(const Attempt& attempt, const Trainer& trainer, int 
     }
     events_->PushLogs(event, std::move(stamped));
     if (!end && !is_stderr) return;
-    post_([this, token = event.fencing_token(), rank, end, is_stderr,
+    post_([this, token = event.fencing_token(), rank, end, is_stderr, now,
            last = lines.empty() ? std::string() : lines.back()] {
       Attempt* const attempt = Find(token);
       if (attempt == nullptr) return;
       for (Trainer& trainer : attempt->trainers) {
         if (trainer.rank != rank) continue;
-        if (is_stderr && !last.empty()) trainer.last_error_line = last;
+        if (is_stderr && !last.empty()) {
+          trainer.last_error_line = last;
+          trainer.last_error_time = now;
+        }
         if (end) --trainer.open_pipes;
       }
     });
@@ -427,7 +430,7 @@ void Supervisor::CheckHang(Attempt& attempt, absl::Time now) {
 void Supervisor::Report(const Attempt& attempt, Trainer& trainer) {
   trainer.reported = true;
   v1::AttemptEvent event = EventOf(attempt);
-  *event.mutable_trainer_exited() = DescribeExit(trainer);
+  *event.mutable_trainer_exited() = DescribeExit(trainer, absl::Now());
   SetTime(absl::Now(), event.mutable_trainer_exited()->mutable_time());
   spdlog::info("rank {} of jobs/{} ended: {} {}", trainer.rank, attempt.start.job(),
                v1::TrainerExited::Outcome_Name(event.trainer_exited().outcome()),

@@ -28,6 +28,7 @@ struct Trainer {
   uint64_t step = 0;
   std::string phase = {};
   std::string last_error_line = {};
+  absl::Time last_error_time = absl::InfinitePast();  // by the wall clock
 
   // Its end.
   std::optional<v1::TrainerResult> result = {};
@@ -38,7 +39,7 @@ struct Trainer {
   bool reported = false;
 };
 
-// What to tell the coordinator of a trainer whose process is gone.
-v1::TrainerExited DescribeExit(const Trainer& trainer);
+// What to tell the coordinator of a trainer whose process is gone, at `now` by the wall clock.
+v1::TrainerExited DescribeExit(const Trainer& trainer, absl::Time now);
 
 }  // namespace ringleader::agent

@@ -18,6 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 using v1::TrainerExited;
 
+const absl::Time kNow = absl::FromUnixSeconds(1'000'000);
+
 TEST(DescribeExitTest, TheTrainersOwnWordCounts) {
   Trainer trainer{.rank = 3};
   trainer.exit = ExitStatus{.code = 1, .signal = 0};
@@ -26,7 +28,7 @@ TEST(DescribeExitTest, TheTrainersOwnWordCounts) {
   trainer.result->set_message("data.train: shard 2 is damaged");
   trainer.result->set_retryable(false);
   trainer.result->set_collateral(true);
-  const TrainerExited exited = DescribeExit(trainer);
+  const TrainerExited exited = DescribeExit(trainer, kNow);
   EXPECT_EQ(exited.rank(), 3);
   EXPECT_EQ(exited.exit_code(), 1);
   EXPECT_EQ(exited.message(), "data.train: shard 2 is damaged");
@@ -38,7 +40,8 @@ TEST(DescribeExitTest, ASignalIsNamedAndCanBeRetried) {
   Trainer trainer;
   trainer.exit = ExitStatus{.code = 0, .signal = SIGSEGV};
   trainer.last_error_line = "tile 7 out of range";
-  const TrainerExited exited = DescribeExit(trainer);
+  trainer.last_error_time = kNow - absl::Seconds(30);
+  const TrainerExited exited = DescribeExit(trainer, kNow);
   EXPECT_EQ(exited.outcome(), TrainerExited::FAILED);
   EXPECT_THAT(exited.message(), HasSubstr("SIGSEGV"));
   EXPECT_THAT(exited.message(), HasSubstr("tile 7 out of range"));
@@ -46,18 +49,26 @@ TEST(DescribeExitTest, ASignalIsNamedAndCanBeRetried) {
   EXPECT_FALSE(exited.collateral());
 }
 
+TEST(DescribeExitTest, WhatWasSaidOnStderrLongBeforeIsNoReason) {
+  Trainer trainer;
+  trainer.exit = ExitStatus{.code = 3, .signal = 0};
+  trainer.last_error_line = "warning: an old driver";
+  trainer.last_error_time = kNow - absl::Minutes(2);
+  EXPECT_EQ(DescribeExit(trainer, kNow).message(), "exited with code 3 without giving a reason");
+}
+
 TEST(DescribeExitTest, WhatWasAbortedIsNotToBlame) {
   Trainer trainer;
   trainer.exit = ExitStatus{.code = 0, .signal = SIGKILL};
   trainer.told_to_abort = true;
-  EXPECT_TRUE(DescribeExit(trainer).collateral());
+  EXPECT_TRUE(DescribeExit(trainer, kNow).collateral());
 }
 
 TEST(DescribeExitTest, AWorkerThatKillsSaysWhy) {
   Trainer trainer;
   trainer.exit = ExitStatus{.code = 0, .signal = SIGKILL};
   trainer.killed_because = "no sign of life for 30s";
-  EXPECT_EQ(DescribeExit(trainer).message(), "no sign of life for 30s");
+  EXPECT_EQ(DescribeExit(trainer, kNow).message(), "no sign of life for 30s");
 }
 
 TEST(InventoryTest, CountsWhatIsThere) {

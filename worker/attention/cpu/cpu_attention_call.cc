@@ -19,20 +19,20 @@ namespace reference = kernels::reference;
 
 namespace {
 
-// Part 0 of a slot: the keys, part 1: the values; or their gradients.
+// Part 0 of a slot: `tokens` keys, part 1: the values; or their gradients.
 template <typename T>
-TokenMajor<T> SlotPart(T* slot, int part, const TokenMajor<const float>& like) {
+TokenMajor<T> SlotPart(T* slot, int part, int64_t tokens, const TokenMajor<const float>& like) {
   const int64_t row = int64_t{like.heads} * like.head_dim;
-  return {.data = slot + part * like.tokens * row,
-          .tokens = like.tokens,
+  return {.data = slot + part * tokens * row,
+          .tokens = tokens,
           .heads = like.heads,
           .head_dim = like.head_dim,
           .token_stride = row,
           .head_stride = like.head_dim};
 }
 
-size_t SlotFloats(const TokenMajor<const float>& k) {
-  return 2 * k.tokens * k.heads * k.head_dim;
+size_t SlotFloats(const TokenMajor<const float>& k, int64_t tokens) {
+  return 2 * tokens * k.heads * k.head_dim;
 }
 
 void CopyRows(const TokenMajor<const float>& from, const TokenMajor<float>& to) {
@@ -130,16 +130,17 @@ CallShape CpuCall::shape() const {
           .head_dim = tensors_.q.head_dim};
 }
 
-absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSchedule& schedule) {
+absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSchedule& schedule,
+                                                            int64_t slot_tokens) {
   const TokenMajor<const float>& k = tensors_.k;
   const bool alone = schedule.ranks == 1;
   auto slots = std::make_unique<TravellingBuffers>(
-      &device_.communicator(), alone ? 0 : schedule.kv_slots, SlotFloats(k),
+      &device_.communicator(), alone ? 0 : schedule.kv_slots, SlotFloats(k, slot_tokens),
       comm::Channel::kKvInner, comm::Channel::kKvOuter, device_.exposed_seconds());
   if (!alone) {
     float* const own = slots->data(Gathers(schedule) ? schedule.rank : 0);
-    CopyRows(k, SlotPart(own, 0, k));
-    CopyRows(tensors_.v, SlotPart(own, 1, k));
+    CopyRows(k, SlotPart(own, 0, k.tokens, k));
+    CopyRows(tensors_.v, SlotPart(own, 1, k.tokens, k));
   }
   if (Gathers(schedule)) slots->StartAllGather();
   return slots;
@@ -147,7 +148,11 @@ absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSche
 
 TokenMajor<const float> CpuCall::KeysOf(const Step& step, int part) const {
   if (step.slot == nullptr) return part == 0 ? tensors_.k : tensors_.v;
-  return SlotPart(static_cast<const float*>(step.slot), part, tensors_.k);
+  return SlotPart(static_cast<const float*>(step.slot), part, step.keys, tensors_.k);
+}
+
+TokenMajor<float> CpuCall::GradientsIn(void* slot, int64_t keys, int part) const {
+  return SlotPart(static_cast<float*>(slot), part, keys, tensors_.k);
 }
 
 absl::Status CpuCall::GatherColumns(const Step& step) {
@@ -193,10 +198,10 @@ absl::Status CpuCall::AttendColumns(const Step& own) {
 }
 
 absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceGradients(
-    const ring::RingSchedule& schedule) {
-  return std::make_unique<TravellingBuffers>(&device_.communicator(), schedule.grad_slots,
-                                             SlotFloats(tensors_.k), comm::Channel::kGradKv,
-                                             comm::Channel::kGradKv, device_.exposed_seconds());
+    const ring::RingSchedule& schedule, int64_t slot_tokens) {
+  return std::make_unique<TravellingBuffers>(
+      &device_.communicator(), schedule.grad_slots, SlotFloats(tensors_.k, slot_tokens),
+      comm::Channel::kGradKv, comm::Channel::kGradKv, device_.exposed_seconds());
 }
 
 absl::Status CpuCall::StartGradients() {
@@ -229,42 +234,41 @@ absl::Status CpuCall::ColumnsBackward(const Step& own) {
 
 absl::Status CpuCall::AttendBackward(const Step& step, void* slot) {
   const HopTiles hop = TilesOf(step.index, tensors_.q.heads, step.mine, step.owner);
-  return reference::AttentionBackward(device_.engine(),
-                                      {.q = tensors_.q,
-                                       .k = KeysOf(step, 0),
-                                       .v = KeysOf(step, 1),
-                                       .d_out = tensors_.d_out,
-                                       .lse = tensors_.lse,
-                                       .delta = delta_.data(),
-                                       .dq = tensors_.dq,
-                                       .dk = SlotPart(static_cast<float*>(slot), 0, tensors_.k),
-                                       .dv = SlotPart(static_cast<float*>(slot), 1, tensors_.k),
-                                       .query_layout = step.mine,
-                                       .key_layout = step.owner,
-                                       .tiles = hop.tiles,
-                                       .scale = shape().scale()});
+  return reference::AttentionBackward(device_.engine(), {.q = tensors_.q,
+                                                         .k = KeysOf(step, 0),
+                                                         .v = KeysOf(step, 1),
+                                                         .d_out = tensors_.d_out,
+                                                         .lse = tensors_.lse,
+                                                         .delta = delta_.data(),
+                                                         .dq = tensors_.dq,
+                                                         .dk = GradientsIn(slot, step.keys, 0),
+                                                         .dv = GradientsIn(slot, step.keys, 1),
+                                                         .query_layout = step.mine,
+                                                         .key_layout = step.owner,
+                                                         .tiles = hop.tiles,
+                                                         .scale = shape().scale()});
 }
 
 absl::Status CpuCall::ScatterColumns(const Step& step, void* slot) {
   reference::ScatterColumns(d_column_keys_.data(), d_column_values_.data(), step.owner,
-                            step.index.Columns(), tensors_.q.heads,
-                            SlotPart(static_cast<float*>(slot), 0, tensors_.k),
-                            SlotPart(static_cast<float*>(slot), 1, tensors_.k));
+                            step.index.Columns(), tensors_.q.heads, GradientsIn(slot, step.keys, 0),
+                            GradientsIn(slot, step.keys, 1));
   return absl::OkStatus();
 }
 
-absl::Status CpuCall::ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) {
+absl::Status CpuCall::ReturnGradients(const ring::RingSchedule& schedule, int64_t slot_tokens,
+                                      RingSlots& slots) {
   const auto* home = static_cast<const float*>(slots.memory(schedule.home_grad_slot));
-  const size_t floats = SlotFloats(tensors_.k);
   std::vector<float> reduced;
   if (Gathers(schedule)) {
     const Stopwatch watch(device_.exposed_seconds());
-    reduced.resize(floats);
+    reduced.resize(SlotFloats(tensors_.k, slot_tokens));
     RETURN_IF_ERROR(device_.communicator().ReduceScatterSum(
-        comm::Channel::kGradKv, static_cast<const float*>(slots.memory(0)), floats,
+        comm::Channel::kGradKv, static_cast<const float*>(slots.memory(0)), reduced.size(),
         reduced.data()));
     home = reduced.data();
   }
+  const size_t floats = SlotFloats(tensors_.k, tensors_.k.tokens);
   std::copy_n(home, floats / 2, tensors_.dk.data);
   std::copy_n(home + floats / 2, floats / 2, tensors_.dv.data);
   return absl::OkStatus();

@@ -58,21 +58,24 @@ class CpuCall : public AttentionCall {
 
   int layer() const override { return layer_; }
   CallShape shape() const override;
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule) override;
+  int64_t tokens() const override { return tensors_.k.tokens; }
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
+                                                     int64_t slot_tokens) override;
   absl::Status StartOutput() override { return absl::OkStatus(); }
   absl::Status GatherColumns(const Step& step) override;
   absl::Status Attend(const Step& step) override;
   absl::Status AttendColumns(const Step& own) override;
   absl::Status FinishOutput() override { return absl::OkStatus(); }
   absl::Status CountProbe(const patterns::VerticalSlash& work) override;
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
-      const ring::RingSchedule& schedule) override;
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& schedule,
+                                                            int64_t slot_tokens) override;
   absl::Status StartGradients() override;
   absl::Status ColumnsBackward(const Step& own) override;
   absl::Status AttendBackward(const Step& step, void* slot) override;
   absl::Status ScatterColumns(const Step& step, void* slot) override;
   absl::Status FinishQueries() override { return absl::OkStatus(); }
-  absl::Status ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) override;
+  absl::Status ReturnGradients(const ring::RingSchedule& schedule, int64_t slot_tokens,
+                               RingSlots& slots) override;
 
   DeviceMemory Allocate(int64_t bytes) override;
   DeviceMemory Upload(const void* values, int64_t bytes) override;
@@ -101,6 +104,7 @@ class CpuCall : public AttentionCall {
   };
   // Part 0: the keys, part 1: the values that a step attends to.
   kernels::TokenMajor<const float> KeysOf(const Step& step, int part) const;
+  kernels::TokenMajor<float> GradientsIn(void* slot, int64_t keys, int part) const;
 
   CpuAttentionDevice& device_;
   const int layer_;

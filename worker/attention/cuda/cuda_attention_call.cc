@@ -89,9 +89,11 @@ CallShape CudaCall::shape() const {
           .head_dim = static_cast<int32_t>(tensors_.q.size(2))};
 }
 
-absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceKv(const ring::RingSchedule& schedule) {
+absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceKv(const ring::RingSchedule& schedule,
+                                                             int64_t slot_tokens) {
+  const int64_t row = tensors_.k.size(1) * tensors_.k.size(2);
   std::unique_ptr<DeviceSlots> slots =
-      device_.KvSlots(schedule, 2 * tensors_.k.numel() * sizeof(__nv_bfloat16));
+      device_.KvSlots(schedule, 2 * slot_tokens * row * sizeof(__nv_bfloat16));
   if (schedule.ranks == 1) return slots;
   void* const own = slots->memory(Gathers(schedule) ? schedule.rank : 0);
   RETURN_IF_ERROR(fused::PackKv(View(tensors_.k), View(tensors_.v),
@@ -103,8 +105,8 @@ absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceKv(const ring::RingSch
 TokenMajor<const __nv_bfloat16> CudaCall::KeysOf(const Step& step, int part) const {
   if (step.slot == nullptr) return View(part == 0 ? tensors_.k : tensors_.v);
   const CallShape of = shape();
-  return DenseView(static_cast<const __nv_bfloat16*>(step.slot) + part * of.kv_elements(),
-                   of.tokens, of.kv_heads, of.head_dim);
+  return DenseView(static_cast<const __nv_bfloat16*>(step.slot) + part * of.kv_elements(step.keys),
+                   step.keys, of.kv_heads, of.head_dim);
 }
 
 absl::Status CudaCall::StartOutput() {
@@ -160,7 +162,8 @@ absl::Status CudaCall::CountTiles(const Step& step, const kernels::TileSelection
       break;
   }
   device_.StatsOf(layer_).tiles_per_ring_step[step.number] +=
-      device_.BandTilesOf(step.index, step.mine, step.owner) * shape().heads;
+      device_.BandTilesOf(step.index, {step.mine, shape().tokens}, {step.owner, step.keys}) *
+      shape().heads;
   return absl::OkStatus();
 }
 
@@ -184,14 +187,14 @@ absl::Status CudaCall::FinishOutput() {
       tensors_.lse.const_data_ptr<float>(), MutableBf16(tensors_.out), Stream());
 }
 
-TokenMajor<float> CudaCall::GradientsIn(void* slot, int part) const {
-  return DenseView(static_cast<float*>(slot) + part * shape().kv_elements(), shape().tokens,
+TokenMajor<float> CudaCall::GradientsIn(void* slot, int64_t keys, int part) const {
+  return DenseView(static_cast<float*>(slot) + part * shape().kv_elements(keys), keys,
                    shape().kv_heads, shape().head_dim);
 }
 
 absl::StatusOr<std::unique_ptr<RingSlots>> CudaCall::PlaceGradients(
-    const ring::RingSchedule& schedule) {
-  return device_.GradientSlots(schedule, 2 * shape().kv_elements() * sizeof(float));
+    const ring::RingSchedule& schedule, int64_t slot_tokens) {
+  return device_.GradientSlots(schedule, 2 * shape().kv_elements(slot_tokens) * sizeof(float));
 }
 
 absl::Status CudaCall::StartGradients() {
@@ -235,8 +238,8 @@ absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
           .lse = tensors_.lse.const_data_ptr<float>(),
           .delta = delta_.const_data_ptr<float>(),
           .dq = FloatView(dq_sums_),
-          .dk = GradientsIn(slot, 0),
-          .dv = GradientsIn(slot, 1),
+          .dk = GradientsIn(slot, step.keys, 0),
+          .dv = GradientsIn(slot, step.keys, 1),
           .query_layout = step.mine,
           .key_layout = step.owner,
           .tiles = hop.tiles,
@@ -246,9 +249,10 @@ absl::Status CudaCall::AttendBackward(const Step& step, void* slot) {
 }
 
 absl::Status CudaCall::ScatterColumns(const Step& step, void* slot) {
-  return sm90::ScatterColumns(
-      d_columns_[0].const_data_ptr<float>(), d_columns_[1].const_data_ptr<float>(), step.owner,
-      step.index.Columns(), shape().heads, GradientsIn(slot, 0), GradientsIn(slot, 1), Stream());
+  return sm90::ScatterColumns(d_columns_[0].const_data_ptr<float>(),
+                              d_columns_[1].const_data_ptr<float>(), step.owner,
+                              step.index.Columns(), shape().heads, GradientsIn(slot, step.keys, 0),
+                              GradientsIn(slot, step.keys, 1), Stream());
 }
 
 absl::Status CudaCall::FinishQueries() {
@@ -259,24 +263,32 @@ absl::Status CudaCall::FinishQueries() {
                             tensors_.gradients.dq.numel(), Stream());
 }
 
-absl::Status CudaCall::ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) {
+absl::Status CudaCall::ReturnGradients(const ring::RingSchedule& schedule, int64_t slot_tokens,
+                                       RingSlots& slots) {
   const Tensor dkv =
       torch::empty({2, shape().tokens, shape().kv_heads, shape().head_dim}, tensors_.q.options());
   tensors_.gradients.dk = dkv[0];
   tensors_.gradients.dv = dkv[1];
   auto* const sums = static_cast<float*>(slots.memory(schedule.home_grad_slot));
-  const int64_t elements = dkv.numel();
+  const int64_t elements = dkv.numel(), slot_elements = 2 * shape().kv_elements(slot_tokens);
   const auto sum_over_ranks = [&](const void* data, void* receive, comm::ElementType type) {
-    return AwaitTransfer(device_.communicator().ReduceScatterSum(comm::Channel::kGradKv, data,
-                                                                 elements, receive, type, Stream()),
+    return AwaitTransfer(device_.communicator().ReduceScatterSum(
+                             comm::Channel::kGradKv, data, slot_elements, receive, type, Stream()),
                          device_.stats().timers(), Stream());
   };
   if (Gathers(schedule) && device_.options().bf16_gradients) {
-    const Tensor rounded = torch::empty({schedule.ranks, elements}, dkv.options());
+    const Tensor rounded = torch::empty({schedule.ranks, slot_elements}, dkv.options());
     RETURN_IF_ERROR(fused::RoundToBf16(static_cast<const float*>(slots.memory(0)),
                                        MutableBf16(rounded), rounded.numel(), Stream()));
-    return sum_over_ranks(rounded.const_data_ptr(), dkv.mutable_data_ptr(),
-                          comm::ElementType::kBfloat16);
+    if (slot_elements == elements) {
+      return sum_over_ranks(rounded.const_data_ptr(), dkv.mutable_data_ptr(),
+                            comm::ElementType::kBfloat16);
+    }
+    const Tensor sum = rounded[schedule.rank];  // in its place
+    RETURN_IF_ERROR(sum_over_ranks(rounded.const_data_ptr(), sum.mutable_data_ptr(),
+                                   comm::ElementType::kBfloat16));
+    dkv.view({-1}).copy_(sum.narrow(0, 0, elements), /*non_blocking=*/true);
+    return absl::OkStatus();
   }
   if (Gathers(schedule)) {
     RETURN_IF_ERROR(sum_over_ranks(slots.memory(0), sums, comm::ElementType::kFloat32));

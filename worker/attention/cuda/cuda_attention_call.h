@@ -25,21 +25,24 @@ class CudaCall : public AttentionCall {
 
   int layer() const override { return layer_; }
   CallShape shape() const override;
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule) override;
+  int64_t tokens() const override { return tensors_.k.size(0); }
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
+                                                     int64_t slot_tokens) override;
   absl::Status StartOutput() override;
   absl::Status GatherColumns(const Step& step) override;
   absl::Status Attend(const Step& step) override;
   absl::Status AttendColumns(const Step& own) override;
   absl::Status FinishOutput() override;
   absl::Status CountProbe(const patterns::VerticalSlash& work) override;
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
-      const ring::RingSchedule& schedule) override;
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& schedule,
+                                                            int64_t slot_tokens) override;
   absl::Status StartGradients() override;
   absl::Status ColumnsBackward(const Step& own) override;
   absl::Status AttendBackward(const Step& step, void* slot) override;
   absl::Status ScatterColumns(const Step& step, void* slot) override;
   absl::Status FinishQueries() override;
-  absl::Status ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) override;
+  absl::Status ReturnGradients(const ring::RingSchedule& schedule, int64_t slot_tokens,
+                               RingSlots& slots) override;
 
   DeviceMemory Allocate(int64_t bytes) override;
   DeviceMemory Upload(const void* values, int64_t bytes) override;
@@ -62,8 +65,8 @@ class CudaCall : public AttentionCall {
  private:
   // Part 0: the keys, part 1: the values that a step attends to.
   kernels::TokenMajor<const __nv_bfloat16> KeysOf(const Step& step, int part) const;
-  // Part 0 of a gradient slot: of keys, part 1: of values.
-  kernels::TokenMajor<float> GradientsIn(void* slot, int part) const;
+  // Part 0 of a gradient slot: of `keys` keys, part 1: of values.
+  kernels::TokenMajor<float> GradientsIn(void* slot, int64_t keys, int part) const;
   absl::Status CountTiles(const Step& step, const kernels::TileSelection& tiles);
   kernels::index::EstimateArgs EstimateArgsOf(const patterns::VerticalSlash& work) const;
 

@@ -14,7 +14,6 @@
 
 namespace ringleader::attention {
 
-using kernels::ShardLayout;
 using kernels::ops::Stream;
 using torch::Tensor;
 
@@ -98,17 +97,17 @@ std::unique_ptr<DeviceSlots> CudaAttentionDevice::GradientSlots(const ring::Ring
                                        &stats_.timers(), memory);
 }
 
-int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ShardLayout& mine,
-                                         const ShardLayout& owner) {
+int64_t CudaAttentionDevice::BandTilesOf(const LayerIndex& index, const ring::Shard& mine,
+                                         const ring::Shard& owner) {
   if (band_documents_ != index.documents) {
     band_tiles_.clear();
     band_documents_ = index.documents;
   }
   const auto [known, inserted] =
-      band_tiles_.try_emplace({owner.rank, mine.tokens, index.window}, int64_t{0});
+      band_tiles_.try_emplace({owner.layout.rank, mine.layout.tokens, index.window}, int64_t{0});
   if (inserted) {
     kernels::TileSelection tiles = index.Tiles();
-    if (index.documents != nullptr) {
+    if (tiles.document_starts != nullptr) {
       tiles.document_starts = index.documents->host->local_starts.data();
     }
     known->second = index.count_tiles(tiles, mine, owner);

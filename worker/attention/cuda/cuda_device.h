@@ -47,8 +47,7 @@ class CudaAttentionDevice : public AttentionDevice {
   std::unique_ptr<DeviceSlots> GradientSlots(const ring::RingSchedule& schedule,
                                              size_t bytes_per_slot);
   // Tiles of a pattern that does not depend on the data: of `mine`'s queries and `owner`'s keys.
-  int64_t BandTilesOf(const LayerIndex& index, const kernels::ShardLayout& mine,
-                      const kernels::ShardLayout& owner);
+  int64_t BandTilesOf(const LayerIndex& index, const ring::Shard& mine, const ring::Shard& owner);
 
  private:
   struct RingMemory {

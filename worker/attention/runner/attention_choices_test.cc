@@ -125,7 +125,9 @@ TEST(BandTilesTest, CountsWhatTheListsHold) {
       }
     }
   }
-  EXPECT_EQ(ring::BandTiles({.tokens = 777}, {.tokens = 777}, kTile, 0, nullptr), 13 * 14 / 2);
+  EXPECT_EQ(
+      ring::BandTiles(ShardLayout{.tokens = 777}, ShardLayout{.tokens = 777}, kTile, 0, nullptr),
+      13 * 14 / 2);
 }
 
 TEST(CheckOptionsTest, ErrorsNameTheOption) {

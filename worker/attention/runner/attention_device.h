@@ -36,7 +36,7 @@ struct CallShape {
   int64_t tokens = 0;
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
 
-  int64_t kv_elements() const { return tokens * kv_heads * head_dim; }  // of keys alone
+  int64_t kv_elements(int64_t keys) const { return keys * kv_heads * head_dim; }  // of keys alone
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 };
 
@@ -45,9 +45,10 @@ struct Step {
   const LayerIndex& index;
   kernels::ShardLayout mine;   // of the queries
   kernels::ShardLayout owner;  // of the keys
+  int64_t keys = 0;            // tokens that the owner holds
   size_t number = 0;           // in the schedule
-  // [2, n, kv_heads, d]: keys, then values. Null for a rank's own, which are read where the model
-  // left them while the slot is being sent.
+  // [2, keys, kv_heads, d]: keys, then values. Null for a rank's own, which are read where the
+  // model left them while the slot is being sent.
   const void* slot = nullptr;
 };
 
@@ -63,11 +64,13 @@ class AttentionCall : public IndexDevice {
  public:
   virtual int layer() const = 0;
   virtual CallShape shape() const = 0;
+  virtual int64_t tokens() const = 0;  // shape()'s, where only k and v are there, too
   // The schedule's slots with this rank's keys and values in their place, from where hops take
   // them. Where the schedule gathers, all slots are on their way. Without memory where there is one
-  // rank. Needs no tensors but k and v.
-  virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(
-      const ring::RingSchedule& schedule) = 0;
+  // rank. Needs no tensors but k and v. `slot_tokens`: for which a slot has room, the most that any
+  // rank holds.
+  virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
+                                                             int64_t slot_tokens) = 0;
 
   // Forward: output without a sum yet; then, with each owner's keys, their selected columns are
   // picked up and attention to their selected tiles is merged into the output, and counted.
@@ -81,9 +84,9 @@ class AttentionCall : public IndexDevice {
   // holds: the exponential of how much less the logarithm of its row sum is.
   virtual absl::Status CountProbe(const patterns::VerticalSlash& work) = 0;
 
-  // Backward. Slots for gradients hold float32, [2, n, kv_heads, d]: of keys, then of values.
+  // Backward. Slots for gradients hold float32, [2, keys, kv_heads, d]: of keys, then of values.
   virtual absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
-      const ring::RingSchedule& schedule) = 0;
+      const ring::RingSchedule& schedule, int64_t slot_tokens) = 0;
   virtual absl::Status StartGradients() = 0;
   // The gradients of the selected columns' keys and values.
   virtual absl::Status ColumnsBackward(const Step& own) = 0;
@@ -95,7 +98,8 @@ class AttentionCall : public IndexDevice {
   virtual absl::Status FinishQueries() = 0;
   // The gradients of this rank's keys and values are complete: in the schedule's home slot or,
   // where it gathers, as this rank's part of the sum over ranks. No transfer is in flight.
-  virtual absl::Status ReturnGradients(const ring::RingSchedule& schedule, RingSlots& slots) = 0;
+  virtual absl::Status ReturnGradients(const ring::RingSchedule& schedule, int64_t slot_tokens,
+                                       RingSlots& slots) = 0;
 };
 
 // What outlives a call. Not thread-safe.

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "patterns/attention_options.h"
+#include "ring/document_layout.h"
 #include "worker/attention/stats/attention_stats.h"
 
 namespace ringleader::attention {
@@ -54,6 +55,11 @@ class ContextAttention {
   virtual AttentionOutput Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
                                   const torch::Tensor& v) = 0;
 
+  // Forward of the layer with these k and v will be the next call: keys and values may start to
+  // travel. Need not be called; all ranks do alike. c10::Error as from Forward.
+  virtual void StartForward(int /*layer*/, const torch::Tensor& /*k*/, const torch::Tensor& /*v*/) {
+  }
+
   // Replaces the budgets by layer from the next forward on; layers past the end keep the
   // options'. Must be called alike on all ranks, between steps.
   virtual absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) = 0;
@@ -68,6 +74,10 @@ class ContextAttention {
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts) {
     return SetDocuments(tokens, firsts, /*padding=*/0);
   }
+
+  // The same where documents lie as `layout` says (AttentionOptions::by_documents): of attention
+  // over a ring, those that are spread.
+  virtual absl::Status SetLayout(const ring::DocumentLayout& layout) = 0;
 
   // The next forwards are of training step `step`, 1 being the first; 0, as at the start: of none,
   // such as an evaluation. Must be called alike on all ranks. Says which

@@ -25,7 +25,7 @@ class RingAttention::Record : public AttentionRecord {
     const torch::NoGradGuard no_grad;
     TensorDevice& device = *engine_->device;
     CallTensors tensors{.k = device.Take("k", k), .v = device.Take("v", v)};
-    Check(engine_->runner->StartBackward(*device.Call(layer_, &tensors)));
+    Check(engine_->runner->StartBackward(*index_, *device.Call(layer_, &tensors)));
   }
 
   AttentionGradients Backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
@@ -71,6 +71,13 @@ AttentionOutput RingAttention::Forward(int layer, const Tensor& q, const Tensor&
           .record = std::make_shared<Record>(engine_, layer, *std::move(index))};
 }
 
+void RingAttention::StartForward(int layer, const Tensor& k, const Tensor& v) {
+  const torch::NoGradGuard no_grad;
+  TensorDevice& device = *engine_->device;
+  CallTensors tensors{.k = device.Take("k", k), .v = device.Take("v", v)};
+  Check(engine_->runner->StartForward(*device.Call(layer, &tensors)));
+}
+
 absl::Status RingAttention::SetBudgets(std::span<const patterns::LayerBudget> budgets) {
   return engine_->runner->SetBudgets(budgets);
 }
@@ -78,6 +85,10 @@ absl::Status RingAttention::SetBudgets(std::span<const patterns::LayerBudget> bu
 absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
                                          int64_t padding) {
   return engine_->runner->SetDocuments(tokens, firsts, padding);
+}
+
+absl::Status RingAttention::SetLayout(const ring::DocumentLayout& layout) {
+  return engine_->runner->SetSpread(layout);
 }
 
 void RingAttention::SetStep(uint64_t step) {

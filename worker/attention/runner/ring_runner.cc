@@ -1,7 +1,10 @@
 #include "worker/attention/runner/ring_runner.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/check_options.h"
 #include "patterns/pattern.h"
@@ -20,6 +23,20 @@ absl::Status StartFirstHops(const ring::RingSchedule& schedule, ring::RingLink l
     if (hop.link == link) RETURN_IF_ERROR(kv.Start(hop));
   }
   return absl::OkStatus();
+}
+
+// Tokens of the sequence that `rank` holds, of whose ranks one holds `local_tokens`.
+int64_t HeldTokens(const DeviceDocuments* documents, int rank, int64_t local_tokens) {
+  if (documents == nullptr || documents->host == nullptr) return local_tokens;
+  const std::vector<int64_t>& shards = documents->host->shard_tokens;
+  return shards.empty() ? local_tokens : shards[rank];
+}
+
+// The most that a rank holds.
+int64_t SlotTokens(const DeviceDocuments* documents, int64_t local_tokens) {
+  if (documents == nullptr || documents->host == nullptr) return local_tokens;
+  const std::vector<int64_t>& shards = documents->host->shard_tokens;
+  return shards.empty() ? local_tokens : *std::ranges::max_element(shards);
 }
 
 }  // namespace
@@ -42,6 +59,13 @@ ShardLayout RingRunner::LayoutOf(int rank, int64_t local_tokens) const {
   return patterns::LayoutOf(options_, device_.ranks(), rank, local_tokens);
 }
 
+ShardLayout RingRunner::Mine(const DeviceDocuments* documents, const AttentionCall& call) const {
+  const bool is_uneven =
+      documents != nullptr && documents->host != nullptr && !documents->host->shard_tokens.empty();
+  return LayoutOf(device_.rank(),
+                  is_uneven ? documents->host->tokens / device_.ranks() : call.shape().tokens);
+}
+
 absl::Status RingRunner::SetBudgets(std::span<const patterns::LayerBudget> budgets) {
   return budgets_.Set(budgets);
 }
@@ -51,14 +75,27 @@ absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> f
   ASSIGN_OR_RETURN(
       std::shared_ptr<const SequenceDocuments> documents,
       patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts, padding));
+  UseDocuments(std::move(documents), tokens);
+  return absl::OkStatus();
+}
+
+absl::Status RingRunner::SetSpread(const ring::DocumentLayout& layout) {
+  const int64_t tokens = layout.ring_tokens();
+  ASSIGN_OR_RETURN(std::shared_ptr<const SequenceDocuments> documents,
+                   patterns::MakeUneven(LayoutOf(device_.rank(), tokens / device_.ranks()),
+                                        layout.RingFirsts(), layout.spread_tokens()));
+  UseDocuments(std::move(documents), tokens);
+  return absl::OkStatus();
+}
+
+void RingRunner::UseDocuments(std::shared_ptr<const SequenceDocuments> documents, int64_t tokens) {
   documents_ = nullptr;
   probe_ = nullptr;
-  if (documents == nullptr) return absl::OkStatus();
+  if (documents == nullptr) return;
   const patterns::EstimateQueries queries = patterns::ChooseEstimateQueries(
       tokens, options_.estimate_queries, options_.estimate_at == patterns::EstimateAt::kSpread,
       documents.get());
   documents_ = device_.Upload(std::move(documents), queries);
-  return absl::OkStatus();
 }
 
 void RingRunner::SetStep(uint64_t step) {
@@ -71,8 +108,8 @@ AttentionStats RingRunner::TakeStats() {
 }
 
 Step RingRunner::OwnStep(const LayerIndex& index, const AttentionCall& call) const {
-  const ShardLayout mine = LayoutOf(device_.rank(), call.shape().tokens);
-  return {.index = index, .mine = mine, .owner = mine};
+  const ShardLayout mine = Mine(index.documents.get(), call);
+  return {.index = index, .mine = mine, .owner = mine, .keys = call.shape().tokens};
 }
 
 absl::StatusOr<Step> RingRunner::Arrive(const ring::RingSchedule& schedule, size_t number,
@@ -84,6 +121,7 @@ absl::StatusOr<Step> RingRunner::Arrive(const ring::RingSchedule& schedule, size
   if (now.owner == schedule.rank) return step;
   RETURN_IF_ERROR(kv.AwaitContent(now.kv_slot));
   step.owner.rank = now.owner;
+  step.keys = HeldTokens(own.index.documents.get(), now.owner, own.keys);
   step.slot = kv.memory(now.kv_slot);
   return step;
 }
@@ -93,8 +131,13 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
     return absl::FailedPreconditionError("forward between a backward's start and its call");
   }
   const CallShape shape = call.shape();
-  const ShardLayout mine = LayoutOf(device_.rank(), shape.tokens);
-  RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), shape.tokens));
+  const ShardLayout mine = Mine(documents_.get(), call);
+  if (HeldTokens(documents_.get(), device_.rank(), shape.tokens) != shape.tokens) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "documents: rank %d holds %d tokens of those that are spread, q has %d", device_.rank(),
+        documents_->host->shard_tokens[device_.rank()], shape.tokens));
+  }
+  RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), mine.local_tokens()));
   RETURN_IF_ERROR(patterns::CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
                                            mine.tokens));
   LayerStats& stats = device_.StatsOf(call.layer());
@@ -105,14 +148,18 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   // A hop between nodes travels while the index is built. One inside a node travels during the
   // first step, and beside the index would slow its collectives and take multiprocessors from its
   // kernels.
-  RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-  ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> kv, call.PlaceKv(forward_));
-  RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
-  RETURN_IF_ERROR(device_.End());
+  std::unique_ptr<RingSlots> kv = std::move(started_forward_);
+  const bool was_started = kv != nullptr;
+  if (!was_started) {
+    RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
+    ASSIGN_OR_RETURN(kv, call.PlaceKv(forward_, SlotTokens(documents_.get(), shape.tokens)));
+    RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kOuter, *kv));
+    RETURN_IF_ERROR(device_.End());
+  }
   ASSIGN_OR_RETURN(const std::shared_ptr<const LayerIndex> index, ChooseTiles(call));
   const Step own = OwnStep(*index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
-  RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kInner, *kv));
+  if (!was_started) RETURN_IF_ERROR(StartFirstHops(forward_, ring::RingLink::kInner, *kv));
   RETURN_IF_ERROR(call.StartOutput());
   RETURN_IF_ERROR(AttendSteps(own, *kv, call));
   if (index->has_columns()) RETURN_IF_ERROR(call.AttendColumns(own));
@@ -154,7 +201,7 @@ absl::Status RingRunner::Probe(AttentionCall& call) {
 
 patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
   const CallShape shape = call.shape();
-  return {.layout = LayoutOf(device_.rank(), shape.tokens),
+  return {.layout = Mine(documents_.get(), call),
           .heads = shape.heads,
           .kv_heads = shape.kv_heads,
           .head_dim = shape.head_dim,
@@ -179,32 +226,46 @@ absl::Status RingRunner::AttendSteps(const Step& own, RingSlots& kv, AttentionCa
   return absl::OkStatus();
 }
 
-absl::Status RingRunner::StartBackward(AttentionCall& call) {
-  if (started_ != nullptr) {
-    return absl::FailedPreconditionError("a backward has been started and not been called");
+absl::StatusOr<std::unique_ptr<RingSlots>> RingRunner::Start(const ring::RingSchedule& schedule,
+                                                             const DeviceDocuments* documents,
+                                                             AttentionCall& call) {
+  if (started_ != nullptr || started_forward_ != nullptr) {
+    return absl::FailedPreconditionError("a pass has been started and not been called");
   }
+  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv,
+                   call.PlaceKv(schedule, SlotTokens(documents, call.tokens())));
+  RETURN_IF_ERROR(StartFirstHops(schedule, ring::RingLink::kOuter, *kv));
+  RETURN_IF_ERROR(StartFirstHops(schedule, ring::RingLink::kInner, *kv));
+  return kv;
+}
+
+absl::Status RingRunner::StartForward(AttentionCall& call) {
+  RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::forward));
+  ASSIGN_OR_RETURN(started_forward_, Start(forward_, documents_.get(), call));
+  return device_.End();
+}
+
+absl::Status RingRunner::StartBackward(const LayerIndex& index, AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
-  ASSIGN_OR_RETURN(std::unique_ptr<RingSlots> kv, call.PlaceKv(backward_));
-  RETURN_IF_ERROR(StartFirstHops(backward_, ring::RingLink::kOuter, *kv));
-  RETURN_IF_ERROR(StartFirstHops(backward_, ring::RingLink::kInner, *kv));
-  RETURN_IF_ERROR(device_.End());
-  started_ = std::move(kv);
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(started_, Start(backward_, index.documents.get(), call));
+  return device_.End();
 }
 
 absl::Status RingRunner::Backward(const LayerIndex& index, AttentionCall& call) {
-  if (started_ == nullptr) RETURN_IF_ERROR(StartBackward(call));
+  if (started_ == nullptr) RETURN_IF_ERROR(StartBackward(index, call));
   const std::unique_ptr<RingSlots> kv = std::move(started_);
+  const int64_t slot_tokens = SlotTokens(index.documents.get(), call.tokens());
   const Step own = OwnStep(index, call);
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::backward));
-  ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> gradients, call.PlaceGradients(backward_));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RingSlots> gradients,
+                   call.PlaceGradients(backward_, slot_tokens));
   RETURN_IF_ERROR(call.StartGradients());
   // Gradients of the columns are ready before their owners' keys pass by.
   if (index.has_columns()) RETURN_IF_ERROR(call.ColumnsBackward(own));
   RETURN_IF_ERROR(BackwardSteps(own, *kv, *gradients, call));
   RETURN_IF_ERROR(call.FinishQueries());
   RETURN_IF_ERROR(gradients->AwaitAll());
-  RETURN_IF_ERROR(call.ReturnGradients(backward_, *gradients));
+  RETURN_IF_ERROR(call.ReturnGradients(backward_, slot_tokens, *gradients));
   RETURN_IF_ERROR(kv->AwaitAll());
   return device_.End();
 }

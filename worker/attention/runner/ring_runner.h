@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "patterns/attention_options.h"
 #include "patterns/layer_budgets.h"
+#include "ring/document_layout.h"
 #include "worker/attention/runner/attention_device.h"
 
 namespace ringleader::attention {
@@ -27,13 +28,17 @@ class RingRunner {
 
   // The index serves the layer's Backward. FAILED_PRECONDITION between StartBackward and Backward.
   absl::StatusOr<std::shared_ptr<const LayerIndex>> Forward(AttentionCall& call);
-  // AttentionRecord::StartBackward. FAILED_PRECONDITION if one has been started already.
-  absl::Status StartBackward(AttentionCall& call);
+  // ContextAttention::StartForward, AttentionRecord::StartBackward. FAILED_PRECONDITION if either
+  // has been started already.
+  absl::Status StartForward(AttentionCall& call);
+  absl::Status StartBackward(const LayerIndex& index, AttentionCall& call);
   absl::Status Backward(const LayerIndex& index, AttentionCall& call);
 
   // ContextAttention's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0);
+  // The documents of `layout` that are spread, which the next forwards attend to.
+  absl::Status SetSpread(const ring::DocumentLayout& layout);
   void SetStep(uint64_t step);
   AttentionStats TakeStats();
 
@@ -41,6 +46,13 @@ class RingRunner {
   RingRunner(const patterns::AttentionOptions& options, AttentionDevice* device);
 
   kernels::ShardLayout LayoutOf(int rank, int64_t local_tokens) const;
+  // This rank's, of a call over a sequence with `documents`, which may be null.
+  kernels::ShardLayout Mine(const DeviceDocuments* documents, const AttentionCall& call) const;
+  void UseDocuments(std::shared_ptr<const SequenceDocuments> documents, int64_t tokens);
+  // Keys and values on their way, for either direction.
+  absl::StatusOr<std::unique_ptr<RingSlots>> Start(const ring::RingSchedule& schedule,
+                                                   const DeviceDocuments* documents,
+                                                   AttentionCall& call);
   absl::StatusOr<std::shared_ptr<LayerIndex>> ChooseTiles(AttentionCall& call);
   // A rank's own keys, at no step.
   Step OwnStep(const LayerIndex& index, const AttentionCall& call) const;
@@ -61,9 +73,10 @@ class RingRunner {
   std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
   uint64_t step_ = 0;                                 // of training; 0: none
   std::shared_ptr<const DeviceDocuments>
-      probe_;                           // queries of this step's probe; null: to be chosen
-  int64_t probe_tokens_ = 0;            // of the sequence that they are of
-  std::unique_ptr<RingSlots> started_;  // keys and values of a backward that was started
+      probe_;                 // queries of this step's probe; null: to be chosen
+  int64_t probe_tokens_ = 0;  // of the sequence that they are of
+  // Keys and values of a forward, and of a backward, that was started.
+  std::unique_ptr<RingSlots> started_forward_, started_;
 };
 
 }  // namespace ringleader::attention

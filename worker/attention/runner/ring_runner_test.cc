@@ -89,7 +89,9 @@ class LoggingCall : public AttentionCall {
   CallShape shape() const override {
     return {.tokens = 128, .heads = 1, .kv_heads = 1, .head_dim = 64};
   }
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule) override {
+  int64_t tokens() const override { return shape().tokens; }
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
+                                                     int64_t /*slot_tokens*/) override {
     log_.emplace_back("place");
     auto slots = std::make_unique<LoggingSlots>("kv", &log_);
     if (Gathers(schedule)) slots->Gather();
@@ -101,8 +103,8 @@ class LoggingCall : public AttentionCall {
   absl::Status AttendColumns(const Step& /*own*/) override { return Say("columns"); }
   absl::Status FinishOutput() override { return Say("finish"); }
   absl::Status CountProbe(const patterns::VerticalSlash&) override { return Say("probe"); }
-  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(
-      const ring::RingSchedule& /*schedule*/) override {
+  absl::StatusOr<std::unique_ptr<RingSlots>> PlaceGradients(const ring::RingSchedule& /*schedule*/,
+                                                            int64_t /*slot_tokens*/) override {
     return std::make_unique<LoggingSlots>("grad", &log_);
   }
   absl::Status StartGradients() override { return Say("delta"); }
@@ -110,7 +112,7 @@ class LoggingCall : public AttentionCall {
   absl::Status AttendBackward(const Step& step, void*) override { return Say("attend", &step); }
   absl::Status ScatterColumns(const Step& step, void*) override { return Say("give back", &step); }
   absl::Status FinishQueries() override { return Say("round dq"); }
-  absl::Status ReturnGradients(const ring::RingSchedule&, RingSlots&) override {
+  absl::Status ReturnGradients(const ring::RingSchedule&, int64_t, RingSlots&) override {
     return Say("return");
   }
 
@@ -163,7 +165,7 @@ Orders OrdersOf(const ring::RingShape& ring, patterns::Pattern pattern) {
   const auto index = (*runner)->Forward(call);
   EXPECT_TRUE(index.ok()) << index.status();
   orders.forward = take();
-  EXPECT_TRUE((*runner)->StartBackward(call).ok());
+  EXPECT_TRUE((*runner)->StartBackward(**index, call).ok());
   orders.started = take();
   EXPECT_TRUE((*runner)->Backward(**index, call).ok());
   orders.backward = take();

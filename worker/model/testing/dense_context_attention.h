@@ -32,6 +32,9 @@ class DenseContextAttention : public attention::ContextAttention {
     return firsts.size() < 2 ? absl::OkStatus()
                              : absl::InvalidArgumentError("one document a sequence, in this test");
   }
+  absl::Status SetLayout(const ring::DocumentLayout& /*layout*/) override {
+    return absl::InvalidArgumentError("one rank, in this test");
+  }
   void SetStep(uint64_t /*step*/) override {}
   attention::AttentionStats TakeStats() override { return {}; }
 

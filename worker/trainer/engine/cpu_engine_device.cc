@@ -90,6 +90,8 @@ absl::Status CpuDevice::SetUp() {
   at::set_num_threads(job_.threads);
   ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
   ASSIGN_OR_RETURN(attention_, attention::CreateCpuRingAttention(job_.attention, context_.get()));
+  if (!job_.attention.by_documents) return absl::OkStatus();
+  ASSIGN_OR_RETURN(attention_, AttentionByDocuments(job_, std::move(attention_), *this));
   return absl::OkStatus();
 }
 

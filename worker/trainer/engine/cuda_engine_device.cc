@@ -144,6 +144,8 @@ absl::Status CudaDevice::Connect() {
   // Its own, also where it is all ranks: its channels carry nothing else.
   ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
   ASSIGN_OR_RETURN(attention_, attention::CreateCudaRingAttention(job_.attention, context_.get()));
+  if (!job_.attention.by_documents) return absl::OkStatus();
+  ASSIGN_OR_RETURN(attention_, AttentionByDocuments(job_, std::move(attention_), *this));
   return absl::OkStatus();
 }
 

@@ -69,6 +69,12 @@ class EngineDevice {
   virtual uint64_t PeakBytes() const = 0;
 };
 
+// A job's attention by documents: `ring` over the ranks that share its sequences, and the device's
+// MakeAttentionAlone over whole documents.
+absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionByDocuments(
+    const TrainingJob& job, std::unique_ptr<attention::ContextAttention> ring,
+    EngineDevice& device);
+
 // Find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host` outlive
 // what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the machine
 // has no GPU.

@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
+#include "worker/attention/runner/document_attention.h"
 #include "worker/trainer/engine/model_source.h"
 
 namespace ringleader::trainer {
@@ -25,6 +26,15 @@ absl::StatusOr<std::unique_ptr<StepEngine>> StepEngine::Create(const TrainingJob
   auto engine = std::unique_ptr<StepEngine>(new StepEngine(job, world, std::move(device)));
   RETURN_IF_ERROR(engine->SetUp(host));
   return engine;
+}
+
+absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionByDocuments(
+    const TrainingJob& job, std::unique_ptr<attention::ContextAttention> ring,
+    EngineDevice& device) {
+  ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
+                   device.MakeAttentionAlone(attention::AloneOptions(job.attention)));
+  return std::make_unique<attention::DocumentAttention>(job.attention, std::move(ring),
+                                                        std::move(alone), job.rank % job.context);
 }
 
 absl::Status StepEngine::SetUp(Host& host) {
@@ -121,6 +131,7 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
+  if (sequence.layout != nullptr) return device_->attention().SetLayout(*sequence.layout);
   if (!job_.document_mask && !job_.batching.samples) return absl::OkStatus();
   return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
                                            sequence.sequence_length - sequence.content);

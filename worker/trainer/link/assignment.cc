@@ -1,20 +1,19 @@
 #include "worker/trainer/link/assignment.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/model_spec.h"
 #include "patterns/check_options.h"
 
 namespace ringleader::trainer {
 namespace {
 
 using Decay = optim::LearningRateSchedule::Decay;
-using v1::ResourcesSpec;
 using v1::TrainingSpec;
 
 // Layers are few: a number beyond any model is garbage, not something to
@@ -25,20 +24,6 @@ constexpr std::pair<TrainingSpec::Schedule, Decay> kDecays[] = {
     {TrainingSpec::CONSTANT, Decay::kConstant},
     {TrainingSpec::COSINE, Decay::kCosine},
     {TrainingSpec::LINEAR, Decay::kLinear},
-};
-
-// nullopt: the trainer picks.
-constexpr std::pair<ResourcesSpec::Recompute, std::optional<model::Recompute>> kRecomputes[] = {
-    {ResourcesSpec::RECOMPUTE_UNSPECIFIED, std::nullopt},
-    {ResourcesSpec::NONE, model::Recompute::kNone},
-    {ResourcesSpec::ATTENTION_ONLY, model::Recompute::kAttentionOnly},
-    {ResourcesSpec::FULL, model::Recompute::kFull},
-};
-
-constexpr std::pair<ResourcesSpec::Offload, model::Offload> kOffloads[] = {
-    {ResourcesSpec::OFFLOAD_UNSPECIFIED, model::Offload::kAuto},
-    {ResourcesSpec::OFFLOAD_NONE, model::Offload::kNone},
-    {ResourcesSpec::OFFLOAD_HOST, model::Offload::kHost},
 };
 
 absl::StatusOr<optim::LearningRateSchedule> ToSchedule(const TrainingSpec& spec) {
@@ -92,6 +77,7 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
   }
   if (proto.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     ASSIGN_OR_RETURN(plan.layout, jobspec::LayoutOf(proto.layout()));
+    plan.by_documents = jobspec::IsByDocuments(proto.layout());
   }
   plan.stripe = static_cast<int>(proto.stripe());
   for (const v1::LayerBudget& budget : proto.layer_budgets()) {
@@ -153,10 +139,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   }
   job.engine = spec.resources().engine() == v1::ResourcesSpec::CUDA ? Engine::kCuda : Engine::kCpu;
   job.threads = static_cast<int>(std::max(1u, assignment.threads()));
-  ASSIGN_OR_RETURN(job.memory.recompute, jobspec::Convert(kRecomputes, spec.resources().recompute(),
-                                                          "resources.recompute"));
-  ASSIGN_OR_RETURN(job.memory.offload,
-                   jobspec::Convert(kOffloads, spec.resources().offload(), "resources.offload"));
+  ASSIGN_OR_RETURN(job.memory, jobspec::MemoryWishesOf(spec.resources()));
   if (spec.resources().has_transfer_timeout_seconds()) {
     job.transfer_timeout_seconds = static_cast<int>(spec.resources().transfer_timeout_seconds());
   }
@@ -178,6 +161,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context));
   job.attention.layout = job.plan.layout;
   job.attention.stripe = job.plan.stripe;
+  job.attention.by_documents = job.plan.by_documents;
   job.attention.ring = job.plan.ring;
   // Tokens that are left over would be in nobody's shard.
   RETURN_IF_ERROR(

@@ -12,6 +12,7 @@
 #include "balance/grid.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
+#include "worker/attention/runner/document_attention.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -102,10 +103,7 @@ class Bench {
                          point.density == point_.density;
     if (is_same) return absl::OkStatus();
     if (attention_ == nullptr || point.tokens != point_.tokens) Draw(point.tokens);
-    AttentionOptions options = job_.attention;
-    options.ring = {};
-    options.layout = kernels::LayoutKind::kContiguous;
-    options.stripe = 0;
+    AttentionOptions options = attention::AloneOptions(job_.attention);
     options.dense_layers.clear();
     options.adapt_heads = false;
     if (const Control* const control = ControlOf(options.pattern); control != nullptr)

@@ -77,6 +77,16 @@ TEST_F(MeasureTest, AnUnknownMachineIsMeasuredByRankZeroOnce) {
   EXPECT_THAT(third[0].measured[0].links, IsEmpty());
 }
 
+TEST_F(MeasureTest, AJobByDocumentsIsMeasuredAsDenseAttentionIs) {
+  TrainingJob job = Job(2);
+  job.attention.pattern = Pattern::kDense;
+  job.document_mask = job.plan.by_documents = job.attention.by_documents = true;
+  const auto hosts = Run(job, {.budget_seconds = 1e6}, "documents");
+  ASSERT_THAT(hosts[0].measured, SizeIs(1));
+  ASSERT_FALSE(hosts[0].measured[0].rows.empty());
+  EXPECT_EQ(hosts[0].measured[0].rows[0].pattern, "dense");
+}
+
 TEST_F(MeasureTest, LinksInsideAndBetweenNodesAreToldApart) {
   TrainingJob job = Job(4);
   job.ranks_per_node = 2;

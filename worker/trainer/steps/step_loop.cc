@@ -1,15 +1,18 @@
 #include "worker/trainer/steps/step_loop.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "balance/document_dealing.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
 #include "ring/division.h"
+#include "ring/document_layout.h"
 #include "worker/attention/stats/stopwatch.h"
 #include "worker/trainer/steps/eval_sums.h"
 
@@ -64,18 +67,35 @@ balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
   return balance::Deal(tokens, weights, rules);
 }
 
-data::LocalSequence StepLoop::Read(const data::Loader& loader,
-                                   std::span<const data::Sample> samples,
-                                   const balance::MicroBatch& batch) const {
+absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
+                                                   std::span<const data::Sample> samples,
+                                                   const balance::MicroBatch& batch) const {
   std::vector<data::Sample> together;
   for (const uint32_t number : batch.samples) together.push_back(samples[number]);
-  return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)));
+  if (!plan_.by_documents) {
+    return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)));
+  }
+  const std::vector<int64_t> firsts = loader.DocumentFirsts(together, batch.padded);
+  std::vector<int64_t> lengths;
+  for (size_t i = 0; i < firsts.size(); ++i) {
+    lengths.push_back((i + 1 < firsts.size() ? firsts[i + 1] : batch.padded) - firsts[i]);
+  }
+  const int stripe = plan_.stripe != 0 ? plan_.stripe : job_.attention.tile;
+  const balance::DocumentDealing dealing =
+      balance::DealDocuments(lengths, job_.context, stripe, plan_.sample_weights);
+  ASSIGN_OR_RETURN(
+      ring::DocumentLayout layout,
+      ring::DocumentLayout::Create(batch.padded, firsts, dealing.holders, job_.context, stripe));
+  data::LocalSequence local =
+      loader.Read(together, batch.padded, layout.Positions(job_.rank % job_.context));
+  local.layout = std::make_shared<const ring::DocumentLayout>(std::move(layout));
+  return local;
 }
 
 absl::Status StepLoop::Apply(const Plan& plan) {
   if (plan.layout != plan_.layout || plan.stripe != plan_.stripe ||
-      plan.ring.kind != plan_.ring.kind || plan.ring.inner != plan_.ring.inner ||
-      plan.ring.outer != plan_.ring.outer) {
+      plan.by_documents != plan_.by_documents || plan.ring.kind != plan_.ring.kind ||
+      plan.ring.inner != plan_.ring.inner || plan.ring.outer != plan_.ring.outer) {
     return absl::FailedPreconditionError(
         absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only budgets "
                         "and the weights of samples may change",
@@ -134,7 +154,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
       data::LocalSequence local;
       {
         const Stopwatch timer(&data_seconds);
-        local = Read(*parts_.train, samples, batch);
+        ASSIGN_OR_RETURN(local, Read(*parts_.train, samples, batch));
       }
       parts_.host->SetPlace(step, "forward and backward");
       RETURN_IF_ERROR(engine.ForwardBackward(local, &batch == &mine.back()));
@@ -210,7 +230,7 @@ absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce() {
   const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
   EvalSums sums(parts_.eval->tasks());
   for (const balance::MicroBatch& batch : mine) {
-    const data::LocalSequence sequence = Read(*parts_.eval, samples, batch);
+    ASSIGN_OR_RETURN(const data::LocalSequence sequence, Read(*parts_.eval, samples, batch));
     ASSIGN_OR_RETURN(const RankScores scores, parts_.engine->Score(sequence));
     sums.Add(sequence, scores);
   }

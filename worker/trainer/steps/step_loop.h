@@ -51,8 +51,9 @@ class StepLoop {
   balance::Dealing Deal(std::span<const data::Sample> samples,
                         const balance::SampleWeights& weights) const;
   // This rank's part of a micro-batch.
-  data::LocalSequence Read(const data::Loader& loader, std::span<const data::Sample> samples,
-                           const balance::MicroBatch& batch) const;
+  absl::StatusOr<data::LocalSequence> Read(const data::Loader& loader,
+                                           std::span<const data::Sample> samples,
+                                           const balance::MicroBatch& batch) const;
   // The layout of this rank's part of a sequence of so many tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
   absl::StatusOr<EvalOutcome> EvaluateOnce();

@@ -106,13 +106,13 @@ struct TileSelection {
 // without a key keeps both.
 template <typename T>
 struct AttentionForwardArgs {
-  TokenMajor<const T> q;  // [n_q, heads, d]
-  TokenMajor<const T> k;  // [n_k, kv_heads, d]; heads is a multiple of kv_heads
-  TokenMajor<const T> v;  // [n_k, kv_heads, d]
-  TokenMajor<float> out;  // [n_q, heads, d], normalised
-  float* lse = nullptr;   // [heads, n_q], natural logarithm, of scaled logits
-  ShardLayout query_layout;
-  ShardLayout key_layout;  // same sequence; rank = owner of k and v
+  TokenMajor<const T> q;     // [n_q, heads, d]
+  TokenMajor<const T> k;     // [n_k, kv_heads, d]; heads is a multiple of kv_heads
+  TokenMajor<const T> v;     // [n_k, kv_heads, d]
+  TokenMajor<float> out;     // [n_q, heads, d], normalised
+  float* lse = nullptr;      // [heads, n_q], natural logarithm, of scaled logits
+  ShardLayout query_layout;  // kCausal in stripes: n_q and n_k may be the beginning of a part alone
+  ShardLayout key_layout;    // same sequence; rank = owner of k and v
   TileSelection tiles;
   float scale = 0.0f;  // of logits; 1 / sqrt(d) as a rule
 };

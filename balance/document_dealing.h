@@ -1,0 +1,28 @@
+// Which documents of a sequence are spread over the ranks that share it, and on which rank each of
+// the others lies whole (parallelism.layout: documents). docs/balance.md describes it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "balance/sample_weights.h"
+
+namespace ringleader::balance {
+
+struct DocumentDealing {
+  std::vector<std::optional<int>> holders;  // [documents]; nullopt: spread
+  // Max over ranks / mean of the predicted times, those of spread documents by the tokens held.
+  double imbalance = 1;
+};
+
+// `tokens[i]`: length of document i; their sum divides by ranks × stripe. Every rank gets as many
+// tokens: what whole documents leave of a rank's share is filled with stripes of spread ones, so
+// that a sequence whose whole documents do not fit exactly has at least one stripe of them on every
+// rank. As few are spread, the longest first, as keep the predicted times within 2 % of their mean;
+// all are where none fits so. A pure function: every rank deals alike.
+DocumentDealing DealDocuments(std::span<const int64_t> tokens, int ranks, int64_t stripe,
+                              const SampleWeights& weights);
+
+}  // namespace ringleader::balance

@@ -1,0 +1,94 @@
+#include "balance/document_dealing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "gtest/gtest.h"
+
+namespace ringleader::balance {
+namespace {
+
+// Costs that grow with the square of the length beyond some thousand tokens.
+SampleWeights Weights() {
+  std::vector<SampleWeight> rows;
+  for (uint64_t tokens = 64; tokens <= 1 << 20; tokens *= 2) {
+    const auto n = static_cast<double>(tokens);
+    rows.push_back({.tokens = tokens, .milliseconds = n * 1e-3 + n * n * 1e-7});
+  }
+  return *SampleWeights::Create(rows);
+}
+
+// Lengths with logarithms that are even in [least, most], cut so that they fill the sequence.
+std::vector<int64_t> RandomLengths(int64_t tokens, double least, double most,
+                                   std::mt19937& random) {
+  std::uniform_real_distribution<double> logarithm(std::log(least), std::log(most));
+  std::vector<int64_t> lengths;
+  for (int64_t left = tokens; left > 0; left -= lengths.back()) {
+    lengths.push_back(std::min(left, static_cast<int64_t>(std::exp(logarithm(random)))));
+  }
+  return lengths;
+}
+
+TEST(DocumentDealingTest, TokensAndTimesAreEvenWhateverTheLengths) {
+  std::mt19937 random(11);
+  const SampleWeights weights = Weights();
+  for (int trial = 0; trial < 300; ++trial) {
+    const int ranks = 1 << trial % 5;
+    const int64_t stripe = 128, share = stripe * (4 + trial % 97), tokens = share * ranks;
+    const std::vector<int64_t> lengths =
+        RandomLengths(tokens, 2, static_cast<double>(tokens) / (1 + trial % 7), random);
+    const DocumentDealing dealing = DealDocuments(lengths, ranks, stripe, weights);
+    ASSERT_EQ(dealing.holders.size(), lengths.size());
+    EXPECT_LE(dealing.imbalance, 1.02);
+    std::vector<int64_t> whole(ranks, 0);
+    bool any_spread = false;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      if (!dealing.holders[i].has_value()) {
+        any_spread = true;
+        continue;
+      }
+      ASSERT_LT(*dealing.holders[i], ranks);
+      whole[*dealing.holders[i]] += lengths[i];
+    }
+    // Stripes of spread documents fill every rank up to its share, at least one.
+    for (const int64_t held : whole) {
+      EXPECT_LE(held, any_spread ? share - stripe : share);
+      EXPECT_GE(held, any_spread ? 0 : share);
+    }
+  }
+}
+
+TEST(DocumentDealingTest, LongDocumentsAreSpreadAndShortOnesWhole) {
+  // One document of three quarters of the sequence, and short ones.
+  std::vector<int64_t> lengths(33, 1024);
+  lengths[7] = 96 * 1024;
+  const DocumentDealing dealing = DealDocuments(lengths, 4, 128, Weights());
+  EXPECT_FALSE(dealing.holders[7].has_value());
+  EXPECT_GE(std::ranges::count_if(dealing.holders, [](auto h) { return h.has_value(); }), 30);
+}
+
+TEST(DocumentDealingTest, NothingIsSpreadWhereWholeDocumentsFillTheRanksEvenly) {
+  const std::vector<int64_t> lengths(16, 512);
+  const DocumentDealing dealing = DealDocuments(lengths, 4, 128, Weights());
+  for (const auto holder : dealing.holders) EXPECT_TRUE(holder.has_value());
+  EXPECT_EQ(dealing.imbalance, 1.0);
+}
+
+TEST(DocumentDealingTest, OneDocumentIsSpread) {
+  EXPECT_FALSE(DealDocuments(std::vector<int64_t>{4096}, 4, 128, Weights()).holders[0].has_value());
+}
+
+TEST(DocumentDealingTest, WithoutWeightsTokensAreEven) {
+  std::vector<int64_t> lengths(63, 1000);
+  lengths.push_back(65536 - 63000);
+  const DocumentDealing dealing = DealDocuments(lengths, 4, 128, {});
+  std::vector<int64_t> whole(4, 0);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (dealing.holders[i].has_value()) whole[*dealing.holders[i]] += lengths[i];
+  }
+  EXPECT_LE(*std::ranges::max_element(whole) - *std::ranges::min_element(whole), 3000);
+}
+
+}  // namespace
+}  // namespace ringleader::balance

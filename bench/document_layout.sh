@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Layout by documents against stripes, on two GPUs that NCCL takes for two machines (through sockets) and for one (NVLink):
+# ProLong-like documents in sequences of 262,144 tokens, dense, 3B shape. Writes its two rows into
+# bench/results/figures/balance.json and the steps to CSV.
+#
+#   bench/document_layout.sh [CSV]     from the repository's root or a bundle; TOKENS, STEPS and BIN may be set
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+bin=${BIN:-$root/build/bin} csv=${1:-/tmp/document_layout.csv} tokens=${TOKENS:-262144} steps=${STEPS:-5}
+commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || cat "$root/COMMIT" 2>/dev/null || echo unknown)
+hardware="2 x $(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)"
+: >"$csv"
+for nodes in 2 1; do
+  # Between processes that NCCL takes for machines of their own it goes through sockets, not through what GPUs share.
+  NCCL_IB_DISABLE=1 "$bin/training_bench" --gpus 2 --nodes $nodes --tokens "$tokens" --mode dense --ring flat \
+    --layout striped,documents --documents ProLong-like --steps "$steps" --timeout 900 --commit "$commit" \
+    --hardware "$hardware" --csv "$csv.part"
+  cat "$csv.part" >>"$csv"
+  rm "$csv.part"
+done
+CSV=$csv TOKENS=$tokens python3 - <<'PY'
+import csv
+import json
+import os
+import pathlib
+
+steps, hardware, commit, date = {}, "", "", ""
+for row in csv.DictReader(open(os.environ["CSV"])):
+    if row["layout"] == "layout":  # the second run's header
+        continue
+    steps[row["nodes"], row["layout"]] = float(row["step_seconds"])
+    hardware, commit, date = row["hardware"], row["commit"], row["date"]
+tokens = int(os.environ["TOKENS"])
+rows = []
+for nodes, link, asked in (("2", "two nodes through sockets", 2.0), ("1", "NVLink", 1.03)):
+    gain = round(steps[nodes, "striped"] / steps[nodes, "documents"], 3)
+    rows.append({
+        "row": f"ProLong-like in {tokens // 1024}K sequences, {link}: documents against stripes",
+        "value": gain, "asked": asked, "met": gain >= asked, "peer": None, "hardware": hardware,
+        "commit": commit, "date": date, "command": "bench/document_layout.sh",
+    })
+path = pathlib.Path("bench/results/figures/balance.json")
+new = {row["row"] for row in rows}
+if path.exists():
+    rows = [row for row in json.loads(path.read_text()) if row["row"] not in new] + rows
+path.parent.mkdir(parents=True, exist_ok=True)
+path.write_text(json.dumps(rows, indent=2) + "\n")
+print(path.read_text(), end="")
+PY

@@ -1,0 +1,119 @@
+#include "cli/jobs/job_check.h"
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "jobspec/jobspec.h"
+#include "jobspec/model_spec.h"
+#include "model_shape/companion_files.h"
+#include "worker/data/token_folder.h"
+
+namespace ringleader::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What is wrong, in the order in which it was found.
+class Problems {
+ public:
+  void Add(const char* field, const absl::Status& status) {
+    if (status.ok()) return;
+    const std::string text(status.message());
+    // Some name the field by themselves.
+    lines_.push_back(text.starts_with(field) ? text : absl::StrCat(field, ": ", text));
+    if (lines_.size() == 1) code_ = status.code();
+  }
+  absl::Status status() const {
+    if (lines_.empty()) return absl::OkStatus();
+    if (lines_.size() == 1) return absl::Status(code_, lines_[0]);
+    std::string text = absl::StrCat(lines_.size(), " mistakes:");
+    for (const std::string& line : lines_) absl::StrAppend(&text, "\n  ", line);
+    return absl::Status(code_, text);
+  }
+
+ private:
+  std::vector<std::string> lines_;
+  absl::StatusCode code_ = absl::StatusCode::kOk;
+};
+
+// Only the manifest and that its shards are there: trainers read them whole.
+absl::Status CheckTokens(const std::string& folder, const v1::JobSpec& spec,
+                         const model::ModelConfig& model) {
+  ASSIGN_OR_RETURN(const data::Manifest manifest, data::ReadManifest(folder));
+  std::error_code error;
+  for (const std::string& shard : manifest.shards) {
+    if (fs::is_regular_file(fs::path(folder) / shard, error)) continue;
+    return absl::NotFoundError(absl::StrCat("no shard ", shard, " in ", folder,
+                                            ", which its manifest names; pack it again"));
+  }
+  if (model.known() && manifest.vocabulary > model.vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, " was packed with a vocabulary of ", manifest.vocabulary,
+                     ", the model's vocab_size is ", model.vocab_size,
+                     ": raise vocab_size or pack with the model's tokenizer"));
+  }
+  const bool is_packed = spec.data().batching() != v1::DataSpec::SAMPLES;
+  if (is_packed && manifest.tokens < spec.data().sequence_length() + 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " holds ", manifest.tokens, " tokens; one sequence of ",
+                     spec.data().sequence_length(), " needs ", spec.data().sequence_length() + 1,
+                     ": pack more text or lower data.sequence_length"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLayers(const v1::JobSpec& spec, const model::ModelConfig& model) {
+  for (const uint32_t layer : spec.attention().dense_layers()) {
+    if (layer < model.layers) continue;
+    return absl::InvalidArgumentError(absl::StrCat("layer ", layer,
+                                                   " does not exist; the model has ", model.layers,
+                                                   " layers, 0 to ", model.layers - 1));
+  }
+  return absl::OkStatus();
+}
+
+// That it can be made. Whether trainers may write into it depends on whose user they run as.
+absl::Status CheckFolder(const fs::path& folder) {
+  fs::path existing = folder;
+  std::error_code error;
+  while (!fs::exists(existing, error) && existing.has_relative_path()) {
+    existing = existing.parent_path();
+  }
+  if (fs::is_directory(existing, error)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(existing.string(), " is a file, not a folder"));
+}
+
+}  // namespace
+
+absl::StatusOr<CheckedJob> CheckJob(const JobFile& file) {
+  CheckedJob job;
+  ASSIGN_OR_RETURN(job.spec, jobspec::LoadJobFile(file.path, file.overrides));
+  if (const absl::Status valid = jobspec::Validate(job.spec); !valid.ok()) {
+    return absl::Status(valid.code(), absl::StrCat(file.path, ": ", valid.message()));
+  }
+  if (!file.check_files) return job;
+  RETURN_IF_ERROR(jobspec::CheckFiles(job.spec));
+  const v1::JobSpec& spec = job.spec;
+  Problems problems;
+  const bool has_folder = !spec.model().config().empty();
+  const char* const model_field = has_folder ? "model.config" : "model.init";
+  if (auto model = model::LoadModelConfig(jobspec::ModelConfigPath(spec.model())); model.ok()) {
+    job.model = *std::move(model);
+    problems.Add("attention.dense_layers", CheckLayers(spec, job.model));
+  } else {
+    problems.Add(model_field, model.status());
+  }
+  problems.Add(model_field, model::ReadCompanionFiles(
+                                model::CompanionFolder(spec.model().config(), spec.model().init()))
+                                .status());
+  problems.Add("data.train", CheckTokens(spec.data().train(), spec, job.model));
+  if (!spec.data().eval().empty()) {
+    problems.Add("data.eval", CheckTokens(spec.data().eval(), spec, job.model));
+  }
+  problems.Add("checkpoint.directory", CheckFolder(spec.checkpoint().directory()));
+  RETURN_IF_ERROR(problems.status());
+  return job;
+}
+
+}  // namespace ringleader::cli

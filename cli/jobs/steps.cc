@@ -1,0 +1,40 @@
+#include "cli/jobs/steps.h"
+
+#include "base/status_macros.h"
+#include "proto/states.h"
+
+namespace ringleader::cli {
+
+absl::StatusOr<JobSteps> ReadSteps(Client* client, const std::string& name) {
+  v1::GetJobRequest get;
+  get.set_name(JobName(name));
+  JobSteps result;
+  ASSIGN_OR_RETURN(result.job, client->GetJob(get));
+  const bool goes_on = !IsTerminal(result.job.state());
+  const uint64_t newest = result.job.progress().step();
+  v1::WatchJobRequest watch;
+  watch.set_name(result.job.name());
+  watch.set_include_steps(true);
+  // A watch of a job that goes on follows it: it is left at the step that was the newest.
+  RETURN_IF_ERROR(client->WatchJob(watch, [&](const v1::WatchJobResponse& response) {
+    for (const v1::StepReport& step : response.steps()) result.steps[step.step()] = step;
+    for (const v1::EvalReport& eval : response.evals()) result.evals[eval.step()] = eval;
+    if (response.has_job()) result.job = response.job();
+    const bool has_newest =
+        newest == 0 || (!result.steps.empty() && result.steps.rbegin()->first >= newest);
+    return !goes_on || !has_newest;
+  }));
+  return result;
+}
+
+double MeanDensity(const v1::StepReport& step) {
+  double sum = 0;
+  for (const v1::LayerReport& layer : step.layers()) sum += layer.density();
+  return step.layers().empty() ? 0 : sum / step.layers_size();
+}
+
+double TokensPerSecond(const v1::StepReport& step) {
+  return step.step_seconds() > 0 ? static_cast<double>(step.tokens()) / step.step_seconds() : 0;
+}
+
+}  // namespace ringleader::cli

@@ -1,0 +1,389 @@
+// The products behind the choice of groups of keys, S^T = K Q^T. A CTA takes 256 queries of a head
+// and 128 keys at a time: a warp loads, each of two warpgroups multiplies the keys with 128 queries
+// of its own, which stay in shared memory. A thread thereby has the same 32 queries all along: it
+// keeps their maxima in registers; and a group of keys is eight rows of one warp, so that what is
+// left of its scores is four numbers to reduce for 64 x 128 pairs.
+//
+// Two kernels share everything but what they do with the products, which are the same bits in both:
+// one leaves each query's largest, the other for each tile and group of keys how far, at the least,
+// a product lies below that (so the smallest is best; the positive scale of logits changes
+// nothing).
+#pragma once
+
+#include <cuda.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/ptx/sync.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/warpgroup/fragment.cuh"
+#include "kernels/sm90/warpgroup/ring_cursor.cuh"
+#include "kernels/sm90/warpgroup/roles.cuh"
+#include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::kernels::index {
+
+inline constexpr int kWarpgroupQueries = 2 * kGroupTile;
+inline constexpr int kBlockQueries = 2 * kWarpgroupQueries;  // of a CTA
+inline constexpr int kBlockTiles = kBlockQueries / kGroupTile;
+inline constexpr int kStageKeys = 128;
+inline constexpr int kStageGroups = kStageKeys / kGroupKeys;
+inline constexpr int kKeyStages = 4;
+inline constexpr int kChunkStages = 64;  // keys of an item of scores, in stages
+inline constexpr int kProductThreads = 384;
+inline constexpr int kProductConsumerWarps = 8;
+
+// Of one launch: the blocks of 256 local queries from first_block on, of all heads.
+struct ProductParams {
+  ShardLayout layout;                        // of the queries
+  const int32_t* document_starts = nullptr;  // may be null
+  int64_t queries = 0;                       // of this rank
+  int heads = 0;
+  int group = 0;  // query heads a KV head
+  int first_block = 0, blocks = 0;
+  int chunks = 1;            // of a block's keys, in scores
+  float* row_max = nullptr;  // [heads, queries], of products
+  // [heads, blocks * kBlockTiles, row_groups]: bits of distances, which compare as these do, since
+  // a candidate's is not negative. Where no query of the tile sees a key: +infinity.
+  uint32_t* scores = nullptr;
+  int64_t row_groups = 0;  // whole stages of them
+};
+
+// The stages [begin, end) of keys that some of a block's queries need.
+struct ProductItem {
+  int head = 0, block = 0;
+  int begin = 0, end = 0;
+};
+
+// Item `i`. Neighbours, which run at the same time, read the same keys: heads first, then blocks,
+// the longest first, then chunks of keys. A query's largest product needs all of its keys in one
+// item.
+template <bool kScores>
+__device__ __forceinline__ ProductItem ItemOf(const ProductParams& p, int64_t i) {
+  ProductItem item;
+  item.head = static_cast<int>(i % p.heads);
+  const int64_t rest = i / p.heads;
+  item.block = p.first_block + p.blocks - 1 - static_cast<int>(rest % p.blocks);
+  const int64_t first = static_cast<int64_t>(item.block) * kBlockQueries;
+  const int64_t last = min(first + kBlockQueries, p.queries) - 1;
+  item.begin = p.document_starts == nullptr ? 0 : p.document_starts[first] / kStageKeys;
+  if constexpr (kScores) {
+    // Groups before the last tile.
+    const int64_t end = p.layout.Position(last / kGroupTile * kGroupTile);
+    const int chunk = static_cast<int>(rest / p.blocks);
+    item.begin = max(item.begin, chunk * kChunkStages);
+    item.end =
+        min(static_cast<int>((end + kStageKeys - 1) / kStageKeys), (chunk + 1) * kChunkStages);
+  } else {
+    item.end = static_cast<int>(p.layout.Position(last) / kStageKeys) + 1;
+  }
+  return item;
+}
+
+// A CTA's items in turn, without those that have no keys.
+template <bool kScores, typename Take>
+__device__ __forceinline__ void ForEachItem(const ProductParams& p, const Take& take) {
+  const int64_t items = static_cast<int64_t>(p.heads) * p.blocks * p.chunks;
+  for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
+    const ProductItem item = ItemOf<kScores>(p, i);
+    if (item.begin < item.end) take(item);
+  }
+}
+
+// kHeadBlocks: of 64 elements in a head. Tiles are in the 128-byte swizzle, one block of columns
+// after the other.
+template <int kHeadBlocks>
+struct ProductShared {
+  static constexpr int kTileBytes = kHeadBlocks * kStageKeys * 128;  // of 128 queries or keys
+  static constexpr int kColumnBlockBytes = kStageKeys * 128;
+  alignas(1024) unsigned char q[2][kTileBytes];
+  alignas(1024) unsigned char k[kKeyStages][kTileBytes];
+  float warp_max[2][4][kWarpgroupQueries];
+  sm90::ptx::Mbarrier q_full, q_empty;
+  sm90::ptx::Mbarrier full[kKeyStages], empty[kKeyStages];
+};
+
+template <bool kScores, int kHeadBlocks>
+__device__ __forceinline__ void ProduceTiles(const ProductParams& p, const CUtensorMap* query_map,
+                                             const CUtensorMap* key_map,
+                                             ProductShared<kHeadBlocks>& shared) {
+  namespace ptx = sm90::ptx;
+  constexpr int kTileBytes = ProductShared<kHeadBlocks>::kTileBytes;
+  sm90::RingCursor<kKeyStages> cursor;
+  sm90::RingCursor<1> q_cursor;
+  ForEachItem<kScores>(p, [&](const ProductItem& item) {
+    ptx::MbarrierWait(&shared.q_empty, q_cursor.lap ^ 1);
+    ptx::MbarrierArriveExpect(&shared.q_full, 2 * kTileBytes);
+    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+      ptx::TmaLoadTile(shared.q[warpgroup], query_map, &shared.q_full,
+                       item.block * kBlockQueries + warpgroup * kWarpgroupQueries, item.head);
+    }
+    q_cursor.Advance();
+    for (int stage = item.begin; stage < item.end; ++stage) {
+      const int slot = cursor.index;
+      ptx::MbarrierWait(&shared.empty[slot], cursor.lap ^ 1);
+      ptx::MbarrierArriveExpect(&shared.full[slot], kTileBytes);
+      ptx::TmaLoadTile(shared.k[slot], key_map, &shared.full[slot], stage * kStageKeys,
+                       item.head / p.group);
+      cursor.Advance();
+    }
+  });
+}
+
+__device__ __forceinline__ void ArriveOnce(sm90::ptx::Mbarrier* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) sm90::ptx::MbarrierArrive(barrier);
+}
+
+// Starts the products of half the keys of a stage with a warpgroup's queries.
+template <int kHeadBlocks>
+__device__ __forceinline__ void StartProducts(const ProductShared<kHeadBlocks>& shared, int slot,
+                                              int half, int warpgroup, float (&products)[64]) {
+  namespace ptx = sm90::ptx;
+  constexpr int kColumnBlockBytes = ProductShared<kHeadBlocks>::kColumnBlockBytes;
+  const uint64_t keys = ptx::OperandDescriptor(shared.k[slot] + half * (64 * 128));
+  const uint64_t queries = ptx::OperandDescriptor(shared.q[warpgroup]);
+  ptx::WgmmaFence();
+#pragma unroll
+  for (int block = 0; block < kHeadBlocks; ++block) {
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {  // 16 columns: 32 bytes
+      const int offset = block * kColumnBlockBytes + part * 32;
+      ptx::Wgmma<128>::SharedShared(products, ptx::DescriptorAdvance(keys, offset),
+                                    ptx::DescriptorAdvance(queries, offset), block > 0 || part > 0);
+    }
+  }
+  ptx::WgmmaCommit();
+}
+
+// Hands the products with 64 keys from `key` on to absorb(key, products), for all keys of an item.
+// The lower half of a stage is absorbed while the upper one is multiplied, and that while the other
+// warpgroup has the tensor cores.
+template <int kHeadBlocks, typename Absorb>
+__device__ __forceinline__ void ForEachProducts(ProductShared<kHeadBlocks>& shared,
+                                                const ProductItem& item, int warpgroup,
+                                                sm90::RingCursor<kKeyStages>& cursor,
+                                                const Absorb& absorb) {
+  namespace ptx = sm90::ptx;
+  float low[64], high[64];
+  for (int stage = item.begin; stage < item.end; ++stage) {
+    const int slot = cursor.index;
+    ptx::MbarrierWait(&shared.full[slot], cursor.lap);
+    StartProducts(shared, slot, 0, warpgroup, low);
+    StartProducts(shared, slot, 1, warpgroup, high);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(low);
+    absorb(stage * kStageKeys, low);
+    ptx::WgmmaWait<0>();
+    ptx::PinRegisters(high);
+    ArriveOnce(&shared.empty[slot]);
+    cursor.Advance();
+    absorb(stage * kStageKeys + 64, high);
+  }
+}
+
+// A warpgroup's 128 queries, and which 32 of them a thread has: the i-th is Offset(i) after its
+// first, which is the warpgroup's 2 * (lane % 4)-th.
+struct ProductQueries {
+  const ProductParams& p;
+  int64_t first;  // local, of the warpgroup
+  int64_t thread_first;
+  int count;         // of queries that exist, from the thread's first on
+  int positions[2];  // of the tiles' first queries
+  int last_start;    // where the document of the last query starts
+
+  __device__ ProductQueries(const ProductParams& p, const ProductItem& item, int warpgroup)
+      : p(p),
+        first(static_cast<int64_t>(item.block) * kBlockQueries + warpgroup * kWarpgroupQueries),
+        thread_first(first + ThreadOffset()),
+        count(static_cast<int>(min(p.queries - thread_first, int64_t{kWarpgroupQueries}))) {
+    for (int tile = 0; tile < 2; ++tile) {
+      const int64_t query = first + tile * kGroupTile;
+      positions[tile] = query < p.queries ? static_cast<int>(p.layout.Position(query)) : 0;
+    }
+    const int64_t last = min(first + kWarpgroupQueries, p.queries) - 1;
+    last_start = last < first || p.document_starts == nullptr ? 0 : p.document_starts[last];
+  }
+  static __device__ __forceinline__ int ThreadOffset() {
+    return 2 * static_cast<int>(threadIdx.x % 4);
+  }
+  static __device__ __forceinline__ constexpr int Offset(int i) { return i / 2 * 8 + i % 2; }
+  __device__ __forceinline__ bool Exists(int i) const { return Offset(i) < count; }
+  // Where the document of the i-th starts.
+  __device__ __forceinline__ int Start(int i) const {
+    return p.document_starts == nullptr || !Exists(i) ? 0
+                                                      : p.document_starts[thread_first + Offset(i)];
+  }
+  // How many keys the i-th sees of those from `key` on, its own document's or not.
+  __device__ __forceinline__ int KeysFrom(int key, int i) const {
+    return positions[i / 16] + ThreadOffset() + 1 - key + Offset(i) % kGroupTile;
+  }
+};
+
+// Takes products into a thread's 32 maxima: of pairs that are visible.
+__device__ __forceinline__ void AbsorbMaxima(const ProductQueries& queries, int key,
+                                             const float (&products)[64], float (&maxima)[32]) {
+  if (key >= queries.last_start && key + 63 <= queries.positions[0]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      float& maximum = maxima[i / 4 * 2 + i % 2];
+      maximum = fmaxf(maximum, products[i]);
+    }
+    return;
+  }
+  const int own_key = key + sm90::FragmentRow();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int start = queries.Start(i);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      if (own_key + 8 * row < start || queries.KeysFrom(own_key, i) <= 8 * row) continue;
+      maxima[i] = fmaxf(maxima[i], products[i / 2 * 4 + row * 2 + i % 2]);
+    }
+  }
+}
+
+// Puts the maxima of all threads of a warpgroup together.
+template <int kHeadBlocks>
+__device__ __forceinline__ void StoreMaxima(const ProductQueries& queries, int head, int warpgroup,
+                                            ProductShared<kHeadBlocks>& shared,
+                                            const float (&maxima)[32]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  auto& warp_max = shared.warp_max[warpgroup];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    float maximum = maxima[i];
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, distance));
+    }
+    if (lane < 4)
+      warp_max[warp][ProductQueries::ThreadOffset() + ProductQueries::Offset(i)] = maximum;
+  }
+  sm90::ptx::NamedBarrierSync(1 + warpgroup, sm90::ptx::kWarpgroupThreads);
+  const int column = threadIdx.x % sm90::ptx::kWarpgroupThreads;
+  const int64_t query = queries.first + column;
+  if (query < queries.p.queries) {
+    queries.p.row_max[head * queries.p.queries + query] =
+        fmaxf(fmaxf(warp_max[0][column], warp_max[1][column]),
+              fmaxf(warp_max[2][column], warp_max[3][column]));
+  }
+  sm90::ptx::NamedBarrierSync(1 + warpgroup, sm90::ptx::kWarpgroupThreads);
+}
+
+// Leaves the scores of the eight groups from `key` on for both tiles. Queries see all keys of a
+// candidate group but those before their documents.
+__device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
+                                                 uint32_t* const rows[2], int key,
+                                                 const float (&products)[64],
+                                                 const float (&maxima)[32]) {
+  float nearest[2][2];  // tile, row half
+  const bool all_visible = key >= queries.last_start;
+  const int own_key = key + sm90::FragmentRow();
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) nearest[tile][row] = INFINITY;
+  }
+  if (all_visible) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      float& distance = nearest[i / 32][i / 2 % 2];
+      distance = fminf(distance, maxima[i / 4 * 2 + i % 2] - products[i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int start = queries.Start(i);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        if (own_key + 8 * row < start) continue;
+        float& distance = nearest[i / 16][row];
+        distance = fminf(distance, maxima[i] - products[i / 2 * 4 + row * 2 + i % 2]);
+      }
+    }
+  }
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    uint2 of_groups;
+    of_groups.x = __reduce_min_sync(0xFFFFFFFFu, __float_as_uint(nearest[tile][0]));
+    of_groups.y = __reduce_min_sync(0xFFFFFFFFu, __float_as_uint(nearest[tile][1]));
+    if (lane == tile && rows[tile] != nullptr) {
+      const int group = (key + static_cast<int>(threadIdx.x) / 32 % 4 * 16) / kGroupKeys;
+      *reinterpret_cast<uint2*>(rows[tile] + group) = of_groups;
+    }
+  }
+}
+
+template <bool kScores, int kHeadBlocks>
+__device__ __forceinline__ void ConsumeTiles(const ProductParams& p, int warpgroup,
+                                             ProductShared<kHeadBlocks>& shared) {
+  sm90::RingCursor<kKeyStages> cursor;
+  sm90::RingCursor<1> q_cursor;
+  ForEachItem<kScores>(p, [&](const ProductItem& item) {
+    const ProductQueries queries(p, item, warpgroup);
+    float maxima[32];
+    uint32_t* rows[2] = {nullptr, nullptr};
+    if constexpr (kScores) {
+      const float* const of_head = p.row_max + item.head * p.queries;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        // At an infinite distance queries that do not exist have no say.
+        maxima[i] = queries.Exists(i) ? of_head[queries.thread_first + ProductQueries::Offset(i)]
+                                      : INFINITY;
+      }
+      const int64_t row =
+          (static_cast<int64_t>(item.head) * p.blocks + item.block - p.first_block) * kBlockTiles +
+          warpgroup * 2;
+      for (int tile = 0; tile < 2; ++tile) {
+        if (queries.first + tile * kGroupTile < p.queries) {
+          rows[tile] = p.scores + (row + tile) * p.row_groups;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) maxima[i] = -INFINITY;
+    }
+    sm90::ptx::MbarrierWait(&shared.q_full, q_cursor.lap);
+    q_cursor.Advance();
+    ForEachProducts(shared, item, warpgroup, cursor, [&](int key, const float(&products)[64]) {
+      if constexpr (kScores) {
+        StoreGroupScores(queries, rows, key, products, maxima);
+      } else {
+        AbsorbMaxima(queries, key, products, maxima);
+      }
+    });
+    ArriveOnce(&shared.q_empty);
+    if constexpr (!kScores) StoreMaxima(queries, item.head, warpgroup, shared, maxima);
+  });
+}
+
+template <bool kScores, int kHeadBlocks>
+__global__ void __launch_bounds__(kProductThreads, 1)
+    ProductKernel(const ProductParams p, const __grid_constant__ CUtensorMap query_map,
+                  const __grid_constant__ CUtensorMap key_map) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& shared = *reinterpret_cast<ProductShared<kHeadBlocks>*>(smem);
+  if (threadIdx.x == 0) {
+    sm90::ptx::MbarrierInit(&shared.q_full, 1);
+    sm90::ptx::MbarrierInit(&shared.q_empty, kProductConsumerWarps);
+    for (int slot = 0; slot < kKeyStages; ++slot) {
+      sm90::ptx::MbarrierInit(&shared.full[slot], 1);
+      sm90::ptx::MbarrierInit(&shared.empty[slot], kProductConsumerWarps);
+    }
+    sm90::ptx::MbarrierInitFence();
+  }
+  __syncthreads();
+  sm90::RunRoles<1>(
+      [&](int) {
+        if (threadIdx.x == 0) ProduceTiles<kScores>(p, &query_map, &key_map, shared);
+      },
+      [&](int warpgroup) { ConsumeTiles<kScores>(p, warpgroup, shared); });
+}
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,269 @@
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "kernels/fused/cuda_status.h"
+#include "kernels/index/gates/key_group_scores.cuh"
+#include "kernels/index/gates/key_groups.h"
+#include "kernels/index/threshold.cuh"
+#include "kernels/sm90/hopper.h"
+#include "kernels/sm90/launch/tensor_map.h"
+#include "ringleader/kernels/index.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using fused::CheckPointer;
+using fused::CheckSize;
+
+constexpr int kKeepThreads = 256;
+constexpr int kDigitBits = 11;
+constexpr int kDigits = 1 << kDigitBits;
+
+struct KeepParams {
+  float density = 0.0f;
+  int capacity = 0;
+  int query_tiles = 0;  // of this rank
+  int32_t* groups = nullptr;
+  int32_t* bounds = nullptr;
+};
+
+struct KeepShared {
+  uint32_t counts[kDigits];
+  uint64_t scan[32];
+  // The digit where the selection ends, how many groups have it, and how many a lower one.
+  uint32_t digit, count, before;
+};
+
+// A tile's candidates, in the order of taking: smaller keys first.
+struct CandidateRow {
+  const uint32_t* scores;  // by group of the sequence
+  uint32_t begin, end;     // groups
+  bool late;               // where ties go
+
+  __device__ __forceinline__ uint64_t Key(uint32_t group) const {
+    return static_cast<uint64_t>(scores[group]) << 32 | (late ? ~group : group);
+  }
+};
+
+// Finds the digit of the `remaining`-th smallest from the counts of all.
+__device__ __forceinline__ void FindDigit(KeepShared& shared, uint32_t remaining) {
+  constexpr int kOwn = kDigits / kKeepThreads;
+  const uint32_t* const own = shared.counts + threadIdx.x * kOwn;
+  uint32_t sum = 0;
+  for (int i = 0; i < kOwn; ++i) sum += own[i];
+  const auto inclusive = static_cast<uint32_t>(BlockScan(sum, shared.scan).inclusive);
+  uint32_t before = inclusive - sum;
+  if (before < remaining && remaining <= inclusive) {
+    int i = 0;
+    for (; before + own[i] < remaining; ++i) before += own[i];
+    shared.digit = threadIdx.x * kOwn + i;
+    shared.count = own[i];
+    shared.before = before;
+  }
+  __syncthreads();
+}
+
+// The `kept` smallest keys are those below what this returns: a radix select from the top bits,
+// until all that share the digits found so far are kept. Keys differ, by their groups at least.
+__device__ uint64_t KeyLimit(KeepShared& shared, const CandidateRow& row, uint32_t kept) {
+  if (kept == 0) return 0;
+  if (kept == row.end - row.begin) return ~uint64_t{0};
+  uint64_t prefix = 0;
+  int above = 63;  // bits from here on are in the prefix; a score's highest bit is never set
+  while (true) {
+    const int shift = max(above - kDigitBits, 0);
+    for (int i = threadIdx.x; i < kDigits; i += kKeepThreads) shared.counts[i] = 0;
+    __syncthreads();
+    for (uint32_t group = row.begin + threadIdx.x; group < row.end; group += kKeepThreads) {
+      const uint64_t key = row.Key(group);
+      if (key >> above != prefix >> above) continue;
+      const uint64_t digit = (key >> shift) & ((1u << (above - shift)) - 1);
+      atomicAdd(&shared.counts[digit], 1u);
+    }
+    __syncthreads();
+    FindDigit(shared, kept);
+    prefix |= static_cast<uint64_t>(shared.digit) << shift;
+    kept -= shared.before;
+    if (shared.count == kept) return prefix + (uint64_t{1} << shift);
+    above = shift;
+  }
+}
+
+// A block of threads takes a tile of queries of a head: finds which groups it keeps and lists them,
+// owner by owner.
+__global__ void __launch_bounds__(kKeepThreads)
+    KeepGroupsKernel(const ProductParams p, const KeepParams keep) {
+  __shared__ KeepShared shared;
+  const int head = blockIdx.y, tile = p.first_block * kBlockTiles + blockIdx.x;
+  const int64_t query = static_cast<int64_t>(tile) * kGroupTile;
+  const int64_t first = p.layout.Position(query);
+  const int64_t start = p.document_starts == nullptr ? 0 : p.document_starts[query];
+  const CandidateRow row = {
+      .scores = p.scores +
+                (static_cast<int64_t>(head) * p.blocks * kBlockTiles + blockIdx.x) * p.row_groups,
+      .begin = static_cast<uint32_t>(start / kGroupKeys),
+      .end = static_cast<uint32_t>(first / kGroupKeys),
+      .late = TiesGoLate(head)};
+  const uint64_t limit =
+      KeyLimit(shared, row, static_cast<uint32_t>(MostGroups(keep.density, first, start)));
+  const int64_t rows = static_cast<int64_t>(p.heads) * keep.query_tiles,
+                row_index = static_cast<int64_t>(head) * keep.query_tiles + tile;
+  int32_t* const groups = keep.groups + row_index * keep.capacity;
+  const int64_t local_groups = (p.layout.local_tokens() + kGroupKeys - 1) / kGroupKeys;
+  int32_t place = 0;
+  ShardLayout owner = p.layout;
+  for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
+    if (threadIdx.x == 0) keep.bounds[owner.rank * rows + row_index] = place;
+    // Positions ascend: once one is not before the tile, no further one is.
+    for (int64_t from = 0; from < local_groups && owner.Position(from * kGroupKeys) < first;
+         from += kKeepThreads) {
+      const int64_t local = from + threadIdx.x;
+      const uint32_t group =
+          local < local_groups
+              ? static_cast<uint32_t>(owner.Position(local * kGroupKeys) / kGroupKeys)
+              : row.end;
+      const bool kept = group >= row.begin && group < row.end && row.Key(group) < limit;
+      const Scan scan = BlockScan(kept ? 1 : 0, shared.scan);
+      if (kept)
+        groups[place + static_cast<int32_t>(scan.inclusive) - 1] = static_cast<int32_t>(local);
+      place += static_cast<int32_t>(scan.total);
+    }
+  }
+  if (threadIdx.x == 0) keep.bounds[p.layout.ranks * rows + row_index] = place;
+}
+
+// How the queries are cut, so that the scores of those at work fit the workspace.
+struct Slabs {
+  int64_t row_groups = 0;      // of the sequence, up to whole stages
+  int64_t blocks = 0;          // of this rank's queries
+  int64_t blocks_at_once = 0;  // of all heads
+  size_t max_bytes = 0, score_bytes = 0;
+};
+
+Slabs SlabsOf(const TokenMajor<const __nv_bfloat16>& q, const KeyGroupGateStep& step) {
+  Slabs slabs;
+  slabs.row_groups = (step.query_layout.tokens + kStageKeys - 1) / kStageKeys * kStageGroups;
+  slabs.blocks = (q.tokens + kBlockQueries - 1) / kBlockQueries;
+  const size_t block_bytes = sizeof(uint32_t) * slabs.row_groups * kBlockTiles * q.heads;
+  slabs.blocks_at_once = std::clamp<int64_t>(
+      static_cast<int64_t>(kKeyGroupWorkspaceBytes / block_bytes), 1, slabs.blocks);
+  slabs.max_bytes = (sizeof(float) * q.heads * q.tokens + 15) / 16 * 16;
+  slabs.score_bytes = block_bytes * slabs.blocks_at_once;
+  return slabs;
+}
+
+absl::Status CheckLayout(const ShardLayout& layout) {
+  if (layout.ranks == 1) return absl::OkStatus();
+  const int64_t dealt = layout.kind == LayoutKind::kStriped  ? layout.stripe
+                        : layout.kind == LayoutKind::kZigzag ? layout.tokens / layout.chunks()
+                                                             : layout.local_tokens();
+  return CheckSize(dealt, "ChooseKeyGroups: tokens of a chunk of the layout", kGroupTile, INT64_MAX,
+                   kGroupTile);
+}
+
+absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
+                   const TokenMajor<const __nv_bfloat16>& k, const KeyGroupGateStep& step) {
+  if (q.head_dim != 64 && q.head_dim != 128) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ChooseKeyGroups: head_dim is %d; 64 and 128 are supported", q.head_dim));
+  }
+  if (!(step.scale > 0.0f)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("ChooseKeyGroups: scale is %g; it must be above 0", step.scale));
+  }
+  if (!(step.density > 0.0f && step.density <= 1.0f)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "ChooseKeyGroups: density is %g; it must be above 0 and at most 1", step.density));
+  }
+  const int64_t tokens = step.query_layout.tokens;
+  RETURN_IF_ERROR(CheckSize(k.head_dim, "ChooseKeyGroups: head_dim of k", q.head_dim, q.head_dim));
+  RETURN_IF_ERROR(CheckSize(k.heads, "ChooseKeyGroups: heads of k", 1, 65535));
+  RETURN_IF_ERROR(CheckSize(q.heads, "ChooseKeyGroups: heads of q", k.heads, 65535, k.heads));
+  RETURN_IF_ERROR(CheckSize(tokens, "ChooseKeyGroups: tokens of the sequence", 1, 1 << 30));
+  RETURN_IF_ERROR(CheckLayout(step.query_layout));
+  RETURN_IF_ERROR(CheckSize(q.tokens, "ChooseKeyGroups: tokens of q (of the layout's rank)",
+                            step.query_layout.local_tokens(), step.query_layout.local_tokens()));
+  RETURN_IF_ERROR(
+      CheckSize(k.tokens, "ChooseKeyGroups: tokens of k (of the sequence)", tokens, tokens));
+  const int64_t last_tile = (tokens - 1) / kGroupTile * kGroupTile;
+  RETURN_IF_ERROR(CheckSize(step.capacity, "ChooseKeyGroups: capacity",
+                            MostGroups(step.density, last_tile, 0), INT32_MAX));
+  if (step.capacity > 0) {
+    RETURN_IF_ERROR(CheckPointer(step.groups, "ChooseKeyGroups: groups"));
+  }
+  return CheckPointer(step.bounds, "ChooseKeyGroups: bounds");
+}
+
+using Kernel = void (*)(ProductParams, CUtensorMap, CUtensorMap);
+
+absl::Status LaunchProducts(Kernel kernel, int head_dim, const ProductParams& params,
+                            const CUtensorMap& query_map, const CUtensorMap& key_map,
+                            cudaStream_t stream) {
+  int device = 0, multiprocessors = 0;
+  RETURN_IF_CUDA_ERROR(cudaGetDevice(&device), "ChooseKeyGroups");
+  RETURN_IF_CUDA_ERROR(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+      "ChooseKeyGroups");
+  const int bytes = head_dim == 64 ? sizeof(ProductShared<1>) : sizeof(ProductShared<2>);
+  RETURN_IF_CUDA_ERROR(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      "ChooseKeyGroups");
+  kernel<<<multiprocessors, kProductThreads, bytes, stream>>>(params, query_map, key_map);
+  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: products");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+size_t KeyGroupWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
+                              const KeyGroupGateStep& step) {
+  const Slabs slabs = SlabsOf(q, step);
+  return slabs.max_bytes + slabs.score_bytes;
+}
+
+absl::Status ChooseKeyGroups(const TokenMajor<const __nv_bfloat16>& q,
+                             const TokenMajor<const __nv_bfloat16>& k, const KeyGroupGateStep& step,
+                             void* workspace, cudaStream_t stream) {
+  constexpr char kName[] = "ChooseKeyGroups";
+  RETURN_IF_ERROR(Check(q, k, step));
+  RETURN_IF_ERROR(CheckPointer(workspace, "ChooseKeyGroups: workspace"));
+  RETURN_IF_ERROR(sm90::CheckHopper());
+  ASSIGN_OR_RETURN(const CUtensorMap query_map, sm90::LoadMap(q, kWarpgroupQueries, kName));
+  ASSIGN_OR_RETURN(const CUtensorMap key_map, sm90::LoadMap(k, kStageKeys, kName));
+  const Slabs slabs = SlabsOf(q, step);
+  const int64_t stages = (k.tokens + kStageKeys - 1) / kStageKeys;
+  ProductParams params = {
+      .layout = step.query_layout,
+      .document_starts = step.document_starts,
+      .queries = q.tokens,
+      .heads = q.heads,
+      .group = q.heads / k.heads,
+      .blocks = static_cast<int>(slabs.blocks),
+      .row_max = static_cast<float*>(workspace),
+      .scores = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
+      .row_groups = slabs.row_groups};
+  const auto query_tiles = static_cast<int>((q.tokens + kGroupTile - 1) / kGroupTile);
+  const KeepParams keep = {.density = step.density,
+                           .capacity = step.capacity,
+                           .query_tiles = query_tiles,
+                           .groups = step.groups,
+                           .bounds = step.bounds};
+  const bool narrow = q.head_dim == 64;
+  RETURN_IF_ERROR(LaunchProducts(narrow ? ProductKernel<false, 1> : ProductKernel<false, 2>,
+                                 q.head_dim, params, query_map, key_map, stream));
+  params.chunks = static_cast<int>((stages + kChunkStages - 1) / kChunkStages);
+  for (int64_t block = 0; block < slabs.blocks; block += slabs.blocks_at_once) {
+    params.first_block = static_cast<int>(block);
+    params.blocks = static_cast<int>(std::min(slabs.blocks_at_once, slabs.blocks - block));
+    RETURN_IF_ERROR(LaunchProducts(narrow ? ProductKernel<true, 1> : ProductKernel<true, 2>,
+                                   q.head_dim, params, query_map, key_map, stream));
+    const int tiles =
+        std::min(params.blocks * kBlockTiles, query_tiles - params.first_block * kBlockTiles);
+    KeepGroupsKernel<<<dim3(tiles, q.heads), kKeepThreads, 0, stream>>>(params, keep);
+    RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: keep");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::kernels::index

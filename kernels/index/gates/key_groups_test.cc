@@ -1,0 +1,219 @@
+// The choice of groups of keys on the device against the fp64 oracle, and on several ranks against
+// one.
+#include "kernels/index/gates/key_groups.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/index/gates/blocks.h"
+#include "kernels/reference/testing/key_group_oracle.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "kernels/testing/device_buffer.h"
+#include "kernels/testing/gpu_test.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+using reference::testing::GroupsOfRow;
+using reference::testing::KeyGroupOracle;
+using ::testing::HasSubstr;
+
+// fp32 sums of exact products, of logits of up to 60.
+constexpr double kTolerance = 2e-4;
+
+// Values whose bf16 are themselves.
+struct Rows {
+  std::vector<float> floats;
+  std::vector<Bf16> bf16;
+  int64_t tokens;
+  int heads, head_dim;
+
+  int64_t width() const { return int64_t{heads} * head_dim; }
+  TokenMajor<const float> View() const {
+    return {floats.data(), tokens, heads, head_dim, width(), head_dim};
+  }
+  std::vector<Bf16> Shard(const ShardLayout& layout) const {
+    std::vector<Bf16> local;
+    for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+      const auto row = bf16.begin() + layout.Position(i) * width();
+      local.insert(local.end(), row, row + width());
+    }
+    return local;
+  }
+};
+
+struct Choice {
+  std::vector<int32_t> groups, bounds;
+  int capacity = 0;
+
+  // Groups of the sequence that row [head, tile] keeps, of `rows` in all.
+  std::vector<int64_t> Row(const ShardLayout& layout, int64_t rows, int64_t row) const {
+    std::string wrong;
+    const auto kept = GroupsOfRow(groups, bounds, capacity, layout, rows, row, &wrong);
+    EXPECT_EQ(wrong, "");
+    return kept;
+  }
+};
+
+class KeyGroupsTest : public GpuTest {
+ protected:
+  Rows Random(int64_t tokens, int heads, int head_dim) {
+    std::normal_distribution<float> normal;
+    Rows rows{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = heads, .head_dim = head_dim};
+    for (int64_t i = 0; i < tokens * rows.width(); ++i) {
+      rows.bf16.push_back(__float2bfloat16_rn(normal(random_)));
+      rows.floats.push_back(__bfloat162float(rows.bf16.back()));
+    }
+    return rows;
+  }
+
+  // What the rank of `layout` chooses.
+  static Choice Choose(const Rows& q, const Rows& k, KeyGroupGateStep step,
+                       const ShardLayout& layout, const std::vector<int32_t>& starts) {
+    const int64_t n = layout.local_tokens(), tiles = (n + kGroupTile - 1) / kGroupTile;
+    const DeviceBuffer<Bf16> queries(q.Shard(layout)), local_keys(k.Shard(layout)), keys(k.bf16);
+    const DeviceBuffer<int32_t> local_starts(
+        starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
+    step.capacity = MostGroups(step.density, (layout.tokens - 1) / kGroupTile * kGroupTile, 0);
+    const DeviceBuffer<int32_t> groups(q.heads * tiles * step.capacity),
+        bounds((layout.ranks + 1) * q.heads * tiles);
+    step.keys = layout.ranks == 1 ? nullptr : keys.data();
+    step.query_layout = layout;
+    step.document_starts = starts.empty() ? nullptr : local_starts.data();
+    step.groups = groups.data();
+    step.bounds = bounds.data();
+    const TokenMajor<const Bf16> q_view = {queries.data(), n,         q.heads,
+                                           q.head_dim,     q.width(), q.head_dim},
+                                 k_view = {local_keys.data(), n,         k.heads,
+                                           k.head_dim,        k.width(), k.head_dim};
+    const DeviceBuffer<char> workspace(
+        static_cast<int64_t>(BlockStepWorkspaceBytes(q_view, k_view, step)));
+    EXPECT_EQ(RunBlockStep(q_view, k_view, step, workspace.data(), nullptr), absl::OkStatus());
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return {groups.Read(), bounds.Read(), step.capacity};
+  }
+
+  static void ExpectRanksChoose(const Rows& q, const Rows& k, const KeyGroupGateStep& step,
+                                const std::vector<int32_t>& starts, const Choice& one) {
+    const int64_t tiles = q.tokens / kGroupTile;
+    for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const ShardLayout layout = {
+            .kind = kind, .ranks = 4, .rank = rank, .stripe = kGroupTile, .tokens = q.tokens};
+        const Choice choice = Choose(q, k, step, layout, starts);
+        const int64_t rows = q.heads * tiles / 4;
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t tile = layout.Position(row % (tiles / 4) * kGroupTile) / kGroupTile;
+          ASSERT_EQ(choice.Row(layout, rows, row), one.Row({.tokens = q.tokens}, q.heads * tiles,
+                                                           row / (tiles / 4) * tiles + tile))
+              << "layout " << static_cast<int>(kind) << ", rank " << rank << ", row " << row;
+        }
+      }
+    }
+  }
+
+  std::mt19937 random_{17};
+};
+
+TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
+  for (const auto& [tokens, heads, head_dim] :
+       {std::tuple{1000, 4, 64}, {1024, 2, 128}, {2560, 4, 128}, {3072, 2, 64}, {40, 2, 64}}) {
+    if (SmallShapes() && tokens > 1024) continue;
+    const Rows q = Random(tokens, heads, head_dim), k = Random(tokens, heads / 2, head_dim);
+    const auto documents = reference::testing::DocumentStarts(
+        tokens, reference::testing::RandomDocuments(tokens, kGroupTile, random_));
+    for (const bool packed : {false, true}) {
+      for (const float density : {0.1f, 0.35f, 1.0f}) {
+        SCOPED_TRACE(::testing::Message()
+                     << tokens << " tokens, density " << density << (packed ? ", documents" : ""));
+        const KeyGroupGateStep step = {.scale = 0.7f, .density = density};
+        const auto starts = packed ? documents : std::vector<int32_t>();
+        const Choice one = Choose(q, k, step, {.tokens = tokens}, starts);
+        EXPECT_EQ(
+            KeyGroupOracle(q.View(), k.View(), step, starts)
+                .Complaint(one.groups, one.bounds, one.capacity, {.tokens = tokens}, kTolerance),
+            "");
+        if (tokens % (8 * kGroupTile) == 0) ExpectRanksChoose(q, k, step, starts, one);
+      }
+    }
+  }
+}
+
+// Small whole numbers have exact products, and most groups score as others do: there is one right
+// choice.
+TEST_F(KeyGroupsTest, TiesGoWhereTheyShould) {
+  constexpr int64_t kTokens = 1024;
+  std::uniform_int_distribution<int> few(-1, 1);
+  Rows q{.floats = {}, .bf16 = {}, .tokens = kTokens, .heads = 2, .head_dim = 64}, k = q;
+  k.heads = 1;
+  for (Rows* const rows : {&q, &k}) {
+    for (int64_t i = 0; i < kTokens * rows->width(); ++i) {
+      const bool is_zero = rows == &k && i % 64 > 2;
+      const float value = is_zero ? 0.0f : static_cast<float>(few(random_));
+      rows->floats.push_back(value);
+      rows->bf16.push_back(__float2bfloat16_rn(value));
+    }
+  }
+  for (const float density : {0.1f, 0.5f}) {
+    const KeyGroupGateStep step = {.scale = 1.0f, .density = density};
+    const Choice one = Choose(q, k, step, {.tokens = kTokens}, {});
+    EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {})
+                  .Complaint(one.groups, one.bounds, one.capacity, {.tokens = kTokens}, 0.0),
+              "");
+    ExpectRanksChoose(q, k, step, {}, one);
+  }
+}
+
+// Tiles whose scores take several launches, and chunks of keys: each head's rows are those that it
+// has alone. The last head is an even one, so that its ties go as they do alone.
+TEST_F(KeyGroupsTest, SlabsAreWhole) {
+  if (SmallShapes()) GTEST_SKIP() << "large";
+  constexpr int64_t kTokens = 65536, kTiles = kTokens / kGroupTile;
+  constexpr int kHeads = 11;
+  const Rows q = Random(kTokens, kHeads, 64), k = Random(kTokens, 1, 64);
+  const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.05f};
+  const ShardLayout whole = {.tokens = kTokens};
+  const Choice all = Choose(q, k, step, whole, {});
+  Rows last{.floats = {}, .bf16 = {}, .tokens = kTokens, .heads = 1, .head_dim = 64};
+  for (int64_t i = 0; i < kTokens; ++i) {
+    const auto row = q.bf16.begin() + ((i + 1) * kHeads - 1) * 64;
+    last.bf16.insert(last.bf16.end(), row, row + 64);
+  }
+  const Choice alone = Choose(last, k, step, whole, {});
+  for (int64_t tile = 0; tile < kTiles; ++tile) {
+    const auto kept = alone.Row(whole, kTiles, tile);
+    ASSERT_EQ(std::ssize(kept), MostGroups(0.05f, tile * kGroupTile, 0));
+    ASSERT_EQ(kept, all.Row(whole, kHeads * kTiles, (kHeads - 1) * kTiles + tile)) << tile;
+  }
+}
+
+TEST(KeyGroupsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
+  const auto message = [](KeyGroupGateStep step, int head_dim) {
+    const TokenMajor<const Bf16> x = {nullptr, 1024, 1, head_dim, head_dim, head_dim};
+    if (step.query_layout.tokens == 0) step.query_layout.tokens = 1024;
+    return std::string(ChooseKeyGroups(x, x, step, nullptr, nullptr).message());
+  };
+  EXPECT_THAT(message({.scale = 1.0f}, 80), HasSubstr("head_dim is 80; 64 and 128 are supported"));
+  EXPECT_THAT(message({}, 64), HasSubstr("scale is 0; it must be above 0"));
+  EXPECT_THAT(message({.scale = 1.0f, .density = 1.5f}, 64),
+              HasSubstr("density is 1.5; it must be above 0 and at most 1"));
+  EXPECT_THAT(message({.scale = 1.0f, .capacity = 7}, 64), HasSubstr("capacity is 7"));
+  EXPECT_THAT(
+      message(
+          {.query_layout = {.kind = LayoutKind::kStriped, .ranks = 4, .stripe = 32, .tokens = 4096},
+           .scale = 1.0f},
+          64),
+      HasSubstr("tokens of a chunk of the layout is 32"));
+  EXPECT_THAT(message({.scale = 1.0f, .capacity = 100}, 64), HasSubstr("groups"));
+}
+
+}  // namespace
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,147 @@
+#include "kernels/ops/visit.h"
+
+namespace ringleader::kernels::ops {
+
+using torch::Tensor;
+
+namespace {
+
+// -1 in `sizes` fits any.
+void CheckList(const char* name, const Tensor& list, const Tensor& q, torch::ScalarType type,
+               std::vector<int64_t> sizes) {
+  bool fits = list.dim() == static_cast<int64_t>(sizes.size());
+  for (size_t i = 0; fits && i < sizes.size(); ++i) {
+    if (sizes[i] < 0) sizes[i] = list.size(static_cast<int64_t>(i));
+    fits = list.size(static_cast<int64_t>(i)) == sizes[i];
+  }
+  TORCH_CHECK(
+      fits && list.scalar_type() == type && list.device() == q.device() && list.is_contiguous(),
+      name, " must be dense, ", type, " ", sizes, " on ", q.device(), "; it is ",
+      list.scalar_type(), " ", list.sizes(), " on ", list.device(),
+      "; make blocks from tensors of this q's sizes and device");
+}
+
+TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
+  const auto known = static_cast<TilePattern>(pattern);
+  switch (known) {
+    case TilePattern::kCausal:
+    case TilePattern::kWindow:
+      TORCH_CHECK(lists == 0, "blocks: ", lists, " lists for a pattern without any");
+      TORCH_CHECK(known == TilePattern::kCausal || size > 0, "window is ", size,
+                  "; it must be positive");
+      return known;
+    case TilePattern::kToeplitz:
+      TORCH_CHECK(lists == 1 || lists == 3, "blocks: ", lists,
+                  " lists for diagonals; there must be 1, or 3 with columns");
+      return known;
+    case TilePattern::kCsr:
+      TORCH_CHECK(lists == 4 || lists == 5, "blocks: ", lists,
+                  " lists for tiles; there must be 4, or 5 where queries chose");
+      return known;
+    case TilePattern::kFull:
+      break;
+  }
+  TORCH_CHECK(false, "pattern ", pattern, ": causal (1), window (2), diagonals (3) and lists (4) ",
+              "are supported");
+}
+
+}  // namespace
+
+AttentionSizes SizesOf(const Tensor& q, const Tensor& k) {
+  TORCH_CHECK(q.dim() == 4, "q is ", q.sizes(), "; it must be [batch, heads, tokens, head_dim]");
+  TORCH_CHECK(
+      k.dim() == 4 && k.size(0) == q.size(0) && k.size(2) == q.size(2) && k.size(3) == q.size(3),
+      "k is ", k.sizes(), "; with this q it must be [", q.size(0), ", kv_heads, ", q.size(2), ", ",
+      q.size(3), "]: queries and keys are those of one sequence (no key-value cache)");
+  TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "q has ", q.size(1), " heads and k ",
+              k.size(1), "; the first must be a multiple of the second");
+  TORCH_CHECK(q.size(2) > 0, "q has no tokens");
+  TORCH_CHECK(k.device() == q.device() && k.scalar_type() == q.scalar_type(), "k is ", k.toString(),
+              " on ", k.device(), " and q ", q.toString(), " on ", q.device(),
+              "; they must be alike");
+  return {q.size(0), q.size(1), k.size(1), q.size(2), q.size(3)};
+}
+
+AttentionSizes SizesOf(const Tensor& q, const Tensor& k, const Tensor& v) {
+  TORCH_CHECK(
+      v.sizes() == k.sizes() && v.device() == k.device() && v.scalar_type() == k.scalar_type(),
+      "v is ", v.toString(), " ", v.sizes(), " on ", v.device(), " and k ", k.toString(), " ",
+      k.sizes(), " on ", k.device(), "; they must be alike");
+  return SizesOf(q, k);
+}
+
+void CheckDocuments(const std::optional<Tensor>& documents, const Tensor& q,
+                    const AttentionSizes& sizes) {
+  if (!documents) return;
+  CheckList("documents", *documents, q, torch::kInt, {sizes.batch, sizes.tokens});
+}
+
+const int32_t* StartsOf(const std::optional<Tensor>& documents, int64_t b) {
+  if (!documents) return nullptr;
+  return documents->const_data_ptr<int32_t>() + b * documents->size(1);
+}
+
+Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torch::TensorList lists,
+             const std::optional<Tensor>& documents, int64_t tile, int64_t size)
+    : sizes_(sizes),
+      pattern_(PatternOf(pattern, lists.size(), size)),
+      lists_(lists.vec()),
+      documents_(documents),
+      tile_(tile),
+      size_(size) {
+  TORCH_CHECK(tile == 64 || tile == 128, "tile is ", tile, "; 64 and 128 are supported");
+  CheckDocuments(documents, q, sizes);
+  const int64_t tiles = sizes.Tiles(tile), batch = sizes.batch, heads = sizes.heads;
+  if (pattern_ == TilePattern::kToeplitz) {
+    CheckList("blocks.diagonals", lists_[0], q, torch::kLong, {batch, heads, (tiles + 63) / 64});
+    if (lists_.size() == 1) return;
+    CheckList("blocks.column_positions", lists_[1], q, torch::kLong, {batch, heads, -1});
+    CheckList("blocks.column_counts", lists_[2], q, torch::kInt, {batch, heads});
+  } else if (pattern_ == TilePattern::kCsr) {
+    CheckList("blocks.row_offsets", lists_[0], q, torch::kInt, {batch, heads, tiles + 1});
+    CheckList("blocks.columns", lists_[1], q, torch::kInt, {-1});
+    CheckList("blocks.column_offsets", lists_[2], q, torch::kInt, {batch, heads, tiles + 1});
+    CheckList("blocks.rows", lists_[3], q, torch::kInt, {-1});
+    if (lists_.size() == 4) return;
+    TORCH_CHECK(size > 0 && size % tile == 0, "blocks.block_size is ", size,
+                "; it must be a multiple of the tile (", tile, ")");
+    CheckList("blocks.queries", lists_[4], q, torch::kInt,
+              {batch, heads, sizes.Tiles(size), QueryWords(sizes.tokens)});
+  }
+}
+
+TileSelection Visit::Tiles(int64_t b) const {
+  TileSelection tiles = {.pattern = pattern_,
+                         .tile = static_cast<int32_t>(tile_),
+                         .document_starts = StartsOf(documents_, b)};
+  if (pattern_ == TilePattern::kWindow) tiles.window = size_;
+  if (pattern_ == TilePattern::kToeplitz) {
+    const Tensor& diagonals = lists_[0];
+    tiles.diagonal_words = static_cast<int32_t>(diagonals.size(2));
+    tiles.diagonals = reinterpret_cast<const uint64_t*>(diagonals.const_data_ptr<int64_t>()) +
+                      b * diagonals.size(1) * diagonals.size(2);
+  } else if (pattern_ == TilePattern::kCsr) {
+    const int64_t rows_of_batch = sizes_.heads * (sizes_.Tiles(tile_) + 1);
+    tiles.row_offsets = lists_[0].const_data_ptr<int32_t>() + b * rows_of_batch;
+    tiles.columns = lists_[1].const_data_ptr<int32_t>();
+    tiles.column_offsets = lists_[2].const_data_ptr<int32_t>() + b * rows_of_batch;
+    tiles.rows = lists_[3].const_data_ptr<int32_t>();
+    if (lists_.size() == 5) {
+      const Tensor& chosen = lists_[4];
+      tiles.choice = {
+          .chosen = reinterpret_cast<const uint32_t*>(chosen.const_data_ptr<int32_t>()) +
+                    b * chosen[0].numel(),
+          .block_size = static_cast<int32_t>(size_)};
+    }
+  }
+  return tiles;
+}
+
+ColumnSelection Visit::Columns(int64_t b) const {
+  if (max_columns() == 0) return {};
+  return {.positions = lists_[1].const_data_ptr<int64_t>() + b * sizes_.heads * max_columns(),
+          .counts = lists_[2].const_data_ptr<int32_t>() + b * sizes_.heads,
+          .max_columns = static_cast<int32_t>(max_columns())};
+}
+
+}  // namespace ringleader::kernels::ops

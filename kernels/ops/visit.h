@@ -1,0 +1,63 @@
+// What an attention operator visits, between LibTorch's tensors and the engines' structs: the same
+// on the CPU and on GPUs. Each sequence of a batch has lists of its own.
+#pragma once
+
+#include <torch/types.h>
+
+#include <optional>
+#include <vector>
+
+#include "ringleader/kernels/attention.h"
+
+namespace ringleader::kernels::ops {
+
+// [batch, heads, tokens, head_dim]
+struct AttentionSizes {
+  int64_t batch = 0, heads = 0, kv_heads = 0, tokens = 0, head_dim = 0;
+
+  ShardLayout layout() const { return {.tokens = tokens}; }
+  int64_t Tiles(int64_t tile) const { return (tokens + tile - 1) / tile; }
+};
+
+// Throws c10::Error, naming the tensor, unless q and k (and v) are [batch, heads, tokens, head_dim]
+// of one sequence length and device, and heads a multiple of k's.
+AttentionSizes SizesOf(const torch::Tensor& q, const torch::Tensor& k);
+AttentionSizes SizesOf(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
+
+// Null, or the [tokens] starts of sequence `b`. Throws unless documents are [batch, tokens] int32,
+// dense, on q's device.
+void CheckDocuments(const std::optional<torch::Tensor>& documents, const torch::Tensor& q,
+                    const AttentionSizes& sizes);
+const int32_t* StartsOf(const std::optional<torch::Tensor>& documents, int64_t b);
+
+// A selection as the operators' arguments say it. `lists`, by pattern:
+//   kCausal, kWindow: none
+//   kToeplitz: diagonals [batch, heads, words] int64; then, if there are columns, positions [batch,
+//     heads, max_columns] int64 and counts [batch, heads] int32
+//   kCsr: row_offsets [batch, heads, tiles + 1], columns, column_offsets [batch, heads, tiles + 1]
+//     and rows, int32, offsets into the lists of the whole batch; then, if queries chose for
+//     themselves, their bits [batch, heads, blocks, QueryWords(tokens)] int32
+class Visit {
+ public:
+  // `size`: tokens of the window, or of a block that queries chose. Throws c10::Error naming what
+  // does not fit. Values in the lists are not read.
+  Visit(const torch::Tensor& q, const AttentionSizes& sizes, int64_t pattern,
+        torch::TensorList lists, const std::optional<torch::Tensor>& documents, int64_t tile,
+        int64_t size);
+
+  // Of sequence `b`.
+  TileSelection Tiles(int64_t b) const;
+  ColumnSelection Columns(int64_t b) const;
+  int64_t max_columns() const {
+    return pattern_ == TilePattern::kToeplitz && lists_.size() == 3 ? lists_[1].size(2) : 0;
+  }
+
+ private:
+  const AttentionSizes sizes_;
+  const TilePattern pattern_;
+  const std::vector<torch::Tensor> lists_;
+  const std::optional<torch::Tensor> documents_;
+  const int64_t tile_, size_;
+};
+
+}  // namespace ringleader::kernels::ops

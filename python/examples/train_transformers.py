@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Trains a small model of transformers on the bytes of a folder's text, with sparse attention.
+
+    python/examples/train_transformers.py [--text FOLDER] [--tokens N] [--steps N] [--attention sdpa]
+"""
+
+import argparse
+import pathlib
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from ringleader.kernels import VerticalSlash, huggingface
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--text", type=pathlib.Path, default=pathlib.Path(torch.__file__).parent / "nn")
+parser.add_argument("--tokens", type=int, default=1024, help="of a sequence")
+parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--attention", default=huggingface.NAME)
+options = parser.parse_args()
+
+device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+text = b"".join(file.read_bytes() for file in sorted(options.text.rglob("*.py")))
+text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+huggingface.register(VerticalSlash(density=0.3, estimate_at="spread"), dense_layers=(0,))
+torch.manual_seed(0)
+model = AutoModelForCausalLM.from_config(
+    Qwen2Config(vocab_size=256, hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=1, max_position_embeddings=options.tokens),
+    attn_implementation=options.attention, dtype=dtype).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+for step in range(options.steps):
+    first = torch.randint(len(text) - options.tokens, ()).item()
+    batch = text[first : first + options.tokens].unsqueeze(0).to(device)
+    loss = model(input_ids=batch, labels=batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)

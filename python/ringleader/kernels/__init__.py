@@ -1,0 +1,43 @@
+"""Sparse causal attention for PyTorch: the kernels that Ringleader's trainers run. docs/kernels_python.md is its page."""
+
+from ringleader.kernels.attention import sparse_attention
+from ringleader.kernels.blocks import (
+    Columns,
+    Diagonals,
+    QueryBlocks,
+    SlidingWindow,
+    TileLists,
+    block_diagonals,
+    selected_columns,
+    tiles_from_block_mask,
+    tiles_from_lists,
+    tiles_from_mask,
+)
+from ringleader.kernels.choices import Moba, VerticalSlash, XAttention
+from ringleader.kernels.documents import (
+    Documents,
+    documents_from_ids,
+    documents_from_lengths,
+    documents_from_position_ids,
+)
+
+__all__ = [
+    "Columns",
+    "Diagonals",
+    "Documents",
+    "Moba",
+    "QueryBlocks",
+    "SlidingWindow",
+    "TileLists",
+    "VerticalSlash",
+    "XAttention",
+    "block_diagonals",
+    "documents_from_ids",
+    "documents_from_lengths",
+    "documents_from_position_ids",
+    "selected_columns",
+    "sparse_attention",
+    "tiles_from_block_mask",
+    "tiles_from_lists",
+    "tiles_from_mask",
+]

@@ -1,0 +1,69 @@
+"""sparse_attention: the function, and what it takes as blocks."""
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from ringleader.kernels.blocks import CAUSAL, Columns, Diagonals, tiles_from_lists, tiles_of
+from ringleader.kernels.documents import as_documents
+from ringleader.kernels.operators import ops
+
+_FORMS = ("None, a BlockMask, (counts, indices), a SlidingWindow, what the functions of ringleader.kernels.blocks "
+          "return, or a choice such as VerticalSlash()")
+
+
+def _visit(q, k, blocks, documents, columns, scale):
+    """-> (pattern, lists, tile, size) of the operator"""
+    if columns is not None:
+        if not isinstance(columns, Columns):
+            raise TypeError(f"columns is a {type(columns).__name__}; make it with selected_columns")
+        if not isinstance(blocks, Diagonals) or blocks.columns is not None:
+            raise NotImplementedError("columns go with blocks=block_diagonals(...) that has none of its own; with other "
+                                      "blocks list the columns' tiles")
+        return blocks._replace(columns=columns).visit()
+    if blocks is None:
+        return CAUSAL, [], 128, 0
+    if hasattr(blocks, "visit"):
+        return blocks.visit()
+    if isinstance(blocks, BlockMask):
+        return tiles_of(blocks, q.shape[1], q.shape[0], documents).visit()
+    if isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
+        return tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0]).visit()
+    if callable(blocks):
+        return blocks(q, k, documents=documents, scale=scale).visit()
+    raise TypeError(f"blocks is a {type(blocks).__name__}; it may be {_FORMS}")
+
+
+def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask="causal", scale=None,
+                     deterministic=None, return_lse=False):
+    """Causal attention to the tiles that `blocks` names, forward and backward.
+
+    q: [batch, heads, tokens, head_dim]; k, v: [batch, kv_heads, tokens, head_dim], heads a multiple of kv_heads, any
+    strides (those of F.scaled_dot_product_attention and FlexAttention). On GPUs bfloat16 and a head_dim of 64 or 128;
+    on the CPU also float32, and any head_dim up to 256.
+
+    blocks: None (all tiles), FlexAttention's BlockMask, (counts, indices) lists of blocks of 128 tokens as
+        tiles_from_lists takes them, a SlidingWindow, block_diagonals(...), tiles_from_*(...), or a choice that is made
+        from q and k: VerticalSlash(), Moba(), XAttention() or what they returned.
+    documents: ids [batch, tokens], or Documents; a query sees its own document alone.
+    columns: selected_columns(...) beside block_diagonals(...): keys that all later queries of a head see.
+    mask: "causal" is what there is.
+    scale: of logits; 1 / sqrt(head_dim) by default.
+    deterministic: gradients with the same bits every time; by default as torch.use_deterministic_algorithms says.
+    return_lse: also return the natural logarithm of each row's sum, [batch, heads, tokens] float32, differentiable.
+
+    Returns [batch, heads, tokens, head_dim] like q, zeros for a query that sees nothing (then the logarithm is
+    -infinity). Enqueues on the current stream without waiting for the device (but for the check of a BlockMask that
+    it meets for the first time), and can be compiled and captured into CUDA graphs.
+    """
+    if mask != "causal":
+        raise NotImplementedError(f"mask is {mask!r}; 'causal' is what the kernels compute, with or without documents")
+    if q.dim() != 4:
+        raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
+    if scale is None:
+        scale = q.shape[3] ** -0.5
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    pattern, lists, tile, size = _visit(q, k, blocks, documents, columns, scale)
+    starts = as_documents(documents, q.shape[0], q.shape[2])
+    out, lse = ops.attention(q, k, v, pattern, lists, starts, tile, size, scale, deterministic)
+    return (out, lse) if return_lse else out

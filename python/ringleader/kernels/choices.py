@@ -1,0 +1,98 @@
+"""What queries attend to, chosen from q and k by the kernels that choose it in Ringleader's trainers. A choice is called
+with q and k, [batch, heads, tokens, head_dim] and [batch, kv_heads, tokens, head_dim], or passed to sparse_attention as
+`blocks`. Nothing is differentiated, and nothing waits for the device."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ringleader.kernels.blocks import Columns, Diagonals, QueryBlocks, lists_from_bits
+from ringleader.kernels.documents import as_documents
+from ringleader.kernels.operators import ops
+
+
+def _inputs(q, k, documents, scale):
+    if q.dim() != 4:
+        raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
+    starts = as_documents(documents, q.shape[0], q.shape[2])
+    return q.detach(), k.detach(), starts, q.shape[3] ** -0.5 if scale is None else scale
+
+
+@dataclass(frozen=True)
+class VerticalSlash:
+    """Columns and block diagonals that hold the most attention of a few queries (MTraining, arXiv 2510.18830, Algorithm
+    1): the heaviest until they hold a share of it (`column_mass`, `diagonal_mass`), at most so many, or at most so many
+    that a head visits a share of the causal tiles (`density`, if that is not 0; masses of 1 then keep the whole share). The first
+    `sink_tokens` columns, the main diagonal and the `local_blocks` next to it are always kept. The queries are the last
+    ones (`end`) or lie all over the sequence (`spread`): with documents take `spread`, since a document without one
+    has no say."""
+
+    estimate_queries: int = 64
+    estimate_at: str = "end"
+    sink_tokens: int = 64
+    local_blocks: int = 1
+    max_columns: int = 4096
+    column_mass: float = 0.9
+    diagonal_mass: float = 0.9
+    max_diagonals: int = 256
+    density: float = 0.0
+    tile: int = 128
+
+    def __call__(self, q, k, *, documents=None, scale=None):
+        q, k, starts, scale = _inputs(q, k, documents, scale)
+        tokens = q.shape[2]
+        count = min(self.estimate_queries, tokens)
+        numbers = torch.arange(count, device=q.device)
+        if self.estimate_at == "end":
+            positions = numbers + (tokens - count)
+        elif self.estimate_at == "spread":
+            # SpreadPosition of ringleader/kernels/index.h: in each of `count` equal parts at a multiple of the golden
+            # ratio, modulo 1; the product wraps around.
+            begins, ends = numbers * tokens // count, (numbers + 1) * tokens // count
+            places = (numbers + 1) * (0x9E3779B97F4A7C15 - (1 << 64)) >> 40 & 0xFFFFFF
+            positions = begins + (places * (ends - begins) >> 24)
+        else:
+            raise ValueError(f"estimate_at is {self.estimate_at!r}; it must be 'end' or 'spread'")
+        columns = round(0.1 * self.density * tokens) if self.density > 0 else self.max_columns
+        max_columns = min(max(columns, self.sink_tokens, 1), tokens)
+        bits, columns, counts, visited = ops.choose_vertical_slash(
+            q, k, positions, None if starts is None else starts[:, positions].long(), self.tile, scale,
+            self.column_mass, self.diagonal_mass, max_columns, self.max_diagonals, self.density,
+            min(self.sink_tokens, max_columns), self.local_blocks)
+        return Diagonals(bits, Columns(columns, counts), self.tile, visited)
+
+
+@dataclass(frozen=True)
+class Moba:
+    """Each query keeps its own block of keys and the earlier ones whose mean key it scores highest (MoBA, arXiv
+    2502.13189): `topk_blocks` with its own, or a share (`density`) of those that it sees. At most 640 blocks."""
+
+    block_size: int = 1024
+    topk_blocks: int = 8
+    density: float = 0.0
+    tile: int = 128
+
+    def __call__(self, q, k, *, documents=None, scale=None):
+        q, k, starts, _ = _inputs(q, k, documents, scale)
+        chosen, queries = ops.choose_moba(q, k, starts, self.tile, self.block_size, self.topk_blocks, self.density)
+        return QueryBlocks(lists_from_bits(chosen, q.shape[2], self.tile, self.block_size), queries, self.block_size)
+
+
+@dataclass(frozen=True)
+class XAttention:
+    """Each tile of queries keeps the key tiles that hold `threshold` of the sums over antidiagonals of `stride` tokens
+    (XAttention, arXiv 2503.16428), at most a share (`density`) of those that it sees, if that is not 0, and always its
+    own and the first."""
+
+    stride: int = 16
+    threshold: float = 0.9
+    density: float = 0.0
+    tile: int = 128
+
+    def __call__(self, q, k, *, documents=None, scale=None):
+        q, k, starts, scale = _inputs(q, k, documents, scale)
+        tokens = q.shape[2]
+        chosen = ops.choose_xattention(q, k, starts, self.tile, self.stride, scale, self.threshold, self.density)
+        tiles = (tokens + self.tile - 1) // self.tile
+        kept = max(2, int(self.density * tiles)) if self.density > 0 else tiles
+        return lists_from_bits(chosen, tokens, self.tile, self.tile, min(kept, tiles))

@@ -1,0 +1,81 @@
+"""Loads torch.ops.ringleader (kernels/ops/attention_ops.cc has the schemas) and says what shapes its results have."""
+
+import pathlib
+
+import torch
+
+_FOLDER = pathlib.Path(__file__).parent
+
+
+def _load():
+    libraries = ["ringleader_cpu.so"]
+    # On a machine without GPU kernels the operators say that they have none for its device.
+    if torch.version.cuda is not None and (_FOLDER / "ringleader_cuda.so").exists():
+        libraries.append("ringleader_cuda.so")
+    for library in libraries:
+        try:
+            torch.ops.load_library(_FOLDER / library)
+        except OSError as error:
+            built_for = (_FOLDER / "built_for.txt").read_text().strip()
+            raise ImportError(f"ringleader.kernels was built for PyTorch {built_for} and does not load into "
+                              f"{torch.__version__} ({error}); build it again with deploy/python_kernels.sh") from error
+
+
+_load()
+ops = torch.ops.ringleader
+
+
+def _tiles(tokens, tile):
+    return (tokens + tile - 1) // tile
+
+
+@torch.library.register_fake("ringleader::attention")
+def _(q, k, v, pattern, lists, documents, tile, size, scale, deterministic):
+    batch, heads, tokens, head_dim = q.shape
+    out = q.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)
+    return out, q.new_empty(batch, heads, tokens, dtype=torch.float32)
+
+
+@torch.library.register_fake("ringleader::attention_backward")
+def _(d_out, d_lse, q, k, v, out, lse, pattern, lists, documents, tile, size, scale, deterministic):
+    def like(x):
+        batch, heads, tokens, head_dim = x.shape
+        return x.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)
+
+    return like(q), like(k), like(k)
+
+
+@torch.library.register_fake("ringleader::tile_lists")
+def _(chosen, tokens, tile, block_size, capacity):
+    batch, heads = chosen.shape[:2]
+    offsets = [chosen.new_empty(batch, heads, _tiles(tokens, tile) + 1) for _ in range(2)]
+    return offsets[0], chosen.new_empty(capacity), offsets[1], chosen.new_empty(capacity)
+
+
+@torch.library.register_fake("ringleader::choose_vertical_slash")
+def _(q, k, positions, starts, tile, scale, column_mass, diagonal_mass, max_columns, max_diagonals, density,
+      sink_tokens, local_blocks):
+    batch, heads, tokens, _ = q.shape
+    return (
+        q.new_empty(batch, heads, _tiles(_tiles(tokens, tile), 64), dtype=torch.int64),
+        q.new_empty(batch, heads, max_columns, dtype=torch.int64),
+        q.new_empty(batch, heads, dtype=torch.int32),
+        q.new_empty(batch, dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("ringleader::choose_moba")
+def _(q, k, documents, tile, block_size, topk_blocks, density):
+    batch, heads, tokens, _ = q.shape
+    blocks = _tiles(tokens, block_size)
+    return (
+        q.new_empty(batch, heads, _tiles(tokens, tile), _tiles(blocks, 32), dtype=torch.int32),
+        q.new_empty(batch, heads, blocks, _tiles(tokens, 32), dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake("ringleader::choose_xattention")
+def _(q, k, documents, tile, stride, scale, threshold, density):
+    batch, heads, tokens, _ = q.shape
+    tiles = _tiles(tokens, tile)
+    return q.new_empty(batch, heads, tiles, _tiles(tiles, 32), dtype=torch.int32)

@@ -1,0 +1,138 @@
+"""What the choices choose, against their definitions; that attention then sees it is attention_test.py's."""
+
+import pytest
+import torch
+from oracle import DEVICE, causal, check, inputs, pairs_of_tiles, same_document
+
+from ringleader import kernels
+
+
+def bits_of(words, count):
+    """[..., words] -> [..., count] bool"""
+    width = words.element_size() * 8
+    return (words.unsqueeze(-1) >> torch.arange(width, device=words.device) & 1).flatten(-2)[..., :count].bool()
+
+
+def tiles_of(lists, tiles):
+    """TileLists -> [batch, heads, tiles, tiles] bool, from either direction, which agree."""
+    batch, heads = lists.row_offsets.shape[:2]
+    by_row = torch.zeros(batch, heads, tiles, tiles, dtype=torch.bool)
+    by_column = by_row.clone()
+    rows, columns, column_offsets, row_list = (x.cpu() for x in lists[:4])
+    for b, h, t in torch.cartesian_prod(*map(torch.arange, (batch, heads, tiles))).tolist():
+        by_row[b, h, t, columns[rows[b, h, t] : rows[b, h, t + 1]].long()] = True
+        by_column[b, h, row_list[column_offsets[b, h, t] : column_offsets[b, h, t + 1]].long(), t] = True
+    assert torch.equal(by_row, by_column)
+    return by_row.to(DEVICE)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("density", [0.0, 0.5])
+def test_moba_is_what_its_paper_says(documents, density):
+    tokens, block, topk = 500, 64, 3
+    q, k, v = inputs(2, 4, 2, tokens, 64)
+    ids = torch.zeros(2, tokens, dtype=torch.int64, device=DEVICE)
+    if documents:
+        ids[:, 150:] = 1
+        ids[1, 300:] = 2
+    choice = kernels.Moba(block_size=block, topk_blocks=topk, density=density, tile=64)(
+        q, k, documents=ids if documents else None)
+    blocks = -(-tokens // block)
+    chosen = bits_of(choice.queries, tokens).transpose(2, 3)  # [batch, heads, tokens, blocks]
+    # The definition: scores of mean keys, in float64.
+    keys = torch.nn.functional.pad(k.detach().double(), (0, 0, 0, blocks * block - tokens)).unflatten(2, (blocks, block))
+    sizes = torch.full((blocks,), float(block), dtype=torch.float64, device=DEVICE)
+    sizes[-1] = tokens - (blocks - 1) * block
+    means = (keys.sum(3) / sizes.view(-1, 1)).repeat_interleave(2, 1)
+    scores = q.detach().double() @ means.mT
+    own = torch.arange(tokens, device=DEVICE) // block
+    starts = kernels.documents_from_ids(ids).starts // block
+    block_of = torch.arange(blocks, device=DEVICE)
+    before = (block_of < own.unsqueeze(1)) & (block_of >= starts.unsqueeze(-1)).unsqueeze(1)
+    ranks = scores.masked_fill(~before, -torch.inf).argsort(-1, descending=True).argsort(-1)
+    seen = (own - starts + 1).unsqueeze(1).unsqueeze(-1)
+    kept = (density * seen).floor().clamp(min=1) if density > 0 else torch.full_like(seen, topk)
+    wanted = before & (ranks < kept - 1) | (block_of == own.unsqueeze(1))
+    # Scores in float32, on GPUs of bf16: a few queries may choose another of two nearly equal blocks.
+    assert (chosen != wanted).float().mean() < 1e-3
+    pairs = chosen.repeat_interleave(block, -1)[..., :tokens] & causal(tokens)
+    check(lambda q, k, v: kernels.sparse_attention(
+        q, k, v, choice, documents=ids if documents else None, return_lse=True), q, k, v, pairs & same_document(ids))
+
+
+@pytest.mark.parametrize("estimate_at", ["end", "spread"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_vertical_slash_keeps_what_its_queries_attend_to(estimate_at, documents):
+    tokens, tile, tiles = 512, 64, 8
+    q, k, v = inputs(2, 4, 2, tokens, 64)
+    with torch.no_grad():  # all queries look for what keys 100 and 333 of the second sequence, and the first's 77, have
+        direction = torch.ones(64).to(k)
+        q += 0.5 * direction
+        for b, position in ((1, 100), (1, 333), (0, 77)):
+            k[b, :, position] = 4 * direction
+    ids = torch.zeros(2, tokens, dtype=torch.int64, device=DEVICE)
+    if documents:
+        ids[1, 200:] = 1
+    arguments = {"documents": ids} if documents else {}
+    choice = kernels.VerticalSlash(estimate_queries=64, estimate_at=estimate_at, max_columns=8, sink_tokens=2,
+                                   max_diagonals=2, local_blocks=1, tile=tile)(q, k, **arguments)
+    kept = bits_of(choice.bits, tiles)
+    assert kept[..., :2].all() and (kept.sum(-1) <= 3).all()
+    delta = torch.arange(tiles, device=DEVICE)
+    assert torch.equal(choice.visited, (kept * (tiles - delta)).sum((1, 2)))
+    columns = choice.columns
+    for b, h in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():
+        count = columns.counts[b, h].item()
+        positions = columns.positions[b, h, :count].tolist()
+        assert positions == sorted(set(positions)) and positions[:2] == [0, 1] and count <= 8
+        if b == 0:
+            assert 77 in positions
+        else:
+            assert 333 in positions or kept[b, h, 2:].any()
+            if not documents:
+                assert 100 in positions
+    pairs = pairs_of_tiles(kept[..., (delta.unsqueeze(1) - delta).clamp(min=0)], tokens, tile)
+    for b, h in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():
+        pairs[b, h, :, columns.positions[b, h, : columns.counts[b, h]]] = True
+    check(lambda q, k, v: kernels.sparse_attention(q, k, v, choice, return_lse=True, **arguments), q, k, v,
+          pairs & causal(tokens) & same_document(ids))
+
+
+@pytest.mark.parametrize("density", [0.1, 0.5])
+def test_vertical_slash_visits_the_share_that_it_may(density):
+    tokens, tile = 4096, 64
+    q, k, _ = inputs(1, 4, 2, tokens, 64)
+    choice = kernels.VerticalSlash(column_mass=1.0, diagonal_mass=1.0, sink_tokens=4, local_blocks=0, density=density,
+                                   tile=tile)(q, k)
+    tiles = tokens // tile
+    share = choice.visited.item() / (4 * tiles * (tiles + 1) / 2)
+    # The diagonal that crosses four fifths of the share is the last.
+    assert 0.8 * density <= share <= 0.8 * density + tiles / (tiles * (tiles + 1) / 2)
+    assert (choice.columns.counts == round(0.1 * density * tokens)).all()
+
+
+@pytest.mark.parametrize("stride", [8, 32])
+def test_xattention_keeps_the_tiles_of_most_mass(stride):
+    tokens, tile, tiles = 512, 64, 8
+    q, k, v = inputs(1, 4, 2, tokens, 64)
+    lists = kernels.XAttention(stride=stride, threshold=1.0, density=0.5, tile=tile)(q, k)
+    kept = tiles_of(lists, tiles)
+    # The definition, in float64: antidiagonal means of logits, softmax over groups up to a row's own, sums by tile.
+    logits = q.detach().double() @ k.detach().double().repeat_interleave(2, 1).mT * 64**-0.5
+    groups = tokens // stride
+    cells = logits.unflatten(3, (groups, stride)).unflatten(2, (groups, stride))  # [.., g, i, h, j]
+    i = torch.arange(stride, device=DEVICE)
+    scores = cells[:, :, :, i, :, stride - 1 - i].mean(0)  # advanced indices come first
+    group = torch.arange(groups, device=DEVICE)
+    masses = scores.masked_fill(group > group.unsqueeze(1), -torch.inf).softmax(-1)
+    of_tiles = masses.unflatten(-1, (tiles, -1)).sum(-1).unflatten(-2, (tiles, -1)).sum(-2)
+    for row in range(tiles):
+        most = max(2 if row > 0 else 1, (row + 1) // 2)
+        assert (kept[:, :, row].sum(-1) == most).all()
+        assert kept[:, :, row, row].all() and kept[:, :, row, 0].all()
+        others = of_tiles[:, :, row, 1:row]
+        best = others.sort(-1, descending=True).values[..., : max(most - 2, 0)].sum(-1)
+        of_kept = (others * kept[:, :, row, 1:row]).sum(-1)
+        assert torch.allclose(of_kept, best, rtol=2e-2)
+    check(lambda q, k, v: kernels.sparse_attention(q, k, v, lists, return_lse=True), q, k, v,
+          pairs_of_tiles(kept, tokens, tile) & causal(tokens))

@@ -1,0 +1,20 @@
+"""The examples run."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("arguments, lines, says", [
+    (["attention.py"], 4, "differs from dense by"),
+    (["train_transformers.py", "--steps", "3"], 3, "loss"),
+])
+def test_example(arguments, lines, says):
+    done = subprocess.run([sys.executable, EXAMPLES / arguments[0], *arguments[1:]], capture_output=True, text=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [says in line for line in done.stdout.splitlines()] == [True] * lines

@@ -1,0 +1,113 @@
+#include "ring/document_layout.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
+namespace ringleader::ring {
+
+absl::StatusOr<DocumentLayout> DocumentLayout::Create(int64_t tokens,
+                                                      std::span<const int64_t> firsts,
+                                                      std::span<const std::optional<int>> holders,
+                                                      int ranks, int stripe) {
+  if (ranks < 1 || stripe < 1 || tokens < 1 || tokens % (int64_t{ranks} * stripe) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "documents: %d tokens do not divide by ranks × stripe = %d × %d", tokens, ranks, stripe));
+  }
+  if (firsts.empty() || firsts[0] != 0 || firsts.size() != holders.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("documents: %d starts and %d holders; starts ascend from 0, and each "
+                        "document has a holder or is spread",
+                        firsts.size(), holders.size()));
+  }
+  DocumentLayout layout;
+  layout.tokens_ = tokens;
+  layout.ranks_ = ranks;
+  layout.stripe_ = stripe;
+  layout.whole_.resize(ranks);
+  layout.spread_tokens_.assign(ranks, layout.local_tokens());
+  for (size_t i = 0; i < firsts.size(); ++i) {
+    const int64_t end = i + 1 < firsts.size() ? firsts[i + 1] : tokens;
+    if (end <= firsts[i] || (holders[i].has_value() && (*holders[i] < 0 || *holders[i] >= ranks))) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("documents: number %d starts at %d and ends at %d, held by rank %d of %d",
+                          i, firsts[i], end, holders[i].value_or(-1), ranks));
+    }
+    const Document document = {.first = firsts[i], .tokens = end - firsts[i]};
+    if (!holders[i].has_value()) {
+      layout.spread_.push_back(document);
+      continue;
+    }
+    layout.whole_[*holders[i]].push_back(document);
+    layout.spread_tokens_[*holders[i]] -= document.tokens;
+  }
+  const int64_t least = *std::ranges::min_element(layout.spread_tokens_);
+  if (least < 0 || (least == 0 && !layout.spread_.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("documents: a rank of %d holds whole documents of %d tokens of %d%s", ranks,
+                        layout.local_tokens() - least, layout.local_tokens(),
+                        least < 0 ? "" : ", and none of those that are spread"));
+  }
+  return layout;
+}
+
+template <typename Visit>
+void DocumentLayout::VisitStripes(Visit visit) const {
+  const int64_t largest = *std::ranges::max_element(spread_tokens_);
+  for (int64_t held = 0; held < largest; held += stripe_) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const int64_t count = std::min<int64_t>(stripe_, spread_tokens_[rank] - held);
+      if (count > 0) visit(rank, held * ranks_ + int64_t{rank} * stripe_, count);
+    }
+  }
+}
+
+int64_t DocumentLayout::ring_tokens() const {
+  const int64_t largest = *std::ranges::max_element(spread_tokens_);
+  return (largest + stripe_ - 1) / stripe_ * stripe_ * ranks_;
+}
+
+std::vector<int64_t> DocumentLayout::Positions(int rank) const {
+  std::vector<int64_t> positions;
+  positions.reserve(local_tokens());
+  auto document = spread_.begin();
+  int64_t read = 0;  // of the document
+  VisitStripes([&](int holder, int64_t /*place*/, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (holder == rank) positions.push_back(document->first + read);
+      if (++read < document->tokens) continue;
+      ++document;
+      read = 0;
+    }
+  });
+  for (const Document& whole : whole_[rank]) {
+    for (int64_t i = 0; i < whole.tokens; ++i) positions.push_back(whole.first + i);
+  }
+  return positions;
+}
+
+std::vector<int64_t> DocumentLayout::RingFirsts() const {
+  std::vector<int64_t> firsts;
+  size_t document = 0;
+  int64_t next = 0, read = 0;  // the document's first token, and those visited, among the spread
+  VisitStripes([&](int /*holder*/, int64_t place, int64_t count) {
+    for (; document < spread_.size() && next < read + count; ++document) {
+      firsts.push_back(place + next - read);
+      next += spread_[document].tokens;
+    }
+    read += count;
+  });
+  return firsts;
+}
+
+std::vector<int64_t> DocumentLayout::WholeFirsts(int rank) const {
+  std::vector<int64_t> firsts;
+  int64_t next = 0;
+  for (const Document& document : whole_[rank]) {
+    firsts.push_back(next);
+    next += document.tokens;
+  }
+  return firsts;
+}
+
+}  // namespace ringleader::ring

@@ -1,0 +1,160 @@
+#include "ring/document_layout.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "ringleader/kernels/shard_layout.h"
+
+namespace ringleader::ring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Holders = std::vector<std::optional<int>>;
+using kernels::LayoutKind;
+using kernels::ShardLayout;
+
+struct Problem {
+  int ranks = 1, stripe = 1;
+  int64_t tokens = 0;
+  std::vector<int64_t> firsts;
+  Holders holders;
+
+  int64_t End(size_t document) const {
+    return document + 1 < firsts.size() ? firsts[document + 1] : tokens;
+  }
+};
+
+// Documents of all lengths, some of them whole on ranks with room.
+Problem RandomProblem(std::mt19937& random) {
+  const auto below = [&](int64_t n) {
+    return std::uniform_int_distribution<int64_t>(0, n - 1)(random);
+  };
+  Problem problem;
+  problem.ranks = static_cast<int>(1 + below(5));
+  problem.stripe = static_cast<int>(1 + below(4));
+  const int64_t share = problem.stripe * (2 + below(12));
+  problem.tokens = share * problem.ranks;
+  std::set<int64_t> firsts = {0};
+  for (int64_t i = below(20); i > 0; --i) firsts.insert(below(problem.tokens));
+  problem.firsts.assign(firsts.begin(), firsts.end());
+  std::vector<int64_t> room(problem.ranks, share - 1);  // one spread token, at least
+  for (size_t i = 0; i < problem.firsts.size(); ++i) {
+    const int64_t tokens = problem.End(i) - problem.firsts[i];
+    const auto rank = static_cast<int>(below(problem.ranks));
+    const bool is_whole = below(3) > 0 && room[rank] >= tokens;
+    if (is_whole) room[rank] -= tokens;
+    problem.holders.push_back(is_whole ? std::optional<int>(rank) : std::nullopt);
+  }
+  return problem;
+}
+
+// What the ring knows of the spread documents: their tokens in the order of the places that ranks
+// hold, and the places with which they start.
+void CheckRing(const Problem& problem, const DocumentLayout& layout) {
+  std::map<int64_t, int64_t> position_at;  // by place
+  for (int rank = 0; rank < problem.ranks; ++rank) {
+    const ShardLayout stripes = {.kind = LayoutKind::kStriped,
+                                 .ranks = problem.ranks,
+                                 .rank = rank,
+                                 .stripe = problem.stripe,
+                                 .tokens = layout.ring_tokens()};
+    const std::vector<int64_t> positions = layout.Positions(rank);
+    ASSERT_LE(layout.spread_tokens()[rank], stripes.local_tokens());
+    for (int64_t i = 0; i < layout.spread_tokens()[rank]; ++i) {
+      position_at[stripes.Position(i)] = positions[i];
+    }
+  }
+  const std::vector<int64_t> firsts = layout.RingFirsts();
+  auto first = firsts.begin();
+  auto at = position_at.begin();
+  for (size_t i = 0; i < problem.firsts.size(); ++i) {
+    if (problem.holders[i].has_value()) continue;
+    ASSERT_NE(first, firsts.end());
+    EXPECT_EQ(*first++, at->first);
+    for (int64_t position = problem.firsts[i]; position < problem.End(i); ++position, ++at) {
+      ASSERT_NE(at, position_at.end());
+      EXPECT_EQ(at->second, position);
+    }
+  }
+  EXPECT_EQ(first, firsts.end());
+  EXPECT_EQ(at, position_at.end());
+}
+
+TEST(DocumentLayoutTest, EveryTokenLiesOnceWhereItsDocumentLies) {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 500; ++trial) {
+    const Problem problem = RandomProblem(random);
+    const auto layout = DocumentLayout::Create(problem.tokens, problem.firsts, problem.holders,
+                                               problem.ranks, problem.stripe);
+    const bool any_spread = std::ranges::any_of(
+        problem.holders, [](const std::optional<int>& holder) { return !holder.has_value(); });
+    if (!any_spread) continue;  // one place a rank is left
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    std::set<int64_t> seen;
+    for (int rank = 0; rank < problem.ranks; ++rank) {
+      const std::vector<int64_t> positions = layout->Positions(rank);
+      ASSERT_EQ(static_cast<int64_t>(positions.size()), layout->local_tokens());
+      seen.insert(positions.begin(), positions.end());
+      // Behind the spread tokens each whole document from its first token to its last.
+      const std::vector<int64_t> firsts = layout->WholeFirsts(rank);
+      auto at = positions.begin() + layout->spread_tokens()[rank];
+      auto first = firsts.begin();
+      for (size_t i = 0; i < problem.firsts.size(); ++i) {
+        if (problem.holders[i] != rank) continue;
+        EXPECT_EQ(*first++, at - positions.begin() - layout->spread_tokens()[rank]);
+        for (int64_t p = problem.firsts[i]; p < problem.End(i); ++p) EXPECT_EQ(*at++, p);
+      }
+      EXPECT_EQ(first, firsts.end());
+      EXPECT_EQ(at, positions.end());
+    }
+    EXPECT_EQ(static_cast<int64_t>(seen.size()), problem.tokens);
+    CheckRing(problem, *layout);
+  }
+}
+
+TEST(DocumentLayoutTest, AllSpreadAreTheStripesOfTheSequence) {
+  const std::vector<int64_t> firsts = {0, 5, 40};
+  const auto layout = DocumentLayout::Create(96, firsts, Holders(3), 3, 8);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_TRUE(layout->has_spread());
+  EXPECT_EQ(layout->ring_tokens(), 96);
+  EXPECT_EQ(layout->RingFirsts(), firsts);
+  for (int rank = 0; rank < 3; ++rank) {
+    const ShardLayout stripes = {
+        .kind = LayoutKind::kStriped, .ranks = 3, .rank = rank, .stripe = 8, .tokens = 96};
+    const std::vector<int64_t> positions = layout->Positions(rank);
+    for (int64_t i = 0; i < 32; ++i) EXPECT_EQ(positions[i], stripes.Position(i));
+  }
+}
+
+TEST(DocumentLayoutTest, WholeDocumentsThatFillTheRanksLeaveNothingToSpread) {
+  const auto layout =
+      DocumentLayout::Create(16, std::vector<int64_t>{0, 3, 11}, Holders{1, 0, 1}, 2, 4);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_FALSE(layout->has_spread());
+  EXPECT_EQ(layout->ring_tokens(), 0);
+  EXPECT_THAT(layout->Positions(1), ElementsAre(0, 1, 2, 11, 12, 13, 14, 15));
+}
+
+TEST(DocumentLayoutTest, WhatDoesNotFitIsNamed) {
+  const auto error = [](int64_t tokens, std::vector<int64_t> firsts, Holders holders) {
+    return std::string(DocumentLayout::Create(tokens, firsts, holders, 2, 4).status().message());
+  };
+  EXPECT_THAT(error(12, {0}, Holders(1)), HasSubstr("12 tokens do not divide by ranks × stripe"));
+  EXPECT_THAT(error(16, {1}, Holders(1)), HasSubstr("starts ascend from 0"));
+  EXPECT_THAT(error(16, {0, 4}, Holders(1)), HasSubstr("2 starts and 1 holders"));
+  EXPECT_THAT(error(16, {0, 4}, {2, std::nullopt}), HasSubstr("held by rank 2 of 2"));
+  EXPECT_THAT(error(16, {0, 4, 4}, Holders(3)), HasSubstr("starts at 4 and ends at 4"));
+  EXPECT_THAT(error(16, {0, 9}, {0, 1}), HasSubstr("whole documents of 9 tokens of 8"));
+  EXPECT_THAT(error(16, {0, 8}, {0, std::nullopt}), HasSubstr("none of those that are spread"));
+}
+
+}  // namespace
+}  // namespace ringleader::ring

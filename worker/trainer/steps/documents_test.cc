@@ -1,0 +1,91 @@
+// Jobs whose sequences lie by documents: on any number of ranks they train what one rank trains.
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/testing/temp_dir.h"
+#include "gtest/gtest.h"
+#include "worker/data/pack_folder.h"
+#include "worker/trainer/testing/attempt_in_process.h"
+
+namespace ringleader::trainer {
+namespace {
+
+using testing::RecordingHost;
+
+class DocumentsJobTest : public ::testing::TestWithParam<bool> {
+ protected:
+  // Documents of 12 to 300 bytes, and some of 700.
+  DocumentsJobTest() {
+    const std::string text = directory_.File("text");
+    std::filesystem::create_directories(text);
+    for (int i = 0; i < 40; ++i) {
+      std::ofstream out(text + "/" + std::to_string(100 + i));
+      const int bytes = i % 9 == 4 ? 700 : 12 + i * i * 288 / 1600;
+      for (int b = 0; b < bytes; ++b) out << static_cast<char>('a' + (b * (i + 3) + b / 7) % 26);
+    }
+    data::PackOptions pack;
+    pack.paths = {text};
+    pack.output = directory_.File("tokens");
+    pack.eval_share = 0;
+    EXPECT_TRUE(data::Pack(pack).ok());
+  }
+
+  TrainingJob Job(int context, bool samples) {
+    TrainingJob job = testing::TinyTrainingJob(directory_.path().string(), context, /*data=*/1);
+    job.train_data = job.eval_data = directory_.File("tokens/train");
+    job.document_mask = true;
+    job.batching = {.samples = samples, .overlong = data::Overlong::kSplit};
+    job.global_batch = samples ? 8 : 2;
+    job.steps = 3;
+    job.eval_sequences = 2;
+    job.attention.pattern = patterns::Pattern::kDense;
+    job.checkpoint_directory = directory_.File("checkpoints-" + std::to_string(++jobs_));
+    // Long ones weigh more than their tokens do.
+    job.plan.sample_weights =
+        *balance::SampleWeights::Create({{16, 1}, {64, 5}, {256, 30}, {512, 100}});
+    return job;
+  }
+  static void LieByDocuments(TrainingJob* job) {
+    job->plan.by_documents = job->attention.by_documents = true;
+  }
+  std::vector<RecordingHost> Run(const TrainingJob& job) {
+    std::vector<RecordingHost> hosts(job.world_size);
+    for (const auto& outcome : testing::RunRanks(job, hosts)) {
+      EXPECT_TRUE(outcome.ok()) << outcome.status();
+    }
+    return hosts;
+  }
+  TempDir directory_;
+  int jobs_ = 0;
+};
+
+TEST_P(DocumentsJobTest, AnyNumberOfRanksTrainsWhatOneRankTrains) {
+  const std::vector<RecordingHost> alone = Run(Job(1, GetParam()));
+  for (const int context : {1, 2, 4}) {
+    TrainingJob job = Job(context, GetParam());
+    LieByDocuments(&job);
+    const std::vector<RecordingHost> hosts = Run(job);
+    ASSERT_EQ(hosts[0].steps.size(), 3u);
+    for (size_t step = 0; step < 3; ++step) {
+      const StepRecord &record = hosts[0].steps[step], &expected = alone[0].steps.at(step);
+      EXPECT_EQ(record.tokens, expected.tokens);
+      EXPECT_NEAR(record.loss, expected.loss, 1e-5 * expected.loss) << context << " " << step;
+      EXPECT_NEAR(record.gradient_norm, expected.gradient_norm, 1e-5 * expected.gradient_norm)
+          << context << " " << step;
+    }
+    ASSERT_EQ(hosts[0].evals.size(), alone[0].evals.size());
+    for (size_t e = 0; e < alone[0].evals.size(); ++e) {
+      const EvalOutcome& expected = alone[0].evals[e].outcome;
+      EXPECT_EQ(hosts[0].evals[e].outcome.tokens, expected.tokens);
+      EXPECT_NEAR(hosts[0].evals[e].outcome.loss, expected.loss, 1e-5 * expected.loss);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Batching, DocumentsJobTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Samples" : "Packed"; });
+
+}  // namespace
+}  // namespace ringleader::trainer
