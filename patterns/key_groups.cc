@@ -53,7 +53,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.pattern = kernels::TilePattern::kToeplitz;
   index.diagonal_words = static_cast<int32_t>((TilesOf(layout.tokens) + 63) / 64);
   std::vector<uint64_t> own_tile(int64_t{inputs.heads} * index.diagonal_words, 0);
-  for (int32_t head = 0; head < inputs.heads; ++head) own_tile[head * index.diagonal_words] = 1;
+  for (int64_t head = 0; head < inputs.heads; ++head) own_tile[head * index.diagonal_words] = 1;
   index.diagonals = UploadArray(device, own_tile);
   index.group_capacity = Capacity(options, layout.tokens);
   index.groups = AllocateArray<int32_t>(device, rows * index.group_capacity);

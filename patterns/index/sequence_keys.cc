@@ -8,7 +8,7 @@ absl::StatusOr<DeviceArray<std::byte>> GatherSequenceKeys(const IndexInputs& inp
                                                           IndexDevice& device) {
   const kernels::ShardLayout& layout = inputs.layout;
   if (layout.ranks == 1) return DeviceArray<std::byte>();
-  const int64_t row = inputs.kv_heads * inputs.head_dim * device.element_bytes();
+  const int64_t row = int64_t{inputs.kv_heads} * inputs.head_dim * device.element_bytes();
   const int64_t part = layout.local_tokens() * row;
   const auto gathered = AllocateArray<std::byte>(device, layout.ranks * part);
   const auto ordered = AllocateArray<std::byte>(device, layout.ranks * part);

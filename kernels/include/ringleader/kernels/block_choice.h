@@ -135,7 +135,7 @@ RINGLEADER_HOST_DEVICE inline int32_t MostGroups(float density, int64_t first, i
   const double keys =
       static_cast<double>(density) * (static_cast<double>(first - start) + 32.0) - 32.0;
   const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
-  const int64_t kept = keys > 0 ? static_cast<int64_t>(keys / kGroupKeys + 0.5) : 0;
+  const int64_t kept = keys > 0 ? static_cast<int64_t>((keys + kGroupKeys / 2) / kGroupKeys) : 0;
   return static_cast<int32_t>(kept < all ? kept : all);
 }
 
