@@ -118,7 +118,7 @@ TEST_F(CliTest, FollowingEndsWhereAnotherJobHasTheName) {
 }
 
 TEST_F(CliTest, LogsResumeBehindTheLastLine) {
-  AddJob("tiny", v1::Job::RUNNING);
+  AddJob("tiny", v1::Job::RUNNING).mutable_spec()->mutable_resources()->set_trainers(2);
   for (int i = 1; i <= 4; ++i) {
     v1::LogLine& line = coordinator_.log.emplace_back();
     line.set_offset(i);
@@ -144,6 +144,16 @@ TEST_F(CliTest, LogsResumeBehindTheLastLine) {
   EXPECT_EQ(coordinator_.log_requests[1].job_uid(), "tiny-1");
   EXPECT_EQ(Run({"logs", "tiny", "--rank", "0", "--attempt", "1"}).out,
             "1970-01-12T13:46:42.500Z line 2\n1970-01-12T13:46:44.500Z line 4\n");
+}
+
+// Also before an attempt has been placed.
+TEST_F(CliTest, LogsOfARankThatTheJobDoesNotHaveAreAnError) {
+  AddJob("tiny", v1::Job::PENDING).mutable_spec()->mutable_resources()->set_trainers(2);
+  const Result result = Run({"logs", "tiny", "--rank", "9", "--follow"});
+  EXPECT_EQ(result.code, kNotFound);
+  EXPECT_THAT(result.err, HasSubstr("jobs/tiny has no rank 9; its ranks are 0 to 1"));
+  EXPECT_TRUE(coordinator_.log_requests.empty());
+  EXPECT_EQ(Run({"logs", "tiny", "--rank", "1"}).code, 0);
 }
 
 TEST_F(CliTest, ProfileSaysWhereTheTracesGo) {

@@ -22,8 +22,21 @@ struct Flags {
   uint32_t tail = 0;
 };
 
+// The coordinator knows the ranks of an attempt that has been placed; a job says how many it wants.
+absl::Status CheckRank(Client* client, const Flags& flags) {
+  if (flags.rank < 0) return absl::OkStatus();
+  v1::GetJobRequest request;
+  request.set_name(JobName(flags.job));
+  ASSIGN_OR_RETURN(const v1::Job job, client->GetJob(request));
+  const int64_t trainers = job.spec().resources().trainers();
+  if (flags.rank < trainers) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrCat(job.name(), " has no rank ", flags.rank, "; its ranks are 0 to ", trainers - 1));
+}
+
 absl::StatusOr<int> Logs(const Context& context, const Flags& flags) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(context));
+  RETURN_IF_ERROR(CheckRank(client.get(), flags));
   v1::TailLogsRequest request;
   request.set_job(JobName(flags.job));
   request.set_follow(flags.follow);
