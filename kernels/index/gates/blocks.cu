@@ -476,6 +476,11 @@ struct Step {
   absl::Status operator()(const KeyGroupGateStep& step) const {
     return ChooseKeyGroups(q, KeysOfSequence(step), step, workspace, stream);
   }
+  absl::Status operator()(const CountWorkStep& step) const { return CountWork(step, stream); }
+  absl::Status operator()(const FindMoveStep& step) const { return FindMove(step, stream); }
+  absl::Status operator()(const SumChoicesStep& step) const { return SumChoices(step, stream); }
+  absl::Status operator()(const MoveBudgetsStep& step) const { return MoveBudgets(step, stream); }
+  absl::Status operator()(const HoldMassStep& step) const { return HoldMass(step, stream); }
 
  private:
   template <typename Gate>
@@ -488,11 +493,6 @@ struct Step {
             int64_t{k.heads} * k.head_dim,
             k.head_dim};
   }
-  absl::Status operator()(const CountWorkStep& step) const { return CountWork(step, stream); }
-  absl::Status operator()(const FindMoveStep& step) const { return FindMove(step, stream); }
-  absl::Status operator()(const SumChoicesStep& step) const { return SumChoices(step, stream); }
-  absl::Status operator()(const MoveBudgetsStep& step) const { return MoveBudgets(step, stream); }
-  absl::Status operator()(const HoldMassStep& step) const { return HoldMass(step, stream); }
 };
 
 }  // namespace
