@@ -209,9 +209,9 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
 
 TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
   const auto plan = [&](std::vector<std::string> more) {
-    std::vector<std::string> command = {"plan",  Path("job.yaml"),
-                                        "--set", "data.batching=samples",
-                                        "--set", "parallelism.context=1"};
+    std::vector<std::string> command = {
+        "plan",  Path("job.yaml"),        "--set", "data.batching=samples",
+        "--set", "parallelism.context=1", "--set", "parallelism.data=4"};
     command.insert(command.end(), more.begin(), more.end());
     return Run(command);
   };
@@ -236,6 +236,7 @@ TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
               HasSubstr("goes with data.batching: samples"));
 
   // Data that can be read says it itself.
+  std::filesystem::create_directory(folder_ / "texts");
   Write("texts/a", std::string(9000, 'a'));
   Write("texts/b", std::string(500, 'b'));
   ASSERT_EQ(Run({"data", "pack", "--input", Path("texts"), "--output", Path("documents"),

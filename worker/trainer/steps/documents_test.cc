@@ -18,7 +18,7 @@ class DocumentsJobTest : public ::testing::TestWithParam<bool> {
  protected:
   // Documents of 12 to 300 bytes, and some of 700.
   DocumentsJobTest() {
-    const std::string text = directory_.File("text");
+    const std::string text = directory_.File("documents");
     std::filesystem::create_directories(text);
     for (int i = 0; i < 40; ++i) {
       std::ofstream out(text + "/" + std::to_string(100 + i));
@@ -27,14 +27,14 @@ class DocumentsJobTest : public ::testing::TestWithParam<bool> {
     }
     data::PackOptions pack;
     pack.paths = {text};
-    pack.output = directory_.File("tokens");
+    pack.output = directory_.File("packed");
     pack.eval_share = 0;
     EXPECT_TRUE(data::Pack(pack).ok());
   }
 
   TrainingJob Job(int context, bool samples) {
     TrainingJob job = testing::TinyTrainingJob(directory_.path().string(), context, /*data=*/1);
-    job.train_data = job.eval_data = directory_.File("tokens/train");
+    job.train_data = job.eval_data = directory_.File("packed/train");
     job.document_mask = true;
     job.batching = {.samples = samples, .overlong = data::Overlong::kSplit};
     job.global_batch = samples ? 8 : 2;

@@ -54,6 +54,7 @@ class SamplesJobTest : public ::testing::Test {
     job.attention.window = 100;
     job.attention.block_size = 64;
     job.attention.topk_blocks = 1;
+    if (pattern == patterns::Pattern::kKeyGroups) job.attention.density = 0.3;
     job.attention.budget = {
         .vertical_mass = 0.7, .slash_mass = 0.7, .max_verticals = 16, .max_slashes = 3};
     job.checkpoint_directory = directory_.File("checkpoints-" + std::to_string(++jobs_));
