@@ -94,9 +94,12 @@ absl::Status AccessService::Create(const Change& change, const v1::CreateTokenRe
   token.set_user(request.user());
   token.set_project(request.project());
   token.set_creator(change.caller.name);
-  const int64_t now = absl::ToUnixSeconds(absl::Now());
-  token.mutable_create_time()->set_seconds(now);
-  token.mutable_expire_time()->set_seconds(now + static_cast<int64_t>(request.lifetime_seconds()));
+  const absl::Time now = absl::Now();
+  token.mutable_create_time()->set_seconds(absl::ToUnixSeconds(now));
+  // Rounded up, so that no token is good for less than was asked for.
+  token.mutable_expire_time()->set_seconds(
+      absl::ToUnixSeconds(now + absl::Seconds(1) - absl::Nanoseconds(1)) +
+      static_cast<int64_t>(request.lifetime_seconds()));
   ASSIGN_OR_RETURN(*reply, Write(key, store::Need::kOrdinary,
                                  [&](store::WriteTransaction& t) -> absl::StatusOr<v1::Token> {
                                    RETURN_IF_ERROR(t.CreateToken(stored));
