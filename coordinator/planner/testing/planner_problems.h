@@ -33,4 +33,8 @@ inline v1::JobSpec LongJob(uint32_t context, uint64_t tokens) {
   return spec;
 }
 
+inline ClusterShape Gpus(int nodes, int per_node) {
+  return TypicalCluster(v1::ResourcesSpec::CUDA, nodes, per_node);
+}
+
 }  // namespace ringleader::planner
