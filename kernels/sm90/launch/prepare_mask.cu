@@ -31,8 +31,9 @@ int32_t Blocks(int32_t warps) {
 
 int64_t MaskBytes(const AttentionShape& shape, const TileSelection& tiles) {
   if (tiles.intervals == nullptr) return 0;
+  const int64_t tile = tiles.tile == 64 ? 64 : 128;
   const auto in_tiles = [&](int64_t tokens) {
-    return static_cast<int32_t>((tokens + tiles.tile - 1) / tiles.tile);
+    return static_cast<int32_t>((tokens + tile - 1) / tile);
   };
   const MaskMemory at(static_cast<int32_t>(shape.query_tokens), in_tiles(shape.query_tokens),
                       in_tiles(shape.key_tokens));
