@@ -9,8 +9,8 @@
 #include <ostream>
 
 #include "absl/strings/str_format.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/text.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_service.pb.h"
 

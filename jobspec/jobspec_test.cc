@@ -11,10 +11,10 @@
 #include <set>
 #include <sstream>
 
-#include "jobspec/attention_spec.h"
-#include "jobspec/fields.h"
-#include "jobspec/reference.h"
-#include "jobspec/scalars.h"
+#include "jobspec/fields/fields.h"
+#include "jobspec/fields/reference.h"
+#include "jobspec/fields/scalars.h"
+#include "jobspec/values/attention_spec.h"
 
 namespace ringleader::jobspec {
 namespace {

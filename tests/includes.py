@@ -34,7 +34,6 @@ SAME_FOR_TWO_DEVICES = {"attention.h", "columns.h"}
 
 # Includes against the direction of the others, (from, to), each of which closes a circle of folders.
 BACKWARD_INCLUDES = {
-    ("coordinator/api", "coordinator/api/services"): "server.cc starts the services and lies beside what they share",
     ("cli", "cli/commands"): "app.cc lists the commands and lies beside what they share",
     ("worker/model/memory", "worker/model/decoder"): "saved_layers.h holds what LayerPasses save",
     ("worker/trainer", "worker/trainer/link"): "the process's main function lies beside what its rooms share",

@@ -18,9 +18,9 @@
 #include "cli/plan_text.h"
 #include "cli/printer.h"
 #include "coordinator/planner/planner.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
-#include "jobspec/text.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/memory_estimate.h"
 
 namespace ringleader::cli {

@@ -16,9 +16,9 @@
 #include "coordinator/lifecycle/job/options.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
-#include "coordinator/lifecycle/node_table.h"
-#include "coordinator/lifecycle/plan_source.h"
-#include "coordinator/lifecycle/plans_under_way.h"
+#include "coordinator/lifecycle/nodes/node_table.h"
+#include "coordinator/lifecycle/planning/plan_source.h"
+#include "coordinator/lifecycle/planning/plans_under_way.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "balance/dealing.h"
 #include "base/status_macros.h"
-#include "jobspec/attention_spec.h"
+#include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
 #include "ring/division.h"
 

@@ -10,8 +10,8 @@
 #include "balance/document_dealing.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
-#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
 #include "ring/ring_schedule.h"
 

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
+#include "jobspec/values/attention_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "patterns/check_options.h"
 
 namespace ringleader::trainer {
