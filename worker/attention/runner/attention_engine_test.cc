@@ -42,8 +42,7 @@ struct RankResult {
 class AttentionEngineTest : public ::testing::Test {
  protected:
   std::vector<RankResult> Run(const patterns::AttentionOptions& options, int ranks,
-                              const std::vector<patterns::LayerBudget>& budgets = {},
-                              const std::vector<int64_t>& documents = {}) {
+                              const std::vector<int64_t>& documents = {}, bool dense = false) {
     std::vector<RankResult> results(ranks);
     comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
       const ShardLayout layout{.kind = options.layout,
@@ -58,7 +57,7 @@ class AttentionEngineTest : public ::testing::Test {
       CpuAttentionDevice device(&communicator, options.threads);
       const auto engine = RingRunner::Create(options, &device);
       ASSERT_TRUE(engine.ok()) << engine.status();
-      ASSERT_TRUE((*engine)->SetBudgets(budgets).ok());
+      (*engine)->SetDense(dense);
       ASSERT_TRUE((*engine)->SetDocuments(kTokens, documents).ok());
       CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
       const auto index = (*engine)->Forward(call);
@@ -128,7 +127,7 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
         {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
     options.tile = kTile;
     for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
-      const RankResult one = Run(options, 1, {}, documents)[0];
+      const RankResult one = Run(options, 1, documents)[0];
       // Queries that choose apart leave little out together.
       EXPECT_LT(one.stats.layers.at(1).density, 1.0);
       EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
@@ -139,7 +138,7 @@ TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
         dealt.layout = layout;
         dealt.ring.inner = 4;
         uint64_t tiles = 0;
-        const std::vector<RankResult> results = Run(dealt, 4, {}, documents);
+        const std::vector<RankResult> results = Run(dealt, 4, documents);
         for (int rank = 0; rank < 4; ++rank) {
           const ShardLayout of_rank{
               .kind = layout, .ranks = 4, .rank = rank, .stripe = kTile, .tokens = kTokens};
@@ -206,7 +205,7 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
     const kernels::reference::testing::KeyGroupOracle oracle(
         std::as_const(q_).view(), std::as_const(k_).view(),
         {.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)), .density = 0.1f}, starts);
-    const RankResult one = Run(options, 1, {}, documents)[0];
+    const RankResult one = Run(options, 1, documents)[0];
     EXPECT_LT(one.stats.layers.at(1).density, 0.2);
     EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
     EXPECT_EQ(oracle.Complaint(one.index.groups, one.index.group_bounds, one.index.group_capacity,
@@ -237,7 +236,7 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
         options.layout = kind;
         options.ring.inner = ranks;
         uint64_t tiles = 0;
-        const std::vector<RankResult> results = Run(options, ranks, {}, documents);
+        const std::vector<RankResult> results = Run(options, ranks, documents);
         for (int rank = 0; rank < ranks; ++rank) {
           const ShardLayout layout{
               .kind = kind, .ranks = ranks, .rank = rank, .stripe = kTile, .tokens = kTokens};
@@ -267,13 +266,13 @@ TEST_F(AttentionEngineTest, ShortDocumentsWithoutAnEstimateQueryAreKeptWhole) {
   options.sink_tokens = options.local_blocks = 0;
   std::vector<int64_t> documents;
   for (int64_t i = 0; i < 20; ++i) documents.push_back(90 * i);
-  const testing::HostIndex kept = Run(options, 1, {}, documents)[0].index;
+  const testing::HostIndex kept = Run(options, 1, documents)[0].index;
   for (int head = 0; head < kHeads; ++head) {
     EXPECT_TRUE(kept.Covers(head, 1) && kept.Covers(head, 2));  // 90 tokens may lie in three tiles
     EXPECT_FALSE(kept.Covers(head, 3));
   }
   options.estimate_queries = 20;  // one each
-  const testing::HostIndex chosen = Run(options, 1, {}, documents)[0].index;
+  const testing::HostIndex chosen = Run(options, 1, documents)[0].index;
   EXPECT_FALSE(chosen.Covers(0, 1) && chosen.Covers(0, 2));
 }
 
@@ -432,7 +431,7 @@ TEST_F(AttentionEngineTest, StatisticsAddUpOverRanks) {
 TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
   patterns::AttentionOptions options = VerticalSlash();
   const std::vector<int64_t> documents = {0, 70, 71, 640, 1500, 2047};
-  const RankResult expected = Run(options, 1, {}, documents)[0];
+  const RankResult expected = Run(options, 1, documents)[0];
   const LayerStats& one = expected.stats.layers.at(1);
   EXPECT_GT(one.recall, 0.5);
   EXPECT_LE(one.recall, 1.0 + 1e-6);
@@ -443,7 +442,7 @@ TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
       options.layout = layout;
       options.ring.inner = ranks;
       uint64_t tiles = 0;
-      for (const RankResult& result : Run(options, ranks, {}, documents)) {
+      for (const RankResult& result : Run(options, ranks, documents)) {
         EXPECT_EQ(result.index.diagonals, expected.index.diagonals);
         EXPECT_EQ(result.index.column_positions, expected.index.column_positions);
         EXPECT_EQ(result.index.column_counts, expected.index.column_counts);
@@ -459,7 +458,7 @@ TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
 TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
   patterns::AttentionOptions options = VerticalSlash();
   options.sink_tokens = 0;
-  const testing::HostIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
+  const testing::HostIndex index = Run(options, 1, {0, 1024, 1984})[0].index;
   for (int head = 0; head < kHeads; ++head) {
     const int64_t* positions = index.column_positions.data() + int64_t{head} * index.max_columns;
     const int64_t* end = positions + index.column_counts[head];
@@ -470,7 +469,7 @@ TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
 
 TEST_F(AttentionEngineTest, OneDocumentIsNoMask) {
   const patterns::AttentionOptions options = VerticalSlash();
-  const RankResult none = Run(options, 1)[0], one = Run(options, 1, {}, {0})[0];
+  const RankResult none = Run(options, 1)[0], one = Run(options, 1, {0})[0];
   EXPECT_EQ(one.index.documents, nullptr);
   EXPECT_EQ(one.index.column_positions, none.index.column_positions);
   EXPECT_EQ(one.index.diagonals, none.index.diagonals);
@@ -535,18 +534,16 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
   }
 }
 
-TEST_F(AttentionEngineTest, DenseLayersAndBudgetsReplaceThePattern) {
+TEST_F(AttentionEngineTest, DenseLayersAndForwardsReplaceThePattern) {
   patterns::AttentionOptions options = VerticalSlash();
   options.dense_layers = {0, 1};
   EXPECT_EQ(Run(options, 1)[0].stats.layers.at(1).density, 1.0);
   options.dense_layers = {};
-  const patterns::LayerBudget narrow{.vertical_slash = {.vertical_mass = 1e-6, .slash_mass = 1e-6}};
-  const LayerStats stats = Run(options, 1, {patterns::LayerBudget{}, narrow})[0].stats.layers.at(1);
+  options.budget = {.vertical_mass = 1e-6, .slash_mass = 1e-6};
+  const LayerStats stats = Run(options, 1)[0].stats.layers.at(1);
   EXPECT_EQ(stats.verticals, 4.0);  // the sinks
   EXPECT_EQ(stats.slashes, 2.0);    // the diagonal and its neighbour
-  EXPECT_EQ(
-      Run(options, 1, {patterns::LayerBudget{}, {.dense = true}})[0].stats.layers.at(1).density,
-      1.0);
+  EXPECT_EQ(Run(options, 1, {}, /*dense=*/true)[0].stats.layers.at(1).density, 1.0);
 }
 
 TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {

@@ -370,7 +370,7 @@ TEST_F(CudaAttentionTest, ChosenBlocksWithTilesOf128) {
   }
 }
 
-TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
+TEST_F(CudaAttentionTest, DenseLayersStayDense) {
   patterns::AttentionOptions options = TopP();
   options.dense_layers = {1};
   const Result result = RunOnGpu(Sequence(1024, 4, 2, 64), options);
@@ -379,29 +379,25 @@ TEST_F(CudaAttentionTest, BudgetsReplaceThePatternAndDenseLayersStayDense) {
   EXPECT_EQ(result.stats[0].layers.at(1).recall, -1.0);
 }
 
-// As a plan does between steps: more, less, none at all, and back.
-TEST_F(CudaAttentionTest, BudgetsChangeInMidRun) {
+// As evaluation does between steps.
+TEST_F(CudaAttentionTest, DenseForwardsComeBetweenOthers) {
   const Sequence sequence(1024, 4, 2, 64);
-  patterns::AttentionOptions options = TopP();
-  std::vector<patterns::LayerBudget> budgets(4, {.vertical_slash = options.budget});
-  budgets[1].vertical_slash.vertical_mass = 0.2;
-  budgets[1].vertical_slash.max_slashes = 2;
-  budgets[2].dense = true;
-  const std::vector<testing::HostIndex> indices = testing::IndicesOnGpu(sequence, options, budgets);
-  ASSERT_EQ(indices.size(), budgets.size());
-  for (size_t i = 0; i < budgets.size(); ++i) {
-    if (budgets[i].dense) {
+  const patterns::AttentionOptions options = TopP();
+  const std::vector<bool> dense = {false, true, false};
+  const std::vector<testing::HostIndex> indices = testing::IndicesOnGpu(sequence, options, dense);
+  ASSERT_EQ(indices.size(), dense.size());
+  const testing::HostIndex fresh = RunOnGpu(sequence, options).index[0];
+  ASSERT_FALSE(fresh.diagonals.empty());
+  for (size_t i = 0; i < dense.size(); ++i) {
+    if (dense[i]) {
       EXPECT_EQ(indices[i].max_columns, 0);
       EXPECT_TRUE(indices[i].diagonals.empty());
       continue;
     }
-    options.budget = budgets[i].vertical_slash;
-    const testing::HostIndex fresh = RunOnGpu(sequence, options).index[0];
     EXPECT_EQ(indices[i].diagonals, fresh.diagonals) << i;
     EXPECT_EQ(indices[i].column_positions, fresh.column_positions) << i;
     EXPECT_EQ(indices[i].column_counts, fresh.column_counts) << i;
   }
-  EXPECT_NE(indices[0].diagonals, indices[1].diagonals);
 }
 
 // Transfers, computation and the buffers of several layers overlap: shapes large enough that a
