@@ -9,7 +9,7 @@
 #include <random>
 
 #include "kernels/index/estimate.h"
-#include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/block_steps.h"
 #include "kernels/index/select.h"
 #include "kernels/reference/index/index_select.h"
 #include "kernels/reference/tiles/block_gate.h"

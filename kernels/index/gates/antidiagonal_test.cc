@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/block_steps.h"
 #include "kernels/reference/testing/antidiagonal_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/testing/device_buffer.h"
