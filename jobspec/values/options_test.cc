@@ -4,8 +4,10 @@
 #include <set>
 #include <string>
 
+#include "jobspec/fields/fields.h"
 #include "jobspec/fields/scalars.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/testing/job_file.h"
 #include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
 
@@ -63,6 +65,23 @@ TEST(OptionsTest, UnknownEnumeratorsAreNamed) {
   spec.set_select(static_cast<v1::AttentionSpec::Select>(5));
   EXPECT_THAT(std::string(AttentionOptionsOf(spec).status().message()),
               HasSubstr("attention.select: 5 is unknown"));
+}
+
+// Whatever the section: numbers that only a newer program knows are refused by field and number.
+TEST(OptionsTest, EveryEnumeratorOfASpecificationIsChecked) {
+  EXPECT_EQ(CheckEnumerators(testing::Job()), absl::OkStatus());
+  int checked = 0;
+  for (const Field& field : Fields()) {
+    v1::JobSpec spec = testing::Job();
+    const Slot slot = FindSlot(&spec, field.path);
+    if (slot.descriptor->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_ENUM) continue;
+    slot.message->GetReflection()->SetEnumValue(slot.message, slot.descriptor, 77);
+    EXPECT_THAT(std::string(CheckEnumerators(spec).message()),
+                HasSubstr(std::string(field.path) + ": enumerator 77 is unknown"));
+    EXPECT_FALSE(Validate(spec).ok()) << field.path;
+    ++checked;
+  }
+  EXPECT_GE(checked, 9);
 }
 
 }  // namespace
