@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/cuda_call.h"
 #include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/attention/runner/document_attention.h"
+#include "worker/attention/testing/gpu_attention.h"
 #include "worker/attention/testing/gpu_rings.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_device_communicator.h"
@@ -93,13 +93,8 @@ Result RunByDocuments(const Sequence& sequence, patterns::AttentionOptions optio
   return result;
 }
 
-class CudaDocumentAttentionTest : public ::testing::TestWithParam<testing::RingSetting> {
- protected:
-  void SetUp() override {
-    if (testing::GpuCount() == 0) GTEST_SKIP() << "no GPU on this machine";
-    ASSERT_EQ(kernels::ops::LoadTorchCuda(), absl::OkStatus());
-  }
-};
+class CudaDocumentAttentionTest : public testing::CudaAttentionTest,
+                                  public ::testing::WithParamInterface<testing::RingSetting> {};
 
 TEST_P(CudaDocumentAttentionTest, IsThatOfTheCpu) {
   const Sequence sequence(2048, 4, 2, 64);
