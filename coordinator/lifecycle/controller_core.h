@@ -114,6 +114,12 @@ class ControllerCore {
                                                        const NodeRecord& record);
   absl::Status CheckIdentity(const NodeRecord& record, const std::string& known,
                              const session::Session& session, absl::Time now) const;
+  // `applied`: the sequence up to which its events have been taken in.
+  void SendWelcome(const std::shared_ptr<session::Session>& session, uint64_t epoch,
+                   uint64_t applied);
+  // What was sent to `node` and has not been acknowledged.
+  absl::Status SendAgain(store::ReadTransaction& transaction, const std::string& node,
+                         const std::shared_ptr<session::Session>& session);
   // `job`'s current attempt was sent to `node`, and no worker has said yet that it got it.
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,
