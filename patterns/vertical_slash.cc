@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -289,6 +290,15 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
   return head;
 }
 
+void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
+  options->select = Select::kTopP;
+  options->budget = {.vertical_mass = 1,
+                     .slash_mass = 1,
+                     .max_verticals = std::numeric_limits<int32_t>::max(),
+                     .max_slashes = std::numeric_limits<int32_t>::max(),
+                     .density = density};
+}
+
 }  // namespace
 
 absl::Status EstimateRows(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
@@ -327,6 +337,7 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .check = Check,
     .build = Build,
     .sample = Sample,
+    .set_density = SetDensity,
     .page =
         R"(MTraining (arXiv 2510.18830), Algorithm 1. Per layer, head and step, the softmax of
 `attention.estimate_queries` queries over all keys says how much attention mass each column (one key) and each
