@@ -206,7 +206,8 @@ TEST(KeyGroupsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   EXPECT_THAT(message({}, 64), HasSubstr("scale is 0; it must be above 0"));
   EXPECT_THAT(message({.scale = 1.0f, .density = 1.5f}, 64),
               HasSubstr("density is 1.5; it must be above 0 and at most 1"));
-  EXPECT_THAT(message({.scale = 1.0f, .capacity = 7}, 64), HasSubstr("capacity is 7"));
+  EXPECT_THAT(message({.scale = 1.0f, .density = 0.5f, .capacity = 7}, 64),
+              HasSubstr("capacity is 7"));
   EXPECT_THAT(
       message(
           {.query_layout = {.kind = LayoutKind::kStriped, .ranks = 4, .stripe = 32, .tokens = 4096},
