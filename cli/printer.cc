@@ -114,7 +114,7 @@ void PrintJson(const Context& context, const ordered_json& document, const Table
 
 namespace {
 
-// Of what is cut, so that something can be read.
+// What stays of a cell that is cut, so that something can be read.
 constexpr int kLeastColumns = 10;
 
 bool Continues(char byte) {

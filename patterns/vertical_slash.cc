@@ -108,8 +108,8 @@ struct Counts {
   bool by_tiles;
 };
 
-// Of a share of the causal tiles, a tenth of it, as a share of the tokens, goes to columns. They
-// cost at most twice that, if they all are at the start; what is left for certain goes to
+// A tenth of a share of the causal tiles goes to columns, as a share of the tokens. Columns cost
+// at most twice that, if they all are at the start; what is left for certain goes to
 // diagonals.
 Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
   if (budget.density == 0.0) return {budget.max_verticals, budget.max_slashes, false};

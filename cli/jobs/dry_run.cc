@@ -31,7 +31,7 @@ using v1::ResourcesSpec;
 
 constexpr uint32_t kGpusOfANode = 8;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-// Of an H200, less what the driver takes.
+// The memory of an H200, less what the driver takes.
 constexpr double kGpuGiB = 139;
 
 struct Machines {

@@ -1,4 +1,4 @@
-// From the protocol's messages to the plain values that ring/ and patterns/ work with. All errors
+// Turns the protocol's messages into the plain values that ring/ and patterns/ use. All errors
 // are INVALID_ARGUMENT and name the field, and the number of an enumerator that this program does
 // not know or that is not set.
 #pragma once

@@ -36,7 +36,7 @@ struct Plan {
   };
   std::vector<EarlierWeights> earlier_weights;
 
-  // Of a step before the first that is known: the oldest.
+  // A step before the first that is known has the oldest.
   const balance::SampleWeights& WeightsAt(uint64_t step) const {
     if (step >= weights_from_step || earlier_weights.empty()) return sample_weights;
     const EarlierWeights* found = &earlier_weights.front();

@@ -24,7 +24,7 @@ struct PlanRequest {
   std::optional<v1::ModelShape> shape = {};
   std::vector<v1::Placement> placements = {};
   std::vector<v1::NodeInventory> nodes = {};  // of each placement, in order
-  // Of the attempt whose checkpoint the next one resumes from: it adds in the same order.
+  // The plan of the attempt whose checkpoint the next one resumes from: it adds in the same order.
   std::optional<v1::StepPlan> kept = {};
   bool is_preview = false;  // nothing starts with it
   // True once something has overtaken the plan: whatever comes of it is not looked at. May be null.

@@ -15,7 +15,7 @@
 namespace ringleader::planner {
 namespace {
 
-// Of steps that are predicted by their lengths.
+// How many steps are drawn and dealt to predict those of a job by its lengths.
 constexpr int kDrawnSteps = 16;
 
 int64_t DenseLayers(const v1::JobSpec& spec, const model::ModelConfig& model) {

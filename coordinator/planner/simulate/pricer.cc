@@ -24,7 +24,7 @@ constexpr int kSampledHeads = 4;
 // Work grows with the square of the ranks, while layers look more and more alike.
 constexpr int kManyRanks = 256;
 
-// Of a sequence, forward and backward: 6 a weight and token, and 12 a query, key that it visits,
+// A sequence takes, forward and backward, 6 a weight and token, and 12 a query, key that it visits,
 // head and element of a head. What is computed again does not count.
 double ModelFlops(const model::ModelConfig& model, double tokens, double density) {
   const double visited = density * tokens * (tokens + 1) / 2;

@@ -91,7 +91,7 @@ class Connection {
 
  private:
   SQLite::Statement& Prepare(const char* sql);
-  // Of the last system call that failed on the log of writes; 0: none did, or it is not known.
+  // The errno of the last system call that failed on the log of writes; 0: none, or not known.
   // (sqlite3_system_errno() does not hear of a COMMIT that fails.)
   int WriteErrno();
   static void Bind(SQLite::Statement& statement, int index, int64_t value) {

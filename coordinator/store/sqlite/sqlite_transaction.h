@@ -14,7 +14,7 @@
 
 namespace ringleader::store {
 
-// Of older steps the first and every kLayerStride-th after it keep their layers.
+// The first of the older steps, and every kLayerStride-th after it, keep their layers.
 inline constexpr int64_t kLayerStride = 16;
 
 class SqliteTransaction : public WriteTransaction {

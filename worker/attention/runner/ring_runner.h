@@ -62,7 +62,7 @@ class RingRunner {
                               RingSlots& kv);
   absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
   absl::Status Probe(AttentionCall& call);
-  // Of a layer's call: all but the work.
+  // What building a layer's index starts from, but for its work.
   patterns::IndexInputs InputsOf(const AttentionCall& call) const;
   absl::Status BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
                              AttentionCall& call);

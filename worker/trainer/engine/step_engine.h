@@ -48,7 +48,7 @@ struct StepUpdate {
 struct EngineStats {
   PhaseSeconds phases;  // without data, checkpoint and evaluation
   std::vector<attention::LayerStats> layers;
-  // Of ForwardBackward, in its order, where documents are samples.
+  // What each ForwardBackward visited, in their order, where documents are samples.
   std::vector<attention::VisitedTiles> micro_batches;
   uint64_t peak_memory_bytes = 0;  // of the device, since the start
 };

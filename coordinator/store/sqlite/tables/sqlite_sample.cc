@@ -15,7 +15,7 @@ int64_t NextWithLayers(int64_t step) {
   return (step - 1 + kLayerStride - 1) / kLayerStride * kLayerStride + 1;
 }
 
-// Of one table: its first and last step of a job, and the first row from a step on.
+// How to ask one table for a job's first and last step, and for the first row from a step on.
 struct Statements {
   const char* ends;
   const char* next;
