@@ -1,7 +1,11 @@
 #include "worker/model/decoder/cuda_token_ops.h"
 
+#include <optional>
+#include <utility>
+
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/embedding.h"
+#include "kernels/ops/cast_ops.h"
 #include "kernels/ops/cuda_call.h"
 #include "kernels/ops/elementwise_ops.h"
 
@@ -14,19 +18,34 @@ using torch::Tensor;
 
 static_assert(kIgnoreLabel == fused::kIgnoredLabel);
 
+// Memory for the cast of a result, where `form` asks for one.
+ops::CastTensors Room(int64_t rows, int64_t dim, const Tensor& like, Form form) {
+  return form == Form::kValues ? ops::CastTensors{} : ops::EmptyCast(rows, dim, like);
+}
+
+ScaledRows Rows(ops::CastTensors cast) {
+  return {.codes = std::move(cast.codes), .scales = std::move(cast.scales)};
+}
+
 // Results lie in their inputs' memory where TokenOps allows it.
 class CudaTokenOps : public TokenOps {
  public:
   Norm NormForward(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                   double epsilon) const override {
-    const ops::NormRows rows = ops::NormForward(x, residual, weight, epsilon, /*sum=*/residual);
-    return {.sum = residual.defined() ? residual : x, .y = rows.y, .rstd = rows.rstd};
+                   double epsilon, Form form) const override {
+    const ops::CastTensors cast = Room(x.size(0), x.size(1), x, form);
+    const ops::NormRows rows = ops::NormForward(x, residual, weight, epsilon, /*sum=*/residual,
+                                                cast, /*want_y=*/form != Form::kRows);
+    return {.sum = residual.defined() ? residual : x,
+            .y = {.values = rows.y, .rows = Rows(cast)},
+            .rstd = rows.rstd};
   }
 
-  Tensor NormBackward(const Tensor& dy, const Tensor& sum, const Tensor& rstd, const Tensor& weight,
-                      const Tensor& d_sum, const Tensor& d_weight) const override {
-    ops::NormBackward(dy, sum, rstd, weight, d_sum, /*dx=*/dy, d_weight);
-    return dy;
+  Operand NormBackward(const Tensor& dy, const Tensor& sum, const Tensor& rstd,
+                       const Tensor& weight, const Tensor& d_sum, const Tensor& d_weight,
+                       Form form) const override {
+    const ops::CastTensors cast = Room(dy.size(0), dy.size(1), dy, form);
+    ops::NormBackward(dy, sum, rstd, weight, d_sum, /*dx=*/dy, d_weight, cast);
+    return {.values = dy, .rows = Rows(cast)};
   }
 
   void Rotate(const Tensor& q, const Tensor& k, const Rotary& rotary, bool inverse,
@@ -35,11 +54,31 @@ class CudaTokenOps : public TokenOps {
                 k_out);
   }
 
-  Tensor SwiGlu(const Tensor& gate_up) const override { return ops::SwiGluForward(gate_up); }
+  Operand SwiGlu(const Tensor& gate_up, Form form) const override {
+    const ops::CastTensors cast = Room(gate_up.size(0), gate_up.size(1) / 2, gate_up, form);
+    const Tensor out = ops::SwiGluForward(gate_up, cast, /*want_out=*/form != Form::kRows);
+    return {.values = out, .rows = Rows(cast)};
+  }
 
-  SwiGluGradient SwiGluBackward(const Tensor& d_activation, const Tensor& gate_up) const override {
-    ops::SwiGluBackward(d_activation, gate_up, /*activation=*/d_activation, /*d_gate_up=*/gate_up);
-    return {.activation = d_activation, .d_gate_up = gate_up};
+  SwiGluGradient SwiGluBackward(const Tensor& d_activation, const Tensor& gate_up,
+                                Form form) const override {
+    const ops::CastTensors cast = Room(gate_up.size(0), gate_up.size(1), gate_up, form);
+    ops::SwiGluBackward(d_activation, gate_up, /*activation=*/d_activation, /*d_gate_up=*/gate_up,
+                        cast);
+    return {.activation = d_activation, .d_gate_up = {.values = gate_up, .rows = Rows(cast)}};
+  }
+
+  ScaledRows CastRows(const Tensor& x) const override { return Rows(ops::CastRows(x)); }
+  ScaledRows CastTransposed(const Tensor& x) const override {
+    return Rows(ops::CastTransposed(x));
+  }
+
+  // Sums stay in fp32 registers all the way: without fast accumulation.
+  void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,
+                     Tensor y) const override {
+    at::_scaled_mm_out(y, a.codes, b.codes.t(), a.scales, b.scales.t(),
+                       bias.defined() ? std::optional<Tensor>(bias) : std::nullopt,
+                       /*scale_result=*/std::nullopt, y.scalar_type(), /*use_fast_accum=*/false);
   }
 
   void AddWeightGradient(const Tensor& dy, const Tensor& x, const Tensor& d_weight) const override {

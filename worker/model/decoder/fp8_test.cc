@@ -149,7 +149,9 @@ TEST(Fp8DecoderTest, CastsFollowTheirWeights) {
     // The last layer's are still there when backward begins with it.
     EXPECT_EQ(ops.casts, all ? weights : 2 * weights - 4);
     EXPECT_EQ(decoder.ForwardBackward(batch, attention).item<double>(), before);
-    if (all) EXPECT_EQ(ops.casts, weights) << "a second micro-batch casts nothing";
+    if (all) {
+      EXPECT_EQ(ops.casts, weights) << "a second micro-batch casts nothing";
+    }
 
     store.parameters().mul_(0.5);
     const double after = decoder.ForwardBackward(batch, attention).item<double>();
