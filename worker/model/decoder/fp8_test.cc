@@ -82,8 +82,9 @@ double Error(const Tensor& got, const Tensor& want) {
   return ((got.to(torch::kDouble) - wide).norm() / wide.norm().clamp_min(1e-12)).item<double>();
 }
 
-// e4m3 keeps 4 bits of a value, so a cast moves it by at most 2^-4 of itself, and errors of a sum's
-// terms average out. The figures by parameter are in docs/precision.md.
+// e4m3 keeps 4 bits of a value where bf16 keeps 8, so that errors are some 16 times bf16's: a few
+// percent a product, whose sums run over roundings that are independent. What is wrong in a scale or a
+// transposed copy moves results by as much as they are large. The figures are in docs/precision.md.
 TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
   const ModelConfig config = Config();
   const PlainTokenOps plain;
@@ -96,7 +97,7 @@ TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
   EXPECT_NEAR(fp8.loss, exact.loss, 1e-3 * exact.loss);
   EXPECT_NEAR(bf16_fp8.loss, exact.loss, 1e-3 * exact.loss);
   EXPECT_GT(Error(fp8.logits, exact.logits), 1e-3) << "nothing was cast";
-  EXPECT_LT(Error(fp8.logits, exact.logits), 0.05);
+  EXPECT_LT(Error(fp8.logits, exact.logits), 24 * Error(bf16.logits, exact.logits));
   std::printf("%-45s %9s %9s %9s\n", "relative L2 of the gradient", "bf16", "fp8", "fp8, bf16");
   for (const ParameterSlot& slot : MakeParameterLayout(config).slots) {
     const auto error = [&](const Result& result) {
@@ -107,8 +108,8 @@ TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
                 error(bf16_fp8));
     // A key's bias moves all logits of a query alike: its gradient is rounding, whatever computes it.
     if (slot.name.find("k_proj.bias") != std::string::npos) continue;
-    EXPECT_LT(error(fp8), 0.1) << slot.name;
-    EXPECT_LT(error(bf16_fp8), 0.1) << slot.name;
+    EXPECT_LT(error(fp8), 24 * error(bf16)) << slot.name;
+    EXPECT_LT(error(bf16_fp8), 24 * error(bf16)) << slot.name;
   }
 }
 
