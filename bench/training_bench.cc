@@ -275,9 +275,9 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
     return {};
   }
   if (!flags.profile.empty()) {
-    const std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s-%s", run.gpus, run.tokens,
-                                             run.dense ? "dense" : "sparse", ring, layout,
-                                             run.precision);
+    const std::string name =
+        absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s-%s", run.gpus, run.tokens,
+                        run.dense ? "dense" : "sparse", ring, layout, run.precision);
     if (!SaveTraces(agent, folder.path() + "/checkpoints/profiles",
                     std::filesystem::path(flags.profile) / name, run.gpus,
                     absl::Seconds(flags.timeout_seconds))) {
@@ -295,7 +295,8 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
 void PrintSettings(const TokenFolder& folder) {
   std::ifstream log(folder.path() + "/rank-0.log");
   for (std::string line; std::getline(log, line);) {
-    if (absl::StartsWith(line, "| linear layers") || absl::StartsWith(line, "| recompute") || absl::StartsWith(line, "| kept for backward") ||
+    if (absl::StartsWith(line, "| linear layers") || absl::StartsWith(line, "| recompute") ||
+        absl::StartsWith(line, "| kept for backward") ||
         absl::StartsWith(line, "| memory of a rank")) {
       std::printf("%s\n", line.c_str());
     }
@@ -304,7 +305,8 @@ void PrintSettings(const TokenFolder& folder) {
 
 std::string CsvHeader() {
   std::string header =
-      "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,layout,documents,kv_gradients,precision,"
+      "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,layout,documents,kv_gradients,"
+      "precision,"
       "density,recall,step_"
       "seconds,tokens_per_second";
   ForEachPhase({}, [&](const std::string& name, double) { absl::StrAppend(&header, ",", name); });
@@ -322,12 +324,11 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
   ForEachPhase(report.phases(), [&](const std::string&, double seconds) {
     absl::StrAppendFormat(&phases, ",%.4f", seconds);
   });
-  const std::string head =
-      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
-                      std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
-                      run.tokens, run.dense ? "dense" : "sparse", ring, layout,
-                      flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients,
-                      run.precision);
+  const std::string head = absl::StrFormat(
+      "%s,%s,%s,%s,%d,%d,%d,%s,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
+      std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes, run.tokens,
+      run.dense ? "dense" : "sparse", ring, layout,
+      flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients, run.precision);
   return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n", head,
                          figures.density, figures.recall, figures.step_seconds,
                          figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
@@ -414,10 +415,8 @@ int Main(int argc, char** argv) {
         for (const std::string& ring : flags.ring) {
           for (const std::string& layout : flags.layouts) {
             for (const std::string& precision : flags.precisions) {
-              const TrainingCase run{.gpus = gpus,
-                                     .tokens = tokens,
-                                     .dense = mode == "dense",
-                                     .precision = precision};
+              const TrainingCase run{
+                  .gpus = gpus, .tokens = tokens, .dense = mode == "dense", .precision = precision};
               const std::string row = Row(flags, *config, run, ring, layout);
               all_measured &= !row.empty();
               std::printf("%s", row.c_str());

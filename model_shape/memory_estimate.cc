@@ -51,8 +51,8 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
   int64_t attention = n * ((3 * w.hidden + 2 * w.packed() + w.attended) * element +
                            2 * w.attended * kFloat + 4 * w.kv * kFloat);
   if (shape.precision == Precision::kFp8) {
-    // A byte an element: the norm's rows and the upstream gradient, with gate's and up's of a chunk;
-    // the stream's gradient and dq, dk, dv.
+    // A byte an element: the norm's rows and the upstream gradient, with gate's and up's of a
+    // chunk; the stream's gradient and dq, dk, dv.
     mlp += 2 * n * w.hidden + 2 * chunk * w.inner;
     attention += n * (w.hidden + w.packed());
   }
@@ -262,12 +262,12 @@ std::string DescribeKept(const ModelConfig& config, const RecomputePlan& plan) {
 
 std::string DescribeMemory(const TrainingMemory& memory) {
   std::string text = absl::StrFormat(
-      "%.1f GiB (parameters %.1f%s, optimizer %.1f, gradient buckets %.1f, kept for backward %.1f, a "
+      "%.1f GiB (parameters %.1f%s, optimizer %.1f, gradient buckets %.1f, kept for backward %.1f, "
+      "a "
       "layer in work %.1f%s)",
       GiB(memory.total()), GiB(memory.parameters),
       memory.casts > 0 ? absl::StrFormat(", weights in e4m3 %.1f", GiB(memory.casts)) : "",
-      GiB(memory.optimizer), GiB(memory.buckets),
-      GiB(memory.saved), GiB(memory.working),
+      GiB(memory.optimizer), GiB(memory.buckets), GiB(memory.saved), GiB(memory.working),
       memory.copies > 0 ? absl::StrFormat(", checkpoint and export %.1f", GiB(memory.copies)) : "");
   if (memory.host_saved > 0) {
     absl::StrAppendFormat(&text,

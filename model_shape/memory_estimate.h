@@ -45,9 +45,10 @@ struct RecomputePlan {
 };
 
 // How many layers' casts of weights a rank holds at a time: of all, made once a step, where
-// parameters are whole and several micro-batches use them; else of the layer in work, made each time
-// it is come to. 0 without FP8.
-int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape, ParameterSharding sharding);
+// parameters are whole and several micro-batches use them; else of the layer in work, made each
+// time it is come to. 0 without FP8.
+int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
+                  ParameterSharding sharding);
 
 // Bytes that one layer keeps for backward of a token.
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute);

@@ -2,8 +2,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "kernels/fused/cast/e4m3.cuh"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/fused/e4m3.cuh"
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/vec.cuh"
 

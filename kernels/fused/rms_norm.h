@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "kernels/fused/cast.h"
+#include "kernels/fused/cast/cast.h"
 
 namespace ringleader::kernels::fused {
 
@@ -25,7 +25,7 @@ struct RmsNormForwardArgs {
   __nv_bfloat16* sum = nullptr;             // [rows, dim], h; null exactly when residual is
   __nv_bfloat16* y = nullptr;               // [rows, dim]; may be null where cast is set
   E4m3Rows cast = {};
-  float* rstd = nullptr;                    // [rows]
+  float* rstd = nullptr;  // [rows]
   int64_t rows = 0;
   int64_t dim = 0;
   float epsilon = 1e-6f;
@@ -43,8 +43,8 @@ struct RmsNormBackwardArgs {
       nullptr;                  // [rows, dim], gradient that reaches h past the norm; or null
   __nv_bfloat16* dx = nullptr;  // [rows, dim]; may alias dy or d_sum
   E4m3Rows cast = {};
-  float* d_weight = nullptr;    // [dim], added to
-  void* workspace = nullptr;    // RmsNormWorkspaceBytes(dim) bytes
+  float* d_weight = nullptr;  // [dim], added to
+  void* workspace = nullptr;  // RmsNormWorkspaceBytes(dim) bytes
   int64_t rows = 0;
   int64_t dim = 0;
 };

@@ -1,7 +1,7 @@
 #include "base/status_macros.h"
+#include "kernels/fused/cast/e4m3.cuh"
+#include "kernels/fused/cast/row_block.cuh"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/fused/e4m3.cuh"
-#include "kernels/fused/row_block.cuh"
 #include "kernels/fused/swiglu.h"
 #include "kernels/fused/vec.cuh"
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "kernels/fused/cast.h"
+#include "kernels/fused/cast/cast.h"
 
 namespace ringleader::kernels::fused {
 
@@ -32,8 +32,8 @@ absl::Status SwigluForward(const SwigluForwardArgs& args, cudaStream_t stream);
 
 // `out` receives the forward result again: it is not saved between the passes, and the
 // down projection's weight gradient needs it at this very point. d_gate and d_up may alias gate and
-// up, or d_out. `cast` receives rows of d_gate and, after it, d_up, as rounded to bf16: [rows, 2 dim]
-// with one scale for both; then dim is at most kMaxCastDim.
+// up, or d_out. `cast` receives rows of d_gate and, after it, d_up, as rounded to bf16: [rows, 2
+// dim] with one scale for both; then dim is at most kMaxCastDim.
 struct SwigluBackwardArgs {
   RowMatrix<const __nv_bfloat16> gate = {}, up = {}, d_out = {};
   RowMatrix<__nv_bfloat16> d_gate = {}, d_up = {};

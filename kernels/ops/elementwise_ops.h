@@ -16,8 +16,8 @@ struct NormRows {
   torch::Tensor rstd;  // [n, 1] fp32, 1 / rms of what was normalised
 };
 // Normalises x: [n, hidden] or, with a residual, x + residual, which it then writes to `sum`. `sum`
-// may be the residual; without a residual both are undefined. `cast`, where defined, receives y; then y
-// itself may not be wanted.
+// may be the residual; without a residual both are undefined. `cast`, where defined, receives y;
+// then y itself may not be wanted.
 NormRows NormForward(const torch::Tensor& x, const torch::Tensor& residual,
                      const torch::Tensor& weight, double epsilon, const torch::Tensor& sum,
                      const CastTensors& cast = {}, bool want_y = true);

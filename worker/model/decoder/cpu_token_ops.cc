@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "kernels/ops/token_view.h"
-#include "kernels/reference/math/cast.h"
 #include "kernels/reference/math/fused.h"
+#include "kernels/reference/math/row_cast.h"
 #include "kernels/reference/math/thread_pool.h"
 
 namespace ringleader::model {
@@ -42,8 +42,8 @@ class CpuTokenOps : public TokenOps {
  public:
   explicit CpuTokenOps(int threads) : pool_(threads) {}
 
-  Norm NormForward(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                   double epsilon, Form form) const override {
+  Norm NormForward(const Tensor& x, const Tensor& residual, const Tensor& weight, double epsilon,
+                   Form form) const override {
     CheckRows(x, "NormForward: x");
     if (residual.defined()) {
       CheckRows(residual, "NormForward: residual");
@@ -187,9 +187,7 @@ class CpuTokenOps : public TokenOps {
     return rows;
   }
 
-  ScaledRows CastTransposed(const Tensor& x) const override {
-    return CastRows(x.t().contiguous());
-  }
+  ScaledRows CastTransposed(const Tensor& x) const override { return CastRows(x.t().contiguous()); }
 
   // Scales are powers of two: taking them in first rounds nothing.
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,

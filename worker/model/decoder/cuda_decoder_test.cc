@@ -175,8 +175,8 @@ TEST_F(SmallModelTest, RecomputingDoesNotChangeABit) {
 }
 
 // The same scheme on both: the CPU computes it in bf16 by LibTorch's operators, whose products are
-// those of what it decodes, and in the CPU engine's fp32. What differs is where bf16 rounds, which now
-// and then moves a value to the next code.
+// those of what it decodes, and in the CPU engine's fp32. What differs is where bf16 rounds, which
+// now and then moves a value to the next code.
 TEST_F(SmallModelTest, Fp8AgreesWithTheCpu) {
   const ModelConfig config = SmallConfig(true);
   const auto run = [&](const TokenOps& ops, torch::Device device, torch::ScalarType type,
@@ -191,15 +191,16 @@ TEST_F(SmallModelTest, Fp8AgreesWithTheCpu) {
   // A percent or so a product, and as much as fp8_test.cc finds on CPUs.
   ExpectEqualBySlot(config, gpu.gradients, plain.gradients, 0.1);
   ExpectEqualBySlot(config, gpu.gradients, exact.gradients, 0.2);
-  const Result bf16 = run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kModelType);
+  const Result bf16 =
+      run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kModelType);
   EXPECT_NE(gpu.loss, bf16.loss) << "nothing was cast";
 }
 
 TEST_F(SmallModelTest, RecomputingFp8DoesNotChangeABit) {
   const ModelConfig config = SmallConfig(true);
   const auto run = [&](Recompute recompute) {
-    return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16,
-               {.recompute = recompute}, nullptr, 500, Precision::kFp8);
+    return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.recompute = recompute},
+               nullptr, 500, Precision::kFp8);
   };
   const Result full = run(Recompute::kFull);
   for (const Recompute recompute : kPolicies) {

@@ -30,8 +30,8 @@ ScaledRows Rows(ops::CastTensors cast) {
 // Results lie in their inputs' memory where TokenOps allows it.
 class CudaTokenOps : public TokenOps {
  public:
-  Norm NormForward(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                   double epsilon, Form form) const override {
+  Norm NormForward(const Tensor& x, const Tensor& residual, const Tensor& weight, double epsilon,
+                   Form form) const override {
     const ops::CastTensors cast = Room(x.size(0), x.size(1), x, form);
     const ops::NormRows rows = ops::NormForward(x, residual, weight, epsilon, /*sum=*/residual,
                                                 cast, /*want_y=*/form != Form::kRows);
@@ -69,9 +69,7 @@ class CudaTokenOps : public TokenOps {
   }
 
   ScaledRows CastRows(const Tensor& x) const override { return Rows(ops::CastRows(x)); }
-  ScaledRows CastTransposed(const Tensor& x) const override {
-    return Rows(ops::CastTransposed(x));
-  }
+  ScaledRows CastTransposed(const Tensor& x) const override { return Rows(ops::CastTransposed(x)); }
 
   // Sums stay in fp32 registers all the way: without fast accumulation.
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,

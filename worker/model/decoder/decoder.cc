@@ -59,9 +59,9 @@ class Decoder::Pass {
   // final: Forward's result, with the gradient of y in y.
   void Backward(const TokenOps::Norm& final) {
     const Tensor d_final = store_.OpenGradient(Final());
-    Operand dx = ops_.NormBackward(final.y.values, final.sum, final.rstd,
-                                   View(FinalNorm(), Final(), -1), {},
-                                   ViewGroup(FinalNorm(), d_final, Begin(Final())), LayerForm());
+    Operand dx =
+        ops_.NormBackward(final.y.values, final.sum, final.rstd, View(FinalNorm(), Final(), -1), {},
+                          ViewGroup(FinalNorm(), d_final, Begin(Final())), LayerForm());
     store_.CloseGradient(Final());
     for (int layer = static_cast<int>(config_.layers) - 1; layer >= 0; --layer) {
       const int block = layer + 1;
@@ -92,8 +92,8 @@ class Decoder::Pass {
         .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
         .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
         .rotary = rotary_,
-        .casts = IsFp8() ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters)
-                         : nullptr};
+        .casts =
+            IsFp8() ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters) : nullptr};
   }
   int Final() const { return static_cast<int>(config_.layers) + 1; }
   int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }

@@ -1,5 +1,6 @@
 // The decoder with FP8 products on the CPU: how far a layer's outputs and gradients are from fp64,
-// beside bf16's; that backward repeats what forward computed; and that no cast of a weight is stale.
+// beside bf16's; that backward repeats what forward computed; and that no cast of a weight is
+// stale.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,10 +45,7 @@ TokenBatch Batch(int64_t n) {
   const Tensor tokens = torch::randint(253, {n}, torch::kInt64);
   Tensor labels = tokens.roll(-1);
   labels[n - 1] = kIgnoreLabel;
-  return {.tokens = tokens,
-          .positions = torch::arange(n),
-          .labels = labels,
-          .sequence_length = n};
+  return {.tokens = tokens, .positions = torch::arange(n), .labels = labels, .sequence_length = n};
 }
 
 DecoderOptions Options(Precision precision, int64_t held_casts = 1,
@@ -83,8 +81,9 @@ double Error(const Tensor& got, const Tensor& want) {
 }
 
 // e4m3 keeps 4 bits of a value where bf16 keeps 8, so that errors are some 16 times bf16's: a few
-// percent a product, whose sums run over roundings that are independent. What is wrong in a scale or a
-// transposed copy moves results by as much as they are large. The figures are in docs/precision.md.
+// percent a product, whose sums run over roundings that are independent. What is wrong in a scale
+// or a transposed copy moves results by as much as they are large. The figures are in
+// docs/precision.md.
 TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
   const ModelConfig config = Config();
   const PlainTokenOps plain;
@@ -98,7 +97,10 @@ TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
   EXPECT_NEAR(bf16_fp8.loss, exact.loss, 1e-3 * exact.loss);
   EXPECT_GT(Error(fp8.logits, exact.logits), 1e-3) << "nothing was cast";
   EXPECT_LT(Error(fp8.logits, exact.logits), 24 * Error(bf16.logits, exact.logits));
-  std::printf("%-45s %9s %9s %9s\n", "relative L2 of the gradient", "bf16", "fp8", "fp8, bf16");
+  // bench/fp8.sh reads these lines.
+  std::printf("%-45s %9s %9s %9s\n", "relative L2", "bf16", "fp8, fp32", "fp8, bf16");
+  std::printf("%-45s %9.5f %9.5f %9.5f\n", "logits", Error(bf16.logits, exact.logits),
+              Error(fp8.logits, exact.logits), Error(bf16_fp8.logits, exact.logits));
   for (const ParameterSlot& slot : MakeParameterLayout(config).slots) {
     const auto error = [&](const Result& result) {
       return Error(result.gradients.narrow(0, slot.offset, slot.elements),
@@ -106,7 +108,8 @@ TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
     };
     std::printf("%-45s %9.5f %9.5f %9.5f\n", slot.name.c_str(), error(bf16), error(fp8),
                 error(bf16_fp8));
-    // A key's bias moves all logits of a query alike: its gradient is rounding, whatever computes it.
+    // A key's bias moves all logits of a query alike: its gradient is rounding, whatever computes
+    // it.
     if (slot.name.find("k_proj.bias") != std::string::npos) continue;
     EXPECT_LT(error(fp8), 24 * error(bf16)) << slot.name;
     EXPECT_LT(error(bf16_fp8), 24 * error(bf16)) << slot.name;
@@ -178,11 +181,8 @@ TEST(Fp8DecoderTest, WeightsThatAreNotFiniteShowInLossAndGradients) {
       const double loss = decoder.ForwardBackward(Batch(64), attention).item<double>();
       EXPECT_FALSE(std::isfinite(loss)) << name;
       const ParameterSlot& slot = *layout.Find(name);
-      EXPECT_FALSE(store.gradients()
-                       .narrow(0, slot.offset, slot.elements)
-                       .isfinite()
-                       .all()
-                       .item<bool>())
+      EXPECT_FALSE(
+          store.gradients().narrow(0, slot.offset, slot.elements).isfinite().all().item<bool>())
           << name;
     }
   }

@@ -47,8 +47,8 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
                   SavedLayer* saved);
 
 // dy: the gradient of the layer's output, its rows cast where the context has casts. Adds to
-// `gradients` (fp32) and returns the gradient of its input, likewise. Takes `saved` apart, to free it
-// early.
+// `gradients` (fp32) and returns the gradient of its input, likewise. Takes `saved` apart, to free
+// it early.
 Operand BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
                       const LayerParameters& gradients, SavedLayer saved, const Operand& dy);
 

@@ -1,6 +1,6 @@
-// The products of a linear layer y = x W^T + b that read its weight: y, and dx = dy W. Without casts
-// of the weight they read the model's type, with them e4m3. dW, whose sum runs over tokens and so
-// across the scales of both operands' rows, reads the model's type either way
+// The products of a linear layer y = x W^T + b that read its weight: y, and dx = dy W. Without
+// casts of the weight they read the model's type, with them e4m3. dW, whose sum runs over tokens
+// and so across the scales of both operands' rows, reads the model's type either way
 // (TokenOps::AddWeightGradient).
 #pragma once
 

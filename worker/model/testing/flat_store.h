@@ -34,7 +34,7 @@ class FlatStore : public ParameterStore {
     ++version_;
     return parameters_;
   }
-  torch::Tensor& gradients() { return gradients_; }    // [elements] fp32
+  torch::Tensor& gradients() { return gradients_; }  // [elements] fp32
   const std::set<int>& open() const { return open_; }
   const std::vector<int>& closed() const { return closed_; }  // in the order of closing
 

@@ -16,8 +16,8 @@ class PlainTokenOps : public TokenOps {
   void Rotate(const torch::Tensor& q, const torch::Tensor& k, const Rotary& rotary, bool inverse,
               const torch::Tensor& q_out, const torch::Tensor& k_out) const override;
   Operand SwiGlu(const torch::Tensor& gate_up, Form form) const override;
-  SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation,
-                                const torch::Tensor& gate_up, Form form) const override;
+  SwiGluGradient SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
+                                Form form) const override;
   ScaledRows CastRows(const torch::Tensor& x) const override;
   ScaledRows CastTransposed(const torch::Tensor& x) const override;
   void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const torch::Tensor& bias,

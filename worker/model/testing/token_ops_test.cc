@@ -20,7 +20,8 @@ Tensor Wide(const Tensor& x) {
 
 TEST_P(TokenOpsTest, NormAndItsGradient) {
   const Tensor x = Random({300, 2048}), residual = Random({300, 2048}), weight = Random({2048});
-  const auto expected = plain_.NormForward(Wide(x), Wide(residual), Wide(weight), 1e-6, Form::kValues);
+  const auto expected =
+      plain_.NormForward(Wide(x), Wide(residual), Wide(weight), 1e-6, Form::kValues);
   const auto actual = fused_->NormForward(x, residual.clone(), weight, 1e-6, Form::kValues);
   EXPECT_LT(Error(actual.sum, expected.sum), GetParam().tolerance);
   EXPECT_LT(Error(actual.y.values, expected.y.values), GetParam().tolerance);
@@ -32,14 +33,15 @@ TEST_P(TokenOpsTest, NormAndItsGradient) {
   const Tensor dy = Random({300, 2048}), past = Random({300, 2048});
   const Tensor d_weight = Zeros({2048}), d_weight_expected = Zeros({2048}).to(torch::kDouble);
   for (const Tensor& d_sum : {past, Tensor()}) {
-    const Tensor dx =
-        fused_->NormBackward(dy.clone(), actual.sum, actual.rstd, weight, d_sum, d_weight,
-                              Form::kValues)
-            .values;
+    const Tensor dx = fused_
+                          ->NormBackward(dy.clone(), actual.sum, actual.rstd, weight, d_sum,
+                                         d_weight, Form::kValues)
+                          .values;
     const Tensor dx_expected =
-        plain_.NormBackward(Wide(dy), Wide(actual.sum), expected.rstd, Wide(weight),
-                            d_sum.defined() ? Wide(d_sum) : Tensor(), d_weight_expected,
-                            Form::kValues)
+        plain_
+            .NormBackward(Wide(dy), Wide(actual.sum), expected.rstd, Wide(weight),
+                          d_sum.defined() ? Wide(d_sum) : Tensor(), d_weight_expected,
+                          Form::kValues)
             .values;
     EXPECT_LT(Error(dx, dx_expected), GetParam().tolerance);
     EXPECT_LT(Error(d_weight, d_weight_expected), GetParam().tolerance) << "added to, not set";
@@ -70,7 +72,8 @@ TEST_P(TokenOpsTest, RotationOfPackedHeads) {
 TEST_P(TokenOpsTest, SwiGluAndItsGradient) {
   const Tensor gate_up = Random({129, 2752}), upstream = Random({129, 1376});
   EXPECT_LT(Error(fused_->SwiGlu(gate_up, Form::kValues).values,
-                  plain_.SwiGlu(Wide(gate_up), Form::kValues).values), GetParam().tolerance);
+                  plain_.SwiGlu(Wide(gate_up), Form::kValues).values),
+            GetParam().tolerance);
   const auto expected = plain_.SwiGluBackward(Wide(upstream), Wide(gate_up), Form::kValues);
   const auto actual = fused_->SwiGluBackward(upstream.clone(), gate_up.clone(), Form::kValues);
   EXPECT_LT(Error(actual.activation, expected.activation), GetParam().tolerance);
@@ -107,8 +110,8 @@ TEST_P(TokenOpsTest, CastsRowsAndColumns) {
 
 // A saturating cast would make numbers of them.
 TEST_P(TokenOpsTest, RowsThatAreNotFiniteStayThat) {
-  for (const double bad : {std::numeric_limits<double>::infinity(),
-                           std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double bad :
+       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Tensor x = Random({32, 64});
     x[7][9] = bad;
     const ScaledRows rows = fused_->CastRows(x), columns = fused_->CastTransposed(x);
@@ -139,8 +142,10 @@ TEST_P(TokenOpsTest, ScaledProductsSumInFp32) {
 // What a step casts on its way is what a pass of its own would: the same codes, also where the
 // values are not stored.
 TEST_P(TokenOpsTest, StepsCastWhatTheyStore) {
-  for (const auto& [hidden, inner] : {std::pair(2048, 11008), std::pair(512, 1376), std::pair(64, 176)}) {
-    const Tensor x = Random({70, hidden}), residual = Random({70, hidden}), weight = Random({hidden});
+  for (const auto& [hidden, inner] :
+       {std::pair(2048, 11008), std::pair(512, 1376), std::pair(64, 176)}) {
+    const Tensor x = Random({70, hidden}), residual = Random({70, hidden}),
+                 weight = Random({hidden});
     for (const Tensor& added : {residual, Tensor()}) {
       const auto copy = [&] { return added.defined() ? added.clone() : added; };
       const auto both = fused_->NormForward(x, copy(), weight, 1e-6, Form::kBoth);

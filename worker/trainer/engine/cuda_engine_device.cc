@@ -138,10 +138,11 @@ absl::Status CudaDevice::SetUp(Host& host) {
   device_name_ = properties.name;
   // What LibTorch takes for products by row, by cuBLAS: Hopper's tensor cores.
   if (job_.precision == model::Precision::kFp8 && properties.major < 9) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "training.precision: fp8 needs a GPU of compute capability 9.0 or more (Hopper), and %s has "
-        "%d.%d; set training.precision: bfloat16",
-        device_name_, properties.major, properties.minor));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("training.precision: fp8 needs a GPU of compute capability 9.0 or more "
+                        "(Hopper), and %s has "
+                        "%d.%d; set training.precision: bfloat16",
+                        device_name_, properties.major, properties.minor));
   }
   return Connect();
 }

@@ -81,8 +81,8 @@ TEST_F(Fp8TrainingTest, CheckpointsGoFromEachPrecisionToTheOther) {
     TrainingJob job = Job();
     job.precision = first;
     Train(job, Outcome::kStopped, 3);
-    job.precision = first == model::Precision::kFp8 ? model::Precision::kModelType
-                                                    : model::Precision::kFp8;
+    job.precision =
+        first == model::Precision::kFp8 ? model::Precision::kModelType : model::Precision::kFp8;
     const std::vector<double> rest = Train(job);
     ASSERT_EQ(rest.size(), undisturbed.size() - 3);
     for (size_t i = 0; i < rest.size(); ++i) {

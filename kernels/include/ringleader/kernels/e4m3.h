@@ -24,8 +24,8 @@ struct E4m3Scale {
 //
 // The scale is the least power of two with which the row fits, so that scaling rounds nothing and a
 // cast value is a bf16 number too. A row of zeros has scale 1. A row with an infinity or a NaN has
-// scale NaN, and so have all its codes: products with it are NaN wherever those in bf16 would be NaN
-// or infinite, instead of what saturation would make of them.
+// scale NaN, and so have all its codes: products with it are NaN wherever those in bf16 would be
+// NaN or infinite, instead of what saturation would make of them.
 RINGLEADER_E4M3_INLINE E4m3Scale E4m3ScaleOf(uint32_t amax_bits) {
   constexpr uint32_t kExponent = 0x7f800000, kQuietNan = 0x7fc00000, kLargestMantissa = 0x600000;
   uint32_t scale_bits = 0x3f800000, inverse_bits = scale_bits;

@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
-#include "kernels/fused/cast.h"
+#include "kernels/fused/cast/cast.h"
+#include "kernels/fused/cast/e4m3.cuh"
+#include "kernels/fused/cast/row_block.cuh"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/fused/e4m3.cuh"
-#include "kernels/fused/row_block.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {
@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kMaxRowThreads) CastRowsKernel(const CastRowsA
   }
 }
 
-// A block takes kColumnRows rows of 256 columns, a thread two columns; the largest magnitudes meet in
-// `largest`: [dim] bits of bf16, zero before.
+// A block takes kColumnRows rows of 256 columns, a thread two columns; the largest magnitudes meet
+// in `largest`: [dim] bits of bf16, zero before.
 constexpr int kColumnThreads = 128;  // two columns each
 constexpr int kColumnRows = 128;
 
@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kColumnThreads)
   uint32_t magnitudes = 0;
 #pragma unroll 8
   for (int64_t row = first; row < end; ++row) {
-    const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(args.x + row * args.dim + column));
+    const uint32_t pair =
+        __ldg(reinterpret_cast<const uint32_t*>(args.x + row * args.dim + column));
     magnitudes = __vmaxu2(magnitudes, pair & 0x7fff7fffu);
   }
   atomicMax(largest + column, magnitudes & 0xffffu);
@@ -125,9 +126,8 @@ absl::Status CastTransposed(const CastTransposedArgs& args, cudaStream_t stream)
   RETURN_IF_ERROR(CheckCast(args.cast, "CastTransposed: cast"));
   RETURN_IF_ERROR(CheckPointer(args.workspace, "CastTransposed: workspace"));
   auto* const largest = static_cast<uint32_t*>(args.workspace);
-  RETURN_IF_CUDA_ERROR(
-      cudaMemsetAsync(largest, 0, CastTransposedWorkspaceBytes(args.dim), stream),
-      "CastTransposed");
+  RETURN_IF_CUDA_ERROR(cudaMemsetAsync(largest, 0, CastTransposedWorkspaceBytes(args.dim), stream),
+                       "CastTransposed");
   const dim3 columns(Blocks(args.dim, 2 * kColumnThreads), Blocks(args.rows, kColumnRows));
   ColumnMagnitudesKernel<<<columns, kColumnThreads, 0, stream>>>(args, largest);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "CastTransposed: magnitudes");

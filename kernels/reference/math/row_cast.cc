@@ -1,4 +1,4 @@
-#include "kernels/reference/math/cast.h"
+#include "kernels/reference/math/row_cast.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,6 +1,6 @@
 // Matrices of bf16 in e4m3 with a scale a row, as the kernels' E4m3ScaleOf has it: passes of their
 // own, for what no kernel of this folder produces. The CPU engine's half, with the same codes, is
-// kernels/reference/math/cast.h.
+// kernels/reference/math/row_cast.h.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,7 +25,8 @@ absl::Status CheckCast(const E4m3Rows& cast, const char* name);
 // Of a row that a block holds in registers.
 inline constexpr int64_t kMaxCastDim = 32768;
 
-// dim a multiple of 8, at most kMaxCastDim; x 16-byte aligned, rows `stride` apart, a multiple of 8.
+// dim a multiple of 8, at most kMaxCastDim; x 16-byte aligned, rows `stride` apart, a multiple
+// of 8.
 struct CastRowsArgs {
   const __nv_bfloat16* x = nullptr;  // [rows, dim]
   E4m3Rows cast = {};

@@ -1,5 +1,6 @@
-// Casts to e4m3 against the format's definition: the nearest of its 256 values, searched one by one.
-#include "kernels/reference/math/cast.h"
+// Casts to e4m3 against the format's definition: the nearest of its 256 values, searched one by
+// one.
+#include "kernels/reference/math/row_cast.h"
 
 #include <gtest/gtest.h>
 
@@ -30,7 +31,8 @@ uint8_t Nearest(double value) {
     const double decoded = Decode(static_cast<uint8_t>(code));
     if (std::isnan(decoded) || std::signbit(decoded) != std::signbit(value)) continue;
     const double distance = std::abs(decoded - value);
-    const double least = best < 0 ? kInfinity : std::abs(Decode(static_cast<uint8_t>(best)) - value);
+    const double least =
+        best < 0 ? kInfinity : std::abs(Decode(static_cast<uint8_t>(best)) - value);
     if (distance < least || (distance == least && code % 2 == 0)) best = code;
   }
   return static_cast<uint8_t>(best);
@@ -71,7 +73,8 @@ TEST(CastTest, EveryCodeComesBack) {
 TEST(CastTest, RoundsToTheNearestAndTiesToEven) {
   std::vector<float> row = {448.0f};
   for (int code = 0; code < 0x7e; ++code) {
-    const double low = Decode(static_cast<uint8_t>(code)), high = Decode(static_cast<uint8_t>(code + 1));
+    const double low = Decode(static_cast<uint8_t>(code)),
+                 high = Decode(static_cast<uint8_t>(code + 1));
     const auto middle = static_cast<float>((low + high) / 2);
     for (const float value : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f)}) {
       row.push_back(value);
@@ -130,7 +133,12 @@ TEST(CastTest, RowsMayLieApart) {
   const std::vector<float> x = {1.0f, 2.0f, 99.0f, 4.0f, 8.0f, 99.0f};
   std::vector<uint8_t> codes(4);
   std::vector<float> scales(2);
-  CastRows({.x = x.data(), .codes = codes.data(), .scales = scales.data(), .stride = 3, .rows = 2, .dim = 2});
+  CastRows({.x = x.data(),
+            .codes = codes.data(),
+            .scales = scales.data(),
+            .stride = 3,
+            .rows = 2,
+            .dim = 2});
   for (int row = 0; row < 2; ++row) {
     for (int i = 0; i < 2; ++i) EXPECT_EQ(Decode(codes[row * 2 + i]) * scales[row], x[row * 3 + i]);
   }

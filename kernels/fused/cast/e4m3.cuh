@@ -19,8 +19,8 @@ __device__ __forceinline__ uint32_t MaxMagnitudes(uint32_t magnitudes, const Bf1
   return magnitudes;
 }
 
-// The scale of the row whose magnitudes the block's threads have. `slots`: 32 words of shared memory
-// that no thread still reads.
+// The scale of the row whose magnitudes the block's threads have. `slots`: 32 words of shared
+// memory that no thread still reads.
 __device__ __forceinline__ E4m3Scale BlockScale(uint32_t magnitudes, uint32_t* slots) {
   const uint32_t mine = __reduce_max_sync(0xffffffffu, max(magnitudes >> 16, magnitudes & 0xffffu));
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = mine;
