@@ -11,7 +11,7 @@
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
 #include "kernels/fused/adamw_update.h"
-#include "kernels/fused/cast/cast.h"
+#include "kernels/fused/cast.h"
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/rotate.h"

@@ -2,10 +2,10 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "kernels/fused/cast/e4m3.cuh"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/rms_norm.h"
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/e4m3.cuh"
+#include "kernels/fused/vector/vec.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {

@@ -1,9 +1,9 @@
 #include "base/status_macros.h"
-#include "kernels/fused/cast/e4m3.cuh"
-#include "kernels/fused/cast/row_block.cuh"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/swiglu.h"
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/e4m3.cuh"
+#include "kernels/fused/vector/row_block.cuh"
+#include "kernels/fused/vector/vec.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {

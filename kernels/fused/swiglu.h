@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "kernels/fused/cast/cast.h"
+#include "kernels/fused/cast.h"
 
 namespace ringleader::kernels::fused {
 

@@ -1,10 +1,10 @@
-// Casts of bf16 matrices to e4m3 with a scale a row (kernels/fused/cast/cast.h), over LibTorch's
+// Casts of bf16 matrices to e4m3 with a scale a row (kernels/fused/cast.h), over LibTorch's
 // tensors. What does not fit surfaces as c10::Error.
 #pragma once
 
 #include <torch/types.h>
 
-#include "kernels/fused/cast/cast.h"
+#include "kernels/fused/cast.h"
 
 namespace ringleader::kernels::ops {
 

@@ -1,4 +1,4 @@
-// Rows of fp32 in e4m3 with a scale each: the CPU engine's half of kernels/fused/cast/cast.h, whose
+// Rows of fp32 in e4m3 with a scale each: the CPU engine's half of kernels/fused/cast.h, whose
 // codes are the same. Runs on the calling thread; a row's result does not depend on how rows are
 // split.
 #pragma once

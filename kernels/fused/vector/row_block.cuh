@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/vec.cuh"
 
 namespace ringleader::kernels::fused {
 

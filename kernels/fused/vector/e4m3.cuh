@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/vec.cuh"
 #include "ringleader/kernels/e4m3.h"
 
 namespace ringleader::kernels::fused {

@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "base/status_macros.h"
-#include "kernels/fused/cast/cast.h"
-#include "kernels/fused/cast/e4m3.cuh"
-#include "kernels/fused/cast/row_block.cuh"
+#include "kernels/fused/cast.h"
 #include "kernels/fused/cuda_status.h"
+#include "kernels/fused/vector/e4m3.cuh"
+#include "kernels/fused/vector/row_block.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {
