@@ -137,12 +137,13 @@ Operand BackwardLayer(const LayerContext& context, const LayerParameters& parame
   // them.
   Operand d_middle;
   {
+    // What was kept of gate and up is not multiplied again.
+    const Form form = saved.gate_up.defined() ? Form::kValues : products.gate_up.read_twice();
     TokenOps::Norm norm =
         saved.middle.defined()
-            ? ops.NormForward(saved.middle, {}, parameters.post_norm, epsilon,
-                              products.gate_up.read_twice())
+            ? ops.NormForward(saved.middle, {}, parameters.post_norm, epsilon, form)
             : ops.NormForward(saved.input, products.output.Forward(products.output.Read(attended)),
-                              parameters.post_norm, epsilon, products.gate_up.read_twice());
+                              parameters.post_norm, epsilon, form);
     const Tensor d_normed = torch::empty_like(norm.y.values);
     ForChunks(n, context.mlp_chunk_tokens, [&](int64_t begin, int64_t end) {
       const Operand rows = SliceRows(norm.y, begin, end), upstream = SliceRows(dy, begin, end);
