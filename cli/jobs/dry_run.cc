@@ -18,9 +18,9 @@
 #include "cli/plan_text.h"
 #include "cli/printer.h"
 #include "coordinator/planner/planner.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
-#include "jobspec/text.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/memory_estimate.h"
 
 namespace ringleader::cli {
@@ -31,7 +31,7 @@ using v1::ResourcesSpec;
 
 constexpr uint32_t kGpusOfANode = 8;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-// Of an H200, less what the driver takes.
+// The memory of an H200, less what the driver takes.
 constexpr double kGpuGiB = 139;
 
 struct Machines {

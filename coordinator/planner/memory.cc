@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "jobspec/attention_spec.h"
-#include "jobspec/model_spec.h"
+#include "jobspec/values/attention_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "patterns/pattern.h"

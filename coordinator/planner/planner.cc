@@ -12,9 +12,9 @@
 #include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
-#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
+#include "jobspec/values/attention_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
 #include "model_shape/precision.h"
 

@@ -1,6 +1,6 @@
 // Matrices of bf16 in e4m3 with a scale a row, as the kernels' E4m3ScaleOf has it: passes of their
 // own, for what no kernel of this folder produces. The CPU engine's half, with the same codes, is
-// kernels/reference/math/row_cast.h.
+// kernels/reference/math/fused.h.
 #pragma once
 
 #include <cuda_bf16.h>

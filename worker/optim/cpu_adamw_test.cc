@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "worker/comm/testing/local_communicator.h"
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 #include "worker/optim/cpu_shard_device.h"
 #include "worker/optim/sharded_adamw.h"
 #include "worker/optim/testing/small_model.h"

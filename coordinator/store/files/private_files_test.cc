@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/testing/temp_dir.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 
 namespace ringleader::store {
 namespace {

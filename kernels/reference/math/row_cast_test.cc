@@ -1,13 +1,13 @@
 // Casts to e4m3 against the format's definition: the nearest of its 256 values, searched one by
 // one.
-#include "kernels/reference/math/row_cast.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
+
+#include "kernels/reference/math/fused.h"
 
 namespace ringleader::kernels::reference {
 namespace {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "worker/model/decoder/cuda_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/memory/host_activations.h"
 #include "worker/model/testing/dense_context_attention.h"
@@ -11,6 +10,7 @@
 #include "worker/model/testing/golden.h"
 #include "worker/model/testing/need_gpu.h"
 #include "worker/model/testing/plain_token_ops.h"
+#include "worker/model/token_ops/cuda_token_ops.h"
 
 namespace ringleader::model {
 namespace {

@@ -13,9 +13,9 @@
 #include "model_shape/precision.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/model/decoder/parameter_store.h"
-#include "worker/model/decoder/token_ops.h"
 #include "worker/model/decoder/weight_casts.h"
 #include "worker/model/memory/saved_layers.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 

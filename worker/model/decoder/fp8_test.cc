@@ -7,11 +7,11 @@
 #include <cmath>
 #include <cstdio>
 
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/plain_token_ops.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 namespace ringleader::model {
 namespace {

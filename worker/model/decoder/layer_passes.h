@@ -9,8 +9,8 @@
 #include "model_shape/model_config.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/model/decoder/layer_parameters.h"
-#include "worker/model/decoder/token_ops.h"
 #include "worker/model/decoder/weight_casts.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 

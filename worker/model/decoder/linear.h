@@ -4,8 +4,8 @@
 // (TokenOps::AddWeightGradient).
 #pragma once
 
-#include "worker/model/decoder/token_ops.h"
 #include "worker/model/decoder/weight_casts.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "worker/model/decoder/layer_parameters.h"
-#include "worker/model/decoder/token_ops.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 

@@ -2,7 +2,7 @@
 // tested against. The gradient of the embedding has the same bits every time on the CPU alone.
 #pragma once
 
-#include "worker/model/decoder/token_ops.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 
