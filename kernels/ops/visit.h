@@ -46,7 +46,7 @@ class Visit {
         torch::TensorList lists, const std::optional<torch::Tensor>& documents,
         const std::optional<torch::Tensor>& intervals, int64_t tile, int64_t size);
 
-  // Of sequence `b`.
+  // What sequence `b` visits.
   TileSelection Tiles(int64_t b) const;
   ColumnSelection Columns(int64_t b) const;
   int64_t max_columns() const {

@@ -63,7 +63,7 @@ TEST(PendingTransferTest, AFailedTransferIsWaitedForUntilItsBufferIsLetGo) {
     released = true;
     transfer.Release();
   });
-  EXPECT_EQ(transfer.Wait(), absl::AbortedError("over"));
+  EXPECT_EQ(transfer.Wait(/*patience=*/absl::Minutes(10)), absl::AbortedError("over"));
   EXPECT_TRUE(released);
   copy.join();
 }

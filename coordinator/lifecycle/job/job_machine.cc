@@ -226,7 +226,6 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   next->set_fencing_token(fencing_token);
   SetTime(now, next->mutable_create_time());
   *next->mutable_plan() = plan;
-  next->mutable_plan()->clear_layer_budgets();
   next->mutable_plan()->clear_sample_weights();
   next->mutable_plan()->clear_earlier_weights();
   uint32_t world_size = 0;

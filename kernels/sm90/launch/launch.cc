@@ -18,7 +18,7 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
     return absl::InvalidArgumentError(absl::StrFormat("%s: %d tokens; 1 to %d are supported", name,
                                                       layout.tokens, kMaxSequenceTokens - 1));
   }
-  // Of its part in stripes a rank may hold the beginning alone.
+  // A rank may hold only the beginning of its part in stripes.
   const bool is_part = layout.ranks > 1 && layout.kind == LayoutKind::kStriped &&
                        pattern == TilePattern::kCausal && tokens < layout.local_tokens();
   if (layout.local_tokens() != tokens && !is_part) {
