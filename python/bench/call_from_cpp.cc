@@ -27,8 +27,9 @@ double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pa
   const Tensor d_out = torch::ones_like(q);
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < calls; ++i) {
-    const auto [out, lse] = attention.call(q, k, v, pattern, lists, /*documents=*/std::nullopt,
-                                           /*intervals=*/std::nullopt, tile, size, scale, /*deterministic=*/false);
+    const auto [out, lse] =
+        attention.call(q, k, v, pattern, lists, /*documents=*/std::nullopt,
+                       /*intervals=*/std::nullopt, tile, size, scale, /*deterministic=*/false);
     if (backward) torch::autograd::grad({out}, {q, k, v}, {d_out});
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
