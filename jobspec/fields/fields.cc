@@ -153,6 +153,13 @@ constexpr Field kFieldsAfterPatterns[] = {
      "The same losses to the last bit whenever the job runs on as many trainers of the same kind: "
      "on GPUs, sums in a fixed order, which takes longer. The CPU engine always does that."},
 
+    {"training.precision", Need::kDefault, "bfloat16", {}, kAlways,
+     "What the products of the decoder's linear layers read. `bfloat16`: the model's type, which on "
+     "CPUs is float32. `fp8`: weights, activations and gradients in e4m3 with a scale a row, summed in "
+     "float32, for the outputs and for the gradients of inputs; weights' gradients, everything else and "
+     "the checkpoint stay as they are ([precision.md](precision.md)). Widths of the model must be "
+     "multiples of 16. CPUs compute it too, slower than without."},
+
     {"checkpoint.directory", Need::kRequired, "", {}, kAlways,
      "Folder for checkpoints and the exported model, reachable from every node.", true},
     {"checkpoint.every_steps", Need::kDefault, "100", {0, kMaxSteps}, kAlways,

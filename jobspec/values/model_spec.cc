@@ -1,5 +1,6 @@
 #include "jobspec/values/model_spec.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -26,6 +27,12 @@ constexpr std::pair<ResourcesSpec::Offload, model::Offload> kOffloads[] = {
     {ResourcesSpec::OFFLOAD_UNSPECIFIED, model::Offload::kAuto},
     {ResourcesSpec::OFFLOAD_NONE, model::Offload::kNone},
     {ResourcesSpec::OFFLOAD_HOST, model::Offload::kHost},
+};
+
+constexpr std::pair<v1::TrainingSpec::Precision, model::Precision> kPrecisions[] = {
+    {v1::TrainingSpec::PRECISION_UNSPECIFIED, model::Precision::kModelType},
+    {v1::TrainingSpec::BFLOAT16, model::Precision::kModelType},
+    {v1::TrainingSpec::FP8, model::Precision::kFp8},
 };
 
 }  // namespace
@@ -69,6 +76,17 @@ absl::StatusOr<model::MemoryWishes> MemoryWishesOf(const ResourcesSpec& resource
                    Convert(kRecomputes, resources.recompute(), "resources.recompute"));
   ASSIGN_OR_RETURN(wishes.offload, Convert(kOffloads, resources.offload(), "resources.offload"));
   return wishes;
+}
+
+absl::StatusOr<model::Precision> PrecisionOf(const v1::TrainingSpec& training) {
+  return Convert(kPrecisions, training.precision(), "training.precision");
+}
+
+absl::Status SetPrecision(const v1::JobSpec& spec, model::TrainingShape* shape) {
+  ASSIGN_OR_RETURN(shape->precision, PrecisionOf(spec.training()));
+  shape->micro_batches = static_cast<int64_t>(spec.training().global_batch()) /
+                         std::max(1u, spec.parallelism().data());
+  return absl::OkStatus();
 }
 
 model::ModelConfig ModelOf(const v1::ModelShape& shape) {

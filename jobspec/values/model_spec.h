@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
+#include "model_shape/precision.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_spec.pb.h"
 
@@ -26,5 +27,11 @@ model::ModelConfig ModelOf(const v1::ModelShape& shape);
 
 // resources.recompute and resources.offload.
 absl::StatusOr<model::MemoryWishes> MemoryWishesOf(const v1::ResourcesSpec& resources);
+
+// training.precision.
+absl::StatusOr<model::Precision> PrecisionOf(const v1::TrainingSpec& training);
+// What the estimate of a rank's memory needs to know of it, with the micro-batches of its steps, in
+// a shape of whatever else.
+absl::Status SetPrecision(const v1::JobSpec& spec, model::TrainingShape* shape);
 
 }  // namespace ringleader::jobspec

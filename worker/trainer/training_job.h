@@ -10,6 +10,7 @@
 #include "balance/sample_weights.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
+#include "model_shape/precision.h"
 #include "patterns/attention_options.h"
 #include "worker/data/loader.h"
 #include "worker/optim/adamw.h"
@@ -87,6 +88,7 @@ struct TrainingJob {
   EvalAttention eval_attention = EvalAttention::kSame;
   uint32_t max_skipped_steps = 0;
   bool deterministic = false;  // the same bits in every run, on GPUs too
+  model::Precision precision = model::Precision::kModelType;
 
   std::string checkpoint_directory;
   uint64_t checkpoint_every_steps = 0;  // 0: only at the end

@@ -117,6 +117,7 @@ class StepEngine {
   // This rank's range of the start weights.
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
+  std::string DescribePrecision() const;
   absl::Status SetDocuments(const data::LocalSequence& sequence);
   model::TokenBatch Batch(const data::LocalSequence& sequence) const;
   int64_t LocalTokens() const { return static_cast<int64_t>(job_.sequence_length) / job_.context; }

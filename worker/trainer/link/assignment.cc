@@ -178,6 +178,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   ASSIGN_OR_RETURN(job.eval_attention, jobspec::Convert(kEvalAttentions, training.eval_attention(),
                                                         "training.eval_attention"));
   job.max_skipped_steps = training.max_skipped_steps();
+  ASSIGN_OR_RETURN(job.precision, jobspec::PrecisionOf(training));
   job.attention.deterministic = job.deterministic = training.deterministic();
 
   job.checkpoint_directory = spec.checkpoint().directory();

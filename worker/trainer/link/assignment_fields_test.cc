@@ -119,6 +119,16 @@ TEST(AssignmentFieldsTest, WhatTheModelIsExportedAs) {
   EXPECT_FALSE(JobOf(assignment).export_bf16);
 }
 
+TEST(AssignmentFieldsTest, WhatProductsRead) {
+  v1::TrainerAssignment assignment = Assignment();
+  EXPECT_EQ(JobOf(assignment).precision, model::Precision::kModelType) << "of older jobs";
+  v1::TrainingSpec* const training = assignment.mutable_spec()->mutable_training();
+  training->set_precision(v1::TrainingSpec::FP8);
+  EXPECT_EQ(JobOf(assignment).precision, model::Precision::kFp8);
+  training->set_precision(v1::TrainingSpec::BFLOAT16);
+  EXPECT_EQ(JobOf(assignment).precision, model::Precision::kModelType);
+}
+
 TEST(AssignmentFieldsTest, HowItUpdates) {
   v1::TrainerAssignment assignment = Assignment();
   const TrainingJob job = JobOf(assignment);

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "worker/model/decoder/token_ops.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 

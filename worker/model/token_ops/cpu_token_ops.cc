@@ -1,4 +1,4 @@
-#include "worker/model/decoder/cpu_token_ops.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 #include <algorithm>
 
@@ -41,19 +41,20 @@ class CpuTokenOps : public TokenOps {
  public:
   explicit CpuTokenOps(int threads) : pool_(threads) {}
 
-  Norm NormForward(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                   double epsilon) const override {
+  Norm NormForward(const Tensor& x, const Tensor& residual, const Tensor& weight, double epsilon,
+                   Form form) const override {
     CheckRows(x, "NormForward: x");
     if (residual.defined()) {
       CheckRows(residual, "NormForward: residual");
       residual.add_(x);
     }
     const int64_t dim = x.size(1);
+    const Tensor normed = torch::empty_like(x);
     Norm norm{.sum = residual.defined() ? residual : x,
-              .y = torch::empty_like(x),
+              .y = {},
               .rstd = torch::empty({x.size(0), 1}, x.options())};
     const float* const sum = norm.sum.const_data_ptr<float>();
-    float* const y = norm.y.mutable_data_ptr<float>();
+    float* const y = normed.mutable_data_ptr<float>();
     float* const rstd = norm.rstd.mutable_data_ptr<float>();
     ForBlocks(pool_, x.size(0), [&](int64_t /*block*/, int64_t first, int64_t count) {
       reference::RmsNormForward({.x = sum + first * dim,
@@ -64,11 +65,13 @@ class CpuTokenOps : public TokenOps {
                                  .dim = dim,
                                  .epsilon = static_cast<float>(epsilon)});
     });
+    norm.y = InForm(normed, form);
     return norm;
   }
 
-  Tensor NormBackward(const Tensor& dy, const Tensor& sum, const Tensor& rstd, const Tensor& weight,
-                      const Tensor& d_sum, const Tensor& d_weight) const override {
+  Operand NormBackward(const Tensor& dy, const Tensor& sum, const Tensor& rstd,
+                       const Tensor& weight, const Tensor& d_sum, const Tensor& d_weight,
+                       Form form) const override {
     CheckRows(dy, "NormBackward: dy");
     CheckRows(sum, "NormBackward: sum");
     const int64_t rows = sum.size(0), dim = sum.size(1);
@@ -88,7 +91,7 @@ class CpuTokenOps : public TokenOps {
     });
     d_weight.add_(partial.sum(0));
     if (d_sum.defined()) dy.add_(d_sum);
-    return dy;
+    return InForm(dy, form);
   }
 
   // Angles in fp32, as models are trained and run elsewhere: fp64 would turn far positions by other
@@ -122,7 +125,7 @@ class CpuTokenOps : public TokenOps {
     });
   }
 
-  Tensor SwiGlu(const Tensor& gate_up) const override {
+  Operand SwiGlu(const Tensor& gate_up, Form form) const override {
     CheckRows(gate_up, "SwiGlu: gate_up");
     const int64_t inner = gate_up.size(1) / 2;
     Tensor result = torch::empty({gate_up.size(0), inner}, gate_up.options());
@@ -136,10 +139,11 @@ class CpuTokenOps : public TokenOps {
                                 .rows = count,
                                 .dim = inner});
     });
-    return result;
+    return InForm(result, form);
   }
 
-  SwiGluGradient SwiGluBackward(const Tensor& d_activation, const Tensor& gate_up) const override {
+  SwiGluGradient SwiGluBackward(const Tensor& d_activation, const Tensor& gate_up,
+                                Form form) const override {
     CheckRows(d_activation, "SwiGluBackward: d_activation");
     CheckRows(gate_up, "SwiGluBackward: gate_up");
     const int64_t inner = d_activation.size(1);
@@ -158,7 +162,43 @@ class CpuTokenOps : public TokenOps {
                                  .rows = count,
                                  .dim = inner});
     });
-    return {.activation = d_activation, .d_gate_up = gate_up};
+    return {.activation = d_activation, .d_gate_up = InForm(gate_up, form)};
+  }
+
+  ScaledRows CastRows(const Tensor& x) const override {
+    TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1, "CastRows: rows must be dense, strides are ",
+                x.strides());
+    const int64_t dim = x.size(1);
+    const ScaledRows rows{
+        .codes = torch::empty({x.size(0), dim}, x.options().dtype(torch::kFloat8_e4m3fn)),
+        .scales = torch::empty({x.size(0), 1}, x.options())};
+    const float* const from = x.const_data_ptr<float>();
+    auto* const codes = static_cast<uint8_t*>(rows.codes.mutable_data_ptr());
+    float* const scales = rows.scales.mutable_data_ptr<float>();
+    ForBlocks(pool_, x.size(0), [&](int64_t /*block*/, int64_t first, int64_t count) {
+      reference::CastRows({.x = from + first * x.stride(0),
+                           .codes = codes + first * dim,
+                           .scales = scales + first,
+                           .stride = x.stride(0),
+                           .rows = count,
+                           .dim = dim});
+    });
+    return rows;
+  }
+
+  ScaledRows CastTransposed(const Tensor& x) const override { return CastRows(x.t().contiguous()); }
+
+  // Scales are powers of two: taking them in first rounds nothing.
+  void ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,
+                     Tensor y) const override {
+    const auto decoded = [](const ScaledRows& rows) {
+      return rows.codes.to(torch::kFloat).mul_(rows.scales);
+    };
+    if (bias.defined()) {
+      at::addmm_out(y, bias, decoded(a), decoded(b).t());
+    } else {
+      at::mm_out(y, decoded(a), decoded(b).t());
+    }
   }
 
   void AddWeightGradient(const Tensor& dy, const Tensor& x, const Tensor& d_weight) const override {

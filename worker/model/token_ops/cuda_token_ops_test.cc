@@ -1,4 +1,4 @@
-#include "worker/model/decoder/cuda_token_ops.h"
+#include "worker/model/token_ops/cuda_token_ops.h"
 
 #include "worker/model/testing/need_gpu.h"
 #include "worker/model/testing/token_ops_test.h"

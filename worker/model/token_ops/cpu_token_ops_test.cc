@@ -1,4 +1,4 @@
-#include "worker/model/decoder/cpu_token_ops.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 #include "worker/model/testing/token_ops_test.h"
 
