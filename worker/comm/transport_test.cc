@@ -95,6 +95,16 @@ TEST(RendezvousTest, MatchesAStreamsTransfersInOrderWhoeverComesFirst) {
   EXPECT_EQ(c, "second");
 }
 
+TEST(RendezvousTest, ABufferThatWasGivenUpIsNotWritten) {
+  std::string text = "text", given_up(4, ' ');
+  Rendezvous rendezvous;
+  const PendingTransferPtr received = TransferOf(given_up);
+  rendezvous.Receive(1, 0, 1, received);
+  received->Finish(absl::CancelledError("dropped"));
+  rendezvous.Send(1, 0, 1, TransferOf(text));
+  EXPECT_EQ(given_up, "    ");
+}
+
 TEST(RendezvousTest, StreamsAndPairsAreApart) {
   std::string text = "text", other(4, ' ');
   for (const auto& [stream, from, to] : {std::tuple{2, 0, 1}, {1, 1, 0}, {1, 2, 1}, {1, 0, 2}}) {
