@@ -130,6 +130,27 @@ TEST_F(WorkerIdentityTest, ARefusedWorkerTakesNoReportsOfTheOtherAlongOnAFullDis
   EXPECT_THAT(Steps(), ::testing::ElementsAre(1));
 }
 
+// Its reports wait for space; they are not taken for those of an earlier session.
+TEST_F(WorkerIdentityTest, AWorkersOwnHelloLeavesItsReportsInTheQueueOnAFullDisk) {
+  controller_->OnClosed(RunJob());
+  controller_->RunOnce();
+  store_.scarce = true;
+  const auto session = std::make_shared<FakeSession>("a", "folder.1", &clock_);
+  v1::WorkerHello hello;
+  hello.set_node("nodes/a");
+  hello.set_incarnation("folder.1");
+  hello.set_version(worker_version_);
+  hello.mutable_inventory()->set_trainers(2);
+  *hello.add_attempts() = Running();
+  controller_->OnHello(session, hello);
+  Say(session, 4, Step(1, 0));  // both are taken up together
+  EXPECT_FALSE(session->closed().has_value());
+  Say(session, 5, Step(1, 1));
+  store_.scarce = false;
+  controller_->RunOnce();
+  EXPECT_THAT(Steps(), ::testing::ElementsAre(1));
+}
+
 TEST_F(WorkerIdentityTest, AWorkerThatWasRestartedWithItsCoordinatorIsLetIn) {
   RunJob();
   Restart();
