@@ -8,7 +8,8 @@ bench/ may include anything):
   the row's last column names: folders (with all below them), single headers, the libraries of LIBRARIES.
 * Of kernels/ the rest of the tree includes only the headers of the second table.
 * No source sees both LibTorch and protobuf, through however many headers.
-* Paths that README.md, kernels/README.md, docs/design.md and docs/glossary.md name exist.
+* Paths that README.md, kernels/README.md, docs/design.md and docs/glossary.md name exist, and so do the tests that
+  docs/robustness.md names.
 * Folders do not include each other in a circle, no two headers share a base name, and no folder holds more than FILES
   files, tests counted.
 
@@ -260,6 +261,21 @@ def check_paths(root):
                     yield f"{page}: names {path}, which does not exist"
 
 
+def check_tests(tree):
+    """The filters of docs/robustness.md: `Suite.Test*:Suite.*`, or `*Test*`."""
+    tests = set()
+    for file in filter(lambda name: name.endswith("_test.cc"), tree.files):
+        text = (tree.root / file).read_text()
+        for match in re.finditer(r"^(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", text, re.M):
+            tests.add(f"{match[1]}.{match[2]}")
+    page = "docs/robustness.md"
+    for filters in re.findall(r"`([A-Z*][\w*./]*(?::[\w*./]+)*)`", (tree.root / page).read_text()):
+        for pattern in filters.split(":"):
+            named = pattern.replace("*/", "").replace("/*", "")
+            if re.search(r"[.*]", named) and not any(fnmatch.fnmatchcase(test, named) for test in tests):
+                yield f"{page}: names {pattern}, which is no test"
+
+
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
     tree = Tree(root)
@@ -267,7 +283,7 @@ def main():
     named = {*rows, *public, *(use for uses in rows.values() for use in uses)} - set(LIBRARIES)
     errors = [f"docs/design.md: the map names {n}, which does not exist" for n in named if not any(root.glob(n))]
     for check in (check_map(tree, rows, public), check_worlds(tree), check_circles(tree), check_names(tree),
-                  check_sizes(tree), check_paths(root)):
+                  check_sizes(tree), check_paths(root), check_tests(tree)):
         errors += check
     for error in errors:
         print(error)

@@ -51,6 +51,11 @@ TEST(PrivateFilesTest, AFolderIsMadeOrMendedUnlessItIsForOtherThings) {
   ASSERT_TRUE(MakePrivateFolder(data).ok());
   EXPECT_TRUE(IsPrivate(data));
 
+  // A file system of its own brings a folder along.
+  fs::create_directory(data + "/lost+found");
+  fs::permissions(data, fs::perms(0755));
+  EXPECT_TRUE(MakePrivateFolder(data).ok());
+
   std::ofstream(data + "/diary") << "x";
   EXPECT_TRUE(MakePrivateFolder(data).ok());
   fs::permissions(data, fs::perms(0755));

@@ -133,6 +133,14 @@ TEST_F(BackupTest, ARestoredDatabaseUsesNoNumberAgain) {
   EXPECT_FALSE(restored(**copy));
 }
 
+TEST_F(BackupTest, WhatAnInterruptedOneLeftIsReplaced) {
+  ASSERT_TRUE(OpenSqliteStore({.path = path_}).ok());
+  std::ofstream(copy_ + ".part") << "half of a database";
+  const absl::Status backed_up = BackUp(path_, copy_);
+  EXPECT_TRUE(backed_up.ok()) << backed_up;
+  EXPECT_TRUE(OpenSqliteStore({.path = copy_}).ok());
+}
+
 TEST_F(BackupTest, SaysWhatItCannotCopy) {
   EXPECT_THAT(std::string(BackUp(dir_.File("absent"), copy_).message()),
               HasSubstr(dir_.File("absent")));

@@ -187,7 +187,7 @@ TEST_F(AntidiagonalTest, BatchesAreWhole) {
   }
   EXPECT_EQ(kept, 6 * most);
   // Each head's rows are those that it has alone.
-  Rows last{.floats = {}, .bf16 = {}, .heads = 1, .head_dim = 64};
+  Rows last{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = 1, .head_dim = 64};
   for (int64_t i = 0; i < tokens; ++i) {
     const auto row = q.bf16.begin() + (i * 6 + 5) * 64;
     last.bf16.insert(last.bf16.end(), row, row + 64);
