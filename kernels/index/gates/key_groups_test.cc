@@ -181,7 +181,7 @@ TEST_F(KeyGroupsTest, AreTheOraclesWithinTheRoundingOfSums) {
     const auto as_is = [](float normal) { return normal; };
     const Rows q = Random(1024, 4, head_dim, as_is), k = Random(1024, 2, head_dim, as_is);
     for (const float density : {0.1f, 0.35f}) {
-      const KeyGroupGateStep step = {.scale = 0.7f, .density = density};
+      const KeyGroupGateStep step = {.scale = 0.7f, .density = density, .budget_tokens = 1024};
       const Choice one = Choose(q, k, step, {.tokens = 1024}, {});
       const KeyGroupOracle oracle(q.View(), k.View(), step, {});
       EXPECT_LT(oracle.TensorCoreTolerance(), 2.0);  // of scores of up to 60
