@@ -118,7 +118,7 @@ TEST_F(PageAccessTest, ACertificateOpensWhatItsRoleMayRead) {
   EXPECT_EQ(Status("/api/jobs"), 403);
   client_ = Browser("client");  // of the authority, and without a role
   EXPECT_EQ(Status("/api/jobs"), 401);
-  v1::AuditRecord refused = AwaitAudit("JobService/ListJobs", "PERMISSION_DENIED");
+  v1::AuditRecord refused = AwaitAudit("JobService.ListJobs", "PERMISSION_DENIED");
   EXPECT_EQ(refused.caller(), "a");
   EXPECT_EQ(refused.role(), v1::NODE);
 }
@@ -171,6 +171,22 @@ TEST_F(PageAccessTest, OtherSitesGetNothingByABrowsersCertificate) {
   for (const char* site : {"same-origin", "none"}) {
     EXPECT_EQ(client_->Get("/api/jobs", {{"Sec-Fetch-Site", site}})->status, 200) << site;
   }
+}
+
+TEST_F(PageAccessTest, HeadersWithoutEndAreNotTakenIn) {
+  const auto ask = [&](int lines) {
+    httplib::Headers headers;
+    for (int i = 0; i < lines; ++i) headers.emplace(absl::StrCat("X-", i), std::string(100, 'x'));
+    return Browser("root")->Get("/api/jobs", headers);
+  };
+  EXPECT_EQ(ask(100)->status, 200);
+  const httplib::Result endless = ask(10'000);
+  EXPECT_FALSE(endless) << endless->status;
+  // What counts is a request, not what a connection sends in all its requests.
+  client_ = Browser("root");
+  client_->set_keep_alive(true);
+  const httplib::Headers padding = {{"X", std::string(4000, 'x')}};
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(client_->Get("/api/jobs", padding)->status, 200) << i;
 }
 
 TEST_F(PageAccessTest, PlainTextIsNotAnswered) {

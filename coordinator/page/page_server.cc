@@ -28,6 +28,8 @@ constexpr int kKeepAliveSeconds = 3;
 constexpr int kReadSeconds = 5;
 constexpr int kWriteSeconds = 15;
 constexpr size_t kMaxPathBytes = 256;
+constexpr size_t kMaxRequestBytes = 64
+                                    << 10;  // headers, or a handshake with a chain of certificates
 constexpr absl::Duration kStartPatience = absl::Seconds(10);
 
 // Texts of jobs and nodes are anybody's: nothing but the files of this server is run or shown, and
@@ -156,7 +158,21 @@ int UseCertificates(SSL* ssl, void* tls) {
   return 1;
 }
 
+// httplib reads as many lines of headers as a client sends. Counts what a connection has sent since
+// it was last answered, and ends one that sends more than a request of this page can have.
+void CountRecord(int is_written, int, int type, const void* header, size_t size, SSL* ssl, void*) {
+  constexpr size_t kRecordHeaderBytes = 5;  // type, version, length
+  if (type != SSL3_RT_HEADER || size != kRecordHeaderBytes) return;
+  static const int kSent = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
+  const auto* const bytes = static_cast<const unsigned char*>(header);
+  auto sent = reinterpret_cast<uintptr_t>(SSL_get_ex_data(ssl, kSent));
+  sent = is_written != 0 ? 0 : sent + (uintptr_t{bytes[3]} << 8) + bytes[4];
+  SSL_set_ex_data(ssl, kSent, reinterpret_cast<void*>(sent));
+  if (sent > kMaxRequestBytes) shutdown(SSL_get_fd(ssl), SHUT_RDWR);
+}
+
 bool SetUpTls(SSL_CTX& context, TlsOptions* tls) {
+  SSL_CTX_set_msg_callback(&context, &CountRecord);
   SSL_CTX_set_min_proto_version(&context, TLS1_2_VERSION);
   // Each connection shows its certificate anew: one that has expired resumes nothing.
   SSL_CTX_set_session_cache_mode(&context, SSL_SESS_CACHE_OFF);

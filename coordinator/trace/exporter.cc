@@ -70,6 +70,11 @@ bool MayBeSentAgain(const grpc::Status& status) {
   }
 }
 
+// Errors of TLS name the flags of the coordinator's own port.
+std::string ByFlagsOfTraces(const std::string& message) {
+  return absl::StrReplaceAll(message, {{"--tls-", "--trace-tls-"}});
+}
+
 }  // namespace
 
 struct Exporter::Counters {
@@ -110,9 +115,9 @@ absl::StatusOr<std::unique_ptr<Exporter>> Exporter::Create(const TraceOptions& o
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
       OpenChannel(collector.address, collector.tls, "", arguments);
-  if (!channel.ok()) {  // it knows the flags of the coordinator's own port
-    return absl::Status(channel.status().code(), absl::StrReplaceAll(channel.status().message(),
-                                                                     {{"--tls-", "--trace-tls-"}}));
+  if (!channel.ok()) {
+    return absl::Status(channel.status().code(),
+                        ByFlagsOfTraces(std::string(channel.status().message())));
   }
   return std::unique_ptr<Exporter>(
       new Exporter(options.endpoint, limits, otlp::TraceService::NewStub(*channel), registry));
@@ -202,7 +207,7 @@ void Exporter::Send(std::vector<otlp::Span> batch) {
                       : absl::StrCat("it refused ", refused, " of ", count,
                                      " spans: ", response.partial_success().error_message()));
     }
-    Note(ExplainConnection(status.error_message()));
+    Note(ByFlagsOfTraces(ExplainConnection(status.error_message())));
     if (!MayBeSentAgain(status)) return counters_->refused.Increment(static_cast<double>(count));
     const absl::Time again = absl::Now() + BackOff(limits_.first_pause, kLongestPause, tries);
     absl::MutexLock lock(&mutex_);

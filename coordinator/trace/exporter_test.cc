@@ -155,7 +155,6 @@ TEST_F(ExporterTest, WhatIsRefusedIsNotSentAgain) {
   Collector collector;
   for (const auto code : {grpc::StatusCode::INVALID_ARGUMENT, grpc::StatusCode::UNIMPLEMENTED,
                           grpc::StatusCode::RESOURCE_EXHAUSTED, grpc::StatusCode::INTERNAL}) {
-    prometheus::Registry registry;
     collector.SetAnswer([code](const grpc::ServerContext&, otlp::ExportTraceServiceResponse*) {
       return grpc::Status(code, std::string(1000, '\n'));
     });
