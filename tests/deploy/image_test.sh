@@ -86,7 +86,7 @@ print(*(end.getsockname()[1] for end in ends))')
 start image-test-coordinator ringleader-coordinator "$run/state" --listen "127.0.0.1:$port" --metrics-listen off \
   --page-listen "127.0.0.1:$page" --data-dir /var/lib/ringleader/state
 start image-test-worker ringleader-worker "$run/worker" --coordinator "127.0.0.1:$port" --name a --trainers 1 \
-  --metrics-listen off --data-dir /var/lib/ringleader/worker
+  --data-dir /var/lib/ringleader/worker
 ringctl() { within ringleader-coordinator /usr/bin/ringctl --address "127.0.0.1:$port" "$@"; }
 await() {  # SECONDS WHAT COMMAND...
   local deadline=$((SECONDS + $1)) what=$2

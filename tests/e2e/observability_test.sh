@@ -72,9 +72,9 @@ start list bash -c "while sleep 0.5; do '$bin/ringctl' list; done"
 {
   sed -n '/^model:\|^data:/p' "$run/job.yaml" | sed 's/sequence_length: 16384/sequence_length: 2048/'
   echo 'name: balanced'
-  echo 'attention: {pattern: block_topk, density: 0.3, balance: {anchor: mean}}'
+  echo 'attention: {pattern: block_topk, block_size: 128, topk_blocks: 4, balance: {anchor: mean}}'
   echo 'parallelism: {context: 2}'
-  echo 'training: {steps: 100000, global_batch: 1, eval_sequences: 0}'
+  echo 'training: {steps: 100000, global_batch: 1, eval_sequences: 1}'
   echo "checkpoint: {directory: $run/balanced, every_steps: 1000}"
   echo 'resources: {trainers: 2}'
 } >"$run/balanced.yaml"
