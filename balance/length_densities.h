@@ -13,7 +13,7 @@ class LengthDensities {
   // What a step's micro-batches of the bin `tokens` (SampleWeights::BinOf) visited, in (0, 1].
   // Other values are passed over.
   void Observe(uint64_t tokens, double density);
-  // Of the bin; nullopt before it was observed in a few steps.
+  // The density of the bin; nullopt before it was observed in a few steps.
   std::optional<double> Of(uint64_t tokens) const;
 
  private:

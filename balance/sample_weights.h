@@ -28,7 +28,7 @@ class SampleWeights {
 
   // At least 1. Beyond the rows, along the line from the origin through the nearest.
   int64_t Microseconds(uint64_t tokens) const;
-  // Of Microseconds(), attention's; 0 where the rows do not say.
+  // What attention takes of Microseconds(); 0 where the rows do not say.
   int64_t AttentionMicroseconds(uint64_t tokens) const;
   // The tokens of the first row with at least so many, or of the last; without rows: the next power
   // of two. What is known by length is kept by these.

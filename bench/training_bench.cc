@@ -5,6 +5,7 @@
 //   training_bench [--tokens 32768,131072] [--gpus 1,2,4] [--mode dense,sparse] [--ring flat]
 //       [--nodes 1] [--steps 3] [--csv FILE] [--profile FOLDER] [--trainer bin/ringleader-trainer]
 //       [--config FILE] [--engine cuda|cpu] [--layout striped,documents] [--documents ProLong-like]
+//       [--precision bfloat16,fp8]
 //
 // Sparse: vertical-slash by top-k, --verticals columns and --slash-share of all block diagonals a
 // head. Weights and tokens are random. The first step of a case warms up and is not counted; the
@@ -52,6 +53,7 @@ struct Flags {
   std::vector<std::string> modes = {"dense", "sparse"};
   std::vector<std::string> ring = {"auto"};
   std::vector<std::string> layouts = {"striped"};
+  std::vector<std::string> precisions = {"bfloat16"};
   std::string documents;  // a LengthDistribution's name; empty: a sequence is one document
   int nodes = 1;
   std::string recompute = "auto", offload = "auto", kv_gradients = "float32";
@@ -148,6 +150,9 @@ v1::JobSpec MakeSpec(const Flags& flags, const TrainingCase& run, const TokenFol
   training->set_global_batch(1);
   training->set_learning_rate(1e-5);
   training->set_seed(1);
+  v1::TrainingSpec::Precision precision = v1::TrainingSpec::PRECISION_UNSPECIFIED;
+  v1::TrainingSpec::Precision_Parse(absl::AsciiStrToUpper(run.precision), &precision);
+  training->set_precision(precision);
   spec.mutable_checkpoint()->set_directory(folder.path() + "/checkpoints");
   spec.mutable_checkpoint()->set_every_steps(1000000);
   spec.mutable_resources()->set_trainers(run.gpus);
@@ -262,16 +267,17 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
   if (steps.empty()) {
     std::ifstream log(folder.path() + "/rank-0.log");
     std::cerr << std::string(std::istreambuf_iterator<char>(log), {});
-    std::cerr << absl::StrFormat("%d GPUs, %d tokens, %s: %s\n", run.gpus, run.tokens,
-                                 run.dense ? "dense" : "sparse",
+    std::cerr << absl::StrFormat("%d GPUs, %d tokens, %s, %s: %s\n", run.gpus, run.tokens,
+                                 run.dense ? "dense" : "sparse", run.precision,
                                  !failure.empty() ? failure
                                  : done           ? "the trainers ended"
                                                   : "out of time");
     return {};
   }
   if (!flags.profile.empty()) {
-    const std::string name = absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s", run.gpus, run.tokens,
-                                             run.dense ? "dense" : "sparse", ring, layout);
+    const std::string name =
+        absl::StrFormat("%d-gpus-%d-tokens-%s-%s-%s-%s", run.gpus, run.tokens,
+                        run.dense ? "dense" : "sparse", ring, layout, run.precision);
     if (!SaveTraces(agent, folder.path() + "/checkpoints/profiles",
                     std::filesystem::path(flags.profile) / name, run.gpus,
                     absl::Seconds(flags.timeout_seconds))) {
@@ -289,7 +295,8 @@ v1::StepReport Measure(const Flags& flags, const model::ModelConfig& config,
 void PrintSettings(const TokenFolder& folder) {
   std::ifstream log(folder.path() + "/rank-0.log");
   for (std::string line; std::getline(log, line);) {
-    if (absl::StartsWith(line, "| recompute") || absl::StartsWith(line, "| kept for backward") ||
+    if (absl::StartsWith(line, "| linear layers") || absl::StartsWith(line, "| recompute") ||
+        absl::StartsWith(line, "| kept for backward") ||
         absl::StartsWith(line, "| memory of a rank")) {
       std::printf("%s\n", line.c_str());
     }
@@ -299,6 +306,7 @@ void PrintSettings(const TokenFolder& folder) {
 std::string CsvHeader() {
   std::string header =
       "date,commit,hardware,model,gpus,nodes,tokens,mode,ring,layout,documents,kv_gradients,"
+      "precision,"
       "density,recall,step_"
       "seconds,tokens_per_second";
   ForEachPhase({}, [&](const std::string& name, double) { absl::StrAppend(&header, ",", name); });
@@ -316,16 +324,30 @@ std::string CsvRow(const Flags& flags, const TrainingCase& run, const std::strin
   ForEachPhase(report.phases(), [&](const std::string&, double seconds) {
     absl::StrAppendFormat(&phases, ",%.4f", seconds);
   });
-  const std::string head =
-      absl::StrFormat("%s,%s,%s,%s,%d,%d,%d,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
-                      std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes,
-                      run.tokens, run.dense ? "dense" : "sparse", ring, layout,
-                      flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients);
+  const std::string head = absl::StrFormat(
+      "%s,%s,%s,%s,%d,%d,%d,%s,%s,%s,%s,%s,%s", date, flags.commit, flags.hardware,
+      std::filesystem::path(flags.config).stem().string(), run.gpus, flags.nodes, run.tokens,
+      run.dense ? "dense" : "sparse", ring, layout,
+      flags.documents.empty() ? "one" : flags.documents, flags.kv_gradients, run.precision);
   return absl::StrFormat("%s,%.4f,%.3f,%.4f,%.0f%s,%.4f,%.1f,%.4f,%.2f,%.4f,%.4f,%.4f\n", head,
                          figures.density, figures.recall, figures.step_seconds,
                          figures.tokens_per_second, phases, figures.mfu, figures.token_wise_tflops,
                          figures.exposed_share, figures.peak_gib, report.worker_imbalance(),
                          report.step_imbalance(), report.loss());
+}
+
+// Empty where the case could not be measured.
+std::string Row(const Flags& flags, const model::ModelConfig& config, const TrainingCase& run,
+                const std::string& ring, const std::string& layout) {
+  // The loader hands out whole sequences, each once an epoch. Documents differ from one sequence to
+  // the next: all cases see the same.
+  const uint64_t sequences = flags.documents.empty() ? 2 : flags.steps + 2;
+  const TokenFolder folder(DocumentLengths(sequences * run.tokens + 1, flags.documents),
+                           static_cast<uint32_t>(config.vocab_size));
+  const v1::StepReport report = Measure(flags, config, run, ring, layout, folder);
+  if (report.step() == 0) return "";
+  PrintSettings(folder);
+  return CsvRow(flags, run, ring, layout, Derive(config, run, report, flags.peak_tflops), report);
 }
 
 int Main(int argc, char** argv) {
@@ -355,6 +377,9 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"striped", "documents"}));
   app.add_option("--documents", flags.documents, "whose lengths documents have")
       ->check(CLI::IsMember({"LongAlign-like", "ChatQA2-like", "ProLong-like"}));
+  app.add_option("--precision", flags.precisions, "training.precision of the job")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"bfloat16", "fp8"}));
   app.add_option("--nodes", flags.nodes, "equal parts of the GPUs that NCCL takes for machines")
       ->check(CLI::PositiveNumber);
   app.add_option("--recompute", flags.recompute, "resources.recompute of the job")
@@ -389,23 +414,15 @@ int Main(int argc, char** argv) {
       for (const std::string& mode : flags.modes) {
         for (const std::string& ring : flags.ring) {
           for (const std::string& layout : flags.layouts) {
-            const TrainingCase run{.gpus = gpus, .tokens = tokens, .dense = mode == "dense"};
-            // The loader hands out whole sequences, each once an epoch. Documents differ from one
-            // sequence to the next: all cases see the same.
-            const uint64_t sequences = flags.documents.empty() ? 2 : flags.steps + 2;
-            const TokenFolder folder(DocumentLengths(sequences * tokens + 1, flags.documents),
-                                     static_cast<uint32_t>(config->vocab_size));
-            const v1::StepReport report = Measure(flags, *config, run, ring, layout, folder);
-            if (report.step() == 0) {
-              all_measured = false;
-              continue;
+            for (const std::string& precision : flags.precisions) {
+              const TrainingCase run{
+                  .gpus = gpus, .tokens = tokens, .dense = mode == "dense", .precision = precision};
+              const std::string row = Row(flags, *config, run, ring, layout);
+              all_measured &= !row.empty();
+              std::printf("%s", row.c_str());
+              std::fflush(stdout);
+              if (csv.is_open()) csv << row << std::flush;
             }
-            const std::string row = CsvRow(flags, run, ring, layout,
-                                           Derive(*config, run, report, flags.peak_tflops), report);
-            PrintSettings(folder);
-            std::printf("%s", row.c_str());
-            std::fflush(stdout);
-            if (csv.is_open()) csv << row << std::flush;
           }
         }
       }

@@ -12,6 +12,7 @@ struct TrainingCase {
   int gpus = 1;
   int64_t tokens = 0;  // of the one sequence of a step
   bool dense = false;
+  std::string precision = "bfloat16";  // training.precision
 };
 
 struct TrainingFigures {

@@ -10,7 +10,7 @@
 #include "cli/commands/commands.h"
 #include "cli/examples.h"
 #include "cli/validators.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 
 namespace ringleader::cli {
 namespace {

@@ -16,7 +16,7 @@
 #include "base/net/notice.h"
 #include "base/net/tls_probe.h"
 #include "base/status_macros.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"

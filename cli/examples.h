@@ -7,7 +7,7 @@ class App;
 
 namespace ringleader::cli {
 
-// Puts examples behind what each command of `app` says in its help already.
+// Puts examples after what each command of `app` says in its help already.
 void AddExamples(CLI::App& app);
 
 }  // namespace ringleader::cli

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/printer.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/text.h"
 
 namespace ringleader::cli {
 

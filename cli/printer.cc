@@ -9,8 +9,8 @@
 #include <ostream>
 
 #include "absl/strings/str_format.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/text.h"
 #include "ringleader/v1/job.pb.h"
 #include "ringleader/v1/job_service.pb.h"
 
@@ -114,7 +114,7 @@ void PrintJson(const Context& context, const ordered_json& document, const Table
 
 namespace {
 
-// Of what is cut, so that something can be read.
+// What stays of a cell that is cut, so that something can be read.
 constexpr int kLeastColumns = 10;
 
 bool Continues(char byte) {

@@ -9,7 +9,7 @@
 #include "base/process/config.h"
 #include "base/status_macros.h"
 #include "cli/context.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 
 namespace ringleader::cli {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 
 namespace ringleader::cli {
 

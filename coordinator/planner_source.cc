@@ -17,7 +17,7 @@
 #include "coordinator/planner/cost/measured.h"
 #include "coordinator/planner/deal/reweigh.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "jobspec/model_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
 
 namespace ringleader {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "coordinator/lifecycle/plan_source.h"
+#include "coordinator/lifecycle/planning/plan_source.h"
 #include "coordinator/planner/planner.h"
 
 namespace ringleader {

@@ -9,7 +9,7 @@
 #include <random>
 #include <string>
 
-#include "jobspec/fields.h"
+#include "jobspec/fields/fields.h"
 #include "jobspec/jobspec.h"
 
 namespace ringleader::jobspec {

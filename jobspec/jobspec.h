@@ -59,7 +59,7 @@ absl::Status CheckFiles(const v1::JobSpec& spec);
 std::string ToYaml(const v1::JobSpec& spec);
 
 // The same with every field that fits, whether it is set or not: `auto` and `[]` where a default
-// leaves something open. `notes`, by path, stand behind fields as comments; a note may hold what
+// leaves something open. `notes`, by path, follow fields as comments; a note may hold what
 // others wrote.
 std::string ToCompleteYaml(const v1::JobSpec& spec,
                            const std::map<std::string, std::string>& notes);

@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "jobspec/fields.h"
+#include "jobspec/fields/fields.h"
+#include "jobspec/fields/scalars.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
 #include "jobspec/mistakes.h"
-#include "jobspec/scalars.h"
-#include "jobspec/text.h"
 
 namespace ringleader::jobspec {
 namespace {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "jobspec/fields.h"
+#include "jobspec/fields/fields.h"
+#include "jobspec/fields/scalars.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/scalars.h"
-#include "jobspec/text.h"
 
 namespace ringleader::jobspec {
 namespace {

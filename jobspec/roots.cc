@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "jobspec/fields.h"
-#include "jobspec/scalars.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/fields.h"
+#include "jobspec/fields/scalars.h"
+#include "jobspec/fields/text.h"
 #include "model_shape/companion_files.h"
 
 namespace ringleader::jobspec {

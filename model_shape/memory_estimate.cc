@@ -45,11 +45,17 @@ int64_t WorkingBytes(const ModelConfig& config, const TrainingShape& shape) {
   const int64_t n = shape.tokens, element = shape.element_bytes;
   const int64_t chunk = std::min(shape.mlp_chunk_tokens, n);
   // Upstream gradient, the norm's sum and rows, their gradient; gate, up and activation of a chunk.
-  const int64_t mlp = (4 * n * w.hidden + 3 * chunk * w.inner) * element;
+  int64_t mlp = (4 * n * w.hidden + 3 * chunk * w.inner) * element;
   // The stream's gradient, the norm's rows and sum, q, k and v, the output's gradient, dq, dk, dv;
   // dq and its conversion in fp32; keys, values and their gradients that visit or travel.
-  const int64_t attention = n * ((3 * w.hidden + 2 * w.packed() + w.attended) * element +
-                                 2 * w.attended * kFloat + 4 * w.kv * kFloat);
+  int64_t attention = n * ((3 * w.hidden + 2 * w.packed() + w.attended) * element +
+                           2 * w.attended * kFloat + 4 * w.kv * kFloat);
+  if (shape.precision == Precision::kFp8) {
+    // A byte an element: the norm's rows and the upstream gradient, with gate's and up's of a
+    // chunk; the stream's gradient and dq, dk, dv.
+    mlp += 2 * n * w.hidden + 2 * chunk * w.inner;
+    attention += n * (w.hidden + w.packed());
+  }
   const int64_t loss = 2 * n * w.hidden * element +
                        std::min(shape.loss_chunk_tokens, n) * config.vocab_size * element;
   return std::max({mlp, attention, loss});
@@ -158,6 +164,7 @@ class Planner {
   TrainingPlan Make(const RecomputePlan& plan, ParameterSharding sharding) const {
     return {.recompute = plan,
             .sharding = sharding,
+            .held_casts = HeldCasts(config_, shape_, sharding),
             .memory = EstimateMemory(config_, shape_, plan, sharding)};
   }
 
@@ -170,6 +177,12 @@ class Planner {
 };
 
 }  // namespace
+
+int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
+                  ParameterSharding sharding) {
+  if (shape.precision == Precision::kModelType) return 0;
+  return sharding == ParameterSharding::kWhole && shape.micro_batches > 1 ? config.layers : 1;
+}
 
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute) {
   const Widths w(config);
@@ -190,6 +203,10 @@ TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& sh
   memory.parameters = shape.element_bytes * (sharding == ParameterSharding::kWhole
                                                  ? layout.PaddedElements(shape.ranks)
                                                  : layout.ShardElements(shape.ranks) + in_use);
+  // Each weight twice: as it is, and transposed.
+  const Widths w(config);
+  const int64_t weights = w.hidden * (w.packed() + w.attended) + config.mlp_weights();
+  memory.casts = 2 * weights * HeldCasts(config, shape, sharding);
   memory.optimizer = 4 * layout.ShardElements(shape.ranks) * kFloat;
   if (shape.ranks > 1) {
     memory.buckets = kFloat * in_use;
@@ -245,10 +262,12 @@ std::string DescribeKept(const ModelConfig& config, const RecomputePlan& plan) {
 
 std::string DescribeMemory(const TrainingMemory& memory) {
   std::string text = absl::StrFormat(
-      "%.1f GiB (parameters %.1f, optimizer %.1f, gradient buckets %.1f, kept for backward %.1f, a "
+      "%.1f GiB (parameters %.1f%s, optimizer %.1f, gradient buckets %.1f, kept for backward %.1f, "
+      "a "
       "layer in work %.1f%s)",
-      GiB(memory.total()), GiB(memory.parameters), GiB(memory.optimizer), GiB(memory.buckets),
-      GiB(memory.saved), GiB(memory.working),
+      GiB(memory.total()), GiB(memory.parameters),
+      memory.casts > 0 ? absl::StrFormat(", weights in e4m3 %.1f", GiB(memory.casts)) : "",
+      GiB(memory.optimizer), GiB(memory.buckets), GiB(memory.saved), GiB(memory.working),
       memory.copies > 0 ? absl::StrFormat(", checkpoint and export %.1f", GiB(memory.copies)) : "");
   if (memory.host_saved > 0) {
     absl::StrAppendFormat(&text,

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "model_shape/model_config.h"
+#include "model_shape/precision.h"
 
 namespace ringleader::model {
 
@@ -16,6 +17,8 @@ struct TrainingShape {
   int ranks = 1;              // that share the model
   int64_t tokens = 0;         // of a sequence, on this rank
   int64_t element_bytes = 2;  // of parameters and activations
+  Precision precision = Precision::kModelType;
+  int64_t micro_batches = 1;  // of a step, on this rank
   int64_t mlp_chunk_tokens = 32768;
   int64_t loss_chunk_tokens = 8192;
   int ranks_per_node = 1;  // that share a host's memory
@@ -41,18 +44,27 @@ struct RecomputePlan {
   int64_t host_layers = 0;
 };
 
+// How many layers' casts of weights a rank holds at a time: of all, made once a step, where
+// parameters are whole and several micro-batches use them; else of the layer in work, made each
+// time it is come to. 0 without FP8.
+int64_t HeldCasts(const ModelConfig& config, const TrainingShape& shape,
+                  ParameterSharding sharding);
+
 // Bytes that one layer keeps for backward of a token.
 int64_t KeptBytesPerToken(const ModelConfig& config, int64_t element_bytes, Recompute recompute);
 
 // Bytes of one rank.
 struct TrainingMemory {
   int64_t parameters = 0;  // in the working type, what is gathered included
+  int64_t casts = 0;       // of weights, in e4m3
   int64_t optimizer = 0;   // this rank's shard: master weights, two moments, the reduced gradient
   int64_t buckets = 0;     // gradients on their way to their owners, which one rank alone needs not
   int64_t saved = 0;       // what forward keeps for backward, on the device
   int64_t working = 0;  // the largest of a layer in backward, attention in work, a chunk of logits
   int64_t copies = 0;   // a checkpoint's copy of the shard, a part of the export: device_is_host
-  int64_t total() const { return parameters + optimizer + buckets + saved + working + copies; }
+  int64_t total() const {
+    return parameters + casts + optimizer + buckets + saved + working + copies;
+  }
   // What lies in host memory; counted only where something is kept there.
   int64_t host_saved = 0;   // pinned: what host_layers keep
   int64_t host_copies = 0;  // a checkpoint's copy of the shard; a rank's part of the export
@@ -65,6 +77,7 @@ TrainingMemory EstimateMemory(const ModelConfig& config, const TrainingShape& sh
 struct TrainingPlan {
   RecomputePlan recompute;
   ParameterSharding sharding = ParameterSharding::kWhole;
+  int64_t held_casts = 0;  // HeldCasts()
   TrainingMemory memory;
 };
 

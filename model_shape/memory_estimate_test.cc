@@ -55,6 +55,25 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
+// Of FP8: two bytes a weight, of all layers where micro-batches share them, else of one at a time;
+// and a byte for what is cast of a layer in work.
+TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
+  const int64_t n = 131072;
+  TrainingShape shape = Shape(n);
+  const TrainingMemory without = EstimateMemory(Config(), shape, {}, kWhole);
+  EXPECT_EQ(without.casts, 0);
+  shape.precision = Precision::kFp8;
+  const TrainingMemory one = EstimateMemory(Config(), shape, {}, kWhole);
+  const int64_t weights = 2048 * (16 + 2 * 2) * 128 + 2048 * 2048 + 3 * 2048 * 11008;
+  EXPECT_EQ(one.casts, 2 * weights);
+  EXPECT_EQ(one.working, without.working + n * (2048 + (16 + 2 * 2) * 128)) << "attention's";
+  EXPECT_EQ(one.total(), without.total() + one.casts + one.working - without.working);
+  shape.micro_batches = 2;
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, kWhole).casts, 36 * 2 * weights);
+  EXPECT_EQ(EstimateMemory(Config(), shape, {}, ParameterSharding::kShard).casts, 2 * weights);
+  EXPECT_THAT(DescribeMemory(one), HasSubstr("weights in e4m3 0.1,"));
+}
+
 // What attention chose stays on the device, whatever is recomputed or waits on the host.
 TEST(TrainingMemoryTest, CountsWhatAttentionChose) {
   TrainingShape shape = Shape(131072);

@@ -49,16 +49,10 @@ struct VerticalSlashBudget {
   double density = 0.0;
 };
 
-// What a plan says of a layer between steps.
-struct LayerBudget {
-  bool dense = false;
-  VerticalSlashBudget vertical_slash = {};
-};
-
 struct AttentionOptions {
   Pattern pattern = Pattern::kDense;
   Select select = Select::kTopP;    // kVerticalSlash, as the next
-  VerticalSlashBudget budget = {};  // of layers for which no plan says another
+  VerticalSlashBudget budget = {};  // kVerticalSlash
   std::vector<int> dense_layers = {};
   BalanceOptions balance = {};
   Selection selection = Selection::kFull;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -72,6 +73,12 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t own) { return std::min(own, kept); }, random);
 }
 
+void SetDensity(AttentionOptions* options, int64_t tokens, double density) {
+  const double blocks = static_cast<double>(tokens) / options->block_size;
+  options->topk_blocks =
+      std::max(1, static_cast<int>(std::lround(ShareOfLength(density) * blocks)));
+}
+
 }  // namespace
 
 extern constinit const PatternDefinition kBlockTopKDefinition = {
@@ -87,6 +94,7 @@ extern constinit const PatternDefinition kBlockTopKDefinition = {
     .build = Build,
     .sample = Sample,
     .listed_tiles = ListedTiles,
+    .set_density = SetDensity,
     .page =
         R"(Mixture of Block Attention (MoBA, arXiv 2502.13189) with a gate for each tile of queries, not for each query, which is
 faster and coarser. Keys are cut into blocks of `attention.block_size` tokens. A tile of queries sees its own block up

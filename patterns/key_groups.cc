@@ -103,6 +103,10 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
       [&](int64_t own) { return Kept(options, own, blocks); }, random);
 }
 
+void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
+  options->density = density;
+}
+
 }  // namespace
 
 extern constinit const PatternDefinition kKeyGroupsDefinition = {
@@ -119,6 +123,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .sample = Sample,
     .listed_tiles = ListedTiles,
     .index_memory = MemoryOf,
+    .set_density = SetDensity,
     .repeats_on_gpus = false,
     .page =
         R"(Block-sparse attention with blocks of 64 queries and 8 keys. Per layer, head and step, each tile

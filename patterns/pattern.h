@@ -68,6 +68,10 @@ struct IndexMemory {
   int64_t kept = 0;     // until backward has used it
   int64_t working = 0;  // besides, while it is built
 };
+// The share of a sequence's length from which a query sees all keys, so that `density` of the
+// causal pairs are seen: d = 1 - (1 - share)².
+double ShareOfLength(double density);
+
 // The model and the sequence that an index is of.
 struct IndexShape {
   int64_t tokens = 0;  // of the sequence
@@ -102,6 +106,9 @@ struct PatternDefinition {
   int64_t (*listed_tiles)(const AttentionOptions& options, int64_t blocks) = nullptr;
   // Null: little enough to leave out of estimates.
   IndexMemory (*index_memory)(const AttentionOptions& options, const IndexShape& shape) = nullptr;
+  // Brings options to a share of the causal pairs, or tiles, of a sequence, so that its time can be
+  // measured. Null: it is measured as a job has it.
+  void (*set_density)(AttentionOptions* options, int64_t tokens, double density) = nullptr;
   // Whether GPUs can attend to it in the same order of sums every time.
   bool repeats_on_gpus = true;
   std::string_view page;  // Markdown below the heading in docs/patterns.md

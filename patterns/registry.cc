@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <iterator>
 
@@ -41,6 +42,10 @@ const PatternDefinition& DefinitionOf(Pattern pattern) {
   const PatternDefinition* const definition = FindDefinition(pattern);
   if (definition == nullptr) std::abort();
   return *definition;
+}
+
+double ShareOfLength(double density) {
+  return 1 - std::sqrt(1 - std::min(1.0, density));
 }
 
 IndexMemory IndexMemoryOf(const AttentionOptions& options, const IndexShape& shape,

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_format.h"
 #include "patterns/pattern.h"
 #include "ring/band_tiles.h"
@@ -37,6 +40,11 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
   return Band(blocks, (options.window + options.tile - 2) / options.tile + 1);
 }
 
+void SetDensity(AttentionOptions* options, int64_t tokens, double density) {
+  options->window = std::max<int64_t>(
+      options->tile, std::llround(ShareOfLength(density) * static_cast<double>(tokens)));
+}
+
 }  // namespace
 
 extern constinit const PatternDefinition kSlidingWindowDefinition = {
@@ -51,6 +59,7 @@ extern constinit const PatternDefinition kSlidingWindowDefinition = {
     .check = Check,
     .build = Build,
     .sample = Sample,
+    .set_density = SetDensity,
     .page =
         R"(A query sees itself and the `attention.window` − 1 tokens before it. No index is built: a tile is
 visited where the distance of two positions is within the window, and only tiles at its two edges mask single

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -107,8 +108,8 @@ struct Counts {
   bool by_tiles;
 };
 
-// Of a share of the causal tiles, a tenth of it, as a share of the tokens, goes to columns. They
-// cost at most twice that, if they all are at the start; what is left for certain goes to
+// A tenth of a share of the causal tiles goes to columns, as a share of the tokens. Columns cost
+// at most twice that, if they all are at the start; what is left for certain goes to
 // diagonals.
 Counts CountsOf(const VerticalSlashBudget& budget, int64_t tokens, int tile) {
   if (budget.density == 0.0) return {budget.max_verticals, budget.max_slashes, false};
@@ -289,6 +290,15 @@ ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const 
   return head;
 }
 
+void SetDensity(AttentionOptions* options, int64_t /*tokens*/, double density) {
+  options->select = Select::kTopP;
+  options->budget = {.vertical_mass = 1,
+                     .slash_mass = 1,
+                     .max_verticals = std::numeric_limits<int32_t>::max(),
+                     .max_slashes = std::numeric_limits<int32_t>::max(),
+                     .density = density};
+}
+
 }  // namespace
 
 absl::Status EstimateRows(VerticalSlash& work, const IndexInputs& inputs, IndexDevice& device) {
@@ -327,6 +337,7 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .check = Check,
     .build = Build,
     .sample = Sample,
+    .set_density = SetDensity,
     .page =
         R"(MTraining (arXiv 2510.18830), Algorithm 1. Per layer, head and step, the softmax of
 `attention.estimate_queries` queries over all keys says how much attention mass each column (one key) and each

@@ -38,14 +38,14 @@ class DocumentLayout {
   // Positions in the sequence of the rank's tokens, in its local order: [local_tokens()].
   std::vector<int64_t> Positions(int rank) const;
 
-  // Of the spread documents: the first tokens of each rank's, all zero or none.
+  // How many of each rank's tokens, its first ones, are of spread documents: all zero, or none.
   std::span<const int64_t> spread_tokens() const { return spread_tokens_; }
   bool has_spread() const { return spread_tokens_[0] > 0; }
   // Places in stripes that ranks have, held or not: a multiple of ranks × stripe.
   int64_t ring_tokens() const;
   // Their places at which a spread document starts, ascending from 0.
   std::vector<int64_t> RingFirsts() const;
-  // Of the rank's tokens behind those, the numbers with which a document starts, ascending from 0.
+  // Which of the rank's tokens after those a document starts with: their numbers, ascending from 0.
   std::vector<int64_t> WholeFirsts(int rank) const;
 
  private:

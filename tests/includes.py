@@ -8,8 +8,10 @@ bench/ may include anything):
   the row's last column names: folders (with all below them), single headers, the libraries of LIBRARIES.
 * Of kernels/ the rest of the tree includes only the headers of the second table.
 * No source sees both LibTorch and protobuf, through however many headers.
-* Paths that README.md, kernels/README.md, docs/design.md and docs/glossary.md name exist.
-* Folders do not include each other in a circle, no two headers share a base name, no folder holds more than FILES files.
+* Paths that README.md, kernels/README.md, docs/design.md and docs/glossary.md name exist, and so do the tests that
+  docs/robustness.md names.
+* Folders do not include each other in a circle, no two headers share a base name, and no folder holds more than FILES
+  files, tests counted.
 
 What the lists of exceptions below name has to be true: an exception that is no longer needed is an error, too.
 
@@ -34,7 +36,6 @@ SAME_FOR_TWO_DEVICES = {"attention.h", "columns.h"}
 
 # Includes against the direction of the others, (from, to), each of which closes a circle of folders.
 BACKWARD_INCLUDES = {
-    ("coordinator/api", "coordinator/api/services"): "server.cc starts the services and lies beside what they share",
     ("cli", "cli/commands"): "app.cc lists the commands and lies beside what they share",
     ("worker/model/memory", "worker/model/decoder"): "saved_layers.h holds what LayerPasses save",
     ("worker/trainer", "worker/trainer/link"): "the process's main function lies beside what its rooms share",
@@ -232,13 +233,19 @@ def check_names(tree):
 
 
 def check_sizes(tree):
-    sizes = collections.Counter(folder_of(file) for file in filter(is_product, tree.files))
+    sizes = collections.Counter(folder_of(file) for file in tree.files)
     for folder, size in sizes.items():
         if size > FILES and folder not in LARGE_FOLDERS:
             yield f"{folder}/: {size} sources side by side, more than {FILES}; cut it into rooms"
     for folder in LARGE_FOLDERS:
         if sizes[folder] <= FILES:
             yield f"tests/includes.py: {folder}/ has only {sizes[folder]} sources; strike it from the exceptions"
+
+
+def expand(path):
+    """The paths that one with braces names: a/{b,c}.h -> a/b.h and a/c.h."""
+    match = re.fullmatch(r"(.*)\{([^{}]*)\}(.*)", path)
+    return [match[1] + part + match[3] for part in match[2].split(",")] if match else [path]
 
 
 def check_paths(root):
@@ -248,9 +255,25 @@ def check_paths(root):
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
             if not (folder / link).exists():
                 yield f"{page}: links to {link}, which does not exist"
-        for path in re.findall(r"`((?:[\w.]+/)+[\w.]+/?)`", text):
-            if not any((base / path).exists() for base in (root, folder, root / "kernels/include")):
-                yield f"{page}: names {path}, which does not exist"
+        for named in re.findall(r"`((?:[\w.]+/)+[\w.{,}]+/?)`", text):
+            for path in expand(named):
+                if not any((base / path).exists() for base in (root, folder, root / "kernels/include")):
+                    yield f"{page}: names {path}, which does not exist"
+
+
+def check_tests(tree):
+    """The filters of docs/robustness.md: `Suite.Test*:Suite.*`, or `*Test*`."""
+    tests = set()
+    for file in filter(lambda name: name.endswith("_test.cc"), tree.files):
+        text = (tree.root / file).read_text()
+        for match in re.finditer(r"^(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", text, re.M):
+            tests.add(f"{match[1]}.{match[2]}")
+    page = "docs/robustness.md"
+    for filters in re.findall(r"`([A-Z*][\w*./]*(?::[\w*./]+)*)`", (tree.root / page).read_text()):
+        for pattern in filters.split(":"):
+            named = pattern.replace("*/", "").replace("/*", "")
+            if re.search(r"[.*]", named) and not any(fnmatch.fnmatchcase(test, named) for test in tests):
+                yield f"{page}: names {pattern}, which is no test"
 
 
 def main():
@@ -260,7 +283,7 @@ def main():
     named = {*rows, *public, *(use for uses in rows.values() for use in uses)} - set(LIBRARIES)
     errors = [f"docs/design.md: the map names {n}, which does not exist" for n in named if not any(root.glob(n))]
     for check in (check_map(tree, rows, public), check_worlds(tree), check_circles(tree), check_names(tree),
-                  check_sizes(tree), check_paths(root)):
+                  check_sizes(tree), check_paths(root), check_tests(tree)):
         errors += check
     for error in errors:
         print(error)

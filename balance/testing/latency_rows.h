@@ -5,7 +5,7 @@
 
 namespace ringleader::balance {
 
-// Of the 3B shape: a third of `ms` is forward, the ninth decile a tenth above.
+// A row of the 3B shape: a third of `ms` is forward, the ninth decile is a tenth above it.
 inline Row RowOf(int64_t tokens, double density, double ms) {
   return {.pattern = "vertical_slash",
           .tile = 128,

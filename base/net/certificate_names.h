@@ -13,7 +13,7 @@ class AuthContext;
 
 namespace ringleader {
 
-// Of a certificate that was verified. A certificate may have several names of a kind.
+// The names in a certificate that was verified. It may have several of a kind.
 struct CertificateNames {
   std::vector<std::string> uris = {};
   std::vector<std::string> dns = {};

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
-#include "jobspec/fields.h"
+#include "jobspec/fields/fields.h"
 
 namespace ringleader::cli {
 namespace {

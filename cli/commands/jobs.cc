@@ -10,7 +10,7 @@
 #include "cli/commands/commands.h"
 #include "cli/job_text.h"
 #include "cli/printer.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 
 namespace ringleader::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include "cli/commands/commands.h"
 #include "cli/printer.h"
 #include "cli/validators.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::cli {

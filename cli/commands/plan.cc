@@ -16,7 +16,7 @@
 #include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/planner.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
 #include "worker/data/samples.h"
 #include "worker/data/token_folder.h"

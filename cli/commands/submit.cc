@@ -12,7 +12,7 @@
 #include "cli/jobs/follow.h"
 #include "cli/jobs/job_check.h"
 #include "cli/printer.h"
-#include "jobspec/reference.h"
+#include "jobspec/fields/reference.h"
 
 namespace ringleader::cli {
 namespace {

@@ -18,9 +18,9 @@
 #include "cli/plan_text.h"
 #include "cli/printer.h"
 #include "coordinator/planner/planner.h"
+#include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
-#include "jobspec/text.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/memory_estimate.h"
 
 namespace ringleader::cli {
@@ -31,7 +31,7 @@ using v1::ResourcesSpec;
 
 constexpr uint32_t kGpusOfANode = 8;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-// Of an H200, less what the driver takes.
+// The memory of an H200, less what the driver takes.
 constexpr double kGpuGiB = 139;
 
 struct Machines {
@@ -72,7 +72,7 @@ absl::StatusOr<v1::StepPlan> PlanHere(const v1::JobSpec& spec, const model::Mode
 void AddMemoryNotes(const v1::JobSpec& spec, const model::ModelConfig& model,
                     const Machines& machines, Notes* notes) {
   const bool is_cuda = spec.resources().engine() == ResourcesSpec::CUDA;
-  const model::TrainingShape shape = {
+  model::TrainingShape shape = {
       .ranks = static_cast<int>(spec.resources().trainers()),
       .tokens = static_cast<int64_t>(spec.data().sequence_length() / spec.parallelism().context()),
       .element_bytes = is_cuda ? 2 : 4,
@@ -81,7 +81,8 @@ void AddMemoryNotes(const v1::JobSpec& spec, const model::ModelConfig& model,
   const model::MemoryLimits limits = {.device = static_cast<int64_t>(machines.trainer_gib * kGiB),
                                       .host = std::numeric_limits<int64_t>::max()};
   const auto wishes = jobspec::MemoryWishesOf(spec.resources());
-  if (!wishes.ok()) return;  // jobspec::Validate() has refused it
+  if (!wishes.ok() || !jobspec::SetPrecision(spec, &shape).ok())
+    return;  // jobspec::Validate() has refused it
   const auto plan = model::PlanTraining(model, shape, *wishes, limits);
   const std::string with = absl::StrFormat(" where a trainer has %.0f GiB", machines.trainer_gib);
   if (spec.resources().recompute() == ResourcesSpec::RECOMPUTE_UNSPECIFIED) {

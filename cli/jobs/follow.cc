@@ -13,7 +13,7 @@
 #include "cli/job_text.h"
 #include "cli/jobs/steps.h"
 #include "cli/printer.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 
 namespace ringleader::cli {
 namespace {

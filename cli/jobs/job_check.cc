@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/companion_files.h"
 #include "worker/data/token_folder.h"
 

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 
 namespace ringleader::access {
 namespace {

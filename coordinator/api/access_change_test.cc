@@ -1,10 +1,20 @@
 // The access file: what it takes to start without or with one, and changes while the server runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "coordinator/api/testing/access_fixture.h"
 
@@ -14,7 +24,44 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST_F(AccessTest, TheAccessFileIsTakenUpWithoutARestart) {
+// What is logged, to wait for.
+class AwaitedLog : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  // Until a line with both texts has been logged; forgets what was.
+  bool Await(std::string_view text, std::string_view more) {
+    absl::MutexLock lock(&lines_mutex_);
+    const auto is_there = [&] {
+      return std::ranges::any_of(lines_, [&](const std::string& line) {
+        return absl::StrContains(line, text) && absl::StrContains(line, more);
+      });
+    };
+    const bool found = lines_mutex_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(30));
+    lines_.clear();
+    return found;
+  }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    absl::MutexLock lock(&lines_mutex_);
+    lines_.emplace_back(message.payload.data(), message.payload.size());
+  }
+  void flush_() override {}
+
+ private:
+  absl::Mutex lines_mutex_;
+  std::vector<std::string> lines_;
+};
+
+class AccessChangeTest : public AccessTest {
+ protected:
+  // Before the server has threads that log.
+  static void SetUpTestSuite() { spdlog::default_logger()->sinks().push_back(log_); }
+  static void TearDownTestSuite() { spdlog::default_logger()->sinks().pop_back(); }
+
+  static inline const std::shared_ptr<AwaitedLog> log_ = std::make_shared<AwaitedLog>();
+};
+
+TEST_F(AccessChangeTest, TheAccessFileIsTakenUpWithoutARestart) {
   Client bob = As("bob");
   ASSERT_TRUE(bob.Create("x").ok());
   v1::WatchJobRequest watch;
@@ -25,10 +72,10 @@ TEST_F(AccessTest, TheAccessFileIsTakenUpWithoutARestart) {
   ASSERT_TRUE(stream->Read(&seen));
 
   WriteAccess("roles_in_certificates: [");  // a slip: what was said before stays
-  absl::SleepFor(absl::Milliseconds(2500));
+  EXPECT_TRUE(log_->Await("access.yaml", "stays in force"));
   EXPECT_TRUE(bob.List().ok());
   std::filesystem::remove(dir_.File("access.yaml"));
-  absl::SleepFor(absl::Milliseconds(1500));
+  EXPECT_TRUE(log_->Await("access.yaml", "stays in force"));
   EXPECT_TRUE(bob.List().ok());
 
   WriteAccess(std::string(kAccess) + "  - {uri: \"ringleader://user/desert/bob\", role: none}\n");

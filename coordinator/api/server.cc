@@ -14,14 +14,14 @@
 #include "base/status_macros.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/gate.h"
-#include "coordinator/api/health_watches.h"
-#include "coordinator/api/pulled_stream.h"
-#include "coordinator/api/rpc_metrics.h"
+#include "coordinator/api/calls/health_watches.h"
+#include "coordinator/api/calls/pulled_stream.h"
+#include "coordinator/api/calls/rpc_metrics.h"
+#include "coordinator/api/calls/unary.h"
 #include "coordinator/api/services/access_service.h"
 #include "coordinator/api/services/job_service.h"
 #include "coordinator/api/services/log_service.h"
 #include "coordinator/api/services/node_service.h"
-#include "coordinator/api/unary.h"
 #include "jobspec/roots.h"
 
 namespace ringleader::api {

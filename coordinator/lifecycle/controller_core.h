@@ -16,9 +16,9 @@
 #include "coordinator/lifecycle/job/options.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
-#include "coordinator/lifecycle/node_table.h"
-#include "coordinator/lifecycle/plan_source.h"
-#include "coordinator/lifecycle/plans_under_way.h"
+#include "coordinator/lifecycle/nodes/node_table.h"
+#include "coordinator/lifecycle/planning/plan_source.h"
+#include "coordinator/lifecycle/planning/plans_under_way.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
 
@@ -114,6 +114,12 @@ class ControllerCore {
                                                        const NodeRecord& record);
   absl::Status CheckIdentity(const NodeRecord& record, const std::string& known,
                              const session::Session& session, absl::Time now) const;
+  // `applied`: the sequence up to which its events have been taken in.
+  void SendWelcome(const std::shared_ptr<session::Session>& session, uint64_t epoch,
+                   uint64_t applied);
+  // What was sent to `node` and has not been acknowledged.
+  absl::Status SendAgain(store::ReadTransaction& transaction, const std::string& node,
+                         const std::shared_ptr<session::Session>& session);
   // `job`'s current attempt was sent to `node`, and no worker has said yet that it got it.
   bool StartPending(const std::string& node, const std::string& job) const;
   absl::Status OnStep(store::WriteTransaction& transaction, NodeRecord& record, uint64_t sequence,

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "coordinator/lifecycle/controller_core.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 

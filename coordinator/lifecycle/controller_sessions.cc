@@ -24,6 +24,10 @@ std::string_view FolderOf(std::string_view incarnation) {
   return incarnation.substr(0, incarnation.find('.'));
 }
 
+uint32_t Milliseconds(absl::Duration duration) {
+  return static_cast<uint32_t>(absl::ToInt64Milliseconds(duration));
+}
+
 }  // namespace
 
 // After a restart or a failed commit the record in memory has none, and the store is asked.
@@ -72,9 +76,6 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   ASSIGN_OR_RETURN(const uint64_t epoch, transaction.Next(store::Counter::kSessionEpoch));
   ASSIGN_OR_RETURN(const uint64_t applied,
                    transaction.GetAppliedSequence(id, session->incarnation()));
-  const auto milliseconds = [](absl::Duration duration) {
-    return static_cast<uint32_t>(absl::ToInt64Milliseconds(duration));
-  };
   v1::Node& node = record.node;
   if (node.name().empty()) {
     node.set_name("nodes/" + id);
@@ -84,7 +85,7 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   *node.mutable_inventory() = hello.inventory();
   node.set_worker_version(hello.version());
   node.set_session_epoch(epoch);
-  node.set_fence_milliseconds(milliseconds(options_.fence_after));
+  node.set_fence_milliseconds(Milliseconds(options_.fence_after));
   node.set_certificate(session->certificate());
   RETURN_IF_ERROR(transaction.PutNode(node));
 
@@ -112,17 +113,31 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
   record.out_of_sight = false;
   for (auto& [job, machine] : machines_) machine->OnSight(node.name(), std::nullopt, now);
 
+  SendWelcome(session, epoch, record.log.acknowledged());
+  StopStrays(record, hello);
+  RETURN_IF_ERROR(SendAgain(transaction, id, session));
+  metrics_->SessionBegan();
+  spdlog::info("nodes/{} connected (epoch {}, version {}, {} trainers, runs {} attempts)", id,
+               epoch, hello.version(), hello.inventory().trainers(), hello.attempts_size());
+  return absl::OkStatus();
+}
+
+void ControllerCore::SendWelcome(const std::shared_ptr<session::Session>& session, uint64_t epoch,
+                                 uint64_t applied) {
   v1::CoordinatorMessage message;
   v1::Welcome* const welcome = message.mutable_welcome();
   welcome->set_epoch(epoch);
-  welcome->set_lease_milliseconds(milliseconds(options_.lease));
-  welcome->set_heartbeat_milliseconds(milliseconds(options_.heartbeat_interval));
-  welcome->set_fence_milliseconds(milliseconds(options_.fence_after));
-  welcome->set_applied_sequence(record.log.acknowledged());
+  welcome->set_lease_milliseconds(Milliseconds(options_.lease));
+  welcome->set_heartbeat_milliseconds(Milliseconds(options_.heartbeat_interval));
+  welcome->set_fence_milliseconds(Milliseconds(options_.fence_after));
+  welcome->set_applied_sequence(applied);
   welcome->set_protocol_version(kProtocolVersion);
   outbox_.emplace_back(session, std::move(message));
-  StopStrays(record, hello);
-  ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(id));
+}
+
+absl::Status ControllerCore::SendAgain(store::ReadTransaction& transaction, const std::string& node,
+                                       const std::shared_ptr<session::Session>& session) {
+  ASSIGN_OR_RETURN(std::vector<v1::Command> commands, transaction.ListCommands(node));
   for (v1::Command& command : commands) {
     if (const auto sent = unacknowledged_.find(command.command_id());
         sent != unacknowledged_.end()) {
@@ -132,9 +147,6 @@ absl::Status ControllerCore::OnHello(store::WriteTransaction& transaction,
     *again.mutable_command() = std::move(command);
     outbox_.emplace_back(session, std::move(again));
   }
-  metrics_->SessionBegan();
-  spdlog::info("nodes/{} connected (epoch {}, version {}, {} trainers, runs {} attempts)", id,
-               epoch, hello.version(), hello.inventory().trainers(), hello.attempts_size());
   return absl::OkStatus();
 }
 

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "coordinator/lifecycle/job/options.h"
-#include "coordinator/lifecycle/plan_source.h"
+#include "coordinator/lifecycle/planning/plan_source.h"
 #include "coordinator/session/session.h"
 #include "coordinator/store/store.h"
 #include "ringleader/v1/job.pb.h"

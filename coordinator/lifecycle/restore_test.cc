@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "coordinator/lifecycle/testing/controller_test.h"
-#include "coordinator/store/backup.h"
+#include "coordinator/store/upkeep/backup.h"
 
 namespace ringleader::lifecycle {
 namespace {

@@ -15,7 +15,7 @@
 
 namespace ringleader::page {
 
-// What a browser sent: the arguments behind the question mark, its token and its certificate.
+// What a browser sent: the arguments after the question mark, its token and its certificate.
 struct PageRequest {
   std::multimap<std::string, std::string> arguments = {};
   std::string authorization = {};  // "Bearer TOKEN"; empty: none
@@ -35,7 +35,7 @@ class PageApi {
   // points and detail_points as in GetJobHistoryRequest.
   absl::StatusOr<std::string> History(const std::string& job, const PageRequest& request) const;
   // attempt and rank as in TailLogsRequest. The last `lines` (200, at most 1,000) lines, or, with
-  // `after`, the first ones behind that offset.
+  // `after`, the first ones after that offset.
   absl::StatusOr<std::string> Logs(const std::string& job, const PageRequest& request) const;
   // page_size and page_token as in ListNodesRequest.
   absl::StatusOr<std::string> Nodes(const PageRequest& request) const;

@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "jobspec/attention_spec.h"
+#include "jobspec/values/attention_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "patterns/pattern.h"
@@ -53,12 +54,13 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
   const bool cuda = cluster.engine == v1::ResourcesSpec::CUDA;
   const int trainers = static_cast<int>(spec.resources().trainers());
   const patterns::IndexMemory choice = ChoiceMemory(spec, model, cuda ? 2 : 4);
-  const model::TrainingShape shape = {.ranks = trainers,
-                                      .tokens = static_cast<int64_t>(LocalTokens(spec)),
-                                      .element_bytes = cuda ? 2 : 4,
-                                      .device_is_host = !cuda,
-                                      .choice_bytes = choice.kept,
-                                      .choice_working_bytes = choice.working};
+  model::TrainingShape shape = {.ranks = trainers,
+                                .tokens = static_cast<int64_t>(LocalTokens(spec)),
+                                .element_bytes = cuda ? 2 : 4,
+                                .device_is_host = !cuda,
+                                .choice_bytes = choice.kept,
+                                .choice_working_bytes = choice.working};
+  jobspec::SetPrecision(spec, &shape).IgnoreError();  // MakePlan() refuses what it does not take
   // The last layer's is used at once: it stays.
   const bool moves = cuda && spec.resources().offload() != v1::ResourcesSpec::OFFLOAD_NONE;
   const model::RecomputePlan plan = {.recompute = LeastKept(spec),
@@ -67,7 +69,7 @@ MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig&
   const auto lower_bound = [&](model::ParameterSharding sharding) {
     const model::TrainingMemory memory = model::EstimateMemory(model, shape, plan, sharding);
     MemoryEstimate estimate;
-    estimate.weights = static_cast<double>(memory.parameters);
+    estimate.weights = static_cast<double>(memory.parameters + memory.casts);
     // Gradients are summed in shards; at least the shard stays.
     estimate.gradients = static_cast<double>(memory.optimizer) / 4;
     estimate.optimizer = static_cast<double>(memory.optimizer) * 3 / 4;

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "coordinator/planner/simulate/pricer.h"
-#include "jobspec/attention_spec.h"
+#include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
 
 namespace ringleader::planner {

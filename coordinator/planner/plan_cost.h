@@ -30,8 +30,8 @@ struct PlanCost {
   double seconds() const;  // of one core
 };
 
-// Of plans in `layouts` layouts `compared` are compared on rings that are walked, which
-// all-gather's are not, and one is priced. `spec` has been validated.
+// What it takes to plan in `layouts` layouts, of which `compared` are compared on rings that are
+// walked (all-gather's are not), and to price one. `spec` has been validated.
 PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int layouts,
                 int compared);
 

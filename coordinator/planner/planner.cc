@@ -12,9 +12,11 @@
 #include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
-#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
+#include "model_shape/precision.h"
 
 namespace ringleader::planner {
 namespace {
@@ -192,6 +194,8 @@ absl::StatusOr<v1::StepPlan> Try(const Candidate& candidate, const v1::JobSpec& 
         "chosen by pattern and nodes alone: the model's config.json cannot be read here");
     return plan;
   }
+  ASSIGN_OR_RETURN(const model::Precision precision, jobspec::PrecisionOf(spec.training()));
+  RETURN_IF_ERROR(model::CheckPrecision(model, precision));
   const MemoryEstimate memory = EstimateMemory(spec, model, cluster, candidate.ring);
   RETURN_IF_ERROR(CheckMemory(memory, spec, model, cluster));
   ASSIGN_OR_RETURN(*plan.mutable_prediction(), pricer->Compare(plan, cost_model));

@@ -405,6 +405,31 @@ TEST(MakePlanTest, AMeasuredPatternChangesThePredictionNotTheChoice) {
   EXPECT_EQ(measured->ring().kind(), usual->ring().kind());
 }
 
+TEST(MakePlanTest, Fp8TakesLessTimeAndMoreMemory) {
+  v1::JobSpec spec = LongJob(2, 262144);
+  const auto bf16 = Plan(spec, Gpus(1, 2));
+  spec.mutable_training()->set_precision(v1::TrainingSpec::FP8);
+  const auto fp8 = Plan(spec, Gpus(1, 2));
+  ASSERT_TRUE(bf16.ok() && fp8.ok());
+  EXPECT_NEAR(fp8->prediction().linear_seconds() / bf16->prediction().linear_seconds(),
+              (6 / 1.79 + 2) / 8, 0.01);
+  EXPECT_EQ(fp8->prediction().attention_seconds(), bf16->prediction().attention_seconds());
+
+  const auto weights = [&](uint32_t global_batch) {
+    spec.mutable_training()->set_global_batch(global_batch);
+    return EstimateMemory(spec, ThreeBillion(), Gpus(1, 2), ParallelismSpec::FLAT).weights;
+  };
+  const double layer = 2.0 * (2048 * (2 * 16 + 2 * 2) * 128 + 3.0 * 2048 * 11008);
+  EXPECT_NEAR(weights(2) - weights(1), 35 * layer, 1) << "casts that micro-batches share";
+
+  model::ModelConfig odd = ThreeBillion();
+  odd.intermediate_size = 11000;
+  const auto refused = Plan(spec, Gpus(1, 2), odd);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("training.precision: fp8 needs widths that are multiples of 16"));
+}
+
 TEST(MemoryTest, AddsUp) {
   const v1::JobSpec spec = LongJob(4, 131072);
   const MemoryEstimate ring =

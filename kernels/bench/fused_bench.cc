@@ -11,6 +11,7 @@
 #include "kernels/bench/bench_report.h"
 #include "kernels/bench/random_tensor.h"
 #include "kernels/fused/adamw_update.h"
+#include "kernels/fused/cast.h"
 #include "kernels/fused/cross_entropy.h"
 #include "kernels/fused/rms_norm.h"
 #include "kernels/fused/rotate.h"
@@ -44,6 +45,8 @@ class FusedBench {
 
   void Run() {
     for (const int64_t dim : {2048, 3584, 8192}) RmsNorm(131072, dim);
+    for (const int64_t dim : {2048, 2560, 11008}) Cast(131072, dim);
+    CastWeight(22016, 2048);
     Rope(131072, 16, 2, 128);
     Rope(131072, 32, 8, 64);
     Swiglu(131072, 11008);
@@ -82,6 +85,12 @@ class FusedBench {
     forward.sum = sum.data();
     Add("add_rms_norm", "forward", rows, dim, 4 * tensor,
         [&] { return fused::RmsNormForward(forward, nullptr); });
+    DeviceBuffer<uint8_t> codes(rows * dim);
+    DeviceBuffer<float> scales(rows);
+    forward.cast = {codes.data(), scales.data()};
+    forward.y = nullptr;
+    Add("add_rms_norm_cast", "forward", rows, dim, 3.5 * tensor,
+        [&] { return fused::RmsNormForward(forward, nullptr); });
     fused::RmsNormBackwardArgs backward = {.h = sum.data(),
                                            .weight = weight.data(),
                                            .rstd = rstd.data(),
@@ -96,6 +105,38 @@ class FusedBench {
     backward.d_sum = residual.data();
     Add("add_rms_norm", "backward", rows, dim, 4 * tensor,
         [&] { return fused::RmsNormBackward(backward, nullptr); });
+    backward.cast = forward.cast;
+    Add("add_rms_norm_cast", "backward", rows, dim, 4.5 * tensor,
+        [&] { return fused::RmsNormBackward(backward, nullptr); });
+  }
+
+  // A byte written for two that are read; and a scale a row.
+  void Cast(int64_t rows, int64_t dim) {
+    auto x = RandomTensor(rows * dim);
+    DeviceBuffer<uint8_t> codes(rows * dim);
+    DeviceBuffer<float> scales(rows);
+    const fused::CastRowsArgs args = {.x = x.data(),
+                                      .cast = {codes.data(), scales.data()},
+                                      .stride = dim,
+                                      .rows = rows,
+                                      .dim = dim};
+    Add("cast_rows", "forward", rows, dim, 3.0 * rows * dim,
+        [&] { return fused::CastRows(args, nullptr); });
+  }
+
+  // Its columns' largest values and their cast are two passes.
+  void CastWeight(int64_t rows, int64_t dim) {
+    auto x = RandomTensor(rows * dim);
+    DeviceBuffer<uint8_t> codes(rows * dim);
+    DeviceBuffer<float> scales(dim);
+    DeviceBuffer<char> workspace(static_cast<int64_t>(fused::CastTransposedWorkspaceBytes(dim)));
+    const fused::CastTransposedArgs args = {.x = x.data(),
+                                            .cast = {codes.data(), scales.data()},
+                                            .workspace = workspace.data(),
+                                            .rows = rows,
+                                            .dim = dim};
+    Add("cast_transposed", "forward", rows, dim, 3.0 * rows * dim,
+        [&] { return fused::CastTransposed(args, nullptr); });
   }
 
   void Rope(int64_t tokens, int32_t heads, int32_t kv_heads, int32_t dim) {
@@ -143,6 +184,17 @@ class FusedBench {
                                                 .dim = dim};
     Add("swiglu", "backward+out", rows, dim, 6 * tensor,
         [&] { return fused::SwigluBackward(backward, nullptr); });
+    DeviceBuffer<uint8_t> codes(rows * 2 * dim);
+    DeviceBuffer<float> scales(rows);
+    fused::SwigluForwardArgs forward_cast = forward;
+    forward_cast.out = {};
+    forward_cast.cast = {codes.data(), scales.data()};
+    Add("swiglu_cast", "forward", rows, dim, 2.5 * tensor,
+        [&] { return fused::SwigluForward(forward_cast, nullptr); });
+    fused::SwigluBackwardArgs backward_cast = backward;
+    backward_cast.cast = forward_cast.cast;
+    Add("swiglu_cast", "backward+out", rows, dim, 7 * tensor,
+        [&] { return fused::SwigluBackward(backward_cast, nullptr); });
   }
 
   void Entropy(int64_t rows, int64_t vocabulary) {

@@ -4,7 +4,7 @@
 #include "base/status_macros.h"
 #include "kernels/fused/adamw_update.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/vec.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/fused/cross_entropy.h"
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/vec.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/sync.cuh"

@@ -43,4 +43,10 @@ absl::Status CheckSize(int64_t value, const char* name, int64_t min, int64_t max
       "%s is %d; allowed are multiples of %d from %d to %d", name, value, multiple, min, max));
 }
 
+absl::Status CheckTile(int32_t tile, const char* name) {
+  if (tile == 64 || tile == 128) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %d; tiles have 64 or 128 tokens", name, tile));
+}
+
 }  // namespace ringleader::kernels::fused

@@ -18,6 +18,8 @@ absl::Status CheckPointer(const void* pointer, const char* name);
 // INVALID_ARGUMENT unless min <= value <= max and value % multiple == 0.
 absl::Status CheckSize(int64_t value, const char* name, int64_t min, int64_t max,
                        int64_t multiple = 1);
+// INVALID_ARGUMENT unless it is a number of tokens that the kernels have tiles of: 64 or 128.
+absl::Status CheckTile(int32_t tile, const char* name);
 
 }  // namespace ringleader::kernels::fused
 

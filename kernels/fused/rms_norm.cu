@@ -4,7 +4,8 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/rms_norm.h"
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/e4m3.cuh"
+#include "kernels/fused/vector/vec.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 // blocks at a time.
 constexpr int kMaxBackwardBlocks = 132 * 6;
 
-template <int kThreads, int V, bool kResidual>
+template <int kThreads, int V, bool kResidual, bool kCast>
 __global__ void __launch_bounds__(kThreads) RmsNormForwardKernel(const RmsNormForwardArgs args) {
   constexpr int kWarps = kThreads / 32;
   __shared__ float slots[kWarps];
@@ -51,6 +52,7 @@ __global__ void __launch_bounds__(kThreads) RmsNormForwardKernel(const RmsNormFo
   const float rstd =
       rsqrtf(BlockSum<kWarps>(squares, slots) / static_cast<float>(args.dim) + args.epsilon);
   if (threadIdx.x == 0) args.rstd[row] = rstd;
+  uint32_t magnitudes = 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const int i = threadIdx.x + v * kThreads;
@@ -60,7 +62,19 @@ __global__ void __launch_bounds__(kThreads) RmsNormForwardKernel(const RmsNormFo
     Unpack(LoadCached(args.weight + i * kVec), w);
 #pragma unroll
     for (int e = 0; e < kVec; ++e) f[e] = f[e] * rstd * w[e];
-    StoreStream(args.y + base + i * kVec, Pack(f));
+    x[v] = Pack(f);
+    if (!kCast || args.y != nullptr) StoreStream(args.y + base + i * kVec, x[v]);
+    if constexpr (kCast) magnitudes = MaxMagnitudes(magnitudes, x[v]);
+  }
+  if constexpr (kCast) {
+    __shared__ uint32_t largest[32];
+    const E4m3Scale scale = BlockScale(magnitudes, largest);
+    if (threadIdx.x == 0) args.cast.scales[row] = scale.scale;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const int i = threadIdx.x + v * kThreads;
+      if (i < vectors) StoreCodes(args.cast.codes + base + i * kVec, x[v], scale.inverse);
+    }
   }
 }
 
@@ -88,11 +102,12 @@ constexpr int BackwardBlocks(int threads, bool sum) {
   return threads >= 512 ? 1 : (sum ? 512 : 768) / threads;
 }
 
-template <int kThreads, int V, bool kSum>
+template <int kThreads, int V, bool kSum, bool kCast>
 __global__ void __launch_bounds__(kThreads, BackwardBlocks(kThreads, kSum))
     RmsNormBackwardKernel(const RmsNormBackwardArgs args) {
   constexpr int kWarps = kThreads / 32;
   __shared__ float slots[2][kWarps];
+  __shared__ uint32_t largest[kCast ? 2 : 1][32];
   const int vectors = static_cast<int>(args.dim / kVec);
   float d_weight[V][kVec] = {};
   BackwardRow<kThreads, V> current;
@@ -122,6 +137,7 @@ __global__ void __launch_bounds__(kThreads, BackwardBlocks(kThreads, kSum))
     // Slots alternate: a warp that runs ahead into the next row must not overwrite what others
     // still read.
     const float mean = BlockSum<kWarps>(dot, slots[turn]) / static_cast<float>(args.dim);
+    uint32_t magnitudes = 0;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const int i = threadIdx.x + v * kThreads;
@@ -136,7 +152,19 @@ __global__ void __launch_bounds__(kThreads, BackwardBlocks(kThreads, kSum))
         const float dx = current.rstd * (dy[e] * w[e] - h[e] * current.rstd * mean);
         dy[e] = kSum ? dx + d_sum[e] : dx;
       }
-      StoreStream(args.dx + row * args.dim + i * kVec, Pack(dy));
+      current.dy[v] = Pack(dy);
+      StoreStream(args.dx + row * args.dim + i * kVec, current.dy[v]);
+      if constexpr (kCast) magnitudes = MaxMagnitudes(magnitudes, current.dy[v]);
+    }
+    if constexpr (kCast) {
+      const E4m3Scale scale = BlockScale(magnitudes, largest[turn]);
+      if (threadIdx.x == 0) args.cast.scales[row] = scale.scale;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const int i = threadIdx.x + v * kThreads;
+        if (i >= vectors) break;
+        StoreCodes(args.cast.codes + row * args.dim + i * kVec, current.dy[v], scale.inverse);
+      }
     }
     current = next;
   }
@@ -172,14 +200,20 @@ __global__ void __launch_bounds__(1024)
   if (lane == 0 && mine < dim) out[mine] += total;
 }
 
-template <int kThreads, int V>
+template <int kThreads, int V, bool kCast>
 void LaunchForward(const RmsNormForwardArgs& args, cudaStream_t stream) {
   const unsigned grid = static_cast<unsigned>(args.rows);
   if (args.residual != nullptr) {
-    RmsNormForwardKernel<kThreads, V, true><<<grid, kThreads, 0, stream>>>(args);
+    RmsNormForwardKernel<kThreads, V, true, kCast><<<grid, kThreads, 0, stream>>>(args);
   } else {
-    RmsNormForwardKernel<kThreads, V, false><<<grid, kThreads, 0, stream>>>(args);
+    RmsNormForwardKernel<kThreads, V, false, kCast><<<grid, kThreads, 0, stream>>>(args);
   }
+}
+
+template <int kThreads, int V>
+void LaunchForward(const RmsNormForwardArgs& args, cudaStream_t stream) {
+  args.cast.codes != nullptr ? LaunchForward<kThreads, V, true>(args, stream)
+                             : LaunchForward<kThreads, V, false>(args, stream);
 }
 
 // The number of blocks that fit on the chip together, so that all finish at the same time.
@@ -197,9 +231,9 @@ cudaError_t ResidentBlocks(const void* kernel, int* blocks) {
 }
 
 // Returns the number of blocks, each of which leaves a row of partial weight gradients.
-template <int kThreads, int V, bool kSum>
+template <int kThreads, int V, bool kSum, bool kCast>
 absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
-  const auto kernel = RmsNormBackwardKernel<kThreads, V, kSum>;
+  const auto kernel = RmsNormBackwardKernel<kThreads, V, kSum, kCast>;
   static int resident = 0;
   static const cudaError_t error =
       ResidentBlocks<kThreads>(reinterpret_cast<const void*>(kernel), &resident);
@@ -212,8 +246,12 @@ absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t
 
 template <int kThreads, int V>
 absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
-  return args.d_sum != nullptr ? LaunchBackward<kThreads, V, true>(args, stream)
-                               : LaunchBackward<kThreads, V, false>(args, stream);
+  if (args.cast.codes != nullptr) {
+    return args.d_sum != nullptr ? LaunchBackward<kThreads, V, true, true>(args, stream)
+                                 : LaunchBackward<kThreads, V, false, true>(args, stream);
+  }
+  return args.d_sum != nullptr ? LaunchBackward<kThreads, V, true, false>(args, stream)
+                               : LaunchBackward<kThreads, V, false, false>(args, stream);
 }
 
 absl::StatusOr<int> LaunchBackward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
@@ -230,7 +268,10 @@ absl::Status RmsNormForward(const RmsNormForwardArgs& args, cudaStream_t stream)
   if (args.rows == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckPointer(args.x, "RmsNormForward: x"));
   RETURN_IF_ERROR(CheckPointer(args.weight, "RmsNormForward: weight"));
-  RETURN_IF_ERROR(CheckPointer(args.y, "RmsNormForward: y"));
+  RETURN_IF_ERROR(CheckCast(args.cast, "RmsNormForward: cast"));
+  if (args.cast.codes == nullptr || args.y != nullptr) {
+    RETURN_IF_ERROR(CheckPointer(args.y, "RmsNormForward: y"));
+  }
   RETURN_IF_ERROR(CheckPointer(args.rstd, "RmsNormForward: rstd"));
   if ((args.residual != nullptr) != (args.sum != nullptr)) {
     return absl::InvalidArgumentError(
@@ -264,6 +305,7 @@ absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, cudaStream_t strea
   RETURN_IF_ERROR(CheckPointer(args.rstd, "RmsNormBackward: rstd"));
   RETURN_IF_ERROR(CheckPointer(args.dy, "RmsNormBackward: dy"));
   RETURN_IF_ERROR(CheckPointer(args.dx, "RmsNormBackward: dx"));
+  RETURN_IF_ERROR(CheckCast(args.cast, "RmsNormBackward: cast"));
   RETURN_IF_ERROR(CheckPointer(args.d_weight, "RmsNormBackward: d_weight"));
   RETURN_IF_ERROR(CheckPointer(args.workspace, "RmsNormBackward: workspace"));
   if (args.d_sum != nullptr) RETURN_IF_ERROR(CheckPointer(args.d_sum, "RmsNormBackward: d_sum"));

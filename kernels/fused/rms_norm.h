@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/fused/cast.h"
 
 namespace ringleader::kernels::fused {
 
@@ -16,21 +17,23 @@ inline constexpr int64_t kMaxNormDim = 8192;
 
 // h = x + residual (x when residual is null);  y = h * rstd * weight,  rstd = 1 / sqrt(mean(h^2) +
 // epsilon). All tensors dense and 16-byte aligned; dim a multiple of 8, at most kMaxNormDim.
-// Outputs may alias inputs.
+// Outputs may alias inputs. `cast` receives y, as rounded to bf16.
 struct RmsNormForwardArgs {
   const __nv_bfloat16* x = nullptr;         // [rows, dim]
   const __nv_bfloat16* residual = nullptr;  // [rows, dim] or null
   const __nv_bfloat16* weight = nullptr;    // [dim]
   __nv_bfloat16* sum = nullptr;             // [rows, dim], h; null exactly when residual is
-  __nv_bfloat16* y = nullptr;               // [rows, dim]
-  float* rstd = nullptr;                    // [rows]
+  __nv_bfloat16* y = nullptr;               // [rows, dim]; may be null where cast is set
+  E4m3Rows cast = {};
+  float* rstd = nullptr;  // [rows]
   int64_t rows = 0;
   int64_t dim = 0;
   float epsilon = 1e-6f;
 };
 absl::Status RmsNormForward(const RmsNormForwardArgs& args, cudaStream_t stream);
 
-// dx, which is the gradient of x and of residual alike, and d_weight += (deterministic).
+// dx, which is the gradient of x and of residual alike, and d_weight += (deterministic). `cast`
+// receives dx, as rounded to bf16.
 struct RmsNormBackwardArgs {
   const __nv_bfloat16* h = nullptr;       // [rows, dim], what was normalised
   const __nv_bfloat16* weight = nullptr;  // [dim]
@@ -39,8 +42,9 @@ struct RmsNormBackwardArgs {
   const __nv_bfloat16* d_sum =
       nullptr;                  // [rows, dim], gradient that reaches h past the norm; or null
   __nv_bfloat16* dx = nullptr;  // [rows, dim]; may alias dy or d_sum
-  float* d_weight = nullptr;    // [dim], added to
-  void* workspace = nullptr;    // RmsNormWorkspaceBytes(dim) bytes
+  E4m3Rows cast = {};
+  float* d_weight = nullptr;  // [dim], added to
+  void* workspace = nullptr;  // RmsNormWorkspaceBytes(dim) bytes
   int64_t rows = 0;
   int64_t dim = 0;
 };

@@ -1,7 +1,9 @@
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
 #include "kernels/fused/swiglu.h"
-#include "kernels/fused/vec.cuh"
+#include "kernels/fused/vector/e4m3.cuh"
+#include "kernels/fused/vector/row_block.cuh"
+#include "kernels/fused/vector/vec.cuh"
 
 namespace ringleader::kernels::fused {
 namespace {
@@ -12,6 +14,34 @@ constexpr int kChunk = kThreads * kUnroll * kVec;
 
 __device__ __forceinline__ float Sigmoid(float x) {
   return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+__device__ __forceinline__ Bf16x8 Forward(const Bf16x8& gate, const Bf16x8& up) {
+  float g[kVec], x[kVec];
+  Unpack(gate, g);
+  Unpack(up, x);
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) x[e] *= g[e] * Sigmoid(g[e]);
+  return Pack(x);
+}
+
+// gate, up and d_out become d_gate, d_up and forward's result.
+__device__ __forceinline__ void Backward(Bf16x8& gate, Bf16x8& up, Bf16x8& d_out) {
+  float g[kVec], x[kVec], d[kVec], out[kVec];
+  Unpack(gate, g);
+  Unpack(up, x);
+  Unpack(d_out, d);
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) {
+    const float sigmoid = Sigmoid(g[e]);
+    const float silu = g[e] * sigmoid;
+    out[e] = silu * x[e];
+    g[e] = d[e] * x[e] * (sigmoid + silu - silu * sigmoid);
+    x[e] = d[e] * silu;
+  }
+  gate = Pack(g);
+  up = Pack(x);
+  d_out = Pack(out);
 }
 
 // Blocks take kChunk columns of one row; chunk is the fast index.
@@ -41,12 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int u = 0; u < kUnroll; ++u) {
     const int c = at.column + u * kThreads * kVec;
     if (c >= args.dim) break;
-    float g[kVec], x[kVec];
-    Unpack(gate[u], g);
-    Unpack(up[u], x);
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) x[e] *= g[e] * Sigmoid(g[e]);
-    StoreStream(args.out.data + at.row * args.out.stride + c, Pack(x));
+    StoreStream(args.out.data + at.row * args.out.stride + c, Forward(gate[u], up[u]));
   }
 }
 
@@ -66,21 +91,80 @@ __global__ void __launch_bounds__(kThreads)
   for (int u = 0; u < kUnroll; ++u) {
     const int c = at.column + u * kThreads * kVec;
     if (c >= args.dim) break;
-    float g[kVec], x[kVec], d[kVec], out[kVec];
-    Unpack(gate[u], g);
-    Unpack(up[u], x);
-    Unpack(d_out[u], d);
+    Backward(gate[u], up[u], d_out[u]);
+    StoreStream(args.d_gate.data + at.row * args.d_gate.stride + c, gate[u]);
+    StoreStream(args.d_up.data + at.row * args.d_up.stride + c, up[u]);
+    StoreStream(args.out.data + at.row * args.out.stride + c, d_out[u]);
+  }
+}
+
+// The same with a block for each row, whose largest magnitude decides on its cast.
+template <int V>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    SwigluForwardCastKernel(const SwigluForwardArgs args) {
+  __shared__ uint32_t slots[32];
+  const int64_t row = blockIdx.x;
+  Bf16x8 gate[V], up[V];
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      const float sigmoid = Sigmoid(g[e]);
-      const float silu = g[e] * sigmoid;
-      out[e] = silu * x[e];
-      g[e] = d[e] * x[e] * (sigmoid + silu - silu * sigmoid);
-      x[e] = d[e] * silu;
-    }
-    StoreStream(args.d_gate.data + at.row * args.d_gate.stride + c, Pack(g));
-    StoreStream(args.d_up.data + at.row * args.d_up.stride + c, Pack(x));
-    StoreStream(args.out.data + at.row * args.out.stride + c, Pack(out));
+  for (int v = 0; v < V; ++v) {
+    const int c = (threadIdx.x + v * blockDim.x) * kVec;
+    if (c >= args.dim) break;
+    gate[v] = LoadStream(args.gate.data + row * args.gate.stride + c);
+    up[v] = LoadStream(args.up.data + row * args.up.stride + c);
+  }
+  uint32_t magnitudes = 0;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int c = (threadIdx.x + v * blockDim.x) * kVec;
+    if (c >= args.dim) break;
+    gate[v] = Forward(gate[v], up[v]);
+    magnitudes = MaxMagnitudes(magnitudes, gate[v]);
+    if (args.out.data != nullptr) StoreStream(args.out.data + row * args.out.stride + c, gate[v]);
+  }
+  const E4m3Scale scale = BlockScale(magnitudes, slots);
+  if (threadIdx.x == 0) args.cast.scales[row] = scale.scale;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int c = (threadIdx.x + v * blockDim.x) * kVec;
+    if (c >= args.dim) break;
+    StoreCodes(args.cast.codes + row * args.dim + c, gate[v], scale.inverse);
+  }
+}
+
+template <int V>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    SwigluBackwardCastKernel(const SwigluBackwardArgs args) {
+  __shared__ uint32_t slots[32];
+  const int64_t row = blockIdx.x;
+  Bf16x8 gate[V], up[V], d_out[V];
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int c = (threadIdx.x + v * blockDim.x) * kVec;
+    if (c >= args.dim) break;
+    gate[v] = LoadStream(args.gate.data + row * args.gate.stride + c);
+    up[v] = LoadStream(args.up.data + row * args.up.stride + c);
+    d_out[v] = LoadStream(args.d_out.data + row * args.d_out.stride + c);
+  }
+  uint32_t magnitudes = 0;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int c = (threadIdx.x + v * blockDim.x) * kVec;
+    if (c >= args.dim) break;
+    Backward(gate[v], up[v], d_out[v]);
+    magnitudes = MaxMagnitudes(MaxMagnitudes(magnitudes, gate[v]), up[v]);
+    StoreStream(args.d_gate.data + row * args.d_gate.stride + c, gate[v]);
+    StoreStream(args.d_up.data + row * args.d_up.stride + c, up[v]);
+    StoreStream(args.out.data + row * args.out.stride + c, d_out[v]);
+  }
+  const E4m3Scale scale = BlockScale(magnitudes, slots);
+  if (threadIdx.x == 0) args.cast.scales[row] = scale.scale;
+  uint8_t* const codes = args.cast.codes + row * 2 * args.dim;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int c = (threadIdx.x + v * blockDim.x) * kVec;
+    if (c >= args.dim) break;
+    StoreCodes(codes + c, gate[v], scale.inverse);
+    StoreCodes(codes + args.dim + c, up[v], scale.inverse);
   }
 }
 
@@ -103,7 +187,19 @@ absl::Status SwigluForward(const SwigluForwardArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckMatrix(args.gate, "SwigluForward: gate", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.up, "SwigluForward: up", args.dim));
-  RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluForward: out", args.dim));
+  RETURN_IF_ERROR(CheckCast(args.cast, "SwigluForward: cast"));
+  if (args.cast.codes == nullptr || args.out.data != nullptr) {
+    RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluForward: out", args.dim));
+  }
+  if (args.cast.codes != nullptr) {
+    RETURN_IF_ERROR(CheckSize(args.dim, "SwigluForward: dim", kVec, kMaxCastDim, kVec));
+    LaunchRows(args.dim, [&](auto vectors, int threads) {
+      SwigluForwardCastKernel<vectors>
+          <<<static_cast<unsigned>(args.rows), threads, 0, stream>>>(args);
+    });
+    RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SwigluForward: with a cast");
+    return absl::OkStatus();
+  }
   SwigluForwardKernel<<<static_cast<unsigned>(args.rows * chunks), kThreads, 0, stream>>>(
       args, static_cast<int>(chunks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SwigluForward");
@@ -120,6 +216,16 @@ absl::Status SwigluBackward(const SwigluBackwardArgs& args, cudaStream_t stream)
   RETURN_IF_ERROR(CheckMatrix(args.d_gate, "SwigluBackward: d_gate", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.d_up, "SwigluBackward: d_up", args.dim));
   RETURN_IF_ERROR(CheckMatrix(args.out, "SwigluBackward: out", args.dim));
+  RETURN_IF_ERROR(CheckCast(args.cast, "SwigluBackward: cast"));
+  if (args.cast.codes != nullptr) {
+    RETURN_IF_ERROR(CheckSize(args.dim, "SwigluBackward: dim", kVec, kMaxCastDim, kVec));
+    LaunchRows(args.dim, [&](auto vectors, int threads) {
+      SwigluBackwardCastKernel<vectors>
+          <<<static_cast<unsigned>(args.rows), threads, 0, stream>>>(args);
+    });
+    RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SwigluBackward: with a cast");
+    return absl::OkStatus();
+  }
   SwigluBackwardKernel<<<static_cast<unsigned>(args.rows * chunks), kThreads, 0, stream>>>(
       args, static_cast<int>(chunks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SwigluBackward");

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/fused/cast.h"
 
 namespace ringleader::kernels::fused {
 
@@ -19,9 +20,11 @@ struct RowMatrix {
   int64_t stride = 0;
 };
 
+// `cast` receives out, as rounded to bf16; then out may be null, and dim is at most kMaxCastDim.
 struct SwigluForwardArgs {
   RowMatrix<const __nv_bfloat16> gate = {}, up = {};
   RowMatrix<__nv_bfloat16> out = {};
+  E4m3Rows cast = {};
   int64_t rows = 0;
   int64_t dim = 0;
 };
@@ -29,11 +32,13 @@ absl::Status SwigluForward(const SwigluForwardArgs& args, cudaStream_t stream);
 
 // `out` receives the forward result again: it is not saved between the passes, and the
 // down projection's weight gradient needs it at this very point. d_gate and d_up may alias gate and
-// up, or d_out.
+// up, or d_out. `cast` receives rows of d_gate and, after it, d_up, as rounded to bf16: [rows, 2
+// dim] with one scale for both; then dim is at most kMaxCastDim.
 struct SwigluBackwardArgs {
   RowMatrix<const __nv_bfloat16> gate = {}, up = {}, d_out = {};
   RowMatrix<__nv_bfloat16> d_gate = {}, d_up = {};
   RowMatrix<__nv_bfloat16> out = {};
+  E4m3Rows cast = {};
   int64_t rows = 0;
   int64_t dim = 0;
 };

@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     float s[64];
     int key_position[2];
     RowLogits(s, shared, work, i, q, turn, key_position);
-    // Of queries that are spread over the sequence many come before a tile of keys. What run_sums
-    // would hold of them, nobody reads.
+    // Many queries that are spread over the sequence come before a tile of keys. Nobody reads what
+    // run_sums would hold of them.
     if (__all_sync(0xffffffffu, key_position[0] > max(position[0], position[1]))) continue;
     const int key = (work.first_tile + i) * kKeyTile;
     const bool all_visible =

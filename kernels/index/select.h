@@ -1,4 +1,4 @@
-// From masses to lists, on the device: steps 4 and 5 of ringleader/kernels/index.h, and what
+// Makes lists of masses, on the device: steps 4 and 5 of ringleader/kernels/index.h, and what
 // follows from the choice. Integers throughout: the same lists as kernels/reference, whatever the
 // order of threads and however many ranks.
 #pragma once

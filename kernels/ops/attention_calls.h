@@ -135,7 +135,7 @@ class AttentionCalls {
   struct Columns {
     Tensor keys, values;  // [heads, max_columns, d]
   };
-  // Of one sequence.
+  // The gradients of one sequence.
   struct Sums {
     Tensor dq;      // [tokens, heads, d]
     Tensor dk, dv;  // [tokens, kv_heads, d]

@@ -16,11 +16,12 @@ TORCH_LIBRARY(ringleader, m) {
   // `pattern` is a TilePattern; kernels/ops/visit.h says what lists and size are.
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, int pattern, Tensor[] lists, Tensor? documents, "
-      "int tile, int size, float scale, bool deterministic) -> (Tensor out, Tensor lse)");
+      "Tensor? intervals, int tile, int size, float scale, bool deterministic) -> "
+      "(Tensor out, Tensor lse)");
   m.def(
       "attention_backward(Tensor? d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, "
-      "Tensor lse, int pattern, Tensor[] lists, Tensor? documents, int tile, int size, "
-      "float scale, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv)");
+      "Tensor lse, int pattern, Tensor[] lists, Tensor? documents, Tensor? intervals, "
+      "int tile, int size, float scale, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv)");
   // chosen: [batch, heads, tiles, BlockWords(blocks)] int32, bits (block_choice.h). Returns kCsr's
   // lists, without tiles that no query sees; columns and rows have `capacity` elements.
   m.def(
@@ -45,14 +46,13 @@ namespace {
 
 using Lists = at::TensorList;
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t,
-                                           Lists, const std::optional<Tensor>&, int64_t, int64_t,
-                                           double, bool);
-using Backward = std::tuple<Tensor, Tensor, Tensor>(const std::optional<Tensor>&,
-                                                    const std::optional<Tensor>&, const Tensor&,
-                                                    const Tensor&, const Tensor&, const Tensor&,
-                                                    const Tensor&, int64_t, Lists,
-                                                    const std::optional<Tensor>&, int64_t, int64_t,
-                                                    double, bool);
+                                           Lists, const std::optional<Tensor>&,
+                                           const std::optional<Tensor>&, int64_t, int64_t, double,
+                                           bool);
+using Backward = std::tuple<Tensor, Tensor, Tensor>(
+    const std::optional<Tensor>&, const std::optional<Tensor>&, const Tensor&, const Tensor&,
+    const Tensor&, const Tensor&, const Tensor&, int64_t, Lists, const std::optional<Tensor>&,
+    const std::optional<Tensor>&, int64_t, int64_t, double, bool);
 
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> Find(const char* name) {
@@ -64,12 +64,15 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k,
                                const Tensor& v, int64_t pattern, std::vector<Tensor> lists,
-                               const std::optional<Tensor>& documents, int64_t tile, int64_t size,
+                               const std::optional<Tensor>& documents,
+                               const std::optional<Tensor>& intervals, int64_t tile, int64_t size,
                                double scale, bool deterministic) {
     const at::AutoDispatchBelowADInplaceOrView below;
     static const auto op = Find<Forward>("ringleader::attention");
-    auto [out, lse] = op.call(q, k, v, pattern, lists, documents, tile, size, scale, deterministic);
-    variable_list saved = {q, k, v, out, lse, documents.value_or(Tensor())};
+    auto [out, lse] =
+        op.call(q, k, v, pattern, lists, documents, intervals, tile, size, scale, deterministic);
+    variable_list saved = {
+        q, k, v, out, lse, documents.value_or(Tensor()), intervals.value_or(Tensor())};
     saved.insert(saved.end(), lists.begin(), lists.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["pattern"] = pattern;
@@ -88,20 +91,22 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     };
     auto& data = context->saved_data;
     static const auto op = Find<Backward>("ringleader::attention_backward");
-    const auto [dq, dk, dv] = op.call(
-        maybe(gradients[0]), maybe(gradients[1]), saved[0], saved[1], saved[2], saved[3], saved[4],
-        data["pattern"].toInt(), Lists(saved).slice(6), maybe(saved[5]), data["tile"].toInt(),
-        data["size"].toInt(), data["scale"].toDouble(), data["deterministic"].toBool());
-    return {dq, dk, dv, {}, {}, {}, {}, {}, {}, {}};
+    const auto [dq, dk, dv] =
+        op.call(maybe(gradients[0]), maybe(gradients[1]), saved[0], saved[1], saved[2], saved[3],
+                saved[4], data["pattern"].toInt(), Lists(saved).slice(7), maybe(saved[5]),
+                maybe(saved[6]), data["tile"].toInt(), data["size"].toInt(),
+                data["scale"].toDouble(), data["deterministic"].toBool());
+    return {dq, dk, dv, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
 std::tuple<Tensor, Tensor> AttentionAutograd(const Tensor& q, const Tensor& k, const Tensor& v,
                                              int64_t pattern, Lists lists,
-                                             const std::optional<Tensor>& documents, int64_t tile,
+                                             const std::optional<Tensor>& documents,
+                                             const std::optional<Tensor>& intervals, int64_t tile,
                                              int64_t size, double scale, bool deterministic) {
-  const variable_list outputs = AttentionFunction::apply(q, k, v, pattern, lists.vec(), documents,
-                                                         tile, size, scale, deterministic);
+  const variable_list outputs = AttentionFunction::apply(
+      q, k, v, pattern, lists.vec(), documents, intervals, tile, size, scale, deterministic);
   return {outputs[0], outputs[1]};
 }
 
@@ -117,7 +122,7 @@ std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Ten
                                      const Visited& visited, double scale, bool deterministic) {
   static const auto op = Find<Forward>("ringleader::attention");
   return op.call(q, k, v, static_cast<int64_t>(visited.pattern), visited.lists, visited.documents,
-                 visited.tile, visited.size, scale, deterministic);
+                 visited.intervals, visited.tile, visited.size, scale, deterministic);
 }
 
 VerticalSlashChoice ChooseVerticalSlash(const Tensor& q, const Tensor& k, const Tensor& positions,

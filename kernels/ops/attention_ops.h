@@ -1,7 +1,7 @@
-// Sparse causal attention of whole sequences as LibTorch operators, torch.ops.ringleader.*, for the
-// CPU engine (cpu_ops.cc) and for Hopper (cuda_ops.cc): what python/ offers, and C++ calls here.
-// attention_ops.cc has their schemas and autograd. Rings over several ranks call the kernels
-// themselves (worker/attention).
+// Sparse attention of whole sequences, causal or under another mask, as LibTorch operators,
+// torch.ops.ringleader.*, for the CPU engine (cpu_ops.cc) and for Hopper (cuda_ops.cc): what
+// python/ offers, and C++ calls here. attention_ops.cc has their schemas and autograd. Rings over
+// several ranks call the kernels themselves (worker/attention).
 #pragma once
 
 #include <torch/types.h>
@@ -18,6 +18,8 @@ struct Visited {
   TilePattern pattern = TilePattern::kCausal;
   torch::TensorList lists = {};
   std::optional<torch::Tensor> documents = std::nullopt;  // [batch, tokens] int32: starts
+  // [batch, tokens, 4] int32: TileSelection::intervals
+  std::optional<torch::Tensor> intervals = std::nullopt;
   int64_t tile = 128;
   int64_t size = 0;
 };

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/fused/attention_rows.h"
 #include "kernels/index/estimate.h"
+#include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
 #include "kernels/index/select.h"
 #include "kernels/ops/attention_ops.h"

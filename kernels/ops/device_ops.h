@@ -20,11 +20,12 @@ struct DeviceOps {
 
   static std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                               int64_t pattern, at::TensorList lists,
-                                              const MaybeTensor& documents, int64_t tile,
+                                              const MaybeTensor& documents,
+                                              const MaybeTensor& intervals, int64_t tile,
                                               int64_t size, double scale, bool /*deterministic*/) {
     const c10::DeviceGuard guard(q.device());
     const AttentionSizes sizes = SizesOf(q, k, v);
-    const Visit visit(q, sizes, pattern, lists, documents, tile, size);
+    const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size);
     Engine engine;
     return AttentionCalls<Engine>(engine, sizes, visit, scale).Forward(q, k, v);
   }
@@ -32,10 +33,11 @@ struct DeviceOps {
   static std::tuple<Tensor, Tensor, Tensor> AttentionBackward(
       const MaybeTensor& d_out, const MaybeTensor& d_lse, const Tensor& q, const Tensor& k,
       const Tensor& v, const Tensor& out, const Tensor& lse, int64_t pattern, at::TensorList lists,
-      const MaybeTensor& documents, int64_t tile, int64_t size, double scale, bool deterministic) {
+      const MaybeTensor& documents, const MaybeTensor& intervals, int64_t tile, int64_t size,
+      double scale, bool deterministic) {
     const c10::DeviceGuard guard(q.device());
     const AttentionSizes sizes = SizesOf(q, k, v);
-    const Visit visit(q, sizes, pattern, lists, documents, tile, size);
+    const Visit visit(q, sizes, pattern, lists, documents, intervals, tile, size);
     Engine engine;
     return AttentionCalls<Engine>(engine, sizes, visit, scale)
         .Backward(d_out, d_lse, q, k, v, out, lse, deterministic);

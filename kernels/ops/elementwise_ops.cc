@@ -147,20 +147,22 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 }  // namespace
 
 NormRows NormForward(const torch::Tensor& x, const torch::Tensor& residual,
-                     const torch::Tensor& weight, double epsilon, const torch::Tensor& sum) {
+                     const torch::Tensor& weight, double epsilon, const torch::Tensor& sum,
+                     const CastTensors& cast, bool want_y) {
   CheckRows(x, "RmsNorm: x");
   CheckCuda(weight, torch::kBFloat16, "RmsNorm: weight");
   if (residual.defined()) {
     CheckRows(residual, "RmsNorm: residual");
     TORCH_CHECK(residual.sizes() == x.sizes(), "RmsNorm: residual must be ", x.sizes());
   }
-  NormRows out = {torch::empty_like(x),
+  NormRows out = {want_y ? torch::empty_like(x) : torch::Tensor(),
                   torch::empty({x.size(0), 1}, x.options().dtype(torch::kFloat))};
   Check(fused::RmsNormForward({.x = Bf16(x),
                                .residual = residual.defined() ? Bf16(residual) : nullptr,
                                .weight = Bf16(weight),
                                .sum = residual.defined() ? MutableBf16(sum) : nullptr,
-                               .y = MutableBf16(out.y),
+                               .y = want_y ? MutableBf16(out.y) : nullptr,
+                               .cast = View(cast),
                                .rstd = out.rstd.mutable_data_ptr<float>(),
                                .rows = x.size(0),
                                .dim = x.size(1),
@@ -171,7 +173,7 @@ NormRows NormForward(const torch::Tensor& x, const torch::Tensor& residual,
 
 void NormBackward(const torch::Tensor& dy, const torch::Tensor& sum, const torch::Tensor& rstd,
                   const torch::Tensor& weight, const torch::Tensor& d_sum, const torch::Tensor& dx,
-                  const torch::Tensor& d_weight) {
+                  const torch::Tensor& d_weight, const CastTensors& cast) {
   CheckRows(dy, "NormBackward: dy");
   CheckRows(sum, "NormBackward: sum");
   CheckCuda(d_weight, torch::kFloat, "NormBackward: d_weight");
@@ -183,6 +185,7 @@ void NormBackward(const torch::Tensor& dy, const torch::Tensor& sum, const torch
                                 .dy = Bf16(dy),
                                 .d_sum = d_sum.defined() ? Bf16(d_sum) : nullptr,
                                 .dx = MutableBf16(dx),
+                                .cast = View(cast),
                                 .d_weight = d_weight.mutable_data_ptr<float>(),
                                 .workspace = scratch.mutable_data_ptr(),
                                 .rows = sum.size(0),
@@ -190,13 +193,15 @@ void NormBackward(const torch::Tensor& dy, const torch::Tensor& sum, const torch
                                Stream()));
 }
 
-torch::Tensor SwiGluForward(const torch::Tensor& gate_up) {
+torch::Tensor SwiGluForward(const torch::Tensor& gate_up, const CastTensors& cast, bool want_out) {
   CheckCuda(gate_up, torch::kBFloat16, "SwiGlu: gate_up");
   const int64_t rows = gate_up.size(0), inner = gate_up.size(1) / 2, stride = gate_up.stride(0);
-  torch::Tensor out = torch::empty({rows, inner}, gate_up.options());
+  torch::Tensor out;
+  if (want_out) out = torch::empty({rows, inner}, gate_up.options());
   Check(fused::SwigluForward({.gate = {Bf16(gate_up), stride},
                               .up = {Bf16(gate_up) + inner, stride},
-                              .out = {MutableBf16(out), inner},
+                              .out = {want_out ? MutableBf16(out) : nullptr, inner},
+                              .cast = View(cast),
                               .rows = rows,
                               .dim = inner},
                              Stream()));
@@ -204,7 +209,8 @@ torch::Tensor SwiGluForward(const torch::Tensor& gate_up) {
 }
 
 void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
-                    const torch::Tensor& activation, const torch::Tensor& d_gate_up) {
+                    const torch::Tensor& activation, const torch::Tensor& d_gate_up,
+                    const CastTensors& cast) {
   CheckRows(d_activation, "SwiGluBackward: d_activation");
   CheckCuda(gate_up, torch::kBFloat16, "SwiGluBackward: gate_up");
   CheckRows(activation, "SwiGluBackward: activation");
@@ -216,6 +222,7 @@ void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate
                                .d_gate = {MutableBf16(d_gate_up), 2 * inner},
                                .d_up = {MutableBf16(d_gate_up) + inner, 2 * inner},
                                .out = {MutableBf16(activation), inner},
+                               .cast = View(cast),
                                .rows = gate_up.size(0),
                                .dim = inner},
                               Stream()));

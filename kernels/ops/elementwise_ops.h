@@ -7,28 +7,36 @@
 
 #include <tuple>
 
+#include "kernels/ops/cast_ops.h"
+
 namespace ringleader::kernels::ops {
 
 struct NormRows {
-  torch::Tensor y;     // [n, hidden]
+  torch::Tensor y;     // [n, hidden]; undefined unless it is wanted
   torch::Tensor rstd;  // [n, 1] fp32, 1 / rms of what was normalised
 };
 // Normalises x: [n, hidden] or, with a residual, x + residual, which it then writes to `sum`. `sum`
-// may be the residual; without a residual both are undefined.
+// may be the residual; without a residual both are undefined. `cast`, where defined, receives y;
+// then y itself may not be wanted.
 NormRows NormForward(const torch::Tensor& x, const torch::Tensor& residual,
-                     const torch::Tensor& weight, double epsilon, const torch::Tensor& sum);
+                     const torch::Tensor& weight, double epsilon, const torch::Tensor& sum,
+                     const CastTensors& cast = {}, bool want_y = true);
 // dx: [n, hidden], which may be dy, = the gradient of what was normalised (`sum`), plus d_sum,
-// which reaches it past the norm (may be undefined). Adds to d_weight: [hidden] fp32.
+// which reaches it past the norm (may be undefined). Adds to d_weight: [hidden] fp32. `cast`, where
+// defined, receives dx.
 void NormBackward(const torch::Tensor& dy, const torch::Tensor& sum, const torch::Tensor& rstd,
                   const torch::Tensor& weight, const torch::Tensor& d_sum, const torch::Tensor& dx,
-                  const torch::Tensor& d_weight);
+                  const torch::Tensor& d_weight, const CastTensors& cast = {});
 
-// gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner].
-torch::Tensor SwiGluForward(const torch::Tensor& gate_up);
+// gate_up: [n, 2 inner] -> silu(gate) * up: [n, inner]; cast and want_out as cast and want_y above.
+torch::Tensor SwiGluForward(const torch::Tensor& gate_up, const CastTensors& cast = {},
+                            bool want_out = true);
 // activation: [n, inner], forward's result again; d_gate_up: [n, 2 inner]. Every element is read
-// before its results are written: the results may be the inputs.
+// before its results are written: the results may be the inputs. `cast`, where defined, receives
+// d_gate_up.
 void SwiGluBackward(const torch::Tensor& d_activation, const torch::Tensor& gate_up,
-                    const torch::Tensor& activation, const torch::Tensor& d_gate_up);
+                    const torch::Tensor& activation, const torch::Tensor& d_gate_up,
+                    const CastTensors& cast = {});
 
 // Rotates q: [n, heads, d] and k: [n, kv_heads, d] into outputs of their shapes, which may be the
 // inputs, by positions: [n] int64 and inv_freq: [d / 2] fp32. `inverse` rotates back: the gradient.

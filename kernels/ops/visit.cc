@@ -24,10 +24,11 @@ void CheckList(const char* name, const Tensor& list, const Tensor& q, torch::Sca
 TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
   const auto known = static_cast<TilePattern>(pattern);
   switch (known) {
+    case TilePattern::kFull:
     case TilePattern::kCausal:
     case TilePattern::kWindow:
       TORCH_CHECK(lists == 0, "blocks: ", lists, " lists for a pattern without any");
-      TORCH_CHECK(known == TilePattern::kCausal || size > 0, "window is ", size,
+      TORCH_CHECK(known != TilePattern::kWindow || size > 0, "window is ", size,
                   "; it must be positive");
       return known;
     case TilePattern::kToeplitz:
@@ -38,11 +39,9 @@ TilePattern PatternOf(int64_t pattern, size_t lists, int64_t size) {
       TORCH_CHECK(lists == 4 || lists == 5, "blocks: ", lists,
                   " lists for tiles; there must be 4, or 5 where queries chose");
       return known;
-    case TilePattern::kFull:
-      break;
   }
-  TORCH_CHECK(false, "pattern ", pattern, ": causal (1), window (2), diagonals (3) and lists (4) ",
-              "are supported");
+  TORCH_CHECK(false, "pattern ", pattern,
+              ": full (0), causal (1), window (2), diagonals (3) and lists (4) are supported");
 }
 
 }  // namespace
@@ -82,15 +81,20 @@ const int32_t* StartsOf(const std::optional<Tensor>& documents, int64_t b) {
 }
 
 Visit::Visit(const Tensor& q, const AttentionSizes& sizes, int64_t pattern, torch::TensorList lists,
-             const std::optional<Tensor>& documents, int64_t tile, int64_t size)
+             const std::optional<Tensor>& documents, const std::optional<Tensor>& intervals,
+             int64_t tile, int64_t size)
     : sizes_(sizes),
       pattern_(PatternOf(pattern, lists.size(), size)),
       lists_(lists.vec()),
       documents_(documents),
+      intervals_(intervals),
       tile_(tile),
       size_(size) {
   TORCH_CHECK(tile == 64 || tile == 128, "tile is ", tile, "; 64 and 128 are supported");
   CheckDocuments(documents, q, sizes);
+  if (intervals) {
+    CheckList("intervals", *intervals, q, torch::kInt, {sizes.batch, sizes.tokens, 4});
+  }
   const int64_t tiles = sizes.Tiles(tile), batch = sizes.batch, heads = sizes.heads;
   if (pattern_ == TilePattern::kToeplitz) {
     CheckList("blocks.diagonals", lists_[0], q, torch::kLong, {batch, heads, (tiles + 63) / 64});
@@ -114,6 +118,10 @@ TileSelection Visit::Tiles(int64_t b) const {
   TileSelection tiles = {.pattern = pattern_,
                          .tile = static_cast<int32_t>(tile_),
                          .document_starts = StartsOf(documents_, b)};
+  if (intervals_) {
+    tiles.intervals = reinterpret_cast<const KeyIntervals*>(intervals_->const_data_ptr<int32_t>()) +
+                      b * sizes_.tokens;
+  }
   if (pattern_ == TilePattern::kWindow) tiles.window = size_;
   if (pattern_ == TilePattern::kToeplitz) {
     const Tensor& diagonals = lists_[0];

@@ -31,7 +31,7 @@ void CheckDocuments(const std::optional<torch::Tensor>& documents, const torch::
 const int32_t* StartsOf(const std::optional<torch::Tensor>& documents, int64_t b);
 
 // A selection as the operators' arguments say it. `lists`, by pattern:
-//   kCausal, kWindow: none
+//   kFull, kCausal, kWindow: none
 //   kToeplitz: diagonals [batch, heads, words] int64; then, if there are columns, positions [batch,
 //     heads, max_columns] int64 and counts [batch, heads] int32
 //   kCsr: row_offsets [batch, heads, tiles + 1], columns, column_offsets [batch, heads, tiles + 1]
@@ -39,13 +39,14 @@ const int32_t* StartsOf(const std::optional<torch::Tensor>& documents, int64_t b
 //     themselves, their bits [batch, heads, blocks, QueryWords(tokens)] int32
 class Visit {
  public:
+  // `intervals`: TileSelection::intervals, [batch, tokens, 4] int32, with kFull and kCsr.
   // `size`: tokens of the window, or of a block that queries chose. Throws c10::Error naming what
   // does not fit. Values in the lists are not read.
   Visit(const torch::Tensor& q, const AttentionSizes& sizes, int64_t pattern,
-        torch::TensorList lists, const std::optional<torch::Tensor>& documents, int64_t tile,
-        int64_t size);
+        torch::TensorList lists, const std::optional<torch::Tensor>& documents,
+        const std::optional<torch::Tensor>& intervals, int64_t tile, int64_t size);
 
-  // Of sequence `b`.
+  // What sequence `b` visits.
   TileSelection Tiles(int64_t b) const;
   ColumnSelection Columns(int64_t b) const;
   int64_t max_columns() const {
@@ -57,6 +58,7 @@ class Visit {
   const TilePattern pattern_;
   const std::vector<torch::Tensor> lists_;
   const std::optional<torch::Tensor> documents_;
+  const std::optional<torch::Tensor> intervals_;
   const int64_t tile_, size_;
 };
 

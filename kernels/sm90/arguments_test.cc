@@ -59,6 +59,25 @@ TEST_F(ArgumentTest, NamesMisalignedDocuments) {
   args_.tiles.document_starts = Unread<int32_t>(2);
   EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.document_starts must be aligned"));
 }
+TEST_F(ArgumentTest, NamesWhatIntervalsDoNotGoWith) {
+  args_.tiles.intervals = Unread<KeyIntervals>();
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.intervals goes with kFull"));
+  args_.tiles.pattern = TilePattern::kCsr;
+  args_.tiles.document_starts = Unread<int32_t>();
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.intervals beside document_starts"));
+}
+TEST_F(ArgumentTest, NamesMisalignedIntervals) {
+  args_.tiles.pattern = TilePattern::kFull;
+  args_.tiles.intervals = reinterpret_cast<const KeyIntervals*>(Unread<int32_t>(4));
+  EXPECT_THAT(Message(), ::testing::HasSubstr("tiles.intervals must be aligned to 16 bytes"));
+}
+TEST_F(ArgumentTest, IntervalsNeedMoreWorkspace) {
+  const int64_t before = ForwardWorkspaceBytes(args_);
+  args_.tiles.pattern = TilePattern::kFull;
+  args_.tiles.intervals = Unread<KeyIntervals>();
+  // 256 queries' intervals, and a word of two bits for each line of two tiles, both ways.
+  EXPECT_EQ(ForwardWorkspaceBytes(args_), before + 256 * 16 + 256);
+}
 TEST_F(ArgumentTest, NamesLayoutThatCutsTiles) {
   args_.query_layout = {.kind = LayoutKind::kStriped, .ranks = 2, .stripe = 96, .tokens = 512};
   EXPECT_THAT(Message(), ::testing::HasSubstr("query_layout: runs of 96"));

@@ -164,6 +164,61 @@ std::vector<Case> DocumentCases(int head_dim, int tile) {
   return cases;
 }
 
+// Masks as intervals of keys.
+std::vector<Case> IntervalCases(int head_dim, int tile) {
+  std::vector<Case> cases;
+  const auto add = [&](Case c) {
+    c.name = "Intervals" + c.name;
+    c.head_dim = head_dim;
+    c.tile = tile;
+    cases.push_back(std::move(c));
+  };
+  const std::pair<const char*, TilePattern> patterns[] = {{"", TilePattern::kFull},
+                                                          {"Csr", TilePattern::kCsr}};
+  for (const auto& [name, pattern] : patterns) {
+    for (const int64_t tokens : {1, 65, 1000}) {
+      add({.name = absl::StrFormat("%s%d", name, tokens),
+           .tokens = tokens,
+           .pattern = pattern,
+           .any_intervals = true});
+    }
+    if (SmallShapes()) continue;
+    for (int kind = 0; kind < kMaskKinds; ++kind) {
+      const auto mask = static_cast<MaskKind>(kind);
+      add({.name = absl::StrFormat("%s_%s", name, MaskName(mask)),
+           .tokens = 1900,
+           .pattern = pattern,
+           .mask = mask});
+    }
+    for (const LayoutKind layout :
+         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+      add({.name = absl::StrFormat("%sLayout%d", name, layout),
+           .tokens = 2048,
+           .pattern = pattern,
+           .layout = layout,
+           .ranks = 4,
+           .stripe = 128,
+           .mask = MaskKind::kSharedQuestion});
+    }
+  }
+  if (SmallShapes()) return cases;
+  for (const auto& [heads, kv_heads] : {std::pair{28, 4}, {64, 8}, {3, 1}, {4, 4}}) {
+    add({.name = absl::StrFormat("Heads%dKv%d", heads, kv_heads),
+         .tokens = 400,
+         .heads = heads,
+         .kv_heads = kv_heads,
+         .pattern = TilePattern::kFull,
+         .mask = MaskKind::kGlobalSliding});
+  }
+  add({.name = "Long",
+       .tokens = 9000,
+       .heads = 2,
+       .kv_heads = 1,
+       .pattern = TilePattern::kFull,
+       .mask = MaskKind::kCausalBlockwise});
+  return cases;
+}
+
 std::vector<Case> LongCases() {
   std::vector<Case> cases = {{.name = "Causal4096", .tokens = 4096, .heads = 2, .kv_heads = 1}};
   for (const int tile : {64, 128}) {
@@ -196,6 +251,7 @@ std::vector<Case> Cases() {
           cases.push_back(std::move(c));
         }
       };
+      add(IntervalCases(head_dim, tile));
       if (SmallShapes()) {
         add(SmallCases(head_dim, tile));
       } else {

@@ -21,7 +21,7 @@ struct VerticalSlash {
   int32_t queries = 0;  // estimate queries: E
   bool spread = false;  // over the sequence
   const DeviceDocuments* documents = nullptr;
-  // Of every head; a mass of 1 is top-k. Where diagonals count by tiles, max_slashes is in
+  // Budgets of every head; a mass of 1 is top-k. Where diagonals count by tiles, max_slashes is in
   // DiagonalCost's units.
   float column_mass = 1.0f, diagonal_mass = 1.0f;
   int32_t max_verticals = 0, max_slashes = 0;

@@ -12,7 +12,7 @@ namespace {
 
 using torch::Tensor;
 
-// Of `calls` forwards, each with a backward if that is asked for; the device is not waited for.
+// What `calls` forwards take, each with a backward if asked for; the device is not waited for.
 double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pattern,
                    at::TensorList lists, int64_t tile, int64_t size, double scale, int64_t calls,
                    bool backward) {
@@ -21,13 +21,15 @@ double CallSeconds(const Tensor& q, const Tensor& k, const Tensor& v, int64_t pa
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("ringleader::attention", "")
           .typed<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t,
-                                            at::TensorList, const std::optional<Tensor>&, int64_t,
-                                            int64_t, double, bool)>();
+                                            at::TensorList, const std::optional<Tensor>&,
+                                            const std::optional<Tensor>&, int64_t, int64_t, double,
+                                            bool)>();
   const Tensor d_out = torch::ones_like(q);
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < calls; ++i) {
-    const auto [out, lse] = attention.call(q, k, v, pattern, lists, /*documents=*/std::nullopt,
-                                           tile, size, scale, /*deterministic=*/false);
+    const auto [out, lse] =
+        attention.call(q, k, v, pattern, lists, /*documents=*/std::nullopt,
+                       /*intervals=*/std::nullopt, tile, size, scale, /*deterministic=*/false);
     if (backward) torch::autograd::grad({out}, {q, k, v}, {d_out});
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -6,7 +6,7 @@ from oracle import CUDA, DEVICE, causal, check, error, inputs, oracle, pairs_of_
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
 from ringleader import kernels
-from ringleader.kernels import sparse_attention
+from ringleader.kernels import masks, sparse_attention
 from ringleader.kernels.operators import ops
 
 
@@ -149,22 +149,142 @@ def test_block_mask_of_documents():
     block_mask = create_block_mask(mask_mod, 2, None, 512, 512, device=DEVICE)
     q, k, v = inputs(2, 4, 2, 512, 64)
     check(attend(block_mask, documents=ids), q, k, v, causal(512) & same_document(ids))
-    with pytest.raises(NotImplementedError, match="blocks: the BlockMask hides key .* to query"):
-        sparse_attention(q, k, v, block_mask)
+    # Without the argument they are intervals of keys.
+    check(attend(block_mask), q, k, v, causal(512) & same_document(ids))
 
 
-def test_block_mask_that_is_not_causal_is_refused():
+def visible_of(name, tokens, starts, window, prefix, block):
+    """[batch, tokens, tokens] by the definition; starts: [batch, tokens]"""
+    i = torch.arange(tokens, device=DEVICE).view(1, -1, 1)
+    j = torch.arange(tokens, device=DEVICE).view(1, 1, -1)
+    start, start_of_key = starts.unsqueeze(2), starts.unsqueeze(1)
+    own = start == start_of_key
+    near = (i - j).abs() < window
+    question = start_of_key == 0
+    second = torch.where(starts > 0, starts, tokens).min(1).values.view(-1, 1, 1)  # the first answer
+    return {
+        "full": i >= 0,
+        "causal": j <= i,
+        "full_window": near,
+        "causal_window": near & (j <= i),
+        "full_documents": own,
+        "causal_documents": own & (j <= i),
+        "shared_question": (own | question | ((start == second) & (start_of_key <= second))) & (j <= i),
+        "causal_blockwise": (own | (start == starts[:, -1:].unsqueeze(2))) & (j <= i),
+        "global_sliding": near | (j < window) | (i < window),
+        "prefix_causal": (j <= i) | (j < prefix),
+        "prefix_documents": own & ((j <= i) | (j < start + prefix)),
+        "block_causal_documents": own & ((j - start) // block <= (i - start) // block),
+    }[name].expand(starts.shape[0], tokens, tokens)
+
+
+OF_DOCUMENTS = ("full_documents", "causal_documents", "shared_question", "causal_blockwise", "prefix_documents",
+                "block_causal_documents")
+
+
+@pytest.mark.parametrize("name", masks.NAMES)
+@pytest.mark.parametrize("tokens", [300, 512])
+def test_masks(name, tokens):
+    ids = document_ids(2, tokens)
+    starts = kernels.documents_from_ids(ids).starts.long()
+    visible = visible_of(name, tokens, starts, 40, 70, 50)
+    mask = kernels.key_intervals(name, tokens, documents=ids if name in OF_DOCUMENTS else None, window=40, prefix=70,
+                                 block=50, device=DEVICE)
+    assert not mask.causal or not (visible & ~causal(tokens)).any()
+    rows = mask.rows.long().expand(2, -1, -1).unsqueeze(2)
+    j = torch.arange(tokens, device=DEVICE)
+    in_rows = ((rows[..., 0] <= j) & (j < rows[..., 1])) | ((rows[..., 2] <= j) & (j < rows[..., 3]))
+    assert torch.equal(in_rows, visible)
+    assert (rows[..., 1:] >= rows[..., :-1]).all()
+    check(attend(mask=mask), *inputs(2, 4, 2, tokens, 64), visible.unsqueeze(1))
+    kept = random_tiles(2, 4, tokens, 64)
+    kept[0, 1, 2] = False
+    blocks = kernels.tiles_from_mask(kept, tokens=tokens, tile=64, causal=mask.causal)
+    check(attend(blocks, mask=mask), *inputs(2, 4, 2, tokens, 64),
+          visible.unsqueeze(1) & pairs_of_tiles(kept, tokens, 64))
+
+
+def test_full():
+    everything = torch.ones(300, 300, dtype=torch.bool, device=DEVICE)
+    check(attend(mask="full"), *inputs(2, 4, 2, 300, 64), everything)
+    ids = document_ids(2, 300)
+    check(attend(mask="full", documents=ids), *inputs(2, 4, 2, 300, 128), same_document(ids))
+    kept = random_tiles(2, 1, 300, 128)
+    lists = kept.sum(-1), kept.int().argsort(-1, descending=True)
+    check(attend(lists, mask="full"), *inputs(2, 4, 2, 300, 64), pairs_of_tiles(kept, 300, 128))
+
+
+def test_prefixes_of_the_data():
+    ids = document_ids(2, 300)
+    starts = kernels.documents_from_ids(ids).starts.long()
+    prefix = torch.tensor([[30], [90]], device=DEVICE)
+    mask = kernels.key_intervals("prefix_documents", 300, documents=ids, prefix=prefix)
+    visible = torch.cat([visible_of("prefix_documents", 300, starts[b : b + 1], 1, prefix[b].item(), 1) for b in (0, 1)])
+    check(attend(mask=mask), *inputs(2, 4, 2, 300, 64), visible.unsqueeze(1))
+
+
+def test_queries_without_a_key():
+    visible = torch.zeros(1, 300, 300, dtype=torch.bool, device=DEVICE)
+    visible[0, 10:40, 5:260] = visible[0, 200:210, 290:] = visible[0, 200:210, :3] = True
+    check(attend(mask=kernels.intervals_of_mask(visible)), *inputs(1, 4, 2, 300, 64), visible.unsqueeze(1))
+
+
+@pytest.mark.parametrize("causal_lists", [False, True])
+def test_blocks_of_different_sizes(causal_lists):
+    tokens, query_edges, key_edges = 700, [0, 64, 256, 448], [0, 192, 256, 512, 640]
+    kept = torch.rand(1, 4, 4, 5, generator=torch.Generator().manual_seed(4)).to(DEVICE) < 0.5
+    blocks = kernels.tiles_from_edges(kept, query_edges, key_edges, tokens=tokens, causal=causal_lists)
+    of_query, of_key = (torch.bucketize(torch.arange(tokens), torch.tensor(edges), right=True).to(DEVICE) - 1
+                        for edges in (query_edges, key_edges))
+    pairs = kept[:, :, of_query][..., of_key]
+    if causal_lists:
+        check(attend(blocks), *inputs(1, 4, 2, tokens, 64), pairs & causal(tokens))
+    else:
+        check(attend(blocks, mask="full"), *inputs(1, 4, 2, tokens, 64), pairs)
+
+
+def interval_mask_mods(tokens):
+    kept = random_tiles(2, 4, tokens, 128)
+    prefix = torch.tensor([100, 300], device=DEVICE)
+    return {
+        "full": lambda b, h, q, kv: q >= 0,
+        "window": lambda b, h, q, kv: (q - kv).abs() < 50,
+        "sinks": lambda b, h, q, kv: (kv <= q) & ((q - kv < 150) | (kv < 4)),
+        "prefix": lambda b, h, q, kv: (kv <= q) | (kv < prefix[b]),
+        "listed": lambda b, h, q, kv: kept[b, h, q // 128, kv // 128] & ((q - kv).abs() < 200),
+    }
+
+
+@pytest.mark.parametrize("name", ["full", "window", "sinks", "prefix", "listed"])
+@pytest.mark.parametrize("tokens", [384, 500])
+def test_block_mask_of_intervals(name, tokens):
+    mask_mod = interval_mask_mods(tokens)[name]
+    block_mask = create_block_mask(mask_mod, 2, 4, tokens, tokens, device=DEVICE)
+    pairs = create_mask(mask_mod, 2, 4, tokens, tokens, device=DEVICE)
+    check(attend(block_mask), *inputs(2, 4, 2, tokens, 64), pairs)
+
+
+def test_block_mask_that_is_not_of_intervals_is_refused():
     q, k, v = inputs(1, 2, 2, 256, 64)
-    window = create_block_mask(lambda b, h, q, kv: (kv <= q) & (q - kv < 50), None, None, 256, 256, device=DEVICE)
-    with pytest.raises(NotImplementedError, match="BlockMask hides key"):
-        sparse_attention(q, k, v, window)
-    full = create_block_mask(lambda b, h, q, kv: q >= 0, None, None, 256, 256, device=DEVICE)
-    with pytest.raises(NotImplementedError, match="BlockMask shows key"):
-        sparse_attention(q, k, v, full)
+
+    def refused(mask_mod, message, heads=None, **arguments):
+        block_mask = create_block_mask(mask_mod, None, heads, 256, 256, device=DEVICE)
+        with pytest.raises(NotImplementedError, match=message):
+            sparse_attention(q, k, v, block_mask, **arguments)
+
+    refused(lambda b, h, q, kv: kv % 3 == 0, "query 0 keys in 86 runs")
+    refused(lambda b, h, q, kv: (q - kv).abs() < 50 + h * 10, "in one head and not in another", heads=2)
+    refused(lambda b, h, q, kv: (q - kv).abs() < 50, "beside documents it must be causal", documents=torch.zeros(
+        1, 256, dtype=torch.int64, device=DEVICE))
+
+
+def test_block_mask_without_a_mask_mod():
+    q, k, v = inputs(1, 2, 2, 256, 64)
     noop = BlockMask.from_kv_blocks(torch.ones(1, 1, 2, dtype=torch.int32, device=DEVICE),
                                     torch.zeros(1, 1, 2, 2, dtype=torch.int32, device=DEVICE))
-    with pytest.raises(NotImplementedError, match="BlockMask shows key 1 to query 0"):
-        sparse_attention(q, k, v, noop)
+    pairs = torch.zeros(256, 256, dtype=torch.bool, device=DEVICE)
+    pairs[:, :128] = True
+    check(attend(noop), q, k, v, pairs)
 
 
 def test_deterministic():
@@ -193,13 +313,15 @@ def operator_samples():
     kept = random_tiles(2, 4, 200, 64)
     starts = kernels.documents_from_ids(document_ids(2, 200)).starts
     pattern, lists, tile, size = kernels.tiles_from_mask(kept, tokens=200, tile=64).visit()
-    arguments = (pattern, lists, starts, tile, size, 0.125, False)
+    arguments = (pattern, lists, starts, None, tile, size, 0.125, False)
+    mask = kernels.key_intervals("full_window", 200, window=70, device=DEVICE).of(2, 200)
     positions = torch.arange(184, 200, device=DEVICE)
     with torch.no_grad():
         out, lse = ops.attention(q, k, v, *arguments)
         chosen = ops.choose_moba(q, k, starts, 64, 64, 2, 0.0)[0]
     return {
         "attention": (q, k, v, *arguments),
+        "attention of intervals": (q, k, v, pattern, lists, None, mask, tile, size, 0.125, False),
         "attention_backward": (torch.randn_like(out), None, q.detach(), k.detach(), v.detach(), out, lse, *arguments),
         "tile_lists": (chosen, 200, 64, 64, 2 * 4 * 10),
         "choose_vertical_slash": (q.detach(), k.detach(), positions, None, 64, 0.125, 0.9, 0.9, 40, 3, 0.0, 4, 1),
@@ -208,13 +330,14 @@ def operator_samples():
     }
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_backward", "tile_lists", "choose_vertical_slash",
+@pytest.mark.parametrize("name", ["attention", "attention of intervals", "attention_backward", "tile_lists", "choose_vertical_slash",
                                   "choose_moba", "choose_xattention"])
 def test_opcheck(name):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    if name == "attention" and not CUDA:  # on GPUs two runs differ in their last bits
+    operator, *_ = name.split()
+    if operator == "attention" and not CUDA:  # on GPUs two runs differ in their last bits
         checks.append("test_aot_dispatch_dynamic")
-    torch.library.opcheck(getattr(ops, name).default, operator_samples()[name], test_utils=checks)
+    torch.library.opcheck(getattr(ops, operator).default, operator_samples()[name], test_utils=checks)
 
 
 FORMS = {
@@ -225,6 +348,7 @@ FORMS = {
     "vertical_slash": lambda: kernels.VerticalSlash(estimate_queries=16, estimate_at="spread", max_columns=20,
                                                     sink_tokens=4, max_diagonals=2, tile=64),
     "xattention": lambda: kernels.XAttention(density=0.5, tile=64),
+    "intervals": lambda: kernels.tiles_from_mask(random_tiles(2, 4, 300, 64), tokens=300, tile=64),
 }
 
 
@@ -232,10 +356,12 @@ FORMS = {
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(name, dynamic):
     torch._dynamo.reset()
-    blocks, ids = FORMS[name](), document_ids(2, 300)
+    blocks, arguments = FORMS[name](), {"documents": document_ids(2, 300)}
+    if name == "intervals":
+        arguments = {"mask": kernels.key_intervals("shared_question", 300, **arguments)}
 
     def attend_twice(q, k, v):
-        out, lse = sparse_attention(q, k, v * 2, blocks, documents=ids, return_lse=True, deterministic=True)
+        out, lse = sparse_attention(q, k, v * 2, blocks, return_lse=True, deterministic=True, **arguments)
         return out * lse.sigmoid().unsqueeze(-1).to(out.dtype)
 
     backend = "inductor" if CUDA and name == "vertical_slash" and not dynamic else "aot_eager"
@@ -251,11 +377,13 @@ def test_compile(name, dynamic):
 @pytest.mark.skipif(not CUDA, reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("name", FORMS)
 def test_cuda_graph(name):
-    blocks, ids = FORMS[name](), document_ids(2, 300)
+    blocks, arguments = FORMS[name](), {"documents": document_ids(2, 300)}
+    if name == "intervals":
+        arguments = {"mask": kernels.key_intervals("shared_question", 300, **arguments)}
     q, k, v = inputs(2, 4, 2, 300, 64)
 
     def step():
-        out = sparse_attention(q, k, v, blocks, documents=ids, deterministic=True)
+        out = sparse_attention(q, k, v, blocks, deterministic=True, **arguments)
         return out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
     stream = torch.cuda.Stream()
@@ -287,6 +415,10 @@ def test_no_wait(name):
         for form in (blocks, (counts, indices)):
             out = sparse_attention(q, k, v, form, documents=ids)
             torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+        for mask_name in ("full_documents", "shared_question"):
+            mask = kernels.key_intervals(mask_name, 300, documents=ids)
+            lists = kernels.tiles_from_mask(kept.expand(2, 4, -1, -1), tokens=300, causal=mask.causal)
+            torch.autograd.grad(sparse_attention(q, k, v, lists, mask=mask), (q, k, v), torch.ones_like(q))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -305,7 +437,23 @@ def error_cases():
         (lambda: sparse_attention(q[:, :3], k, v), "multiple"),
         (lambda: sparse_attention(q, k, v[:, :1]), "v is"),
         (lambda: sparse_attention(q.double(), k.double(), v.double()), "q is Double.*bfloat16"),
-        (lambda: sparse_attention(q, k, v, mask="full"), "mask is 'full'; 'causal' is"),
+        (lambda: sparse_attention(q, k, v, mask="window"), "mask is 'window'; it may be 'causal', 'full'"),
+        (lambda: sparse_attention(q, k, v, mask=torch.ones(300, 300)), "mask is a Tensor"),
+        (lambda: sparse_attention(q, k, v, kernels.SlidingWindow(5), mask="full"), "blocks is a SlidingWindow"),
+        (lambda: sparse_attention(q, k, v, diagonals, mask="full"), "blocks is a Diagonals"),
+        (lambda: sparse_attention(q, k, v, kernels.Moba(block_size=64, tile=64)(q, k), mask="full"),
+         "blocks is a QueryBlocks"),
+        (lambda: sparse_attention(q, k, v, lists, mask="full"), "blocks lists no tiles ahead.*causal=False"),
+        (lambda: sparse_attention(q, k, v, mask=kernels.key_intervals("causal", 299, device=DEVICE)), "int32 .2, 300, 4."),
+        (lambda: sparse_attention(q, k, v, mask=kernels.key_intervals("causal", 300, device=DEVICE),
+                                  documents=document_ids(2, 300)), "documents beside a mask of intervals"),
+        (lambda: sparse_attention(q, k, v, diagonals, columns=columns, mask="full"), "columns go with mask='causal'"),
+        (lambda: kernels.key_intervals("sliding", 300), "name is 'sliding'; masks are full, causal"),
+        (lambda: kernels.key_intervals("full_window", 300, window=0), "window is 0"),
+        (lambda: kernels.key_intervals("full_documents", 300), "full_documents needs documents"),
+        (lambda: kernels.key_intervals("full", 300, documents=document_ids(2, 300)), "full does not look at documents"),
+        (lambda: kernels.tiles_from_edges(kept, [0, 64, 100, 192, 256], [0, 64, 128, 192, 256], tokens=300),
+         "query_edges is .*multiples of 64"),
         (lambda: sparse_attention(q, k, v, "moba"), "blocks is a str"),
         (lambda: sparse_attention(*short, lists), "blocks.row_offsets must be"),
         (lambda: sparse_attention(q, k, v, documents=torch.zeros(2, 299, dtype=torch.int64, device=DEVICE)),
@@ -332,10 +480,10 @@ def error_cases():
     ]
 
 
-@pytest.mark.parametrize("number", range(27))
+@pytest.mark.parametrize("number", range(40))
 def test_errors_name_the_argument(number):
     cases = error_cases()
-    assert len(cases) == 27
+    assert len(cases) == 40
     call, message = cases[number]
     with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError), match=message):
         call()

@@ -7,7 +7,7 @@ import torch
 DEVICE = os.environ.get("RINGLEADER_TEST_DEVICE", "cpu")
 CUDA = DEVICE == "cuda"
 DTYPE = torch.bfloat16 if CUDA else torch.float32
-# Of the norm: kernels in bf16 round q, k, v, P and dS.
+# A share of the norm: kernels in bf16 round q, k, v, P and dS.
 TOLERANCE = 2e-2 if CUDA else 2e-5
 
 

@@ -16,8 +16,8 @@
 #include "ringleader/v1/job_service.grpc.pb.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
 #include "ringleader/v1/node_service.grpc.pb.h"
-#include "worker/agent/trainers/child_process.h"
-#include "worker/agent/trainers/log_pump.h"
+#include "worker/agent/process/child_process.h"
+#include "worker/agent/process/log_pump.h"
 
 namespace ringleader::faults {
 

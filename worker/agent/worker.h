@@ -18,7 +18,7 @@
 #include "worker/agent/link/coordinator_link.h"
 #include "worker/agent/link/event_buffer.h"
 #include "worker/agent/node/data_dir.h"
-#include "worker/agent/trainers/log_pump.h"
+#include "worker/agent/process/log_pump.h"
 #include "worker/agent/trainers/supervisor.h"
 #include "worker/agent/trainers/trainer_link_service.h"
 #include "worker/agent/trainers/worker_metrics.h"

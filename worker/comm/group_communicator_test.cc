@@ -75,6 +75,25 @@ TEST_P(GroupCommunicatorTest, AnotherNumberOfBytesIsAnError) {
   });
 }
 
+// Rank 1's part of rank 0's collective is too short, rank 2's, which comes after it, is whole.
+TEST_P(GroupCommunicatorTest, ACollectiveFailsWithAnyOfItsTransfers) {
+  RunRanks(3, [](Communicator& comm) {
+    const int64_t out = 1;
+    int64_t all[3] = {};
+    if (comm.rank() != 1) {
+      const absl::Status status = comm.AllGather(kChannel, &out, sizeof(out), all);
+      if (comm.rank() == 0) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      }
+      return;
+    }
+    const auto to_first = comm.SendReceive(kChannel, &out, 4, 0, &all[0], 8, 0);
+    const auto to_last = comm.SendReceive(kChannel, &out, 8, 2, &all[2], 8, 2);
+    to_first->Wait().IgnoreError();  // whether rank 1 is told depends on the implementation
+    to_last->Wait().IgnoreError();
+  });
+}
+
 TEST_P(GroupCommunicatorTest, ReducesInRankOrderAtEverySize) {
   // 1e8 + 1 - 1e8 depends on the order in fp32: rank order loses the one.
   const float addend[] = {1e8f, 1.0f, -1e8f};

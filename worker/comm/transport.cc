@@ -1,15 +1,6 @@
 #include "worker/comm/transport.h"
 
-#include "absl/time/time.h"
-
 namespace ringleader::comm {
-namespace {
-
-// How long a failed transfer waits for the buffer to be let go. Only a frozen peer can hold one up
-// for longer, through bytes that the kernel has not taken yet; the process is about to leave then.
-constexpr absl::Duration kReleaseTimeout = absl::Milliseconds(1500);
-
-}  // namespace
 
 bool PendingTransfer::Claim() {
   absl::MutexLock lock(&mutex_);
@@ -38,10 +29,10 @@ void PendingTransfer::Finish(const absl::Status& status) {
   status_ = status;
 }
 
-absl::Status PendingTransfer::Wait() {
+absl::Status PendingTransfer::Wait(absl::Duration patience) {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&done_));
-  mutex_.AwaitWithTimeout(absl::Condition(this, &PendingTransfer::Unclaimed), kReleaseTimeout);
+  mutex_.AwaitWithTimeout(absl::Condition(this, &PendingTransfer::Unclaimed), patience);
   return status_;
 }
 

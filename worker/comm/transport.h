@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace ringleader::comm {
 
@@ -33,8 +34,10 @@ class PendingTransfer {
   // Finishes with OK as soon as nothing claims the buffer.
   void FinishWhenReleased() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Blocks until finished and no longer claimed.
-  absl::Status Wait() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Blocks until finished and no longer claimed, or claimed for `patience` since: only a frozen
+  // peer can hold a buffer for longer, through bytes that the kernel has not taken yet; the process
+  // is about to leave then.
+  absl::Status Wait(absl::Duration patience = absl::Milliseconds(1500)) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   bool Unclaimed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return claims_ == 0; }

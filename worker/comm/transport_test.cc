@@ -63,7 +63,7 @@ TEST(PendingTransferTest, AFailedTransferIsWaitedForUntilItsBufferIsLetGo) {
     released = true;
     transfer.Release();
   });
-  EXPECT_EQ(transfer.Wait(), absl::AbortedError("over"));
+  EXPECT_EQ(transfer.Wait(/*patience=*/absl::Minutes(10)), absl::AbortedError("over"));
   EXPECT_TRUE(released);
   copy.join();
 }
@@ -93,6 +93,16 @@ TEST(RendezvousTest, MatchesAStreamsTransfersInOrderWhoeverComesFirst) {
   rendezvous.Receive(1, 0, 1, TransferOf(c));
   rendezvous.Send(1, 0, 1, TransferOf(second));
   EXPECT_EQ(c, "second");
+}
+
+TEST(RendezvousTest, ABufferThatWasGivenUpIsNotWritten) {
+  std::string text = "text", given_up(4, ' ');
+  Rendezvous rendezvous;
+  const PendingTransferPtr received = TransferOf(given_up);
+  rendezvous.Receive(1, 0, 1, received);
+  received->Finish(absl::CancelledError("dropped"));
+  rendezvous.Send(1, 0, 1, TransferOf(text));
+  EXPECT_EQ(given_up, "    ");
 }
 
 TEST(RendezvousTest, StreamsAndPairsAreApart) {

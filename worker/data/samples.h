@@ -10,7 +10,7 @@
 
 namespace ringleader::data {
 
-// Tokens [start, start + tokens) of the stream; the label of each is the token behind it.
+// Tokens [start, start + tokens) of the stream; the label of each is the token after it.
 struct Sample {
   uint64_t start = 0;
   uint64_t tokens = 0;

@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "worker/comm/testing/local_communicator.h"
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 #include "worker/optim/cpu_shard_device.h"
 #include "worker/optim/sharded_adamw.h"
 #include "worker/optim/testing/small_model.h"
@@ -249,80 +249,127 @@ TEST(CpuAdamWTest, RanksMayAddUpDifferentNumbersOfMicroBatches) {
   for (size_t i = 0; i < results[0].size(); ++i) EXPECT_NEAR(results[0][i], results[1][i], 1e-6);
 }
 
-// A model over ranks that see sequences of their own, as many each or not, and on one rank that
-// sees all of them in turn.
-TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
+// The small model's parameters after a few steps on ranks that see sequences of their own, as many
+// each or not, and sum gradients once a step or not.
+Tensor TrainModel(int ranks, ParameterSharding sharding, bool is_even, bool once,
+                  const model::DecoderOptions& options = {}) {
   const model::ParameterLayout layout = model::MakeParameterLayout(SmallModel());
-  const auto train = [&](int ranks, ParameterSharding sharding, bool is_even, bool once) {
-    constexpr int kSequences = 12, kSteps = 3, kOfFirst = 7;
-    // Of three uneven ranks the last has none.
-    const auto owner = [&](int s) {
-      if (is_even || ranks == 1) return s % ranks;
-      return s < kOfFirst ? 0 : 1 + s % std::max(1, ranks - (ranks == 3 ? 2 : 1));
-    };
-    std::vector<float> result;
-    RunRanks(ranks, [&](Communicator& comm) {
-      const torch::NoGradGuard no_grad;
-      Rank rank(comm, {.clip_norm = 0.1}, sharding, layout, /*seed=*/1, /*scale=*/0.1f);
-      if (once) rank->SumOnceAStep();
-      const auto ops = model::NewCpuTokenOps(/*threads=*/1);
-      model::Decoder decoder(SmallModel(), *ops, *rank, {});
-      model::DenseContextAttention attention;
-      int all = 0;
-      for (int s = 0; s < kSequences; ++s) all += owner(s) == comm.rank();
-      for (int step = 0; step < kSteps; ++step) {
-        rank->ZeroGradients();
-        Tensor loss = torch::zeros({}, torch::kDouble);
-        int64_t count = 0;
-        int mine = 0;
-        for (int s = 0; s < kSequences; ++s) {
-          if (owner(s) != comm.rank()) continue;
-          if (++mine == all) rank->LastMicroBatch();
-          const int64_t n = 24;
-          const Tensor tokens = (torch::arange(n) * (s + 3) + step * 7) % 61;
-          loss += decoder.ForwardBackward({.tokens = tokens,
-                                           .positions = torch::arange(n),
-                                           .labels = tokens.roll(-1),
-                                           .sequence_length = n},
-                                          attention);
-          count += n;
-        }
-        const int meetings = once ? 1 : is_even ? mine : kOfFirst;
-        for (; ranks > 1 && mine < meetings; ++mine) rank->PassMicroBatch();
-        const auto update = rank->Step(0.01, loss, count);
-        ASSERT_TRUE(update.ok()) << update.status();
-        EXPECT_FALSE(update->skipped);
-      }
-      // One rank evaluates; where parameters are sharded it needs the others.
-      if (comm.rank() == ranks - 1) {
-        const Tensor tokens = torch::arange(24);
-        const model::TokenScores scores = decoder.Score({.tokens = tokens,
-                                                         .positions = tokens,
-                                                         .labels = tokens.roll(-1),
-                                                         .sequence_length = 24},
-                                                        attention);
-        EXPECT_TRUE(scores.losses.isfinite().all().item<bool>());
-      } else {
-        rank->PassForward();
-      }
-      const std::vector<float> parameters = rank.Parameters();
-      if (comm.rank() == 0) result = parameters;
-    });
-    return torch::tensor(result);
+  constexpr int kSequences = 12, kSteps = 3, kOfFirst = 7;
+  // Of three uneven ranks the last has none.
+  const auto owner = [&](int s) {
+    if (is_even || ranks == 1) return s % ranks;
+    return s < kOfFirst ? 0 : 1 + s % std::max(1, ranks - (ranks == 3 ? 2 : 1));
   };
-  const Tensor expected = train(1, ParameterSharding::kWhole, true, false);
+  std::vector<float> result;
+  RunRanks(ranks, [&](Communicator& comm) {
+    const torch::NoGradGuard no_grad;
+    Rank rank(comm, {.clip_norm = 0.1}, sharding, layout, /*seed=*/1, /*scale=*/0.1f);
+    if (once) rank->SumOnceAStep();
+    const auto ops = model::NewCpuTokenOps(/*threads=*/1);
+    model::Decoder decoder(SmallModel(), *ops, *rank, options);
+    model::DenseContextAttention attention;
+    int all = 0;
+    for (int s = 0; s < kSequences; ++s) all += owner(s) == comm.rank();
+    for (int step = 0; step < kSteps; ++step) {
+      rank->ZeroGradients();
+      Tensor loss = torch::zeros({}, torch::kDouble);
+      int64_t count = 0;
+      int mine = 0;
+      for (int s = 0; s < kSequences; ++s) {
+        if (owner(s) != comm.rank()) continue;
+        if (++mine == all) rank->LastMicroBatch();
+        const int64_t n = 24;
+        const Tensor tokens = (torch::arange(n) * (s + 3) + step * 7) % 61;
+        loss += decoder.ForwardBackward({.tokens = tokens,
+                                         .positions = torch::arange(n),
+                                         .labels = tokens.roll(-1),
+                                         .sequence_length = n},
+                                        attention);
+        count += n;
+      }
+      const int meetings = once ? 1 : is_even ? mine : kOfFirst;
+      for (; ranks > 1 && mine < meetings; ++mine) rank->PassMicroBatch();
+      const auto update = rank->Step(0.01, loss, count);
+      ASSERT_TRUE(update.ok()) << update.status();
+      EXPECT_FALSE(update->skipped);
+    }
+    // One rank evaluates; where parameters are sharded it needs the others.
+    if (comm.rank() == ranks - 1) {
+      const Tensor tokens = torch::arange(24);
+      const model::TokenScores scores = decoder.Score(
+          {.tokens = tokens, .positions = tokens, .labels = tokens.roll(-1), .sequence_length = 24},
+          attention);
+      EXPECT_TRUE(scores.losses.isfinite().all().item<bool>());
+    } else {
+      rank->PassForward();
+    }
+    const std::vector<float> parameters = rank.Parameters();
+    if (comm.rank() == 0) result = parameters;
+  });
+  return torch::tensor(result);
+}
+
+// On one rank, which sees all sequences in turn.
+TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
+  const Tensor expected = TrainModel(1, ParameterSharding::kWhole, true, false);
   EXPECT_GT(expected.abs().max().item<double>(), 0.0);
   for (const int ranks : {2, 3, 4}) {
     for (const ParameterSharding sharding : kShardings) {
       for (const bool is_even : {true, false}) {
         for (const bool once : {false, true}) {
           if (once && sharding == ParameterSharding::kShard) continue;
-          EXPECT_LE((train(ranks, sharding, is_even, once) - expected).abs().max().item<double>(),
-                    2e-4)
+          EXPECT_LE(
+              (TrainModel(ranks, sharding, is_even, once) - expected).abs().max().item<double>(),
+              2e-4)
               << ranks << " ranks";
         }
       }
     }
+  }
+}
+
+// Casts are made of what was gathered, layer after layer, or once a step of what is whole: the
+// same.
+TEST(CpuAdamWTest, Fp8ReadsTheSameWeightsWherePartsOfThemAreGathered) {
+  const auto fp8 = [](int64_t held) {
+    return model::DecoderOptions{.precision = model::Precision::kFp8, .held_casts = held};
+  };
+  const Tensor without = TrainModel(2, ParameterSharding::kWhole, true, false);
+  for (const int ranks : {1, 2, 3}) {
+    const Tensor whole =
+        TrainModel(ranks, ParameterSharding::kWhole, true, false, fp8(SmallModel().layers));
+    EXPECT_TRUE(
+        torch::equal(TrainModel(ranks, ParameterSharding::kWhole, true, false, fp8(1)), whole));
+    EXPECT_TRUE(
+        torch::equal(TrainModel(ranks, ParameterSharding::kShard, true, false, fp8(1)), whole));
+    EXPECT_FALSE(torch::equal(whole, without)) << "nothing was cast";
+  }
+}
+
+// What is derived from parameters goes by their version.
+TEST(CpuAdamWTest, EveryChangeOfParametersIsAnotherVersion) {
+  for (const ParameterSharding sharding : kShardings) {
+    RunRanks(2, [&](Communicator& comm) {
+      Rank rank(comm, {}, sharding);
+      std::vector<float> before = rank.Parameters();
+      int64_t version = rank->version();
+      EXPECT_EQ(rank->version(), version) << "reading changes nothing";
+      const auto expect_another = [&](const char* after) {
+        const std::vector<float> now = rank.Parameters();
+        EXPECT_NE(now, before) << after;
+        EXPECT_NE(rank->version(), version) << after;
+        before = now;
+        version = rank->version();
+      };
+      absl::StatusOr<OptimizerShard> shard = TakeShard(*rank);
+      ASSERT_TRUE(shard.ok()) << shard.status();
+      for (int step = 0; step < 2; ++step) {
+        ASSERT_TRUE(rank.Step(0.01, Random(Layout(), 64, 100 + step)).ok());
+        expect_another("a step");
+      }
+      ASSERT_TRUE(rank->Restore(*shard, 0).ok());
+      expect_another("restoring");
+    });
   }
 }
 

@@ -67,13 +67,16 @@ struct ShardedAdamW::State {
   std::vector<ShardTransferPtr> gathering;  // of parameters
   Tensor totals;                            // [3] of the device's sum_type()
   int64_t updates = 0;
+  int64_t version = 0;  // of the parameters
 
   int last_block() const { return static_cast<int>(layout.blocks.size()) - 1; }
   bool is_layer(int block) const { return block > 0 && block < last_block(); }
   // Layers take turns at two places.
   int PlaceOf(int block) const { return block == 0 ? 2 : block == last_block() ? 3 : block % 2; }
-  // This rank's range of the parameters.
-  Tensor OwnParameters() const {
+  // This rank's range of the parameters, to be written. Nothing else writes what is read from, so
+  // every change has a version of its own.
+  Tensor OwnParameters() {
+    ++version;
     return whole ? parameters.narrow(0, begin, elements) : parameters;
   }
 
@@ -266,6 +269,10 @@ Tensor ShardedAdamW::Parameters(int block, int next) {
     Check(state.Fetch(next));
   }
   return place.buffer;
+}
+
+int64_t ShardedAdamW::version() const {
+  return state_->version;
 }
 
 Tensor ShardedAdamW::OpenGradient(int block) {

@@ -60,6 +60,7 @@ class ShardedAdamW : public model::ParameterStore {
 
   // ParameterStore.
   torch::Tensor Parameters(int block, int next) override;
+  int64_t version() const override;
   torch::Tensor OpenGradient(int block) override;
   void CloseGradient(int block) override;
   // Take part in what ranks do together in a micro-batch to which this rank adds nothing, because

@@ -187,6 +187,28 @@ TEST_F(CudaProcessTest, KeptActivationsMayWaitInHostMemory) {
   }
 }
 
+TEST_F(CudaProcessTest, Fp8LearnsAsBf16AndRepeatsToTheLastBit) {
+  NEED_GPUS(1);
+  v1::JobSpec spec = GpuJob(1);
+  spec.mutable_training()->set_deterministic(true);
+  const std::vector<double> bf16 = Losses(RunToEnd(spec)[0]);
+  spec.mutable_training()->set_precision(v1::TrainingSpec::FP8);
+  std::vector<std::vector<double>> runs;
+  for (const int global_batch : {1, 1, 2}) {
+    spec.mutable_training()->set_global_batch(global_batch);
+    UseCheckpoints(&spec, Path("fp8-" + std::to_string(runs.size())));
+    runs.push_back(Losses(RunToEnd(spec)[0]));
+  }
+  EXPECT_EQ(runs[0], runs[1]);
+  EXPECT_LT(runs[2].back(), runs[2].front()) << "with casts that two micro-batches share";
+  spec.mutable_training()->set_global_batch(GpuJob(1).training().global_batch());
+  UseCheckpoints(&spec, Path("fp8"));
+  const std::vector<double> fp8 = Losses(RunToEnd(spec)[0]);
+  ASSERT_EQ(fp8.size(), bf16.size());
+  for (size_t i = 0; i < fp8.size(); ++i) EXPECT_NEAR(fp8[i], bf16[i], 0.01 * bf16[i]) << i;
+  EXPECT_NE(fp8, bf16) << "nothing was cast";
+}
+
 TEST_F(CudaProcessTest, ResumesWhereItStopped) {
   NEED_GPUS(1);
   ExpectToGoOn(1, 1);

@@ -28,8 +28,9 @@ struct StepRecord {
   uint64_t micro_batches = 0;
   uint64_t padding_tokens = 0;
   double dealt_imbalance = 0;  // of the predicted times: max over groups / mean
-  // Of this rank's group, padding included; and, where a pattern is chosen for each micro-batch,
-  // what those of each length visited (SampleWeights::BinOf), all layers and heads of this rank.
+  // What this rank's group trained, padding included; and, where a pattern is chosen for each
+  // micro-batch, what those of each length visited (SampleWeights::BinOf), all layers and heads of
+  // this rank.
   uint64_t group_micro_batches = 0;
   uint64_t group_tokens = 0;
   struct LengthRecord {

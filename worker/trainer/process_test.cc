@@ -263,9 +263,6 @@ TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
   *plan = TinyPlan(spec);
   plan->set_version(2);
   plan->set_effective_step(4);
-  v1::LayerBudget* budget = plan->add_layer_budgets();
-  budget->set_layer(1);
-  budget->set_dense(true);
   const auto took_version = [](uint64_t version) {
     return [version](const std::vector<RankLog>& logs) {
       for (const RankLog& log : logs) {
@@ -300,10 +297,7 @@ TEST_F(TrainerProcessTest, PlansTakeEffectAtOneStepOnAllRanks) {
     EXPECT_EQ(step.plan_version(), logs[1].steps[i].plan_version());
     EXPECT_NE(step.plan_version(), 3u);
     EXPECT_NE(step.plan_version(), 4u);
-    if (step.plan_version() == 2) {
-      EXPECT_GE(step.step(), 4u);
-      EXPECT_DOUBLE_EQ(step.layers(1).density(), 1.0);
-    }
+    EXPECT_TRUE(step.plan_version() != 2 || step.step() >= 4u) << step.step();
   }
 }
 

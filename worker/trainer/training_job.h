@@ -10,6 +10,7 @@
 #include "balance/sample_weights.h"
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
+#include "model_shape/precision.h"
 #include "patterns/attention_options.h"
 #include "worker/data/loader.h"
 #include "worker/optim/adamw.h"
@@ -26,11 +27,6 @@ struct Plan {
   int stripe = 0;  // tokens; striped only; 0: one tile
   // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
   bool by_documents = false;
-  struct Budget {
-    uint32_t layer = 0;
-    patterns::LayerBudget budget;
-  };
-  std::vector<Budget> layer_budgets;
   // By which samples of the steps from weights_from_step on are dealt and, by documents, each
   // sequence's documents; and by which those of the steps before it were, oldest first.
   balance::SampleWeights sample_weights;
@@ -41,7 +37,7 @@ struct Plan {
   };
   std::vector<EarlierWeights> earlier_weights;
 
-  // Of a step before the first that is known: the oldest.
+  // A step before the first that is known has the oldest.
   const balance::SampleWeights& WeightsAt(uint64_t step) const {
     if (step >= weights_from_step || earlier_weights.empty()) return sample_weights;
     const EarlierWeights* found = &earlier_weights.front();
@@ -92,6 +88,7 @@ struct TrainingJob {
   EvalAttention eval_attention = EvalAttention::kSame;
   uint32_t max_skipped_steps = 0;
   bool deterministic = false;  // the same bits in every run, on GPUs too
+  model::Precision precision = model::Precision::kModelType;
 
   std::string checkpoint_directory;
   uint64_t checkpoint_every_steps = 0;  // 0: only at the end

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "coordinator/access/gate.h"
-#include "coordinator/api/unary.h"
+#include "coordinator/api/calls/unary.h"
 #include "coordinator/store/store.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 

@@ -14,8 +14,8 @@
 #include "coordinator/api/services/listing.h"
 #include "coordinator/api/services/requests.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
 #include "jobspec/roots.h"
+#include "jobspec/values/model_spec.h"
 
 namespace ringleader::api {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/api/pulled_stream.h"
-#include "coordinator/api/unary.h"
+#include "coordinator/api/calls/pulled_stream.h"
+#include "coordinator/api/calls/unary.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "ringleader/v1/job_service.grpc.pb.h"
 

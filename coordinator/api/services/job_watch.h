@@ -3,7 +3,7 @@
 
 #include <grpcpp/support/server_callback.h>
 
-#include "coordinator/api/pulled_stream.h"
+#include "coordinator/api/calls/pulled_stream.h"
 #include "ringleader/v1/job_service.pb.h"
 
 namespace ringleader::api {

@@ -1,7 +1,7 @@
 // LogService: the store's logs, as they grow.
 #pragma once
 
-#include "coordinator/api/pulled_stream.h"
+#include "coordinator/api/calls/pulled_stream.h"
 #include "ringleader/v1/log_service.grpc.pb.h"
 
 namespace ringleader::api {

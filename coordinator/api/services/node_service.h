@@ -1,7 +1,7 @@
 // NodeService: the machines, and taking them out of service.
 #pragma once
 
-#include "coordinator/api/unary.h"
+#include "coordinator/api/calls/unary.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/store/store.h"
 #include "ringleader/v1/node_service.grpc.pb.h"

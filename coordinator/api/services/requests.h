@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "coordinator/access/audit_log.h"
+#include "coordinator/api/calls/unary.h"
 #include "coordinator/api/services/listing.h"
-#include "coordinator/api/unary.h"
 #include "coordinator/store/store.h"
 
 namespace ringleader::api {

@@ -14,7 +14,7 @@
 #include "base/testing/test_certificates.h"
 #include "coordinator/api/server.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 #include "prometheus/registry.h"
 #include "ringleader/v1/access_service.grpc.pb.h"
 #include "ringleader/v1/job_service.grpc.pb.h"

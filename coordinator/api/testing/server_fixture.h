@@ -17,7 +17,7 @@
 #include "coordinator/api/testing/forwarding_store.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
 #include "coordinator/limits/client_limits.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "jobspec/jobspec.h"

@@ -229,7 +229,6 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   if (job_.has_pending_time()) *next->mutable_queue_time() = job_.pending_time();
   SetTime(std::min(slots_since, now), next->mutable_place_time());
   *next->mutable_plan() = plan;
-  next->mutable_plan()->clear_layer_budgets();
   next->mutable_plan()->clear_sample_weights();
   next->mutable_plan()->clear_earlier_weights();
   uint32_t world_size = 0;

@@ -7,7 +7,7 @@
 #include "base/back_off.h"
 #include "base/net/message_size.h"
 #include "coordinator/lifecycle/job/job_machine.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 #include "proto/states.h"
 #include "proto/timestamps.h"
 

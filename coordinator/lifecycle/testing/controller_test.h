@@ -19,7 +19,7 @@
 #include "base/testing/temp_dir.h"
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 
 namespace ringleader::lifecycle::testing {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/lifecycle/plan_source.h"
+#include "coordinator/lifecycle/planning/plan_source.h"
 
 namespace ringleader::lifecycle::testing {
 

@@ -17,7 +17,7 @@
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/testing/fixed_plan.h"
 #include "coordinator/page/page_server.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::page {

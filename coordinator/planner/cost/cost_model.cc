@@ -47,6 +47,15 @@ double ExchangePerByte(const v1::JobSpec& spec, const ClusterShape& cluster) {
   return exposed * (trainers - 1) / trainers / link.bytes_per_second;
 }
 
+// A weight's and token's operations, at the rate of the model's type: forward 2, backward 4,
+// recomputed forward 2. On a Hopper GPU products in FP8 take 1 / 1.79 of the time (scales by row,
+// one H200, docs/precision.md), those of weights' gradients the whole; a CPU decodes e4m3 before it
+// multiplies.
+double LinearOperations(const v1::JobSpec& spec) {
+  if (spec.training().precision() != v1::TrainingSpec::FP8) return 8;
+  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? 6 / 1.79 + 2 : 8 * 1.25;
+}
+
 std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
                                                   const model::ModelConfig& model,
                                                   const ClusterShape& cluster) {
@@ -66,8 +75,8 @@ std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,
       NonNegativeRegression(
           Vector{2.5 * forward_flops / rates.attention_backward_flops, 2 * row_seconds, 0, call}),
       NonNegativeRegression(Vector{0, row_seconds, 0, call}),
-      // Forward 2, backward 4, recomputed forward 2 operations a weight and token.
-      NonNegativeRegression(Vector{0, 8 * weights / layers / rates.linear_flops, 0, call}),
+      NonNegativeRegression(
+          Vector{0, LinearOperations(spec) * weights / layers / rates.linear_flops, 0, call}),
       NonNegativeRegression(
           Vector{0, 0, ExchangePerByte(spec, cluster) + 1 / rates.memory_bytes, call}),
   };

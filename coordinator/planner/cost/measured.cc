@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 
 namespace ringleader::planner {
 namespace {

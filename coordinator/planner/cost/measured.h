@@ -31,7 +31,7 @@ absl::StatusOr<v1::Measurements> CheckMeasurements(const v1::Measurements& measu
                                                    const v1::LatencyShape& shape,
                                                    const std::string& device);
 
-// Of the newest tables of `shape` on each of `devices`, the slowest: no rank gets ahead of the
+// The slowest of the newest tables of `shape` on each of `devices`: no rank gets ahead of the
 // others. Empty where there is none. `tables`: newest first.
 balance::LatencyTable SlowestTable(const std::vector<v1::LatencyTable>& tables,
                                    const v1::LatencyShape& shape,

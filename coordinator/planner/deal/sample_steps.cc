@@ -8,14 +8,14 @@
 #include "absl/strings/str_format.h"
 #include "balance/dealing.h"
 #include "base/status_macros.h"
-#include "jobspec/attention_spec.h"
+#include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
 #include "ring/division.h"
 
 namespace ringleader::planner {
 namespace {
 
-// Of steps that are predicted by their lengths.
+// How many steps are drawn and dealt to predict those of a job by its lengths.
 constexpr int kDrawnSteps = 16;
 
 int64_t DenseLayers(const v1::JobSpec& spec, const model::ModelConfig& model) {

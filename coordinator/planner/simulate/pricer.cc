@@ -10,8 +10,8 @@
 #include "balance/document_dealing.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/simulate/ring_simulator.h"
-#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
 #include "patterns/pattern.h"
 #include "ring/ring_schedule.h"
 
@@ -24,7 +24,7 @@ constexpr int kSampledHeads = 4;
 // Work grows with the square of the ranks, while layers look more and more alike.
 constexpr int kManyRanks = 256;
 
-// Of a sequence, forward and backward: 6 a weight and token, and 12 a query, key that it visits,
+// A sequence takes, forward and backward, 6 a weight and token, and 12 a query, key that it visits,
 // head and element of a head. What is computed again does not count.
 double ModelFlops(const model::ModelConfig& model, double tokens, double density) {
   const double visited = density * tokens * (tokens + 1) / 2;

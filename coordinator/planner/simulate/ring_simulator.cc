@@ -333,11 +333,6 @@ double TransferSeconds(const RingSetup& setup, const RingSchedule& schedule) {
 
 }  // namespace
 
-int64_t RankStepsOf(const ring::RingShape& shape) {
-  const int64_t ranks = shape.ranks();
-  return shape.kind == RingKind::kAllGather ? 0 : 2 * ranks * ranks;
-}
-
 RingSimulator::RingSimulator(const ring::RingShape& shape, const ring::TileLoads& loads)
     : shape_(shape),
       loads_(loads),

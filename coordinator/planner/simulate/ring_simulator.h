@@ -67,7 +67,4 @@ class RingSimulator {
   ListedMeetings listed_;
 };
 
-// What forward and backward add to RingTimes::rank_steps, without what is exposed.
-int64_t RankStepsOf(const ring::RingShape& shape);
-
 }  // namespace ringleader::planner

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <filesystem>
@@ -13,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/temp_dir.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 
 namespace ringleader::store {
 namespace {
@@ -138,11 +139,36 @@ TEST_F(DiskReserveTest, AQuotaThatTheFileSystemDoesNotTellOfIsSeenByTaking) {
   EXPECT_EQ(fs::file_size(small_ + "/reserve"), kMebibyte);
 }
 
+TEST_F(DiskReserveTest, IsGivenUpWhileHalfOfItIsStillFree) {
+  store_.reset();
+  DiskReserve reserve(small_ + "/reserve", kMebibyte);
+  ASSERT_TRUE(reserve.held());
+  FillDisk();
+  const std::string ballast = small_ + "/ballast";
+  fs::resize_file(ballast, fs::file_size(ballast) - kMebibyte * 3 / 4);
+  EXPECT_TRUE(reserve.Check().ok());
+  std::ofstream(small_ + "/more") << std::string(kMebibyte / 2, 'm');
+  EXPECT_EQ(reserve.Check().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(fs::exists(small_ + "/reserve"));
+}
+
 TEST_F(DiskReserveTest, TheReserveGoesWhenItIsNoLongerWanted) {
   EXPECT_EQ(fs::file_size(small_ + "/db.reserve"), kMebibyte);
   store_.reset();
   ASSERT_TRUE(OpenSqliteStore({.path = small_ + "/db"}).ok());
   EXPECT_FALSE(fs::exists(small_ + "/db.reserve"));
+}
+
+TEST(DiskReserveFileTest, AFileWithoutItsBlocksIsNoReserve) {
+  const TempDir dir;
+  const std::string path = dir.File("reserve");
+  std::ofstream(path) << "";
+  fs::resize_file(path, kMebibyte);
+  const DiskReserve reserve(path, kMebibyte);
+  EXPECT_TRUE(reserve.held());
+  struct stat file = {};
+  ASSERT_EQ(stat(path.c_str(), &file), 0);
+  EXPECT_GE(int64_t{file.st_blocks} * 512, kMebibyte);
 }
 
 TEST(DiskReserveFileTest, AReserveThatDoesNotFitLeavesNothingBehind) {

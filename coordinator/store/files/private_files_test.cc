@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/testing/temp_dir.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 
 namespace ringleader::store {
 namespace {
@@ -50,6 +50,11 @@ TEST(PrivateFilesTest, AFolderIsMadeOrMendedUnlessItIsForOtherThings) {
   fs::permissions(data, fs::perms(0755));
   ASSERT_TRUE(MakePrivateFolder(data).ok());
   EXPECT_TRUE(IsPrivate(data));
+
+  // A file system of its own brings a folder along.
+  fs::create_directory(data + "/lost+found");
+  fs::permissions(data, fs::perms(0755));
+  EXPECT_TRUE(MakePrivateFolder(data).ok());
 
   std::ofstream(data + "/diary") << "x";
   EXPECT_TRUE(MakePrivateFolder(data).ok());

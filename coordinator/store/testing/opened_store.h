@@ -11,7 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "base/testing/fake_clock.h"
 #include "base/testing/temp_dir.h"
-#include "coordinator/store/sqlite_store.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
 
 namespace ringleader::store::testing {
 

@@ -23,7 +23,8 @@ inline constexpr int kScoreColumns = 256;  // groups of keys: an item
 inline constexpr int kScoreThreads = 384;
 inline constexpr int kScoreStages = 4;
 
-// Of one launch: `rows` groups of queries from first_row on, of `heads` heads from first_head on.
+// What one launch scores: `rows` groups of queries from first_row on, of `heads` heads from
+// first_head on.
 struct ScoreParams {
   ShardLayout layout;                        // of the queries
   const int32_t* document_starts = nullptr;  // may be null

@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/block_steps.h"
+#include "kernels/index/testing/gate_rows.h"
 #include "kernels/reference/testing/antidiagonal_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/testing/device_buffer.h"
@@ -29,46 +30,18 @@ constexpr double kTolerance = 2e-4;
 
 class AntidiagonalTest : public GpuTest {
  protected:
-  // Values whose bf16 are themselves.
-  struct Rows {
-    std::vector<float> floats;
-    std::vector<Bf16> bf16;
-    int heads, head_dim;
-
-    TokenMajor<const float> View() const {
-      const int64_t row = int64_t{heads} * head_dim;
-      return {floats.data(), static_cast<int64_t>(floats.size()) / row, heads, head_dim, row,
-              head_dim};
-    }
-  };
   Rows Random(int64_t tokens, int heads, int head_dim) {
-    std::normal_distribution<float> normal;
-    Rows rows{.floats = {}, .bf16 = {}, .heads = heads, .head_dim = head_dim};
-    for (int64_t i = 0; i < tokens * heads * head_dim; ++i) {
-      rows.bf16.push_back(__float2bfloat16_rn(normal(random_)));
-      rows.floats.push_back(__bfloat162float(rows.bf16.back()));
-    }
-    return rows;
+    return RandomRows(tokens, heads, head_dim, random_);
   }
 
   // What the rank of `layout` chooses. Several ranks are given the keys of all as Gather leaves
   // them.
   std::vector<uint32_t> Choose(const Rows& q, const Rows& k, AntidiagonalGateStep step,
                                const ShardLayout& layout, const std::vector<int32_t>& starts) {
-    const int64_t n = layout.local_tokens(), q_row = int64_t{q.heads} * q.head_dim,
-                  k_row = int64_t{k.heads} * k.head_dim;
-    const auto shard = [&](const Rows& rows, int64_t width, const ShardLayout& of) {
-      std::vector<Bf16> local;
-      for (int64_t i = 0; i < n; ++i) {
-        const auto row = rows.bf16.begin() + of.Position(i) * width;
-        local.insert(local.end(), row, row + width);
-      }
-      return local;
-    };
-    const DeviceBuffer<Bf16> queries(shard(q, q_row, layout)), keys(shard(k, k_row, layout));
-    DeviceBuffer<Bf16> gathered(layout.tokens * k_row), ordered(layout.tokens * k_row);
-    const TokenMajor<const Bf16> q_view = {queries.data(), n,     q.heads,
-                                           q.head_dim,     q_row, q.head_dim};
+    const int64_t n = layout.local_tokens();
+    const DeviceBuffer<Bf16> queries(q.Shard(layout)), keys(k.Shard(layout));
+    DeviceBuffer<Bf16> gathered(layout.tokens * k.width()), ordered(layout.tokens * k.width());
+    const TokenMajor<const Bf16> q_view = q.ViewOf(queries, n);
     const auto run = [&](const TokenMajor<const Bf16>& k_view, const BlockStep& block_step) {
       const DeviceBuffer<char> workspace(
           static_cast<int64_t>(BlockStepWorkspaceBytes(q_view, k_view, block_step)) + 16);
@@ -76,37 +49,35 @@ class AntidiagonalTest : public GpuTest {
                 absl::OkStatus());
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     };
-    const auto view = [&](const DeviceBuffer<Bf16>& of) -> TokenMajor<const Bf16> {
-      return {of.data(), n, k.heads, k.head_dim, k_row, k.head_dim};
-    };
     if (layout.ranks > 1) {
       ShardLayout owner = layout;
       for (owner.rank = 0; owner.rank < owner.ranks; ++owner.rank) {
-        const DeviceBuffer<Bf16> of_owner(shard(k, k_row, owner));
-        run(view(of_owner), PackKeysStep{.packed = gathered.data() + owner.rank * n * k_row});
+        const DeviceBuffer<Bf16> of_owner(k.Shard(owner));
+        run(k.ViewOf(of_owner, n),
+            PackKeysStep{.packed = gathered.data() + owner.rank * n * k.width()});
       }
-      run(view(keys), OrderTilesStep{.gathered = reinterpret_cast<const float*>(gathered.data()),
-                                     .layout = layout,
-                                     .tile = step.tile,
-                                     .row = step.tile * k_row / 2,
-                                     .ordered = reinterpret_cast<float*>(ordered.data())});
+      run(k.ViewOf(keys, n),
+          OrderTilesStep{.gathered = reinterpret_cast<const float*>(gathered.data()),
+                         .layout = layout,
+                         .tile = step.tile,
+                         .row = step.tile * k.width() / 2,
+                         .ordered = reinterpret_cast<float*>(ordered.data())});
       step.keys = ordered.data();
     }
-    const DeviceBuffer<int32_t> local_starts(
-        starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
+    const LocalStarts local_starts(starts, layout);
     const int64_t tiles = (n + step.tile - 1) / step.tile,
                   blocks = (layout.tokens + step.tile - 1) / step.tile;
     DeviceBuffer<uint32_t> chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
     step.query_layout = layout;
-    step.document_starts = starts.empty() ? nullptr : local_starts.data();
+    step.document_starts = local_starts.data();
     step.chosen = chosen.data();
-    run(view(keys), step);
+    run(k.ViewOf(keys, n), step);
     return chosen.Read();
   }
 
   void ExpectRanksChoose(const Rows& q, const Rows& k, const AntidiagonalGateStep& step,
                          const std::vector<int32_t>& starts, const std::vector<uint32_t>& one) {
-    const int64_t tokens = q.View().tokens, tiles = tokens / step.tile;
+    const int64_t tokens = q.tokens, tiles = tokens / step.tile;
     const int64_t words = BlockWords(static_cast<int32_t>(tiles));
     for (const auto kind : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
       for (int rank = 0; rank < 4; ++rank) {
@@ -216,7 +187,7 @@ TEST_F(AntidiagonalTest, BatchesAreWhole) {
   }
   EXPECT_EQ(kept, 6 * most);
   // Each head's rows are those that it has alone.
-  Rows last{.floats = {}, .bf16 = {}, .heads = 1, .head_dim = 64};
+  Rows last{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = 1, .head_dim = 64};
   for (int64_t i = 0; i < tokens; ++i) {
     const auto row = q.bf16.begin() + (i * 6 + 5) * 64;
     last.bf16.insert(last.bf16.end(), row, row + 64);

@@ -3,11 +3,7 @@
 
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/index/between_ranks.h"
-#include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/blocks.h"
-#include "kernels/index/gates/key_groups.h"
-#include "kernels/index/gates/query_gate.h"
 #include "kernels/index/move.h"
 #include "kernels/index/threshold.cuh"
 #include "ringleader/kernels/index.h"
@@ -17,6 +13,7 @@ namespace {
 
 using fused::CheckPointer;
 using fused::CheckSize;
+using fused::CheckTile;
 
 constexpr int kGateThreads = 256;
 constexpr int kGateWarps = kGateThreads / 32;
@@ -280,93 +277,7 @@ __global__ void __launch_bounds__(kGateThreads)
   }
 }
 
-// One direction of the lists: lines are query tiles (kByRow) or key tiles.
-template <bool kByRow>
-struct Listing {
-  const TileListsArgs args;
-  int query_tiles, key_tiles, words;
-
-  __device__ int lines() const { return kByRow ? query_tiles : key_tiles; }
-  __device__ int entries() const { return kByRow ? key_tiles : query_tiles; }
-  __device__ bool Listed(int head, int line, int entry) const {
-    const int64_t a = kByRow ? line : entry, b = kByRow ? entry : line;
-    const int64_t query = args.query_layout.Position(a * args.tile);
-    const int64_t key = args.key_layout.Position(b * args.tile);
-    if (key > query) return false;
-    // If the tile's first query does not see the keys, no query does.
-    if (args.document_starts != nullptr && key + args.tile <= args.document_starts[a * args.tile]) {
-      return false;
-    }
-    const int block = static_cast<int>(key / args.block_size);
-    const uint32_t* row = args.chosen + (head * static_cast<int64_t>(query_tiles) + a) * words;
-    return (row[block / 32] >> block % 32 & 1) != 0;
-  }
-  __device__ int32_t* offsets() const { return kByRow ? args.row_offsets : args.column_offsets; }
-  __device__ int32_t* list() const { return kByRow ? args.columns : args.rows; }
-};
-
-// A warp takes one line: it counts into offsets (kFill false), or writes the entries, ascending.
-template <bool kByRow, bool kFill>
-__global__ void ListKernel(const Listing<kByRow> listing) {
-  const int warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
-  const int lane = threadIdx.x % 32;
-  const int lines = listing.lines(), head = warp / lines, line = warp % lines;
-  if (head >= listing.args.heads) return;
-  int32_t* offset = listing.offsets() + static_cast<int64_t>(head) * (lines + 1) + line;
-  int64_t at = kFill ? *offset : 0;
-  for (int first = 0; first < listing.entries(); first += 32) {
-    const int entry = first + lane;
-    const bool listed = entry < listing.entries() && listing.Listed(head, line, entry);
-    const uint32_t lanes = __ballot_sync(0xffffffffu, listed);
-    const int64_t mine = at + __popc(lanes & ((1u << lane) - 1));
-    if (kFill && listed && mine < listing.args.capacity) listing.list()[mine] = entry;
-    at += __popc(lanes);
-  }
-  if (!kFill && lane == 0) *offset = static_cast<int32_t>(at);
-}
-
-// Counts to offsets, in place. A head's last offset is the next one's first.
-__global__ void __launch_bounds__(kSelectThreads)
-    OffsetsKernel(int32_t* offsets, int heads, int lines) {
-  __shared__ uint64_t slots[32];
-  int64_t before = 0;
-  const int64_t count = static_cast<int64_t>(heads) * (lines + 1);
-  for (int64_t first = 0; first < count; first += kSelectThreads) {
-    const int64_t i = first + threadIdx.x;
-    const bool is_count = i < count && i % (lines + 1) != lines;
-    const uint64_t value = is_count ? static_cast<uint64_t>(offsets[i]) : 0;
-    const Scan scan = BlockScan(value, slots);
-    if (i < count) offsets[i] = static_cast<int32_t>(before + scan.inclusive - value);
-    before += static_cast<int64_t>(scan.total);
-  }
-}
-
-template <bool kByRow>
-absl::Status BuildList(const TileListsArgs& args, cudaStream_t stream) {
-  const auto tiles = [&](int64_t tokens) {
-    return static_cast<int>((tokens + args.tile - 1) / args.tile);
-  };
-  const int blocks =
-      static_cast<int>((args.query_layout.tokens + args.block_size - 1) / args.block_size);
-  const Listing<kByRow> listing = {args, tiles(args.query_layout.local_tokens()),
-                                   tiles(args.key_layout.local_tokens()), BlockWords(blocks)};
-  const int lines = kByRow ? listing.query_tiles : listing.key_tiles;
-  const unsigned grid = static_cast<unsigned>((int64_t{lines} * args.heads + 7) / 8);
-  ListKernel<kByRow, false><<<grid, 256, 0, stream>>>(listing);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: count");
-  OffsetsKernel<<<1, kSelectThreads, 0, stream>>>(kByRow ? args.row_offsets : args.column_offsets,
-                                                  args.heads, lines);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: offsets");
-  ListKernel<kByRow, true><<<grid, 256, 0, stream>>>(listing);
-  RETURN_IF_CUDA_ERROR(cudaGetLastError(), "BuildTileLists: fill");
-  return absl::OkStatus();
-}
-
 constexpr int kMaxBlocks = 12'000;  // a row of keys in 48 KiB of shared memory
-
-absl::Status CheckTile(int32_t tile, const char* name) {
-  return tile == 64 ? absl::OkStatus() : CheckSize(tile, name, 128, 128);
-}
 
 }  // namespace
 
@@ -430,98 +341,6 @@ absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream) 
   return absl::OkStatus();
 }
 
-namespace {
-
-struct Step {
-  const TokenMajor<const __nv_bfloat16>&q, &k;
-  void* workspace;
-  cudaStream_t stream;
-
-  absl::Status operator()(const TileKeySumsStep& step) const {
-    return TileSums(k, step.tile, step.sums, stream);
-  }
-  absl::Status operator()(const OrderTilesStep& step) const {
-    return OrderTileSums(step.gathered, step.layout, step.tile, step.row, step.ordered, stream);
-  }
-  absl::Status operator()(const MeanGateStep& step) const {
-    const int64_t tiles = (q.tokens + step.tile - 1) / step.tile;
-    auto* const sums = static_cast<float*>(workspace);
-    RETURN_IF_ERROR((step.first_query_gates ? TileFirsts : TileSums)(q, step.tile, sums, stream));
-    return SelectBlocksByMean({.query_sums = sums,
-                               .key_sums = step.key_sums,
-                               .query_layout = step.query_layout,
-                               .document_starts = step.document_starts,
-                               .heads = q.heads,
-                               .kv_heads = k.heads,
-                               .head_dim = q.head_dim,
-                               .tile = step.tile,
-                               .block_size = step.block_size,
-                               .topk_blocks = step.topk_blocks,
-                               .scale = step.scale,
-                               .queries = step.first_query_gates ? 1 : step.tile,
-                               .move = step.move,
-                               .means = sums + tiles * q.heads * q.head_dim,
-                               .chosen = step.chosen},
-                              stream);
-  }
-  absl::Status operator()(const QueryGateStep& step) const {
-    return ChooseByQuery(q, k.heads, step, workspace, stream);
-  }
-  absl::Status operator()(const PackKeysStep& step) const {
-    return PackKeys(k, step.packed, stream);
-  }
-  absl::Status operator()(const AntidiagonalGateStep& step) const {
-    return ChooseByAntidiagonals(q, KeysOfSequence(step), step, workspace, stream);
-  }
-  absl::Status operator()(const KeyGroupGateStep& step) const {
-    return ChooseKeyGroups(q, KeysOfSequence(step), step, workspace, stream);
-  }
-  absl::Status operator()(const CountWorkStep& step) const { return CountWork(step, stream); }
-  absl::Status operator()(const FindMoveStep& step) const { return FindMove(step, stream); }
-  absl::Status operator()(const SumChoicesStep& step) const { return SumChoices(step, stream); }
-  absl::Status operator()(const MoveBudgetsStep& step) const { return MoveBudgets(step, stream); }
-  absl::Status operator()(const HoldMassStep& step) const { return HoldMass(step, stream); }
-
- private:
-  template <typename Gate>
-  TokenMajor<const __nv_bfloat16> KeysOfSequence(const Gate& step) const {
-    if (step.keys == nullptr) return k;
-    return {static_cast<const __nv_bfloat16*>(step.keys),
-            step.query_layout.tokens,
-            k.heads,
-            k.head_dim,
-            int64_t{k.heads} * k.head_dim,
-            k.head_dim};
-  }
-};
-
-}  // namespace
-
-size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
-                               const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step) {
-  if (const auto* const antidiagonals = std::get_if<AntidiagonalGateStep>(&step)) {
-    return AntidiagonalWorkspaceBytes(q, *antidiagonals);
-  }
-  if (const auto* const by_query = std::get_if<QueryGateStep>(&step)) {
-    return QueryGateWorkspaceBytes(q, k.heads, *by_query);
-  }
-  if (const auto* const key_groups = std::get_if<KeyGroupGateStep>(&step)) {
-    return KeyGroupWorkspaceBytes(q, *key_groups);
-  }
-  const auto* const gate = std::get_if<MeanGateStep>(&step);
-  if (gate == nullptr) return 0;
-  // Sums of queries by tile, means of keys by block.
-  const int64_t tiles = (q.tokens + gate->tile - 1) / gate->tile,
-                blocks = (gate->query_layout.tokens + gate->block_size - 1) / gate->block_size;
-  return sizeof(float) * (tiles * q.heads + blocks * k.heads) * q.head_dim;
-}
-
-absl::Status RunBlockStep(const TokenMajor<const __nv_bfloat16>& q,
-                          const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step,
-                          void* workspace, cudaStream_t stream) {
-  return std::visit(Step{q, k, workspace, stream}, step);
-}
-
 absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckTile(args.tile, "SelectBlocksByMass: tile"));
   RETURN_IF_ERROR(CheckSize(args.heads, "SelectBlocksByMass: heads", 1, 65535));
@@ -542,23 +361,6 @@ absl::Status SelectBlocksByMass(const MassGateArgs& args, cudaStream_t stream) {
                    stream>>>(args, query_tiles, static_cast<int>(blocks));
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "SelectBlocksByMass");
   return absl::OkStatus();
-}
-
-absl::Status BuildTileLists(const TileListsArgs& args, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckTile(args.tile, "BuildTileLists: tile"));
-  RETURN_IF_ERROR(CheckSize(args.heads, "BuildTileLists: heads", 1, 65535));
-  RETURN_IF_ERROR(
-      CheckSize(args.block_size, "BuildTileLists: block_size", args.tile, 1 << 24, args.tile));
-  RETURN_IF_ERROR(CheckSize(args.capacity, "BuildTileLists: capacity", 1, INT32_MAX));
-  RETURN_IF_ERROR(CheckSize(args.query_layout.local_tokens(), "BuildTileLists: local tokens", 1,
-                            int64_t{1} << 30));
-  RETURN_IF_ERROR(CheckPointer(args.chosen, "BuildTileLists: chosen"));
-  RETURN_IF_ERROR(CheckPointer(args.row_offsets, "BuildTileLists: row_offsets"));
-  RETURN_IF_ERROR(CheckPointer(args.columns, "BuildTileLists: columns"));
-  RETURN_IF_ERROR(CheckPointer(args.column_offsets, "BuildTileLists: column_offsets"));
-  RETURN_IF_ERROR(CheckPointer(args.rows, "BuildTileLists: rows"));
-  RETURN_IF_ERROR(BuildList<true>(args, stream));
-  return BuildList<false>(args, stream);
 }
 
 }  // namespace ringleader::kernels::index

@@ -48,14 +48,6 @@ struct BlockGateArgs {
 };
 absl::Status SelectBlocksByMean(const BlockGateArgs& args, cudaStream_t stream);
 
-// Takes one step, in BlockStepWorkspaceBytes(...) bytes, aligned to 16. q and k: [n, heads, d] and
-// [n, kv_heads, d], this rank's.
-size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
-                               const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step);
-absl::Status RunBlockStep(const TokenMajor<const __nv_bfloat16>& q,
-                          const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step,
-                          void* workspace, cudaStream_t stream);
-
 // Exact block mass: adds to mass[head, query tile, B] the sum of exp(logit - lse) over the tile's
 // queries and the keys of block B, in units of 2^-22, for the blocks that the owner of `k` has.
 // Start from zeros; with lse of dense attention a row's masses then add up, over all owners, to its

@@ -37,7 +37,7 @@ inline constexpr int kChunkStages = 64;  // keys of an item of scores, in stages
 inline constexpr int kProductThreads = 384;
 inline constexpr int kProductConsumerWarps = 8;
 
-// Of one launch: the blocks of 256 local queries from first_block on, of all heads.
+// What one launch scores: the blocks of 256 local queries from first_block on, of all heads.
 struct ProductParams {
   ShardLayout layout;                        // of the queries
   const int32_t* document_starts = nullptr;  // may be null

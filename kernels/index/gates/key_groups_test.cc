@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/block_steps.h"
+#include "kernels/index/testing/gate_rows.h"
 #include "kernels/reference/testing/key_group_oracle.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/testing/device_buffer.h"
@@ -28,27 +29,6 @@ using ::testing::HasSubstr;
 
 // fp32 sums of exact products, of logits of up to 60.
 constexpr double kTolerance = 2e-4;
-
-// Values whose bf16 are themselves.
-struct Rows {
-  std::vector<float> floats;
-  std::vector<Bf16> bf16;
-  int64_t tokens;
-  int heads, head_dim;
-
-  int64_t width() const { return int64_t{heads} * head_dim; }
-  TokenMajor<const float> View() const {
-    return {floats.data(), tokens, heads, head_dim, width(), head_dim};
-  }
-  std::vector<Bf16> Shard(const ShardLayout& layout) const {
-    std::vector<Bf16> local;
-    for (int64_t i = 0; i < layout.local_tokens(); ++i) {
-      const auto row = bf16.begin() + layout.Position(i) * width();
-      local.insert(local.end(), row, row + width());
-    }
-    return local;
-  }
-};
 
 struct Choice {
   std::vector<int32_t> groups, bounds;
@@ -66,13 +46,7 @@ struct Choice {
 class KeyGroupsTest : public GpuTest {
  protected:
   Rows Random(int64_t tokens, int heads, int head_dim) {
-    std::normal_distribution<float> normal;
-    Rows rows{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = heads, .head_dim = head_dim};
-    for (int64_t i = 0; i < tokens * rows.width(); ++i) {
-      rows.bf16.push_back(__float2bfloat16_rn(normal(random_)));
-      rows.floats.push_back(__bfloat162float(rows.bf16.back()));
-    }
-    return rows;
+    return RandomRows(tokens, heads, head_dim, random_);
   }
 
   // What the rank of `layout` chooses.
@@ -80,20 +54,16 @@ class KeyGroupsTest : public GpuTest {
                        const ShardLayout& layout, const std::vector<int32_t>& starts) {
     const int64_t n = layout.local_tokens(), tiles = (n + kGroupTile - 1) / kGroupTile;
     const DeviceBuffer<Bf16> queries(q.Shard(layout)), local_keys(k.Shard(layout)), keys(k.bf16);
-    const DeviceBuffer<int32_t> local_starts(
-        starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
+    const LocalStarts local_starts(starts, layout);
     step.query_layout = layout;
     step.capacity = step.budget().MostGroups((layout.tokens - 1) / kGroupTile * kGroupTile, 0);
     const DeviceBuffer<int32_t> groups(q.heads * tiles * step.capacity),
         bounds((layout.ranks + 1) * q.heads * tiles);
     step.keys = layout.ranks == 1 ? nullptr : keys.data();
-    step.document_starts = starts.empty() ? nullptr : local_starts.data();
+    step.document_starts = local_starts.data();
     step.groups = groups.data();
     step.bounds = bounds.data();
-    const TokenMajor<const Bf16> q_view = {queries.data(), n,         q.heads,
-                                           q.head_dim,     q.width(), q.head_dim},
-                                 k_view = {local_keys.data(), n,         k.heads,
-                                           k.head_dim,        k.width(), k.head_dim};
+    const TokenMajor<const Bf16> q_view = q.ViewOf(queries, n), k_view = k.ViewOf(local_keys, n);
     const DeviceBuffer<char> workspace(
         static_cast<int64_t>(BlockStepWorkspaceBytes(q_view, k_view, step)));
     EXPECT_EQ(RunBlockStep(q_view, k_view, step, workspace.data(), nullptr), absl::OkStatus());

@@ -60,7 +60,7 @@ struct GateShared {
   alignas(1024) unsigned char means[2][kGateBlocks * kHeadDim * 2];
 };
 
-// The scores of a row, for their order: [kGateQueries, padded_blocks + 1] behind GateShared; then
+// The scores of a row, for their order: [kGateQueries, padded_blocks + 1] after GateShared; then
 // the bits of each block's queries, [blocks, 2].
 template <int kHeadDim>
 __device__ float* ScoresBehind(GateShared<kHeadDim>& shared) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/index/gates/blocks.h"
+#include "kernels/index/testing/gate_rows.h"
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/reference/testing/query_gate_oracle.h"
 #include "kernels/testing/device_buffer.h"
@@ -25,18 +26,6 @@ using ::testing::HasSubstr;
 // Scores are sums of 128 products; of the means 16 bits are kept.
 constexpr double kTolerance = 1e-3;
 
-struct Rows {
-  std::vector<float> floats;
-  std::vector<Bf16> bf16;
-  int64_t tokens;
-  int heads, head_dim;
-
-  int64_t width() const { return int64_t{heads} * head_dim; }
-  TokenMajor<const float> View() const {
-    return {floats.data(), tokens, heads, head_dim, width(), head_dim};
-  }
-};
-
 struct Choice {
   std::vector<uint32_t> queries, chosen;
 };
@@ -44,13 +33,7 @@ struct Choice {
 class QueryGateTest : public GpuTest {
  protected:
   Rows Random(int64_t tokens, int heads, int head_dim) {
-    std::normal_distribution<float> normal;
-    Rows rows{.floats = {}, .bf16 = {}, .tokens = tokens, .heads = heads, .head_dim = head_dim};
-    for (int64_t i = 0; i < tokens * rows.width(); ++i) {
-      rows.bf16.push_back(__float2bfloat16_rn(normal(random_)));
-      rows.floats.push_back(__bfloat162float(rows.bf16.back()));
-    }
-    return rows;
+    return RandomRows(tokens, heads, head_dim, random_);
   }
 
   // What the rank of `layout` chooses.
@@ -58,27 +41,19 @@ class QueryGateTest : public GpuTest {
                 const std::vector<int32_t>& starts) {
     const int64_t n = layout.local_tokens(), tiles = (n + step.tile - 1) / step.tile;
     const int64_t blocks = (layout.tokens + step.block_size - 1) / step.block_size;
-    std::vector<Bf16> local;
-    for (int64_t i = 0; i < n; ++i) {
-      const auto row = q.bf16.begin() + layout.Position(i) * q.width();
-      local.insert(local.end(), row, row + q.width());
-    }
-    const DeviceBuffer<Bf16> queries(local), keys(k.bf16);
+    const DeviceBuffer<Bf16> queries(q.Shard(layout)), keys(k.bf16);
     DeviceBuffer<float> sums((layout.tokens + step.tile - 1) / step.tile * k.width());
-    EXPECT_EQ(TileSums({keys.data(), k.tokens, k.heads, k.head_dim, k.width(), k.head_dim},
-                       step.tile, sums.data(), nullptr),
+    EXPECT_EQ(TileSums(k.ViewOf(keys, k.tokens), step.tile, sums.data(), nullptr),
               absl::OkStatus());
-    const DeviceBuffer<int32_t> local_starts(
-        starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
+    const LocalStarts local_starts(starts, layout);
     const DeviceBuffer<uint32_t> chosen_queries(q.heads * blocks * QueryWords(n)),
         chosen(q.heads * tiles * BlockWords(static_cast<int32_t>(blocks)));
     step.key_sums = sums.data();
     step.query_layout = layout;
-    step.document_starts = starts.empty() ? nullptr : local_starts.data();
+    step.document_starts = local_starts.data();
     step.queries = chosen_queries.data();
     step.chosen = chosen.data();
-    const TokenMajor<const Bf16> view = {queries.data(), n,         q.heads,
-                                         q.head_dim,     q.width(), q.head_dim};
+    const TokenMajor<const Bf16> view = q.ViewOf(queries, n);
     const DeviceBuffer<char> workspace(
         static_cast<int64_t>(QueryGateWorkspaceBytes(view, k.heads, step)));
     EXPECT_EQ(ChooseByQuery(view, k.heads, step, workspace.data(), nullptr), absl::OkStatus());

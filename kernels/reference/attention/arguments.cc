@@ -45,9 +45,9 @@ absl::Status CheckInputs(const TokenMajor<const float>& q, const TokenMajor<cons
   }
   RETURN_IF_ERROR(
       CheckTensor("q", q, HeldTokens(query_layout, tiles, q.tokens), q.heads, q.head_dim));
-  // Without a causal mask keys have no positions: dense columns and cross attention.
-  const int64_t keys =
-      tiles.pattern == TilePattern::kFull ? k.tokens : HeldTokens(key_layout, tiles, k.tokens);
+  // Without a mask keys have no positions: dense columns and cross attention.
+  const bool unmasked = tiles.pattern == TilePattern::kFull && tiles.intervals == nullptr;
+  const int64_t keys = unmasked ? k.tokens : HeldTokens(key_layout, tiles, k.tokens);
   RETURN_IF_ERROR(CheckTensor("k", k, keys, k.heads, q.head_dim));
   RETURN_IF_ERROR(CheckTensor("v", v, keys, k.heads, q.head_dim));
   if (!std::isfinite(scale)) return absl::InvalidArgumentError("scale is not finite");

@@ -1,11 +1,13 @@
 #include "kernels/reference/attention/attention.h"
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "base/status_macros.h"
 #include "kernels/reference/attention/arguments.h"
 #include "kernels/reference/attention/passes.h"
+#include "kernels/reference/tiles/key_intervals.h"
 
 namespace ringleader::kernels::reference {
 
@@ -52,6 +54,11 @@ PassInputs InputsOf(const Args& args, const TileLists& lists) {
   in.mask = [&args, band = BandOf(args.tiles)](int head, int64_t a, int64_t b, float*) -> PairMask {
     const TileSpan query = SpanOfTile(args.query_layout, args.q.tokens, args.tiles.tile, a);
     const TileSpan key = SpanOfTile(args.key_layout, args.k.tokens, args.tiles.tile, b);
+    if (args.tiles.intervals != nullptr) {
+      const KeyIntervals* const rows = args.tiles.intervals + a * args.tiles.tile;
+      if (SeesAll({rows, static_cast<size_t>(query.tokens())}, key)) return {};
+      return {.kind = PairMask::Kind::kIntervals, .first_key = key.first, .intervals = rows};
+    }
     const int32_t* starts = args.tiles.document_starts;
     if (starts != nullptr) starts += a * args.tiles.tile;
     // The last row's document is the last to start: where it holds every key, all rows see them.

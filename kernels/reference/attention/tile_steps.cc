@@ -17,6 +17,15 @@ constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 int VisibleKeys(const PairMask& mask, int keys, int begin, int end) {
   if (mask.kind == PairMask::Kind::kKeys) return begin < mask.rows ? keys : 0;
   if (mask.kind == PairMask::Kind::kNone) return keys;
+  if (mask.kind == PairMask::Kind::kIntervals) {
+    int64_t visible = 0;
+    for (int i = begin; i < end; ++i) {
+      const KeyIntervals& row = mask.intervals[i];
+      const int32_t last_end = row.second_end > row.second_begin ? row.second_end : row.end;
+      visible = std::max(visible, last_end - mask.first_key);
+    }
+    return static_cast<int>(std::min<int64_t>(visible, keys));
+  }
   if (mask.starts != nullptr && mask.starts[begin] - mask.first_key >= keys) return 0;
   const int64_t last = mask.first_query + end - 1 - mask.band.lowest - mask.first_key;
   return static_cast<int>(std::clamp<int64_t>(last + 1, 0, keys));
@@ -27,7 +36,16 @@ int VisibleKeys(const PairMask& mask, int keys, int begin, int end) {
 void Mask(const PairMask& mask, int begin, int rows, int keys, int columns, float* scores) {
   for (int i = 0; i < rows; ++i, scores += kMaxTile) {
     int64_t low = 0, high = keys;  // visible: [low, high)
-    if (mask.kind == PairMask::Kind::kBand) {
+    if (mask.kind == PairMask::Kind::kIntervals) {
+      // From the first interval's keys to the last one's, but for those between them.
+      const KeyIntervals& row = mask.intervals[begin + i];
+      const auto in_tile = [&](int32_t position) {
+        return std::clamp<int64_t>(position - mask.first_key, 0, keys);
+      };
+      low = in_tile(row.begin);
+      high = in_tile(row.second_end);
+      std::fill(scores + in_tile(row.end), scores + in_tile(row.second_begin), kNegativeInfinity);
+    } else if (mask.kind == PairMask::Kind::kBand) {
       const int64_t distance = mask.first_query + begin + i - mask.first_key;
       if (mask.band.highest != std::numeric_limits<int64_t>::max()) {
         low = std::clamp<int64_t>(distance - mask.band.highest, 0, keys);

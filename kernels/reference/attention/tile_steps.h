@@ -6,6 +6,7 @@
 
 #include "kernels/reference/math/tile_math.h"
 #include "kernels/reference/tiles/tile_lists.h"
+#include "ringleader/kernels/attention.h"
 
 namespace ringleader::kernels::reference {
 
@@ -30,10 +31,10 @@ inline constexpr uint32_t kAllGroups = ~0u;
 
 // Which pairs of a query tile and a key tile attend.
 struct PairMask {
-  enum class Kind { kNone, kBand, kKeys } kind = Kind::kNone;
+  enum class Kind { kNone, kBand, kKeys, kIntervals } kind = Kind::kNone;
   PositionBand band = {};   // kBand
-  int64_t first_query = 0;  // positions
-  int64_t first_key = 0;
+  int64_t first_query = 0;  // position; kBand
+  int64_t first_key = 0;    // position; kBand, kIntervals
   // kBand, where documents are packed: the position of each row's first visible key, ascending;
   // null: no bound.
   const int32_t* starts = nullptr;
@@ -41,8 +42,9 @@ struct PairMask {
   const uint32_t* seen_by = nullptr;
   // kBand: bit j / kGroupKeys says whether the rows see key j.
   uint32_t groups = kAllGroups;
-  const float* bias = nullptr;  // kKeys: [padded keys], 0 or -infinity
-  int rows = kMaxTile;          // kKeys: rows from here on see no key
+  const float* bias = nullptr;              // kKeys: [padded keys], 0 or -infinity
+  int rows = kMaxTile;                      // kKeys: rows from here on see no key
+  const KeyIntervals* intervals = nullptr;  // kIntervals: of each row
 };
 
 // A tile of queries on its way through its keys. Rows are tokens.

@@ -1,6 +1,6 @@
 // The row-wise steps of a decoder on the CPU, forward and backward, each one pass over memory:
-// RMSNorm, rotary embedding, SwiGLU, the embedding's gradient. fp32; the contracts of
-// kernels/fused/ on the GPU.
+// RMSNorm, rotary embedding, SwiGLU, the embedding's gradient, casts to e4m3. fp32; the contracts
+// of kernels/fused/ on the GPU.
 //
 // Each call runs on the calling thread; callers split rows among threads. A row's result does not
 // depend on how rows are split.
@@ -86,5 +86,16 @@ struct EmbeddingBackwardArgs {
   int64_t stride = 0;
 };
 void EmbeddingBackward(const EmbeddingBackwardArgs& args);
+
+// x in e4m3, with the scale of each row: the codes of kernels/fused/cast.h.
+struct CastRowsArgs {
+  const float* x = nullptr;  // [rows, dim], rows `stride` elements apart
+  uint8_t* codes = nullptr;  // [rows, dim], dense
+  float* scales = nullptr;   // [rows], as E4m3ScaleOf has them
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t dim = 0;
+};
+void CastRows(const CastRowsArgs& args);
 
 }  // namespace ringleader::kernels::reference

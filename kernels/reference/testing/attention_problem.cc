@@ -21,6 +21,7 @@ struct Rank {
   Tensor q, k, v, d_out, out, dq, dk, dv;
   std::vector<float> lse, delta;
   std::vector<int32_t> document_starts;
+  std::vector<KeyIntervals> intervals;
   TileSelection tiles;
 
   Rank(const AttentionProblem& whole, const TileSelection& of_whole, const ShardLayout& layout)
@@ -36,10 +37,17 @@ struct Rank {
         lse(q.tokens * q.heads, kNegativeInfinity),
         delta(q.tokens * q.heads),
         tiles(of_whole) {
-    if (of_whole.document_starts == nullptr) return;
-    document_starts =
-        ShardStarts({of_whole.document_starts, of_whole.document_starts + layout.tokens}, layout);
-    tiles.document_starts = document_starts.data();
+    if (of_whole.document_starts != nullptr) {
+      document_starts =
+          ShardStarts({of_whole.document_starts, of_whole.document_starts + layout.tokens}, layout);
+      tiles.document_starts = document_starts.data();
+    }
+    if (of_whole.intervals != nullptr) {
+      for (int64_t i = 0; i < q.tokens; ++i) {
+        intervals.push_back(of_whole.intervals[layout.Position(i)]);
+      }
+      tiles.intervals = intervals.data();
+    }
   }
 };
 

@@ -29,7 +29,8 @@ struct AttentionProblem {
   AttentionResult Run(Engine& engine, const TileSelection& tiles,
                       const ColumnSelection* columns = nullptr) const;
   // The same dealt to the ranks of `layout`, one call for each pair of ranks, as a ring does it,
-  // and put together again. document_starts of `tiles` are those of the whole sequence.
+  // and put together again. document_starts and intervals of `tiles` are those of the whole
+  // sequence.
   AttentionResult RunRing(Engine& engine, const TileSelection& tiles,
                           const ColumnSelection* columns, const ShardLayout& layout) const;
   MaskedAttention Expected(const Visible& visible) const;

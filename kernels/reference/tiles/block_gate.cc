@@ -53,7 +53,7 @@ std::vector<float> BlockMeans(const float* key_sums, int64_t tokens, int tile, i
 
 using Scores = std::vector<std::pair<float, int64_t>>;  // (-score, sign * block): the best first
 
-// Of the blocks [first, own). `means`: of the head, [blocks, d].
+// Scores the blocks [first, own). `means`: of the head, [blocks, d].
 Scores ScoreBlocks(const float* query, const float* means, int d, int64_t first, int64_t own,
                    bool ties_go_late) {
   const int64_t sign = ties_go_late ? -1 : 1;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/reference/tiles/document_starts.h"
+#include "kernels/reference/tiles/key_intervals.h"
 
 namespace ringleader::kernels::reference {
 
@@ -129,7 +130,9 @@ PositionBand BandOf(const TileSelection& tiles) {
       return {.lowest = 0, .highest = tiles.window - 1};
     case TilePattern::kCausal:
     case TilePattern::kToeplitz:
+      return {.lowest = 0};
     case TilePattern::kCsr:
+      if (tiles.intervals != nullptr) return {};
       return {.lowest = 0};
   }
   return {.lowest = 0};  // CheckSelection() has refused any other
@@ -164,6 +167,7 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
   RETURN_IF_ERROR(CheckLayout("query", query, tiles));
   RETURN_IF_ERROR(CheckLayout("key", key, tiles));
   RETURN_IF_ERROR(CheckDocuments(tiles, query, query_tokens));
+  RETURN_IF_ERROR(CheckIntervals(tiles, query, query_tokens));
   const int64_t key_tiles = TileCount(key_tokens, tiles.tile);
   const PositionBand band = BandOf(tiles);
   std::vector<TileSpan> keys(key_tiles);
@@ -185,6 +189,10 @@ absl::StatusOr<TileLists> TileLists::Build(const TileSelection& tiles, const Sha
       const int64_t start =
           tiles.document_starts == nullptr ? 0 : tiles.document_starts[a * tiles.tile];
       const auto touches = [&](const TileSpan& key) {
+        if (tiles.intervals != nullptr) {
+          const std::span rows(tiles.intervals + a * tiles.tile, span.tokens());
+          return SeesSome(rows, key);
+        }
         return band.Touches(span, key) && key.last >= start;
       };
       if (tiles.pattern == TilePattern::kCsr) {

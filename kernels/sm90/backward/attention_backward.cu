@@ -11,11 +11,29 @@
 #include "kernels/sm90/hopper.h"
 #include "kernels/sm90/launch/launch.h"
 #include "kernels/sm90/launch/launch_kernel.cuh"
+#include "kernels/sm90/launch/prepare_mask.h"
 #include "kernels/sm90/launch/tensor_map.h"
 
 namespace ringleader::kernels::sm90 {
 
-// These are attention_backward_chosen.cu's.
+// These are attention_backward_intervals.cu's and attention_backward_chosen.cu's.
+extern template absl::Status LaunchBackward<64, WalkKind::kIntervals128, QueryGradient::kTogether>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<64, WalkKind::kIntervals128, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<64, WalkKind::kIntervals64, QueryGradient::kApart>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<64, WalkKind::kIntervals64, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<128, WalkKind::kIntervals128, QueryGradient::kTogether>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status
+LaunchBackward<128, WalkKind::kIntervals128, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<128, WalkKind::kIntervals64, QueryGradient::kApart>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
+extern template absl::Status LaunchBackward<128, WalkKind::kIntervals64, QueryGradient::kElsewhere>(
+    const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
 extern template absl::Status LaunchBackward<64, WalkKind::kChosen128, QueryGradient::kTogether>(
     const AttentionBackwardArgs<__nv_bfloat16>&, const BackwardParams&, int, cudaStream_t);
 extern template absl::Status LaunchBackward<64, WalkKind::kChosen128, QueryGradient::kElsewhere>(
@@ -118,8 +136,8 @@ absl::Status Check(const Args& args, const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-// A call's workspace: two counters of work items, RowStats, and, where gradients are rounded, the
-// sums of dK and dV, [n_k, kv_heads, d] in fp32.
+// A call's workspace: two counters of work items, the mask memory, RowStats, and, where gradients
+// are rounded, the sums of dK and dV, [n_k, kv_heads, d] in fp32.
 int64_t RowStatsBytes(const Args& args) {
   return args.q.heads * QueryBlocks(args.q.tokens) * int64_t{sizeof(RowStats)};
 }
@@ -127,7 +145,8 @@ int64_t SumBytes(const Args& args) {
   return args.k.tokens * args.k.heads * args.k.head_dim * int64_t{sizeof(float)};
 }
 int64_t WorkspaceBytes(const Args& args) {
-  return kCounterBytes + RowStatsBytes(args) + (Rounds(args) ? 2 * SumBytes(args) : 0);
+  return kCounterBytes + MaskBytes(TileShape(args), args.tiles) + RowStatsBytes(args) +
+         (Rounds(args) ? 2 * SumBytes(args) : 0);
 }
 
 template <WalkKind kKind>
@@ -157,11 +176,18 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
                  const Workspace& workspace, cudaStream_t stream) {
   RETURN_IF_ERROR(Check(args, shape));
   RETURN_IF_ERROR(CheckWorkspace(workspace, WorkspaceBytes(args)));
-  char* const after_counters = static_cast<char*>(workspace.data) + kCounterBytes;
-  const auto stats = reinterpret_cast<RowStats*>(after_counters);
+  char* const mask_memory = static_cast<char*>(workspace.data) + kCounterBytes;
+  char* const after_mask = mask_memory + MaskBytes(shape, args.tiles);
+  AttentionShape walked = shape;
+  if constexpr (kHasIntervals<kKind>) {
+    RETURN_IF_ERROR(PrepareMask(shape, args.query_layout, args.key_layout, args.tiles,
+                                /*by_column=*/true, mask_memory, stream));
+    walked.mask_memory = mask_memory;
+  }
+  const auto stats = reinterpret_cast<RowStats*>(after_mask);
   BackwardParams params;
   params.walk =
-      MakeTileWalk(shape, args.query_layout, args.key_layout, args.tiles, /*by_column=*/true);
+      MakeTileWalk(walked, args.query_layout, args.key_layout, args.tiles, /*by_column=*/true);
   params.columns = columns;
   params.row_stats = stats;
   params.heads = shape.heads;
@@ -176,9 +202,9 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
   PrepareRowStats<<<dim3(params.query_blocks, shape.heads), kBackwardQueries, 0, stream>>>(
       stats, args.lse, args.delta, params.walk.query_tokens, args.scale);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "backward: row statistics");
-  if (!Rounds(args)) return LaunchKernels<kKind>(args, shape, params, stream);
+  if (!Rounds(args)) return LaunchKernels<kKind>(args, walked, params, stream);
 
-  const auto sums = reinterpret_cast<float*>(after_counters + RowStatsBytes(args));
+  const auto sums = reinterpret_cast<float*>(after_mask + RowStatsBytes(args));
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(sums, 0, 2 * SumBytes(args), stream),
                        "backward: memset of sums");
   Args summed = args;
@@ -190,7 +216,7 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
                .head_stride = shape.head_dim};
   summed.dv = summed.dk;
   summed.dv.data = sums + SumBytes(args) / sizeof(float);
-  RETURN_IF_ERROR(LaunchKernels<kKind>(summed, shape, params, stream));
+  RETURN_IF_ERROR(LaunchKernels<kKind>(summed, walked, params, stream));
   return AddRounded({summed.dk.data, summed.dv.data}, {args.rounded_dk, args.rounded_dv}, stream);
 }
 

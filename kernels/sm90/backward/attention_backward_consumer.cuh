@@ -34,7 +34,7 @@ class BackwardConsumer {
 
   __device__ BackwardConsumer(const BackwardParams& params, const CUtensorMap* dq_map,
                               const CUtensorMap* dk_map, const CUtensorMap* dv_map,
-                              BackwardShared<kHeadDim>& shared, int consumer)
+                              BackwardShared<kHeadDim, KeyStepOf<kKind>>& shared, int consumer)
       : params_(params),
         dq_map_(dq_map),
         dk_map_(dk_map),
@@ -179,8 +179,10 @@ class BackwardConsumer {
 
   // Sets scores to -infinity where nothing is visible.
   __device__ __forceinline__ void Mask(float (&scores)[32], const TileStep& step, int stage) {
-    const BackwardStep& described = shared_.step[stage];
-    if constexpr (kKind == WalkKind::kColumns) {
+    const KeyStepOf<kKind>& described = shared_.step[stage];
+    if constexpr (kHasIntervals<kKind>) {
+      MaskIntervals(scores, described.bounds, step.keys > 0);
+    } else if constexpr (kKind == WalkKind::kColumns) {
       MaskColumns(scores, described.visible);
       if constexpr (kDocuments) MaskQueries(scores, described.queries);
     } else {
@@ -243,6 +245,25 @@ class BackwardConsumer {
     for (int i = 0; i < 32; ++i) {
       const int query = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
       if (!(chosen[i / 16] >> (query % 32) & 1)) scores[i] = -INFINITY;
+    }
+  }
+
+  // Hides keys that are not in a query's intervals; all of them unless they are `visited`.
+  __device__ __forceinline__ void MaskIntervals(float (&scores)[32], const uint32_t* bounds,
+                                                bool visited) {
+    const int key = consumer_ * 64 + FragmentRow();
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int query = i / 2 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
+      const uint32_t row = visited ? bounds[query] : 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // Bounds ascend: a key at or after an odd number of them is visible.
+        bool visible = false;
+#pragma unroll
+        for (int bound = 0; bound < 4; ++bound) visible ^= key + half * 8 >= Bound(row, bound);
+        if (!visible) scores[i / 2 * 4 + 2 * half + i % 2] = -INFINITY;
+      }
     }
   }
 
@@ -359,7 +380,7 @@ class BackwardConsumer {
   const CUtensorMap* const dq_map_;
   const CUtensorMap* const dk_map_;
   const CUtensorMap* const dv_map_;
-  BackwardShared<kHeadDim>& shared_;
+  BackwardShared<kHeadDim, KeyStepOf<kKind>>& shared_;
   const int consumer_;
   RingCursor<Tile::kQueryStages> query_;
   RingCursor<Tile::kOutStages> d_out_;

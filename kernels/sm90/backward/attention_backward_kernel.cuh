@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(BackwardTile<kHeadDim>::kThreads, 1) Attention
     const __grid_constant__ CUtensorMap dk_map, const __grid_constant__ CUtensorMap dv_map) {
   using Tile = BackwardTile<kHeadDim>;
   extern __shared__ __align__(1024) uint8_t raw_shared[];
-  auto& shared = *reinterpret_cast<BackwardShared<kHeadDim>*>(raw_shared);
+  auto& shared = *reinterpret_cast<BackwardShared<kHeadDim, KeyStepOf<kKind>>*>(raw_shared);
   if (threadIdx.x == 0) {
     constexpr int kConsumerThreads = Tile::kConsumers * ptx::kWarpgroupThreads;
     ptx::MbarrierInit(&shared.item_arrived, 1);

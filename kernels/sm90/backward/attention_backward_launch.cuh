@@ -20,13 +20,15 @@ absl::Status LaunchBackward(const AttentionBackwardArgs<__nv_bfloat16>& args,
   ASSIGN_OR_RETURN(const CUtensorMap dq_map, AddMap(args.dq, kBackwardQueries, "dq"));
   ASSIGN_OR_RETURN(const CUtensorMap dk_map, AddMap(args.dk, kBackwardKeys / 2, "dk"));
   ASSIGN_OR_RETURN(const CUtensorMap dv_map, AddMap(args.dv, kBackwardKeys / 2, "dv"));
-  const auto kernel =
-      params.walk.document_starts == nullptr
-          ? AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/false>
-          : AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/true>;
+  auto* kernel = AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/false>;
+  if constexpr (!kHasIntervals<kKind>) {
+    if (params.walk.document_starts != nullptr) {
+      kernel = AttentionBackwardKernel<kHeadDim, kKind, kQueryGradient, /*kDocuments=*/true>;
+    }
+  }
   return LaunchPersistent("backward: launch", kernel, multiprocessors, Tile::kThreads,
-                          sizeof(BackwardShared<kHeadDim>), stream, params, query_map, key_map,
-                          value_map, d_out_map, dq_map, dk_map, dv_map);
+                          sizeof(BackwardShared<kHeadDim, KeyStepOf<kKind>>), stream, params,
+                          query_map, key_map, value_map, d_out_map, dq_map, dk_map, dv_map);
 }
 
 }  // namespace ringleader::kernels::sm90

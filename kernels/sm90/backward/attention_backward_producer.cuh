@@ -33,7 +33,7 @@ struct BackwardTile {
   static constexpr int kDqBytes = kBackwardQueries * kDqColumns * 4;
 };
 
-template <int kHeadDim>
+template <int kHeadDim, typename Step = BackwardStep>
 struct BackwardShared {
   using Tile = BackwardTile<kHeadDim>;
   alignas(1024) uint8_t key[Tile::kKeyBytes];
@@ -43,7 +43,7 @@ struct BackwardShared {
   alignas(1024) uint8_t d_scores[Tile::kScoreBytes];
   alignas(1024) uint8_t staged[2][Tile::kConsumers][Tile::kDqBytes];  // gradients to be added
   alignas(16) RowStats stats[Tile::kQueryStages];
-  BackwardStep step[Tile::kQueryStages];
+  Step step[Tile::kQueryStages];
   BackwardItem item;
   ptx::Mbarrier item_arrived, item_released;
   ptx::Mbarrier query_arrived[Tile::kQueryStages], query_released[Tile::kQueryStages];
@@ -54,7 +54,8 @@ struct BackwardShared {
 template <int kHeadDim, WalkKind kKind, bool kDocuments>
 __device__ __forceinline__ void BackwardProduce(
     const BackwardParams& params, const CUtensorMap* query_map, const CUtensorMap* key_map,
-    const CUtensorMap* value_map, const CUtensorMap* d_out_map, BackwardShared<kHeadDim>& shared) {
+    const CUtensorMap* value_map, const CUtensorMap* d_out_map,
+    BackwardShared<kHeadDim, KeyStepOf<kKind>>& shared) {
   using Tile = BackwardTile<kHeadDim>;
   using Tiles = BackwardTiles<kKind, kDocuments>;
   const int lane = threadIdx.x % 32;
@@ -103,7 +104,7 @@ __device__ __forceinline__ void BackwardProduce(
                                     first_query + kBackwardQueries >= params.walk.query_tokens);
         ptx::MbarrierWait(&shared.query_released[query.index], query.lap ^ 1);
         // The copies start before the step is described; consumers come after the arrival.
-        BackwardStep& step = shared.step[query.index];
+        KeyStepOf<kKind>& step = shared.step[query.index];
         ptx::Mbarrier* const query_arrived = &shared.query_arrived[query.index];
         if (lane == 0) {
           const int64_t block = static_cast<int64_t>(step_head) * params.query_blocks +

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "kernels/sm90/walk/interval_walk.cuh"
 #include "kernels/sm90/walk/tile_step.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
 
@@ -79,6 +81,14 @@ struct alignas(8) BackwardStep {
   int32_t first_query;
   int32_t queries;  // kColumns, where there are documents: how many of the 64 see `visible`
 };
+
+// Where queries attend to intervals of keys: what KeyBounds says of each query and all keys, where
+// one of them is hidden.
+struct IntervalKeyStep : BackwardStep {
+  uint32_t bounds[kBackwardQueries];
+};
+template <WalkKind kKind>
+using KeyStepOf = std::conditional_t<kHasIntervals<kKind>, IntervalKeyStep, BackwardStep>;
 
 // The tiles of one head's queries that attend to one block of keys, in ascending order but for
 // columns. Called by a whole warp, of which the first kDescribers lanes write the step; each of
@@ -179,6 +189,64 @@ template <bool kDocuments>
 class BackwardTiles<WalkKind::kChosen64, kDocuments>
     : public BackwardChosenTiles<WalkKind::kLists64, 2, kDocuments> {
   using BackwardTiles::BackwardChosenTiles::BackwardChosenTiles;
+};
+
+// Where queries attend to intervals of keys. A TileRef's bits: bit i says whether part i of the
+// keys is visited, bit kParts + i whether all its pairs are visible.
+template <typename Walker, int kParts>
+class BackwardIntervalTiles {
+ public:
+  static constexpr int kDescribers = 32;
+  __device__ BackwardIntervalTiles(const BackwardParams& params, int32_t head,
+                                   const BackwardItem& item)
+      : first_key_(item.key_block * kBackwardKeys), walker_(params.walk, head, item.key_block) {}
+  __device__ TileRef Next() { return walker_.Next(); }
+  __device__ void Describe(IntervalKeyStep& step, const TileWalk& walk, int32_t /*head*/,
+                           const TileRef& tile, int32_t offset, bool last) const {
+    constexpr uint32_t kAllParts = (1u << kParts) - 1;
+    const bool partial = (tile.bits & ~(tile.bits >> kParts) & kAllParts) != 0;
+    const bool masked =
+        partial && WriteBounds<kBackwardQueries>(step.bounds, walk,
+                                                 tile.index * walk.tile() + offset, first_key_);
+    const int32_t i = threadIdx.x % 32;
+    if (i >= kParts) return;
+    step.part[i] = tile.bits >> i & 1
+                       ? TileStep{.diagonal = 0,
+                                  .window = 0,
+                                  .keys = kBackwardKeys / kParts,
+                                  .masked = masked && !(tile.bits >> kParts >> i & 1),
+                                  .last = last}
+                       : HiddenTileStep(last);
+  }
+
+ private:
+  int32_t first_key_;
+  Walker walker_;
+};
+
+// Queries that attend to a tile of 128 keys.
+class IntervalColumnWalker {
+ public:
+  __device__ IntervalColumnWalker(const TileWalk& walk, int32_t head, int32_t column)
+      : walker_(walk, walk.key_tiles, head, column) {}
+  __device__ TileRef Next() {
+    const TileRef tile = walker_.Next();
+    return {tile.index, 1 | tile.bits << 1};
+  }
+
+ private:
+  IntervalWalker walker_;
+};
+
+template <>
+class BackwardTiles<WalkKind::kIntervals128, false>
+    : public BackwardIntervalTiles<IntervalColumnWalker, 1> {
+  using BackwardIntervalTiles::BackwardIntervalTiles;
+};
+template <>
+class BackwardTiles<WalkKind::kIntervals64, false>
+    : public BackwardIntervalTiles<IntervalPairWalker, 2> {
+  using BackwardIntervalTiles::BackwardIntervalTiles;
 };
 
 template <bool kDocuments>

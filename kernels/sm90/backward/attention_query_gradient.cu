@@ -19,9 +19,12 @@ absl::Status Launch(const Args& args, const QueryGradientParams& params, int mul
   ASSIGN_OR_RETURN(const CUtensorMap key_map, (StageMap<kHeadDim, kKind>(args.k, "k")));
   ASSIGN_OR_RETURN(const CUtensorMap value_map, (StageMap<kHeadDim, kKind>(args.v, "v")));
   ASSIGN_OR_RETURN(const CUtensorMap d_out_map, LoadMap(args.d_out, Tile::kQueries, "d_out"));
-  const auto kernel = params.walk.document_starts == nullptr
-                          ? QueryGradientKernel<kHeadDim, kKind, /*kDocuments=*/false>
-                          : QueryGradientKernel<kHeadDim, kKind, /*kDocuments=*/true>;
+  auto* kernel = QueryGradientKernel<kHeadDim, kKind, /*kDocuments=*/false>;
+  if constexpr (!kHasIntervals<kKind>) {
+    if (params.walk.document_starts != nullptr) {
+      kernel = QueryGradientKernel<kHeadDim, kKind, /*kDocuments=*/true>;
+    }
+  }
   return LaunchPersistent("dq: launch", kernel, multiprocessors, Tile::kThreads,
                           Tile::kPipelines * sizeof(QueryGradientPipeline<kHeadDim, kKind>), stream,
                           params, query_map, key_map, value_map, d_out_map);
@@ -66,5 +69,11 @@ template absl::Status AddQueryGradient<WalkKind::kChosen128>(const Args&, const 
 template absl::Status AddQueryGradient<WalkKind::kChosen64>(const Args&, const AttentionShape&,
                                                             const ColumnWalk&, const RowStats*,
                                                             int32_t*, int, cudaStream_t);
+template absl::Status AddQueryGradient<WalkKind::kIntervals128>(const Args&, const AttentionShape&,
+                                                                const ColumnWalk&, const RowStats*,
+                                                                int32_t*, int, cudaStream_t);
+template absl::Status AddQueryGradient<WalkKind::kIntervals64>(const Args&, const AttentionShape&,
+                                                               const ColumnWalk&, const RowStats*,
+                                                               int32_t*, int, cudaStream_t);
 
 }  // namespace ringleader::kernels::sm90

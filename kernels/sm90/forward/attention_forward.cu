@@ -7,10 +7,19 @@
 #include "kernels/sm90/forward/attention_forward_launch.cuh"
 #include "kernels/sm90/launch/launch.h"
 #include "kernels/sm90/launch/launch_kernel.cuh"
+#include "kernels/sm90/launch/prepare_mask.h"
 
 namespace ringleader::kernels::sm90 {
 
-// These are attention_forward_groups.cu's.
+// These are attention_forward_intervals.cu's and attention_forward_groups.cu's.
+extern template absl::Status LaunchForward<64, WalkKind::kIntervals128>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+extern template absl::Status LaunchForward<64, WalkKind::kIntervals64>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+extern template absl::Status LaunchForward<128, WalkKind::kIntervals128>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
+extern template absl::Status LaunchForward<128, WalkKind::kIntervals64>(
+    const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
 extern template absl::Status LaunchForward<64, WalkKind::kGroups64>(
     const AttentionForwardArgs<__nv_bfloat16>&, const ForwardParams&, cudaStream_t);
 extern template absl::Status LaunchForward<128, WalkKind::kGroups64>(
@@ -47,10 +56,17 @@ template <WalkKind kKind>
 absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk& columns,
                  const Workspace& workspace, cudaStream_t stream) {
   RETURN_IF_ERROR(Check(args, shape));
-  RETURN_IF_ERROR(CheckWorkspace(workspace, kCounterBytes));
+  RETURN_IF_ERROR(CheckWorkspace(workspace, kCounterBytes + MaskBytes(shape, args.tiles)));
+  AttentionShape walked = shape;
+  if constexpr (kHasIntervals<kKind>) {
+    char* const memory = static_cast<char*>(workspace.data) + kCounterBytes;
+    RETURN_IF_ERROR(PrepareMask(shape, args.query_layout, args.key_layout, args.tiles,
+                                /*by_column=*/false, memory, stream));
+    walked.mask_memory = memory;
+  }
   ForwardParams params;
   static_cast<ForwardWalk&>(params) =
-      MakeForwardWalk(shape, args.query_layout, args.key_layout, args.tiles, columns,
+      MakeForwardWalk(walked, args.query_layout, args.key_layout, args.tiles, columns,
                       static_cast<int32_t*>(workspace.data));
   params.out = args.out.data;
   params.lse = args.lse;
@@ -64,8 +80,8 @@ absl::Status Run(const Args& args, const AttentionShape& shape, const ColumnWalk
 
 }  // namespace
 
-int64_t ForwardWorkspaceBytes(const Args&) {
-  return kCounterBytes;
+int64_t ForwardWorkspaceBytes(const Args& args) {
+  return kCounterBytes + MaskBytes(TileShape(args), args.tiles);
 }
 
 absl::Status AttentionForward(const Args& args, Workspace workspace, cudaStream_t stream) {

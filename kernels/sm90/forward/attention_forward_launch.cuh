@@ -21,9 +21,12 @@ absl::Status LaunchForward(const AttentionForwardArgs<__nv_bfloat16>& args,
   ASSIGN_OR_RETURN(const CUtensorMap value_map, (StageMap<kHeadDim, kKind>(args.v, "v")));
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(params.next_item, 0, sizeof(int32_t), stream),
                        "forward: memset");
-  const auto kernel = params.walk.document_starts == nullptr
-                          ? AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/false>
-                          : AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/true>;
+  auto* kernel = AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/false>;
+  if constexpr (!kHasIntervals<kKind>) {
+    if (params.walk.document_starts != nullptr) {
+      kernel = AttentionForwardKernel<kHeadDim, kKind, /*kDocuments=*/true>;
+    }
+  }
   return LaunchPersistent("forward: launch", kernel, multiprocessors, Tile::kThreads,
                           Tile::kPipelines * sizeof(ForwardPipeline<kHeadDim, kKind>), stream,
                           params, query_map, key_map, value_map);

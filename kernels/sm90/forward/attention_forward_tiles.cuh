@@ -8,6 +8,7 @@
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/walk/diagonal_walk.cuh"
+#include "kernels/sm90/walk/interval_walk.cuh"
 #include "kernels/sm90/walk/tile_step.cuh"
 #include "kernels/sm90/walk/tile_walk.cuh"
 #include "kernels/sm90/warpgroup/fragment.cuh"
@@ -69,8 +70,18 @@ constexpr int kStageGroups = 64 / kGroupKeys;
 struct GroupStep : ForwardStep {
   int32_t groups[kStageGroups];  // the owner's local groups; -1: none
 };
+// Of kTokens queries and keys; of each query what KeyBounds says, where not all is visible.
+template <int kTokens>
+struct IntervalStep {
+  TileStep all;
+  uint32_t bounds[kTokens];
+};
+
 template <WalkKind kKind>
-using StepOf = std::conditional_t<kKind == WalkKind::kGroups64, GroupStep, ForwardStep>;
+using StepOf =
+    std::conditional_t<kHasIntervals<kKind>,
+                       IntervalStep<kKind == WalkKind::kIntervals128 ? 128 : 64>,
+                       std::conditional_t<kKind == WalkKind::kGroups64, GroupStep, ForwardStep>>;
 
 // The tiles of an item, in ascending order. Next and Describe are called by a whole warp, of which
 // the first kDescribers lanes write the step; each of them announces what it wrote by itself.
@@ -147,6 +158,37 @@ class ForwardTiles<WalkKind::kChosen128, kDocuments> : public ChosenTiles<128, k
 template <bool kDocuments>
 class ForwardTiles<WalkKind::kChosen64, kDocuments> : public ChosenTiles<64, kDocuments> {
   using ForwardTiles::ChosenTiles::ChosenTiles;
+};
+
+// The same where a query attends to intervals of keys.
+template <int kTokens>
+class IntervalTiles {
+ public:
+  static constexpr int kDescribers = 32;
+  __device__ IntervalTiles(const TileWalk& walk, const ColumnWalk&, const ForwardItem& item)
+      : walk_(walk), row_(item.block), walker_(walk, walk.query_tiles, item.head, item.block) {}
+  __device__ TileRef Next() { return walker_.Next(); }
+  __device__ void Describe(IntervalStep<kTokens>& step, const TileRef& tile, bool last) const {
+    const bool masked = tile.bits == 0 && WriteBounds<kTokens>(step.bounds, walk_, row_ * kTokens,
+                                                               tile.index * kTokens);
+    if (threadIdx.x % 32 == 0) {
+      step.all = {.diagonal = 0, .window = 0, .keys = kTokens, .masked = masked, .last = last};
+    }
+  }
+
+ private:
+  const TileWalk& walk_;
+  int32_t row_;
+  IntervalWalker walker_;
+};
+
+template <>
+class ForwardTiles<WalkKind::kIntervals128, false> : public IntervalTiles<128> {
+  using IntervalTiles::IntervalTiles;
+};
+template <>
+class ForwardTiles<WalkKind::kIntervals64, false> : public IntervalTiles<64> {
+  using IntervalTiles::IntervalTiles;
 };
 
 // Two tiles that follow each other in the union of two rows' tiles.
@@ -363,11 +405,30 @@ __device__ __forceinline__ void MaskChosenRows(float (&scores)[kScores], const u
   }
 }
 
+// The same by intervals of keys, of which each of the 64 queries has bounds.
+template <int kScores>
+__device__ __forceinline__ void MaskRowIntervals(float (&scores)[kScores], const uint32_t* bounds) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t row = bounds[FragmentRow() + half * 8];
+#pragma unroll
+    for (int i = 0; i < kScores / 32; ++i) {
+      // Bounds ascend: what lies below an odd number of them, counted from above, is visible.
+      uint32_t visible = 0;
+#pragma unroll
+      for (int bound = 0; bound < 4; ++bound) visible ^= ColumnsBelow(Bound(row, bound) - 64 * i);
+      HideColumns(scores + 32 * i, half, visible);
+    }
+  }
+}
+
 // All scores of a consumer in a stage: those that are not visible become -infinity.
 template <WalkKind kKind, bool kDocuments, int kScores>
 __device__ __forceinline__ void MaskStage(float (&scores)[kScores], const TileWalk& walk,
-                                          const ForwardStep& step, int consumer) {
-  if constexpr (kKind == WalkKind::kColumns || kKind == WalkKind::kGroups64) {
+                                          const StepOf<kKind>& step, int consumer) {
+  if constexpr (kHasIntervals<kKind>) {
+    MaskRowIntervals(scores, step.bounds + consumer * 64);
+  } else if constexpr (kKind == WalkKind::kColumns || kKind == WalkKind::kGroups64) {
     MaskRowColumns<kDocuments>(scores, step, consumer);
   } else {
     constexpr bool kPairs = kKind == WalkKind::kTiles64;

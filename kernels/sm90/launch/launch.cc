@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/sm90/walk/mask_memory.cuh"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -17,7 +18,7 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
     return absl::InvalidArgumentError(absl::StrFormat("%s: %d tokens; 1 to %d are supported", name,
                                                       layout.tokens, kMaxSequenceTokens - 1));
   }
-  // Of its part in stripes a rank may hold the beginning alone.
+  // A rank may hold only the beginning of its part in stripes.
   const bool is_part = layout.ranks > 1 && layout.kind == LayoutKind::kStriped &&
                        pattern == TilePattern::kCausal && tokens < layout.local_tokens();
   if (layout.local_tokens() != tokens && !is_part) {
@@ -59,6 +60,21 @@ absl::Status CheckLayout(const char* name, const ShardLayout& layout, int64_t to
   return absl::OkStatus();
 }
 
+absl::Status CheckIntervals(const TileSelection& tiles) {
+  if (tiles.pattern != TilePattern::kFull && tiles.pattern != TilePattern::kCsr) {
+    return absl::InvalidArgumentError(
+        "tiles.intervals goes with kFull, or with kCsr's lists of tiles");
+  }
+  if (tiles.document_starts != nullptr || tiles.choice.chosen != nullptr) {
+    return absl::InvalidArgumentError(
+        "tiles.intervals beside document_starts or choice; write the documents into the intervals");
+  }
+  if (reinterpret_cast<uintptr_t>(tiles.intervals) % alignof(KeyIntervals) != 0) {
+    return absl::InvalidArgumentError("tiles.intervals must be aligned to 16 bytes");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_layout,
@@ -89,6 +105,7 @@ absl::Status CheckShape(const AttentionShape& shape, const ShardLayout& query_la
       return absl::InvalidArgumentError("tiles.document_starts must be aligned to 4 bytes");
     }
   }
+  if (tiles.intervals != nullptr) RETURN_IF_ERROR(CheckIntervals(tiles));
   const QueryChoice& choice = tiles.choice;
   if (choice.chosen != nullptr &&
       (tiles.pattern != TilePattern::kCsr || choice.block_size < tiles.tile ||
@@ -218,6 +235,11 @@ TileWalk MakeTileWalk(const AttentionShape& shape, const ShardLayout& query_layo
   walk.diagonals = tiles.diagonals;
   walk.diagonal_words = tiles.diagonal_words;
   if (tiles.choice.chosen != nullptr) walk.SetChoice(tiles.choice, query_layout.tokens);
+  if (shape.mask_memory != nullptr) {
+    const MaskMemory at(walk.query_tokens, walk.query_tiles, walk.key_tiles);
+    walk.SetIntervals(shape.mask_memory, by_column ? at.by_column : at.by_row,
+                      LineWords(by_column ? walk.query_tiles : walk.key_tiles));
+  }
   walk.list_offsets = by_column ? tiles.column_offsets : tiles.row_offsets;
   walk.list = by_column ? tiles.rows : tiles.columns;
   walk.document_starts = tiles.document_starts;

@@ -24,6 +24,7 @@ struct AttentionShape {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   float scale = 0;
+  const void* mask_memory = nullptr;  // TileSelection::intervals: what PrepareMask has filled
 };
 
 // The shape that the arguments of forward or backward have.

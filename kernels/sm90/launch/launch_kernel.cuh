@@ -27,6 +27,10 @@ absl::Status LaunchPersistent(const char* name, void (*kernel)(Params...), int m
 // Calls run.operator()<kKind>() with the kind of walk that fits `tiles`.
 template <typename Run>
 absl::Status RunForTiles(const TileSelection& tiles, const Run& run) {
+  if (tiles.intervals != nullptr) {
+    return tiles.tile == 128 ? run.template operator()<WalkKind::kIntervals128>()
+                             : run.template operator()<WalkKind::kIntervals64>();
+  }
   if (tiles.choice.chosen != nullptr) {
     return tiles.tile == 128 ? run.template operator()<WalkKind::kChosen128>()
                              : run.template operator()<WalkKind::kChosen64>();

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "kernels/masks/masks.h"
 #include "kernels/testing/device_buffer.h"
 #include "ringleader/kernels/attention.h"
 
@@ -48,6 +50,8 @@ struct Case {
   bool chosen = false;     // kCsr: queries chose blocks of two tiles
   bool groups =
       false;  // kToeplitz, tiles of 64: groups of keys before each tile, `density` of them
+  std::optional<MaskKind> mask = {};  // kFull, kCsr: as intervals of keys for each query
+  bool any_intervals = false;         // the same without a mask: some queries see nothing
 
   ShardLayout LayoutOf(int rank) const {
     return {.kind = layout, .ranks = ranks, .rank = rank, .stripe = stripe, .tokens = tokens};
@@ -113,6 +117,28 @@ inline std::vector<int32_t> DocumentStarts(const Case& c) {
   return starts;
 }
 
+// TileSelection::intervals of a whole sequence.
+inline std::vector<KeyIntervals> IntervalsOf(const Case& c) {
+  const auto tokens = static_cast<int32_t>(c.tokens);
+  if (c.mask) {
+    std::vector<int32_t> firsts = DocumentStarts(c);
+    firsts.erase(std::unique(firsts.begin(), firsts.end()), firsts.end());
+    const Mask mask = {
+        .kind = *c.mask, .window = tokens / 6 + 1, .prefix = tokens / 7, .block = tokens / 9 + 1};
+    return *kernels::IntervalsOf(mask, tokens, firsts);
+  }
+  std::vector<KeyIntervals> rows(c.tokens);
+  std::uniform_int_distribution<int32_t> anywhere(0, tokens);
+  for (int64_t i = 0; i < c.tokens; ++i) {
+    if (i % 11 == 4 || (i >= 256 && i < 384)) continue;  // no key; a whole tile of such queries
+    int32_t bounds[4];
+    for (int32_t& bound : bounds) bound = anywhere(Random());
+    std::sort(bounds, bounds + 4);
+    rows[i] = {bounds[0], bounds[1], bounds[2], bounds[3]};
+  }
+  return rows;
+}
+
 class Lists {
  public:
   TileSelection host, gpu;  // of the whole sequence; documents are on the host, and in Of
@@ -143,6 +169,18 @@ class Lists {
       }
     }
     if (c.groups) MakeGroups();
+    if (c.mask || c.any_intervals) {
+      intervals_ = IntervalsOf(c);
+      host.intervals = intervals_.data();
+      for (int rank = 0; rank < c.ranks; ++rank) {
+        const ShardLayout layout = c.LayoutOf(rank);
+        std::vector<KeyIntervals> local(layout.local_tokens());
+        for (int64_t i = 0; i < layout.local_tokens(); ++i) {
+          local[i] = intervals_[layout.Position(i)];
+        }
+        gpu_intervals_.emplace_back(local);
+      }
+    }
     if (c.pattern != TilePattern::kCsr) return;
 
     for (int64_t i = 0; i < c.heads * blocks_ * blocks_; ++i) {
@@ -171,6 +209,7 @@ class Lists {
       on_gpu.choice = {gpu_chosen_[rank].data(), host.choice.block_size};
     }
     if (case_.groups) on_gpu.groups = groups_[rank].Of(owner);
+    if (!gpu_intervals_.empty()) on_gpu.intervals = gpu_intervals_[rank].data();
     if (!pairs_.empty()) pairs_[rank * case_.ranks + owner].PointFrom(on_host, on_gpu);
     return on_gpu;
   }
@@ -284,9 +323,11 @@ class Lists {
   std::vector<DeviceBuffer<uint32_t>> gpu_chosen_;  // by rank
   std::vector<uint64_t> diagonals_;
   DeviceBuffer<uint64_t> gpu_diagonals_;
-  std::vector<int32_t> starts_;                    // [tokens]
-  std::vector<DeviceBuffer<int32_t>> gpu_starts_;  // by rank: [local tokens]
-  std::vector<bool> listed_;                       // [heads, blocks, blocks]
+  std::vector<int32_t> starts_;                            // [tokens]
+  std::vector<DeviceBuffer<int32_t>> gpu_starts_;          // by rank: [local tokens]
+  std::vector<KeyIntervals> intervals_;                    // [tokens]
+  std::vector<DeviceBuffer<KeyIntervals>> gpu_intervals_;  // by rank: [local tokens]
+  std::vector<bool> listed_;                               // [heads, blocks, blocks]
   std::vector<TileLists> whole_, pairs_;
 };
 

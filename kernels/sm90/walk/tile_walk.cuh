@@ -84,6 +84,15 @@ struct TileWalk {
     diagonal_words = groups.capacity;
   }
 
+  // WalkKind::kIntervals128 and 64, for the same reason: the diagonals hold the call's mask memory
+  // (mask_memory.cuh), `window` where the bits of the walked direction begin, and diagonal_words
+  // the words of a line.
+  void SetIntervals(const void* memory, int64_t first_bits, int32_t words) {
+    diagonals = static_cast<const uint64_t*>(memory);
+    window = static_cast<int32_t>(first_bits);
+    diagonal_words = words;
+  }
+
 #if defined(__CUDACC__)
   __device__ __forceinline__ int32_t tile() const {
     return 1 << tile_log2;
@@ -183,13 +192,21 @@ enum class WalkKind {
   kChosen128,
   kChosen64,
   kGroups64,  // groups of keys (KeyGroups) of tiles of 64 queries
+  // Tiles in which intervals of keys (TileSelection::intervals) show a pair, and which are listed,
+  // if there are lists. What others do with documents, these do with their intervals.
+  kIntervals128,
+  kIntervals64,
 };
 
 template <WalkKind kKind>
 inline constexpr bool kHasChoice = kKind == WalkKind::kChosen128 || kKind == WalkKind::kChosen64;
+template <WalkKind kKind>
+inline constexpr bool kHasIntervals =
+    kKind == WalkKind::kIntervals128 || kKind == WalkKind::kIntervals64;
 // Whether two lines of tiles of 64 share few.
 template <WalkKind kKind>
-inline constexpr bool kHasLists64 = kKind == WalkKind::kLists64 || kKind == WalkKind::kChosen64;
+inline constexpr bool kHasLists64 =
+    kKind == WalkKind::kLists64 || kKind == WalkKind::kChosen64 || kKind == WalkKind::kIntervals64;
 
 // The first i in [0, count] for which `holds` is false; it holds for a prefix. A warp's 32-ary
 // search.

@@ -4,6 +4,7 @@
 // The warp comes first.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -14,6 +15,7 @@
 #include "kernels/reference/testing/packed_documents.h"
 #include "kernels/sm90/backward/attention_backward_tiles.cuh"
 #include "kernels/sm90/forward/attention_forward_tiles.cuh"
+#include "kernels/sm90/walk/mask_memory.cuh"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -23,7 +25,8 @@ struct Case {
   TilePattern pattern = TilePattern::kCausal;
   int tile = 64;
   bool documents = false;
-  bool chosen = false;  // kCsr: queries chose blocks
+  bool chosen = false;     // kCsr: queries chose blocks
+  bool intervals = false;  // kFull, kCsr: of keys, for each query
   LayoutKind layout = LayoutKind::kContiguous;
   int ranks = 1;
   int64_t tokens = 0;
@@ -75,6 +78,7 @@ class WalkTest : public ::testing::TestWithParam<Case> {
       column_offsets_.push_back(static_cast<int32_t>(rows_.size()));
     }
 
+    if (c.intervals) MakeIntervals();
     if (c.chosen) {
       const int64_t sequence_blocks =
           (c.tokens + kChosenTiles * c.tile - 1) / (kChosenTiles * c.tile);
@@ -92,6 +96,40 @@ class WalkTest : public ::testing::TestWithParam<Case> {
     walk_.document_starts = local_starts_.data();
   }
 
+  // Queries of a tile mostly see alike, as in a mask; some see any two intervals, some nothing.
+  void MakeIntervals() {
+    const int tokens = static_cast<int>(GetParam().tokens);
+    KeyIntervals alike;
+    for (int i = 0; i < walk_.query_tokens; ++i) {
+      int bounds[4];
+      for (int& bound : bounds) bound = Below(tokens + 1);
+      std::ranges::sort(bounds);
+      const KeyIntervals any = {bounds[0], bounds[1], bounds[2], bounds[3]};
+      const int draw = Below(200);
+      if (i % 97 == 0) alike = {bounds[0], bounds[2], bounds[3], bounds[3]};
+      intervals_.push_back(draw == 0 ? any : draw == 1 ? KeyIntervals{} : alike);
+    }
+  }
+
+  // As PrepareMask does.
+  void PrepareMask(bool by_column) {
+    const MaskMemory at(walk_.query_tokens, walk_.query_tiles, walk_.key_tiles);
+    memory_.assign(at.end, {0xABABABABu, 0xABABABABu});
+    EmulatedWarp::Run([&] {
+      for (int row = 0; row < walk_.query_tiles; ++row) {
+        MarkRow(walk_, intervals_.data(), memory_.data(), at, row);
+      }
+      __syncwarp();
+      for (int row = 0; row < LineWords(walk_.query_tiles); ++row) {
+        for (int column = 0; column < LineWords(walk_.key_tiles); ++column) {
+          TransposeBits(walk_, memory_.data(), at, row, column);
+        }
+      }
+    });
+    walk_.SetIntervals(memory_.data(), by_column ? at.by_column : at.by_row,
+                       LineWords(by_column ? walk_.query_tiles : walk_.key_tiles));
+  }
+
   int Below(int bound) { return std::uniform_int_distribution<int>(0, bound - 1)(random_); }
   bool Listed(int row, int column) const {
     return listed_[static_cast<size_t>(row) * walk_.key_tiles + column];
@@ -100,6 +138,12 @@ class WalkTest : public ::testing::TestWithParam<Case> {
   bool Visible(int query, int key) const {
     const Case& c = GetParam();
     const int64_t at = queries_.Position(query), from = keys_.Position(key);
+    if (c.intervals) {
+      const KeyIntervals& row = intervals_[query];
+      return ((row.begin <= from && from < row.end) ||
+              (row.second_begin <= from && from < row.second_end)) &&
+             (c.pattern == TilePattern::kFull || Listed(query / c.tile, key / c.tile));
+    }
     if (c.pattern == TilePattern::kFull) return true;
     if (from > at || (c.documents && from < starts_[at])) return false;
     if (c.pattern == TilePattern::kWindow) return at - from < walk_.window;
@@ -109,6 +153,17 @@ class WalkTest : public ::testing::TestWithParam<Case> {
     if (c.pattern != TilePattern::kToeplitz) return true;
     const int64_t delta = at / c.tile - from / c.tile;
     return diagonals_[delta / 64] >> (delta % 64) & 1;
+  }
+
+  // Whether some pair of a tile is visible, and whether all are.
+  bool TileSees(int row, int column, bool all) const {
+    const int tile = GetParam().tile;
+    for (int i = row * tile; i < std::min((row + 1) * tile, walk_.query_tokens); ++i) {
+      for (int j = column * tile; j < std::min((column + 1) * tile, walk_.key_tokens); ++j) {
+        if (Visible(i, j) != all) return !all;
+      }
+    }
+    return all;
   }
 
   // Whether `query` chose the block of the key at `position`.
@@ -151,6 +206,8 @@ class WalkTest : public ::testing::TestWithParam<Case> {
   std::vector<bool> listed_;
   std::vector<int32_t> row_offsets_, columns_, column_offsets_, rows_;
   std::vector<int32_t> starts_, local_starts_;
+  std::vector<KeyIntervals> intervals_;
+  std::vector<LineBits> memory_;
   std::vector<int> counts_;
 };
 
@@ -161,13 +218,14 @@ void WalkTest::Forward() {
   struct Stage {
     int32_t block;
     int32_t tiles[2];
-    ForwardStep step;
+    StepOf<kKind> step;
     bool last;
   };
   std::vector<Stage> stages;
   walk_.list_offsets = row_offsets_.data();
   walk_.list = columns_.data();
-  ForwardStep step;
+  if (kHasIntervals<kKind>) PrepareMask(/*by_column=*/false);
+  StepOf<kKind> step;
   EmulatedWarp::Run([&] {
     const int32_t blocks = (walk_.query_tokens + Tile::kQueries - 1) / Tile::kQueries;
     for (int32_t block = 0; block < blocks; ++block) {
@@ -191,6 +249,11 @@ void WalkTest::Forward() {
   Clear();
   for (const Stage& stage : stages) {
     ASSERT_EQ(stage.step.all.last, stage.last);
+    if (kHasIntervals<kKind>) {
+      ASSERT_TRUE(TileSees(stage.block, stage.tiles[0], false));
+      const bool whole = (stage.tiles[0] + 1) * Tile::kKeys <= walk_.key_tokens;
+      ASSERT_EQ(stage.step.all.masked, !whole || !TileSees(stage.block, stage.tiles[0], true));
+    }
     for (int i = 0; i < Tile::kConsumers * 128; ++i) {
       threadIdx.x = i;
       const int consumer = i / 128;
@@ -215,16 +278,18 @@ template <WalkKind kKind, bool kDocuments>
 void WalkTest::Backward() {
   struct Stage {
     int32_t key_block;
-    BackwardStep step;
+    KeyStepOf<kKind> step;
+    int32_t tile;
     int32_t first_query;
     bool last;
   };
   std::vector<Stage> stages;
   walk_.list_offsets = column_offsets_.data();
   walk_.list = rows_.data();
+  if (kHasIntervals<kKind>) PrepareMask(/*by_column=*/true);
   BackwardParams params;
   params.walk = walk_;
-  BackwardStep step;
+  KeyStepOf<kKind> step;
   EmulatedWarp::Run([&] {
     for (int32_t block = 0; block * kBackwardKeys < walk_.key_tokens; ++block) {
       BackwardTiles<kKind, kDocuments> tiles(params, 0, {0, block, 0, 1, false});
@@ -239,7 +304,7 @@ void WalkTest::Backward() {
                                       first_query + kBackwardQueries >= walk_.query_tokens);
           tiles.Describe(step, walk_, 0, tile, offset, last);
           __syncwarp();
-          if (threadIdx.x == 0) stages.push_back({block, step, first_query, last});
+          if (threadIdx.x == 0) stages.push_back({block, step, tile.index, first_query, last});
           __syncwarp();
         }
         tile = following;
@@ -247,8 +312,13 @@ void WalkTest::Backward() {
     }
   });
   Clear();
-  constexpr bool kTiles64 = kKind != WalkKind::kTiles128 && kKind != WalkKind::kChosen128;
+  constexpr bool kTiles64 = kKind == WalkKind::kTiles64 || kHasLists64<kKind>;
   for (const Stage& stage : stages) {
+    for (int part = 0; kHasIntervals<kKind> && part < (kTiles64 ? 2 : 1); ++part) {
+      const int column = stage.key_block * (kTiles64 ? 2 : 1) + part;
+      ASSERT_EQ(stage.step.part[part].keys > 0,
+                column < walk_.key_tiles && TileSees(stage.tile, column, false));
+    }
     for (int i = 0; i < kBackwardKeys * kBackwardQueries; ++i) {
       const int key = i / kBackwardQueries, query = i % kBackwardQueries;
       const TileStep& part = stage.step.part[kTiles64 ? key / 64 : 0];
@@ -256,7 +326,16 @@ void WalkTest::Backward() {
       const int64_t whole_key = int64_t{stage.key_block} * kBackwardKeys + key;
       const int64_t whole_query = int64_t{stage.first_query} + query;
       if (whole_query >= walk_.query_tokens) continue;
-      if (part.masked) {
+      if (part.keys == 0) continue;
+      if constexpr (kHasIntervals<kKind>) {
+        if (part.masked) {
+          int before = 0;
+          for (int bound = 0; bound < 4; ++bound) {
+            before += Bound(stage.step.bounds[query], bound) <= key;
+          }
+          if (before % 2 == 0) continue;
+        }
+      } else if (part.masked) {
         const int64_t in_part = kTiles64 ? key % 64 : key, distance = in_part - query;
         if (in_part >= part.keys || distance > part.diagonal ||
             distance <= int64_t{part.diagonal} - part.window) {
@@ -283,6 +362,13 @@ void WalkTest::All() {
     SCOPED_TRACE("backward");
     ASSERT_NO_FATAL_FAILURE((Backward<kKind, kDocuments>()));
   };
+  if constexpr (!kDocuments) {
+    if (GetParam().intervals) {
+      GetParam().tile == 128 ? both.template operator()<WalkKind::kIntervals128>()
+                             : both.template operator()<WalkKind::kIntervals64>();
+      return;
+    }
+  }
   if (GetParam().chosen) {
     GetParam().tile == 128 ? both.template operator()<WalkKind::kChosen128>()
                            : both.template operator()<WalkKind::kChosen64>();
@@ -307,16 +393,18 @@ TEST_P(WalkTest, VisitsEveryVisiblePairOnce) {
 
 std::vector<Case> Cases() {
   const std::pair<const char*, TilePattern> patterns[] = {
-      {"Full", TilePattern::kFull},     {"Causal", TilePattern::kCausal},
-      {"Window", TilePattern::kWindow}, {"Toeplitz", TilePattern::kToeplitz},
-      {"Csr", TilePattern::kCsr},       {"Chosen", TilePattern::kCsr}};
+      {"Full", TilePattern::kFull},      {"Causal", TilePattern::kCausal},
+      {"Window", TilePattern::kWindow},  {"Toeplitz", TilePattern::kToeplitz},
+      {"Csr", TilePattern::kCsr},        {"Chosen", TilePattern::kCsr},
+      {"Intervals", TilePattern::kFull}, {"ListedIntervals", TilePattern::kCsr}};
   std::vector<Case> cases;
   for (const auto& [name, pattern] : patterns) {
     const bool chosen = std::string(name) == "Chosen";
+    const bool intervals = std::string(name).ends_with("Intervals");
     for (const int tile : {64, 128}) {
       for (const bool documents : {false, true}) {
-        if (documents && pattern == TilePattern::kFull) continue;
-        const auto add = [&, name = name, pattern = pattern, chosen](
+        if (documents && (pattern == TilePattern::kFull || intervals)) continue;
+        const auto add = [&, name = name, pattern = pattern, chosen, intervals](
                              const char* what, LayoutKind layout, int ranks, int64_t tokens) {
           cases.push_back(
               {.name = absl::StrFormat("%s%d%s%s", name, tile, what, documents ? "Documents" : ""),
@@ -324,6 +412,7 @@ std::vector<Case> Cases() {
                .tile = tile,
                .documents = documents,
                .chosen = chosen,
+               .intervals = intervals,
                .layout = layout,
                .ranks = ranks,
                .tokens = tokens});
@@ -332,6 +421,9 @@ std::vector<Case> Cases() {
         add("Ragged", LayoutKind::kContiguous, 1, 1500);
         add("Zigzag", LayoutKind::kZigzag, 2, 1024);
         add("Striped", LayoutKind::kStriped, 2, 1024);
+        if (!intervals) continue;
+        add("Long", LayoutKind::kContiguous, 1, 3000);  // more than a word of tiles
+        add("Contiguous", LayoutKind::kContiguous, 2, 1200);
       }
     }
   }

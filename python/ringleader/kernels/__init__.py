@@ -1,4 +1,4 @@
-"""Sparse causal attention for PyTorch: the kernels that Ringleader's trainers run. docs/kernels_python.md is its page."""
+"""Sparse attention for PyTorch: the kernels that Ringleader's trainers run. docs/kernels_python.md is its page."""
 
 from ringleader.kernels.attention import sparse_attention
 from ringleader.kernels.blocks import (
@@ -10,6 +10,7 @@ from ringleader.kernels.blocks import (
     block_diagonals,
     selected_columns,
     tiles_from_block_mask,
+    tiles_from_edges,
     tiles_from_lists,
     tiles_from_mask,
 )
@@ -20,11 +21,13 @@ from ringleader.kernels.documents import (
     documents_from_lengths,
     documents_from_position_ids,
 )
+from ringleader.kernels.masks import KeyIntervals, intervals_of_mask, key_intervals
 
 __all__ = [
     "Columns",
     "Diagonals",
     "Documents",
+    "KeyIntervals",
     "Moba",
     "QueryBlocks",
     "SlidingWindow",
@@ -35,9 +38,12 @@ __all__ = [
     "documents_from_ids",
     "documents_from_lengths",
     "documents_from_position_ids",
+    "intervals_of_mask",
+    "key_intervals",
     "selected_columns",
     "sparse_attention",
     "tiles_from_block_mask",
+    "tiles_from_edges",
     "tiles_from_lists",
     "tiles_from_mask",
 ]

@@ -3,8 +3,9 @@
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from ringleader.kernels.blocks import CAUSAL, Columns, Diagonals, tiles_from_lists, tiles_of
+from ringleader.kernels.blocks import CAUSAL, CSR, FULL, Columns, Diagonals, TileLists, tiles_from_lists, tiles_of
 from ringleader.kernels.documents import as_documents
+from ringleader.kernels.masks import KeyIntervals, key_intervals
 from ringleader.kernels.operators import ops
 
 _FORMS = ("None, a BlockMask, (counts, indices), a SlidingWindow, what the functions of ringleader.kernels.blocks "
@@ -24,8 +25,6 @@ def _visit(q, k, blocks, documents, columns, scale):
         return CAUSAL, [], 128, 0
     if hasattr(blocks, "visit"):
         return blocks.visit()
-    if isinstance(blocks, BlockMask):
-        return tiles_of(blocks, q.shape[1], q.shape[0], documents).visit()
     if isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
         return tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0]).visit()
     if callable(blocks):
@@ -33,9 +32,46 @@ def _visit(q, k, blocks, documents, columns, scale):
     raise TypeError(f"blocks is a {type(blocks).__name__}; it may be {_FORMS}")
 
 
+def _lists(q, blocks, causal):
+    """What can be visited under a mask other than causal -> TileLists or None"""
+    if blocks is None or isinstance(blocks, TileLists):
+        return blocks
+    if isinstance(blocks, tuple) and len(blocks) == 2 and all(isinstance(x, torch.Tensor) for x in blocks):
+        return tiles_from_lists(*blocks, tokens=q.shape[2], heads=q.shape[1], batch=q.shape[0], causal=causal)
+    raise NotImplementedError(f"mask goes with lists of tiles (tiles_from_lists, tiles_from_mask, tiles_from_edges) or "
+                              f"blocks=None; blocks is a {type(blocks).__name__}")
+
+
+def _visit_masked(q, k, blocks, documents, columns, mask):
+    """-> (pattern, lists, tile, size, intervals) of the operator, for a mask other than causal"""
+    batch, _, tokens, _ = q.shape
+    if columns is not None:
+        raise NotImplementedError("columns go with mask='causal'")
+    if isinstance(mask, str):
+        if mask != "full":
+            raise NotImplementedError(f"mask is {mask!r}; it may be 'causal', 'full' or what key_intervals returns, which "
+                                      "knows more names")
+        if blocks is None and documents is None:
+            return FULL, [], 128, 0, None
+        name = "full" if documents is None else "full_documents"
+        mask = key_intervals(name, tokens, documents=documents, device=q.device)
+    elif not isinstance(mask, KeyIntervals):
+        raise TypeError(f"mask is a {type(mask).__name__}; it may be 'causal', 'full' or what key_intervals returns")
+    elif documents is not None:
+        raise ValueError("documents beside a mask of intervals; make the mask of them: key_intervals(..., documents=...)")
+    lists = _lists(q, blocks, mask.causal)
+    if lists is None:
+        return FULL, [], 128, 0, mask.of(batch, tokens)
+    if lists.mask is not None:
+        raise ValueError("mask beside blocks that come from a BlockMask with a mask of its own; leave one of them out")
+    if lists.causal and not mask.causal:
+        raise ValueError("blocks lists no tiles ahead of their queries, which this mask may show; make it with causal=False")
+    return *lists.visit(), mask.of(batch, tokens)
+
+
 def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask="causal", scale=None,
                      deterministic=None, return_lse=False):
-    """Causal attention to the tiles that `blocks` names, forward and backward.
+    """Attention to the tiles that `blocks` names, causal or under another mask, forward and backward.
 
     q: [batch, heads, tokens, head_dim]; k, v: [batch, kv_heads, tokens, head_dim], heads a multiple of kv_heads, any
     strides (those of F.scaled_dot_product_attention and FlexAttention). On GPUs bfloat16 and a head_dim of 64 or 128;
@@ -46,7 +82,8 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
         from q and k: VerticalSlash(), Moba(), XAttention() or what they returned.
     documents: ids [batch, tokens], or Documents; a query sees its own document alone.
     columns: selected_columns(...) beside block_diagonals(...): keys that all later queries of a head see.
-    mask: "causal" is what there is.
+    mask: "causal"; "full", within documents if there are any; or key_intervals(...): any mask that is at most two
+        intervals of keys for each query. Beside masks other than causal, blocks are None or lists of tiles.
     scale: of logits; 1 / sqrt(head_dim) by default.
     deterministic: gradients with the same bits every time; by default as torch.use_deterministic_algorithms says.
     return_lse: also return the natural logarithm of each row's sum, [batch, heads, tokens] float32, differentiable.
@@ -55,15 +92,22 @@ def sparse_attention(q, k, v, blocks=None, *, documents=None, columns=None, mask
     -infinity). Enqueues on the current stream without waiting for the device (but for the check of a BlockMask that
     it meets for the first time), and can be compiled and captured into CUDA graphs.
     """
-    if mask != "causal":
-        raise NotImplementedError(f"mask is {mask!r}; 'causal' is what the kernels compute, with or without documents")
     if q.dim() != 4:
         raise ValueError(f"q is {list(q.shape)}; it must be [batch, heads, tokens, head_dim]")
     if scale is None:
         scale = q.shape[3] ** -0.5
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    pattern, lists, tile, size = _visit(q, k, blocks, documents, columns, scale)
-    starts = as_documents(documents, q.shape[0], q.shape[2])
-    out, lse = ops.attention(q, k, v, pattern, lists, starts, tile, size, scale, deterministic)
+    if isinstance(mask, str) and mask == "causal":
+        if isinstance(blocks, BlockMask):
+            blocks = tiles_of(blocks, q.shape[1], q.shape[0], documents)
+        if isinstance(blocks, TileLists) and blocks.mask is not None:
+            return sparse_attention(q, k, v, blocks._replace(mask=None), documents=documents, columns=columns,
+                                    mask=blocks.mask, scale=scale, deterministic=deterministic, return_lse=return_lse)
+        pattern, lists, tile, size = _visit(q, k, blocks, documents, columns, scale)
+        starts, intervals = as_documents(documents, q.shape[0], q.shape[2]), None
+    else:
+        pattern, lists, tile, size, intervals = _visit_masked(q, k, blocks, documents, columns, mask)
+        starts = None
+    out, lse = ops.attention(q, k, v, pattern, lists, starts, intervals, tile, size, scale, deterministic)
     return (out, lse) if return_lse else out

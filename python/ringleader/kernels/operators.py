@@ -30,14 +30,14 @@ def _tiles(tokens, tile):
 
 
 @torch.library.register_fake("ringleader::attention")
-def _(q, k, v, pattern, lists, documents, tile, size, scale, deterministic):
+def _(q, k, v, pattern, lists, documents, intervals, tile, size, scale, deterministic):
     batch, heads, tokens, head_dim = q.shape
     out = q.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)
     return out, q.new_empty(batch, heads, tokens, dtype=torch.float32)
 
 
 @torch.library.register_fake("ringleader::attention_backward")
-def _(d_out, d_lse, q, k, v, out, lse, pattern, lists, documents, tile, size, scale, deterministic):
+def _(d_out, d_lse, q, k, v, out, lse, pattern, lists, documents, intervals, tile, size, scale, deterministic):
     def like(x):
         batch, heads, tokens, head_dim = x.shape
         return x.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)

@@ -79,7 +79,7 @@ class EventBuffer {
   uint64_t dropped_log_lines_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t handed_out_ ABSL_GUARDED_BY(mutex_) = 0;  // the highest sequence; may have been sent
   size_t unsent_ ABSL_GUARDED_BY(mutex_) = 0;        // messages after it that are no logs
-  // Of steps, only multiples of it are reported. More than 1 until all has been handed out.
+  // Only steps that are multiples of it are reported. More than 1 until all has been handed out.
   uint64_t step_stride_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t dropped_step_reports_ ABSL_GUARDED_BY(mutex_) = 0;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;

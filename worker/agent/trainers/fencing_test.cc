@@ -118,6 +118,7 @@ TEST_F(FencingTest, AWorkerThatLeavesStartsNothing) {
   supervisor_.RefuseStarts("the worker is shutting down");
   const v1::CommandAck ack = Do(StartOf(7, 1));
   EXPECT_FALSE(ack.accepted());
+  EXPECT_TRUE(ack.later()) << "another worker may take it, and the job keeps its retries";
   EXPECT_EQ(ack.message(), "the worker is shutting down");
   EXPECT_TRUE(supervisor_.idle());
 }

@@ -22,7 +22,7 @@
 #include "ringleader/v1/worker_control.pb.h"
 #include "worker/agent/link/event_buffer.h"
 #include "worker/agent/node/data_dir.h"
-#include "worker/agent/trainers/log_pump.h"
+#include "worker/agent/process/log_pump.h"
 #include "worker/agent/trainers/trainer_process.h"
 #include "worker/agent/trainers/worker_metrics.h"
 

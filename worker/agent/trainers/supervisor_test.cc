@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <filesystem>
+
 #include "absl/synchronization/notification.h"
 #include "base/boot_clock.h"
 #include "base/process/time_limit.h"
+#include "proto/timestamps.h"
 #include "worker/agent/testing/supervised.h"
 
 namespace ringleader::agent {
@@ -108,6 +111,36 @@ TEST_F(SupervisorTest, LooksAtAJobsFilesWithinATimeLimit) {
   EXPECT_FALSE(ack.accepted());
   EXPECT_TRUE(ack.later());
   EXPECT_THAT(ack.message(), HasSubstr("looking for the job's files: too many such calls"));
+}
+
+TEST_F(SupervisorTest, SaysWhenATrainerEnded) {
+  EXPECT_TRUE(Do(StartOf(7, 1)).accepted());
+  const absl::Time before = absl::Now();
+  kill(PidOf(7, 0), SIGKILL);
+  const absl::Time ended = ToTime(NextExit().time());
+  EXPECT_GE(ended, before);
+  EXPECT_LE(ended, absl::Now());
+}
+
+TEST_F(SupervisorTest, FoldersThatHoldNothingGoWithTheirAttempt) {
+  EXPECT_TRUE(Do(StartOf(7, 2)).accepted());
+  PidOf(7, 0);
+  PidOf(7, 1);
+  std::filesystem::remove(FolderOf(7, 1) + "/pid");
+  supervisor_.KillAll("over");
+  NextExit();
+  NextExit();
+  supervisor_.Tick(now_);
+  EXPECT_TRUE(std::filesystem::exists(FolderOf(7, 0) + "/pid"));
+  EXPECT_FALSE(std::filesystem::exists(FolderOf(7, 1)));
+  std::filesystem::remove(FolderOf(7, 0) + "/pid");
+  EXPECT_TRUE(Do(StartOf(8, 1)).accepted());
+  PidOf(8, 0);
+  std::filesystem::remove(FolderOf(8, 0) + "/pid");
+  supervisor_.KillAll("over");
+  NextExit();
+  supervisor_.Tick(now_);
+  EXPECT_FALSE(std::filesystem::exists(dir_.File("data/jobs/job/attempt-8")));
 }
 
 TEST_F(SupervisorTest, RefusesCommandsThatItDoesNotKnow) {

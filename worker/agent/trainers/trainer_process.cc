@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/net/message_size.h"
-#include "jobspec/text.h"
+#include "jobspec/fields/text.h"
 
 namespace ringleader::agent {
 namespace {

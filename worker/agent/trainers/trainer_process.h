@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "ringleader/v1/trainer_link.pb.h"
 #include "ringleader/v1/worker_control.pb.h"
-#include "worker/agent/trainers/child_process.h"
+#include "worker/agent/process/child_process.h"
 #include "worker/agent/trainers/trainer_link_service.h"
 
 namespace ringleader::agent {

@@ -3,7 +3,7 @@
 
 #include "base/status_macros.h"
 #include "kernels/index/between_ranks.h"
-#include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/block_steps.h"
 #include "kernels/index/move.h"
 #include "kernels/index/visited_share.h"
 #include "kernels/ops/cuda_call.h"

@@ -1,95 +1,24 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "kernels/reference/testing/key_group_oracle.h"
-#include "kernels/reference/testing/masked_attention.h"
-#include "kernels/reference/testing/packed_documents.h"
 #include "ring/ring_schedule.h"
 #include "ring/tile_loads.h"
-#include "worker/attention/cpu/cpu_attention_call.h"
-#include "worker/attention/runner/ring_runner.h"
-#include "worker/attention/testing/index_oracle.h"
-#include "worker/comm/testing/local_communicator.h"
+#include "worker/attention/testing/engine_test.h"
 
 namespace ringleader::attention {
 namespace {
 
-using kernels::BlockWords;
 using kernels::LayoutKind;
 using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
 using kernels::reference::testing::RelativeError;
 using kernels::reference::testing::Shard;
-using kernels::reference::testing::Tensor;
-
-constexpr int64_t kTokens = 2048;
-constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 64, kTile = 64;
-
-// What one rank was left with by one Forward of layer 1.
-struct RankResult {
-  testing::HostIndex index;
-  AttentionStats stats;
-  std::vector<float> out = {};
-};
-
-class AttentionEngineTest : public ::testing::Test {
- protected:
-  std::vector<RankResult> Run(const patterns::AttentionOptions& options, int ranks,
-                              const std::vector<patterns::LayerBudget>& budgets = {},
-                              const std::vector<int64_t>& documents = {}) {
-    std::vector<RankResult> results(ranks);
-    comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
-      const ShardLayout layout{.kind = options.layout,
-                               .ranks = ranks,
-                               .rank = communicator.rank(),
-                               .stripe = options.stripe == 0 ? kTile : options.stripe,
-                               .tokens = kTokens};
-      const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
-      Tensor out(layout.local_tokens(), kHeads, kHeadDim);
-      std::vector<float> lse(kHeads * layout.local_tokens(),
-                             -std::numeric_limits<float>::infinity());
-      CpuAttentionDevice device(&communicator, options.threads);
-      const auto engine = RingRunner::Create(options, &device);
-      ASSERT_TRUE(engine.ok()) << engine.status();
-      ASSERT_TRUE((*engine)->SetBudgets(budgets).ok());
-      ASSERT_TRUE((*engine)->SetDocuments(kTokens, documents).ok());
-      CpuCall call(&device, /*layer=*/1, {q.view(), k.view(), v.view(), out.view(), lse.data()});
-      const auto index = (*engine)->Forward(call);
-      ASSERT_TRUE(index.ok()) << index.status();
-      results[communicator.rank()] = {testing::ToHost(**index), (*engine)->TakeStats(), out.data};
-    });
-    return results;
-  }
-
-  // Causal attention to what is `visible`, in fp64.
-  std::vector<double> Masked(const kernels::reference::testing::Visible& visible) const {
-    const Tensor none(kTokens, kHeads, kHeadDim);
-    return kernels::reference::testing::ComputeMaskedAttention(
-               q_, k_, v_, none, 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
-               [&](int head, int64_t i, int64_t j) { return j <= i && visible(head, i, j); })
-        .out;
-  }
-
-  static patterns::AttentionOptions VerticalSlash() {
-    return {.pattern = patterns::Pattern::kVerticalSlash,
-            .budget = {.vertical_mass = 0.6, .slash_mass = 0.5},
-            .estimate_queries = 100,
-            .sink_tokens = 4,
-            .tile = kTile};
-  }
-
-  std::mt19937 random_{3};
-  Tensor q_ = RandomTensor(kTokens, kHeads, kHeadDim, random_);
-  Tensor k_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
-  const Tensor v_ = RandomTensor(kTokens, kKvHeads, kHeadDim, random_);
-};
+using testing::AttentionEngineTest;
+using testing::RankResult;
 
 TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
   patterns::AttentionOptions share = VerticalSlash();
@@ -97,7 +26,7 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
   share.estimate_at = patterns::EstimateAt::kSpread;
   share.adapt_heads = true;
   for (patterns::AttentionOptions options : {VerticalSlash(), share}) {
-    const testing::HostIndex expected = Run(options, 1)[0].index;
+    const testing::HostIndex expected = Run(options)[0].index;
     EXPECT_GT(expected.column_counts[0], 4);
     for (const ring::RingShape ring : {ring::RingShape{ring::RingKind::kFlat, 2, 1},
                                        ring::RingShape{ring::RingKind::kFlat, 4, 1},
@@ -107,7 +36,7 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
            {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
         options.layout = layout;
         options.ring = ring;
-        for (const RankResult& result : Run(options, ring.ranks())) {
+        for (const RankResult& result : Run(options)) {
           EXPECT_EQ(result.index.diagonals, expected.diagonals);
           EXPECT_EQ(result.index.column_positions, expected.column_positions);
           EXPECT_EQ(result.index.column_counts, expected.column_counts);
@@ -116,165 +45,6 @@ TEST_F(AttentionEngineTest, IndexIsTheSameBitForBitOnAnyNumberOfRanks) {
       }
     }
   }
-}
-
-// Rows of the choice that ranks made are those of one rank.
-TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
-  for (patterns::AttentionOptions options :
-       {patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK, .block_size = 128},
-        {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2},
-        {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.1},
-        {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
-        {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
-    options.tile = kTile;
-    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
-      const RankResult one = Run(options, 1, {}, documents)[0];
-      // Queries that choose apart leave little out together.
-      EXPECT_LT(one.stats.layers.at(1).density, 1.0);
-      EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
-      const auto words = static_cast<int64_t>(one.index.chosen.size()) / (kHeads * kTokens / kTile);
-      for (const LayoutKind layout :
-           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-        patterns::AttentionOptions dealt = options;
-        dealt.layout = layout;
-        dealt.ring.inner = 4;
-        uint64_t tiles = 0;
-        const std::vector<RankResult> results = Run(dealt, 4, {}, documents);
-        for (int rank = 0; rank < 4; ++rank) {
-          const ShardLayout of_rank{
-              .kind = layout, .ranks = 4, .rank = rank, .stripe = kTile, .tokens = kTokens};
-          const int64_t local_tiles = kTokens / 4 / kTile;
-          for (int64_t i = 0; i < kHeads * local_tiles * words; ++i) {
-            const int64_t row = i / words / local_tiles * (kTokens / kTile) +
-                                of_rank.Position(i / words % local_tiles * kTile) / kTile;
-            ASSERT_EQ(results[rank].index.chosen.at(i),
-                      one.index.chosen.at(row * words + i % words));
-          }
-          const std::vector<uint32_t>& bits = results[rank].index.queries_chosen;
-          const int64_t local_words = kTokens / 4 / 32;
-          for (int64_t i = 0; i < std::ssize(bits); ++i) {  // words of 32 queries of a tile
-            const int64_t position = of_rank.Position(i % local_words * 32);
-            ASSERT_EQ(bits[i], one.index.queries_chosen.at(i / local_words * (kTokens / 32) +
-                                                           position / 32));
-          }
-          tiles += results[rank].stats.layers.at(1).TotalTiles();
-        }
-        EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
-      }
-    }
-  }
-}
-
-// The output is attention, in fp64, to what the choice says and to nothing else.
-TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
-  const auto bit = [](const std::vector<uint32_t>& words, int64_t row_words, int64_t row,
-                      int64_t i) {
-    return (words.at(row * row_words + i / 32) >> i % 32 & 1) != 0;
-  };
-  const patterns::AttentionOptions xattention = {
-      .pattern = patterns::Pattern::kXAttention, .threshold = 0.4, .tile = kTile};
-  constexpr int64_t kTiles = kTokens / kTile;
-  const RankResult by_tile = Run(xattention, 1)[0];
-  EXPECT_LT(RelativeError(by_tile.out, Masked([&](int head, int64_t i, int64_t j) {
-                            return bit(by_tile.index.chosen, BlockWords(kTiles),
-                                       head * kTiles + i / kTile, j / kTile);
-                          })),
-            1e-5);
-  const patterns::AttentionOptions moba = {.pattern = patterns::Pattern::kMoba,
-                                           .block_size = 2 * kTile,
-                                           .topk_blocks = 3,
-                                           .tile = kTile};
-  const RankResult by_query = Run(moba, 1)[0];
-  EXPECT_LT(RelativeError(by_query.out, Masked([&](int head, int64_t i, int64_t j) {
-                            return bit(by_query.index.queries_chosen, kTokens / 32,
-                                       head * (kTiles / 2) + j / (2 * kTile), i);
-                          })),
-            1e-5);
-}
-
-// Rows of the choice that ranks made are those of one rank, the fp64 oracle's, and what is attended
-// to.
-TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
-  using kernels::reference::testing::GroupsOfRow;
-  patterns::AttentionOptions options = {
-      .pattern = patterns::Pattern::kKeyGroups, .density = 0.1, .tile = kTile};
-  constexpr int64_t kTiles = kTokens / kTile;
-  for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
-    const std::vector<int32_t> starts =
-        documents.empty() ? std::vector<int32_t>()
-                          : kernels::reference::testing::DocumentStarts(kTokens, documents);
-    const kernels::reference::testing::KeyGroupOracle oracle(
-        std::as_const(q_).view(), std::as_const(k_).view(),
-        {.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)), .density = 0.1f}, starts);
-    const RankResult one = Run(options, 1, {}, documents)[0];
-    EXPECT_LT(one.stats.layers.at(1).density, 0.2);
-    EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
-    EXPECT_EQ(oracle.Complaint(one.index.groups, one.index.group_bounds, one.index.group_capacity,
-                               {.tokens = kTokens}, 1e-5),
-              "");
-    const auto kept = [](const RankResult& result, const ShardLayout& layout, int64_t row) {
-      std::string wrong;
-      const std::vector<int64_t> groups =
-          GroupsOfRow(result.index.groups, result.index.group_bounds, result.index.group_capacity,
-                      layout, kHeads * (layout.local_tokens() / kTile), row, &wrong);
-      EXPECT_EQ(wrong, "");
-      return groups;
-    };
-    std::vector<std::vector<int64_t>> rows;
-    for (int64_t row = 0; row < kHeads * kTiles; ++row) {
-      rows.push_back(kept(one, {.tokens = kTokens}, row));
-    }
-    EXPECT_LT(RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
-                              return (starts.empty() || j >= starts[i]) &&
-                                     (i / kTile == j / kTile ||
-                                      std::ranges::binary_search(rows[head * kTiles + i / kTile],
-                                                                 j / kernels::kGroupKeys));
-                            })),
-              1e-5);
-    for (const int ranks : {2, 4}) {
-      for (const LayoutKind kind :
-           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-        options.layout = kind;
-        options.ring.inner = ranks;
-        uint64_t tiles = 0;
-        const std::vector<RankResult> results = Run(options, ranks, {}, documents);
-        for (int rank = 0; rank < ranks; ++rank) {
-          const ShardLayout layout{
-              .kind = kind, .ranks = ranks, .rank = rank, .stripe = kTile, .tokens = kTokens};
-          const int64_t local_tiles = kTiles / ranks;
-          for (int64_t row = 0; row < kHeads * local_tiles; ++row) {
-            ASSERT_EQ(kept(results[rank], layout, row),
-                      rows[row / local_tiles * kTiles +
-                           layout.Position(row % local_tiles * kTile) / kTile]);
-          }
-          tiles += results[rank].stats.layers.at(1).TotalTiles();
-        }
-        EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
-      }
-    }
-    options.layout = LayoutKind::kStriped;
-    options.ring.inner = 1;
-  }
-}
-
-// Four queries for twenty documents of 90 tokens and what is left: those without a query are kept
-// whole, as far as their longest reaches and no further.
-TEST_F(AttentionEngineTest, ShortDocumentsWithoutAnEstimateQueryAreKeptWhole) {
-  patterns::AttentionOptions options = VerticalSlash();
-  options.select = patterns::Select::kTopK;
-  options.budget = {.max_verticals = 1, .max_slashes = 1};
-  options.estimate_queries = 4;
-  options.sink_tokens = options.local_blocks = 0;
-  std::vector<int64_t> documents;
-  for (int64_t i = 0; i < 20; ++i) documents.push_back(90 * i);
-  const testing::HostIndex kept = Run(options, 1, {}, documents)[0].index;
-  for (int head = 0; head < kHeads; ++head) {
-    EXPECT_TRUE(kept.Covers(head, 1) && kept.Covers(head, 2));  // 90 tokens may lie in three tiles
-    EXPECT_FALSE(kept.Covers(head, 3));
-  }
-  options.estimate_queries = 20;  // one each
-  const testing::HostIndex chosen = Run(options, 1, {}, documents)[0].index;
-  EXPECT_FALSE(chosen.Covers(0, 1) && chosen.Covers(0, 2));
 }
 
 // A share is what is visited, at any length, but for what is always kept: the main diagonal here,
@@ -286,7 +56,7 @@ TEST_F(AttentionEngineTest, AShareOfTheTilesIsKeptTo) {
   options.sink_tokens = options.local_blocks = 0;
   for (const double share : {0.15, 0.3, 0.6, 1.0}) {
     options.budget.density = share;
-    const LayerStats stats = Run(options, 1)[0].stats.layers.at(1);
+    const LayerStats stats = Run(options)[0].stats.layers.at(1);
     EXPECT_LT(stats.density, share + 2.0 / 32) << share;
     EXPECT_GT(stats.density, 0.75 * share) << share;
     EXPECT_EQ(stats.slashes_at_budget, 1.0) << share;
@@ -295,7 +65,7 @@ TEST_F(AttentionEngineTest, AShareOfTheTilesIsKeptTo) {
 
 TEST_F(AttentionEngineTest, StatisticsSayWhetherMassOrBudgetEndedTheChoice) {
   patterns::AttentionOptions options = VerticalSlash();
-  const auto stats = [&] { return Run(options, 1)[0].stats.layers.at(1); };
+  const auto stats = [&] { return Run(options)[0].stats.layers.at(1); };
   EXPECT_EQ(stats().slashes_at_budget, 0.0);
   EXPECT_EQ(stats().verticals_at_budget, 0.0);
   options.budget.max_slashes = 3;
@@ -318,9 +88,9 @@ TEST_F(AttentionEngineTest, HeadsThatRecallLittleGetMoreOfTheBudget) {
       q_.at(i, 0, x) = 1.0f;
     }
   }
-  const testing::HostIndex equal = Run(options, 1)[0].index;
+  const testing::HostIndex equal = Run(options)[0].index;
   options.adapt_heads = true;
-  const testing::HostIndex adapted = Run(options, 1)[0].index;
+  const testing::HostIndex adapted = Run(options)[0].index;
   const auto slashes = [&](const testing::HostIndex& index, int head) {
     int count = 0;
     for (int64_t delta = 0; delta < kTokens / kTile; ++delta) count += index.Covers(head, delta);
@@ -411,14 +181,14 @@ TEST_F(AttentionEngineTest, VerticalSlashAttendsToWhatItsIndexHolds) {
 
 TEST_F(AttentionEngineTest, StatisticsAddUpOverRanks) {
   patterns::AttentionOptions options = VerticalSlash();
-  const LayerStats one = Run(options, 1)[0].stats.layers.at(1);
+  const LayerStats one = Run(options)[0].stats.layers.at(1);
   EXPECT_EQ(one.calls, 1);
   EXPECT_GT(one.recall, 0.5);
   EXPECT_LE(one.recall, 1.0 + 1e-6);
   EXPECT_EQ(one.causal_tiles, kHeads * 32 * 33 / 2);
   options.ring.inner = 4;
   uint64_t tiles = 0;
-  for (const RankResult& result : Run(options, 4)) {
+  for (const RankResult& result : Run(options)) {
     const LayerStats& layer = result.stats.layers.at(1);
     tiles += layer.TotalTiles();
     EXPECT_EQ(layer.tiles_per_ring_step.size(), 4u);
@@ -427,78 +197,6 @@ TEST_F(AttentionEngineTest, StatisticsAddUpOverRanks) {
     EXPECT_EQ(layer.slashes, one.slashes);
   }
   EXPECT_EQ(tiles, one.TotalTiles());
-}
-
-TEST_F(AttentionEngineTest, IndexOfDocumentsIsTheSameOnAnyNumberOfRanks) {
-  patterns::AttentionOptions options = VerticalSlash();
-  const std::vector<int64_t> documents = {0, 70, 71, 640, 1500, 2047};
-  const RankResult expected = Run(options, 1, {}, documents)[0];
-  const LayerStats& one = expected.stats.layers.at(1);
-  EXPECT_GT(one.recall, 0.5);
-  EXPECT_LE(one.recall, 1.0 + 1e-6);
-  EXPECT_LT(one.TotalTiles(), Run(options, 1)[0].stats.layers.at(1).TotalTiles());
-  for (const int ranks : {2, 4}) {
-    for (const LayoutKind layout :
-         {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
-      options.layout = layout;
-      options.ring.inner = ranks;
-      uint64_t tiles = 0;
-      for (const RankResult& result : Run(options, ranks, {}, documents)) {
-        EXPECT_EQ(result.index.diagonals, expected.index.diagonals);
-        EXPECT_EQ(result.index.column_positions, expected.index.column_positions);
-        EXPECT_EQ(result.index.column_counts, expected.index.column_counts);
-        EXPECT_NEAR(result.stats.layers.at(1).recall, one.recall, 1e-6);
-        tiles += result.stats.layers.at(1).TotalTiles();
-      }
-      EXPECT_EQ(tiles, one.TotalTiles());
-    }
-  }
-}
-
-// Estimated at the end of the sequence alone, the long first document would get no column.
-TEST_F(AttentionEngineTest, ColumnsAreChosenInAllLongDocuments) {
-  patterns::AttentionOptions options = VerticalSlash();
-  options.sink_tokens = 0;
-  const testing::HostIndex index = Run(options, 1, {}, {0, 1024, 1984})[0].index;
-  for (int head = 0; head < kHeads; ++head) {
-    const int64_t* positions = index.column_positions.data() + int64_t{head} * index.max_columns;
-    const int64_t* end = positions + index.column_counts[head];
-    EXPECT_LT(positions[0], 1024);
-    EXPECT_NE(std::find_if(positions, end, [](int64_t p) { return p >= 1024 && p < 1984; }), end);
-  }
-}
-
-TEST_F(AttentionEngineTest, OneDocumentIsNoMask) {
-  const patterns::AttentionOptions options = VerticalSlash();
-  const RankResult none = Run(options, 1)[0], one = Run(options, 1, {}, {0})[0];
-  EXPECT_EQ(one.index.documents, nullptr);
-  EXPECT_EQ(one.index.column_positions, none.index.column_positions);
-  EXPECT_EQ(one.index.diagonals, none.index.diagonals);
-}
-
-TEST_F(AttentionEngineTest, DocumentsThatDoNotFitAreRefused) {
-  comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
-    CpuAttentionDevice device(&communicator, /*threads=*/1);
-    const auto engine = RingRunner::Create({.tile = kTile}, &device);
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    const auto message = [&](const std::vector<int64_t>& firsts) {
-      return std::string((*engine)->SetDocuments(kTokens, firsts).message());
-    };
-    EXPECT_NE(message({1}).find("number 0 starts at 1"), std::string::npos);
-    EXPECT_NE(message({0, 7, 7}).find("number 2 starts at 7"), std::string::npos);
-    EXPECT_NE(message({0, kTokens}).find("starts at 2048 of a sequence of 2048"),
-              std::string::npos);
-    ASSERT_TRUE((*engine)->SetDocuments(100, std::vector<int64_t>{0, 7}).ok());
-    Tensor out(kTokens, kHeads, kHeadDim);
-    std::vector<float> lse(kHeads * kTokens, -std::numeric_limits<float>::infinity());
-    CpuCall call(
-        &device, /*layer=*/1,
-        {std::as_const(q_).view(), std::as_const(k_).view(), v_.view(), out.view(), lse.data()});
-    const absl::Status status = (*engine)->Forward(call).status();
-    EXPECT_NE(std::string(status.message()).find("a sequence of 100 tokens, q is of one of 2048"),
-              std::string::npos)
-        << status;
-  });
 }
 
 TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
@@ -510,7 +208,7 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
       options.layout = layout;
       options.stripe = 2 * kTile;
       options.ring = shape;
-      const std::vector<RankResult> results = Run(options, 4);
+      const std::vector<RankResult> results = Run(options);
       const testing::HostIndex& index = results[0].index;
       const kernels::ShardLayout sequence = {
           .kind = layout, .ranks = 4, .stripe = options.stripe, .tokens = kTokens};
@@ -535,18 +233,16 @@ TEST_F(AttentionEngineTest, TilesAreThosePredictedFromTheDiagonals) {
   }
 }
 
-TEST_F(AttentionEngineTest, DenseLayersAndBudgetsReplaceThePattern) {
+TEST_F(AttentionEngineTest, DenseLayersAndForwardsReplaceThePattern) {
   patterns::AttentionOptions options = VerticalSlash();
   options.dense_layers = {0, 1};
-  EXPECT_EQ(Run(options, 1)[0].stats.layers.at(1).density, 1.0);
+  EXPECT_EQ(Run(options)[0].stats.layers.at(1).density, 1.0);
   options.dense_layers = {};
-  const patterns::LayerBudget narrow{.vertical_slash = {.vertical_mass = 1e-6, .slash_mass = 1e-6}};
-  const LayerStats stats = Run(options, 1, {patterns::LayerBudget{}, narrow})[0].stats.layers.at(1);
+  options.budget = {.vertical_mass = 1e-6, .slash_mass = 1e-6};
+  const LayerStats stats = Run(options)[0].stats.layers.at(1);
   EXPECT_EQ(stats.verticals, 4.0);  // the sinks
   EXPECT_EQ(stats.slashes, 2.0);    // the diagonal and its neighbour
-  EXPECT_EQ(
-      Run(options, 1, {patterns::LayerBudget{}, {.dense = true}})[0].stats.layers.at(1).density,
-      1.0);
+  EXPECT_EQ(Run(options, {}, /*dense=*/true)[0].stats.layers.at(1).density, 1.0);
 }
 
 TEST_F(AttentionEngineTest, AnAbortedRingReturnsItsReason) {

@@ -12,10 +12,8 @@
 
 #include "kernels/reference/testing/masked_attention.h"
 #include "patterns/index/vertical_slash.h"
-#include "worker/attention/cpu/cpu_attention_call.h"
-#include "worker/attention/runner/ring_runner.h"
+#include "worker/attention/testing/forward_on_ranks.h"
 #include "worker/attention/testing/index_oracle.h"
-#include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::attention {
 namespace {
@@ -23,9 +21,7 @@ namespace {
 using kernels::Anchor;
 using kernels::BlockWords;
 using kernels::LayoutKind;
-using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
-using kernels::reference::testing::Shard;
 using kernels::reference::testing::Tensor;
 
 constexpr int64_t kTokens = 4096;
@@ -48,38 +44,26 @@ class BalanceMovesTest : public ::testing::Test {
 
   std::vector<RankResult> Run(const patterns::AttentionOptions& options, float move,
                               uint64_t step = 1) {
-    const int ranks = options.ring.ranks();
-    std::vector<RankResult> results(ranks);
-    comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
-      const ShardLayout layout{.kind = options.layout,
-                               .ranks = ranks,
-                               .rank = communicator.rank(),
-                               .stripe = kTile,
-                               .tokens = kTokens};
-      const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
-      Tensor out(layout.local_tokens(), kHeads, kHeadDim);
-      std::vector<float> lse(kHeads * layout.local_tokens(),
-                             -std::numeric_limits<float>::infinity());
-      CpuAttentionDevice device(&communicator, /*threads=*/1);
-      const auto engine = RingRunner::Create(options, &device);
-      ASSERT_TRUE(engine.ok()) << engine.status();
-      (*engine)->SetStep(step);
-      (*engine)->SetMove(move);
-      CpuCall call(&device, /*layer=*/0, {q.view(), k.view(), v.view(), out.view(), lse.data()});
-      const auto index = (*engine)->Forward(call);
-      ASSERT_TRUE(index.ok()) << index.status();
-      RankResult& result = results[communicator.rank()];
-      if ((*index)->has_columns()) {
-        result.choices.resize(kHeads);
-        patterns::VerticalSlash work;
-        work.heads = kHeads;
-        work.blocks = kBlocks;
-        ASSERT_TRUE(call.NoteChoices(work, **index, result.choices.data()).ok());
-      }
-      result.index = testing::ToHost(**index);
-      result.stats = (*engine)->TakeStats().layers.at(0);
-      result.out = out.data;
-    });
+    std::vector<RankResult> results(options.ring.ranks());
+    testing::ForwardOnRanks(
+        options, /*layer=*/0, q_, k_, v_,
+        [&](RingRunner& runner) {
+          runner.SetStep(step);
+          runner.SetMove(move);
+        },
+        [&](const testing::RankForward<CpuCall>& rank) {
+          RankResult& result = results[rank.rank];
+          if (rank.index->has_columns()) {
+            result.choices.resize(kHeads);
+            patterns::VerticalSlash work;
+            work.heads = kHeads;
+            work.blocks = kBlocks;
+            ASSERT_TRUE(rank.call.NoteChoices(work, *rank.index, result.choices.data()).ok());
+          }
+          result.index = testing::ToHost(*rank.index);
+          result.stats = rank.runner.TakeStats().layers.at(0);
+          result.out = rank.out.data;
+        });
     return results;
   }
 

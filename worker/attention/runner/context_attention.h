@@ -60,9 +60,9 @@ class ContextAttention {
   virtual void StartForward(int /*layer*/, const torch::Tensor& /*k*/, const torch::Tensor& /*v*/) {
   }
 
-  // Replaces the budgets by layer from the next forward on; layers past the end keep the
-  // options'. Must be called alike on all ranks, between steps.
-  virtual absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) = 0;
+  // Whether all layers attend to everything from the next forward on, or as the options say, as
+  // at the start. Must be called alike on all ranks, between steps.
+  virtual void SetDense(bool dense) = 0;
 
   // The documents packed into the sequences of the next forwards: a query attends to keys of its
   // own document alone, also in the forwards' backward. `firsts`: positions in the sequence of

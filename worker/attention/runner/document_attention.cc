@@ -110,9 +110,9 @@ AttentionOutput DocumentAttention::Forward(int layer, const Tensor& q, const Ten
           .record = std::move(record)};
 }
 
-absl::Status DocumentAttention::SetBudgets(std::span<const patterns::LayerBudget> budgets) {
-  RETURN_IF_ERROR(ring_->SetBudgets(budgets));
-  return alone_->SetBudgets(budgets);
+void DocumentAttention::SetDense(bool dense) {
+  ring_->SetDense(dense);
+  alone_->SetDense(dense);
 }
 
 absl::Status DocumentAttention::SetDocuments(int64_t /*tokens*/, std::span<const int64_t>,

@@ -27,7 +27,7 @@ class DocumentAttention : public ContextAttention {
   // c10::Error before the first SetLayout.
   AttentionOutput Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
                           const torch::Tensor& v) override;
-  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override;
+  void SetDense(bool dense) override;
   using ContextAttention::SetDocuments;
   // FAILED_PRECONDITION: SetLayout says where documents lie.
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <random>
 #include <vector>
 
@@ -12,16 +11,13 @@
 #include "patterns/index/vertical_slash.h"
 #include "ringleader/kernels/index.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
-#include "worker/attention/runner/ring_runner.h"
-#include "worker/comm/testing/local_communicator.h"
+#include "worker/attention/testing/forward_on_ranks.h"
 
 namespace ringleader::attention {
 namespace {
 
 using kernels::LayoutKind;
-using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
-using kernels::reference::testing::Shard;
 using kernels::reference::testing::Tensor;
 
 constexpr int64_t kTokens = 1024;
@@ -68,30 +64,14 @@ struct RankResult {
 class IndexOracleTest : public ::testing::TestWithParam<std::vector<int64_t>> {
  protected:
   std::vector<RankResult> Run(const patterns::AttentionOptions& options) {
-    const int ranks = options.ring.inner;
-    std::vector<RankResult> results(ranks);
-    comm::testing::RunRanks(ranks, [&](comm::Communicator& communicator) {
-      const ShardLayout layout{.kind = options.layout,
-                               .ranks = ranks,
-                               .rank = communicator.rank(),
-                               .stripe = kTile,
-                               .tokens = kTokens};
-      const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(k_, layout);
-      Tensor out(layout.local_tokens(), kHeads, kHeadDim);
-      std::vector<float> lse(kHeads * layout.local_tokens(),
-                             -std::numeric_limits<float>::infinity());
-      CpuAttentionDevice device(&communicator, /*threads=*/1);
-      const auto runner = RingRunner::Create(options, &device);
-      ASSERT_TRUE(runner.ok()) << runner.status();
-      ASSERT_TRUE((*runner)->SetDocuments(kTokens, GetParam()).ok());
-      RecordingCall call(
-          &device, /*layer=*/0,
-          {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.data()});
-      const auto index = (*runner)->Forward(call);
-      ASSERT_TRUE(index.ok()) << index.status();
-      results[layout.rank] = {testing::ToHost(**index), call.masses,
-                              (*runner)->TakeStats().layers.at(0).recall};
-    });
+    std::vector<RankResult> results(options.ring.ranks());
+    testing::ForwardOnRanks<RecordingCall>(
+        options, /*layer=*/0, q_, k_, /*v=*/k_,
+        [](RingRunner& runner) { ASSERT_TRUE(runner.SetDocuments(kTokens, GetParam()).ok()); },
+        [&](const testing::RankForward<RecordingCall>& rank) {
+          results[rank.rank] = {testing::ToHost(*rank.index), rank.call.masses,
+                                rank.runner.TakeStats().layers.at(0).recall};
+        });
     return results;
   }
 

@@ -6,17 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <random>
 #include <set>
 #include <vector>
 
 #include "kernels/reference/testing/masked_attention.h"
-#include "worker/attention/cpu/cpu_attention_call.h"
-#include "worker/attention/runner/ring_runner.h"
+#include "worker/attention/testing/forward_on_ranks.h"
 #include "worker/attention/testing/visited.h"
-#include "worker/comm/testing/local_communicator.h"
 
 namespace ringleader::attention {
 namespace {
@@ -24,7 +21,6 @@ namespace {
 using kernels::LayoutKind;
 using kernels::ShardLayout;
 using kernels::reference::testing::RandomTensor;
-using kernels::reference::testing::Shard;
 using kernels::reference::testing::Tensor;
 using patterns::AttentionOptions;
 using patterns::Pattern;
@@ -63,25 +59,16 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
   }
 
   std::vector<RankResult> Run(const AttentionOptions& options) {
-    std::vector<RankResult> results(options.ring.inner);
-    comm::testing::RunRanks(options.ring.inner, [&](comm::Communicator& communicator) {
-      const ShardLayout layout = LayoutOf(options, communicator.rank());
-      const Tensor q = Shard(q_, layout), k = Shard(k_, layout), v = Shard(v_, layout);
-      Tensor out(layout.local_tokens(), kHeads, kHeadDim);
-      std::vector<float> lse(kHeads * layout.local_tokens(),
-                             -std::numeric_limits<float>::infinity());
-      CpuAttentionDevice device(&communicator, /*threads=*/1);
-      const auto runner = RingRunner::Create(options, &device);
-      ASSERT_TRUE(runner.ok()) << runner.status();
-      ASSERT_TRUE((*runner)->SetDocuments(kTokens, GetParam()).ok());
-      (*runner)->SetStep(kStep);
-      CpuCall call(
-          &device, /*layer=*/0,
-          {.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.data()});
-      const auto index = (*runner)->Forward(call);
-      ASSERT_TRUE(index.ok()) << index.status();
-      results[layout.rank] = {*index, (*runner)->TakeStats().layers.at(0), out};
-    });
+    std::vector<RankResult> results(options.ring.ranks());
+    testing::ForwardOnRanks(
+        options, /*layer=*/0, q_, k_, v_,
+        [](RingRunner& runner) {
+          ASSERT_TRUE(runner.SetDocuments(kTokens, GetParam()).ok());
+          runner.SetStep(kStep);
+        },
+        [&](const testing::RankForward<CpuCall>& rank) {
+          results[rank.rank] = {rank.index, rank.runner.TakeStats().layers.at(0), rank.out};
+        });
     return results;
   }
 

@@ -78,8 +78,8 @@ void RingAttention::StartForward(int layer, const Tensor& k, const Tensor& v) {
   Check(engine_->runner->StartForward(*device.Call(layer, &tensors)));
 }
 
-absl::Status RingAttention::SetBudgets(std::span<const patterns::LayerBudget> budgets) {
-  return engine_->runner->SetBudgets(budgets);
+void RingAttention::SetDense(bool dense) {
+  engine_->runner->SetDense(dense);
 }
 
 absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,

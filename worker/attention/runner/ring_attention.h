@@ -49,7 +49,7 @@ class RingAttention : public ContextAttention {
   AttentionOutput Forward(int layer, const torch::Tensor& q, const torch::Tensor& k,
                           const torch::Tensor& v) override;
   void StartForward(int layer, const torch::Tensor& k, const torch::Tensor& v) override;
-  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) override;
+  void SetDense(bool dense) override;
   using ContextAttention::SetDocuments;
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
                             int64_t padding) override;

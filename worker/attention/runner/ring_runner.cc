@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<RingRunner>> RingRunner::Create(
 }
 
 RingRunner::RingRunner(const patterns::AttentionOptions& options, AttentionDevice* device)
-    : options_(options), device_(*device), budgets_(options_) {}
+    : options_(options), device_(*device) {}
 
 ShardLayout RingRunner::LayoutOf(int rank, int64_t local_tokens) const {
   return patterns::LayoutOf(options_, device_.ranks(), rank, local_tokens);
@@ -64,10 +64,6 @@ ShardLayout RingRunner::Mine(const DeviceDocuments* documents, const AttentionCa
       documents != nullptr && documents->host != nullptr && !documents->host->shard_tokens.empty();
   return LayoutOf(device_.rank(),
                   is_uneven ? documents->host->tokens / device_.ranks() : call.shape().tokens);
-}
-
-absl::Status RingRunner::SetBudgets(std::span<const patterns::LayerBudget> budgets) {
-  return budgets_.Set(budgets);
 }
 
 absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
@@ -213,8 +209,12 @@ patterns::IndexInputs RingRunner::InputsOf(const AttentionCall& call) const {
 
 absl::StatusOr<std::shared_ptr<LayerIndex>> RingRunner::ChooseTiles(AttentionCall& call) {
   RETURN_IF_ERROR(device_.Begin(&AttentionSeconds::index));
+  patterns::AttentionOptions options = options_;
+  if (all_dense_ ||
+      std::ranges::find(options.dense_layers, call.layer()) != options.dense_layers.end())
+    options.pattern = patterns::Pattern::kDense;
   ASSIGN_OR_RETURN(std::shared_ptr<LayerIndex> index,
-                   patterns::BuildIndex(budgets_.Of(call.layer()), InputsOf(call), call));
+                   patterns::BuildIndex(options, InputsOf(call), call));
   RETURN_IF_ERROR(device_.End());
   return index;
 }

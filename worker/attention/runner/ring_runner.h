@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "patterns/attention_options.h"
-#include "patterns/layer_budgets.h"
 #include "ring/document_layout.h"
 #include "worker/attention/runner/attention_device.h"
 
@@ -35,7 +34,7 @@ class RingRunner {
   absl::Status Backward(const LayerIndex& index, AttentionCall& call);
 
   // ContextAttention's.
-  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets);
+  void SetDense(bool dense) { all_dense_ = dense; }
   absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding = 0);
   // The documents of `layout` that are spread, which the next forwards attend to.
   absl::Status SetSpread(const ring::DocumentLayout& layout);
@@ -63,7 +62,7 @@ class RingRunner {
                               RingSlots& kv);
   absl::Status AttendSteps(const Step& own, RingSlots& kv, AttentionCall& call);
   absl::Status Probe(AttentionCall& call);
-  // Of a layer's call: all but the work.
+  // What building a layer's index starts from, but for its work.
   patterns::IndexInputs InputsOf(const AttentionCall& call) const;
   absl::Status BackwardSteps(const Step& own, RingSlots& kv, RingSlots& gradients,
                              AttentionCall& call);
@@ -71,7 +70,7 @@ class RingRunner {
   const patterns::AttentionOptions options_;
   AttentionDevice& device_;
   ring::RingSchedule forward_, backward_;
-  patterns::LayerBudgets budgets_;
+  bool all_dense_ = false;
   std::shared_ptr<const DeviceDocuments> documents_;  // of the next forwards; null: one
   uint64_t step_ = 0;                                 // of training; 0: none
   float move_ = 1.0f;                                 // of the next forwards

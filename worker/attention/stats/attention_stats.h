@@ -67,7 +67,7 @@ struct AttentionSeconds {
   double exposed_communication = 0.0;
 };
 
-// Of forward, this rank, all layers and heads.
+// The tiles that this rank visited in forward, over all layers and heads.
 struct VisitedTiles {
   uint64_t visited = 0;
   uint64_t causal = 0;  // what dense attention would have visited

@@ -143,7 +143,7 @@ Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& opti
 
 std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
                                     const patterns::AttentionOptions& options,
-                                    const std::vector<patterns::LayerBudget>& budgets) {
+                                    const std::vector<bool>& dense) {
   std::vector<HostIndex> indices;
   RunRanks(Gpus::kShared, 1, [&](comm::DeviceCommunicator& communicator) {
     CudaAttentionDevice device(&communicator, {});
@@ -154,8 +154,8 @@ std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
                         .v = sequence.v.to(torch::kCUDA)};
     // All are enqueued before the first is read.
     std::vector<std::shared_ptr<const LayerIndex>> chosen;
-    for (const patterns::LayerBudget& budget : budgets) {
-      Check((*engine)->SetBudgets(std::span(&budget, 1)));
+    for (const bool is_dense : dense) {
+      (*engine)->SetDense(is_dense);
       CudaCall call(&device, /*layer=*/0, &tensors);
       auto index = (*engine)->Forward(call);
       Check(index.status());

@@ -42,11 +42,10 @@ struct Result {
 Result RunOnGpu(const Sequence& sequence, const patterns::AttentionOptions& options,
                 Gpus gpus = Gpus::kShared, const std::vector<int64_t>& documents = {},
                 float move = 1.0f);
-// The index of layer 0 under each of `budgets` in turn, which replace each other between the
-// forwards of one engine on one GPU.
+// The index of layer 0 in the forwards of one engine on one GPU, each of which is `dense` or not.
 std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
                                     const patterns::AttentionOptions& options,
-                                    const std::vector<patterns::LayerBudget>& budgets);
+                                    const std::vector<bool>& dense);
 Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
                 const std::vector<int64_t>& documents = {}, float move = 1.0f);
 // Softmax attention in double precision over what the index of one rank and the documents say, and

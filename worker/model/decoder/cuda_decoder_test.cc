@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "worker/model/decoder/cuda_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/memory/host_activations.h"
 #include "worker/model/testing/dense_context_attention.h"
@@ -11,6 +10,7 @@
 #include "worker/model/testing/golden.h"
 #include "worker/model/testing/need_gpu.h"
 #include "worker/model/testing/plain_token_ops.h"
+#include "worker/model/token_ops/cuda_token_ops.h"
 
 namespace ringleader::model {
 namespace {
@@ -107,7 +107,7 @@ class SmallModelTest : public GpuTest {
 
   Result Run(const ModelConfig& config, const TokenOps& ops, torch::Device device,
              torch::ScalarType type, const RecomputePlan& plan, HostCopies* copies = nullptr,
-             int64_t n = 500) {
+             int64_t n = 500, Precision precision = Precision::kModelType) {
     const ParameterLayout layout = MakeParameterLayout(config);
     Tensor values = torch::zeros({layout.elements});
     InitializeParameters(config, layout, 3, 0, layout.elements, values.data_ptr<float>());
@@ -117,7 +117,8 @@ class SmallModelTest : public GpuTest {
                     {.recompute = plan,
                      .host_copies = copies,
                      .mlp_chunk_tokens = 192,
-                     .loss_chunk_tokens = 128});
+                     .loss_chunk_tokens = 128,
+                     .precision = precision});
     torch::manual_seed(7);
     const Tensor tokens = torch::randint(config.vocab_size, {n}, torch::kInt64);
     Tensor labels = tokens.roll(-1);
@@ -163,6 +164,43 @@ TEST_F(SmallModelTest, RecomputingDoesNotChangeABit) {
   const auto run = [&](Recompute recompute) {
     return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16,
                {.recompute = recompute});
+  };
+  const Result full = run(Recompute::kFull);
+  for (const Recompute recompute : kPolicies) {
+    const Result other = run(recompute);
+    EXPECT_EQ(other.loss, full.loss);
+    EXPECT_TRUE(torch::equal(other.gradients, full.gradients))
+        << "policy " << static_cast<int>(recompute);
+  }
+}
+
+// The same scheme on both: the CPU computes it in bf16 by LibTorch's operators, whose products are
+// those of what it decodes, and in the CPU engine's fp32. What differs is where bf16 rounds, which
+// now and then moves a value to the next code.
+TEST_F(SmallModelTest, Fp8AgreesWithTheCpu) {
+  const ModelConfig config = SmallConfig(true);
+  const auto run = [&](const TokenOps& ops, torch::Device device, torch::ScalarType type,
+                       Precision precision) {
+    return Run(config, ops, device, type, {}, nullptr, 500, precision);
+  };
+  const Result exact = run(PlainTokenOps(), torch::kCPU, torch::kFloat, Precision::kModelType);
+  const Result plain = run(PlainTokenOps(), torch::kCPU, torch::kBFloat16, Precision::kFp8);
+  const Result gpu = run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kFp8);
+  EXPECT_NEAR(gpu.loss, plain.loss, 1e-3 * exact.loss);
+  EXPECT_NEAR(gpu.loss, exact.loss, 3e-3 * exact.loss);
+  // A percent or so a product, and as much as fp8_test.cc finds on CPUs.
+  ExpectEqualBySlot(config, gpu.gradients, plain.gradients, 0.1);
+  ExpectEqualBySlot(config, gpu.gradients, exact.gradients, 0.2);
+  const Result bf16 =
+      run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kModelType);
+  EXPECT_NE(gpu.loss, bf16.loss) << "nothing was cast";
+}
+
+TEST_F(SmallModelTest, RecomputingFp8DoesNotChangeABit) {
+  const ModelConfig config = SmallConfig(true);
+  const auto run = [&](Recompute recompute) {
+    return Run(config, *NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, {.recompute = recompute},
+               nullptr, 500, Precision::kFp8);
   };
   const Result full = run(Recompute::kFull);
   for (const Recompute recompute : kPolicies) {

@@ -38,12 +38,13 @@ class Decoder::Pass {
     for (int layer = 0; layer < layers; ++layer) {
       SavedLayer saved;
       if (keep) saved_.MakeRoom(layer);
-      ForwardLayer(Context(layer), layer, Layer(store_.Parameters(layer + 1, layer + 2)),
-                   attention_, stream, keep ? &saved : nullptr);
+      const LayerParameters parameters = Layer(store_.Parameters(layer + 1, layer + 2));
+      ForwardLayer(Context(layer, parameters), layer, parameters, attention_, stream,
+                   keep ? &saved : nullptr);
       if (keep) saved_.Keep(layer, std::move(saved));
     }
     return ops_.NormForward(stream.base, stream.pending, View(FinalNorm(), Final(), -1),
-                            config_.rms_norm_epsilon);
+                            config_.rms_norm_epsilon, Form::kValues);
   }
 
   // If `gradient` is set, the hidden states' gradient takes their place.
@@ -58,20 +59,21 @@ class Decoder::Pass {
   // final: Forward's result, with the gradient of y in y.
   void Backward(const TokenOps::Norm& final) {
     const Tensor d_final = store_.OpenGradient(Final());
-    Tensor dx = ops_.NormBackward(final.y, final.sum, final.rstd, View(FinalNorm(), Final(), -1),
-                                  {}, ViewGroup(FinalNorm(), d_final, Begin(Final())));
+    Operand dx =
+        ops_.NormBackward(final.y.values, final.sum, final.rstd, View(FinalNorm(), Final(), -1), {},
+                          ViewGroup(FinalNorm(), d_final, Begin(Final())), LayerForm());
     store_.CloseGradient(Final());
     for (int layer = static_cast<int>(config_.layers) - 1; layer >= 0; --layer) {
       const int block = layer + 1;
       const LayerParameters parameters =
           Layer(store_.Parameters(block, layer > 0 ? block - 1 : -1));
       const LayerParameters gradients = Layer(store_.OpenGradient(block));
-      dx = BackwardLayer(Context(layer), parameters, gradients, saved_.Take(layer), dx);
+      dx = BackwardLayer(Context(layer, parameters), parameters, gradients, saved_.Take(layer), dx);
       saved_.Return(layer);
       store_.CloseGradient(block);
     }
     const SlotGroup embedding = Slot("model.embed_tokens.weight");
-    ops_.AddEmbeddingGradient(dx, batch_.tokens,
+    ops_.AddEmbeddingGradient(dx.values, batch_.tokens,
                               ViewGroup(embedding, store_.OpenGradient(0), Begin(0)));
     store_.CloseGradient(0);
   }
@@ -79,14 +81,19 @@ class Decoder::Pass {
   Tensor Logits(const Tensor& hidden) { return hidden.mm(View(Head(), HeadBlock(), -1).t()); }
 
  private:
-  LayerContext Context(int layer) const {
+  bool IsFp8() const { return decoder_.options_.precision == Precision::kFp8; }
+  // In which layers take the gradient of what they put out.
+  Form LayerForm() const { return IsFp8() ? Form::kBoth : Form::kValues; }
+  LayerContext Context(int layer, const LayerParameters& parameters) {
     const RecomputePlan& plan = decoder_.options_.recompute;
     return {
         .config = config_,
         .ops = ops_,
         .recompute = layer >= config_.layers - plan.kept_layers ? Recompute::kNone : plan.recompute,
         .mlp_chunk_tokens = decoder_.options_.mlp_chunk_tokens,
-        .rotary = rotary_};
+        .rotary = rotary_,
+        .casts =
+            IsFp8() ? &decoder_.weight_casts_.Of(layer, store_.version(), parameters) : nullptr};
   }
   int Final() const { return static_cast<int>(config_.layers) + 1; }
   int HeadBlock() const { return config_.tied_embeddings ? 0 : Final(); }
@@ -122,7 +129,8 @@ Decoder::Decoder(ModelConfig config, const TokenOps& ops, ParameterStore& store,
       layout_(MakeParameterLayout(config_)),
       ops_(ops),
       store_(store),
-      options_(options) {
+      options_(options),
+      weight_casts_(ops, options.held_casts) {
   const RecomputePlan& plan = options_.recompute;
   TORCH_CHECK(plan.host_layers == 0 || plan.kept_layers == 0,
               "layers that keep more than others cannot wait in the host's slots");
@@ -134,7 +142,7 @@ Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAtten
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
   const TokenOps::Norm final = pass.Forward(/*keep=*/true);
-  Tensor loss = pass.Score(final.y, /*gradient=*/true).losses.sum(torch::kDouble);
+  Tensor loss = pass.Score(final.y.values, /*gradient=*/true).losses.sum(torch::kDouble);
   pass.Backward(final);
   return loss;
 }
@@ -142,13 +150,13 @@ Tensor Decoder::ForwardBackward(const TokenBatch& batch, attention::ContextAtten
 TokenScores Decoder::Score(const TokenBatch& batch, attention::ContextAttention& attention) {
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
-  return pass.Score(pass.Forward(/*keep=*/false).y, /*gradient=*/false);
+  return pass.Score(pass.Forward(/*keep=*/false).y.values, /*gradient=*/false);
 }
 
 Tensor Decoder::Logits(const TokenBatch& batch, attention::ContextAttention& attention) {
   const torch::NoGradGuard no_grad;
   Pass pass(*this, batch, attention);
-  return pass.Logits(pass.Forward(/*keep=*/false).y);
+  return pass.Logits(pass.Forward(/*keep=*/false).y.values);
 }
 
 }  // namespace ringleader::model

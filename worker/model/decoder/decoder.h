@@ -10,10 +10,12 @@
 #include "model_shape/memory_estimate.h"
 #include "model_shape/model_config.h"
 #include "model_shape/parameter_layout.h"
+#include "model_shape/precision.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/model/decoder/parameter_store.h"
-#include "worker/model/decoder/token_ops.h"
+#include "worker/model/decoder/weight_casts.h"
 #include "worker/model/memory/saved_layers.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 
@@ -25,6 +27,9 @@ struct DecoderOptions {
   int64_t mlp_chunk_tokens = 32768;
   // Logits exist for this many tokens at a time.
   int64_t loss_chunk_tokens = 8192;
+  Precision precision = Precision::kModelType;
+  // kFp8: of how many layers' weights casts are held, 1 or all.
+  int64_t held_casts = 1;
 };
 
 // This rank's part of one sequence: [n] int64 each, on the model's device. `sequence_length`: for
@@ -65,6 +70,7 @@ class Decoder {
   const TokenOps& ops_;
   ParameterStore& store_;
   DecoderOptions options_;
+  WeightCasts weight_casts_;
 };
 
 }  // namespace ringleader::model

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden_batch.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 namespace ringleader::model {
 namespace {

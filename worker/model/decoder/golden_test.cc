@@ -10,13 +10,13 @@
 #include <sstream>
 
 #include "base/testing/temp_dir.h"
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/files/huggingface.h"
 #include "worker/model/files/safetensors.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden_batch.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 namespace ringleader::model {
 namespace {

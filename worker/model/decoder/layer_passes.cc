@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "worker/model/decoder/linear.h"
+
 namespace ringleader::model {
 namespace {
 
@@ -19,30 +21,30 @@ struct PackedHeads {
   Tensor q, k, v;
 };
 
-// x weight^T (+ bias): [n, in] -> [n, out].
-Tensor Linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  return bias.defined() ? torch::addmm(bias, x, weight.t()) : x.mm(weight.t());
-}
+// A layer's products.
+struct LayerProducts {
+  LayerProducts(const LayerContext& context, const LayerParameters& p)
+      : qkv(context.ops, p.qkv_weight, p.qkv_bias, Cast(context, &LayerCasts::qkv)),
+        output(context.ops, p.output_weight, p.output_bias, Cast(context, &LayerCasts::output)),
+        gate_up(context.ops, p.gate_up_weight, p.gate_up_bias, Cast(context, &LayerCasts::gate_up)),
+        down(context.ops, p.down_weight, p.down_bias, Cast(context, &LayerCasts::down)) {}
+  Linear qkv, output, gate_up, down;
 
-// The same, into y: the same bits, so that it does not matter which of the two backward repeats.
-void LinearInto(Tensor y, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  if (bias.defined()) {
-    at::addmm_out(y, bias, x, weight.t());
-  } else {
-    at::mm_out(y, x, weight.t());
+ private:
+  static const WeightCast* Cast(const LayerContext& context, WeightCast LayerCasts::*member) {
+    return context.casts != nullptr ? &(context.casts->*member) : nullptr;
   }
-}
+};
 
 void AddBiasGradient(const Tensor& dy, const Tensor& d_bias) {
   if (d_bias.defined()) d_bias.add_(dy.sum(0, /*keepdim=*/false, torch::kFloat));
 }
 
 // One product for q, k and v, and their rotation in place. normed: [n, hidden].
-Tensor Project(const LayerContext& context, const LayerParameters& parameters,
-               const Tensor& normed) {
+Tensor Project(const LayerContext& context, const Linear& qkv, const Operand& normed) {
   const ModelConfig& config = context.config;
-  Tensor packed = Linear(normed, parameters.qkv_weight, parameters.qkv_bias)
-                      .view({normed.size(0), config.heads + 2 * config.kv_heads, config.head_dim});
+  Tensor packed =
+      qkv.Forward(normed).view({-1, config.heads + 2 * config.kv_heads, config.head_dim});
   const PackedHeads heads(packed, config);
   context.ops.Rotate(heads.q, heads.k, context.rotary, /*inverse=*/false, heads.q, heads.k);
   return packed;
@@ -73,13 +75,14 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
                   SavedLayer* saved) {
   const ModelConfig& config = context.config;
   const TokenOps& ops = context.ops;
+  const LayerProducts products(context, parameters);
   SavedLayer kept;
   {
     TokenOps::Norm norm = ops.NormForward(stream.base, stream.pending, parameters.input_norm,
-                                          config.rms_norm_epsilon);
+                                          config.rms_norm_epsilon, products.qkv.read());
     stream = {};
     kept.input = std::move(norm.sum);
-    kept.packed = Project(context, parameters, norm.y);
+    kept.packed = Project(context, products.qkv, norm.y);
   }
   {
     const PackedHeads heads(kept.packed, config);
@@ -92,37 +95,38 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
 
   const int64_t n = kept.input.size(0);
   TokenOps::Norm norm = ops.NormForward(
-      kept.input,
-      Linear(kept.attended.reshape({n, -1}), parameters.output_weight, parameters.output_bias),
-      parameters.post_norm, config.rms_norm_epsilon);
+      kept.input, products.output.Forward(products.output.Read(kept.attended.reshape({n, -1}))),
+      parameters.post_norm, config.rms_norm_epsilon, products.gate_up.read());
   if (saved == nullptr) kept = {};
-  // Down's rows take the place of the norm's, which their chunk has read.
+  // Down's rows take the place of the norm's, where there are some, which their chunk has read.
+  Tensor pending = norm.y.values.defined() ? norm.y.values : torch::empty_like(norm.sum);
   const bool keep_products = saved != nullptr && context.recompute == Recompute::kNone;
   if (keep_products) {
-    kept.gate_up = torch::empty({n, 2 * config.intermediate_size}, norm.y.options());
+    kept.gate_up = torch::empty({n, 2 * config.intermediate_size}, norm.sum.options());
   }
   ForChunks(n, context.mlp_chunk_tokens, [&](int64_t begin, int64_t end) {
-    Tensor rows = norm.y.slice(0, begin, end);
+    const Operand rows = SliceRows(norm.y, begin, end);
     Tensor gate_up;
     if (keep_products) {
       gate_up = kept.gate_up.slice(0, begin, end);
-      LinearInto(gate_up, rows, parameters.gate_up_weight, parameters.gate_up_bias);
+      products.gate_up.Forward(rows, gate_up);
     } else {
-      gate_up = Linear(rows, parameters.gate_up_weight, parameters.gate_up_bias);
+      gate_up = products.gate_up.Forward(rows);
     }
-    LinearInto(rows, ops.SwiGlu(gate_up), parameters.down_weight, parameters.down_bias);
+    products.down.Forward(ops.SwiGlu(gate_up, products.down.read()), pending.slice(0, begin, end));
   });
   if (keep_products) kept.middle = norm.sum;
-  stream = {.base = std::move(norm.sum), .pending = std::move(norm.y)};
+  stream = {.base = std::move(norm.sum), .pending = std::move(pending)};
   if (saved != nullptr) *saved = std::move(kept);
 }
 
-Tensor BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
-                     const LayerParameters& gradients, SavedLayer saved, const Tensor& dy) {
+Operand BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
+                      const LayerParameters& gradients, SavedLayer saved, const Operand& dy) {
   const ModelConfig& config = context.config;
   const TokenOps& ops = context.ops;
+  const LayerProducts products(context, parameters);
   const double epsilon = config.rms_norm_epsilon;
-  const int64_t n = dy.size(0);
+  const int64_t n = dy.values.size(0);
   const Tensor attended = saved.attended.reshape({n, -1});
   if (saved.packed.defined()) {  // keys and values travel while the MLP runs
     const PackedHeads heads(saved.packed, config);
@@ -131,42 +135,46 @@ Tensor BackwardLayer(const LayerContext& context, const LayerParameters& paramet
 
   // MLP. The norm's rows are computed again under every policy: a pass over memory against keeping
   // them.
-  Tensor d_middle;
+  Operand d_middle;
   {
+    // What was kept of gate and up is not multiplied again.
+    const Form form = saved.gate_up.defined() ? Form::kValues : products.gate_up.read_twice();
     TokenOps::Norm norm =
         saved.middle.defined()
-            ? ops.NormForward(saved.middle, {}, parameters.post_norm, epsilon)
-            : ops.NormForward(saved.input,
-                              Linear(attended, parameters.output_weight, parameters.output_bias),
-                              parameters.post_norm, epsilon);
-    Tensor d_normed = torch::empty_like(norm.y);
+            ? ops.NormForward(saved.middle, {}, parameters.post_norm, epsilon, form)
+            : ops.NormForward(saved.input, products.output.Forward(products.output.Read(attended)),
+                              parameters.post_norm, epsilon, form);
+    const Tensor d_normed = torch::empty_like(norm.y.values);
     ForChunks(n, context.mlp_chunk_tokens, [&](int64_t begin, int64_t end) {
-      const Tensor rows = norm.y.slice(0, begin, end), upstream = dy.slice(0, begin, end);
-      const TokenOps::SwiGluGradient swiglu = ops.SwiGluBackward(
-          upstream.mm(parameters.down_weight),
-          saved.gate_up.defined()
-              ? saved.gate_up.slice(0, begin, end)
-              : Linear(rows, parameters.gate_up_weight, parameters.gate_up_bias));
-      ops.AddWeightGradient(upstream, swiglu.activation, gradients.down_weight);
-      ops.AddWeightGradient(swiglu.d_gate_up, rows, gradients.gate_up_weight);
-      AddBiasGradient(swiglu.d_gate_up, gradients.gate_up_bias);
-      Tensor d_rows = d_normed.slice(0, begin, end);
-      at::mm_out(d_rows, swiglu.d_gate_up, parameters.gate_up_weight);
+      const Operand rows = SliceRows(norm.y, begin, end), upstream = SliceRows(dy, begin, end);
+      const TokenOps::SwiGluGradient swiglu =
+          ops.SwiGluBackward(products.down.InputGradient(upstream),
+                             saved.gate_up.defined() ? saved.gate_up.slice(0, begin, end)
+                                                     : products.gate_up.Forward(rows),
+                             products.gate_up.read_twice());
+      ops.AddWeightGradient(upstream.values, swiglu.activation, gradients.down_weight);
+      ops.AddWeightGradient(swiglu.d_gate_up.values, rows.values, gradients.gate_up_weight);
+      AddBiasGradient(swiglu.d_gate_up.values, gradients.gate_up_bias);
+      products.gate_up.InputGradient(swiglu.d_gate_up, d_normed.slice(0, begin, end));
     });
-    AddBiasGradient(dy, gradients.down_bias);
+    AddBiasGradient(dy.values, gradients.down_bias);
     saved.gate_up.reset();
     saved.middle.reset();
     // Both branches of the residual.
-    d_middle = ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.post_norm, dy,
-                                gradients.post_norm);
+    d_middle = ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.post_norm, dy.values,
+                                gradients.post_norm, products.output.read_twice());
   }
 
-  ops.AddWeightGradient(d_middle, attended, gradients.output_weight);
-  AddBiasGradient(d_middle, gradients.output_bias);
-  const Tensor d_attended = d_middle.mm(parameters.output_weight).view(saved.attended.sizes());
+  ops.AddWeightGradient(d_middle.values, attended, gradients.output_weight);
+  AddBiasGradient(d_middle.values, gradients.output_bias);
+  const Tensor d_attended = products.output.InputGradient(d_middle).view(saved.attended.sizes());
+  d_middle.rows = {};
 
-  TokenOps::Norm norm = ops.NormForward(saved.input, {}, parameters.input_norm, epsilon);
-  if (!saved.packed.defined()) saved.packed = Project(context, parameters, norm.y);
+  const bool project = !saved.packed.defined();
+  TokenOps::Norm norm = ops.NormForward(saved.input, {}, parameters.input_norm, epsilon,
+                                        project ? products.qkv.read_twice() : Form::kValues);
+  if (project) saved.packed = Project(context, products.qkv, norm.y);
+  norm.y.rows = {};
   Tensor d_packed;
   {
     const PackedHeads heads(saved.packed, config);
@@ -180,12 +188,12 @@ Tensor BackwardLayer(const LayerContext& context, const LayerParameters& paramet
   }
   saved.attended.reset();
   const Tensor rows = d_packed.view({n, -1});
-  ops.AddWeightGradient(rows, norm.y, gradients.qkv_weight);
+  ops.AddWeightGradient(rows, norm.y.values, gradients.qkv_weight);
   AddBiasGradient(rows, gradients.qkv_bias);
-  Tensor d_normed = std::move(norm.y);
-  at::mm_out(d_normed, rows, parameters.qkv_weight);
-  return ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.input_norm, d_middle,
-                          gradients.input_norm);
+  const Tensor d_normed = norm.y.values;  // which have served
+  products.qkv.InputGradient(products.qkv.Read(rows), d_normed);
+  return ops.NormBackward(d_normed, norm.sum, norm.rstd, parameters.input_norm, d_middle.values,
+                          gradients.input_norm, products.down.read_twice());
 }
 
 TokenScores LossPass(const TokenOps& ops, const Tensor& hidden, const Tensor& head,

@@ -9,7 +9,8 @@
 #include "model_shape/model_config.h"
 #include "worker/attention/runner/context_attention.h"
 #include "worker/model/decoder/layer_parameters.h"
-#include "worker/model/decoder/token_ops.h"
+#include "worker/model/decoder/weight_casts.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 
@@ -36,6 +37,8 @@ struct LayerContext {
   Recompute recompute;
   int64_t mlp_chunk_tokens;
   Rotary rotary;
+  // Of the layer's weights; null where products read the model's type.
+  const LayerCasts* casts;
 };
 
 // Runs a layer and advances `stream`. `saved` may be null: nothing is kept.
@@ -43,11 +46,11 @@ void ForwardLayer(const LayerContext& context, int layer, const LayerParameters&
                   attention::ContextAttention& attention, ResidualStream& stream,
                   SavedLayer* saved);
 
-// dy: the gradient of the layer's output. Adds to `gradients` (fp32) and returns the gradient of
-// its input. Takes `saved` apart, to free it early.
-torch::Tensor BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
-                            const LayerParameters& gradients, SavedLayer saved,
-                            const torch::Tensor& dy);
+// dy: the gradient of the layer's output, its rows cast where the context has casts. Adds to
+// `gradients` (fp32) and returns the gradient of its input, likewise. Takes `saved` apart, to free
+// it early.
+Operand BackwardLayer(const LayerContext& context, const LayerParameters& parameters,
+                      const LayerParameters& gradients, SavedLayer saved, const Operand& dy);
 
 // softmax(hidden head^T) against labels, with logits for `chunk_tokens` tokens at a time. With
 // d_head

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/layer_passes.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 namespace ringleader::model {
 namespace {

@@ -4,6 +4,8 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
+
 namespace ringleader::model {
 
 // Blocks are those of ParameterLayout::blocks: the embedding, each layer, the final norm with the
@@ -18,6 +20,10 @@ class ParameterStore {
   // Readable until the next call but one for a layer; embedding and final block until the step
   // ends.
   virtual torch::Tensor Parameters(int block, int next) = 0;
+
+  // Another number whenever parameters may have changed: what was derived from them under the same
+  // number is still true.
+  virtual int64_t version() const = 0;
 
   // A buffer of the block's gradient to add to: [elements] fp32; the same again while it is open.
   // The buffers of at most two layers are open at a time, besides the embedding's and the final

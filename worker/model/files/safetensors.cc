@@ -148,7 +148,7 @@ absl::StatusOr<std::span<const std::byte>> PackBFloat16(std::span<float> values)
       return absl::DataLossError(
           absl::StrFormat("%g at element %d is not finite in bf16", values[i], i));
     }
-    // Behind what is still to be read, but for the first, which has been.
+    // Goes after what is still to be read, but for the first, which has been.
     std::memcpy(packed + 2 * i, &half, sizeof(half));
   }
   return std::span<const std::byte>(packed, 2 * values.size());

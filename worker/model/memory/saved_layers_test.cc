@@ -10,11 +10,11 @@
 #include <limits>
 #include <map>
 
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/dense_context_attention.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden_batch.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 namespace ringleader::model {
 namespace {

@@ -24,9 +24,7 @@ class DenseContextAttention : public attention::ContextAttention {
             .lse = logits.logsumexp(-1),
             .record = std::make_shared<Record>()};
   }
-  absl::Status SetBudgets(std::span<const patterns::LayerBudget> /*budgets*/) override {
-    return absl::OkStatus();
-  }
+  void SetDense(bool /*dense*/) override {}
   absl::Status SetDocuments(int64_t /*tokens*/, std::span<const int64_t> firsts,
                             int64_t /*padding*/) override {
     return firsts.size() < 2 ? absl::OkStatus()

@@ -19,6 +19,7 @@ class FlatStore : public ParameterStore {
         gradients_(torch::zeros({layout.elements}, torch::dtype(torch::kFloat).device(device))) {}
 
   torch::Tensor Parameters(int block, int /*next*/) override { return Block(parameters_, block); }
+  int64_t version() const override { return version_; }
   torch::Tensor OpenGradient(int block) override {
     open_.insert(block);
     return Block(gradients_, block);
@@ -28,8 +29,12 @@ class FlatStore : public ParameterStore {
     closed_.push_back(block);
   }
 
-  torch::Tensor& parameters() { return parameters_; }  // [elements]
-  torch::Tensor& gradients() { return gradients_; }    // [elements] fp32
+  // [elements], to be changed at will.
+  torch::Tensor& parameters() {
+    ++version_;
+    return parameters_;
+  }
+  torch::Tensor& gradients() { return gradients_; }  // [elements] fp32
   const std::set<int>& open() const { return open_; }
   const std::vector<int>& closed() const { return closed_; }  // in the order of closing
 
@@ -40,6 +45,7 @@ class FlatStore : public ParameterStore {
 
   std::vector<ParameterBlock> blocks_;
   torch::Tensor parameters_, gradients_;
+  int64_t version_ = 1;
   std::set<int> open_;
   std::vector<int> closed_;
 };

@@ -22,24 +22,24 @@ void RotateHeads(const Tensor& x, const Tensor& cos, const Tensor& sin, const Te
 }  // namespace
 
 TokenOps::Norm PlainTokenOps::NormForward(const Tensor& x, const Tensor& residual,
-                                          const Tensor& weight, double epsilon) const {
+                                          const Tensor& weight, double epsilon, Form form) const {
   Norm norm;
   norm.sum = residual.defined() ? x + residual : x;
   const Tensor wide = norm.sum.to(Wide(x));
   norm.rstd = (wide.square().mean(1, /*keepdim=*/true) + epsilon).rsqrt();
-  norm.y = (wide * norm.rstd * weight).to(x.scalar_type());
+  norm.y = InForm((wide * norm.rstd * weight).to(x.scalar_type()), form);
   return norm;
 }
 
-Tensor PlainTokenOps::NormBackward(const Tensor& dy, const Tensor& sum, const Tensor& rstd,
-                                   const Tensor& weight, const Tensor& d_sum,
-                                   const Tensor& d_weight) const {
+Operand PlainTokenOps::NormBackward(const Tensor& dy, const Tensor& sum, const Tensor& rstd,
+                                    const Tensor& weight, const Tensor& d_sum,
+                                    const Tensor& d_weight, Form form) const {
   const Tensor normed = sum.to(Wide(sum)) * rstd, upstream = dy.to(Wide(dy));
   d_weight.add_((upstream * normed).sum(0));
   const Tensor weighted = upstream * weight;
   Tensor dx = (weighted - normed * (weighted * normed).mean(1, /*keepdim=*/true)) * rstd;
   if (d_sum.defined()) dx += d_sum;
-  return dx.to(sum.scalar_type());
+  return InForm(dx.to(sum.scalar_type()), form);
 }
 
 void PlainTokenOps::Rotate(const Tensor& q, const Tensor& k, const Rotary& rotary, bool inverse,
@@ -54,20 +54,44 @@ void PlainTokenOps::Rotate(const Tensor& q, const Tensor& k, const Rotary& rotar
   RotateHeads(k, cos, sin, k_out);
 }
 
-Tensor PlainTokenOps::SwiGlu(const Tensor& gate_up) const {
+Operand PlainTokenOps::SwiGlu(const Tensor& gate_up, Form form) const {
   const auto halves = gate_up.to(Wide(gate_up)).chunk(2, 1);
-  return (torch::silu(halves[0]) * halves[1]).to(gate_up.scalar_type());
+  return InForm((torch::silu(halves[0]) * halves[1]).to(gate_up.scalar_type()), form);
 }
 
 TokenOps::SwiGluGradient PlainTokenOps::SwiGluBackward(const Tensor& d_activation,
-                                                       const Tensor& gate_up) const {
+                                                       const Tensor& gate_up, Form form) const {
   const auto halves = gate_up.to(Wide(gate_up)).chunk(2, 1);
   const Tensor &gate = halves[0], &up = halves[1];
   const Tensor upstream = d_activation.to(Wide(gate_up));
   const Tensor sigmoid = gate.sigmoid(), silu = gate * sigmoid;
   const Tensor d_gate = upstream * up * (sigmoid + silu - silu * sigmoid);
   return {.activation = (silu * up).to(gate_up.scalar_type()),
-          .d_gate_up = torch::cat({d_gate, upstream * silu}, 1).to(gate_up.scalar_type())};
+          .d_gate_up =
+              InForm(torch::cat({d_gate, upstream * silu}, 1).to(gate_up.scalar_type()), form)};
+}
+
+// By LibTorch's own rounding; the least power of two that keeps the row within 448.
+ScaledRows PlainTokenOps::CastRows(const Tensor& x) const {
+  const Tensor wide = x.to(torch::kDouble);
+  const Tensor amax = wide.abs().amax(1, /*keepdim=*/true);  // NaN where the row has one
+  Tensor scales = torch::exp2((amax / 448).log2().ceil()).clamp_min(0x1p-126);
+  scales = torch::where(amax == 0, 1.0, torch::where(amax.isfinite(), scales, amax * 0 / 0));
+  return {.codes = (wide / scales).to(torch::kFloat).to(torch::kFloat8_e4m3fn),
+          .scales = scales.to(torch::kFloat)};
+}
+
+ScaledRows PlainTokenOps::CastTransposed(const Tensor& x) const {
+  return CastRows(x.t());
+}
+
+void PlainTokenOps::ScaledProduct(const ScaledRows& a, const ScaledRows& b, const Tensor& bias,
+                                  Tensor y) const {
+  const auto decoded = [](const ScaledRows& rows) {
+    return rows.codes.to(torch::kFloat).to(torch::kDouble) * rows.scales;
+  };
+  const Tensor product = decoded(a).mm(decoded(b).t());
+  y.copy_(bias.defined() ? product + bias : product);
 }
 
 void PlainTokenOps::AddWeightGradient(const Tensor& dy, const Tensor& x,

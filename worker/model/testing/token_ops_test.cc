@@ -1,5 +1,8 @@
 #include "worker/model/testing/token_ops_test.h"
 
+#include <limits>
+#include <utility>
+
 namespace ringleader::model {
 namespace {
 
@@ -17,23 +20,29 @@ Tensor Wide(const Tensor& x) {
 
 TEST_P(TokenOpsTest, NormAndItsGradient) {
   const Tensor x = Random({300, 2048}), residual = Random({300, 2048}), weight = Random({2048});
-  const auto expected = plain_.NormForward(Wide(x), Wide(residual), Wide(weight), 1e-6);
-  const auto actual = fused_->NormForward(x, residual.clone(), weight, 1e-6);
+  const auto expected =
+      plain_.NormForward(Wide(x), Wide(residual), Wide(weight), 1e-6, Form::kValues);
+  const auto actual = fused_->NormForward(x, residual.clone(), weight, 1e-6, Form::kValues);
   EXPECT_LT(Error(actual.sum, expected.sum), GetParam().tolerance);
-  EXPECT_LT(Error(actual.y, expected.y), GetParam().tolerance);
+  EXPECT_LT(Error(actual.y.values, expected.y.values), GetParam().tolerance);
   EXPECT_LT(Error(actual.rstd, expected.rstd), GetParam().tolerance);
-  EXPECT_LT(Error(fused_->NormForward(x, {}, weight, 1e-6).y,
-                  plain_.NormForward(Wide(x), {}, Wide(weight), 1e-6).y),
+  EXPECT_LT(Error(fused_->NormForward(x, {}, weight, 1e-6, Form::kValues).y.values,
+                  plain_.NormForward(Wide(x), {}, Wide(weight), 1e-6, Form::kValues).y.values),
             GetParam().tolerance);
 
   const Tensor dy = Random({300, 2048}), past = Random({300, 2048});
   const Tensor d_weight = Zeros({2048}), d_weight_expected = Zeros({2048}).to(torch::kDouble);
   for (const Tensor& d_sum : {past, Tensor()}) {
-    const Tensor dx =
-        fused_->NormBackward(dy.clone(), actual.sum, actual.rstd, weight, d_sum, d_weight);
+    const Tensor dx = fused_
+                          ->NormBackward(dy.clone(), actual.sum, actual.rstd, weight, d_sum,
+                                         d_weight, Form::kValues)
+                          .values;
     const Tensor dx_expected =
-        plain_.NormBackward(Wide(dy), Wide(actual.sum), expected.rstd, Wide(weight),
-                            d_sum.defined() ? Wide(d_sum) : Tensor(), d_weight_expected);
+        plain_
+            .NormBackward(Wide(dy), Wide(actual.sum), expected.rstd, Wide(weight),
+                          d_sum.defined() ? Wide(d_sum) : Tensor(), d_weight_expected,
+                          Form::kValues)
+            .values;
     EXPECT_LT(Error(dx, dx_expected), GetParam().tolerance);
     EXPECT_LT(Error(d_weight, d_weight_expected), GetParam().tolerance) << "added to, not set";
   }
@@ -62,11 +71,117 @@ TEST_P(TokenOpsTest, RotationOfPackedHeads) {
 
 TEST_P(TokenOpsTest, SwiGluAndItsGradient) {
   const Tensor gate_up = Random({129, 2752}), upstream = Random({129, 1376});
-  EXPECT_LT(Error(fused_->SwiGlu(gate_up), plain_.SwiGlu(Wide(gate_up))), GetParam().tolerance);
-  const auto expected = plain_.SwiGluBackward(Wide(upstream), Wide(gate_up));
-  const auto actual = fused_->SwiGluBackward(upstream.clone(), gate_up.clone());
+  EXPECT_LT(Error(fused_->SwiGlu(gate_up, Form::kValues).values,
+                  plain_.SwiGlu(Wide(gate_up), Form::kValues).values),
+            GetParam().tolerance);
+  const auto expected = plain_.SwiGluBackward(Wide(upstream), Wide(gate_up), Form::kValues);
+  const auto actual = fused_->SwiGluBackward(upstream.clone(), gate_up.clone(), Form::kValues);
   EXPECT_LT(Error(actual.activation, expected.activation), GetParam().tolerance);
-  EXPECT_LT(Error(actual.d_gate_up, expected.d_gate_up), GetParam().tolerance);
+  EXPECT_LT(Error(actual.d_gate_up.values, expected.d_gate_up.values), GetParam().tolerance);
+}
+
+namespace {
+
+void ExpectSameRows(const ScaledRows& actual, const ScaledRows& expected, const char* of) {
+  ASSERT_TRUE(actual.defined()) << of;
+  EXPECT_EQ(actual.codes.scalar_type(), torch::kFloat8_e4m3fn) << of;
+  EXPECT_TRUE(torch::equal(actual.codes.view(torch::kByte), expected.codes.view(torch::kByte)))
+      << of;
+  EXPECT_TRUE(torch::equal(actual.scales, expected.scales)) << of;
+}
+
+}  // namespace
+
+// Bit for bit, on every device: rows of one value alone, of large and small ones, and zeros.
+TEST_P(TokenOpsTest, CastsRowsAndColumns) {
+  for (const int64_t width : {16, 2048, 2560, 11008}) {
+    Tensor x = Random({144, width}) * torch::exp2(torch::randn({144, 1}, GetParam().device) * 20);
+    x = x.to(GetParam().type);
+    x[3].zero_();
+    x[4] = 448.0;
+    x[5] = -1e-30;
+    ExpectSameRows(fused_->CastRows(x), plain_.CastRows(x), "rows");
+    ExpectSameRows(fused_->CastTransposed(x), plain_.CastTransposed(x), "columns");
+  }
+  const Tensor wide = Random({64, 512});
+  ExpectSameRows(fused_->CastRows(wide.slice(1, 128, 384)),
+                 plain_.CastRows(wide.slice(1, 128, 384)), "rows that lie apart");
+}
+
+// A saturating cast would make numbers of them.
+TEST_P(TokenOpsTest, RowsThatAreNotFiniteStayThat) {
+  for (const double bad :
+       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    Tensor x = Random({32, 64});
+    x[7][9] = bad;
+    const ScaledRows rows = fused_->CastRows(x), columns = fused_->CastTransposed(x);
+    EXPECT_TRUE(rows.scales[7].isnan().item<bool>());
+    EXPECT_EQ(rows.scales.isnan().sum().item<int64_t>(), 1);
+    EXPECT_TRUE(columns.scales[9].isnan().item<bool>());
+    const Tensor weight = Random({48, 64});
+    Tensor y = Random({32, 48});
+    fused_->ScaledProduct(rows, fused_->CastRows(weight), {}, y);
+    EXPECT_TRUE(y[7].isnan().all().item<bool>());
+    EXPECT_EQ(y.isnan().sum().item<int64_t>(), 48) << "no other row";
+  }
+}
+
+TEST_P(TokenOpsTest, ScaledProductsSumInFp32) {
+  for (const int64_t rows : {1, 129, 512}) {
+    const Tensor x = Random({rows, 2048}), weight = Random({320, 2048}), bias = Random({320});
+    const ScaledRows a = plain_.CastRows(x), b = plain_.CastRows(weight);
+    for (const Tensor& added : {bias, Tensor()}) {
+      Tensor y = Random({rows, 320}), expected = Wide(y).clone();
+      fused_->ScaledProduct(a, b, added, y);
+      plain_.ScaledProduct(a, b, added.defined() ? Wide(added) : added, expected);
+      EXPECT_LT(Error(y, expected), GetParam().tolerance) << rows;
+    }
+  }
+}
+
+// What a step casts on its way is what a pass of its own would: the same codes, also where the
+// values are not stored.
+TEST_P(TokenOpsTest, StepsCastWhatTheyStore) {
+  for (const auto& [hidden, inner] :
+       {std::pair(2048, 11008), std::pair(512, 1376), std::pair(64, 176)}) {
+    const Tensor x = Random({70, hidden}), residual = Random({70, hidden}),
+                 weight = Random({hidden});
+    for (const Tensor& added : {residual, Tensor()}) {
+      const auto copy = [&] { return added.defined() ? added.clone() : added; };
+      const auto both = fused_->NormForward(x, copy(), weight, 1e-6, Form::kBoth);
+      const auto plain = fused_->NormForward(x, copy(), weight, 1e-6, Form::kValues);
+      const auto rows = fused_->NormForward(x, copy(), weight, 1e-6, Form::kRows);
+      EXPECT_TRUE(torch::equal(both.y.values, plain.y.values));
+      EXPECT_TRUE(torch::equal(both.sum, rows.sum));
+      EXPECT_TRUE(torch::equal(both.rstd, rows.rstd));
+      EXPECT_FALSE(plain.y.rows.defined());
+      EXPECT_FALSE(rows.y.values.defined());
+      ExpectSameRows(both.y.rows, plain_.CastRows(plain.y.values), "norm");
+      ExpectSameRows(rows.y.rows, both.y.rows, "norm without values");
+
+      const Tensor dy = Random({70, hidden});
+      const auto backward = [&](Form form) {
+        return fused_->NormBackward(dy.clone(), both.sum, both.rstd, weight, added, Zeros({hidden}),
+                                    form);
+      };
+      const Operand dx = backward(Form::kBoth);
+      EXPECT_TRUE(torch::equal(dx.values, backward(Form::kValues).values));
+      ExpectSameRows(dx.rows, plain_.CastRows(dx.values), "norm's gradient");
+    }
+    const Tensor gate_up = Random({70, 2 * inner}), upstream = Random({70, inner});
+    const Tensor activation = fused_->SwiGlu(gate_up, Form::kValues).values;
+    const Operand both = fused_->SwiGlu(gate_up, Form::kBoth);
+    EXPECT_TRUE(torch::equal(both.values, activation));
+    ExpectSameRows(both.rows, plain_.CastRows(activation), "swiglu");
+    const Operand rows = fused_->SwiGlu(gate_up, Form::kRows);
+    EXPECT_FALSE(rows.values.defined());
+    ExpectSameRows(rows.rows, both.rows, "swiglu without values");
+    const auto plain = fused_->SwiGluBackward(upstream.clone(), gate_up.clone(), Form::kValues);
+    const auto cast = fused_->SwiGluBackward(upstream.clone(), gate_up.clone(), Form::kBoth);
+    EXPECT_TRUE(torch::equal(cast.activation, plain.activation));
+    EXPECT_TRUE(torch::equal(cast.d_gate_up.values, plain.d_gate_up.values));
+    ExpectSameRows(cast.d_gate_up.rows, plain_.CastRows(plain.d_gate_up.values), "gate and up");
+  }
 }
 
 TEST_P(TokenOpsTest, WeightGradientsAddUpInFp32) {

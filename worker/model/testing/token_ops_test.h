@@ -8,8 +8,8 @@
 #include <memory>
 #include <ostream>
 
-#include "worker/model/decoder/token_ops.h"
 #include "worker/model/testing/plain_token_ops.h"
+#include "worker/model/token_ops/token_ops.h"
 
 namespace ringleader::model {
 

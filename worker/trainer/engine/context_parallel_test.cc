@@ -12,10 +12,10 @@
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/testing/ring_settings.h"
 #include "worker/comm/testing/local_communicator.h"
-#include "worker/model/decoder/cpu_token_ops.h"
 #include "worker/model/decoder/decoder.h"
 #include "worker/model/testing/flat_store.h"
 #include "worker/model/testing/golden.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 
 namespace ringleader::trainer {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/process/version.h"
 #include "base/status_macros.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
-#include "worker/model/decoder/cpu_token_ops.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
 #include "worker/optim/cpu_shard_device.h"
 #include "worker/trainer/engine/engine_device.h"
 #include "worker/trainer/engine/machine_memory.h"

@@ -22,8 +22,8 @@
 #include "worker/attention/cuda/cuda_ring_attention.h"
 #include "worker/comm/nccl/device_event_pool.h"
 #include "worker/comm/nccl/nccl_communicator.h"
-#include "worker/model/decoder/cuda_token_ops.h"
 #include "worker/model/memory/host_activations.h"
+#include "worker/model/token_ops/cuda_token_ops.h"
 #include "worker/optim/cuda_shard_device.h"
 #include "worker/trainer/engine/device_timer.h"
 #include "worker/trainer/engine/engine_device.h"
@@ -136,6 +136,14 @@ absl::Status CudaDevice::SetUp(Host& host) {
   RETURN_IF_ERROR(
       comm::CudaError(cudaGetDeviceProperties(&properties, device_), "the GPU's figures"));
   device_name_ = properties.name;
+  // What LibTorch takes for products by row, by cuBLAS: Hopper's tensor cores.
+  if (job_.precision == model::Precision::kFp8 && properties.major < 9) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("training.precision: fp8 needs a GPU of compute capability 9.0 or more "
+                        "(Hopper), and %s has "
+                        "%d.%d; set training.precision: bfloat16",
+                        device_name_, properties.major, properties.minor));
+  }
   return Connect();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
 #include "worker/attention/runner/document_attention.h"
@@ -40,6 +41,7 @@ absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionByDocument
 absl::Status StepEngine::SetUp(Host& host) {
   host.SetPlace(0, "loading the model");
   ASSIGN_OR_RETURN(const model::ModelConfig config, LoadConfig(job_));
+  RETURN_IF_ERROR(model::CheckPrecision(config, job_.precision));
   const model::ParameterLayout layout = model::MakeParameterLayout(config);
   RETURN_IF_ERROR(PlanMemory(config));
   ASSIGN_OR_RETURN(const std::vector<float> start, StartWeights(config, layout));
@@ -51,6 +53,8 @@ absl::Status StepEngine::SetUp(Host& host) {
   const model::RecomputePlan& plan = memory_plan_.recompute;
   model::DecoderOptions options;
   options.recompute = plan;
+  options.precision = job_.precision;
+  options.held_casts = std::max<int64_t>(1, memory_plan_.held_casts);
   if (plan.host_layers > 0) {
     host.SetPlace(0, "pinning host memory");
     const int64_t element = static_cast<int64_t>(c10::elementSize(device_->type()));
@@ -77,6 +81,8 @@ absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
   const model::TrainingShape shape = {.ranks = world_.size(),
                                       .tokens = LocalTokens(),
                                       .element_bytes = element_bytes,
+                                      .precision = job_.precision,
+                                      .micro_batches = job_.global_batch / job_.data,
                                       .ranks_per_node = job_.ranks_per_node,
                                       .device_is_host = device_->is_host(),
                                       .choice_bytes = choice.kept,
@@ -125,9 +131,21 @@ std::vector<std::pair<std::string, std::string>> StepEngine::Settings() const {
                              : "sharded, two layers at a time"},
           {"gradients", sums_once_a_step() ? "summed over ranks once a step"
                                            : "summed over ranks in every micro-batch"},
+          {"linear layers", DescribePrecision()},
           {"recompute", model::DescribeRecompute(config(), memory_plan_.recompute)},
           {"kept for backward", model::DescribeKept(config(), memory_plan_.recompute)},
           {"memory of a rank", model::DescribeMemory(memory_plan_.memory)}};
+}
+
+std::string StepEngine::DescribePrecision() const {
+  switch (job_.precision) {
+    case model::Precision::kModelType:
+      return "the model's type";
+    case model::Precision::kFp8:
+      return absl::StrFormat("fp8 (e4m3), casts of %d of %d layers' weights held",
+                             memory_plan_.held_casts, config().layers);
+  }
+  return "";
 }
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {

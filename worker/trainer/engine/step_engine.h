@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,7 +48,7 @@ struct StepUpdate {
 struct EngineStats {
   PhaseSeconds phases;  // without data, checkpoint and evaluation
   std::vector<attention::LayerStats> layers;
-  // Of ForwardBackward, in its order, where documents are samples.
+  // What each ForwardBackward visited, in their order, where documents are samples.
   std::vector<attention::VisitedTiles> micro_batches;
   uint64_t peak_memory_bytes = 0;  // of the device, since the start
 };
@@ -69,10 +68,8 @@ class StepEngine {
   // How the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
 
-  // Sets the budgets of the steps from the next one on; layers past the end keep the job's.
-  absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
-    return device_->attention().SetBudgets(budgets);
-  }
+  // Whether the next forwards attend to everything, whatever the job's pattern is.
+  void SetDense(bool dense) { device_->attention().SetDense(dense); }
 
   // A step, 1 being the first: begin, this rank's micro-batches, update. Update is where the step's
   // one wait for the device is; with no labelled token on any rank it changes nothing and returns 0
@@ -120,6 +117,7 @@ class StepEngine {
   // This rank's range of the start weights.
   absl::StatusOr<std::vector<float>> StartWeights(const model::ModelConfig& config,
                                                   const model::ParameterLayout& layout) const;
+  std::string DescribePrecision() const;
   absl::Status SetDocuments(const data::LocalSequence& sequence);
   model::TokenBatch Batch(const data::LocalSequence& sequence) const;
   int64_t LocalTokens() const { return static_cast<int64_t>(job_.sequence_length) / job_.context; }

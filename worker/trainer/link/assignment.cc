@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "jobspec/attention_spec.h"
 #include "jobspec/jobspec.h"
-#include "jobspec/model_spec.h"
+#include "jobspec/values/attention_spec.h"
+#include "jobspec/values/model_spec.h"
 #include "patterns/check_options.h"
 
 namespace ringleader::trainer {
@@ -15,10 +15,6 @@ namespace {
 
 using Decay = optim::LearningRateSchedule::Decay;
 using v1::TrainingSpec;
-
-// Layers are few: a number beyond any model is garbage, not something to
-// allocate for.
-constexpr uint32_t kMostNumbered = 65'535;
 
 constexpr std::pair<TrainingSpec::Schedule, Decay> kDecays[] = {
     {TrainingSpec::CONSTANT, Decay::kConstant},
@@ -90,19 +86,6 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
     plan.by_documents = jobspec::IsByDocuments(proto.layout());
   }
   plan.stripe = static_cast<int>(proto.stripe());
-  for (const v1::LayerBudget& budget : proto.layer_budgets()) {
-    if (budget.layer() > kMostNumbered) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("plan %d: a budget for layer %d", plan.version, budget.layer()));
-    }
-    plan.layer_budgets.push_back(
-        {.layer = budget.layer(),
-         .budget = {.dense = budget.dense(),
-                    .vertical_slash = {.vertical_mass = budget.vertical_mass(),
-                                       .slash_mass = budget.slash_mass(),
-                                       .max_verticals = budget.max_verticals(),
-                                       .max_slashes = budget.max_slashes()}}});
-  }
   ASSIGN_OR_RETURN(plan.sample_weights, ToWeights(proto.sample_weights()));
   plan.weights_from_step = proto.weights_from_step();
   for (const v1::EarlierWeights& earlier : proto.earlier_weights()) {
@@ -195,6 +178,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   ASSIGN_OR_RETURN(job.eval_attention, jobspec::Convert(kEvalAttentions, training.eval_attention(),
                                                         "training.eval_attention"));
   job.max_skipped_steps = training.max_skipped_steps();
+  ASSIGN_OR_RETURN(job.precision, jobspec::PrecisionOf(training));
   job.attention.deterministic = job.deterministic = training.deterministic();
 
   job.checkpoint_directory = spec.checkpoint().directory();

@@ -119,6 +119,16 @@ TEST(AssignmentFieldsTest, WhatTheModelIsExportedAs) {
   EXPECT_FALSE(JobOf(assignment).export_bf16);
 }
 
+TEST(AssignmentFieldsTest, WhatProductsRead) {
+  v1::TrainerAssignment assignment = Assignment();
+  EXPECT_EQ(JobOf(assignment).precision, model::Precision::kModelType) << "of older jobs";
+  v1::TrainingSpec* const training = assignment.mutable_spec()->mutable_training();
+  training->set_precision(v1::TrainingSpec::FP8);
+  EXPECT_EQ(JobOf(assignment).precision, model::Precision::kFp8);
+  training->set_precision(v1::TrainingSpec::BFLOAT16);
+  EXPECT_EQ(JobOf(assignment).precision, model::Precision::kModelType);
+}
+
 TEST(AssignmentFieldsTest, HowItUpdates) {
   v1::TrainerAssignment assignment = Assignment();
   const TrainingJob job = JobOf(assignment);
@@ -204,13 +214,6 @@ TEST(PlanFieldsTest, AreTakenOneByOne) {
   proto.mutable_ring()->set_outer(3);
   proto.set_layout(v1::ParallelismSpec::ZIGZAG);
   proto.set_stripe(64);
-  v1::LayerBudget* budget = proto.add_layer_budgets();
-  budget->set_layer(7);
-  budget->set_vertical_mass(0.5);
-  budget->set_slash_mass(0.25);
-  budget->set_max_verticals(11);
-  budget->set_max_slashes(12);
-  proto.add_layer_budgets()->set_dense(true);
   const Plan plan = ToPlan(proto, 6).value();
   EXPECT_EQ(plan.version, 5u);
   EXPECT_EQ(plan.effective_step, 9u);
@@ -219,15 +222,6 @@ TEST(PlanFieldsTest, AreTakenOneByOne) {
   EXPECT_EQ(plan.ring.outer, 3);
   EXPECT_EQ(plan.layout, kernels::LayoutKind::kZigzag);
   EXPECT_EQ(plan.stripe, 64);
-  ASSERT_EQ(plan.layer_budgets.size(), 2u);
-  EXPECT_EQ(plan.layer_budgets[0].layer, 7u);
-  EXPECT_FALSE(plan.layer_budgets[0].budget.dense);
-  const patterns::VerticalSlashBudget& budgets = plan.layer_budgets[0].budget.vertical_slash;
-  EXPECT_EQ(budgets.vertical_mass, 0.5);
-  EXPECT_EQ(budgets.slash_mass, 0.25);
-  EXPECT_EQ(budgets.max_verticals, 11u);
-  EXPECT_EQ(budgets.max_slashes, 12u);
-  EXPECT_TRUE(plan.layer_budgets[1].budget.dense);
 }
 
 TEST(PlanFieldsTest, ARingHoldsTheContextsRanks) {

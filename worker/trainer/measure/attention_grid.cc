@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <limits>
 #include <string>
 
 #include "balance/grid.h"
@@ -18,7 +16,6 @@ namespace ringleader::trainer {
 namespace {
 
 using patterns::AttentionOptions;
-using patterns::Pattern;
 using torch::Tensor;
 
 // Longer sequences are a power of their length away, and take the time and memory of a job.
@@ -26,49 +23,6 @@ constexpr int64_t kLongestOnGpu = 131072, kLongestOnCpu = 16384;  // tokens
 constexpr int64_t kDocumentTokens = 4096;
 // Random values that are repeated over the sequence: drawing them all would take the time.
 constexpr int64_t kDrawnTokens = 2048;
-
-// The share of a sequence's length from which a query sees all keys, so that `density` of the
-// causal pairs are seen: d = 1 - (1 - share)².
-double ShareOfLength(double density) {
-  return 1 - std::sqrt(1 - std::min(1.0, density));
-}
-
-// How a pattern is brought to a density. One that is not here is measured as the job has it.
-struct Control {
-  Pattern pattern;
-  void (*set)(AttentionOptions* options, int64_t tokens, double density);
-};
-constexpr Control kControls[] = {
-    {Pattern::kSlidingWindow,
-     [](AttentionOptions* options, int64_t tokens, double density) {
-       options->window = std::max<int64_t>(
-           options->tile, std::llround(ShareOfLength(density) * static_cast<double>(tokens)));
-     }},
-    {Pattern::kVerticalSlash,
-     [](AttentionOptions* options, int64_t /*tokens*/, double density) {
-       options->select = patterns::Select::kTopP;
-       options->budget = {.vertical_mass = 1,
-                          .slash_mass = 1,
-                          .max_verticals = std::numeric_limits<int32_t>::max(),
-                          .max_slashes = std::numeric_limits<int32_t>::max(),
-                          .density = density};
-     }},
-    {Pattern::kBlockTopK,
-     [](AttentionOptions* options, int64_t tokens, double density) {
-       const double blocks = static_cast<double>(tokens) / options->block_size;
-       options->topk_blocks =
-           std::max(1, static_cast<int>(std::lround(ShareOfLength(density) * blocks)));
-     }},
-    {Pattern::kKeyGroups, [](AttentionOptions* options, int64_t /*tokens*/,
-                             double density) { options->density = density; }},
-};
-
-const Control* ControlOf(Pattern pattern) {
-  const auto* const found =
-      std::find_if(std::begin(kControls), std::end(kControls),
-                   [&](const Control& control) { return control.pattern == pattern; });
-  return found == std::end(kControls) ? nullptr : &*found;
-}
 
 // Attention over sequences of one length after the other.
 class Bench {
@@ -107,8 +61,9 @@ class Bench {
     options.dense_layers.clear();
     options.adapt_heads = false;
     options.sequence_length = 0;  // shares are of what is measured
-    if (const Control* const control = ControlOf(options.pattern); control != nullptr)
-      control->set(&options, point.tokens, point.density);
+    if (const auto set_density = patterns::DefinitionOf(options.pattern).set_density) {
+      set_density(&options, point.tokens, point.density);
+    }
     point_ = point;
     attention_ = nullptr;  // its memory first
     ASSIGN_OR_RETURN(attention_, device_.MakeAttentionAlone(options));
@@ -155,7 +110,8 @@ std::vector<balance::Row> MeasureAttention(const TrainingJob& job, const model::
                               .kv_heads = static_cast<int>(config.kv_heads),
                               .head_dim = static_cast<int>(config.head_dim)};
   std::vector<double> densities = {1};
-  if (ControlOf(options.pattern) != nullptr) densities = {0.02, 0.05, 0.15, 0.4, 1};
+  if (patterns::DefinitionOf(options.pattern).set_density != nullptr)
+    densities = {0.02, 0.05, 0.15, 0.4, 1};
   const int64_t longest = std::min<int64_t>(static_cast<int64_t>(job.sequence_length),
                                             device.is_host() ? kLongestOnCpu : kLongestOnGpu);
   Bench bench(job, config, device);

@@ -71,21 +71,20 @@ TEST_F(PlansTest, ANewerOneReplacesOneThatHasNotBegun) {
 }
 
 TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
-  std::vector<Plan> wrong(6, Next(2));
+  std::vector<Plan> wrong(5, Next(2));
   wrong[0].layout = kernels::LayoutKind::kContiguous;
   wrong[1].stripe = 128;
   wrong[2].ring.kind = ring::RingKind::kAllGather;
   wrong[3].ring.inner = 2;
   wrong[4].ring.outer = 2;
-  wrong[5].layer_budgets = {{.layer = 2, .budget = {.dense = true, .vertical_slash = {}}}};
   for (size_t i = 0; i < wrong.size(); ++i) {
     EXPECT_THAT(Run({wrong[i]}), ElementsAre(1, 1, 1, 1, 1, 1)) << i;
   }
 }
 
-class BudgetPlansTest : public PlansTest {
+class ChosenTilesTest : public PlansTest {
  protected:
-  BudgetPlansTest() {
+  ChosenTilesTest() {
     job_.attention.pattern = patterns::Pattern::kVerticalSlash;
     job_.attention.select = patterns::Select::kTopK;
     job_.attention.budget = {.max_verticals = 16, .max_slashes = 2};
@@ -93,73 +92,18 @@ class BudgetPlansTest : public PlansTest {
     job_.attention.local_blocks = 0;
     job_.steps = 2;
   }
-  // Diagonals and columns of both layers in the step after the plan.
-  std::vector<double> Kept(const Plan& plan) {
-    Run({plan});
-    const std::vector<attention::LayerStats>& layers = hosts_[0].steps.at(1).layers;
-    return {layers.at(0).slashes, layers.at(0).verticals, layers.at(1).slashes,
-            layers.at(1).verticals};
-  }
 };
 
-// What a plan leaves open is 0.
-Plan::Budget BudgetOf(uint32_t layer, const patterns::VerticalSlashBudget& given) {
-  Plan::Budget budget;
-  budget.layer = layer;
-  budget.budget.vertical_slash = given;
-  return budget;
-}
-
-TEST_F(BudgetPlansTest, ABudgetIsItsLayersAndWhatItLeavesOpenIsTheJobs) {
-  Plan plan = Next(2);
-  const std::vector<double> before = Kept(plan);
-  plan.layer_budgets = {
-      BudgetOf(0, {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 4})};
-  std::vector<double> after = Kept(plan);
-  EXPECT_THAT(after, ElementsAre(before[0] + 2, before[1], before[2], before[3]));
-  plan.layer_budgets = {
-      BudgetOf(1, {.vertical_mass = 0, .slash_mass = 0, .max_verticals = 32, .max_slashes = 0})};
-  after = Kept(plan);
-  EXPECT_THAT(after, ElementsAre(before[0], before[1], before[2], before[3] + 16));
-}
-
-TEST_F(BudgetPlansTest, MassesThatAPlanLeavesOpenAreTheJobs) {
-  job_.attention.select = patterns::Select::kTopP;
-  job_.attention.budget = {
-      .vertical_mass = 0.3, .slash_mass = 0.3, .max_verticals = 512, .max_slashes = 8};
-  Plan plan = Next(2);
-  const std::vector<double> before = Kept(plan);
-  patterns::VerticalSlashBudget open = {
-      .vertical_mass = 0, .slash_mass = 0, .max_verticals = 0, .max_slashes = 0};
-  plan.layer_budgets = {BudgetOf(0, open)};
-  EXPECT_EQ(Kept(plan), before);
-  open.vertical_mass = 0.9;
-  plan.layer_budgets = {BudgetOf(0, open)};
-  std::vector<double> more = Kept(plan);
-  EXPECT_GT(more[1], before[1]);
-  EXPECT_EQ(more[0], before[0]);
-  open.vertical_mass = 0;
-  open.slash_mass = 0.9;
-  plan.layer_budgets = {BudgetOf(0, open)};
-  more = Kept(plan);
-  EXPECT_GT(more[0], before[0]);
-  EXPECT_EQ(more[1], before[1]);
-}
-
-TEST_F(BudgetPlansTest, LayersThatTheJobKeepsDenseStaySo) {
+TEST_F(ChosenTilesTest, LayersThatTheJobKeepsDenseStaySo) {
   job_.attention.dense_layers = {0};
-  Plan plan = Next(2);
-  plan.layer_budgets = {BudgetOf(1, {.max_verticals = 16, .max_slashes = 2})};
-  Run({plan});
-  EXPECT_EQ(hosts_[0].steps.at(0).layers[0].density, 1.0);
-  EXPECT_EQ(hosts_[0].steps.at(1).layers[0].density, 1.0);
-  EXPECT_LT(hosts_[0].steps.at(1).layers[1].density, 1.0);
-  plan.layer_budgets[0].budget.dense = true;
-  Run({plan});
-  EXPECT_EQ(hosts_[0].steps.at(1).layers[1].density, 1.0);
+  Run({Next(2)});
+  for (const StepRecord& step : hosts_[0].steps) {
+    EXPECT_EQ(step.layers.at(0).density, 1.0);
+    EXPECT_LT(step.layers.at(1).density, 1.0);
+  }
 }
 
-TEST_F(BudgetPlansTest, ADenseEvaluationLeavesTheStepsTheirBudgets) {
+TEST_F(ChosenTilesTest, ADenseEvaluationLeavesTheStepsTheirChoice) {
   job_.eval_attention = EvalAttention::kBoth;
   job_.eval_sequences = 1;
   job_.eval_every_steps = 1;
@@ -174,7 +118,7 @@ TEST_F(BudgetPlansTest, ADenseEvaluationLeavesTheStepsTheirBudgets) {
 
 // By head in the steps that probe, and their mean from then on; evaluations between them change
 // nothing.
-TEST_F(BudgetPlansTest, ProbesAreReportedByHeadAndStandUntilTheNext) {
+TEST_F(ChosenTilesTest, ProbesAreReportedByHeadAndStandUntilTheNext) {
   job_.attention.probe_every = 4;
   job_.steps = 6;
   Run({});

@@ -23,17 +23,6 @@ namespace {
 using attention::Stopwatch;
 using comm::Channel;
 
-// What a plan leaves open (0) stays as the job has it.
-patterns::VerticalSlashBudget Merge(patterns::VerticalSlashBudget budget,
-                                    const patterns::VerticalSlashBudget& job) {
-  if (budget.vertical_mass == 0) budget.vertical_mass = job.vertical_mass;
-  if (budget.slash_mass == 0) budget.slash_mass = job.slash_mass;
-  if (budget.max_verticals == 0) budget.max_verticals = job.max_verticals;
-  if (budget.max_slashes == 0) budget.max_slashes = job.max_slashes;
-  budget.density = job.density;
-  return budget;
-}
-
 }  // namespace
 
 StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
@@ -99,30 +88,10 @@ absl::Status StepLoop::Apply(const Plan& plan) {
       plan.by_documents != plan_.by_documents || plan.ring.kind != plan_.ring.kind ||
       plan.ring.inner != plan_.ring.inner || plan.ring.outer != plan_.ring.outer) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only budgets "
-                        "and the weights of samples may change",
+        absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only the "
+                        "weights of samples may change",
                         plan.version));
   }
-  int layers = 0;
-  for (const Plan::Budget& budget : plan.layer_budgets) {
-    layers = std::max(layers, static_cast<int>(budget.layer) + 1);
-  }
-  if (layers > parts_.engine->config().layers) {
-    return absl::InvalidArgumentError(absl::StrFormat("plan %d has a budget for layer %d of %d",
-                                                      plan.version, layers - 1,
-                                                      parts_.engine->config().layers));
-  }
-  std::vector<patterns::LayerBudget> budgets(layers, {.vertical_slash = job_.attention.budget});
-  for (const int layer : job_.attention.dense_layers) {
-    if (layer < layers) budgets[layer].dense = true;
-  }
-  for (const Plan::Budget& budget : plan.layer_budgets) {
-    budgets[budget.layer] = {
-        .dense = budget.budget.dense,
-        .vertical_slash = Merge(budget.budget.vertical_slash, job_.attention.budget)};
-  }
-  RETURN_IF_ERROR(parts_.engine->SetBudgets(budgets));
-  budgets_ = std::move(budgets);
   plan_ = plan;
   return absl::OkStatus();
 }
@@ -242,11 +211,9 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
       ASSIGN_OR_RETURN(record.outcome, EvaluateOnce());
     }
     if (job_.eval_attention != EvalAttention::kSame) {
-      const std::vector<patterns::LayerBudget> dense(parts_.engine->config().layers,
-                                                     {.dense = true});
-      RETURN_IF_ERROR(parts_.engine->SetBudgets(dense));
+      parts_.engine->SetDense(true);
       ASSIGN_OR_RETURN(record.dense, EvaluateOnce());
-      RETURN_IF_ERROR(parts_.engine->SetBudgets(budgets_));
+      parts_.engine->SetDense(false);
     }
     if (job_.eval_attention == EvalAttention::kDense) {
       record.outcome = *std::exchange(record.dense, std::nullopt);

@@ -73,8 +73,7 @@ class StepLoop {
   const StepParts parts_;
   const uint32_t group_;
   Plan plan_;
-  std::vector<patterns::LayerBudget> budgets_;  // of plan_; layers past the end keep the job's
-  std::vector<double> probed_recall_;           // StepRecord's
+  std::vector<double> probed_recall_;  // StepRecord's
   uint64_t skipped_in_a_row_ = 0;
 };
 

@@ -67,6 +67,16 @@ RINGLEADER_HOST_DEVICE inline int32_t TilesOfGroups(int32_t place) {
   return (place + kGroupTile / kGroupKeys / 2) / (kGroupTile / kGroupKeys);
 }
 
+// The keys that one query attends to, at positions [begin, end) and [second_begin, second_end) of
+// the sequence: 0 <= begin <= end <= second_begin <= second_end <= tokens. Equal bounds hold no
+// key.
+struct alignas(16) KeyIntervals {
+  int32_t begin = 0;
+  int32_t end = 0;
+  int32_t second_begin = 0;
+  int32_t second_end = 0;
+};
+
 // Which tiles a call visits. A tile is `tile` x `tile` tokens of the local shards; local tiles are
 // whole global blocks (stripe and zigzag chunks are multiples of `tile`), so tile a of rank r is
 // block Position(a * tile) / tile. Lists are per query head.
@@ -100,6 +110,12 @@ struct TileSelection {
   // document's first token, ascending; a query attends to keys of its own document alone. Null: the
   // sequence is one document. With every pattern but kFull.
   const int32_t* document_starts = nullptr;  // [n_q]
+
+  // Any mask that is at most two intervals of keys for each query (kernels/masks/masks.h has some):
+  // with kFull, or with kCsr, whose listed tiles then need not be causal. A query attends to the
+  // keys of its intervals alone, and a tile is visited if one of its queries does. Without
+  // document_starts and `choice`. Null: the pattern says all.
+  const KeyIntervals* intervals = nullptr;  // [n_q]
 };
 
 // out and lse accumulate in fp32 over calls: start from out = 0 and lse = -infinity. A query

@@ -25,7 +25,7 @@ RINGLEADER_HOST_DEVICE inline float BoundedMove(double factor) {
       fmin(fmax(factor, static_cast<double>(kLeastMove)), static_cast<double>(kMostMove)));
 }
 
-// Of `count` positive values.
+// The anchor of `count` positive values.
 RINGLEADER_HOST_DEVICE inline double AnchorOf(Anchor anchor, const int64_t* values, int32_t count) {
   double least = static_cast<double>(values[0]), most = least, sum = 0.0;
   for (int32_t i = 0; i < count; ++i) {
@@ -55,7 +55,7 @@ RINGLEADER_HOST_DEVICE inline int32_t MovedCount(int64_t kept, float factor, uin
   return static_cast<int32_t>(floor(static_cast<double>(kept) * static_cast<double>(factor) + up));
 }
 
-// Of a tile of queries and a head.
+// The place that stands for a tile of queries and a head.
 RINGLEADER_HOST_DEVICE inline uint32_t MovePlace(int64_t tile_number, int32_t head) {
   return static_cast<uint32_t>(tile_number) + 7919u * static_cast<uint32_t>(head);
 }
@@ -180,7 +180,7 @@ RINGLEADER_HOST_DEVICE inline void FindMove(const FindMoveStep& step) {
   *step.factor = BoundedMove(factor);
 }
 
-// Of one tile of queries.
+// How many tiles one tile of queries visits.
 RINGLEADER_HOST_DEVICE inline int64_t TilesOfRow(const CountWorkStep& step, int64_t row,
                                                  int64_t query_tiles, int32_t words) {
   const int64_t position = step.query_layout.Position(row % query_tiles * step.tile);
@@ -189,7 +189,7 @@ RINGLEADER_HOST_DEVICE inline int64_t TilesOfRow(const CountWorkStep& step, int6
   for (int32_t word = 0; word < words; ++word) {
     for (uint32_t bits = step.chosen[row * words + word]; bits != 0; bits &= bits - 1) ++tiles;
   }
-  // Of its own block, which it always keeps, up to itself.
+  // The last one is its own block, which it always keeps and sees up to itself.
   return (tiles - 1) * per_block + (position % step.block_size) / step.tile + 1;
 }
 

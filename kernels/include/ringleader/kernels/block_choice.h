@@ -163,7 +163,7 @@ struct KeyGroupGateStep {
   }
 };
 
-// Of `seen` blocks those that a share of them allows; a share of 0 allows all.
+// How many of `seen` blocks a share of them allows; a share of 0 allows all.
 RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
   return density > 0 ? static_cast<int32_t>(static_cast<double>(density) * seen) : seen;
 }

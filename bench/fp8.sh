@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Measures what docs/precision.md promises of training.precision: fp8, beside bfloat16 in the same run, and writes
+# bench/results/figures/fp8.json, a row each. Rows that other calls measured stay.
+#
+#   bench/fp8.sh speed [--gpus 2] [--steps 2] [--peer SCRIPT] [--longest]
+#       steps of Qwen2.5-3B's shape at 64K and 128K tokens a GPU; with --longest also at 512K a GPU, and with --peer, as
+#       bench/compare_peer.sh takes it, beside a dense peer
+#   bench/fp8.sh loss --text DIR [--steps 1000] [--tokens 8192] [--seeds "1 2 3"] [--engine cuda|cpu] [--config FILE]
+#       held-out losses of both precisions on real text, for each seed (default: bench/models/bytes-100m.json, one GPU)
+#   bench/fp8.sh error
+#       a small decoder's logits and gradients against fp64, by layer, on the CPU (model_test)
+#
+# Every call takes [--bin DIR], [--dir FOLDER], which keeps what was measured, and [--output FILE].
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+command="bench/fp8.sh $*"
+if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
+what=${1:-} gpus=2 steps='' peer='' longest='' text='' tokens=8192 seeds="1 2 3" engine=cuda run=''
+config=$root/bench/models/bytes-100m.json output=$root/bench/results/figures/fp8.json
+case $what in
+  speed | loss | error) shift ;;
+  -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;;
+  *) echo "fp8: '$what' is nothing to measure; give speed, loss or error (see --help)" >&2; exit 2 ;;
+esac
+while (($#)); do
+  case $1 in
+    --longest) longest=1; shift; continue ;;
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;;
+  esac
+  (($# > 1)) || { echo "fp8: $1 needs a value, or is no option (see --help)" >&2; exit 2; }
+  case $1 in
+    --gpus) gpus=$2 ;;
+    --steps) steps=$2 ;;
+    --peer) peer=$(realpath -e "$2") || exit 2 ;;
+    --text) text=$(realpath -e "$2") || exit 2 ;;
+    --tokens) tokens=$2 ;;
+    --seeds) seeds=$2 ;;
+    --engine) engine=$2 ;;
+    --config) config=$(realpath -e "$2") || exit 2 ;;
+    --bin) bin=$(realpath -e "$2") || exit 2 ;;
+    --dir) run=$2 ;;
+    --output) output=$2 ;;
+    *) echo "fp8: unknown option $1 (see --help)" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+[[ $what != loss || $text ]] || { echo "fp8: --text must name a folder of text" >&2; exit 2; }
+[[ $run ]] || { run=$(mktemp -d); keep=; }
+mkdir -p "$run/logs"
+run=$(realpath "$run")
+trap '[[ ${keep-x} ]] || rm -rf "$run"' EXIT
+# shellcheck source=deploy/gpu_libraries.sh
+source "$root/deploy/gpu_libraries.sh"
+if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
+COMMIT=$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
+HARDWARE="$gpus x $(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true)"
+[[ $HARDWARE != *" x " ]] || HARDWARE=$(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -n 1)
+export COMMIT HARDWARE
+rows() { python3 "$root/bench/fp8_rows.py" "$what" "$run" --output "$output" --command "$command" "$@"; }
+
+speed() {
+  steps=${steps:-2}
+  both() {  # NAME MODE TOKENS STEPS [OPTION...]
+    "$bin/training_bench" --trainer "$bin/ringleader-trainer" --config "$root/bench/models/qwen2.5-3b.json" \
+      --gpus "$gpus" --mode "$2" --tokens "$3" --precision bfloat16,fp8 --steps "$4" --csv "$run/$1.csv" "${@:5}"
+  }
+  both sparse sparse "$((65536 * gpus)),$((131072 * gpus))" "$steps"
+  both dense dense "$((65536 * gpus))" "$steps"
+  both memory sparse "$((131072 * gpus))" 1 --recompute full
+  [[ ! $longest ]] || both longest sparse "$((524288 * gpus))" 1 --timeout 900
+  [[ ! $peer ]] || env -u LD_LIBRARY_PATH COMPILE=1 BE=cudnn python3 -m torch.distributed.run --nproc-per-node "$gpus" \
+    "$peer" "$((128 * gpus))" | tee "$run/peer.log"
+  rows --gpus "$gpus"
+}
+
+loss() {
+  steps=${steps:-1000}
+  # shellcheck source=deploy/loopback_services.sh
+  source "$root/deploy/loopback_services.sh"
+  trap 'stop_services; [[ ${keep-x} ]] || rm -rf "$run"' EXIT
+  trap 'exit 130' INT TERM
+  cp "$config" "$run/config.json"
+  [[ -d $run/tokens ]] || "$bin/ringctl" data pack --input "$text" --output "$run/tokens" --eval-share 0.05
+  start_coordinator
+  start_worker fp8 --trainers 1
+  await_nodes 1
+  for seed in $seeds; do
+    for precision in bfloat16 fp8; do
+      local name=$precision-$seed
+      [[ ! -e $run/$name.csv ]] || continue
+      cat >"$run/$name.yaml" <<END
+name: $name
+model: {config: ./config.json, init: random}
+data: {train: ./tokens/train, eval: ./tokens/eval, sequence_length: $tokens}
+attention: {pattern: dense}
+training: {steps: $steps, learning_rate: 6e-4, warmup_steps: $((steps / 20)), seed: $seed, precision: $precision,
+           global_batch: 4, eval_every_steps: $((steps / 20)), eval_sequences: 32}
+checkpoint: {directory: ./$name, every_steps: 0, keep_last: 1}
+resources: {trainers: 1, engine: $engine}
+END
+      "$bin/ringctl" submit "$run/$name.yaml" --follow >"$run/logs/$name.log" 2>&1 ||
+        { tail -n 20 "$run/logs/$name.log" >&2; exit 1; }
+      "$bin/ringctl" history "$name" -o csv >"$run/$name.csv.part"
+      mv "$run/$name.csv.part" "$run/$name.csv"
+    done
+  done
+  HARDWARE=${HARDWARE/#$gpus x/1 x} rows --seeds "$seeds"
+}
+
+error() {
+  "$bin/model_test" --gtest_filter='Fp8DecoderTest.ErrorsByLayer*' >"$run/error.txt"
+  HARDWARE=$(sed -n 's/^model name\s*: //p' /proc/cpuinfo | head -n 1) rows
+}
+
+"$what"

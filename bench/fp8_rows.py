@@ -1,0 +1,123 @@
+"""Turns what bench/fp8.sh measured into rows of bench/results/figures/fp8.json.
+
+    fp8_rows.py speed|loss|error FOLDER --output FILE --command TEXT [--gpus N] [--seeds "1 2 3"]
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import pathlib
+import re
+import statistics
+
+
+def row(name, value, asked, met, peer):
+    return {"row": name, "value": round(value, 5), "asked": asked, "met": met, "peer": peer,
+            "hardware": os.environ["HARDWARE"], "commit": os.environ["COMMIT"],
+            "date": datetime.date.today().isoformat(), "command": flags.command}
+
+
+def at_least(name, value, asked, peer):
+    return row(name, value, f">= {asked}", value >= asked, peer)
+
+
+def at_most(name, value, asked, peer):
+    return row(name, value, f"<= {asked}", value <= asked, peer)
+
+
+def cases(name):
+    """{(tokens, precision): figures} of one call of training_bench."""
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        return {}
+    return {(int(line["tokens"]), line["precision"]): line for line in csv.DictReader(path.open())}
+
+
+def speed_rows():
+    gpus, rows = flags.gpus, []
+    for name, tokens, asked in (("sparse", 131072, 1.28), ("sparse", 65536, 1.32), ("dense", 65536, 1.10)):
+        found, tokens = cases(name), tokens * gpus
+        rates = {precision: float(found[tokens, precision]["tokens_per_second"]) for precision in ("bfloat16", "fp8")}
+        rows.append(at_least(f"{tokens // 1024}K {name}, {gpus} GPUs: tokens a second, of bf16's", rates["fp8"] / rates["bfloat16"],
+                             asked, rates["bfloat16"]))
+    longest_step = 131072 * gpus
+    figures = {precision: cases("sparse")[longest_step, precision] for precision in ("bfloat16", "fp8")}
+    rows.append(at_least(f"{longest_step // 1024}K sparse, {gpus} GPUs: token-wise TFLOP/s a GPU",
+                         float(figures["fp8"]["token_wise_tflops"]), 780, float(figures["bfloat16"]["token_wise_tflops"])))
+    peaks = {precision: float(cases("memory")[longest_step, precision]["peak_gib"]) for precision in ("bfloat16", "fp8")}
+    rows.append(at_most(f"{longest_step // 1024}K sparse, {gpus} GPUs, recompute: full: peak memory, of bf16's",
+                        peaks["fp8"] / peaks["bfloat16"], 1, peaks["bfloat16"]))
+    for (tokens, precision), figures_of in cases("longest").items():
+        if precision == "fp8":
+            bf16 = float(cases("longest")[tokens, "bfloat16"]["step_seconds"])
+            rows.append(at_most(f"{tokens // 1024}K sparse, {gpus} GPUs: seconds of a step",
+                                float(figures_of["step_seconds"]), 42, bf16))
+    if (folder / "peer.log").exists():
+        match = re.search(rf"S={longest_step}\b.*-> (\d+) tok/s", (folder / "peer.log").read_text())
+        rows.append(at_least(f"{longest_step // 1024}K sparse, {gpus} GPUs: tokens a second, of the dense peer's",
+                             float(figures["fp8"]["tokens_per_second"]) / float(match[1]), 9.0, float(match[1])))
+    return rows
+
+
+def slope(points):
+    """Of a line through the points, and its standard error."""
+    xs, ys = zip(*points)
+    x_mean, y_mean = statistics.fmean(xs), statistics.fmean(ys)
+    spread = sum((x - x_mean) ** 2 for x in xs)
+    found = sum((x - x_mean) * (y - y_mean) for x, y in points) / spread
+    left = sum((y - y_mean - found * (x - x_mean)) ** 2 for x, y in points)
+    return found, (left / (len(points) - 2) / spread) ** 0.5
+
+
+def loss_rows():
+    worst, slopes, last = 0.0, [], {}
+    for seed in flags.seeds.split():
+        heldout = {}
+        for precision in ("bfloat16", "fp8"):
+            lines = list(csv.DictReader((folder / f"{precision}-{seed}.csv").open()))
+            heldout[precision] = {int(line["step"]): float(line["heldout_loss"]) for line in lines if line["heldout_loss"]}
+        steps = max(heldout["fp8"])
+        last[seed] = heldout["bfloat16"][steps]
+        worst = max(worst, abs(heldout["fp8"][steps] / heldout["bfloat16"][steps] - 1))
+        # From a quarter of the steps on: what comes before is the model's, not the precision's.
+        differences = [(step, heldout["fp8"][step] / heldout["bfloat16"][step] - 1)
+                       for step in sorted(heldout["fp8"]) if step >= steps / 4]
+        slopes.append((*slope(differences), steps))
+    # What the seeds' differences grow by over the run, beside the noise of that.
+    drift = statistics.fmean(found * steps for found, _, steps in slopes)
+    noise = sum((error * steps) ** 2 for _, error, steps in slopes) ** 0.5 / len(slopes)
+    trained = f"{slopes[0][2]:,} steps, seeds {flags.seeds}"
+    return [at_most(f"held-out loss after {trained}: furthest from bf16's, as a share", worst, 0.0025, last),
+            row(f"held-out loss over {trained}: growth of the difference from bf16's, as a share", drift,
+                f"<= two standard errors ({2 * noise:.5f})", drift <= 2 * noise, None)]
+
+
+def error_rows():
+    errors = {}
+    for line in (folder / "error.txt").read_text().splitlines():
+        match = re.match(r"(?:model\.)?(layers\.\d+|embed_tokens|norm|logits)\S*\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)$", line)
+        if match and "k_proj.bias" not in line:
+            errors.setdefault(match[1], []).append((float(match[2]), float(match[4])))
+    return [row(f"{'logits' if place == 'logits' else 'gradients of ' + place}: relative L2 from fp64, the mean over tensors",
+                statistics.fmean(fp8 for _, fp8 in found), "reported", True, statistics.fmean(bf16 for bf16, _ in found))
+            for place, found in errors.items()]
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("what", choices=("speed", "loss", "error"))
+parser.add_argument("folder", type=pathlib.Path)
+parser.add_argument("--output", type=pathlib.Path, required=True)
+parser.add_argument("--command", required=True)
+parser.add_argument("--gpus", type=int, default=1)
+parser.add_argument("--seeds", default="1")
+flags = parser.parse_args()
+folder = flags.folder
+measured = {"speed": speed_rows, "loss": loss_rows, "error": error_rows}[flags.what]()
+names = {entry["row"] for entry in measured}
+if flags.output.exists():
+    measured = [entry for entry in json.loads(flags.output.read_text()) if entry["row"] not in names] + measured
+flags.output.parent.mkdir(parents=True, exist_ok=True)
+flags.output.write_text(json.dumps(measured, indent=1) + "\n")
+print(flags.output.read_text(), end="")

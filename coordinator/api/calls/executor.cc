@@ -1,0 +1,46 @@
+#include "coordinator/api/calls/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringleader::api {
+
+Executor::Executor(int threads) : max_slow_(std::max(1, threads / 2)) {
+  threads_.reserve(static_cast<size_t>(threads));
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+}
+
+Executor::~Executor() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Executor::Run(const std::string& client, Pace pace, std::function<void()> task) {
+  absl::MutexLock lock(&mu_);
+  lane(pace).Push(client, std::move(task));
+}
+
+void Executor::Work() {
+  bool ran_slow = false;
+  while (true) {
+    std::function<void()> task;
+    {
+      absl::MutexLock lock(&mu_);
+      if (std::exchange(ran_slow, false)) --slow_running_;
+      mu_.Await(absl::Condition(this, &Executor::Ready));
+      const bool quick = !lane(Pace::kQuick).empty();
+      const bool slow = MayRunSlow();
+      if (!quick && !slow) return;
+      ran_slow = slow && (slow_is_next_ || !quick);
+      slow_is_next_ = !ran_slow;
+      if (ran_slow) ++slow_running_;
+      task = lane(ran_slow ? Pace::kSlow : Pace::kQuick).Pop();
+    }
+    task();
+  }
+}
+
+}  // namespace ringleader::api

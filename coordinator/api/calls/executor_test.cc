@@ -1,0 +1,65 @@
+#include "coordinator/api/calls/executor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/synchronization/barrier.h"
+#include "absl/synchronization/notification.h"
+
+namespace ringleader::api {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Whoever asks for one thing waits for one of the many that another asked for, not for all.
+TEST(ExecutorTest, ClientsTakeTurns) {
+  std::vector<std::string> order;
+  {
+    Executor executor(1);
+    absl::Notification begun, all_are_queued;
+    executor.Run("a", Pace::kQuick, [&] {
+      begun.Notify();
+      all_are_queued.WaitForNotification();
+    });
+    begun.WaitForNotification();
+    for (int i = 0; i < 3; ++i) executor.Run("a", Pace::kQuick, [&] { order.emplace_back("a"); });
+    executor.Run("b", Pace::kQuick, [&] { order.emplace_back("b"); });
+    executor.Run("c", Pace::kQuick, [&] { order.emplace_back("c"); });
+    all_are_queued.Notify();
+  }
+  EXPECT_THAT(order, ElementsAre("a", "b", "c", "a", "a"));
+}
+
+TEST(ExecutorTest, SlowTasksLeaveHalfOfTheThreadsToOthers) {
+  Executor executor(4);
+  absl::Notification release;
+  absl::Mutex mutex;
+  int running = 0;
+  for (int i = 0; i < 12; ++i) {
+    executor.Run("a", Pace::kSlow, [&] {
+      {
+        absl::MutexLock lock(&mutex);
+        ++running;
+      }
+      release.WaitForNotification();
+    });
+  }
+  // Both of the threads that are left work at the same time.
+  auto* const both = new absl::Barrier(3);
+  for (int i = 0; i < 2; ++i) {
+    executor.Run("b", Pace::kQuick, [&] {
+      if (both->Block()) delete both;
+    });
+  }
+  if (both->Block()) delete both;
+  {
+    absl::MutexLock lock(&mutex);
+    EXPECT_LE(running, 2);
+  }
+  release.Notify();
+}
+
+}  // namespace
+}  // namespace ringleader::api

@@ -1,0 +1,119 @@
+#include "coordinator/api/calls/unary.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/net/grpc_status.h"
+#include "base/net/notice.h"
+#include "base/status_macros.h"
+#include "coordinator/limits/client_name.h"
+
+namespace ringleader::api {
+namespace {
+
+// What a caller wrote and nobody has checked yet, for the audit log.
+std::string Shortened(const std::string& text) {
+  constexpr size_t kMaxBytes = 200;
+  return absl::CHexEscape(text.substr(0, kMaxBytes)).substr(0, kMaxBytes);
+}
+
+}  // namespace
+
+// What a call holds while it is under way.
+struct Unary::Holds {
+  limits::Quota::Hold call;
+  limits::Quota::Hold check;
+};
+
+absl::StatusOr<std::shared_ptr<Unary::Holds>> Unary::Admit(const std::string& client, Pace pace,
+                                                           size_t bytes) {
+  auto holds = std::make_shared<Holds>();
+  ASSIGN_OR_RETURN(holds->call, limits_.calls.Take(client));
+  if (pace == Pace::kSlow) {
+    ASSIGN_OR_RETURN(holds->check, limits_.checks.Take(client));
+    RETURN_IF_ERROR(limits_.submitted.Spend(client, static_cast<int64_t>(bytes)));
+  }
+  return holds;
+}
+
+grpc::ServerUnaryReactor* Unary::Run(grpc::CallbackServerContext* context,
+                                     const std::string& service, const std::string& method,
+                                     std::function<absl::Status()> handler) {
+  return RunAtPace(context, service, method, Pace::kQuick, 0, std::nullopt,
+                   [handler = std::move(handler)](const access::Caller&) { return handler(); });
+}
+
+grpc::ServerUnaryReactor* Unary::RunCheck(grpc::CallbackServerContext* context,
+                                          const std::string& service, const std::string& method,
+                                          size_t bytes, CallerHandler handler) {
+  return RunAtPace(context, service, method, Pace::kSlow, bytes, std::nullopt, std::move(handler));
+}
+
+grpc::ServerUnaryReactor* Unary::RunAtPace(grpc::CallbackServerContext* context,
+                                           const std::string& service, const std::string& method,
+                                           Pace pace, size_t bytes,
+                                           const std::optional<std::string>& changes,
+                                           CallerHandler handler) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::Time arrival = absl::Now();
+  // Finish() is the last thing done: the context, the request and the reply are gone after it.
+  const auto finish = [this, context, reactor, service, method,
+                       arrival](const absl::Status& status) {
+    const grpc::Status reply = ToGrpcStatus(status);
+    metrics_.UnaryDone(service, method, reply.error_code(), absl::Now() - arrival);
+    if (const absl::Status space = store_.Space(); !space.ok()) {
+      context->AddTrailingMetadata(kNoticeKey, absl::CHexEscape(std::string(space.message())));
+    }
+    reactor->Finish(reply);
+  };
+  absl::StatusOr<access::Caller> caller = gate_.Admit(*context, service, method);
+  if (!caller.ok()) {
+    finish(caller.status());
+    return reactor;
+  }
+  const std::string client = limits::ClientOf(*caller, context->peer());
+  absl::StatusOr<std::shared_ptr<Holds>> holds = Admit(client, pace, bytes);
+  if (!holds.ok()) {
+    if (changes) {
+      gate_.NoteRefused(*caller, context->peer(),
+                        absl::StrCat("/ringleader.v1.", service, "/", method), Shortened(*changes),
+                        holds.status());
+    }
+    finish(holds.status());
+    return reactor;
+  }
+  executor_.Run(client, pace,
+                [context, finish, caller = *std::move(caller), handler = std::move(handler),
+                 holds = *std::move(holds)] {
+                  const absl::Status status = context->IsCancelled()
+                                                  ? absl::CancelledError("the caller gave up")
+                                                  : handler(caller);
+                  // Who makes one call after the other has one under way, not two.
+                  *holds = {};
+                  finish(status);
+                });
+  return reactor;
+}
+
+Unary::CallerHandler Unary::AuditedHandler(const grpc::CallbackServerContext& context,
+                                           const std::string& service, const std::string& method,
+                                           const std::string& resource,
+                                           const std::string& request_id,
+                                           std::function<absl::Status(const Change&)> handler) {
+  return [this, address = context.peer(), name = absl::StrCat(service, ".", method), method,
+          resource = Shortened(resource), request_id = Shortened(request_id),
+          handler = std::move(handler)](const access::Caller& caller) {
+    Change change = {
+        .caller = caller, .record = access::RecordOf(caller, address), .method = method};
+    change.record.set_method(name);
+    change.record.set_resource(resource);
+    change.record.set_request_id(request_id);
+    absl::Status status = handler(change);
+    if (!status.ok()) audit_.Note(change.record, status);
+    return status;
+  };
+}
+
+}  // namespace ringleader::api

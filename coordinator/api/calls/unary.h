@@ -1,0 +1,104 @@
+// Runs unary handlers off gRPC's threads, and does what is the same for all of them.
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "coordinator/access/audit_log.h"
+#include "coordinator/access/caller.h"
+#include "coordinator/access/gate.h"
+#include "coordinator/api/calls/executor.h"
+#include "coordinator/api/calls/rpc_metrics.h"
+#include "coordinator/limits/client_limits.h"
+#include "coordinator/store/store.h"
+
+namespace ringleader::api {
+
+// One call that changes something: who makes it, and its line in the audit log.
+struct Change {
+  access::Caller caller;
+  v1::AuditRecord record;  // without outcome
+  std::string method;      // e.g. "CreateJob"
+};
+
+// Thread-safe.
+class Unary {
+ public:
+  using CallerHandler = std::function<absl::Status(const access::Caller&)>;
+
+  // None may go before the last call has ended.
+  Unary(Executor* executor, limits::Limits* limits, store::Store* store, RpcMetrics* metrics,
+        access::Gate* gate, access::AuditLog* audit)
+      : executor_(*executor),
+        limits_(*limits),
+        store_(*store),
+        metrics_(*metrics),
+        gate_(*gate),
+        audit_(*audit) {}
+
+  // Runs `handler` on the executor, if the gate admits the caller, and ends the call with its
+  // status; the request and reply that it captured live until then. RESOURCE_EXHAUSTED when the
+  // client, or all, have too many calls under way; a call that its client gave up while it waited
+  // is not begun. A reply carries what is wrong with the coordinator, if anything is (kNoticeKey of
+  // base/net/notice.h).
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const std::string& service,
+                                const std::string& method, std::function<absl::Status()> handler);
+
+  // The same of a call that brings a job file of so many bytes and looks at it, which may take
+  // seconds.
+  grpc::ServerUnaryReactor* RunCheck(grpc::CallbackServerContext* context,
+                                     const std::string& service, const std::string& method,
+                                     size_t bytes, CallerHandler handler);
+
+  // The same of a call that changes `resource`. Its failure, also for a limit, goes into the audit
+  // log from here; its success in the transaction that it is one of, by KeyOf().
+  template <typename Request>
+  grpc::ServerUnaryReactor* RunChange(grpc::CallbackServerContext* context,
+                                      const std::string& service, const std::string& method,
+                                      const std::string& resource, const Request& request,
+                                      std::function<absl::Status(const Change&)> handler) {
+    return RunAtPace(context, service, method, Pace::kQuick, 0, resource,
+                     AuditedHandler(*context, service, method, resource, request.request_id(),
+                                    std::move(handler)));
+  }
+  // Both at once.
+  template <typename Request>
+  grpc::ServerUnaryReactor* RunCheckedChange(grpc::CallbackServerContext* context,
+                                             const std::string& service, const std::string& method,
+                                             const std::string& resource, const Request& request,
+                                             std::function<absl::Status(const Change&)> handler) {
+    return RunAtPace(context, service, method, Pace::kSlow, request.ByteSizeLong(), resource,
+                     AuditedHandler(*context, service, method, resource, request.request_id(),
+                                    std::move(handler)));
+  }
+
+ private:
+  struct Holds;
+  absl::StatusOr<std::shared_ptr<Holds>> Admit(const std::string& client, Pace pace, size_t bytes);
+  grpc::ServerUnaryReactor* RunAtPace(grpc::CallbackServerContext* context,
+                                      const std::string& service, const std::string& method,
+                                      Pace pace, size_t bytes,
+                                      const std::optional<std::string>& changes,
+                                      CallerHandler handler);
+  CallerHandler AuditedHandler(const grpc::CallbackServerContext& context,
+                               const std::string& service, const std::string& method,
+                               const std::string& resource, const std::string& request_id,
+                               std::function<absl::Status(const Change&)> handler);
+
+  Executor& executor_;
+  limits::Limits& limits_;
+  store::Store& store_;
+  RpcMetrics& metrics_;
+  access::Gate& gate_;
+  access::AuditLog& audit_;
+};
+
+}  // namespace ringleader::api

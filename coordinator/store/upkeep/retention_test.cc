@@ -1,0 +1,186 @@
+// What the record of a job comes to, and how long it stays.
+#include "coordinator/store/upkeep/retention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/fake_clock.h"
+#include "base/testing/temp_dir.h"
+#include "coordinator/store/sqlite/sqlite_store.h"
+#include "proto/timestamps.h"
+
+namespace ringleader::store {
+namespace {
+
+class RetentionTest : public ::testing::Test {
+ protected:
+  RetentionTest() {
+    auto store = OpenSqliteStore({.path = dir_.File("db"), .clock = &clock_});
+    EXPECT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+  }
+  void Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body) {
+    const absl::Status status = store_->Write(body);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // `ended` ago; zero: it runs.
+  void AddJob(const std::string& id, v1::Job::State state, absl::Duration ended) {
+    Write([&](WriteTransaction& t) -> absl::Status {
+      v1::Job job;
+      job.set_name("jobs/" + id);
+      job.mutable_spec()->set_name(id);
+      job.set_state(state);
+      if (ended > absl::ZeroDuration()) SetTime(clock_.Now() - ended, job.mutable_end_time());
+      RETURN_IF_ERROR(t.CreateJob(&job));
+      v1::Attempt attempt;
+      attempt.set_number(1);
+      RETURN_IF_ERROR(t.PutAttempt(id, attempt));
+      v1::StepReport step;
+      step.set_step(1);
+      RETURN_IF_ERROR(t.PutStep(id, step));
+      v1::EvalReport eval;
+      eval.set_step(1);
+      RETURN_IF_ERROR(t.PutEval(id, eval));
+      return t.AppendLogs(id, 1, {v1::LogLine()});
+    });
+  }
+  // Attempts, steps, evaluations and lines of a job; "-" for none of that name.
+  std::string Record(const std::string& id) {
+    std::string record = "-";
+    const absl::Status read = store_->Read([&](ReadTransaction& t) -> absl::Status {
+      const absl::StatusOr<v1::Job> job = t.GetJob(id);
+      if (absl::IsNotFound(job.status())) return absl::OkStatus();
+      RETURN_IF_ERROR(job.status());
+      ASSIGN_OR_RETURN(const StepPage steps, t.ListSteps(id, 0, 0, 100));
+      ASSIGN_OR_RETURN(const EvalPage evals, t.ListEvals(id, 0, 100));
+      ASSIGN_OR_RETURN(const LogPage logs, t.ReadLogs({.job = id}));
+      record = absl::StrCat(job->attempts_size(), " ", steps.steps.size(), " ", evals.evals.size(),
+                            " ", logs.lines.size());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(read.ok()) << read;
+    return record;
+  }
+
+  const TempDir dir_;
+  FakeClock clock_;
+  std::unique_ptr<Store> store_;
+};
+
+// A store in which something happens between the first page of a list and what is done with it.
+class BusyStore : public Store {
+ public:
+  BusyStore(Store* store, std::function<void()> meanwhile)
+      : store_(store), meanwhile_(std::move(meanwhile)) {}
+  absl::Status Read(absl::FunctionRef<absl::Status(ReadTransaction&)> body) override {
+    const absl::Status status = store_->Read(body);
+    if (meanwhile_ != nullptr) std::exchange(meanwhile_, nullptr)();
+    return status;
+  }
+  absl::Status Write(absl::FunctionRef<absl::Status(WriteTransaction&)> body, Need need) override {
+    return store_->Write(body, need);
+  }
+  absl::Status Space() override { return store_->Space(); }
+  uint64_t revision() const override { return store_->revision(); }
+  std::unique_ptr<Subscription> Subscribe(std::function<void(const Change&)> listener) override {
+    return store_->Subscribe(std::move(listener));
+  }
+
+ private:
+  Store* const store_;
+  std::function<void()> meanwhile_;
+};
+
+TEST_F(RetentionTest, ReportsGoFirstThenTheJob) {
+  const absl::Duration day = absl::Hours(24);
+  for (int i = 0; i < 250; ++i) AddJob(absl::StrCat("old-", i), v1::Job::FAILED, day * 40);
+  AddJob("ancient", v1::Job::SUCCEEDED, day * 400);
+  AddJob("new", v1::Job::CANCELLED, day * 5);
+  AddJob("runs", v1::Job::RUNNING, absl::ZeroDuration());
+  const RetentionOptions options = {.events = day * 30, .jobs = day * 365};
+  EXPECT_EQ(*DeleteOld(*store_, clock_.Now(), options), 251);
+  EXPECT_EQ(Record("ancient"), "-");
+  EXPECT_EQ(Record("old-0"), "1 0 0 0");
+  EXPECT_EQ(Record("old-249"), "1 0 0 0");
+  EXPECT_EQ(Record("new"), "1 1 1 1");
+  EXPECT_EQ(Record("runs"), "1 1 1 1");
+  EXPECT_EQ(*DeleteOld(*store_, clock_.Now(), options), 0);
+  EXPECT_EQ(*DeleteOld(*store_, clock_.Now() + day * 400, options), 251);
+  EXPECT_EQ(Record("old-0"), "-");
+  EXPECT_EQ(Record("runs"), "1 1 1 1");
+}
+
+TEST_F(RetentionTest, AJobThatRunsAgainByNowKeepsEverything) {
+  const absl::Duration day = absl::Hours(24);
+  AddJob("a", v1::Job::CANCELLED, day * 400);
+  // The list of jobs that were cancelled is the first.
+  BusyStore busy(store_.get(), [&] {
+    Write([](WriteTransaction& t) { return t.DeleteJob("a"); });
+    AddJob("a", v1::Job::RUNNING, absl::ZeroDuration());
+  });
+  EXPECT_EQ(*DeleteOld(busy, clock_.Now(), {.events = day * 30, .jobs = day * 365}), 0);
+  EXPECT_EQ(Record("a"), "1 1 1 1");
+}
+
+// A cluster may have so many ranks, ring steps and layers: the record of a step stays small, and
+// that of many steps does not hold every layer of each.
+TEST_F(RetentionTest, ARecordGrowsWithWhatUsersRead) {
+  AddJob("j", v1::Job::RUNNING, absl::ZeroDuration());
+  constexpr uint64_t kSteps = 2048;
+  constexpr int kLayers = 64, kRanks = 4096;
+  v1::StepReport report;
+  for (int rank = 0; rank < kRanks; ++rank) report.add_rank_tiles(1'000'000);
+  report.set_worker_imbalance(1.01);
+  for (int layer = 0; layer < kLayers; ++layer) {
+    v1::LayerReport* const added = report.add_layers();
+    added->set_layer(static_cast<uint32_t>(layer));
+    added->set_density(0.05);
+    added->set_recall(0.97);
+    for (int step = 0; step < 64; ++step) added->add_tiles_per_ring_step(1'000'000);
+  }
+  report.mutable_layers(0)->add_tiles_per_ring_step(1);  // one more than is kept
+  for (uint64_t step = 1; step <= kSteps; step += 64) {
+    Write([&](WriteTransaction& t) -> absl::Status {
+      for (uint64_t i = step; i < step + 64; ++i) {
+        report.set_step(i);
+        report.set_loss(static_cast<double>(i));
+        RETURN_IF_ERROR(t.PutStep("j", report));
+      }
+      return absl::OkStatus();
+    });
+  }
+  uint64_t seen = 0, with_layers = 0;
+  size_t bytes = 0;
+  StepPage page;
+  do {
+    const absl::Status read = store_->Read([&](ReadTransaction& t) -> absl::Status {
+      ASSIGN_OR_RETURN(page, t.ListSteps("j", 0, page.last_sequence, 200));
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(read.ok()) << read;
+    for (const v1::StepReport& step : page.steps) {
+      EXPECT_EQ(step.step(), ++seen);
+      EXPECT_EQ(step.loss(), static_cast<double>(seen));
+      EXPECT_EQ(step.worker_imbalance(), 1.01);
+      if (step.layers_size() > 0) {
+        EXPECT_THAT(step.layers(1).tiles_per_ring_step(), ::testing::ElementsAre(64'000'000));
+      }
+      EXPECT_LE(step.ByteSizeLong(), 4096u);
+      bytes += step.ByteSizeLong();
+      if (step.layers_size() == kLayers) ++with_layers;
+    }
+  } while (page.more);
+  EXPECT_EQ(seen, kSteps);
+  EXPECT_EQ(with_layers, 1024 + 1024 / 16);  // the newest, and every 16th
+  EXPECT_LT(bytes, size_t{4} << 20);
+}
+
+}  // namespace
+}  // namespace ringleader::store

@@ -1,0 +1,76 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "jobspec/jobspec.h"
+#include "jobspec/testing/job_file.h"
+#include "jobspec/values/attention_spec.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Job;
+using testing::Same;
+
+TEST(DefaultsTest, FillWhatFitsAndNothingElse) {
+  v1::JobSpec spec = Job();
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.attention().estimate_queries(), 64);
+  EXPECT_EQ(spec.attention().estimate_at(), v1::AttentionSpec::END);
+  EXPECT_EQ(spec.attention().density(), 0);
+  EXPECT_EQ(spec.attention().max_slashes(), 1024);
+  v1::JobSpec share = Job({"attention.density=0.05", "attention.estimate_at=spread",
+                           "attention.head_budgets=by_recall"});
+  ApplyDefaults(&share);
+  EXPECT_FALSE(share.attention().has_max_slashes());
+  EXPECT_FALSE(share.attention().has_max_verticals());
+  const auto options = AttentionOptionsOf(share.attention());
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->budget.density, 0.05);
+  EXPECT_EQ(options->estimate_at, patterns::EstimateAt::kSpread);
+  EXPECT_TRUE(options->adapt_heads);
+  v1::JobSpec blocks = Job({"attention.pattern=xattention", "attention.density=0.05"});
+  ApplyDefaults(&blocks);
+  EXPECT_EQ(blocks.attention().threshold(), 0.9);
+  EXPECT_EQ(AttentionOptionsOf(blocks.attention())->density, 0.05);
+  v1::JobSpec moba = Job({"attention.pattern=moba"});
+  ApplyDefaults(&moba);
+  EXPECT_EQ(moba.attention().block_size(), 1024);
+  v1::JobSpec groups = Job({"attention.pattern=key_groups"});
+  ApplyDefaults(&groups);
+  EXPECT_EQ(groups.attention().density(), 0.1);
+  EXPECT_EQ(groups.attention().tile(), 64);
+  EXPECT_EQ(AttentionOptionsOf(groups.attention())->pattern, patterns::Pattern::kKeyGroups);
+  const std::string yaml = ToYaml(blocks);
+  EXPECT_EQ(yaml.find("density"), yaml.rfind("density")) << yaml;
+  EXPECT_EQ(spec.training().schedule(), v1::TrainingSpec::COSINE);
+  EXPECT_DOUBLE_EQ(spec.training().beta2(), 0.95);
+  EXPECT_EQ(spec.scheduling().max_retries(), 3);
+  EXPECT_TRUE(spec.data().document_mask());
+  EXPECT_FALSE(spec.attention().has_window());
+  const v1::JobSpec once = spec;
+  ApplyDefaults(&spec);
+  EXPECT_TRUE(Same(once, spec));
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
+}
+
+TEST(DefaultsTest, TheDocumentMaskCanBeSwitchedOff) {
+  v1::JobSpec spec = Job({"data.document_mask=false"});
+  ApplyDefaults(&spec);
+  EXPECT_TRUE(spec.data().has_document_mask());
+  EXPECT_FALSE(spec.data().document_mask());
+  EXPECT_THAT(ToYaml(spec), HasSubstr("document_mask: false"));
+}
+
+TEST(DefaultsTest, ContextAndBatchFollowFromTheRest) {
+  v1::JobSpec spec = Job({"parallelism.context=", "parallelism.data=2",
+                          "training.global_batch=", "resources.trainers=8"});
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.parallelism().context(), 4);
+  EXPECT_EQ(spec.training().global_batch(), 2);
+}
+
+}  // namespace
+}  // namespace ringleader::jobspec

@@ -1,0 +1,57 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "jobspec/jobspec.h"
+#include "jobspec/testing/job_file.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::kJob;
+
+class FilesTest : public ::testing::Test {
+ protected:
+  FilesTest()
+      : folder_(std::filesystem::path(::testing::TempDir()) /
+                ("jobspec_" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(folder_ / "tokens/train");
+    std::filesystem::create_directories(folder_ / "tokens/eval");
+    std::ofstream(folder_ / "job.yaml") << kJob;
+  }
+  ~FilesTest() override { std::filesystem::remove_all(folder_); }
+  void Touch(const std::string& name) { std::ofstream(folder_ / name) << "{}"; }
+  absl::Status Check() { return CheckFiles(*LoadJobFile((folder_ / "job.yaml").string(), {})); }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(FilesTest, NamesWhatIsMissing) {
+  EXPECT_THAT(Check().message(), HasSubstr("model.config: no file " + folder_.string()));
+  Touch("config.json");
+  EXPECT_THAT(Check().message(), AllOf(HasSubstr("data.train"), HasSubstr("ringctl data pack")));
+  Touch("tokens/train/manifest.json");
+  EXPECT_THAT(Check().message(), HasSubstr("data.eval"));
+  Touch("tokens/eval/manifest.json");
+  EXPECT_TRUE(Check().ok()) << Check();
+  Touch("checkpoints");
+  EXPECT_THAT(Check().message(), HasSubstr("is a file, not a folder"));
+}
+
+TEST_F(FilesTest, AJobFileThatIsNone) {
+  EXPECT_EQ(LoadJobFile((folder_ / "none.yaml").string(), {}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_FALSE(LoadJobFile(folder_.string(), {}).ok());
+  EXPECT_FALSE(LoadJobFile("/dev/zero", {}).ok());
+  std::ofstream(folder_ / "empty.yaml") << "";
+  EXPECT_FALSE(LoadJobFile((folder_ / "empty.yaml").string(), {}).ok());
+}
+
+}  // namespace
+}  // namespace ringleader::jobspec

@@ -1,0 +1,176 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "jobspec/jobspec.h"
+#include "jobspec/testing/job_file.h"
+
+namespace ringleader::jobspec {
+namespace {
+
+using ::testing::AllOf;
+using testing::Complaint;
+using ::testing::HasSubstr;
+using testing::Job;
+using testing::kJob;
+using testing::ParseError;
+
+TEST(ParseTest, OffloadIsForGpus) {
+  const auto with = [](const std::string& offload) {
+    return std::vector<std::string>{"resources.engine=cuda", "resources.offload=" + offload};
+  };
+  EXPECT_EQ(Job(with("host")).resources().offload(), v1::ResourcesSpec::OFFLOAD_HOST);
+  EXPECT_EQ(Job(with("none")).resources().offload(), v1::ResourcesSpec::OFFLOAD_NONE);
+  EXPECT_EQ(Job(with("auto")).resources().offload(), v1::ResourcesSpec::OFFLOAD_UNSPECIFIED);
+  EXPECT_THAT(ToYaml(Job(with("host"))), HasSubstr("offload: host"));
+  EXPECT_THAT(ParseError(kJob, with("disk")),
+              AllOf(HasSubstr("resources.offload"), HasSubstr("one of auto, none, host")));
+  EXPECT_EQ(Complaint(with("host")), "");
+  EXPECT_THAT(Complaint({"resources.offload=host"}),
+              AllOf(HasSubstr("resources.offload"), HasSubstr("there is no second memory"),
+                    HasSubstr("set resources.engine: cuda")));
+  EXPECT_EQ(Complaint({"resources.offload=auto"}), "");
+}
+
+TEST(ValidateTest, OnlyChoicesByScoresAreBalanced) {
+  EXPECT_EQ(Complaint({"attention.balance.anchor=max", "attention.pattern=xattention"}), "");
+  EXPECT_THAT(
+      Complaint({"attention.balance.anchor=mean", "attention.pattern=moba"}),
+      HasSubstr("give none, or one of the patterns vertical_slash, block_topk, xattention"));
+  EXPECT_THAT(Complaint({"attention.balance.anchor=mean", "attention.pattern=dense"}),
+              HasSubstr("only fits attention.pattern other than dense"));
+}
+
+TEST(ValidateTest, RangesNameFieldValueAndLimits) {
+  EXPECT_EQ(Complaint({"attention.vertical_mass=1.5"}),
+            "attention.vertical_mass: 1.5 is out of range; give a number more than 0, at most 1");
+  EXPECT_EQ(Complaint({"training.beta1=1"}),
+            "training.beta1: 1 is out of range; give a number from 0 to less than 1");
+  EXPECT_THAT(Complaint({"training.steps=0"}), HasSubstr("training.steps: required"));
+  EXPECT_THAT(Complaint({"name=Big_Job"}), HasSubstr("name: 'Big_Job' is not allowed"));
+  EXPECT_THAT(Complaint({"attention.tile=96"}), HasSubstr("give 64 or 128"));
+  EXPECT_THAT(Complaint({"attention.dense_layers=[1,1]"}), HasSubstr("layer 1 is listed twice"));
+  EXPECT_THAT(Complaint({"labels.a=b c"}), HasSubstr("labels.a: keys and values"));
+  EXPECT_THAT(Complaint({"training.global_batch=3", "parallelism.data=2", "parallelism.context=2"}),
+              HasSubstr("training.global_batch: 3 does not divide by parallelism.data (2)"));
+  EXPECT_THAT(Complaint({"training.warmup_steps=41"}), HasSubstr("more than training.steps (40)"));
+  EXPECT_THAT(Complaint({"model.config="}), HasSubstr("model.config: required"));
+  EXPECT_THAT(Complaint({"model.init=/m"}), HasSubstr("remove one of the two"));
+}
+
+TEST(ValidateTest, FieldsMustFitThePattern) {
+  EXPECT_EQ(Complaint({"attention.window=128"}),
+            "attention.window: only fits attention.pattern: sliding_window; remove it, or change "
+            "that");
+  EXPECT_THAT(Complaint({"attention.select=top_k", "attention.vertical_mass=0.5"}),
+              HasSubstr("attention.vertical_mass: only fits attention.pattern: vertical_slash with "
+                        "attention.select: top_p"));
+  EXPECT_THAT(Complaint({"attention.density=0.05", "attention.max_slashes=32"}),
+              HasSubstr("attention.max_slashes: only fits attention.pattern: vertical_slash with "
+                        "attention.density: 0"));
+  EXPECT_EQ(Complaint({"attention.density=0.05", "attention.estimate_at=spread",
+                       "attention.head_budgets=by_recall"}),
+            "");
+  // One field of several patterns, each with a default of its own.
+  EXPECT_EQ(Complaint({"attention.pattern=xattention", "attention.density=0.05"}), "");
+  EXPECT_EQ(
+      Complaint({"attention.pattern=block_topk", "attention.density=0.05"}),
+      "attention.density: only fits attention.pattern: vertical_slash, or attention.pattern: "
+      "moba, or attention.pattern: xattention, or attention.pattern: key_groups; remove it, or "
+      "change that");
+  EXPECT_THAT(Complaint({"attention.pattern=xattention", "attention.stride=24"}),
+              HasSubstr("attention.stride is 24; allowed are 8, 16, 32 and 64"));
+  EXPECT_THAT(
+      Complaint({"attention.pattern=moba", "attention.density=0.05", "attention.topk_blocks=3"}),
+      HasSubstr("attention.topk_blocks: only fits attention.pattern: block_topk, or "
+                "attention.pattern: moba with attention.density: 0"));
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", "attention.density=1"}), "");
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.density=0"}),
+              HasSubstr("attention.density: 0 is out of range"));
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.tile=128"}),
+              HasSubstr("attention.tile is 128; attention.pattern: key_groups takes 64"));
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "attention.selection=causal"}),
+              HasSubstr("attention.selection: causal does not go with attention.pattern: "
+                        "key_groups"));
+  EXPECT_EQ(Complaint({"attention.pattern=key_groups", "training.deterministic=true",
+                       "resources.engine=cpu"}),
+            "");
+  EXPECT_THAT(Complaint({"attention.pattern=key_groups", "training.deterministic=true",
+                         "resources.engine=cuda"}),
+              HasSubstr("training.deterministic: does not go with attention.pattern: key_groups"));
+  EXPECT_THAT(Complaint({"attention.density=5"}),
+              HasSubstr("attention.density: 5 is out of range"));
+  EXPECT_THAT(Complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
+  EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
+}
+
+TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {
+  v1::JobSpec spec = Job({"data.batching=samples"});
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.data().overlong(), v1::DataSpec::REFUSE);
+  EXPECT_FALSE(spec.data().has_document_mask());
+  EXPECT_EQ(Complaint({"data.batching=samples", "data.overlong=split"}), "");
+  EXPECT_EQ(Complaint({"data.overlong=split"}),
+            "data.overlong: only fits data.batching: samples; remove it, or change that");
+  EXPECT_EQ(Complaint({"data.batching=samples", "data.document_mask=false"}),
+            "data.document_mask: only fits data.batching: packed; remove it, or change that");
+  EXPECT_THAT(Complaint({"data.batching=samples", "resources.trainers=1", "parallelism.context=1",
+                         "data.sequence_length=1000"}),
+              HasSubstr("1000 does not divide by attention.tile (64)"));
+}
+
+TEST(ValidateTest, LayoutByDocumentsWantsThemApartAndDense) {
+  const auto complaint = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"parallelism.layout=documents", "attention.pattern=dense", "attention.select=",
+                 "attention.vertical_mass=", "attention.slash_mass=", "attention.dense_layers="});
+    return Complaint(std::move(more));
+  };
+  EXPECT_EQ(complaint({}), "");
+  EXPECT_EQ(complaint({"data.batching=samples"}), "");
+  EXPECT_THAT(complaint({"data.document_mask=false"}),
+              HasSubstr("give data.document_mask: true, or parallelism.layout: striped"));
+  EXPECT_THAT(Complaint({"parallelism.layout=documents"}),
+              HasSubstr("parallelism.layout: documents goes with attention.pattern: dense alone, "
+                        "not with vertical_slash"));
+  EXPECT_THAT(complaint({"data.sequence_length=16400"}),
+              HasSubstr("(parallelism.layout: documents); give 16384 or 16640"));
+  EXPECT_THAT(complaint({"parallelism.stripe=64"}), HasSubstr("parallelism.layout: striped"));
+}
+
+TEST(ValidateTest, SequencesDivideIntoWholeTiles) {
+  EXPECT_EQ(Complaint({"data.sequence_length=16400"}),
+            "data.sequence_length: 16400 does not divide by context × tile = 4 × 64 = 256 "
+            "(parallelism.layout: auto); give 16384 or 16640");
+  EXPECT_THAT(Complaint({"parallelism.layout=zigzag", "data.sequence_length=16640"}),
+              HasSubstr("2 × context × tile"));
+  EXPECT_THAT(Complaint({"parallelism.layout=striped", "parallelism.stripe=100"}),
+              HasSubstr("no multiple of attention.tile (64)"));
+  EXPECT_EQ(
+      Complaint({"data.sequence_length=1001", "parallelism.context=1", "resources.trainers=1"}),
+      "");
+  EXPECT_EQ(
+      Complaint({"resources.trainers=6"}),
+      "parallelism: context × data = 4 × 1 = 4, but resources.trainers is 6; make them equal");
+}
+
+TEST(ValidateTest, MessagesFromTheWireAreNotTrusted) {
+  v1::JobSpec spec = Job();
+  spec.mutable_attention()->set_pattern(static_cast<v1::AttentionSpec::Pattern>(77));
+  EXPECT_THAT(Validate(spec).message(), HasSubstr("attention.pattern: enumerator 77 is unknown"));
+  spec = Job();
+  spec.mutable_data()->set_train("tokens");
+  EXPECT_THAT(Validate(spec).message(), HasSubstr("data.train: 'tokens' is relative"));
+  EXPECT_FALSE(Validate(v1::JobSpec()).ok());
+  spec = Job();
+  spec.mutable_parallelism()->set_data(0);
+  EXPECT_THAT(Validate(spec).message(), HasSubstr("parallelism.data: 0 is out of range"));
+  spec = Job();
+  spec.mutable_attention()->set_tile(0);
+  EXPECT_FALSE(Validate(spec).ok());
+}
+
+}  // namespace
+}  // namespace ringleader::jobspec

@@ -1,0 +1,47 @@
+// Turns the protocol's messages into the plain values that ring/ and patterns/ use. All errors
+// are INVALID_ARGUMENT and name the field, and the number of an enumerator that this program does
+// not know or that is not set.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "patterns/attention_options.h"
+#include "ring/division.h"
+#include "ring/ring_schedule.h"
+#include "ringleader/v1/job_spec.pb.h"
+
+namespace ringleader::jobspec {
+
+// An enumerator of field `path` that a conversion does not take.
+absl::Status RefuseEnumerator(std::string_view path, int number);
+
+// The partner of `value` in a table of all enumerators.
+template <typename From, typename To, size_t n>
+absl::StatusOr<To> Convert(const std::pair<From, To> (&table)[n], From value,
+                           std::string_view path) {
+  for (const auto& [from, to] : table) {
+    if (from == value) return to;
+  }
+  return RefuseEnumerator(path, value);
+}
+
+// DOCUMENTS: kStriped, in which it deals the documents that it spreads; IsByDocuments() tells them
+// apart.
+absl::StatusOr<kernels::LayoutKind> LayoutOf(v1::ParallelismSpec::Layout layout);
+inline bool IsByDocuments(v1::ParallelismSpec::Layout layout) {
+  return layout == v1::ParallelismSpec::DOCUMENTS;
+}
+absl::StatusOr<ring::RingKind> RingOf(v1::ParallelismSpec::Ring ring);
+
+// What the attention section says; fields that are unset or of other patterns keep the options' own
+// defaults, and so do layout, stripe and ring, which are a plan's.
+absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::AttentionSpec& spec);
+
+// Every sequence of a step.
+absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division);
+
+}  // namespace ringleader::jobspec

@@ -1,0 +1,50 @@
+// Matrices of bf16 in e4m3 with a scale a row, as the kernels' E4m3ScaleOf has it: passes of their
+// own, for what no kernel of this folder produces. The CPU engine's half, with the same codes, is
+// kernels/reference/math/fused.h.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace ringleader::kernels::fused {
+
+// Where a kernel puts the cast of the rows that it produces. Null: it does not cast.
+struct E4m3Rows {
+  uint8_t* codes = nullptr;  // [rows, dim], dense, 16-byte aligned
+  float* scales = nullptr;   // [rows]
+};
+
+// INVALID_ARGUMENT naming `name` unless both are set and 16-byte aligned, or neither is set.
+absl::Status CheckCast(const E4m3Rows& cast, const char* name);
+
+// Of a row that a block holds in registers.
+inline constexpr int64_t kMaxCastDim = 32768;
+
+// dim a multiple of 8, at most kMaxCastDim; x 16-byte aligned, rows `stride` apart, a multiple
+// of 8.
+struct CastRowsArgs {
+  const __nv_bfloat16* x = nullptr;  // [rows, dim]
+  E4m3Rows cast = {};
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t dim = 0;
+};
+absl::Status CastRows(const CastRowsArgs& args, cudaStream_t stream);
+
+// x^T: [dim, rows] with a scale for each column of x. rows a multiple of 16, dim of 8.
+struct CastTransposedArgs {
+  const __nv_bfloat16* x = nullptr;  // [rows, dim], dense
+  E4m3Rows cast = {};                // codes: [dim, rows], scales: [dim]
+  void* workspace = nullptr;         // CastTransposedWorkspaceBytes(dim) bytes
+  int64_t rows = 0;
+  int64_t dim = 0;
+};
+size_t CastTransposedWorkspaceBytes(int64_t dim);
+absl::Status CastTransposed(const CastTransposedArgs& args, cudaStream_t stream);
+
+}  // namespace ringleader::kernels::fused

@@ -1,0 +1,103 @@
+#include "base/status_macros.h"
+#include "kernels/index/between_ranks.h"
+#include "kernels/index/gates/antidiagonal.h"
+#include "kernels/index/gates/block_steps.h"
+#include "kernels/index/gates/blocks.h"
+#include "kernels/index/gates/key_groups.h"
+#include "kernels/index/gates/query_gate.h"
+#include "kernels/index/move.h"
+
+namespace ringleader::kernels::index {
+namespace {
+
+struct Step {
+  const TokenMajor<const __nv_bfloat16>&q, &k;
+  void* workspace;
+  cudaStream_t stream;
+
+  absl::Status operator()(const TileKeySumsStep& step) const {
+    return TileSums(k, step.tile, step.sums, stream);
+  }
+  absl::Status operator()(const OrderTilesStep& step) const {
+    return OrderTileSums(step.gathered, step.layout, step.tile, step.row, step.ordered, stream);
+  }
+  absl::Status operator()(const MeanGateStep& step) const {
+    const int64_t tiles = (q.tokens + step.tile - 1) / step.tile;
+    auto* const sums = static_cast<float*>(workspace);
+    RETURN_IF_ERROR((step.first_query_gates ? TileFirsts : TileSums)(q, step.tile, sums, stream));
+    return SelectBlocksByMean({.query_sums = sums,
+                               .key_sums = step.key_sums,
+                               .query_layout = step.query_layout,
+                               .document_starts = step.document_starts,
+                               .heads = q.heads,
+                               .kv_heads = k.heads,
+                               .head_dim = q.head_dim,
+                               .tile = step.tile,
+                               .block_size = step.block_size,
+                               .topk_blocks = step.topk_blocks,
+                               .scale = step.scale,
+                               .queries = step.first_query_gates ? 1 : step.tile,
+                               .move = step.move,
+                               .means = sums + tiles * q.heads * q.head_dim,
+                               .chosen = step.chosen},
+                              stream);
+  }
+  absl::Status operator()(const QueryGateStep& step) const {
+    return ChooseByQuery(q, k.heads, step, workspace, stream);
+  }
+  absl::Status operator()(const PackKeysStep& step) const {
+    return PackKeys(k, step.packed, stream);
+  }
+  absl::Status operator()(const AntidiagonalGateStep& step) const {
+    return ChooseByAntidiagonals(q, KeysOfSequence(step), step, workspace, stream);
+  }
+  absl::Status operator()(const KeyGroupGateStep& step) const {
+    return ChooseKeyGroups(q, KeysOfSequence(step), step, workspace, stream);
+  }
+  absl::Status operator()(const CountWorkStep& step) const { return CountWork(step, stream); }
+  absl::Status operator()(const FindMoveStep& step) const { return FindMove(step, stream); }
+  absl::Status operator()(const SumChoicesStep& step) const { return SumChoices(step, stream); }
+  absl::Status operator()(const MoveBudgetsStep& step) const { return MoveBudgets(step, stream); }
+  absl::Status operator()(const HoldMassStep& step) const { return HoldMass(step, stream); }
+
+ private:
+  template <typename Gate>
+  TokenMajor<const __nv_bfloat16> KeysOfSequence(const Gate& step) const {
+    if (step.keys == nullptr) return k;
+    return {static_cast<const __nv_bfloat16*>(step.keys),
+            step.query_layout.tokens,
+            k.heads,
+            k.head_dim,
+            int64_t{k.heads} * k.head_dim,
+            k.head_dim};
+  }
+};
+
+}  // namespace
+
+size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
+                               const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step) {
+  if (const auto* const antidiagonals = std::get_if<AntidiagonalGateStep>(&step)) {
+    return AntidiagonalWorkspaceBytes(q, *antidiagonals);
+  }
+  if (const auto* const by_query = std::get_if<QueryGateStep>(&step)) {
+    return QueryGateWorkspaceBytes(q, k.heads, *by_query);
+  }
+  if (const auto* const key_groups = std::get_if<KeyGroupGateStep>(&step)) {
+    return KeyGroupWorkspaceBytes(q, *key_groups);
+  }
+  const auto* const gate = std::get_if<MeanGateStep>(&step);
+  if (gate == nullptr) return 0;
+  // Sums of queries by tile, means of keys by block.
+  const int64_t tiles = (q.tokens + gate->tile - 1) / gate->tile,
+                blocks = (gate->query_layout.tokens + gate->block_size - 1) / gate->block_size;
+  return sizeof(float) * (tiles * q.heads + blocks * k.heads) * q.head_dim;
+}
+
+absl::Status RunBlockStep(const TokenMajor<const __nv_bfloat16>& q,
+                          const TokenMajor<const __nv_bfloat16>& k, const BlockStep& step,
+                          void* workspace, cudaStream_t stream) {
+  return std::visit(Step{q, k, workspace, stream}, step);
+}
+
+}  // namespace ringleader::kernels::index

@@ -1,0 +1,45 @@
+#include "kernels/ops/cast_ops.h"
+
+#include "kernels/ops/cuda_call.h"
+
+namespace ringleader::kernels::ops {
+
+CastTensors EmptyCast(int64_t rows, int64_t dim, const torch::Tensor& like) {
+  return {.codes = torch::empty({rows, dim}, like.options().dtype(torch::kFloat8_e4m3fn)),
+          .scales = torch::empty({rows, 1}, like.options().dtype(torch::kFloat))};
+}
+
+fused::E4m3Rows View(const CastTensors& cast) {
+  if (!cast.defined()) return {};
+  return {.codes = static_cast<uint8_t*>(cast.codes.mutable_data_ptr()),
+          .scales = cast.scales.mutable_data_ptr<float>()};
+}
+
+CastTensors CastRows(const torch::Tensor& x) {
+  CheckCuda(x, torch::kBFloat16, "CastRows: x");
+  TORCH_CHECK(x.dim() == 2, "CastRows: x must be a matrix, it is ", x.sizes());
+  const CastTensors cast = EmptyCast(x.size(0), x.size(1), x);
+  Check(fused::CastRows({.x = Bf16(x),
+                         .cast = View(cast),
+                         .stride = x.stride(0),
+                         .rows = x.size(0),
+                         .dim = x.size(1)},
+                        Stream()));
+  return cast;
+}
+
+CastTensors CastTransposed(const torch::Tensor& x) {
+  CheckRows(x, "CastTransposed: x");
+  const CastTensors cast = EmptyCast(x.size(1), x.size(0), x);
+  const torch::Tensor scratch =
+      Scratch(static_cast<int64_t>(fused::CastTransposedWorkspaceBytes(x.size(1))), x);
+  Check(fused::CastTransposed({.x = Bf16(x),
+                               .cast = View(cast),
+                               .workspace = scratch.mutable_data_ptr(),
+                               .rows = x.size(0),
+                               .dim = x.size(1)},
+                              Stream()));
+  return cast;
+}
+
+}  // namespace ringleader::kernels::ops

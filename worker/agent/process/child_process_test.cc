@@ -1,0 +1,186 @@
+#include "worker/agent/process/child_process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/testing/temp_dir.h"
+#include "worker/agent/node/data_dir.h"
+#include "worker/agent/process/log_pump.h"
+
+namespace ringleader::agent {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+bool Eventually(const std::function<bool()>& done) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (!done()) {
+    if (absl::Now() > deadline) return false;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return true;
+}
+
+class ProcessTest : public ::testing::Test {
+ protected:
+  Process Shell(const std::string& script, std::vector<int> inherited_fds = {}) {
+    auto process = Process::Start({.command = {"/bin/sh", "-c", script},
+                                   .directory = dir_.path(),
+                                   .environment = {{"GREETING", "hello"}},
+                                   .inherited_fds = std::move(inherited_fds)});
+    EXPECT_TRUE(process.ok()) << process.status();
+    return *std::move(process);
+  }
+  static ExitStatus Wait(Process& process) {
+    std::optional<ExitStatus> exit;
+    EXPECT_TRUE(Eventually([&] { return (exit = process.Poll()).has_value(); }));
+    return exit.value_or(ExitStatus{});
+  }
+  // Everything that the process prints, in lines.
+  std::vector<std::string> Output(Process& process, bool from_stderr = false) {
+    absl::Mutex mutex;
+    std::vector<std::string> all;
+    bool ended = false;
+    LogPump pump;
+    pump.Add(from_stderr ? process.TakeStderr() : process.TakeStdout(),
+             [&](std::vector<std::string> lines, bool end) {
+               absl::MutexLock lock(&mutex);
+               all.insert(all.end(), lines.begin(), lines.end());
+               ended = ended || end;
+             });
+    absl::MutexLock lock(&mutex);
+    EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&ended), absl::Seconds(20)));
+    return all;
+  }
+
+  const TempDir dir_;
+};
+
+TEST_F(ProcessTest, RunsInItsFolderWithItsEnvironment) {
+  Process process = Shell("echo $GREETING; pwd; echo oops >&2; exit 3");
+  EXPECT_THAT(Output(process), ElementsAre("hello", dir_.path().string()));
+  EXPECT_THAT(Output(process, true), ElementsAre("oops"));
+  const ExitStatus exit = Wait(process);
+  EXPECT_EQ(exit.code, 3);
+  EXPECT_EQ(exit.signal, 0);
+}
+
+TEST_F(ProcessTest, AMissingProgramIsAnErrorThatNamesIt) {
+  const auto process = Process::Start({.command = {"/no/such/trainer"}, .directory = dir_.path()});
+  EXPECT_THAT(std::string(process.status().message()), HasSubstr("/no/such/trainer"));
+}
+
+TEST_F(ProcessTest, ASignalReachesTheWholeGroup) {
+  Process process = Shell("sleep 1000 & echo $!; wait");
+  int child = 0;
+  absl::Mutex mutex;
+  LogPump pump;  // its thread uses the others: it ends first
+  pump.Add(process.TakeStdout(), [&](std::vector<std::string> lines, bool) {
+    absl::MutexLock lock(&mutex);
+    if (!lines.empty()) (void)absl::SimpleAtoi(lines[0], &child);
+  });
+  {
+    absl::MutexLock lock(&mutex);
+    const auto started = [&] { return child != 0; };
+    ASSERT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&started), absl::Seconds(20)));
+  }
+  process.Signal(SIGKILL);
+  EXPECT_EQ(Wait(process).signal, SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return kill(child, 0) != 0; }));
+}
+
+TEST_F(ProcessTest, DiesWithTheThreadThatStartedIt) {
+  std::optional<Process> process;
+  std::thread starter([&] { process.emplace(Shell("sleep 1000")); });
+  starter.join();
+  EXPECT_EQ(Wait(*process).signal, SIGKILL);
+}
+
+// The lock is free only when the worker and all of its trainers are gone.
+TEST_F(ProcessTest, TheFolderStaysLockedWhileATrainerLives) {
+  std::optional<Process> trainer;
+  {
+    absl::StatusOr<DataDir> data_dir = DataDir::Open(dir_.File("data"), absl::ZeroDuration());
+    ASSERT_TRUE(data_dir.ok()) << data_dir.status();
+    trainer.emplace(Shell("sleep 1000", {data_dir->lock_fd()}));
+    EXPECT_THAT(
+        std::string(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).status().message()),
+        HasSubstr("belongs to a running ringleader-worker"));
+  }
+  // The file now looks as if the worker that wrote it were dead.
+  std::ofstream(dir_.File("data/lock")) << "";
+  EXPECT_THAT(
+      std::string(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).status().message()),
+      HasSubstr("trainers of an earlier worker are still alive"));
+  trainer->Signal(SIGKILL);
+  EXPECT_TRUE(DataDir::Open(dir_.File("data"), absl::Seconds(20)).ok());
+}
+
+// Whoever could open the lock could keep workers out.
+TEST_F(ProcessTest, NobodyElseCanTakeTheFoldersLock) {
+  namespace fs = std::filesystem;
+  const std::string lock = dir_.File("data/lock");
+  fs::create_directory(dir_.File("data"));
+  std::ofstream(lock) << "";
+  fs::permissions(lock, fs::perms::others_read, fs::perm_options::add);
+  ASSERT_TRUE(DataDir::Open(dir_.File("data"), absl::ZeroDuration()).ok());
+  EXPECT_EQ(fs::status(lock).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+TEST_F(ProcessTest, AFolderKeepsItsId) {
+  const auto id = [&](const std::string& name) {
+    return DataDir::Open(dir_.File(name), absl::ZeroDuration())->id();
+  };
+  EXPECT_EQ(id("one"), id("one"));
+  EXPECT_NE(id("one"), id("two"));
+}
+
+TEST_F(ProcessTest, ALongFolderNameStillGetsASocket) {
+  const std::string path = dir_.File(std::string(120, 'd'));
+  const absl::StatusOr<DataDir> data_dir = DataDir::Open(path, absl::ZeroDuration());
+  ASSERT_TRUE(data_dir.ok());
+  EXPECT_LT(data_dir->socket_path().size(), 100u);
+}
+
+TEST(LineSplitterTest, CutsLinesAndKeepsTheRest) {
+  LineSplitter splitter;
+  std::vector<std::string> lines;
+  splitter.Add("one\ntw", &lines);
+  splitter.Add("o\r\n\nthree", &lines);
+  EXPECT_THAT(lines, ElementsAre("one", "two", ""));
+  splitter.Finish(&lines);
+  EXPECT_EQ(lines.back(), "three");
+}
+
+TEST(LineSplitterTest, CutsEndlessLinesBetweenCharacters) {
+  LineSplitter splitter;
+  std::vector<std::string> lines;
+  std::string text(LineSplitter::kMaxLineBytes - 1, 'x');
+  text += "é tail\n";
+  splitter.Add(text, &lines);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0].substr(lines[0].size() - 2), "é");
+  EXPECT_EQ(lines[1], " tail");
+}
+
+TEST(LineSplitterTest, WhatIsNoTextBecomesQuestionMarks) {
+  LineSplitter splitter;
+  std::vector<std::string> lines;
+  splitter.Add("a\xff\xc3z \xed\xa0\x80 \xf0\x9f\x98\x80\n", &lines);
+  EXPECT_THAT(lines, ElementsAre("a??z ??? \xf0\x9f\x98\x80"));
+}
+
+}  // namespace
+}  // namespace ringleader::agent

@@ -1,0 +1,302 @@
+// Attention patterns on a GPU in rings of all shapes, all ranks as threads that share it: against
+// the CPU engine, against the mask that an index stands for, and on several ranks against one.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/token_view.h"
+#include "worker/attention/testing/gpu_attention.h"
+#include "worker/attention/testing/gpu_rings.h"
+#include "worker/attention/testing/index_oracle.h"
+#include "worker/attention/testing/ring_settings.h"
+
+namespace ringleader::attention {
+namespace {
+
+using testing::CudaAttentionTest;
+using testing::ExpectNear;
+using testing::Gpus;
+using testing::kLayers;
+using testing::kTolerance;
+using testing::MaskedAttention;
+using testing::Moba;
+using testing::Result;
+using testing::RunOnCpu;
+using testing::RunOnGpu;
+using testing::Sequence;
+using testing::TopP;
+using testing::XAttention;
+using torch::Tensor;
+
+// How far a mass of the index may be off, as a share of its head's. The oracle reads the same bf16
+// values, whose products fp32 holds exactly; what differs is fp32 sums of 64 of them. A term is
+// below 32, the tensor cores keep 2^-22 of the largest one in each of 64 additions, and the logit
+// is an eighth of the sum: 64 * 32 * 2^-22 / 8 = 6e-5 at worst, and exp makes that a relative error
+// of the masses. Maximum and sum of a row add as much each, exp2 and fixed point 1e-6.
+constexpr double kMassTolerance = 2e-4;
+
+class CudaRanksTest : public CudaAttentionTest,
+                      public ::testing::WithParamInterface<testing::RingSetting> {
+ protected:
+  static patterns::AttentionOptions With(patterns::AttentionOptions options) {
+    options.layout = GetParam().layout;
+    options.ring = GetParam().ring;
+    return options;
+  }
+  static const Sequence& Small() {
+    static const Sequence sequence(1024, 4, 2, 64);
+    return sequence;
+  }
+
+  // The same result on this setting's ranks as on the CPU; `name` names the expectation.
+  void ExpectSameAsCpu(const char* name, const patterns::AttentionOptions& options,
+                       double tolerance = kTolerance, const std::vector<int64_t>& documents = {}) {
+    static auto* const known = new std::map<std::string, Result>;
+    if (!known->contains(name)) known->emplace(name, RunOnCpu(Small(), options, documents));
+    const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+    const Result& expected = known->at(name);
+    ExpectNear(actual, expected, tolerance);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      uint64_t tiles = 0;
+      for (const AttentionStats& rank : actual.stats) tiles += rank.layers.at(layer).TotalTiles();
+      EXPECT_EQ(tiles, expected.stats[0].layers.at(0).TotalTiles());
+    }
+  }
+
+  // The index is what the fp64 oracle would choose; recall is exact where all estimate queries lie
+  // in one block.
+  void ExpectTheOracles(const patterns::AttentionOptions& options,
+                        const std::vector<int64_t>& documents = {}) {
+    const Tensor q = Small().q.to(torch::kFloat), k = Small().k.to(torch::kFloat);
+    const auto view = [](const Tensor& x) {
+      return kernels::ops::TokenView(x, x.const_data_ptr<float>());
+    };
+    const testing::IndexOracle oracle(view(q), view(k), options, documents);
+    const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+    for (size_t rank = 0; rank < actual.index.size(); ++rank) {
+      const testing::HostIndex& index = actual.index[rank];
+      EXPECT_EQ(oracle.CheckSelection(index, options, kMassTolerance), absl::OkStatus());
+      if (!documents.empty() || options.estimate_at == patterns::EstimateAt::kSpread) continue;
+      EXPECT_NEAR(actual.stats[rank].layers.at(0).recall, oracle.Recall(index, /*stride=*/1),
+                  kMassTolerance);
+    }
+  }
+
+  // The same index and result as on one rank, and the result of the index.
+  void ExpectSameAsOneRank(const char* name, const patterns::AttentionOptions& options,
+                           const std::vector<int64_t>& documents = {}) {
+    struct Expected {
+      Result one, masked;
+    };
+    static auto* const known = new std::map<std::string, Expected>;
+    if (!known->contains(name)) {
+      Expected expected;
+      expected.one = RunOnGpu(Small(), options, Gpus::kShared, documents);
+      expected.masked = MaskedAttention(Small(), expected.one.index[0]);
+      known->emplace(name, std::move(expected));
+    }
+    const Expected& expected = known->at(name);
+    const testing::HostIndex& index = expected.one.index[0];
+    const Result actual = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+    ExpectNear(actual, expected.masked);
+    for (const testing::HostIndex& of_rank : actual.index) {
+      EXPECT_EQ(of_rank.diagonals, index.diagonals);
+      EXPECT_EQ(of_rank.column_positions, index.column_positions);
+      EXPECT_EQ(of_rank.column_counts, index.column_counts);
+      EXPECT_EQ(of_rank.column_keys, index.column_keys);
+    }
+    EXPECT_EQ(actual.TotalTiles(), expected.one.TotalTiles());
+    const LayerStats& one = expected.one.stats[0].layers.at(0);
+    for (const AttentionStats& of_rank : actual.stats) {
+      EXPECT_NEAR(of_rank.layers.at(0).recall, one.recall, 1e-9);
+      EXPECT_NEAR(of_rank.layers.at(0).verticals, one.verticals, 1e-9);
+      EXPECT_NEAR(of_rank.layers.at(0).slashes, one.slashes, 1e-9);
+    }
+  }
+};
+
+TEST_P(CudaRanksTest, Dense) {
+  ExpectSameAsCpu("dense", {.tile = 64});
+}
+
+TEST_P(CudaRanksTest, DenseWithRoundedGradients) {
+  ExpectSameAsCpu("dense", {.tile = 64, .bf16_gradients = true}, 1.5 * kTolerance);
+}
+
+TEST_P(CudaRanksTest, SlidingWindow) {
+  ExpectSameAsCpu("window",
+                  {.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64});
+}
+
+TEST_P(CudaRanksTest, BlockTopK) {
+  ExpectSameAsCpu(
+      "blocks",
+      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64});
+}
+
+TEST_P(CudaRanksTest, Moba) {
+  ExpectSameAsOneRank("moba", Moba());
+  ExpectSameAsOneRank(
+      "moba of a share",
+      {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.3, .tile = 64});
+}
+
+patterns::AttentionOptions KeyGroups() {
+  return {.pattern = patterns::Pattern::kKeyGroups, .density = 0.3, .tile = 64};
+}
+
+TEST_P(CudaRanksTest, KeyGroups) {
+  ExpectSameAsOneRank("key groups", KeyGroups());
+  // In each of its three layers as many as the CPU keeps in its one; which they are may differ
+  // within rounding.
+  const Result gpu = RunOnGpu(Small(), With(KeyGroups()));
+  EXPECT_EQ(gpu.TotalTiles(), 3 * RunOnCpu(Small(), KeyGroups()).TotalTiles());
+}
+
+TEST_P(CudaRanksTest, KeyGroupsThatKeepEverythingAreDense) {
+  patterns::AttentionOptions all = KeyGroups();
+  all.density = 1.0;
+  ExpectNear(RunOnGpu(Small(), With(all)), RunOnCpu(Small(), {.tile = 64}));
+}
+
+TEST_P(CudaRanksTest, XAttention) {
+  ExpectSameAsOneRank("xattention", XAttention());
+  ExpectSameAsOneRank("xattention of a share", {.pattern = patterns::Pattern::kXAttention,
+                                                .stride = 8,
+                                                .threshold = 1.0,
+                                                .density = 0.3,
+                                                .tile = 64});
+}
+
+TEST_P(CudaRanksTest, VerticalSlash) {
+  ExpectSameAsOneRank("top-p", TopP());
+}
+
+TEST_P(CudaRanksTest, VerticalSlashTopK) {
+  ExpectSameAsOneRank("top-k", {.pattern = patterns::Pattern::kVerticalSlash,
+                                .select = patterns::Select::kTopK,
+                                .budget = {.max_verticals = 100, .max_slashes = 4},
+                                .estimate_queries = 100,
+                                .tile = 64});
+}
+
+// A share of the tiles, moved between heads, from queries all over the sequence.
+patterns::AttentionOptions SpreadShare() {
+  patterns::AttentionOptions options = TopP();
+  options.budget = {.vertical_mass = 0.9, .slash_mass = 0.9, .density = 0.2};
+  options.estimate_at = patterns::EstimateAt::kSpread;
+  options.adapt_heads = true;
+  return options;
+}
+
+TEST_P(CudaRanksTest, VerticalSlashOfAShare) {
+  ExpectSameAsOneRank("share", SpreadShare());
+  ExpectSameAsOneRank("share of documents", SpreadShare(), {0, 1, 64, 200, 201, 230, 900});
+}
+
+TEST_P(CudaRanksTest, VerticalSlashIndexIsTheOracles) {
+  ExpectTheOracles(TopP());
+  patterns::AttentionOptions share = SpreadShare();
+  share.adapt_heads = false;
+  ExpectTheOracles(share);
+  ExpectTheOracles({.pattern = patterns::Pattern::kVerticalSlash,
+                    .select = patterns::Select::kTopK,
+                    .budget = {.max_verticals = 100, .max_slashes = 4},
+                    .tile = 64});
+}
+
+// attention.balance: as many tiles as the factor says, within the tolerance, and the same columns
+// and diagonals on all ranks.
+TEST_P(CudaRanksTest, MovedChoices) {
+  patterns::AttentionOptions options = TopP();
+  // About half of the causal tiles: there is room to grow.
+  options.budget = {.vertical_mass = 0.125, .slash_mass = 0.25};
+  options.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.5f};
+  const auto tiles = [](const Result& result) { return static_cast<double>(result.TotalTiles()); };
+  const double base = tiles(RunOnGpu(Small(), options));
+  for (const float move : {0.6f, 1.4f}) {
+    const Result one = RunOnGpu(Small(), options, Gpus::kShared, {}, move);
+    EXPECT_NEAR(tiles(one) / kLayers, tiles(RunOnCpu(Small(), options, {}, move)), 2.0);
+    EXPECT_EQ(tiles(one) > base, move > 1);
+    EXPECT_NEAR(tiles(one) / base, move, 0.3) << "short sequences have few diagonals";
+    const Result many = RunOnGpu(Small(), With(options), Gpus::kShared, {}, move);
+    for (size_t rank = 0; rank < many.index.size(); ++rank) {
+      EXPECT_EQ(many.index[rank].diagonals, one.index[0].diagonals);
+      EXPECT_EQ(many.index[rank].column_positions, one.index[0].column_positions);
+      EXPECT_EQ(many.stats[rank].layers.at(0).balanced, 1u);
+    }
+    ExpectNear(many, MaskedAttention(Small(), one.index[0]));
+  }
+  options.balance.tolerance = 0.0f;
+  EXPECT_EQ(tiles(RunOnGpu(Small(), options, Gpus::kShared, {}, 0.6f)), base);
+
+  patterns::AttentionOptions blocks = With(XAttention());
+  blocks.balance = {.anchor = kernels::Anchor::kMean, .tolerance = 0.5f};
+  const Result moved = RunOnGpu(Small(), blocks, Gpus::kShared, {}, 0.6f);
+  EXPECT_LT(tiles(moved), tiles(RunOnGpu(Small(), With(XAttention()))));
+  for (const AttentionStats& stats : moved.stats) EXPECT_EQ(stats.layers.at(0).balanced, 1u);
+}
+
+// Documents of one token, within a tile, that end at its border, and of many tiles.
+const std::vector<int64_t> kDocuments = {0, 1, 64, 200, 201, 230, 900};
+
+TEST_P(CudaRanksTest, Documents) {
+  ExpectSameAsCpu("dense documents", {.tile = 64}, kTolerance, kDocuments);
+  ExpectSameAsCpu("window documents",
+                  {.pattern = patterns::Pattern::kSlidingWindow, .window = 200, .tile = 64},
+                  kTolerance, kDocuments);
+  ExpectSameAsCpu(
+      "block documents",
+      {.pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2, .tile = 64},
+      kTolerance, kDocuments);
+}
+
+TEST_P(CudaRanksTest, DocumentsUnderChosenBlocks) {
+  ExpectSameAsOneRank("moba documents", Moba(), kDocuments);
+  ExpectSameAsOneRank("xattention documents", XAttention(), kDocuments);
+  ExpectSameAsOneRank("key groups documents", KeyGroups(), kDocuments);
+}
+
+TEST_P(CudaRanksTest, DocumentsUnderVerticalSlash) {
+  ExpectSameAsOneRank("top-p documents", TopP(), kDocuments);
+}
+
+TEST_P(CudaRanksTest, IndexOfDocumentsIsTheOracles) {
+  ExpectTheOracles(TopP(), kDocuments);
+}
+
+// Patterns whose index is the CPU's; on all ranks the same figures.
+TEST_P(CudaRanksTest, ProbesAreThoseOfTheCpu) {
+  for (patterns::AttentionOptions options :
+       {patterns::AttentionOptions{
+            .pattern = patterns::Pattern::kBlockTopK, .block_size = 128, .topk_blocks = 2},
+        patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK,
+        .selection = patterns::Selection::kCausal,
+        .block_size = 64,
+        .topk_blocks = 3},
+        patterns::AttentionOptions{.pattern = patterns::Pattern::kSlidingWindow, .window = 200}}) {
+    options.tile = 64;
+    options.probe_every = 1;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, kDocuments}) {
+      const LayerStats cpu = RunOnCpu(Small(), options, documents).stats[0].layers.at(0);
+      const Result gpu = RunOnGpu(Small(), With(options), Gpus::kShared, documents);
+      ASSERT_EQ(cpu.probed_recall.size(), 4u);
+      for (const AttentionStats& rank : gpu.stats) {
+        const std::vector<double>& heads = rank.layers.at(0).probed_recall;
+        EXPECT_EQ(heads, gpu.stats[0].layers.at(0).probed_recall);
+        ASSERT_EQ(heads.size(), cpu.probed_recall.size());
+        for (size_t head = 0; head < heads.size(); ++head) {
+          EXPECT_NEAR(heads[head], cpu.probed_recall[head], 2e-3) << "head " << head;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, CudaRanksTest, ::testing::ValuesIn(testing::AllRingSettings()),
+                         [](const auto& info) { return testing::NameOf(info.param); });
+
+}  // namespace
+}  // namespace ringleader::attention

@@ -1,0 +1,165 @@
+// Tiles, blocks and groups of keys that queries choose: alike on any number of ranks, and what is
+// attended to.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/reference/testing/key_group_oracle.h"
+#include "kernels/reference/testing/packed_documents.h"
+#include "worker/attention/testing/engine_test.h"
+
+namespace ringleader::attention {
+namespace {
+
+using kernels::BlockWords;
+using kernels::LayoutKind;
+using kernels::ShardLayout;
+using kernels::reference::testing::RelativeError;
+using testing::AttentionEngineTest;
+using testing::RankResult;
+
+// Rows of the choice that ranks made are those of one rank.
+TEST_F(AttentionEngineTest, ChosenBlocksAreTheSameOnAnyNumberOfRanks) {
+  for (patterns::AttentionOptions options :
+       {patterns::AttentionOptions{.pattern = patterns::Pattern::kBlockTopK, .block_size = 128},
+        {.pattern = patterns::Pattern::kMoba, .block_size = 128, .topk_blocks = 2},
+        {.pattern = patterns::Pattern::kMoba, .block_size = 64, .density = 0.1},
+        {.pattern = patterns::Pattern::kXAttention, .stride = 32, .threshold = 0.3},
+        {.pattern = patterns::Pattern::kXAttention, .threshold = 0.9, .density = 0.2}}) {
+    options.tile = kTile;
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
+      const RankResult one = Run(options, documents)[0];
+      // Queries that choose apart leave little out together.
+      EXPECT_LT(one.stats.layers.at(1).density, 1.0);
+      EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
+      const auto words = static_cast<int64_t>(one.index.chosen.size()) / (kHeads * kTokens / kTile);
+      for (const LayoutKind layout :
+           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+        patterns::AttentionOptions dealt = options;
+        dealt.layout = layout;
+        dealt.ring.inner = 4;
+        uint64_t tiles = 0;
+        const std::vector<RankResult> results = Run(dealt, documents);
+        for (int rank = 0; rank < 4; ++rank) {
+          const ShardLayout of_rank{
+              .kind = layout, .ranks = 4, .rank = rank, .stripe = kTile, .tokens = kTokens};
+          const int64_t local_tiles = kTokens / 4 / kTile;
+          for (int64_t i = 0; i < kHeads * local_tiles * words; ++i) {
+            const int64_t row = i / words / local_tiles * (kTokens / kTile) +
+                                of_rank.Position(i / words % local_tiles * kTile) / kTile;
+            ASSERT_EQ(results[rank].index.chosen.at(i),
+                      one.index.chosen.at(row * words + i % words));
+          }
+          const std::vector<uint32_t>& bits = results[rank].index.queries_chosen;
+          const int64_t local_words = kTokens / 4 / 32;
+          for (int64_t i = 0; i < std::ssize(bits); ++i) {  // words of 32 queries of a tile
+            const int64_t position = of_rank.Position(i % local_words * 32);
+            ASSERT_EQ(bits[i], one.index.queries_chosen.at(i / local_words * (kTokens / 32) +
+                                                           position / 32));
+          }
+          tiles += results[rank].stats.layers.at(1).TotalTiles();
+        }
+        EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
+      }
+    }
+  }
+}
+
+// The output is attention, in fp64, to what the choice says and to nothing else.
+TEST_F(AttentionEngineTest, WhatIsChosenIsWhatIsAttendedTo) {
+  const auto bit = [](const std::vector<uint32_t>& words, int64_t row_words, int64_t row,
+                      int64_t i) {
+    return (words.at(row * row_words + i / 32) >> i % 32 & 1) != 0;
+  };
+  const patterns::AttentionOptions xattention = {
+      .pattern = patterns::Pattern::kXAttention, .threshold = 0.4, .tile = kTile};
+  constexpr int64_t kTiles = kTokens / kTile;
+  const RankResult by_tile = Run(xattention)[0];
+  EXPECT_LT(RelativeError(by_tile.out, Masked([&](int head, int64_t i, int64_t j) {
+                            return bit(by_tile.index.chosen, BlockWords(kTiles),
+                                       head * kTiles + i / kTile, j / kTile);
+                          })),
+            1e-5);
+  const patterns::AttentionOptions moba = {.pattern = patterns::Pattern::kMoba,
+                                           .block_size = 2 * kTile,
+                                           .topk_blocks = 3,
+                                           .tile = kTile};
+  const RankResult by_query = Run(moba)[0];
+  EXPECT_LT(RelativeError(by_query.out, Masked([&](int head, int64_t i, int64_t j) {
+                            return bit(by_query.index.queries_chosen, kTokens / 32,
+                                       head * (kTiles / 2) + j / (2 * kTile), i);
+                          })),
+            1e-5);
+}
+
+// Rows of the choice that ranks made are those of one rank, the fp64 oracle's, and what is attended
+// to.
+TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
+  using kernels::reference::testing::GroupsOfRow;
+  patterns::AttentionOptions options = {
+      .pattern = patterns::Pattern::kKeyGroups, .density = 0.1, .tile = kTile};
+  constexpr int64_t kTiles = kTokens / kTile;
+  for (const std::vector<int64_t>& documents : {std::vector<int64_t>{}, {0, 70, 71, 640, 1500}}) {
+    const std::vector<int32_t> starts =
+        documents.empty() ? std::vector<int32_t>()
+                          : kernels::reference::testing::DocumentStarts(kTokens, documents);
+    const kernels::reference::testing::KeyGroupOracle oracle(
+        std::as_const(q_).view(), std::as_const(k_).view(),
+        {.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)), .density = 0.1f}, starts);
+    const RankResult one = Run(options, documents)[0];
+    EXPECT_LT(one.stats.layers.at(1).density, 0.2);
+    EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated
+    EXPECT_EQ(oracle.Complaint(one.index.groups, one.index.group_bounds, one.index.group_capacity,
+                               {.tokens = kTokens}, 1e-5),
+              "");
+    const auto kept = [](const RankResult& result, const ShardLayout& layout, int64_t row) {
+      std::string wrong;
+      const std::vector<int64_t> groups =
+          GroupsOfRow(result.index.groups, result.index.group_bounds, result.index.group_capacity,
+                      layout, kHeads * (layout.local_tokens() / kTile), row, &wrong);
+      EXPECT_EQ(wrong, "");
+      return groups;
+    };
+    std::vector<std::vector<int64_t>> rows;
+    for (int64_t row = 0; row < kHeads * kTiles; ++row) {
+      rows.push_back(kept(one, {.tokens = kTokens}, row));
+    }
+    EXPECT_LT(RelativeError(one.out, Masked([&](int head, int64_t i, int64_t j) {
+                              return (starts.empty() || j >= starts[i]) &&
+                                     (i / kTile == j / kTile ||
+                                      std::ranges::binary_search(rows[head * kTiles + i / kTile],
+                                                                 j / kernels::kGroupKeys));
+                            })),
+              1e-5);
+    for (const int ranks : {2, 4}) {
+      for (const LayoutKind kind :
+           {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+        options.layout = kind;
+        options.ring.inner = ranks;
+        uint64_t tiles = 0;
+        const std::vector<RankResult> results = Run(options, documents);
+        for (int rank = 0; rank < ranks; ++rank) {
+          const ShardLayout layout{
+              .kind = kind, .ranks = ranks, .rank = rank, .stripe = kTile, .tokens = kTokens};
+          const int64_t local_tiles = kTiles / ranks;
+          for (int64_t row = 0; row < kHeads * local_tiles; ++row) {
+            ASSERT_EQ(kept(results[rank], layout, row),
+                      rows[row / local_tiles * kTiles +
+                           layout.Position(row % local_tiles * kTile) / kTile]);
+          }
+          tiles += results[rank].stats.layers.at(1).TotalTiles();
+        }
+        EXPECT_EQ(tiles, one.stats.layers.at(1).TotalTiles());
+      }
+    }
+    options.layout = LayoutKind::kStriped;
+    options.ring.inner = 1;
+  }
+}
+
+}  // namespace
+}  // namespace ringleader::attention

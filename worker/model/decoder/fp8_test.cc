@@ -1,0 +1,192 @@
+// The decoder with FP8 products on the CPU: how far a layer's outputs and gradients are from fp64,
+// beside bf16's; that backward repeats what forward computed; and that no cast of a weight is
+// stale.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "worker/model/decoder/decoder.h"
+#include "worker/model/testing/dense_context_attention.h"
+#include "worker/model/testing/flat_store.h"
+#include "worker/model/testing/plain_token_ops.h"
+#include "worker/model/token_ops/cpu_token_ops.h"
+
+namespace ringleader::model {
+namespace {
+
+using torch::Tensor;
+
+ModelConfig Config() {
+  ModelConfig config;
+  config.vocab_size = 253;
+  config.hidden_size = 128;
+  config.intermediate_size = 352;
+  config.layers = 3;
+  config.heads = 8;
+  config.kv_heads = 2;
+  config.head_dim = 16;
+  config.max_positions = 4096;
+  config.tied_embeddings = true;
+  config.qkv_bias = true;
+  return config;
+}
+
+Tensor Values(const ModelConfig& config) {
+  const ParameterLayout layout = MakeParameterLayout(config);
+  Tensor values = torch::zeros({layout.elements});
+  InitializeParameters(config, layout, 3, 0, layout.elements, values.data_ptr<float>());
+  return values.to(torch::kBFloat16).to(torch::kFloat);  // the same model in every type
+}
+
+TokenBatch Batch(int64_t n) {
+  torch::manual_seed(7);
+  const Tensor tokens = torch::randint(253, {n}, torch::kInt64);
+  Tensor labels = tokens.roll(-1);
+  labels[n - 1] = kIgnoreLabel;
+  return {.tokens = tokens, .positions = torch::arange(n), .labels = labels, .sequence_length = n};
+}
+
+DecoderOptions Options(Precision precision, int64_t held_casts = 1,
+                       const RecomputePlan& recompute = {}) {
+  return {.recompute = recompute,
+          .mlp_chunk_tokens = 96,
+          .loss_chunk_tokens = 64,
+          .precision = precision,
+          .held_casts = held_casts};
+}
+
+struct Result {
+  double loss = 0;
+  Tensor logits, gradients;
+};
+
+Result Train(const TokenOps& ops, torch::ScalarType type, const DecoderOptions& options) {
+  const ModelConfig config = Config();
+  FlatStore store(MakeParameterLayout(config), Values(config), torch::kCPU, type);
+  Decoder decoder(config, ops, store, options);
+  DenseContextAttention attention;
+  const TokenBatch batch = Batch(250);
+  Result result;
+  result.logits = decoder.Logits(batch, attention);
+  result.loss = decoder.ForwardBackward(batch, attention).item<double>();
+  result.gradients = store.gradients();
+  return result;
+}
+
+double Error(const Tensor& got, const Tensor& want) {
+  const Tensor wide = want.to(torch::kDouble);
+  return ((got.to(torch::kDouble) - wide).norm() / wide.norm().clamp_min(1e-12)).item<double>();
+}
+
+// e4m3 keeps 4 bits of a value where bf16 keeps 8, so that errors are some 16 times bf16's: a few
+// percent a product, whose sums run over roundings that are independent. What is wrong in a scale
+// or a transposed copy moves results by as much as they are large. The figures are in
+// docs/precision.md.
+TEST(Fp8DecoderTest, ErrorsByLayerBesideThoseOfBf16) {
+  const ModelConfig config = Config();
+  const PlainTokenOps plain;
+  const auto cpu = NewCpuTokenOps(/*threads=*/2);
+  // PlainTokenOps computes at least in fp32; gradients are collected in fp32.
+  const Result exact = Train(plain, torch::kDouble, Options(Precision::kModelType));
+  const Result fp8 = Train(*cpu, torch::kFloat, Options(Precision::kFp8));
+  const Result bf16 = Train(plain, torch::kBFloat16, Options(Precision::kModelType));
+  const Result bf16_fp8 = Train(plain, torch::kBFloat16, Options(Precision::kFp8));
+  EXPECT_NEAR(fp8.loss, exact.loss, 1e-3 * exact.loss);
+  EXPECT_NEAR(bf16_fp8.loss, exact.loss, 1e-3 * exact.loss);
+  EXPECT_GT(Error(fp8.logits, exact.logits), 1e-3) << "nothing was cast";
+  EXPECT_LT(Error(fp8.logits, exact.logits), 24 * Error(bf16.logits, exact.logits));
+  // bench/fp8.sh reads these lines.
+  std::printf("%-45s %9s %9s %9s\n", "relative L2", "bf16", "fp8, fp32", "fp8, bf16");
+  std::printf("%-45s %9.5f %9.5f %9.5f\n", "logits", Error(bf16.logits, exact.logits),
+              Error(fp8.logits, exact.logits), Error(bf16_fp8.logits, exact.logits));
+  for (const ParameterSlot& slot : MakeParameterLayout(config).slots) {
+    const auto error = [&](const Result& result) {
+      return Error(result.gradients.narrow(0, slot.offset, slot.elements),
+                   exact.gradients.narrow(0, slot.offset, slot.elements));
+    };
+    std::printf("%-45s %9.5f %9.5f %9.5f\n", slot.name.c_str(), error(bf16), error(fp8),
+                error(bf16_fp8));
+    // A key's bias moves all logits of a query alike: its gradient is rounding, whatever computes
+    // it.
+    if (slot.name.find("k_proj.bias") != std::string::npos) continue;
+    EXPECT_LT(error(fp8), 24 * error(bf16)) << slot.name;
+    EXPECT_LT(error(bf16_fp8), 24 * error(bf16)) << slot.name;
+  }
+}
+
+TEST(Fp8DecoderTest, RecomputingDoesNotChangeABit) {
+  const auto ops = NewCpuTokenOps(/*threads=*/2);
+  const Result full = Train(*ops, torch::kFloat, Options(Precision::kFp8));
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kAttentionOnly}) {
+    for (const int64_t held : {1, 3}) {
+      const Result other =
+          Train(*ops, torch::kFloat, Options(Precision::kFp8, held, {.recompute = recompute}));
+      EXPECT_EQ(other.loss, full.loss);
+      EXPECT_TRUE(torch::equal(other.gradients, full.gradients)) << static_cast<int>(recompute);
+    }
+  }
+}
+
+// Counts casts of weights.
+class CountingOps : public PlainTokenOps {
+ public:
+  ScaledRows CastTransposed(const Tensor& x) const override {
+    ++casts;
+    return PlainTokenOps::CastTransposed(x);
+  }
+  mutable int casts = 0;
+};
+
+// Whatever changes parameters gives them a new version, and casts are asked for by version.
+TEST(Fp8DecoderTest, CastsFollowTheirWeights) {
+  const ModelConfig config = Config();
+  const int weights = static_cast<int>(4 * config.layers);
+  for (const bool all : {false, true}) {
+    const CountingOps ops;
+    FlatStore store(MakeParameterLayout(config), Values(config), torch::kCPU, torch::kFloat);
+    Decoder decoder(config, ops, store, Options(Precision::kFp8, all ? config.layers : 1));
+    DenseContextAttention attention;
+    const TokenBatch batch = Batch(64);
+    const double before = decoder.ForwardBackward(batch, attention).item<double>();
+    // The last layer's are still there when backward begins with it.
+    EXPECT_EQ(ops.casts, all ? weights : 2 * weights - 4);
+    EXPECT_EQ(decoder.ForwardBackward(batch, attention).item<double>(), before);
+    if (all) {
+      EXPECT_EQ(ops.casts, weights) << "a second micro-batch casts nothing";
+    }
+
+    store.parameters().mul_(0.5);
+    const double after = decoder.ForwardBackward(batch, attention).item<double>();
+    FlatStore fresh(MakeParameterLayout(config), store.parameters(), torch::kCPU, torch::kFloat);
+    Decoder other(config, ops, fresh, Options(Precision::kFp8));
+    EXPECT_EQ(other.ForwardBackward(batch, attention).item<double>(), after);
+    EXPECT_NE(after, before);
+  }
+}
+
+// As in bf16, where an infinite weight spreads: the gradient says which parameter it was.
+TEST(Fp8DecoderTest, WeightsThatAreNotFiniteShowInLossAndGradients) {
+  const ModelConfig config = Config();
+  const ParameterLayout layout = MakeParameterLayout(config);
+  const auto ops = NewCpuTokenOps(/*threads=*/2);
+  for (const char* name :
+       {"model.layers.1.mlp.up_proj.weight", "model.layers.2.self_attn.o_proj.weight"}) {
+    for (const float bad : {INFINITY, NAN}) {
+      FlatStore store(layout, Values(config), torch::kCPU, torch::kFloat);
+      store.parameters()[layout.Find(name)->offset + 17] = bad;
+      Decoder decoder(config, *ops, store, Options(Precision::kFp8));
+      DenseContextAttention attention;
+      const double loss = decoder.ForwardBackward(Batch(64), attention).item<double>();
+      EXPECT_FALSE(std::isfinite(loss)) << name;
+      const ParameterSlot& slot = *layout.Find(name);
+      EXPECT_FALSE(
+          store.gradients().narrow(0, slot.offset, slot.elements).isfinite().all().item<bool>())
+          << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringleader::model

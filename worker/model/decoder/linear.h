@@ -1,0 +1,43 @@
+// The products of a linear layer y = x W^T + b that read its weight: y, and dx = dy W. Without
+// casts of the weight they read the model's type, with them e4m3. dW, whose sum runs over tokens
+// and so across the scales of both operands' rows, reads the model's type either way
+// (TokenOps::AddWeightGradient).
+#pragma once
+
+#include "worker/model/decoder/weight_casts.h"
+#include "worker/model/token_ops/token_ops.h"
+
+namespace ringleader::model {
+
+class Linear {
+ public:
+  // bias may be undefined; casts may be null. All outlive this.
+  Linear(const TokenOps& ops, const torch::Tensor& weight, const torch::Tensor& bias,
+         const WeightCast* casts)
+      : ops_(ops), weight_(weight), bias_(bias), casts_(casts) {}
+
+  // The form in which y and dx read their operand, and that in which dW reads it, too.
+  Form read() const { return casts_ != nullptr ? Form::kRows : Form::kValues; }
+  Form read_twice() const { return casts_ != nullptr ? Form::kBoth : Form::kValues; }
+  // `values`, which no step has cast on its way, in that form.
+  Operand Read(const torch::Tensor& values) const;
+
+  // [n, in] -> [n, out].
+  torch::Tensor Forward(const Operand& x) const;
+  // The same bits, into y.
+  void Forward(const Operand& x, torch::Tensor y) const;
+  // [n, out] -> [n, in].
+  torch::Tensor InputGradient(const Operand& dy) const;
+  void InputGradient(const Operand& dy, torch::Tensor dx) const;
+
+ private:
+  const TokenOps& ops_;
+  const torch::Tensor& weight_;  // [out, in]
+  const torch::Tensor& bias_;    // [out]
+  const WeightCast* casts_;
+};
+
+// Rows [begin, end) of either form.
+Operand SliceRows(const Operand& operand, int64_t begin, int64_t end);
+
+}  // namespace ringleader::model
