@@ -41,6 +41,7 @@
 #include "coordinator/store/sqlite/sqlite_store.h"
 #include "coordinator/store/upkeep/backup.h"
 #include "coordinator/store/upkeep/retention.h"
+#include "coordinator/trace/job_tracer.h"
 #include "jobspec/roots.h"
 #include "prometheus/registry.h"
 
@@ -68,6 +69,7 @@ struct Flags {
   PlannerOptions planner;
   lifecycle::Options lifecycle;
   limits::Options limits;
+  trace::TraceOptions trace;
 };
 
 void AddFlags(CLI::App& app, Flags* flags) {
@@ -141,6 +143,7 @@ void AddFlags(CLI::App& app, Flags* flags) {
   AddLoggingFlags(app, &flags->logging);
   lifecycle::AddLifecycleFlags(app, &flags->lifecycle);
   limits::AddLimitFlags(app, &flags->limits);
+  trace::AddTraceFlags(app, &flags->trace);
 }
 
 std::string DatabaseIn(const std::string& data_dir) {
@@ -202,6 +205,12 @@ absl::Status Serve(const Flags& flags) {
                         .on_commit = [&](absl::Duration duration,
                                          int writes) { commits.OnCommit(duration, writes); },
                         .on_damage = [&](const absl::Status& damage) { failure.Set(damage); }}));
+  std::unique_ptr<trace::JobTracer> tracer;
+  if (flags.trace.enabled()) {
+    ASSIGN_OR_RETURN(tracer, trace::JobTracer::Start(flags.trace, trace::ExportLimits(),
+                                                     store.get(), &metrics.registry()));
+    spdlog::info("traces go to {}", flags.trace.endpoint);
+  }
   const std::unique_ptr<lifecycle::PlanSource> plans = NewPlannerSource(flags.planner);
   ASSIGN_OR_RETURN(const std::unique_ptr<lifecycle::JobController> controller,
                    lifecycle::JobController::Create(flags.lifecycle, store.get(), plans.get(),
@@ -234,10 +243,11 @@ absl::Status Serve(const Flags& flags) {
   std::unique_ptr<page::PageServer> page;
   if (flags.page_listen != "off") {
     ASSIGN_OR_RETURN(Address page_listen, ParseAddress(flags.page_listen));
-    ASSIGN_OR_RETURN(
-        page, page::PageServer::Start(
-                  {.listen = page_listen, .tls = flags.tls, .has_roles = !flags.access.empty()},
-                  server->InProcessChannel()));
+    ASSIGN_OR_RETURN(page, page::PageServer::Start({.listen = page_listen,
+                                                    .tls = flags.tls,
+                                                    .has_roles = !flags.access.empty(),
+                                                    .voucher = server->voucher()},
+                                                   server->InProcessChannel()));
     page_listen.port = page->port();
     spdlog::info("the page is {}://{}", flags.tls.enabled() ? "https" : "http",
                  FormatAddress(page_listen));
@@ -251,6 +261,7 @@ absl::Status Serve(const Flags& flags) {
   page.reset();
   server->Shutdown();
   controller->Stop();
+  tracer.reset();
   spdlog::info("stopped");
   return failure.status();
 }

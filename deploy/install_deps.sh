@@ -64,6 +64,16 @@ if [[ ${1:-} == --dev && ! -e $venv/.python ]]; then
   touch "$venv/.python"
 fi
 
+# OpenTelemetry's own definition of what a collector of traces takes, which Debian does not carry.
+otlp=$deps/otlp-$OPENTELEMETRY_PROTO_VERSION
+if [[ ${1:-} == --dev && ! -e $otlp/.complete ]]; then
+  echo "install_deps: opentelemetry-proto into $otlp"
+  rm -rf "$otlp"
+  python3 -m venv "$otlp"
+  "$otlp/bin/pip" install -q "grpcio==$GRPCIO_VERSION" "opentelemetry-proto==$OPENTELEMETRY_PROTO_VERSION"
+  touch "$otlp/.complete"
+fi
+
 # Where there is a CUDA compiler, trainers are built for NCCL, too: its headers come with the library.
 site=$deps/torch
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then

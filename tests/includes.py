@@ -53,7 +53,7 @@ LIBRARIES = {
     "gRPC": ("grpcpp/", "grpc/"),
     "protobuf": ("google/protobuf/",),  # comes with proto/
 }
-GENERATED = ("ringleader/v1/", "google/rpc/")  # by protoc, from proto/
+GENERATED = ("ringleader/v1/", "google/rpc/", "opentelemetry/")  # by protoc, from proto/
 INCLUDE = re.compile(r'\s*#\s*include\s+(["<])([^">]+)[">]')
 
 

@@ -6,6 +6,7 @@
 #include <openssl/bio.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <ctime>
@@ -22,18 +23,38 @@ std::vector<std::string> Properties(const grpc::AuthContext& context, const char
   return values;
 }
 
-// Infinitely far, where there is no certificate that can be read.
-absl::Time ExpiryOf(const std::string& pem) {
-  const std::unique_ptr<BIO, decltype(&BIO_free)> text(
-      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
-  const std::unique_ptr<X509, decltype(&X509_free)> certificate(
-      PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free);
+using X509Ptr = std::unique_ptr<X509, decltype(&X509_free)>;
+
+// `unknown`: where there is no certificate that can be read.
+absl::Time ExpiryOf(const X509* certificate, absl::Time unknown) {
   std::tm time = {};
-  if (certificate == nullptr ||
-      ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &time) != 1) {
-    return absl::InfiniteFuture();
+  if (certificate == nullptr || ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &time) != 1) {
+    return unknown;
   }
   return absl::FromTM(time, absl::UTCTimeZone());
+}
+
+X509Ptr FromPem(const std::string& pem) {
+  const std::unique_ptr<BIO, decltype(&BIO_free)> text(
+      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
+  return X509Ptr(PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free);
+}
+
+// Empty where it cannot be written as UTF-8.
+std::string Utf8(const ASN1_STRING* text) {
+  unsigned char* bytes = nullptr;
+  const int size = ASN1_STRING_to_UTF8(&bytes, text);
+  if (size < 0) return "";
+  std::string utf8(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
+  OPENSSL_free(bytes);
+  return utf8;
+}
+
+std::string CommonName(const X509* certificate) {
+  const X509_NAME* const subject = X509_get_subject_name(certificate);
+  const int first = X509_NAME_get_index_by_NID(subject, NID_commonName, -1);
+  if (first < 0) return "";
+  return Utf8(X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, first)));
 }
 
 }  // namespace
@@ -59,7 +80,28 @@ CertificateNames NamesOf(const grpc::AuthContext& context) {
           .dns = Properties(context, GRPC_PEER_DNS_PROPERTY_NAME),
           .emails = Properties(context, GRPC_PEER_EMAIL_PROPERTY_NAME),
           .common_name = common.empty() ? "" : common.front(),
-          .expires = pem.empty() ? absl::InfiniteFuture() : ExpiryOf(pem.front())};
+          .expires = pem.empty() ? absl::InfiniteFuture()
+                                 : ExpiryOf(FromPem(pem.front()).get(), absl::InfiniteFuture())};
+}
+
+CertificateNames NamesOfDer(const std::string& der) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(der.data());
+  const X509Ptr certificate(d2i_X509(nullptr, &bytes, static_cast<long>(der.size())), X509_free);
+  CertificateNames names;
+  names.expires = ExpiryOf(certificate.get(), absl::InfinitePast());
+  if (certificate == nullptr) return names;
+  names.common_name = CommonName(certificate.get());
+  const std::unique_ptr<GENERAL_NAMES, decltype(&GENERAL_NAMES_free)> others(
+      static_cast<GENERAL_NAMES*>(
+          X509_get_ext_d2i(certificate.get(), NID_subject_alt_name, nullptr, nullptr)),
+      GENERAL_NAMES_free);
+  for (int i = 0; others != nullptr && i < sk_GENERAL_NAME_num(others.get()); ++i) {
+    const GENERAL_NAME* const name = sk_GENERAL_NAME_value(others.get(), i);
+    if (name->type == GEN_URI) names.uris.push_back(Utf8(name->d.uniformResourceIdentifier));
+    if (name->type == GEN_DNS) names.dns.push_back(Utf8(name->d.dNSName));
+    if (name->type == GEN_EMAIL) names.emails.push_back(Utf8(name->d.rfc822Name));
+  }
+  return names;
 }
 
 }  // namespace ringleader

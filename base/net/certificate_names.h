@@ -1,4 +1,4 @@
-// The names in the certificate that a gRPC peer has shown.
+// The names in the certificate that a peer has shown.
 #pragma once
 
 #include <string>
@@ -33,5 +33,7 @@ struct CertificateNames {
 
 // Empty in plain text, and where the peer has shown no certificate.
 CertificateNames NamesOf(const grpc::AuthContext& context);
+// The same of a certificate as DER, e.g. of a browser. Empty, and expired, where it is none.
+CertificateNames NamesOfDer(const std::string& der);
 
 }  // namespace ringleader

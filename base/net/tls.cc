@@ -156,8 +156,8 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ServerCredentials(
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> ChannelCredentials(
     const TlsOptions& options, const Address& address, std::string_view token) {
-  const bool authority_alone =
-      !token.empty() && !options.enabled() && options.key_path.empty() && !options.ca_path.empty();
+  const bool authority_alone = (options.authority_alone || !token.empty()) && !options.enabled() &&
+                               options.key_path.empty() && !options.ca_path.empty();
   if (!options.enabled() && !authority_alone) {
     RETURN_IF_ERROR(CheckPlainText(options, address));
     if (token.empty()) return grpc::InsecureChannelCredentials();

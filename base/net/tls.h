@@ -24,6 +24,8 @@ struct TlsOptions {
   std::string key_path;   // PEM: its private key
   std::string ca_path;    // PEM: the authorities whose certificates a peer may show
   bool insecure = false;  // plain text off loopback, too
+  // A client that may do without a certificate: --tls-ca alone will do.
+  bool authority_alone = false;
 
   bool enabled() const { return !cert_path.empty(); }
 };

@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/net/certificate_names.h"
 #include "base/net/token.h"
 #include "base/status_macros.h"
 #include "coordinator/access/method_table.h"
@@ -60,7 +59,11 @@ grpc::Status ToGrpc(const absl::Status& status) {
 }  // namespace
 
 Gate::Gate(GateOptions options, store::Store* store, AuditLog* audit, const Clock* clock)
-    : options_(std::move(options)), store_(*store), audit_(*audit), clock_(*clock) {}
+    : options_(std::move(options)),
+      voucher_(NewToken()),
+      store_(*store),
+      audit_(*audit),
+      clock_(*clock) {}
 
 Gate::~Gate() {
   StopWatching();
@@ -191,9 +194,16 @@ absl::StatusOr<Caller> Gate::CallerOfToken(const std::string& text) const {
                 .credential = absl::StrCat("token ", token.name().substr(sizeof("tokens/") - 1))};
 }
 
+CertificateNames Gate::NamesOfCaller(const InputMetadata& metadata,
+                                     const grpc::AuthContext& context) const {
+  // Hashes, so that the time that it takes tells nobody how much of a guess is right.
+  const bool vouched = TokenHash(Header(metadata, kVoucherKey)) == TokenHash(voucher_);
+  return vouched ? NamesOfDer(Header(metadata, kCertificateKey)) : NamesOf(context);
+}
+
 absl::StatusOr<Caller> Gate::Identify(const InputMetadata& metadata,
                                       const grpc::AuthContext& context) const {
-  const CertificateNames names = NamesOf(context);
+  const CertificateNames names = NamesOfCaller(metadata, context);
   if (names.expires <= clock_.Now()) {
     return absl::UnauthenticatedError(
         absl::StrCat("the certificate of this connection expired at ",
@@ -247,7 +257,8 @@ absl::StatusOr<Caller> Gate::Admit(const grpc::CallbackServerContext& context,
   absl::Status refused = caller.status();
   if (caller.ok()) refused = CheckMethod(path, *caller);
   if (refused.ok()) {
-    const absl::Time expires = NamesOf(*context.auth_context()).expires;
+    const absl::Time expires =
+        NamesOfCaller(context.client_metadata(), *context.auth_context()).expires;
     if (expires == absl::InfiniteFuture()) return caller;
     absl::MutexLock lock(&mutex_);
     expiries_.insert(expires);

@@ -24,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "base/net/address.h"
+#include "base/net/certificate_names.h"
 #include "base/net/tls.h"
 #include "coordinator/access/access_file.h"
 #include "coordinator/access/audit_log.h"
@@ -46,6 +47,12 @@ struct GateOptions {
 // Thread-safe.
 class Gate : public grpc::AuthMetadataProcessor {
  public:
+  // Metadata by which the coordinator's own page hands on whom it speaks for: the certificate that
+  // a browser has shown, verified, as DER, and voucher(), which nobody outside of this process
+  // knows.
+  static constexpr char kVoucherKey[] = "ringleader-voucher";
+  static constexpr char kCertificateKey[] = "ringleader-certificate-bin";
+
   // `store`, `audit` and `clock` must outlive the gate. Load() comes first.
   Gate(GateOptions options, store::Store* store, AuditLog* audit, const Clock* clock);
   ~Gate() override;
@@ -65,6 +72,8 @@ class Gate : public grpc::AuthMetadataProcessor {
   // To be called after a token was created or revoked: the tokens in the store count from now on.
   absl::Status LoadTokens() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  const std::string& voucher() const { return voucher_; }
+
   // Who calls this method of "ringleader.v1.{service}". PERMISSION_DENIED says which roles may, and
   // UNAUTHENTICATED why the caller is nobody; both are noted in the audit log.
   absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context,
@@ -80,6 +89,9 @@ class Gate : public grpc::AuthMetadataProcessor {
 
  private:
   absl::Status LoadFile() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Those of the connection's certificate or, vouched for, of the one that goes with the call.
+  CertificateNames NamesOfCaller(const InputMetadata& metadata,
+                                 const grpc::AuthContext& context) const;
   // A caller without role if the call shows neither token nor certificate. UNAUTHENTICATED if it
   // shows one that is wrong, or comes over a connection whose certificate has expired since.
   absl::StatusOr<Caller> Identify(const InputMetadata& metadata,
@@ -95,6 +107,7 @@ class Gate : public grpc::AuthMetadataProcessor {
   bool ACertificateExpired(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const GateOptions options_;
+  const std::string voucher_;
   store::Store& store_;
   AuditLog& audit_;
   const Clock& clock_;

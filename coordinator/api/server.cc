@@ -147,6 +147,8 @@ class ServerImpl : public Server {
     return server_->InProcessChannel(arguments);
   }
 
+  const std::string& voucher() const override { return gate_->voucher(); }
+
   void Shutdown() override {
     if (server_ == nullptr) return;
     {

@@ -57,9 +57,12 @@ class Server {
   // The port that is served; what was asked for unless that was 0.
   virtual int port() const = 0;
 
-  // Calls of this process to itself: they pass the gate like all others, by the token that they
-  // carry. They fail once Shutdown() was called.
+  // Calls of this process to itself: they pass the gate like all others, by the token or the
+  // certificate that they carry. They fail once Shutdown() was called.
   virtual std::shared_ptr<grpc::Channel> InProcessChannel() = 0;
+  // What those calls show beside a certificate that somebody has shown to this process
+  // (access::Gate::kVoucherKey). For no other process.
+  virtual const std::string& voucher() const = 0;
 
   // Health says NOT_SERVING, streams end with UNAVAILABLE, calls under way are answered, then the
   // port closes. The controller must still run. Returns within shutdown_grace and a little.

@@ -146,6 +146,7 @@ absl::StatusOr<v1::Job> ControllerCore::CreateJob(store::WriteTransaction& trans
   job.set_state(v1::Job::PENDING);
   job.mutable_progress()->set_total_steps(spec.training().steps());
   SetTime(now, job.mutable_create_time());
+  SetTime(now, job.mutable_pending_time());
   RETURN_IF_ERROR(transaction.CreateJob(&job));
   machines_.insert_or_assign(spec.name(), std::make_unique<JobMachine>(job, &options_));
   schedule_due_ = true;
@@ -283,7 +284,7 @@ absl::Status ControllerCore::Commit(store::WriteTransaction& transaction, absl::
     restored_until_ = absl::InfinitePast();
     schedule_due_ = true;
   }
-  if (schedule_due_) RETURN_IF_ERROR(Schedule(transaction));
+  if (schedule_due_) RETURN_IF_ERROR(Schedule(transaction, now));
   for (const auto& [id, machine] : machines_) {
     RETURN_IF_ERROR(Flush(transaction, *machine, now));
     if (!machine->Finished()) continue;

@@ -128,7 +128,7 @@ class ControllerCore {
   absl::Status OnStepOfEndedJob(store::WriteTransaction& transaction,
                                 const v1::AttemptEvent& event);
   absl::Status OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
-                            const v1::CheckpointNotice& checkpoint);
+                            v1::CheckpointNotice& checkpoint, absl::Time now);
   absl::Status OnAck(store::WriteTransaction& transaction, const std::string& node,
                      const v1::CommandAck& ack, absl::Time now);
   absl::Status AppendLogs(store::WriteTransaction& transaction, v1::AttemptEvent& event);
@@ -142,7 +142,7 @@ class ControllerCore {
   void CountTrainers();
   std::vector<scheduler::NodeSlots> Slots() const;
   bool restored() const { return restored_until_ != absl::InfinitePast(); }
-  absl::Status Schedule(store::ReadTransaction& transaction);
+  absl::Status Schedule(store::ReadTransaction& transaction, absl::Time now);
   std::vector<v1::NodeInventory> Inventories(const std::vector<v1::Placement>& placements) const;
 
   // An attempt whose plan is being made. It holds its slots until the plan is there.
@@ -151,9 +151,10 @@ class ControllerCore {
     std::vector<v1::Placement> placements;
     std::vector<v1::NodeInventory> nodes;  // as the plan sees them
     std::shared_ptr<std::atomic<bool>> is_overtaken;
+    absl::Time since;
   };
   absl::Status BeginPlanning(store::ReadTransaction& transaction, JobMachine& machine,
-                             const std::vector<v1::Placement>& placements);
+                             const std::vector<v1::Placement>& placements, absl::Time now);
   // Whether all ranks of the attempt are of this release, which measures links together.
   bool KnowToMeasure(const v1::Attempt& attempt) const;
   // Hands what is stored of the machines to the planner.

@@ -10,6 +10,7 @@
 #include "coordinator/lifecycle/controller_core.h"
 #include "jobspec/fields/text.h"
 #include "proto/states.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -41,6 +42,13 @@ bool IsDuration(double seconds) {
   return std::isfinite(seconds) && seconds >= 0;
 }
 
+// A time that protobuf can write as JSON, which dashboards and the page read.
+bool IsTime(const google::protobuf::Timestamp& time) {
+  constexpr int64_t kEndOfYear9999 = 253'402'300'800;
+  return time.seconds() >= 0 && time.seconds() < kEndOfYear9999 && time.nanos() >= 0 &&
+         time.nanos() < 1'000'000'000;
+}
+
 // Numbers that a trainer of a job of so many steps can come to. The loss of a step is finite unless
 // the step was skipped for it; a held-out loss need not be.
 bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
@@ -48,7 +56,7 @@ bool InRange(const v1::AttemptEvent& event, uint64_t steps) {
     case v1::AttemptEvent::kStep: {
       const v1::StepReport& step = event.step();
       return step.step() >= 1 && step.step() <= steps && IsDuration(step.step_seconds()) &&
-             std::isfinite(step.learning_rate()) &&
+             IsTime(step.time()) && std::isfinite(step.learning_rate()) &&
              (step.skipped() ||
               (std::isfinite(step.loss()) && std::isfinite(step.gradient_norm())));
     }
@@ -195,7 +203,9 @@ absl::Status ControllerCore::OnEvent(store::WriteTransaction& transaction, NodeR
       machine->OnEval(event.eval());
       return transaction.PutEval(event.job(), event.eval());
     case v1::AttemptEvent::kCheckpoint:
-      if (machine != nullptr) return OnCheckpoint(transaction, *machine, event.checkpoint());
+      if (machine != nullptr) {
+        return OnCheckpoint(transaction, *machine, *event.mutable_checkpoint(), now);
+      }
       break;
     case v1::AttemptEvent::kModelExported:
       if (machine != nullptr) machine->OnModelExported(event.model_exported().path());
@@ -267,7 +277,9 @@ absl::Status ControllerCore::OnMeasurements(store::WriteTransaction& transaction
 }
 
 absl::Status ControllerCore::OnCheckpoint(store::WriteTransaction& transaction, JobMachine& machine,
-                                          const v1::CheckpointNotice& checkpoint) {
+                                          v1::CheckpointNotice& checkpoint, absl::Time now) {
+  SetTime(now, checkpoint.mutable_time());
+  checkpoint.set_attempt(machine.attempt()->number());
   machine.OnCheckpoint(checkpoint);
   const v1::JobSpec& spec = machine.job().spec();
   RETURN_IF_ERROR(transaction.PutCheckpoint(spec.name(), checkpoint));

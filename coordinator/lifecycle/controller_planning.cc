@@ -57,7 +57,7 @@ std::vector<scheduler::NodeSlots> ControllerCore::Slots() const {
   return slots;
 }
 
-absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction) {
+absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl::Time now) {
   schedule_due_ = false;
   std::erase_if(planning_, [&](const auto& entry) {
     return *entry.second.is_overtaken = !Stands(entry.first, entry.second);
@@ -89,7 +89,7 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction) {
                !wait.empty()) {
       machine.Wait(wait);
     } else {
-      RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements));
+      RETURN_IF_ERROR(BeginPlanning(transaction, machine, decision.placements, now));
     }
   }
   CountTrainers();
@@ -108,7 +108,8 @@ std::vector<v1::NodeInventory> ControllerCore::Inventories(
 }
 
 absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, JobMachine& machine,
-                                           const std::vector<v1::Placement>& placements) {
+                                           const std::vector<v1::Placement>& placements,
+                                           absl::Time now) {
   const std::string& id = machine.job().spec().name();
   std::optional<v1::StepPlan> kept;
   if (machine.job().progress().checkpoint_step() > 0) {
@@ -119,7 +120,8 @@ absl::Status ControllerCore::BeginPlanning(store::ReadTransaction& transaction, 
   planning = {.ticket = ticket,
               .placements = placements,
               .nodes = Inventories(placements),
-              .is_overtaken = std::make_shared<std::atomic<bool>>(false)};
+              .is_overtaken = std::make_shared<std::atomic<bool>>(false),
+              .since = now};
   machine.Wait(absl::StrFormat(
       "planning how to run on %s%s", placements.front().node(),
       placements.size() == 1 ? "" : absl::StrFormat(" and %d more", placements.size() - 1)));
@@ -212,7 +214,7 @@ absl::Status ControllerCore::OnPlanned(store::WriteTransaction& transaction, con
   if (!machine.job().has_model_shape()) {
     *machine.mutable_job()->mutable_model_shape() = made->shape;
   }
-  machine.Place(planning.placements, made->plan, token, now);
+  machine.Place(planning.placements, made->plan, token, now, planning.since);
   plans_->Started(machine.job(), made->plan, planning.nodes);
   return absl::OkStatus();
 }

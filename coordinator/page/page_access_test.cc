@@ -1,9 +1,12 @@
-// The page beside a gRPC port with roles: HTTPS, and a token from everybody.
+// The page beside a gRPC port with roles: HTTPS, and a certificate or a token from everybody.
 #include <gmock/gmock.h>
 #include <httplib.h>
 
+#include <fstream>
+#include <iterator>
 #include <string>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/api/testing/access_fixture.h"
 #include "coordinator/page/page_server.h"
@@ -21,13 +24,24 @@ class PageAccessTest : public AccessTest {
   PageAccessTest() {
     auto page = PageServer::Start({.listen = api::testing::kListen,
                                    .tls = Certificates().Options("server"),
-                                   .has_roles = true},
+                                   .has_roles = true,
+                                   .voucher = server_->voucher()},
                                   server_->InProcessChannel());
     EXPECT_TRUE(page.ok()) << page.status();
     page_ = *std::move(page);
-    client_ = std::make_unique<httplib::SSLClient>("127.0.0.1", page_->port());
-    client_->set_ca_cert_path(Certificates().File("ca.crt").c_str());
-    client_->enable_server_certificate_verification(true);
+    client_ = Browser();
+  }
+
+  // With the certificate of this name; without one, if empty.
+  std::unique_ptr<httplib::SSLClient> Browser(const std::string& name = "") {
+    auto browser = name.empty()
+                       ? std::make_unique<httplib::SSLClient>("127.0.0.1", page_->port())
+                       : std::make_unique<httplib::SSLClient>("127.0.0.1", page_->port(),
+                                                              Certificates().File(name + ".crt"),
+                                                              Certificates().File(name + ".key"));
+    browser->set_ca_cert_path(Certificates().File("ca.crt").c_str());
+    browser->enable_server_certificate_verification(true);
+    return browser;
   }
 
   httplib::Result Get(const std::string& path, const std::string& authorization = "") {
@@ -89,6 +103,90 @@ TEST_F(PageAccessTest, WhatIsNoTokenIsRefused) {
   EXPECT_EQ(Status("/api/jobs", "Bearer " + token), 200);
   ASSERT_TRUE(admin.access->RevokeToken(Client::Context().get(), request, &admin.token).ok());
   EXPECT_EQ(Status("/api/jobs", "Bearer " + token), 401);
+}
+
+TEST_F(PageAccessTest, ACertificateOpensWhatItsRoleMayRead) {
+  ASSERT_TRUE(As("alice").Create("a").ok());
+  for (const char* name : {"alice", "board", "root"}) {
+    client_ = Browser(name);
+    for (const char* path : {"/", "/api/jobs", "/api/nodes", "/api/jobs/a", "/api/jobs/a/history",
+                             "/api/jobs/a/logs"}) {
+      EXPECT_EQ(Status(path), 200) << name << " " << path;
+    }
+  }
+  client_ = Browser("a");  // a node
+  EXPECT_EQ(Status("/api/jobs"), 403);
+  client_ = Browser("client");  // of the authority, and without a role
+  EXPECT_EQ(Status("/api/jobs"), 401);
+  v1::AuditRecord refused = AwaitAudit("JobService.ListJobs", "PERMISSION_DENIED");
+  EXPECT_EQ(refused.caller(), "a");
+  EXPECT_EQ(refused.role(), v1::NODE);
+}
+
+TEST_F(PageAccessTest, ATokenCountsBesideACertificate) {
+  client_ = Browser("root");
+  EXPECT_EQ(Status("/api/jobs", "Bearer guess"), 401);
+  client_ = Browser("a");
+  EXPECT_EQ(Status("/api/jobs", "Bearer " + Token(v1::VIEWER, "board")), 200);
+}
+
+TEST_F(PageAccessTest, CertificatesOfAnotherAuthorityAndExpiredOnesDoNotConnect) {
+  ASSERT_TRUE(Certificates().Sign("ca", "late",
+                                  {.more_names = ",URI:ringleader://admin/late", .days = -1}));
+  for (const char* name : {"forged", "late"}) {
+    const httplib::Result result = Browser(name)->Get("/api/jobs");
+    EXPECT_TRUE(!result || result->status == 401) << name << " " << result->status;
+  }
+}
+
+// Whoever reaches the gRPC port can write any metadata; what the page says there takes its voucher.
+TEST_F(PageAccessTest, NobodyElseVouchesForACertificate) {
+  httplib::Headers headers = {{"ringleader-voucher", server_->voucher()},
+                              {"ringleader-certificate-bin", "x"}};
+  EXPECT_EQ(client_->Get("/api/jobs", headers)->status, 401);
+  std::ifstream file(Certificates().File("root.crt"));
+  const std::string pem(std::istreambuf_iterator<char>(file), {});
+  std::string der;
+  const size_t begin = pem.find('\n');
+  std::string base64 = pem.substr(begin, pem.find("-----END") - begin);
+  std::erase(base64, '\n');
+  ASSERT_TRUE(absl::Base64Unescape(base64, &der));
+  for (const std::string& guess : {std::string(), NewToken(), server_->voucher()}) {
+    const auto context = Client::Context();
+    if (!guess.empty()) context->AddMetadata("ringleader-voucher", guess);
+    context->AddMetadata("ringleader-certificate-bin", der);
+    v1::ListJobsResponse reply;
+    const grpc::Status status = As("client").jobs->ListJobs(context.get(), {}, &reply);
+    const bool right = guess == server_->voucher();
+    EXPECT_EQ(status.error_code(), right ? grpc::StatusCode::OK : grpc::StatusCode::UNAUTHENTICATED)
+        << status.error_message();
+  }
+}
+
+TEST_F(PageAccessTest, OtherSitesGetNothingByABrowsersCertificate) {
+  client_ = Browser("root");
+  for (const char* site : {"cross-site", "same-site"}) {
+    EXPECT_EQ(client_->Get("/api/jobs", {{"Sec-Fetch-Site", site}})->status, 403) << site;
+  }
+  for (const char* site : {"same-origin", "none"}) {
+    EXPECT_EQ(client_->Get("/api/jobs", {{"Sec-Fetch-Site", site}})->status, 200) << site;
+  }
+}
+
+TEST_F(PageAccessTest, HeadersWithoutEndAreNotTakenIn) {
+  const auto ask = [&](int lines) {
+    httplib::Headers headers;
+    for (int i = 0; i < lines; ++i) headers.emplace(absl::StrCat("X-", i), std::string(100, 'x'));
+    return Browser("root")->Get("/api/jobs", headers);
+  };
+  EXPECT_EQ(ask(100)->status, 200);
+  const httplib::Result endless = ask(10'000);
+  EXPECT_FALSE(endless) << endless->status;
+  // What counts is a request, not what a connection sends in all its requests.
+  client_ = Browser("root");
+  client_->set_keep_alive(true);
+  const httplib::Headers padding = {{"X", std::string(4000, 'x')}};
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(client_->Get("/api/jobs", padding)->status, 200) << i;
 }
 
 TEST_F(PageAccessTest, PlainTextIsNotAnswered) {

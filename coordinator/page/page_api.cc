@@ -7,11 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/access/gate.h"
 
 namespace ringleader::page {
 namespace {
@@ -43,9 +45,15 @@ absl::StatusOr<int64_t> Number(const PageRequest& request, const std::string& na
 
 constexpr int64_t kAnyInt32 = std::numeric_limits<int32_t>::max();
 
-// The caller's token goes along; gRPC would not survive a header that is no plain text.
-absl::Status Prepare(const PageRequest& request, grpc::ClientContext* context) {
+// The caller's certificate and token go along; gRPC would not survive a header that is no plain
+// text.
+absl::Status Prepare(const PageRequest& request, const std::string& voucher,
+                     grpc::ClientContext* context) {
   context->set_deadline(std::chrono::system_clock::now() + kDeadline);
+  if (!request.certificate.empty()) {
+    context->AddMetadata(access::Gate::kVoucherKey, voucher);
+    context->AddMetadata(access::Gate::kCertificateKey, request.certificate);
+  }
   if (request.authorization.empty()) return absl::OkStatus();
   if (!IsPlainText(request.authorization)) {
     return absl::UnauthenticatedError("authorization: \"Bearer TOKEN\" is expected");
@@ -69,12 +77,11 @@ absl::StatusOr<std::string> Json(const google::protobuf::Message& message) {
 
 // One unary call of `service`, as JSON.
 template <typename Reply, typename Service, typename Request>
-absl::StatusOr<std::string> Call(Service& service,
-                                 grpc::Status (Service::*method)(grpc::ClientContext*,
-                                                                 const Request&, Reply*),
-                                 const Request& message, const PageRequest& request) {
+absl::StatusOr<std::string> Call(
+    Service& service, grpc::Status (Service::*method)(grpc::ClientContext*, const Request&, Reply*),
+    const Request& message, const PageRequest& request, const std::string& voucher) {
   grpc::ClientContext context;
-  RETURN_IF_ERROR(Prepare(request, &context));
+  RETURN_IF_ERROR(Prepare(request, voucher, &context));
   Reply reply;
   RETURN_IF_ERROR(FromGrpc((service.*method)(&context, message, &reply)));
   return Json(reply);
@@ -82,8 +89,9 @@ absl::StatusOr<std::string> Call(Service& service,
 
 }  // namespace
 
-PageApi::PageApi(const std::shared_ptr<grpc::Channel>& coordinator)
-    : jobs_(v1::JobService::NewStub(coordinator)),
+PageApi::PageApi(const std::shared_ptr<grpc::Channel>& coordinator, std::string voucher)
+    : voucher_(std::move(voucher)),
+      jobs_(v1::JobService::NewStub(coordinator)),
       logs_(v1::LogService::NewStub(coordinator)),
       nodes_(v1::NodeService::NewStub(coordinator)) {}
 
@@ -93,13 +101,13 @@ absl::StatusOr<std::string> PageApi::Jobs(const PageRequest& request) const {
   message.set_page_size(static_cast<int32_t>(size));
   ASSIGN_OR_RETURN(*message.mutable_page_token(), Text(request, "page_token"));
   ASSIGN_OR_RETURN(*message.mutable_filter(), Text(request, "filter"));
-  return Call(*jobs_, &v1::JobService::StubInterface::ListJobs, message, request);
+  return Call(*jobs_, &v1::JobService::StubInterface::ListJobs, message, request, voucher_);
 }
 
 absl::StatusOr<std::string> PageApi::Job(const std::string& job, const PageRequest& request) const {
   v1::GetJobRequest message;
   message.set_name("jobs/" + job);
-  return Call(*jobs_, &v1::JobService::StubInterface::GetJob, message, request);
+  return Call(*jobs_, &v1::JobService::StubInterface::GetJob, message, request, voucher_);
 }
 
 absl::StatusOr<std::string> PageApi::History(const std::string& job,
@@ -110,7 +118,7 @@ absl::StatusOr<std::string> PageApi::History(const std::string& job,
   message.set_points(static_cast<uint32_t>(points));
   ASSIGN_OR_RETURN(const int64_t details, Number(request, "detail_points", 0, 0, kAnyInt32));
   message.set_detail_points(static_cast<uint32_t>(details));
-  return Call(*jobs_, &v1::JobService::StubInterface::GetJobHistory, message, request);
+  return Call(*jobs_, &v1::JobService::StubInterface::GetJobHistory, message, request, voucher_);
 }
 
 absl::StatusOr<std::string> PageApi::Logs(const std::string& job,
@@ -127,7 +135,7 @@ absl::StatusOr<std::string> PageApi::Logs(const std::string& job,
   message.set_after_offset(static_cast<uint64_t>(after));
   if (after == 0) message.set_last_lines(static_cast<uint32_t>(lines));
   grpc::ClientContext context;
-  RETURN_IF_ERROR(Prepare(request, &context));
+  RETURN_IF_ERROR(Prepare(request, voucher_, &context));
   const auto stream = logs_->TailLogs(&context, message);
   v1::TailLogsResponse all, part;
   bool enough = false;
@@ -149,7 +157,7 @@ absl::StatusOr<std::string> PageApi::Nodes(const PageRequest& request) const {
   ASSIGN_OR_RETURN(const int64_t size, Number(request, "page_size", 0, 0, kAnyInt32));
   message.set_page_size(static_cast<int32_t>(size));
   ASSIGN_OR_RETURN(*message.mutable_page_token(), Text(request, "page_token"));
-  return Call(*nodes_, &v1::NodeService::StubInterface::ListNodes, message, request);
+  return Call(*nodes_, &v1::NodeService::StubInterface::ListNodes, message, request, voucher_);
 }
 
 }  // namespace ringleader::page

@@ -15,17 +15,19 @@
 
 namespace ringleader::page {
 
-// What a browser sent: the arguments after the question mark, and its token.
+// What a browser sent: the arguments after the question mark, its token and its certificate.
 struct PageRequest {
   std::multimap<std::string, std::string> arguments = {};
   std::string authorization = {};  // "Bearer TOKEN"; empty: none
+  std::string certificate = {};    // DER, verified; empty: none
 };
 
 // Thread-safe. Errors are those of the services; INVALID_ARGUMENT names an argument that is no
 // number, or no plain text. `job`: its id.
 class PageApi {
  public:
-  explicit PageApi(const std::shared_ptr<grpc::Channel>& coordinator);
+  // `voucher`: by which the coordinator believes what the page says of certificates.
+  PageApi(const std::shared_ptr<grpc::Channel>& coordinator, std::string voucher);
 
   // page_size, page_token and filter as in ListJobsRequest.
   absl::StatusOr<std::string> Jobs(const PageRequest& request) const;
@@ -39,6 +41,7 @@ class PageApi {
   absl::StatusOr<std::string> Nodes(const PageRequest& request) const;
 
  private:
+  const std::string voucher_;
   const std::unique_ptr<v1::JobService::StubInterface> jobs_;
   const std::unique_ptr<v1::LogService::StubInterface> logs_;
   const std::unique_ptr<v1::NodeService::StubInterface> nodes_;

@@ -5,6 +5,8 @@
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -26,6 +28,8 @@ constexpr int kKeepAliveSeconds = 3;
 constexpr int kReadSeconds = 5;
 constexpr int kWriteSeconds = 15;
 constexpr size_t kMaxPathBytes = 256;
+constexpr size_t kMaxRequestBytes = 64
+                                    << 10;  // headers, or a handshake with a chain of certificates
 constexpr absl::Duration kStartPatience = absl::Seconds(10);
 
 // Texts of jobs and nodes are anybody's: nothing but the files of this server is run or shown, and
@@ -79,8 +83,28 @@ void Refuse(const absl::Status& status, httplib::Response* response) {
                         "application/json");
 }
 
+// The certificate of a browser that has shown one, as DER. The handshake has verified it.
+std::string CertificateOf(const httplib::Request& request) {
+  if (request.ssl == nullptr || SSL_get_verify_result(request.ssl) != X509_V_OK) return "";
+  const std::unique_ptr<X509, decltype(&X509_free)> certificate(
+      SSL_get1_peer_certificate(request.ssl), X509_free);
+  if (certificate == nullptr) return "";
+  std::string der(static_cast<size_t>(std::max(i2d_X509(certificate.get(), nullptr), 0)), '\0');
+  auto* end = reinterpret_cast<unsigned char*>(der.data());
+  i2d_X509(certificate.get(), &end);
+  return der;
+}
+
 PageRequest RequestOf(const httplib::Request& request) {
-  return {.arguments = request.params, .authorization = request.get_header_value("Authorization")};
+  return {.arguments = request.params,
+          .authorization = request.get_header_value("Authorization"),
+          .certificate = CertificateOf(request)};
+}
+
+// Browsers show a certificate to whichever site has them ask for this one, and say which it was.
+bool AnotherSiteAsks(const httplib::Request& request) {
+  const std::string site = request.get_header_value("Sec-Fetch-Site");
+  return !site.empty() && site != "same-origin" && site != "none";
 }
 
 // Whether a browser meant this machine when it sent the request. A name that an attacker made to
@@ -101,8 +125,8 @@ absl::Status CheckOptions(const PageOptions& options) {
   }
   if (options.tls.enabled() && !options.has_roles) {
     return absl::FailedPreconditionError(
-        "--page-listen: a browser shows a token, and nothing says what tokens may do: give "
-        "--access FILE (docs/security.md shows one)");
+        "--page-listen: a browser shows a certificate or a token, and nothing says what those may "
+        "do: give --access FILE (docs/security.md shows one)");
   }
   if (options.tls.enabled() || IsLoopback(options.listen)) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -112,19 +136,56 @@ absl::Status CheckOptions(const PageOptions& options) {
                    "on loopback"));
 }
 
-// Certificate and key are read anew for each connection, so that one that was replaced counts.
-int UseCertificate(SSL* ssl, void* tls) {
+// Certificate, key and authorities are read anew for each connection, so that one that was replaced
+// counts. 1: done.
+int UseCertificates(SSL* ssl, void* tls) {
   const auto& options = *static_cast<const TlsOptions*>(tls);
-  return SSL_use_certificate_chain_file(ssl, options.cert_path.c_str()) == 1 &&
-                 SSL_use_PrivateKey_file(ssl, options.key_path.c_str(), SSL_FILETYPE_PEM) == 1
-             ? 1
-             : 0;
+  if (SSL_use_certificate_chain_file(ssl, options.cert_path.c_str()) != 1 ||
+      SSL_use_PrivateKey_file(ssl, options.key_path.c_str(), SSL_FILETYPE_PEM) != 1) {
+    return 0;
+  }
+  X509_STORE* const authorities = X509_STORE_new();
+  STACK_OF(X509_NAME)* const names = SSL_load_client_CA_file(options.ca_path.c_str());
+  if (authorities == nullptr || names == nullptr ||
+      X509_STORE_load_file(authorities, options.ca_path.c_str()) != 1) {
+    X509_STORE_free(authorities);
+    sk_X509_NAME_pop_free(names, X509_NAME_free);
+    return 0;
+  }
+  SSL_set0_verify_cert_store(ssl, authorities);
+  SSL_set_client_CA_list(ssl, names);  // who has none of these is not asked to choose one
+  SSL_set_verify(ssl, SSL_VERIFY_PEER, nullptr);
+  return 1;
+}
+
+// httplib reads as many lines of headers as a client sends. Counts what a connection has sent since
+// it was last answered, and ends one that sends more than a request of this page can have.
+void CountRecord(int is_written, int, int type, const void* header, size_t size, SSL* ssl, void*) {
+  constexpr size_t kRecordHeaderBytes = 5;  // type, version, length
+  if (type != SSL3_RT_HEADER || size != kRecordHeaderBytes) return;
+  static const int kSent = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
+  const auto* const bytes = static_cast<const unsigned char*>(header);
+  auto sent = reinterpret_cast<uintptr_t>(SSL_get_ex_data(ssl, kSent));
+  sent = is_written != 0 ? 0 : sent + (uintptr_t{bytes[3]} << 8) + bytes[4];
+  SSL_set_ex_data(ssl, kSent, reinterpret_cast<void*>(sent));
+  if (sent > kMaxRequestBytes) shutdown(SSL_get_fd(ssl), SHUT_RDWR);
+}
+
+bool SetUpTls(SSL_CTX& context, TlsOptions* tls) {
+  SSL_CTX_set_msg_callback(&context, &CountRecord);
+  SSL_CTX_set_min_proto_version(&context, TLS1_2_VERSION);
+  // Each connection shows its certificate anew: one that has expired resumes nothing.
+  SSL_CTX_set_session_cache_mode(&context, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_options(&context, SSL_OP_NO_TICKET);
+  SSL_CTX_set_num_tickets(&context, 0);
+  SSL_CTX_set_cert_cb(&context, &UseCertificates, tls);
+  return true;
 }
 
 class PageServerImpl : public PageServer {
  public:
   PageServerImpl(const PageOptions& options, const std::shared_ptr<grpc::Channel>& coordinator)
-      : options_(options), api_(coordinator) {}
+      : options_(options), api_(coordinator, options.voucher) {}
 
   ~PageServerImpl() override {
     if (http_ != nullptr) http_->stop();
@@ -133,11 +194,8 @@ class PageServerImpl : public PageServer {
 
   absl::Status Listen() {
     if (options_.tls.enabled()) {
-      http_ = std::make_unique<httplib::SSLServer>([this](SSL_CTX& context) {
-        SSL_CTX_set_min_proto_version(&context, TLS1_2_VERSION);
-        SSL_CTX_set_cert_cb(&context, &UseCertificate, &options_.tls);
-        return true;
-      });
+      http_ = std::make_unique<httplib::SSLServer>(
+          [this](SSL_CTX& context) { return SetUpTls(context, &options_.tls); });
     } else {
       http_ = std::make_unique<httplib::Server>();
     }
@@ -201,8 +259,13 @@ class PageServerImpl : public PageServer {
     }
     if (request.path.size() > kMaxPathBytes) return absl::NotFoundError("there is no such address");
     const bool asks_for_data = request.path.rfind("/api/", 0) == 0;
-    if (asks_for_data && options_.tls.enabled() && !request.has_header("Authorization")) {
-      return absl::UnauthenticatedError("show a token: \"Authorization: Bearer TOKEN\"");
+    if (asks_for_data && AnotherSiteAsks(request)) {
+      return absl::PermissionDeniedError("this is for the page itself: open it in a tab");
+    }
+    if (asks_for_data && options_.tls.enabled() && !request.has_header("Authorization") &&
+        CertificateOf(request).empty()) {
+      return absl::UnauthenticatedError(
+          "show a certificate, or a token: \"Authorization: Bearer TOKEN\"");
     }
     return absl::OkStatus();
   }

@@ -2,12 +2,14 @@
 // a port of its own.
 //
 // What it shows comes from the coordinator's own gRPC services, called inside of the process with
-// the token that the browser sent: roles, limits and the audit log are theirs (coordinator/access).
+// the certificate or token that the browser showed: roles, limits and the audit log are theirs
+// (coordinator/access).
 #pragma once
 
 #include <grpcpp/channel.h>
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "base/net/address.h"
@@ -18,9 +20,11 @@ namespace ringleader::page {
 struct PageOptions {
   Address listen;
   // Those of the gRPC port. Where they name a certificate, the page speaks HTTPS and asks everybody
-  // for a token; otherwise it speaks HTTP, on loopback alone, and to everybody there.
+  // for a certificate or a token; otherwise it speaks HTTP, on loopback alone, and to everybody
+  // there.
   TlsOptions tls = {};
-  bool has_roles = false;  // something says which token may do what
+  bool has_roles = false;    // something says who may do what
+  std::string voucher = {};  // api::Server::voucher()
 };
 
 // Thread-safe.

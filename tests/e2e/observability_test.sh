@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Debian's Prometheus scrapes a coordinator and two workers while they train: every panel of every dashboard has series,
-# every rule finds its metrics, and no alert fires. GPU panels see recorded samples of NVIDIA's DCGM exporter.
+# every rule finds its metrics, and no alert fires. GPU panels see recorded samples of NVIDIA's DCGM exporter. A collector that
+# speaks OpenTelemetry's own definition gets the trace of an attempt, through the death of the coordinator.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 bin=${RINGLEADER_BUILD:-$root/build}/bin
@@ -18,11 +19,20 @@ for header in /usr/include/s*.h; do cp "$header" "$run/text/$(basename "$header"
 cp "$root/deploy/quickstart/"{config.json,job.yaml} "$run/"
 "$bin/ringctl" data pack --input "$run/text" --output "$run/tokens" >"$run/logs/pack.log"
 
-start_coordinator
+# shellcheck source=deploy/versions.env
+source "$root/deploy/versions.env"
+otlp=${RINGLEADER_DEPS:-${XDG_CACHE_HOME:-$HOME/.cache}/ringleader/deps}/otlp-$OPENTELEMETRY_PROTO_VERSION/bin/python
+[[ -x $otlp ]] || { echo "SKIPPED: needs opentelemetry-proto (deploy/install_deps.sh --dev)"; exit; }
+collector=$(free_port)
+start collector "$otlp" "$root/tests/observability/otlp_collector.py" "$collector" "$run/spans.jsonl"
+traces=(--trace-endpoint "http://127.0.0.1:$collector" --trace-step-seconds 1)
+
+start_coordinator "${traces[@]}"
+coordinator=${pids[-1]}
 # Worker a's GPUs are those of the driver that the tests build.
 printf 'gpus 4\nxid 1 13\n' >"$run/gpus/facts"
 RINGLEADER_FAKE_NVML=$run/gpus/facts LD_LIBRARY_PATH=${bin%/bin}/fake_driver start_worker a --trainers 2
-start_worker b --trainers 2
+start_worker b --trainers 4
 await_nodes 2
 
 # Four GPUs of this host, as the exporter shows them.
@@ -58,8 +68,38 @@ done
 # Calls and streams, for the panels that show them.
 start watch "$bin/ringctl" watch headers-16k
 start list bash -c "while sleep 0.5; do '$bin/ringctl' list; done"
-python3 "$root/tests/observability/live_test.py" "$prometheus" headers-16k >"$run/logs/live.log" 2>&1 ||
+# A small one whose choices are balanced over the ranks of its ring.
+{
+  sed -n '/^model:\|^data:/p' "$run/job.yaml" | sed 's/sequence_length: 16384/sequence_length: 2048/'
+  echo 'name: balanced'
+  echo 'attention: {pattern: block_topk, block_size: 128, topk_blocks: 4, balance: {anchor: mean}}'
+  echo 'parallelism: {context: 2}'
+  echo 'training: {steps: 100000, global_batch: 1, eval_sequences: 1}'
+  echo "checkpoint: {directory: $run/balanced, every_steps: 1000}"
+  echo 'resources: {trainers: 2}'
+} >"$run/balanced.yaml"
+"$bin/ringctl" submit "$run/balanced.yaml" >"$run/logs/submit_balanced.log" 2>&1 ||
+  { cat "$run/logs/submit_balanced.log" >&2; fail "submit balanced"; }
+python3 "$root/tests/observability/live_test.py" "$prometheus" 'headers-16k|balanced' >"$run/logs/live.log" 2>&1 ||
   { cat "$run/logs/live.log" >&2; fail "live_test.py"; }
+
+# Its next coordinator takes the trace up in the middle.
+kill -KILL "$coordinator"
+timeout 20 tail --pid="$coordinator" -f /dev/null || fail "the coordinator did not die"
+before=$(grep -c '"step"' "$run/spans.jsonl")
+start_coordinator "${traces[@]}"
+for ((i = 0; ; ++i)); do
+  (($(grep -c '"step"' "$run/spans.jsonl") > before)) && break
+  ((i < 1200)) || fail "no step was traced after the restart"
+  sleep 0.1
+done
 "$bin/ringctl" cancel headers-16k >"$run/logs/cancel.log" 2>&1 || fail "cancel"
-cat "$run/logs/live.log"
+for ((i = 0; ; ++i)); do
+  grep -q '"name": "attempt".*"ringleader.job": "headers-16k"' "$run/spans.jsonl" && break
+  ((i < 600)) || fail "the attempt's span did not come"
+  sleep 0.1
+done
+python3 "$root/tests/observability/traces_test.py" "$run/spans.jsonl" headers-16k >"$run/logs/traces.log" 2>&1 ||
+  { cat "$run/logs/traces.log" "$run/spans.jsonl" >&2; fail "traces_test.py"; }
+cat "$run/logs/live.log" "$run/logs/traces.log"
 echo "PASSED"

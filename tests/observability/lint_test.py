@@ -88,12 +88,15 @@ class Rules(unittest.TestCase):
 
 class Metrics(unittest.TestCase):
 
-    def test_all_are_described(self):
+    def test_all_are_described_and_shown(self):
         described = (queries.ROOT / "docs/metrics.md").read_text()
         expressions = [target["expr"] for _, dashboard in queries.dashboards() for panel in queries.panels(dashboard)
                        for target in panel["targets"]] + [rule["expr"] for rule in queries.rules()]
         names = {name for expression in expressions for name, _ in queries.selected(expression)}
         self.assertGreater(len(names), 30)
+        shown = {re.sub("_(bucket|count|sum)$", "", name) for name in names}
+        for name in re.findall(r"^\| `(ringleader_\w+)`", described, re.MULTILINE):
+            self.assertIn(name, shown, "no panel and no rule shows it")
         for name in names:
             if name.startswith(("ringleader_", "process_")):
                 self.assertIn(f"`{re.sub('_(bucket|count|sum)$', '', name)}", described)

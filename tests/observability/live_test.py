@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Asks a Prometheus for every expression that the dashboards and rules hold while a job runs.
+"""Asks a Prometheus for every expression that the dashboards and rules hold while jobs run.
 
-live_test.py PROMETHEUS-ADDRESS JOB. Every panel's expression returns series. A rule's expression is evaluated, and the
+live_test.py PROMETHEUS-ADDRESS JOB[|JOB]. Every panel's expression returns series. A rule's expression is evaluated, and the
 metrics that it selects exist with the labels that it selects them by: the alerts themselves must not fire."""
 
 import json
@@ -65,13 +65,14 @@ class Live(unittest.TestCase):
 
 
 def await_series():
-    """Until two scrapes have seen the job's layers: rates need two."""
+    """Until two scrapes have seen the layers of every job: rates need two."""
     deadline = time.monotonic() + 180
-    wanted = f'count_over_time(ringleader_job_layer_density_ratio{{job_name="{JOB}"}}[30s]) >= 6'
-    while not query(wanted):
-        if time.monotonic() > deadline:
-            sys.exit(f"Prometheus saw no layers of {JOB} within 180 s")
-        time.sleep(0.5)
+    for job in JOB.split("|"):
+        wanted = f'count_over_time(ringleader_job_layer_density_ratio{{job_name="{job}"}}[30s]) >= 6'
+        while not query(wanted):
+            if time.monotonic() > deadline:
+                sys.exit(f"Prometheus saw no layers of {job} within 180 s")
+            time.sleep(0.5)
 
 
 if __name__ == "__main__":

@@ -138,6 +138,7 @@ void JobMachine::SetState(Job::State state, const std::string& reason, absl::Tim
   job_.set_state(state);
   if (state == Job::RUNNING && !job_.has_start_time()) SetTime(now, job_.mutable_start_time());
   if (IsTerminal(state)) SetTime(now, job_.mutable_end_time());
+  if (state == Job::PENDING) SetTime(now, job_.mutable_pending_time());
   uint64_t version = 0;
   (void)absl::SimpleAtoi(job_.etag(), &version);
   job_.set_etag(absl::StrCat(version + 1));
@@ -214,7 +215,7 @@ void JobMachine::Reject(const std::string& reason, absl::Time now) {
 }
 
 void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::StepPlan& plan,
-                       uint64_t fencing_token, absl::Time now) {
+                       uint64_t fencing_token, absl::Time now, absl::Time slots_since) {
   const uint32_t number = attempt() == nullptr ? 1 : attempt()->number() + 1;
   for (int i = 0; i <= job_.attempts_size() - kAttemptsKept; ++i) {
     effects_.forgotten_attempts.insert(job_.attempts(i).number());
@@ -225,6 +226,8 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   next->set_state(Attempt::STARTING);
   next->set_fencing_token(fencing_token);
   SetTime(now, next->mutable_create_time());
+  if (job_.has_pending_time()) *next->mutable_queue_time() = job_.pending_time();
+  SetTime(std::min(slots_since, now), next->mutable_place_time());
   *next->mutable_plan() = plan;
   next->mutable_plan()->clear_sample_weights();
   next->mutable_plan()->clear_earlier_weights();
@@ -321,6 +324,7 @@ void JobMachine::Connect(absl::Time now) {
     command.mutable_connect()->add_addresses(rank.address());
   }
   for (const v1::Placement& placement : attempt()->placements()) Send(placement, command);
+  SetTime(now, current()->mutable_ready_time());
   if (attempt()->state() != Attempt::STARTING) return;
   current()->set_state(Attempt::RUNNING);
   SetState(Job::RUNNING, "", now);

@@ -109,8 +109,10 @@ class JobMachine {
 
   // What the scheduler decides about a PENDING job.
   void Wait(const std::string& reason);
+  // `slots_since`: when the job was given its slots, from when on its plan was made.
   void Place(const std::vector<v1::Placement>& placements, const v1::StepPlan& plan,
-             uint64_t fencing_token, absl::Time now);
+             uint64_t fencing_token, absl::Time now,
+             absl::Time slots_since = absl::InfiniteFuture());
   void Reject(const std::string& reason, absl::Time now);  // it can never run
   // The attempt, if it has ranks on `node`, writes a checkpoint and moves elsewhere.
   void MoveOff(const std::string& node, const std::string& reason, absl::Time now);

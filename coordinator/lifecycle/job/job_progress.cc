@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "coordinator/lifecycle/job/job_machine.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -48,7 +49,11 @@ void JobMachine::OnLateStep(uint32_t number, v1::StepReport report) {
 }
 
 void JobMachine::RecordStep(v1::Attempt* attempt, const v1::StepReport& merged) {
-  if (attempt->last_step() == 0) attempt->set_first_step(merged.step() - 1);
+  if (attempt->last_step() == 0) {
+    attempt->set_first_step(merged.step() - 1);
+    const absl::Time began = ToTime(merged.time()) - absl::Seconds(merged.step_seconds());
+    SetTime(std::max(absl::UnixEpoch(), began), attempt->mutable_train_time());
+  }
   attempt->set_last_step(merged.step());
   effects_.changed_attempts.insert(attempt->number());
   effects_.steps.push_back(merged);

@@ -1,5 +1,6 @@
 // What a job's machine has workers do, field by field, and what it takes from their reports.
 #include "coordinator/lifecycle/testing/machine_test.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -38,6 +39,22 @@ TEST_F(OrdersTest, AStartSaysWhatEachNodeRuns) {
   EXPECT_EQ(attempt().fencing_token(), 42u);
   EXPECT_EQ(attempt().ranks_size(), 4);
   EXPECT_TRUE(attempt().has_create_time());
+}
+
+TEST_F(OrdersTest, EachAttemptSaysSinceWhenItWaited) {
+  Run();
+  EXPECT_FALSE(attempt().has_queue_time()) << "of a job of an earlier release";
+  EXPECT_EQ(ToTime(attempt().place_time()), now_);
+  for (const uint32_t rank : {0, 1, 2, 3}) Exit(rank, TrainerExited::FAILED);
+  now_ += absl::Hours(1);
+  machine_.Tick(now_);
+  ASSERT_EQ(state(), Job::PENDING);
+  const absl::Time waits = now_;
+  now_ += absl::Minutes(3);
+  machine_.Place({On("nodes/a", 0), On("nodes/b", 2)}, {}, ++token_, now_, now_ - absl::Seconds(7));
+  EXPECT_EQ(ToTime(attempt().queue_time()), waits);
+  EXPECT_EQ(ToTime(attempt().place_time()), now_ - absl::Seconds(7));
+  EXPECT_FALSE(attempt().has_ready_time());
 }
 
 TEST_F(OrdersTest, AStopSaysHowMuchTimeThereIs) {

@@ -149,6 +149,11 @@ TEST_F(ReportOriginTest, FiguresThatAreNoneAreIgnored) {
   Say(a_, ++sequence, with([&](auto* step) { step->set_learning_rate(nan); }));
   Say(a_, ++sequence, with([&](auto* step) { step->set_step_seconds(-1); }));
   Say(a_, ++sequence, with([&](auto* step) { step->set_step(0); }));
+  // Times that JSON has no words for.
+  for (const int64_t seconds : {int64_t{-1}, int64_t{1} << 60}) {
+    Say(a_, ++sequence, with([&](auto* step) { step->mutable_time()->set_seconds(seconds); }));
+  }
+  Say(a_, ++sequence, with([](auto* step) { step->mutable_time()->set_nanos(1'000'000'000); }));
   Say(a_, ++sequence, Step(1, 1));
   Say(b_, 3, Step(1, 2));
   Say(b_, 4, Step(1, 3));

@@ -15,6 +15,7 @@
 #include "coordinator/lifecycle/job_controller.h"
 #include "coordinator/lifecycle/lifecycle_metrics.h"
 #include "coordinator/lifecycle/testing/controller_test.h"
+#include "proto/timestamps.h"
 
 namespace ringleader::lifecycle {
 namespace {
@@ -55,6 +56,50 @@ TEST_F(PlanningTest, ThePlannedAttemptHoldsItsSlots) {
   EXPECT_THAT(session->Commands(), SizeIs(1));
   EXPECT_EQ(Job("k").state(), v1::Job::PENDING);
   EXPECT_THAT(plans_.waiting, IsEmpty());
+}
+
+TEST_F(PlanningTest, AnAttemptSaysHowItCameToTrain) {
+  ASSERT_TRUE(Create("j").ok());
+  const absl::Time submitted = clock_.Now();
+  clock_.Advance(absl::Seconds(30));
+  auto session = Connect("a", "folder.1");
+  ASSERT_THAT(plans_.waiting, SizeIs(1));
+  const absl::Time placed = clock_.Now();
+  clock_.Advance(absl::Seconds(2));
+  Answer();
+  const absl::Time planned = clock_.Now();
+  token_ = session->Commands().at(0).fencing_token();
+  clock_.Advance(absl::Seconds(5));
+  Say(session, 1, Ready(0));
+  EXPECT_FALSE(Job("j").attempts(0).has_ready_time());
+  Say(session, 2, Ready(1));
+  const absl::Time ready = clock_.Now();
+  clock_.Advance(absl::Seconds(60));
+  for (const int32_t rank : {0, 1}) {
+    v1::AttemptEvent step = Step(1, rank);
+    step.mutable_step()->set_step_seconds(4);
+    SetTime(ready + absl::Seconds(50), step.mutable_step()->mutable_time());
+    Say(session, 3 + static_cast<uint64_t>(rank), step);
+  }
+  v1::AttemptEvent checkpoint;
+  checkpoint.mutable_checkpoint()->set_step(1);
+  SetTime(absl::UnixEpoch(), checkpoint.mutable_checkpoint()->mutable_time());
+  checkpoint.mutable_checkpoint()->set_attempt(9);  // neither is the worker's to say
+  Say(session, 5, checkpoint);
+  const v1::Attempt attempt = Job("j").attempts(0);
+  EXPECT_EQ(ToTime(attempt.queue_time()), submitted);
+  EXPECT_EQ(ToTime(attempt.place_time()), placed);
+  EXPECT_EQ(ToTime(attempt.create_time()), planned);
+  EXPECT_EQ(ToTime(attempt.ready_time()), ready);
+  EXPECT_EQ(ToTime(attempt.train_time()), ready + absl::Seconds(46));
+  const absl::Status read = sqlite_->Read([&](store::ReadTransaction& t) {
+    const auto notices = t.ListCheckpoints("j");
+    EXPECT_THAT(*notices, SizeIs(1));
+    EXPECT_EQ(ToTime(notices->at(0).time()), clock_.Now());
+    EXPECT_EQ(notices->at(0).attempt(), 1u);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(read.ok()) << read;
 }
 
 // Ranks of an older release would not take their part in it.

@@ -38,7 +38,8 @@ function say(text, lost = false) {
 function askForToken(why) {
   const input = el("input", {type: "password", autocomplete: "off", required: true, id: "token"});
   const form = el("form", {class: "card notice"}, el("h1", {}, "Show a token"),
-                  el("p", {class: "muted"}, "An admin makes one with ringctl token create. It stays in this tab."),
+                  el("p", {class: "muted"}, "An admin makes one with ringctl token create. It stays in this tab. " +
+                     "A browser with a certificate of the coordinator's authority needs none."),
                   why ? el("p", {class: "error", role: "alert"}, why) : "",
                   el("p", {class: "controls"}, el("label", {class: "wide", for: "token"}, "Token", input),
                      el("button", {}, "Open")));

@@ -1,0 +1,122 @@
+#include "coordinator/trace/trace_book.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "proto/states.h"
+#include "proto/timestamps.h"
+
+namespace ringleader::trace {
+namespace {
+
+bool IsOver(const v1::Job& job) {
+  const bool attempt_is_over = job.attempts().empty() || job.attempts().rbegin()->has_end_time();
+  return IsTerminal(job.state()) && attempt_is_over;
+}
+
+}  // namespace
+
+absl::Status TraceBook::Adopt(store::ReadTransaction& transaction) {
+  ASSIGN_OR_RETURN(const store::JobPage newest, transaction.ListJobs({.limit = 1}));
+  if (!newest.jobs.empty()) newest_sequence_ = newest.jobs.front().sequence();
+  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, transaction.ListUnfinishedJobs());
+  std::vector<otlp::Span> handed_out_before;
+  for (const v1::Job& job : jobs) {
+    Entry& entry = entries_[job.spec().name()];
+    entry.uid = job.uid();
+    RETURN_IF_ERROR(Advance(transaction, job, &entry, &handed_out_before));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TraceBook::Collect(store::ReadTransaction& transaction, const std::string& id,
+                                std::vector<otlp::Span>* spans) {
+  const absl::StatusOr<v1::Job> job = transaction.GetJob(id);
+  if (absl::IsNotFound(job.status())) {
+    entries_.erase(id);
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(job.status());
+  Entry entry;
+  const auto known = entries_.find(id);
+  if (known != entries_.end() && known->second.uid == job->uid()) {
+    entry = known->second;
+  } else {
+    entry.uid = job->uid();
+    // A job that had ended, and goes on: what it had come to was handed out then.
+    const bool had_ended = job->sequence() <= newest_sequence_;
+    for (const v1::Attempt& attempt : job->attempts()) {
+      if (!had_ended || !attempt.has_end_time()) continue;
+      entry = {.uid = job->uid(),
+               .attempt = attempt.number(),
+               .handed = {"attempt"},
+               .checkpoint_step = job->progress().checkpoint_step()};
+    }
+  }
+  const size_t before = spans->size();
+  if (const absl::Status advanced = Advance(transaction, *job, &entry, spans); !advanced.ok()) {
+    spans->resize(before);
+    return advanced;
+  }
+  newest_sequence_ = std::max(newest_sequence_, job->sequence());
+  if (IsOver(*job)) {
+    entries_.erase(id);
+  } else {
+    entries_[id] = std::move(entry);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TraceBook::Advance(store::ReadTransaction& transaction, const v1::Job& job,
+                                Entry* entry, std::vector<otlp::Span>* spans) const {
+  const v1::Attempt* before = nullptr;
+  for (const v1::Attempt& attempt : job.attempts()) {
+    const v1::Attempt* const previous = std::exchange(before, &attempt);
+    if (attempt.number() < entry->attempt) continue;
+    if (attempt.number() > entry->attempt) {
+      *entry = {.uid = entry->uid,
+                .attempt = attempt.number(),
+                .checkpoint_step = entry->checkpoint_step};
+    }
+    if (entry->handed.contains("attempt")) continue;  // late words change nothing
+    if (&attempt == &*job.attempts().rbegin()) {
+      RETURN_IF_ERROR(AdvanceSteps(transaction, job, entry, spans));
+      RETURN_IF_ERROR(AdvanceCheckpoints(transaction, job, entry, spans));
+    }
+    for (otlp::Span& span : FinishedSpans(job, attempt, previous)) {
+      if (entry->handed.insert(span.name()).second) spans->push_back(std::move(span));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TraceBook::AdvanceSteps(store::ReadTransaction& transaction, const v1::Job& job,
+                                     Entry* entry, std::vector<otlp::Span>* spans) const {
+  const v1::Attempt& attempt = *job.attempts().rbegin();
+  if (attempt.last_step() <= entry->last_step) return absl::OkStatus();
+  entry->last_step = attempt.last_step();
+  const absl::StatusOr<v1::StepReport> step =
+      transaction.GetStep(job.spec().name(), attempt.last_step());
+  if (absl::IsNotFound(step.status())) return absl::OkStatus();  // of a job whose reports are gone
+  RETURN_IF_ERROR(step.status());
+  if (ToTime(step->time()) < entry->step_due) return absl::OkStatus();
+  entry->step_due = ToTime(step->time()) + step_interval_;
+  spans->push_back(StepSpan(job, attempt, *step));
+  return absl::OkStatus();
+}
+
+absl::Status TraceBook::AdvanceCheckpoints(store::ReadTransaction& transaction, const v1::Job& job,
+                                           Entry* entry, std::vector<otlp::Span>* spans) const {
+  if (job.progress().checkpoint_step() <= entry->checkpoint_step) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<v1::CheckpointNotice> notices,
+                   transaction.ListCheckpoints(job.spec().name()));
+  for (const v1::CheckpointNotice& notice : notices) {
+    const bool is_new = notice.step() > entry->checkpoint_step && notice.attempt() > 0;
+    if (is_new) spans->push_back(CheckpointSpan(job, notice));
+  }
+  entry->checkpoint_step = job.progress().checkpoint_step();
+  return absl::OkStatus();
+}
+
+}  // namespace ringleader::trace

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""traces_test.py FILE JOB: what otlp_collector.py wrote of a job that one attempt trained, was cancelled, and whose coordinator
+was killed meanwhile."""
+
+import json
+import pathlib
+import sys
+import unittest
+
+PATH, JOB = sys.argv[1:3]
+SPANS = [span for span in map(json.loads, pathlib.Path(PATH).read_text().splitlines())
+         if span["attributes"]["ringleader.job"] == JOB]
+
+
+class Trace(unittest.TestCase):
+
+    def names(self):
+        return [span["name"] for span in SPANS]
+
+    def test_every_kind_is_there(self):
+        for name in ("queue", "place", "start", "load", "attempt"):
+            self.assertEqual(self.names().count(name), 1, name)
+        for name in ("step", "checkpoint"):
+            self.assertGreater(self.names().count(name), 1, name)
+
+    def test_it_is_one_trace_under_one_root(self):
+        root, = (span for span in SPANS if span["name"] == "attempt")
+        self.assertEqual(root["parent"], "")
+        self.assertEqual(root["attributes"]["ringleader.outcome"], "CANCELLED")
+        self.assertEqual(root["service"], "ringleader-coordinator")
+        for span in SPANS:
+            self.assertEqual(span["trace"], root["trace"], span)
+            if span is not root:
+                self.assertEqual(span["parent"], root["id"], span)
+
+    def test_no_span_came_twice(self):
+        ids = [span["id"] for span in SPANS]
+        self.assertEqual(len(set(ids)), len(ids))
+
+    def test_phases_follow_each_other(self):
+        root, = (span for span in SPANS if span["name"] == "attempt")
+        time = root["begin"]
+        for name in ("queue", "place", "start", "load"):
+            span, = (span for span in SPANS if span["name"] == name)
+            self.assertGreaterEqual(int(span["begin"]), int(time), name)
+            self.assertGreaterEqual(int(span["end"]), int(span["begin"]), name)
+            time = span["end"]
+        steps = sorted((span for span in SPANS if span["name"] == "step"), key=lambda span: int(span["begin"]))
+        self.assertGreaterEqual(int(steps[0]["begin"]), int(time))
+        numbers = [int(span["attributes"]["ringleader.step"]) for span in steps]
+        self.assertEqual(numbers, sorted(set(numbers)))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
