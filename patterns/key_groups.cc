@@ -18,7 +18,7 @@ using kernels::kGroupKeys;
 using kernels::kGroupTile;
 using kernels::kScoreDims;
 
-// Scores that are in memory at once, at most (kernels/index/gates/key_groups.h).
+// Scores that are in memory at once, at most (kernels/index/groups/key_groups.h).
 constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
 
 // clang-format off

@@ -3,9 +3,9 @@
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
-#include "kernels/index/gates/key_groups.h"
-#include "kernels/index/gates/narrow_rows.h"
 #include "kernels/index/gates/query_gate.h"
+#include "kernels/index/groups/key_groups.h"
+#include "kernels/index/groups/narrow_rows.h"
 #include "kernels/index/move.h"
 
 namespace ringleader::kernels::index {

@@ -1,5 +1,5 @@
 // What groups of keys are scored by, on the device: the bits of the CPU engine.
-#include "kernels/index/gates/narrow_rows.h"
+#include "kernels/index/groups/narrow_rows.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

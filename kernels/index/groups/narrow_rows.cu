@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/index/gates/narrow_rows.h"
+#include "kernels/index/groups/narrow_rows.h"
 #include "ringleader/kernels/e4m3.h"
 
 namespace ringleader::kernels::index {

@@ -1,6 +1,6 @@
 // The choice of groups of keys on the device against the fp64 oracle, and on several ranks against
 // one.
-#include "kernels/index/gates/key_groups.h"
+#include "kernels/index/groups/key_groups.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,6 @@ using Bf16 = __nv_bfloat16;
 using reference::testing::GroupsOfRow;
 using reference::testing::KeyGroupOracle;
 using ::testing::HasSubstr;
-
 
 struct Choice {
   std::vector<int32_t> groups, bounds;
@@ -74,9 +73,9 @@ class KeyGroupsTest : public GpuTest {
       const DeviceBuffer<int64_t> energy(int64_t{2} * k.width());
       const DeviceBuffer<float> largest(int64_t{2} * k.width());
       const auto run = [&](const BlockStep& step) {
-        EXPECT_EQ(
-            RunBlockStep(q.ViewOf(q_rows, q.tokens), k.ViewOf(k_rows, k.tokens), step, nullptr, nullptr),
-            absl::OkStatus());
+        EXPECT_EQ(RunBlockStep(q.ViewOf(q_rows, q.tokens), k.ViewOf(k_rows, k.tokens), step,
+                               nullptr, nullptr),
+                  absl::OkStatus());
       };
       run(DimEnergyStep{.tokens = q.tokens, .energy = energy.data(), .largest = largest.data()});
       run(PickDimsStep{.energy = energy.data(),
