@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/chosen_blocks.h"
@@ -13,8 +16,9 @@ namespace {
 
 using kernels::kGroupKeys;
 using kernels::kGroupTile;
+using kernels::kScoreDims;
 
-// Scores that are in memory at once, at most (kernels/index/gates/key_groups.h).
+// Scores that are in memory at once, at most (kernels/index/groups/key_groups.h).
 constexpr int64_t kMostScoreBytes = int64_t{256} << 20;
 
 // clang-format off
@@ -51,6 +55,43 @@ int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
   return std::max(1, BudgetOf(options, tokens).MostGroups(last, 0));
 }
 
+// Queries and keys as KeyGroupGateStep reads them.
+struct NarrowRows {
+  DeviceArray<uint8_t> queries;  // this rank's
+  DeviceArray<std::byte> keys;   // the sequence's
+};
+
+absl::StatusOr<NarrowRows> Narrow(const IndexInputs& inputs, IndexDevice& device) {
+  const kernels::ShardLayout& layout = inputs.layout;
+  const int64_t values = int64_t{2} * inputs.kv_heads * inputs.head_dim;
+  const auto energy = AllocateArray<int64_t>(device, values);
+  const auto largest = AllocateArray<float>(device, values);
+  RETURN_IF_ERROR(device.Run(kernels::DimEnergyStep{
+      .tokens = layout.tokens, .energy = energy.data(), .largest = largest.data()}));
+  if (layout.ranks > 1) {
+    RETURN_IF_ERROR(device.Sum(SumType::kInt64, energy.data(), values));
+    RETURN_IF_ERROR(device.Max(largest.data(), values));
+  }
+  const auto dims = AllocateArray<int32_t>(device, int64_t{inputs.kv_heads} * kScoreDims);
+  const auto inverses = AllocateArray<float>(device, int64_t{2} * inputs.kv_heads);
+  RETURN_IF_ERROR(device.Run(kernels::PickDimsStep{.energy = energy.data(),
+                                                   .largest = largest.data(),
+                                                   .dims = dims.data(),
+                                                   .inverses = inverses.data()}));
+  NarrowRows rows;
+  rows.queries = AllocateArray<uint8_t>(device, layout.local_tokens() * inputs.heads * kScoreDims);
+  const auto write = [&](std::byte* own) {
+    return device.Run(kernels::NarrowRowsStep{.dims = dims.data(),
+                                              .inverses = inverses.data(),
+                                              .queries = rows.queries.data(),
+                                              .keys = reinterpret_cast<uint8_t*>(own)});
+  };
+  ASSIGN_OR_RETURN(
+      rows.keys,
+      GatherSequenceRows(layout, kGroupTile, int64_t{inputs.kv_heads} * kScoreDims, write, device));
+  return rows;
+}
+
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
                    LayerIndex& index) {
   const kernels::ShardLayout& layout = inputs.layout;
@@ -63,27 +104,30 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
   index.group_capacity = Capacity(options, layout.tokens);
   index.groups = AllocateArray<int32_t>(device, rows * index.group_capacity);
   index.group_bounds = AllocateArray<int32_t>(device, (layout.ranks + 1) * rows);
-  ASSIGN_OR_RETURN(const DeviceArray<std::byte> keys,
-                   GatherSequenceKeys(inputs, kGroupTile, device));
-  return device.Run(kernels::KeyGroupGateStep{.keys = keys.data(),
-                                              .query_layout = layout,
-                                              .document_starts = index.document_starts(),
-                                              .scale = inputs.scale,
-                                              .density = static_cast<float>(options.density),
-                                              .budget_tokens = options.sequence_length,
-                                              .capacity = index.group_capacity,
-                                              .groups = index.groups.data(),
-                                              .bounds = index.group_bounds.data()});
+  ASSIGN_OR_RETURN(const NarrowRows narrow, Narrow(inputs, device));
+  return device.Run(
+      kernels::KeyGroupGateStep{.queries = narrow.queries.data(),
+                                .keys = reinterpret_cast<const uint8_t*>(narrow.keys.data()),
+                                .query_layout = layout,
+                                .document_starts = index.document_starts(),
+                                .scale = inputs.scale,
+                                .density = static_cast<float>(options.density),
+                                .budget_tokens = options.sequence_length,
+                                .capacity = index.group_capacity,
+                                .groups = index.groups.data(),
+                                .bounds = index.group_bounds.data()});
 }
 
 IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
   const int64_t rows = shape.heads * TilesOf(shape.tokens / shape.ranks);
-  const int64_t keys = shape.tokens * shape.kv_heads * shape.head_dim * shape.element_bytes;
+  const int64_t queries = shape.tokens / shape.ranks * shape.heads * kScoreDims,
+                keys = shape.tokens * shape.kv_heads * kScoreDims;
   const int64_t scores = rows * TilesOf(shape.tokens) * (kGroupTile / kGroupKeys) *
                          static_cast<int64_t>(sizeof(float));
-  return {.kept = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
-                  static_cast<int64_t>(sizeof(int32_t)),
-          .working = std::min(scores, kMostScoreBytes) + (shape.ranks == 1 ? 0 : 2 * keys)};
+  return {
+      .kept = rows * (Capacity(options, shape.tokens) + shape.ranks + 1) *
+              static_cast<int64_t>(sizeof(int32_t)),
+      .working = std::min(scores, kMostScoreBytes) + queries + (shape.ranks == 1 ? 1 : 2) * keys};
 }
 
 // Tiles that the groups of the `own`-th tile of queries come to.
@@ -135,9 +179,12 @@ How many are kept grows with the square root of how far the tile is into its doc
 a sequence of `data.sequence_length` tokens, own tiles counted: early queries look for nearly as many keys as late ones. A short sequence may see its
 own tiles alone; short documents in a long sequence keep more than the share.
 
-Scores are exact logits, dense attention's first product; GPUs make it twice, so that a choice takes about what dense
-attention's forward does, whatever the share, and only the rest of a layer, above all backward, gets faster. On several ranks the keys of the whole sequence are gathered for
-them, twice in memory until the choice is made. The lists take 4 bytes for each tile of queries, head and group, and are kept
+Logits are those of the 64 dimensions of a KV head that hold most of its energy (the sum of squares over the sequence, of
+queries times that of keys), with queries and keys rounded to 8 bits (e4m3), one scale for a KV head's queries and one for its keys; attention itself
+reads all of them in full. GPUs multiply them twice, at a quarter of the time of
+dense attention's first product each, whatever the share; the rest of a layer, above all backward, gets faster with it. Queries and keys
+that are not finite have no say. On several ranks the narrow keys of the whole sequence, 64 bytes a token and KV head, are gathered,
+twice in memory until the choice is made. The lists take 4 bytes for each tile of queries, head and group, and are kept
 for backward (0.75 × density × tokens² / 128 bytes a head, of the whole sequence); memory estimates count them. In packed documents a
 tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:
 `attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`

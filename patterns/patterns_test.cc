@@ -192,11 +192,13 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
   const IndexMemory memory = IndexMemoryOf(options, shape, 36);
   EXPECT_EQ(memory.kept, int64_t{34} * 16 * (32768 / 64) * (groups + 5) * 4);
   constexpr int64_t kScores = int64_t{256} << 20;
-  EXPECT_EQ(memory.working, kScores + int64_t{2} * 131072 * 2 * 128 * 2);
+  EXPECT_EQ(memory.working, kScores + (32768 * 16 + 2 * 131072 * 2) * 64);
   shape.ranks = 1;
-  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, kScores);  // the keys are there
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
+            kScores + 131072 * (16 + 2) * 64);  // nothing is gathered
   shape.tokens = 1024;
-  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working, 16 * 16 * 128 * 4);  // all scores
+  EXPECT_EQ(IndexMemoryOf(options, shape, 36).working,
+            16 * 16 * 128 * 4 + 1024 * (16 + 2) * 64);  // all scores
   options.pattern = Pattern::kXAttention;
   EXPECT_EQ(IndexMemoryOf(options, shape, 36).kept, 0);
 }

@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 class AwaitedLog : public spdlog::sinks::base_sink<std::mutex> {
  public:
   // Until a line with both texts has been logged; forgets what was.
-  bool Await(std::string_view text, std::string_view more) {
+  bool Await(const std::string& text, const std::string& more) {
     absl::MutexLock lock(&lines_mutex_);
     const auto is_there = [&] {
       return std::ranges::any_of(lines_, [&](const std::string& line) {

@@ -15,9 +15,10 @@
 #include "kernels/bench/random_tensor.h"
 #include "kernels/index/estimate.h"
 #include "kernels/index/gates/antidiagonal.h"
+#include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
-#include "kernels/index/gates/key_groups.h"
 #include "kernels/index/gates/query_gate.h"
+#include "kernels/index/groups/key_groups.h"
 #include "kernels/index/select.h"
 #include "kernels/index/visited_share.h"
 #include "kernels/testing/device_buffer.h"
@@ -317,20 +318,23 @@ void BenchQueryGate(const Shape& shape, int block_size, Report& report) {
   add("query_gate_lists_", [&] { lists.Build(chosen, layout, heads, kTile, block_size); });
 }
 
-// What a rank of a striped sequence chooses of groups of keys that have been gathered.
+// What a rank of a striped sequence chooses of groups of keys, from its rows on; narrow keys of
+// other ranks are as if they had been gathered.
 void BenchKeyGroups(const Shape& shape, float density, Report& report) {
   constexpr int kTile = 64;
   const int64_t n = shape.local_tokens, tokens = n * shape.ranks, tiles = n / kTile;
   const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim;
-  auto q = RandomTensor(n * heads * dim), k = RandomTensor(tokens * kv_heads * dim);
-  const TokenMajor<const __nv_bfloat16> queries = {q.data(), n, heads, dim, int64_t{heads} * dim,
-                                                   dim};
-  const TokenMajor<const __nv_bfloat16> keys = {
-      k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim};
+  const QueriesAndKeys rows(shape, n);
+  const DeviceBuffer<int64_t> energy(int64_t{2} * kv_heads * dim);
+  const DeviceBuffer<float> largest(int64_t{2} * kv_heads * dim), inverses(int64_t{2} * kv_heads);
+  const DeviceBuffer<int32_t> dims(int64_t{kv_heads} * kScoreDims);
+  const DeviceBuffer<uint8_t> queries(n * heads * kScoreDims), keys(tokens * kv_heads * kScoreDims);
   const int capacity = KeyGroupBudgetOf(density, tokens).MostGroups(tokens - kTile, 0);
   const DeviceBuffer<int32_t> groups(heads * tiles * capacity),
       bounds((shape.ranks + 1) * heads * tiles);
-  const KeyGroupGateStep step = {.query_layout = {.kind = LayoutKind::kStriped,
+  const KeyGroupGateStep gate = {.queries = queries.data(),
+                                 .keys = keys.data(),
+                                 .query_layout = {.kind = LayoutKind::kStriped,
                                                   .ranks = shape.ranks,
                                                   .rank = 0,
                                                   .stripe = kTile,
@@ -341,11 +345,32 @@ void BenchKeyGroups(const Shape& shape, float density, Report& report) {
                                  .groups = groups.data(),
                                  .bounds = bounds.data()};
   const DeviceBuffer<char> workspace(
-      static_cast<int64_t>(index::KeyGroupWorkspaceBytes(queries, step)));
-  const double ms = MedianMs(
-      [&] { Check(index::ChooseKeyGroups(queries, keys, step, workspace.data(), nullptr)); }, 5);
-  AddStep(shape, absl::StrCat("key_groups_", density).c_str(), n, ms,
-          groups.Bytes() + bounds.Bytes(), workspace.Bytes(), report);
+      static_cast<int64_t>(index::KeyGroupWorkspaceBytes(heads, gate)));
+  const std::vector<std::pair<const char*, BlockStep>> steps = {
+      {"energy",
+       DimEnergyStep{.tokens = tokens, .energy = energy.data(), .largest = largest.data()}},
+      {"pick", PickDimsStep{.energy = energy.data(),
+                            .largest = largest.data(),
+                            .dims = dims.data(),
+                            .inverses = inverses.data()}},
+      {"narrow", NarrowRowsStep{.dims = dims.data(),
+                                .inverses = inverses.data(),
+                                .queries = queries.data(),
+                                .keys = keys.data()}},
+      {"gate", gate}};
+  const auto run = [&](const BlockStep& step) {
+    Check(index::RunBlockStep(rows.queries, rows.keys, step, workspace.data(), nullptr));
+  };
+  const auto add = [&](const std::string& name, const std::function<void()>& timed) {
+    AddStep(shape, name.c_str(), n, MedianMs(timed, 5), groups.Bytes() + bounds.Bytes(),
+            workspace.Bytes() + queries.Bytes() + keys.Bytes(), report);
+  };
+  for (const auto& [name, step] : steps) {
+    add(absl::StrCat("key_groups_", name, "_", density), [&] { run(step); });
+  }
+  add(absl::StrCat("key_groups_", density), [&] {
+    for (const auto& [name, step] : steps) run(step);
+  });
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ absl::Status NoteChoices(const SelectArgs& selected, HeadChoice* choices, cudaSt
 
 absl::Status CountMove(const int64_t* work_before, const int64_t* work_after, const float* factor,
                        LayerCounters* counters, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckPointer(work_before, "CountMove: work_before"));
+  if (work_before == nullptr) return absl::InvalidArgumentError("CountMove: work_before is null");
   RETURN_IF_ERROR(CheckPointer(work_after, "CountMove: work_after"));
   RETURN_IF_ERROR(CheckPointer(factor, "CountMove: factor"));
   if (counters == nullptr) return absl::InvalidArgumentError("CountMove: counters is null");

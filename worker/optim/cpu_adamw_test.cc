@@ -332,7 +332,10 @@ TEST(CpuAdamWTest, RanksTrainTheModelThatOneRankTrains) {
 // same.
 TEST(CpuAdamWTest, Fp8ReadsTheSameWeightsWherePartsOfThemAreGathered) {
   const auto fp8 = [](int64_t held) {
-    return model::DecoderOptions{.precision = model::Precision::kFp8, .held_casts = held};
+    model::DecoderOptions options;
+    options.precision = model::Precision::kFp8;
+    options.held_casts = held;
+    return options;
   };
   const Tensor without = TrainModel(2, ParameterSharding::kWhole, true, false);
   for (const int ranks : {1, 2, 3}) {

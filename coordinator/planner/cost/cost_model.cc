@@ -53,7 +53,7 @@ double ExchangePerByte(const v1::JobSpec& spec, const ClusterShape& cluster) {
 // multiplies.
 double LinearOperations(const v1::JobSpec& spec) {
   if (spec.training().precision() != v1::TrainingSpec::FP8) return 8;
-  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? 6 / 1.79 + 2 : 8 * 1.25;
+  return spec.resources().engine() == v1::ResourcesSpec::CUDA ? 6 / 1.79 + 2 : 8 * 2;
 }
 
 std::array<NonNegativeRegression, kPhases> Priors(const v1::JobSpec& spec,

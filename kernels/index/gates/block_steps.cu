@@ -3,8 +3,9 @@
 #include "kernels/index/gates/antidiagonal.h"
 #include "kernels/index/gates/block_steps.h"
 #include "kernels/index/gates/blocks.h"
-#include "kernels/index/gates/key_groups.h"
 #include "kernels/index/gates/query_gate.h"
+#include "kernels/index/groups/key_groups.h"
+#include "kernels/index/groups/narrow_rows.h"
 #include "kernels/index/move.h"
 
 namespace ringleader::kernels::index {
@@ -49,28 +50,34 @@ struct Step {
     return PackKeys(k, step.packed, stream);
   }
   absl::Status operator()(const AntidiagonalGateStep& step) const {
-    return ChooseByAntidiagonals(q, KeysOfSequence(step), step, workspace, stream);
+    TokenMajor<const __nv_bfloat16> keys = k;
+    if (step.keys != nullptr) {
+      keys = {static_cast<const __nv_bfloat16*>(step.keys),
+              step.query_layout.tokens,
+              k.heads,
+              k.head_dim,
+              int64_t{k.heads} * k.head_dim,
+              k.head_dim};
+    }
+    return ChooseByAntidiagonals(q, keys, step, workspace, stream);
+  }
+  absl::Status operator()(const DimEnergyStep& step) const {
+    return SumDimEnergy(q, k, step, stream);
+  }
+  absl::Status operator()(const PickDimsStep& step) const {
+    return PickDims(k.heads, k.head_dim, step, stream);
+  }
+  absl::Status operator()(const NarrowRowsStep& step) const {
+    return NarrowRows(q, k, step, stream);
   }
   absl::Status operator()(const KeyGroupGateStep& step) const {
-    return ChooseKeyGroups(q, KeysOfSequence(step), step, workspace, stream);
+    return ChooseKeyGroups(q.heads, k.heads, step, workspace, stream);
   }
   absl::Status operator()(const CountWorkStep& step) const { return CountWork(step, stream); }
   absl::Status operator()(const FindMoveStep& step) const { return FindMove(step, stream); }
   absl::Status operator()(const SumChoicesStep& step) const { return SumChoices(step, stream); }
   absl::Status operator()(const MoveBudgetsStep& step) const { return MoveBudgets(step, stream); }
   absl::Status operator()(const HoldMassStep& step) const { return HoldMass(step, stream); }
-
- private:
-  template <typename Gate>
-  TokenMajor<const __nv_bfloat16> KeysOfSequence(const Gate& step) const {
-    if (step.keys == nullptr) return k;
-    return {static_cast<const __nv_bfloat16*>(step.keys),
-            step.query_layout.tokens,
-            k.heads,
-            k.head_dim,
-            int64_t{k.heads} * k.head_dim,
-            k.head_dim};
-  }
 };
 
 }  // namespace
@@ -84,7 +91,7 @@ size_t BlockStepWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
     return QueryGateWorkspaceBytes(q, k.heads, *by_query);
   }
   if (const auto* const key_groups = std::get_if<KeyGroupGateStep>(&step)) {
-    return KeyGroupWorkspaceBytes(q, *key_groups);
+    return KeyGroupWorkspaceBytes(q.heads, *key_groups);
   }
   const auto* const gate = std::get_if<MeanGateStep>(&step);
   if (gate == nullptr) return 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "ringleader/kernels/index.h"
@@ -13,7 +14,104 @@ namespace {
 
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
+// The values that e4m3 has from 0 on; the i-th has the code i.
+const std::vector<double>& E4m3Values() {
+  static const auto values = [] {
+    std::vector<double> all;
+    for (int mantissa = 0; mantissa < 8; ++mantissa) all.push_back(mantissa * 0x1p-9);
+    for (int exponent = -6; exponent <= 8; ++exponent) {
+      for (int mantissa = 8; mantissa < 16; ++mantissa) {
+        all.push_back(std::ldexp(mantissa, exponent - 3));
+      }
+    }
+    all.pop_back();  // NaN
+    return all;
+  }();
+  return values;
+}
+
+double RoundToE4m3(double x) {
+  const std::vector<double>& values = E4m3Values();
+  const double magnitude = std::min(std::abs(x), values.back());
+  const int64_t above = std::ranges::lower_bound(values, magnitude) - values.begin();
+  int64_t nearest = above;
+  if (above > 0) {
+    const double up = values[above] - magnitude, down = magnitude - values[above - 1];
+    if (down < up || (down == up && above % 2 == 1)) nearest = above - 1;
+  }
+  return std::copysign(values[nearest], x);
+}
+
+const float* RowOf(const TokenMajor<const float>& x, int64_t token, int head) {
+  return x.data + token * x.token_stride + head * x.head_stride;
+}
+
+// By dimension: the energies of heads [first, end), in units of 2^-kEnergyBits.
+std::vector<int64_t> Energies(const TokenMajor<const float>& x, int first, int end) {
+  const double most = std::exp2(62.0 - std::ceil(std::log2(x.tokens * (end - first))));
+  std::vector<int64_t> energies(x.head_dim, 0);
+  for (int64_t i = 0; i < x.tokens; ++i) {
+    for (int head = first; head < end; ++head) {
+      for (int dim = 0; dim < x.head_dim; ++dim) {
+        const float value = RowOf(x, i, head)[dim];
+        if (!std::isfinite(value)) continue;
+        const float square = value * value;  // as devices have it
+        energies[dim] += static_cast<int64_t>(
+            std::nearbyint(std::min(std::ldexp(double{square}, kEnergyBits), most)));
+      }
+    }
+  }
+  return energies;
+}
+
 }  // namespace
+
+std::vector<int> PickedDims(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+                            int kv_head) {
+  const int group = q.heads / k.heads;
+  const auto of_queries = Energies(q, kv_head * group, (kv_head + 1) * group),
+             of_keys = Energies(k, kv_head, kv_head + 1);
+  std::vector<std::pair<double, int>> order;  // the first are picked
+  for (int dim = 0; dim < k.head_dim; ++dim) {
+    order.emplace_back(-static_cast<double>(of_queries[dim]) * static_cast<double>(of_keys[dim]),
+                       dim);
+  }
+  std::ranges::sort(order);
+  std::vector<int> dims;
+  for (const auto& [unused, dim] : order) {
+    if (std::ssize(dims) < kScoreDims) dims.push_back(dim);
+  }
+  std::ranges::sort(dims);
+  return dims;
+}
+
+std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int end,
+                                const std::vector<int>& dims) {
+  double largest = 0.0;
+  const auto for_each = [&](const auto& take) {
+    for (int head = first; head < end; ++head) {
+      for (int64_t i = 0; i < x.tokens; ++i) take(RowOf(x, i, head));
+    }
+  };
+  for_each([&](const float* row) {
+    for (const int dim : dims) {
+      if (std::isfinite(row[dim])) largest = std::max(largest, std::abs(double{row[dim]}));
+    }
+  });
+  double scale = 1.0;  // the least power of two with which all fit
+  while (largest > 0.0 && largest <= scale / 2 * E4m3Values().back()) scale /= 2;
+  while (largest > scale * E4m3Values().back()) scale *= 2;
+  std::vector<double> narrow;
+  for_each([&](const float* row) {
+    const bool is_finite =
+        std::all_of(row, row + x.head_dim, [](float y) { return std::isfinite(y); });
+    for (const int dim : dims) {
+      narrow.push_back(is_finite ? scale * RoundToE4m3(row[dim] / scale)
+                                 : std::numeric_limits<double>::quiet_NaN());
+    }
+  });
+  return narrow;
+}
 
 KeyGroupOracle::KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                                const KeyGroupGateStep& step, const std::vector<int32_t>& starts)
@@ -24,24 +122,47 @@ KeyGroupOracle::KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajo
       tiles_((q.tokens + kGroupTile - 1) / kGroupTile),
       groups_((q.tokens + kGroupKeys - 1) / kGroupKeys),
       scores_(heads_ * tiles_ * groups_, kNegativeInfinity) {
+  const int group = heads_ / k.heads;
+  for (int kv_head = 0; kv_head < k.heads; ++kv_head) {
+    const std::vector<int> dims = PickedDims(q, k, kv_head);
+    const auto width = std::ssize(dims);
+    const int first = kv_head * group;
+    const std::vector<double> queries = NarrowHeads(q, first, first + group, dims),
+                              keys = NarrowHeads(k, kv_head, kv_head + 1, dims);
+    for (int head = first; head < first + group; ++head) {
+      ScoreHead(head, queries.data() + (head - first) * tokens_ * width, keys.data(), width);
+    }
+  }
+}
+
+double KeyGroupOracle::Product(const double* query, const double* key, int64_t dims) {
+  constexpr int64_t kAtOnce = 32;
+  double sum = 0.0, lost = 0.0;
+  for (int64_t first = 0; first < dims; first += kAtOnce) {
+    double largest = std::abs(sum);
+    const int64_t end = std::min(dims, first + kAtOnce);
+    for (int64_t x = first; x < end; ++x) {
+      sum += query[x] * key[x];
+      largest = std::max(largest, std::abs(query[x] * key[x]));
+    }
+    lost += 0x1p-13 * (static_cast<double>(end - first + 1) * largest + std::abs(sum));
+  }
+  if (lost > most_lost_) most_lost_ = lost;
+  return sum;
+}
+
+void KeyGroupOracle::ScoreHead(int head, const double* queries, const double* keys, int64_t dims) {
   std::vector<double> logits(tokens_);
-  for (int head = 0; head < heads_; ++head) {
-    for (int64_t i = 0; i < tokens_; ++i) {
-      const float* const query = q.data + i * q.token_stride + head * q.head_stride;
-      double top = kNegativeInfinity;
-      for (int64_t j = StartOf(i); j <= i; ++j) {
-        const float* const key =
-            k.data + j * k.token_stride + head / (heads_ / k.heads) * k.head_stride;
-        double sum = 0.0;
-        for (int x = 0; x < q.head_dim; ++x) sum += double{query[x]} * double{key[x]};
-        logits[j] = double{step.scale} * sum;
-        top = std::max(top, logits[j]);
-      }
-      const int64_t tile = i / kGroupTile;
-      for (int64_t j = StartOf(i); j < tile * kGroupTile; ++j) {
-        double& score = scores_[(head * tiles_ + tile) * groups_ + j / kGroupKeys];
-        score = std::max(score, logits[j] - top);
-      }
+  for (int64_t i = 0; i < tokens_; ++i) {
+    double top = kNegativeInfinity;
+    for (int64_t j = StartOf(i); j <= i; ++j) {
+      logits[j] = double{step_.scale} * Product(queries + i * dims, keys + j * dims, dims);
+      if (logits[j] > top) top = logits[j];
+    }
+    const int64_t tile = i / kGroupTile;
+    for (int64_t j = StartOf(i); j < tile * kGroupTile; ++j) {
+      double& score = scores_[(head * tiles_ + tile) * groups_ + j / kGroupKeys];
+      if (logits[j] - top > score) score = logits[j] - top;
     }
   }
 }

@@ -1,5 +1,5 @@
 // The oracle of the choice of groups of keys: fp64, pair by pair, over the whole sequence, as
-// KeyGroupGateStep (ringleader/kernels/block_choice.h) defines it.
+// DimEnergyStep to KeyGroupGateStep (ringleader/kernels/block_choice.h) define it.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,18 @@
 
 namespace ringleader::kernels::reference::testing {
 
+// q: [tokens, heads, d] and k: [tokens, kv_heads, d], the whole sequence, as of all that follow:
+// the dimensions that a KV head is scored by, ascending.
+std::vector<int> PickedDims(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
+                            int kv_head);
+// [heads from first to end, tokens, dims]: `x` rounded to e4m3 in units of its scale.
+std::vector<double> NarrowHeads(const TokenMajor<const float>& x, int first, int end,
+                                const std::vector<int>& dims);
+
 class KeyGroupOracle {
  public:
-  // q: [tokens, heads, d] and k: [tokens, kv_heads, d], the whole sequence. Reads the step's scale
-  // and density. starts: by position, where the document starts; empty: the sequence is one.
+  // Reads the step's scale and density. starts: by position, where the document starts; empty: the
+  // sequence is one.
   KeyGroupOracle(const TokenMajor<const float>& q, const TokenMajor<const float>& k,
                  const KeyGroupGateStep& step, const std::vector<int32_t>& starts);
 
@@ -22,6 +30,12 @@ class KeyGroupOracle {
   double Score(int head, int64_t tile, int64_t group) const {
     return scores_[(head * tiles_ + tile) * groups_ + group];
   }
+  // How far two scores may be from each other's right place in the order if Hopper's tensor cores
+  // sum the products. An instruction takes 32 of them and the sum so far; all are aligned to the
+  // largest, of which 13 bits below the leading one are kept, as they are of the sum. Each term
+  // thus loses less than 2^-13 of the largest, the sum less than 2^-13 of itself. A score is a
+  // product less a product, and two scores are compared: four times what one may lose.
+  double TensorCoreTolerance() const { return 4.0 * double{step_.scale} * most_lost_; }
   // What is wrong with keeping `kept`, groups of the sequence, ascending; "" if nothing. Scores
   // that differ by no more than `tolerance` may go either way, and those that are equal go where
   // ties go: with a tolerance of 0 the choice is the only one.
@@ -32,6 +46,10 @@ class KeyGroupOracle {
                         int32_t capacity, const ShardLayout& layout, double tolerance) const;
 
  private:
+  // Fills in scores_. queries and keys: [tokens, dims].
+  void ScoreHead(int head, const double* queries, const double* keys, int64_t dims);
+  // Takes note of what the tensor cores may lose of it.
+  double Product(const double* query, const double* key, int64_t dims);
   int64_t StartOf(int64_t position) const { return starts_.empty() ? 0 : starts_[position]; }
 
   const KeyGroupGateStep step_;
@@ -39,6 +57,7 @@ class KeyGroupOracle {
   const int heads_;
   const int64_t tokens_, tiles_, groups_;
   std::vector<double> scores_;  // [heads, tiles, groups]
+  double most_lost_ = 0.0;      // of a visible pair's product
 };
 
 // The groups of one row of a rank's choice, as groups of the sequence, ascending. Empty, and

@@ -8,6 +8,7 @@
 
 #include "kernels/reference/tiles/antidiagonal_gate.h"
 #include "kernels/reference/tiles/key_group_gate.h"
+#include "kernels/reference/tiles/score_dims.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
 
@@ -238,22 +239,24 @@ struct Step {
     }
   }
   void operator()(const AntidiagonalGateStep& step) const {
-    ChooseByAntidiagonals(engine, q, KeysOfSequence(step), step);
+    TokenMajor<const float> keys = k;
+    if (step.keys != nullptr) {
+      keys = {static_cast<const float*>(step.keys),
+              step.query_layout.tokens,
+              k.heads,
+              k.head_dim,
+              int64_t{k.heads} * k.head_dim,
+              k.head_dim};
+    }
+    ChooseByAntidiagonals(engine, q, keys, step);
   }
+  void operator()(const DimEnergyStep& step) const { SumDimEnergy(engine, q, k, step); }
+  void operator()(const PickDimsStep& step) const { PickDims(k.heads, k.head_dim, step); }
+  void operator()(const NarrowRowsStep& step) const { NarrowRows(engine, q, k, step); }
   void operator()(const KeyGroupGateStep& step) const {
-    ChooseKeyGroups(engine, q, KeysOfSequence(step), step);
+    ChooseKeyGroups(engine, q.heads, k.heads, step);
   }
 
-  template <typename GateStep>
-  TokenMajor<const float> KeysOfSequence(const GateStep& step) const {
-    if (step.keys == nullptr) return k;
-    return {static_cast<const float*>(step.keys),
-            step.query_layout.tokens,
-            k.heads,
-            k.head_dim,
-            int64_t{k.heads} * k.head_dim,
-            k.head_dim};
-  }
   void operator()(const CountWorkStep& step) const {
     const int64_t query_tiles = TileCount(step.query_layout.local_tokens(), step.tile);
     const int32_t words =

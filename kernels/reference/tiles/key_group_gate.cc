@@ -1,12 +1,14 @@
 #include "kernels/reference/tiles/key_group_gate.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #include "kernels/reference/math/panels.h"
+#include "kernels/reference/tiles/score_dims.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
 
@@ -17,6 +19,20 @@ namespace {
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 // Keys whose logits are in memory at once: whole groups and panels.
 constexpr int kChunk = 512;
+// Products of a tile of queries with a chunk, and the queries.
+constexpr int64_t kGateFloats = int64_t{kGroupTile} * (kChunk + kScoreDims);
+
+// Narrow rows, `stride` bytes apart, to dense fp32.
+void Widen(const uint8_t* rows, int64_t stride, int64_t count, float* wide) {
+  static const auto values = [] {
+    std::array<float, 256> of_codes;
+    for (int code = 0; code < 256; ++code) of_codes[code] = FromE4m3(static_cast<uint8_t>(code));
+    return of_codes;
+  }();
+  for (int64_t i = 0; i < count; ++i) {
+    for (int x = 0; x < kScoreDims; ++x) wide[i * kScoreDims + x] = values[rows[i * stride + x]];
+  }
+}
 
 // One tile of queries of one head on its way through the keys that it sees. `start`: where the
 // document of its first query starts.
@@ -32,20 +48,21 @@ struct QueryTile {
 
 class KeyGroupGate {
  public:
-  KeyGroupGate(const TileMath& math, const TokenMajor<const float>& q, const KeyGroupGateStep& step)
+  KeyGroupGate(const TileMath& math, int heads, const KeyGroupGateStep& step)
       : math_(math),
-        q_(q),
+        heads_(heads),
+        tokens_(step.query_layout.local_tokens()),
         step_(step),
         budget_(step.budget()),
-        tiles_(TileCount(q.tokens, kGroupTile)) {}
+        tiles_(TileCount(tokens_, kGroupTile)) {}
 
-  // packed: PackTransposed of the head's keys. memory: kGroupTile * kChunk floats.
+  // packed: PackTransposed of the head's keys. memory: kGateFloats.
   void Choose(int head, int64_t index, const std::vector<float>& packed, float* memory) const {
     const int64_t begin = index * kGroupTile;
     const QueryTile tile = {
         .head = head,
         .index = index,
-        .rows = static_cast<int>(std::min<int64_t>(kGroupTile, q_.tokens - begin)),
+        .rows = static_cast<int>(std::min<int64_t>(kGroupTile, tokens_ - begin)),
         .first = step_.query_layout.Position(begin),
         .start = step_.document_starts == nullptr ? 0 : step_.document_starts[begin]};
     const int32_t kept = budget_.MostGroups(tile.first, tile.start);
@@ -58,15 +75,17 @@ class KeyGroupGate {
   std::vector<float> Scores(const QueryTile& tile, const std::vector<float>& packed,
                             float* memory) const {
     const int64_t groups = tile.end_group() - tile.first_group();
+    float* const queries = memory + int64_t{kGroupTile} * kChunk;
+    Widen(step_.queries + (tile.index * kGroupTile * heads_ + tile.head) * kScoreDims,
+          int64_t{heads_} * kScoreDims, tile.rows, queries);
     std::vector<float> of_row(tile.rows * groups, kNegativeInfinity);
     std::vector<float> top(tile.rows, kNegativeInfinity);
     for (int64_t begin = tile.start / kChunk * kChunk; begin < tile.first + tile.rows;
          begin += kChunk) {
       const int64_t keys = std::min<int64_t>(kChunk, tile.first + tile.rows - begin);
-      math_.gemm(tile.rows, static_cast<int>(RoundUp(keys, math_.panel)), q_.head_dim,
-                 q_.data + tile.index * kGroupTile * q_.token_stride + tile.head * q_.head_stride,
-                 q_.token_stride, 1, packed.data() + begin * q_.head_dim,
-                 int64_t{q_.head_dim} * math_.panel, memory, kChunk, false);
+      math_.gemm(tile.rows, static_cast<int>(RoundUp(keys, math_.panel)), kScoreDims, queries,
+                 kScoreDims, 1, packed.data() + begin * kScoreDims,
+                 int64_t{kScoreDims} * math_.panel, memory, kChunk, false);
       for (int i = 0; i < tile.rows; ++i) {
         const int64_t local = tile.index * kGroupTile + i;
         const int64_t start = step_.document_starts == nullptr ? 0 : step_.document_starts[local];
@@ -118,7 +137,7 @@ class KeyGroupGate {
     const int64_t row = tile.head * tiles_ + tile.index;
     int32_t place = 0;
     for (int32_t owner = 0; owner <= layout.ranks; ++owner) {
-      step_.bounds[owner * q_.heads * tiles_ + row] = place;
+      step_.bounds[owner * heads_ * tiles_ + row] = place;
       for (; place < std::ssize(of_owners) && of_owners[place].first == owner; ++place) {
         step_.groups[row * step_.capacity + place] = static_cast<int32_t>(of_owners[place].second);
       }
@@ -126,7 +145,8 @@ class KeyGroupGate {
   }
 
   const TileMath& math_;
-  const TokenMajor<const float>& q_;
+  const int heads_;
+  const int64_t tokens_;
   const KeyGroupGateStep& step_;
   const KeyGroupBudget budget_;
   const int64_t tiles_;
@@ -134,18 +154,19 @@ class KeyGroupGate {
 
 }  // namespace
 
-void ChooseKeyGroups(Engine& engine, const TokenMajor<const float>& q,
-                     const TokenMajor<const float>& k, const KeyGroupGateStep& step) {
+void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGateStep& step) {
   const TileMath& math = engine.math();
-  const KeyGroupGate gate(math, q, step);
-  const int64_t tiles = TileCount(q.tokens, kGroupTile), group = q.heads / k.heads;
-  std::vector<float> packed(RoundUp(k.tokens, math.panel) * k.head_dim);
-  for (int kv_head = 0; kv_head < k.heads; ++kv_head) {
-    PackTransposed(k.data + kv_head * k.head_stride, k.token_stride, static_cast<int>(k.tokens),
-                   k.head_dim, math.panel, packed.data());
+  const KeyGroupGate gate(math, heads, step);
+  const int64_t tokens = step.query_layout.tokens, group = heads / kv_heads,
+                tiles = TileCount(step.query_layout.local_tokens(), kGroupTile);
+  std::vector<float> wide(tokens * kScoreDims), packed(RoundUp(tokens, math.panel) * kScoreDims);
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    Widen(step.keys + kv_head * kScoreDims, int64_t{kv_heads} * kScoreDims, tokens, wide.data());
+    PackTransposed(wide.data(), kScoreDims, static_cast<int>(tokens), kScoreDims, math.panel,
+                   packed.data());
     engine.pool().For(group * tiles, [&](int64_t task, int worker) {
       gate.Choose(static_cast<int>(kv_head * group + task / tiles), task % tiles, packed,
-                  engine.worker_scratch(worker).Reserve(int64_t{kGroupTile} * kChunk));
+                  engine.worker_scratch(worker).Reserve(kGateFloats));
     });
   }
 }

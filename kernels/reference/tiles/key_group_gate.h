@@ -2,13 +2,11 @@
 #pragma once
 
 #include "kernels/reference/math/engine.h"
-#include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/block_choice.h"
 
 namespace ringleader::kernels::reference {
 
-// Takes the step. q: [n, heads, d], this rank's; k: [tokens, kv_heads, d], the whole sequence's.
-void ChooseKeyGroups(Engine& engine, const TokenMajor<const float>& q,
-                     const TokenMajor<const float>& k, const KeyGroupGateStep& step);
+// Takes the step.
+void ChooseKeyGroups(Engine& engine, int heads, int kv_heads, const KeyGroupGateStep& step);
 
 }  // namespace ringleader::kernels::reference

@@ -25,6 +25,40 @@ using testing::Tensor;
 
 constexpr double kTolerance = 1e-4;  // fp32 logits of up to 50
 
+struct NarrowRowPair {
+  std::vector<uint8_t> queries, keys;
+};
+
+// What the ranks of a sequence agree on.
+struct PickedRows {
+  PickedRows(Engine& engine, const Tensor& q, const Tensor& k)
+      : dims(k.heads * kScoreDims), inverses(2 * k.heads) {
+    std::vector<int64_t> energy(2 * k.heads * k.head_dim);
+    std::vector<float> largest(energy.size());
+    RunBlockStep(
+        engine, q.view(), k.view(),
+        DimEnergyStep{.tokens = q.tokens, .energy = energy.data(), .largest = largest.data()});
+    RunBlockStep(engine, q.view(), k.view(),
+                 PickDimsStep{.energy = energy.data(),
+                              .largest = largest.data(),
+                              .dims = dims.data(),
+                              .inverses = inverses.data()});
+  }
+  NarrowRowPair Narrow(Engine& engine, const Tensor& q, const Tensor& k) const {
+    NarrowRowPair rows{std::vector<uint8_t>(q.tokens * q.heads * kScoreDims),
+                       std::vector<uint8_t>(k.tokens * k.heads * kScoreDims)};
+    RunBlockStep(engine, q.view(), k.view(),
+                 NarrowRowsStep{.dims = dims.data(),
+                                .inverses = inverses.data(),
+                                .queries = rows.queries.data(),
+                                .keys = rows.keys.data()});
+    return rows;
+  }
+
+  std::vector<int32_t> dims;
+  std::vector<float> inverses;
+};
+
 struct Choice {
   std::vector<int32_t> groups, bounds;
   int32_t capacity = 0;
@@ -42,29 +76,36 @@ struct Choice {
 
 Choice Choose(const Tensor& q, const Tensor& k, KeyGroupGateStep step, const ShardLayout& layout,
               const std::vector<int32_t>& starts = {}, int threads = 2) {
-  const Tensor local = testing::Shard(q, layout), local_keys = testing::Shard(k, layout);
+  const Tensor local = testing::Shard(q, layout);
   const std::vector<int32_t> local_starts =
       starts.empty() ? starts : testing::ShardStarts(starts, layout);
+  const Tensor local_keys = testing::Shard(k, layout);
   const int64_t tiles = (local.tokens + kGroupTile - 1) / kGroupTile;
+  Engine engine(threads);
+  const PickedRows picked(engine, q, k);
+  const NarrowRowPair rows = picked.Narrow(engine, local, local_keys),
+                      of_sequence = picked.Narrow(engine, q, k);
   Choice choice;
   step.query_layout = layout;
   choice.capacity = std::max(1, step.budget().MostGroups(q.tokens - 1, 0));
   choice.groups.resize(q.heads * tiles * choice.capacity, -1);
   choice.bounds.resize((layout.ranks + 1) * q.heads * tiles, -1);
-  step.keys = layout.ranks == 1 ? nullptr : k.data.data();
+  step.queries = rows.queries.data();
+  step.keys = of_sequence.keys.data();
   step.document_starts = local_starts.empty() ? nullptr : local_starts.data();
   step.capacity = choice.capacity;
   step.groups = choice.groups.data();
   step.bounds = choice.bounds.data();
-  Engine engine(threads);
   RunBlockStep(engine, local.view(), local_keys.view(), step);
   return choice;
 }
 
 TEST(KeyGroupGateTest, IsTheOracles) {
   std::mt19937 random(3);
-  for (const int64_t tokens : {1024, 1001, 130, 64, 3}) {
-    const Tensor q = RandomTensor(tokens, 4, 64, random), k = RandomTensor(tokens, 2, 64, random);
+  for (const auto& [tokens, head_dim] :
+       {std::pair(1024, 128), {1024, 64}, {1001, 96}, {130, 32}, {64, 64}, {3, 128}}) {
+    const Tensor q = RandomTensor(tokens, 4, head_dim, random),
+                 k = RandomTensor(tokens, 2, head_dim, random);
     const std::vector<int32_t> documents =
         testing::DocumentStarts(tokens, testing::RandomDocuments(tokens, kGroupTile, random));
     for (const bool packed : {false, true}) {
@@ -87,7 +128,7 @@ TEST(KeyGroupGateTest, IsTheOracles) {
 
 TEST(KeyGroupGateTest, RanksChooseAsOneDoes) {
   std::mt19937 random(7);
-  const Tensor q = RandomTensor(1024, 2, 64, random), k = RandomTensor(1024, 1, 64, random);
+  const Tensor q = RandomTensor(1024, 2, 128, random), k = RandomTensor(1024, 1, 128, random);
   const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.3f, .budget_tokens = 2000};
   for (const std::vector<int32_t>& starts :
        {std::vector<int32_t>(), testing::DocumentStarts(1024, {0, 1, 203, 260, 700, 1000})}) {
@@ -144,16 +185,18 @@ TEST(KeyGroupGateTest, FindsAKeyThatOneQueryLooksFor) {
   EXPECT_TRUE(std::ranges::binary_search(row, 333 / 8));
 }
 
-// What is not a number is not preferred, and as many are kept.
+// What is not a number is not preferred, whichever dimension it is in, and as many are kept.
 TEST(KeyGroupGateTest, NotANumberIsTheWorst) {
   std::mt19937 random(9);
-  const Tensor q = RandomTensor(512, 1, 64, random);
-  Tensor k = RandomTensor(512, 1, 64, random);
-  for (int64_t j = 0; j < 200; ++j) k.at(j, 0, 3) = NAN;
-  const ShardLayout whole = {.tokens = 512};
-  const auto row = Choose(q, k, {.scale = 1.0f, .density = 0.3f}, whole).Row(whole, 1, 7);
-  ASSERT_EQ(std::ssize(row), KeyGroupBudgetOf(0.3f, 512).MostGroups(448, 0));
-  EXPECT_GE(row.front(), 200 / 8);
+  for (const auto& [head_dim, dim] : {std::pair(64, 3), {128, 3}, {128, 77}}) {
+    const Tensor q = RandomTensor(512, 1, head_dim, random);
+    Tensor k = RandomTensor(512, 1, head_dim, random);
+    for (int64_t j = 0; j < 200; ++j) k.at(j, 0, dim) = NAN;
+    const ShardLayout whole = {.tokens = 512};
+    const auto row = Choose(q, k, {.scale = 1.0f, .density = 0.3f}, whole).Row(whole, 1, 7);
+    ASSERT_EQ(std::ssize(row), KeyGroupBudgetOf(0.3f, 512).MostGroups(448, 0));
+    EXPECT_GE(row.front(), 200 / 8);
+  }
 }
 
 }  // namespace

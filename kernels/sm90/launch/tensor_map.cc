@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "kernels/sm90/launch/bytes_map.h"
 
 namespace ringleader::kernels::sm90 {
 namespace {
@@ -58,7 +59,8 @@ struct Dimension {
 template <typename T, size_t kDimensions>
 absl::StatusOr<CUtensorMap> Encode(const TokenMajor<T>& tensor, CUtensorMapDataType type,
                                    const Dimension (&dimensions)[kDimensions],
-                                   std::string_view name) {
+                                   std::string_view name,
+                                   CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   ASSIGN_OR_RETURN(const auto encode, EncodeFunction());
   cuuint64_t sizes[kDimensions], strides[kDimensions];
   cuuint32_t box[kDimensions], element_strides[kDimensions];
@@ -69,10 +71,10 @@ absl::StatusOr<CUtensorMap> Encode(const TokenMajor<T>& tensor, CUtensorMapDataT
     element_strides[i] = 1;
   }
   CUtensorMap map;
-  const CUresult result = encode(
-      &map, type, kDimensions, const_cast<void*>(static_cast<const void*>(tensor.data)), sizes,
-      strides + 1, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, type, kDimensions, const_cast<void*>(static_cast<const void*>(tensor.data)),
+             sizes, strides + 1, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: the driver refused a tensor map (CUresult %d) for %d tokens, %d heads, head_dim %d, "
@@ -109,6 +111,17 @@ absl::StatusOr<CUtensorMap> LoadMap(const TokenMajor<const __nv_bfloat16>& tenso
 absl::StatusOr<CUtensorMap> LoadBlockMap(const TokenMajor<const __nv_bfloat16>& tensor,
                                          int box_tokens, std::string_view name) {
   return EncodeTokens(tensor, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 1, box_tokens, name);
+}
+
+absl::StatusOr<CUtensorMap> LoadBytesMap(const TokenMajor<const uint8_t>& tensor, int box_tokens,
+                                         std::string_view name) {
+  RETURN_IF_ERROR(CheckTensor(tensor, 1, name));
+  return Encode(tensor, CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                {{64, 1, 64},
+                 {tensor.tokens, tensor.token_stride, box_tokens},
+                 {1, 64, 1},
+                 {tensor.heads, tensor.head_stride, 1}},
+                name, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 absl::StatusOr<CUtensorMap> LoadGroupMap(const TokenMajor<const __nv_bfloat16>& tensor,

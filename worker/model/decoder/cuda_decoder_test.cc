@@ -188,12 +188,20 @@ TEST_F(SmallModelTest, Fp8AgreesWithTheCpu) {
   const Result gpu = run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kFp8);
   EXPECT_NEAR(gpu.loss, plain.loss, 1e-3 * exact.loss);
   EXPECT_NEAR(gpu.loss, exact.loss, 3e-3 * exact.loss);
-  // A percent or so a product, and as much as fp8_test.cc finds on CPUs.
-  ExpectEqualBySlot(config, gpu.gradients, plain.gradients, 0.1);
-  ExpectEqualBySlot(config, gpu.gradients, exact.gradients, 0.2);
   const Result bf16 =
       run(*NewCudaTokenOps(), torch::kCUDA, torch::kBFloat16, Precision::kModelType);
   EXPECT_NE(gpu.loss, bf16.loss) << "nothing was cast";
+  for (const ParameterSlot& slot : MakeParameterLayout(config).slots) {
+    // A key's bias moves all logits of a query alike: its gradient is rounding, whoever computes
+    // it.
+    if (slot.name.find("k_proj.bias") != std::string::npos) continue;
+    const auto error = [&](const Result& result, const Result& expected) {
+      return RelativeError(result.gradients.narrow(0, slot.offset, slot.elements),
+                           expected.gradients.narrow(0, slot.offset, slot.elements));
+    };
+    EXPECT_LE(error(gpu, plain), 0.1) << slot.name;
+    EXPECT_LE(error(gpu, exact), 24 * error(bf16, exact)) << slot.name << ", as on CPUs";
+  }
 }
 
 TEST_F(SmallModelTest, RecomputingFp8DoesNotChangeABit) {

@@ -1,5 +1,7 @@
 #include "worker/model/testing/plain_token_ops.h"
 
+#include <tuple>
+
 namespace ringleader::model {
 namespace {
 
@@ -75,7 +77,11 @@ TokenOps::SwiGluGradient PlainTokenOps::SwiGluBackward(const Tensor& d_activatio
 ScaledRows PlainTokenOps::CastRows(const Tensor& x) const {
   const Tensor wide = x.to(torch::kDouble);
   const Tensor amax = wide.abs().amax(1, /*keepdim=*/true);  // NaN where the row has one
-  Tensor scales = torch::exp2((amax / 448).log2().ceil()).clamp_min(0x1p-126);
+  // amax = mantissa * power, 448 = 0.875 * 2^9. GPUs divide by a number by multiplying with its
+  // inverse, which rounds: nothing here divides but by what divides exactly.
+  const Tensor mantissa = std::get<0>(torch::frexp(amax));
+  Tensor scales = amax / mantissa * torch::where(mantissa > 0.875, 0x1p-8, 0x1p-9);
+  scales = scales.clamp_min(0x1p-126);
   scales = torch::where(amax == 0, 1.0, torch::where(amax.isfinite(), scales, amax * 0 / 0));
   return {.codes = (wide / scales).to(torch::kFloat).to(torch::kFloat8_e4m3fn),
           .scales = scales.to(torch::kFloat)};

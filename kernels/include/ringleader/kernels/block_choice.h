@@ -133,16 +133,60 @@ inline KeyGroupBudget KeyGroupBudgetOf(float density, int64_t tokens) {
   return {.rate = a * sqrt(static_cast<double>(tokens)) / kGroupKeys};
 }
 
+// Groups of keys are chosen by scores of kScoreDims dimensions in e4m3 (e4m3.h), which choose as
+// well as all of them in full and take a fraction of the time. Three steps make these rows:
+// energies, which ranks sum, say which dimensions matter; all ranks pick the same; and each narrows
+// its rows.
+inline constexpr int32_t kScoreDims = 64;  // bytes of a narrow row; zeros where a head has fewer
+
+// A square counts in units of 2^-kEnergyBits, rounded to the nearest, and no more than MostEnergy;
+// that of what is no finite number is 0. Sums of these integers are the same in any order.
+inline constexpr int32_t kEnergyBits = 24;
+// A power of two, so that the energies of `terms` values add up to less than 2^63.
+RINGLEADER_HOST_DEVICE inline float MostEnergy(int64_t terms) {
+  float most = 0x1p62f;
+  for (int64_t sum = 1; sum < terms; sum *= 2) most *= 0.5f;
+  return most;
+}
+
+// Of this rank's queries, summed over the query heads of a KV head, and of its keys. Both results
+// are [2, kv_heads, head_dim]: of queries, then of keys; ranks take the sum and the maximum.
+struct DimEnergyStep {
+  int64_t tokens = 0;         // of the sequence; at most 2^30
+  int64_t* energy = nullptr;  // sums of squares
+  float* largest = nullptr;   // magnitudes of what is finite
+};
+
+// The dimensions of a KV head are the kScoreDims of largest product of the energies of queries and
+// keys, both as doubles; ties go to the lower one. The scales of its queries and of its keys are
+// E4m3ScaleOf the largest of their magnitudes in these dimensions.
+struct PickDimsStep {
+  const int64_t* energy = nullptr;  // DimEnergyStep's, of all ranks
+  const float* largest = nullptr;
+  int32_t* dims = nullptr;    // [kv_heads, kScoreDims], ascending; -1 from head_dim on
+  float* inverses = nullptr;  // [2, kv_heads]: E4m3Scale's, of queries, then of keys
+};
+
+// This rank's rows in e4m3: the value of a picked dimension times the inverse of the scale, rounded
+// to the nearest, ties to even. A row that is not finite in any of its dimensions is NaN in all of
+// these.
+struct NarrowRowsStep {
+  const int32_t* dims = nullptr;  // PickDimsStep's
+  const float* inverses = nullptr;
+  uint8_t* queries = nullptr;  // [n, heads, kScoreDims]
+  uint8_t* keys = nullptr;     // [n, kv_heads, kScoreDims]
+};
+
 // Groups of kGroupKeys keys for tiles of 64 queries. The score of a group is the largest, over the
-// visible pairs of a query of the tile and a key of the group, of scale * q.k less the query's
-// largest such logit over all keys that it sees; a query with no visible pair in the group has no
-// say. Candidates are the groups that lie before the tile's first query and hold a key of its
-// document or of a later query's. The tile keeps those with the highest scores, ties to the lower
-// group in even heads, to the higher one in odd heads (TiesGoLate): as many as its budget
-// says, all candidates where there are fewer.
+// visible pairs of a query of the tile and a key of the group, of scale * q.k of their narrow rows
+// less the query's largest such product over all keys that it sees; a query with no visible pair in
+// the group has no say, nor has a pair whose product is NaN. Candidates are the groups that lie
+// before the tile's first query and hold a key of its document or of a later query's. The tile
+// keeps those with the highest scores, ties to the lower group in even heads, to the higher one in
+// odd heads (TiesGoLate): as many as its budget says, all candidates where there are fewer.
 struct KeyGroupGateStep {
-  // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
-  const void* keys = nullptr;
+  const uint8_t* queries = nullptr;  // [n, heads, kScoreDims]: NarrowRowsStep's
+  const uint8_t* keys = nullptr;     // [tokens, kv_heads, kScoreDims]: of the whole sequence
   ShardLayout query_layout = {};
   const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
   float scale = 0.0f;                        // of logits
@@ -169,7 +213,8 @@ RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
 }
 
 using BlockStep = std::variant<TileKeySumsStep, OrderTilesStep, MeanGateStep, QueryGateStep,
-                               PackKeysStep, AntidiagonalGateStep, KeyGroupGateStep, CountWorkStep,
-                               FindMoveStep, SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
+                               PackKeysStep, AntidiagonalGateStep, DimEnergyStep, PickDimsStep,
+                               NarrowRowsStep, KeyGroupGateStep, CountWorkStep, FindMoveStep,
+                               SumChoicesStep, MoveBudgetsStep, HoldMassStep>;
 
 }  // namespace ringleader::kernels

@@ -1,13 +1,14 @@
-// The products behind the choice of groups of keys, S^T = K Q^T. A CTA takes 256 queries of a head
-// and 128 keys at a time: a warp loads, each of two warpgroups multiplies the keys with 128 queries
-// of its own, which stay in shared memory. A thread thereby has the same 32 queries all along: it
-// keeps their maxima in registers; and a group of keys is eight rows of one warp, so that what is
-// left of its scores is four numbers to reduce for 64 x 128 pairs.
+// The products behind the choice of groups of keys, S^T = K Q^T of narrow rows (64 dimensions in
+// e4m3). A CTA takes 256 queries of a head and 256 keys at a time: a warp loads, each of two
+// warpgroups multiplies the keys with 128 queries of its own, which stay in shared memory. A thread
+// thereby has the same 32 queries all along: it keeps their maxima in registers; and a group of
+// keys is eight rows of one warp, so that what is left of its scores is four numbers to reduce for
+// 64 x 128 pairs.
 //
 // Two kernels share everything but what they do with the products, which are the same bits in both:
 // one leaves each query's largest, the other for each tile and group of keys how far, at the least,
-// a product lies below that (so the smallest is best; the positive scale of logits changes
-// nothing).
+// a product lies below that (so the smallest is best; the scales of rows and logits, positive and a
+// head's, change nothing).
 #pragma once
 
 #include <cuda.h>
@@ -19,10 +20,12 @@
 #include "kernels/sm90/ptx/sync.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/ptx/wgmma_e4m3.cuh"
 #include "kernels/sm90/warpgroup/fragment.cuh"
 #include "kernels/sm90/warpgroup/ring_cursor.cuh"
 #include "kernels/sm90/warpgroup/roles.cuh"
 #include "ringleader/kernels/attention.h"
+#include "ringleader/kernels/block_choice.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::kernels::index {
@@ -30,10 +33,11 @@ namespace ringleader::kernels::index {
 inline constexpr int kWarpgroupQueries = 2 * kGroupTile;
 inline constexpr int kBlockQueries = 2 * kWarpgroupQueries;  // of a CTA
 inline constexpr int kBlockTiles = kBlockQueries / kGroupTile;
-inline constexpr int kStageKeys = 128;
+inline constexpr int kStageKeys = 256;
+inline constexpr int kQuarterKeys = kStageKeys / 4;  // rows of a product
 inline constexpr int kStageGroups = kStageKeys / kGroupKeys;
 inline constexpr int kKeyStages = 4;
-inline constexpr int kChunkStages = 64;  // keys of an item of scores, in stages
+inline constexpr int kChunkStages = 32;  // keys of an item of scores, in stages
 inline constexpr int kProductThreads = 384;
 inline constexpr int kProductConsumerWarps = 8;
 
@@ -94,30 +98,26 @@ __device__ __forceinline__ void ForEachItem(const ProductParams& p, const Take& 
   }
 }
 
-// kHeadBlocks: of 64 elements in a head. Tiles are in the 128-byte swizzle, one block of columns
-// after the other.
-template <int kHeadBlocks>
+// Tiles are in the 64-byte swizzle.
 struct ProductShared {
-  static constexpr int kTileBytes = kHeadBlocks * kStageKeys * 128;  // of 128 queries or keys
-  static constexpr int kColumnBlockBytes = kStageKeys * 128;
-  alignas(1024) unsigned char q[2][kTileBytes];
-  alignas(1024) unsigned char k[kKeyStages][kTileBytes];
+  static constexpr int kQueryBytes = kWarpgroupQueries * kScoreDims;
+  static constexpr int kKeyBytes = kStageKeys * kScoreDims;
+  alignas(1024) unsigned char q[2][kQueryBytes];
+  alignas(1024) unsigned char k[kKeyStages][kKeyBytes];
   float warp_max[2][4][kWarpgroupQueries];
   sm90::ptx::Mbarrier q_full, q_empty;
   sm90::ptx::Mbarrier full[kKeyStages], empty[kKeyStages];
 };
 
-template <bool kScores, int kHeadBlocks>
+template <bool kScores>
 __device__ __forceinline__ void ProduceTiles(const ProductParams& p, const CUtensorMap* query_map,
-                                             const CUtensorMap* key_map,
-                                             ProductShared<kHeadBlocks>& shared) {
+                                             const CUtensorMap* key_map, ProductShared& shared) {
   namespace ptx = sm90::ptx;
-  constexpr int kTileBytes = ProductShared<kHeadBlocks>::kTileBytes;
   sm90::RingCursor<kKeyStages> cursor;
   sm90::RingCursor<1> q_cursor;
   ForEachItem<kScores>(p, [&](const ProductItem& item) {
     ptx::MbarrierWait(&shared.q_empty, q_cursor.lap ^ 1);
-    ptx::MbarrierArriveExpect(&shared.q_full, 2 * kTileBytes);
+    ptx::MbarrierArriveExpect(&shared.q_full, 2 * ProductShared::kQueryBytes);
     for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
       ptx::TmaLoadTile(shared.q[warpgroup], query_map, &shared.q_full,
                        item.block * kBlockQueries + warpgroup * kWarpgroupQueries, item.head);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void ProduceTiles(const ProductParams& p, const CUten
     for (int stage = item.begin; stage < item.end; ++stage) {
       const int slot = cursor.index;
       ptx::MbarrierWait(&shared.empty[slot], cursor.lap ^ 1);
-      ptx::MbarrierArriveExpect(&shared.full[slot], kTileBytes);
+      ptx::MbarrierArriveExpect(&shared.full[slot], ProductShared::kKeyBytes);
       ptx::TmaLoadTile(shared.k[slot], key_map, &shared.full[slot], stage * kStageKeys,
                        item.head / p.group);
       cursor.Advance();
@@ -139,50 +139,54 @@ __device__ __forceinline__ void ArriveOnce(sm90::ptx::Mbarrier* barrier) {
   if (threadIdx.x % 32 == 0) sm90::ptx::MbarrierArrive(barrier);
 }
 
-// Starts the products of half the keys of a stage with a warpgroup's queries.
-template <int kHeadBlocks>
-__device__ __forceinline__ void StartProducts(const ProductShared<kHeadBlocks>& shared, int slot,
-                                              int half, int warpgroup, float (&products)[64]) {
+// Starts the products of a quarter of the keys of a stage with a warpgroup's queries.
+__device__ __forceinline__ void StartProducts(const ProductShared& shared, int slot, int quarter,
+                                              int warpgroup, float (&products)[64]) {
   namespace ptx = sm90::ptx;
-  constexpr int kColumnBlockBytes = ProductShared<kHeadBlocks>::kColumnBlockBytes;
-  const uint64_t keys = ptx::OperandDescriptor(shared.k[slot] + half * (64 * 128));
-  const uint64_t queries = ptx::OperandDescriptor(shared.q[warpgroup]);
+  const uint64_t keys =
+      ptx::BytesDescriptor(shared.k[slot] + quarter * (kQuarterKeys * kScoreDims));
+  const uint64_t queries = ptx::BytesDescriptor(shared.q[warpgroup]);
   ptx::WgmmaFence();
 #pragma unroll
-  for (int block = 0; block < kHeadBlocks; ++block) {
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {  // 16 columns: 32 bytes
-      const int offset = block * kColumnBlockBytes + part * 32;
-      ptx::Wgmma<128>::SharedShared(products, ptx::DescriptorAdvance(keys, offset),
-                                    ptx::DescriptorAdvance(queries, offset), block > 0 || part > 0);
-    }
+  for (int first = 0; first < kScoreDims; first += 32) {
+    ptx::WgmmaE4m3(products, ptx::DescriptorAdvance(keys, first),
+                   ptx::DescriptorAdvance(queries, first), first > 0);
   }
   ptx::WgmmaCommit();
 }
 
 // Hands the products with 64 keys from `key` on to absorb(key, products), for all keys of an item.
-// The lower half of a stage is absorbed while the upper one is multiplied, and that while the other
-// warpgroup has the tensor cores.
-template <int kHeadBlocks, typename Absorb>
-__device__ __forceinline__ void ForEachProducts(ProductShared<kHeadBlocks>& shared,
-                                                const ProductItem& item, int warpgroup,
-                                                sm90::RingCursor<kKeyStages>& cursor,
+// A quarter of a stage is absorbed while the next one is multiplied, and the last one while the
+// other warpgroup has the tensor cores: the compiler lets no product run on into the next turn.
+template <typename Absorb>
+__device__ __forceinline__ void ForEachProducts(ProductShared& shared, const ProductItem& item,
+                                                int warpgroup, sm90::RingCursor<kKeyStages>& cursor,
                                                 const Absorb& absorb) {
   namespace ptx = sm90::ptx;
-  float low[64], high[64];
+  float even[64], odd[64];
   for (int stage = item.begin; stage < item.end; ++stage) {
-    const int slot = cursor.index;
+    const int slot = cursor.index, key = stage * kStageKeys;
     ptx::MbarrierWait(&shared.full[slot], cursor.lap);
-    StartProducts(shared, slot, 0, warpgroup, low);
-    StartProducts(shared, slot, 1, warpgroup, high);
+    StartProducts(shared, slot, 0, warpgroup, even);
+    StartProducts(shared, slot, 1, warpgroup, odd);
     ptx::WgmmaWait<1>();
-    ptx::PinRegisters(low);
-    absorb(stage * kStageKeys, low);
+    ptx::PinRegisters(even);
+    absorb(key, even);
+    ptx::PinRegisters(even);
+    StartProducts(shared, slot, 2, warpgroup, even);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(odd);
+    absorb(key + kQuarterKeys, odd);
+    ptx::PinRegisters(odd);
+    StartProducts(shared, slot, 3, warpgroup, odd);
+    ptx::WgmmaWait<1>();
+    ptx::PinRegisters(even);
+    absorb(key + 2 * kQuarterKeys, even);
     ptx::WgmmaWait<0>();
-    ptx::PinRegisters(high);
+    ptx::PinRegisters(odd);
     ArriveOnce(&shared.empty[slot]);
     cursor.Advance();
-    absorb(stage * kStageKeys + 64, high);
+    absorb(key + 3 * kQuarterKeys, odd);
   }
 }
 
@@ -248,10 +252,8 @@ __device__ __forceinline__ void AbsorbMaxima(const ProductQueries& queries, int 
 }
 
 // Puts the maxima of all threads of a warpgroup together.
-template <int kHeadBlocks>
 __device__ __forceinline__ void StoreMaxima(const ProductQueries& queries, int head, int warpgroup,
-                                            ProductShared<kHeadBlocks>& shared,
-                                            const float (&maxima)[32]) {
+                                            ProductShared& shared, const float (&maxima)[32]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   auto& warp_max = shared.warp_max[warpgroup];
 #pragma unroll
@@ -276,24 +278,28 @@ __device__ __forceinline__ void StoreMaxima(const ProductQueries& queries, int h
 }
 
 // Leaves the scores of the eight groups from `key` on for both tiles. Queries see all keys of a
-// candidate group but those before their documents.
+// candidate group but those before their documents. Distances, which are not negative, compare as
+// their bits do; NaN is larger than all. Of bits three have their minimum in one instruction.
 __device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
                                                  uint32_t* const rows[2], int key,
                                                  const float (&products)[64],
                                                  const float (&maxima)[32]) {
-  float nearest[2][2];  // tile, row half
+  constexpr uint32_t kInfinity = 0x7F800000u;
+  uint32_t nearest[2][2] = {{kInfinity, kInfinity}, {kInfinity, kInfinity}};  // tile, row half
+  // Of the `row`-th row half and the thread's i-th query.
+  const auto distance = [&](int i, int row) {
+    return __float_as_uint(maxima[i] - products[i / 2 * 4 + row * 2 + i % 2]);
+  };
   const bool all_visible = key >= queries.last_start;
   const int own_key = key + sm90::FragmentRow();
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) nearest[tile][row] = INFINITY;
-  }
   if (all_visible) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      float& distance = nearest[i / 32][i / 2 % 2];
-      distance = fminf(distance, maxima[i / 4 * 2 + i % 2] - products[i]);
+    for (int i = 0; i < 32; i += 2) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        uint32_t& of_group = nearest[i / 16][row];
+        of_group = __vimin3_u32(of_group, distance(i, row), distance(i + 1, row));
+      }
     }
   } else {
 #pragma unroll
@@ -302,8 +308,7 @@ __device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         if (own_key + 8 * row < start) continue;
-        float& distance = nearest[i / 16][row];
-        distance = fminf(distance, maxima[i] - products[i / 2 * 4 + row * 2 + i % 2]);
+        nearest[i / 16][row] = min(nearest[i / 16][row], distance(i, row));
       }
     }
   }
@@ -311,8 +316,8 @@ __device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     uint2 of_groups;
-    of_groups.x = __reduce_min_sync(0xFFFFFFFFu, __float_as_uint(nearest[tile][0]));
-    of_groups.y = __reduce_min_sync(0xFFFFFFFFu, __float_as_uint(nearest[tile][1]));
+    of_groups.x = __reduce_min_sync(0xFFFFFFFFu, nearest[tile][0]);
+    of_groups.y = __reduce_min_sync(0xFFFFFFFFu, nearest[tile][1]);
     if (lane == tile && rows[tile] != nullptr) {
       const int group = (key + static_cast<int>(threadIdx.x) / 32 % 4 * 16) / kGroupKeys;
       *reinterpret_cast<uint2*>(rows[tile] + group) = of_groups;
@@ -320,9 +325,9 @@ __device__ __forceinline__ void StoreGroupScores(const ProductQueries& queries,
   }
 }
 
-template <bool kScores, int kHeadBlocks>
+template <bool kScores>
 __device__ __forceinline__ void ConsumeTiles(const ProductParams& p, int warpgroup,
-                                             ProductShared<kHeadBlocks>& shared) {
+                                             ProductShared& shared) {
   sm90::RingCursor<kKeyStages> cursor;
   sm90::RingCursor<1> q_cursor;
   ForEachItem<kScores>(p, [&](const ProductItem& item) {
@@ -363,12 +368,12 @@ __device__ __forceinline__ void ConsumeTiles(const ProductParams& p, int warpgro
   });
 }
 
-template <bool kScores, int kHeadBlocks>
+template <bool kScores>
 __global__ void __launch_bounds__(kProductThreads, 1)
     ProductKernel(const ProductParams p, const __grid_constant__ CUtensorMap query_map,
                   const __grid_constant__ CUtensorMap key_map) {
   extern __shared__ __align__(1024) unsigned char smem[];
-  auto& shared = *reinterpret_cast<ProductShared<kHeadBlocks>*>(smem);
+  auto& shared = *reinterpret_cast<ProductShared*>(smem);
   if (threadIdx.x == 0) {
     sm90::ptx::MbarrierInit(&shared.q_full, 1);
     sm90::ptx::MbarrierInit(&shared.q_empty, kProductConsumerWarps);

@@ -3,11 +3,11 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "kernels/fused/cuda_status.h"
-#include "kernels/index/gates/key_group_scores.cuh"
-#include "kernels/index/gates/key_groups.h"
+#include "kernels/index/groups/key_group_scores.cuh"
+#include "kernels/index/groups/key_groups.h"
 #include "kernels/index/threshold.cuh"
 #include "kernels/sm90/hopper.h"
-#include "kernels/sm90/launch/tensor_map.h"
+#include "kernels/sm90/launch/bytes_map.h"
 #include "ringleader/kernels/index.h"
 
 namespace ringleader::kernels::index {
@@ -141,14 +141,15 @@ struct Slabs {
   size_t max_bytes = 0, score_bytes = 0;
 };
 
-Slabs SlabsOf(const TokenMajor<const __nv_bfloat16>& q, const KeyGroupGateStep& step) {
+Slabs SlabsOf(int heads, const KeyGroupGateStep& step) {
+  const int64_t queries = step.query_layout.local_tokens();
   Slabs slabs;
   slabs.row_groups = (step.query_layout.tokens + kStageKeys - 1) / kStageKeys * kStageGroups;
-  slabs.blocks = (q.tokens + kBlockQueries - 1) / kBlockQueries;
-  const size_t block_bytes = sizeof(uint32_t) * slabs.row_groups * kBlockTiles * q.heads;
+  slabs.blocks = (queries + kBlockQueries - 1) / kBlockQueries;
+  const size_t block_bytes = sizeof(uint32_t) * slabs.row_groups * kBlockTiles * heads;
   slabs.blocks_at_once = std::clamp<int64_t>(
       static_cast<int64_t>(kKeyGroupWorkspaceBytes / block_bytes), 1, slabs.blocks);
-  slabs.max_bytes = (sizeof(float) * q.heads * q.tokens + 15) / 16 * 16;
+  slabs.max_bytes = (sizeof(float) * heads * queries + 15) / 16 * 16;
   slabs.score_bytes = block_bytes * slabs.blocks_at_once;
   return slabs;
 }
@@ -162,12 +163,7 @@ absl::Status CheckLayout(const ShardLayout& layout) {
                    kGroupTile);
 }
 
-absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
-                   const TokenMajor<const __nv_bfloat16>& k, const KeyGroupGateStep& step) {
-  if (q.head_dim != 64 && q.head_dim != 128) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("ChooseKeyGroups: head_dim is %d; 64 and 128 are supported", q.head_dim));
-  }
+absl::Status Check(int heads, int kv_heads, const KeyGroupGateStep& step) {
   if (!(step.scale > 0.0f)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("ChooseKeyGroups: scale is %g; it must be above 0", step.scale));
@@ -177,15 +173,10 @@ absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
         "ChooseKeyGroups: density is %g; it must be above 0 and at most 1", step.density));
   }
   const int64_t tokens = step.query_layout.tokens;
-  RETURN_IF_ERROR(CheckSize(k.head_dim, "ChooseKeyGroups: head_dim of k", q.head_dim, q.head_dim));
-  RETURN_IF_ERROR(CheckSize(k.heads, "ChooseKeyGroups: heads of k", 1, 65535));
-  RETURN_IF_ERROR(CheckSize(q.heads, "ChooseKeyGroups: heads of q", k.heads, 65535, k.heads));
+  RETURN_IF_ERROR(CheckSize(kv_heads, "ChooseKeyGroups: heads of k", 1, 65535));
+  RETURN_IF_ERROR(CheckSize(heads, "ChooseKeyGroups: heads of q", kv_heads, 65535, kv_heads));
   RETURN_IF_ERROR(CheckSize(tokens, "ChooseKeyGroups: tokens of the sequence", 1, 1 << 30));
   RETURN_IF_ERROR(CheckLayout(step.query_layout));
-  RETURN_IF_ERROR(CheckSize(q.tokens, "ChooseKeyGroups: tokens of q (of the layout's rank)",
-                            step.query_layout.local_tokens(), step.query_layout.local_tokens()));
-  RETURN_IF_ERROR(
-      CheckSize(k.tokens, "ChooseKeyGroups: tokens of k (of the sequence)", tokens, tokens));
   const int64_t last_tile = (tokens - 1) / kGroupTile * kGroupTile;
   RETURN_IF_ERROR(CheckSize(step.capacity, "ChooseKeyGroups: capacity",
                             step.budget().MostGroups(last_tile, 0), INT32_MAX));
@@ -197,7 +188,7 @@ absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
 
 using Kernel = void (*)(ProductParams, CUtensorMap, CUtensorMap);
 
-absl::Status LaunchProducts(Kernel kernel, int head_dim, const ProductParams& params,
+absl::Status LaunchProducts(Kernel kernel, const ProductParams& params,
                             const CUtensorMap& query_map, const CUtensorMap& key_map,
                             cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
@@ -205,62 +196,65 @@ absl::Status LaunchProducts(Kernel kernel, int head_dim, const ProductParams& pa
   RETURN_IF_CUDA_ERROR(
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
       "ChooseKeyGroups");
-  const int bytes = head_dim == 64 ? sizeof(ProductShared<1>) : sizeof(ProductShared<2>);
+  constexpr int kBytes = sizeof(ProductShared);
   RETURN_IF_CUDA_ERROR(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
       "ChooseKeyGroups");
-  kernel<<<multiprocessors, kProductThreads, bytes, stream>>>(params, query_map, key_map);
+  kernel<<<multiprocessors, kProductThreads, kBytes, stream>>>(params, query_map, key_map);
   RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: products");
   return absl::OkStatus();
 }
 
 }  // namespace
 
-size_t KeyGroupWorkspaceBytes(const TokenMajor<const __nv_bfloat16>& q,
-                              const KeyGroupGateStep& step) {
-  const Slabs slabs = SlabsOf(q, step);
+size_t KeyGroupWorkspaceBytes(int heads, const KeyGroupGateStep& step) {
+  const Slabs slabs = SlabsOf(heads, step);
   return slabs.max_bytes + slabs.score_bytes;
 }
 
-absl::Status ChooseKeyGroups(const TokenMajor<const __nv_bfloat16>& q,
-                             const TokenMajor<const __nv_bfloat16>& k, const KeyGroupGateStep& step,
-                             void* workspace, cudaStream_t stream) {
+absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& step, void* workspace,
+                             cudaStream_t stream) {
   constexpr char kName[] = "ChooseKeyGroups";
-  RETURN_IF_ERROR(Check(q, k, step));
+  RETURN_IF_ERROR(Check(heads, kv_heads, step));
   RETURN_IF_ERROR(CheckPointer(workspace, "ChooseKeyGroups: workspace"));
   RETURN_IF_ERROR(sm90::CheckHopper());
-  ASSIGN_OR_RETURN(const CUtensorMap query_map, sm90::LoadMap(q, kWarpgroupQueries, kName));
-  ASSIGN_OR_RETURN(const CUtensorMap key_map, sm90::LoadMap(k, kStageKeys, kName));
-  const Slabs slabs = SlabsOf(q, step);
-  const int64_t stages = (k.tokens + kStageKeys - 1) / kStageKeys;
+  const auto rows = [](const uint8_t* data, int64_t tokens, int heads) {
+    return TokenMajor<const uint8_t>{
+        data, tokens, heads, kScoreDims, int64_t{heads} * kScoreDims, kScoreDims};
+  };
+  const int64_t queries = step.query_layout.local_tokens(), tokens = step.query_layout.tokens;
+  ASSIGN_OR_RETURN(
+      const CUtensorMap query_map,
+      sm90::LoadBytesMap(rows(step.queries, queries, heads), kWarpgroupQueries, kName));
+  ASSIGN_OR_RETURN(const CUtensorMap key_map,
+                   sm90::LoadBytesMap(rows(step.keys, tokens, kv_heads), kStageKeys, kName));
+  const Slabs slabs = SlabsOf(heads, step);
+  const int64_t stages = (tokens + kStageKeys - 1) / kStageKeys;
   ProductParams params = {
       .layout = step.query_layout,
       .document_starts = step.document_starts,
-      .queries = q.tokens,
-      .heads = q.heads,
-      .group = q.heads / k.heads,
+      .queries = queries,
+      .heads = heads,
+      .group = heads / kv_heads,
       .blocks = static_cast<int>(slabs.blocks),
       .row_max = static_cast<float*>(workspace),
       .scores = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
       .row_groups = slabs.row_groups};
-  const auto query_tiles = static_cast<int>((q.tokens + kGroupTile - 1) / kGroupTile);
+  const auto query_tiles = static_cast<int>((queries + kGroupTile - 1) / kGroupTile);
   const KeepParams keep = {.budget = step.budget(),
                            .capacity = step.capacity,
                            .query_tiles = query_tiles,
                            .groups = step.groups,
                            .bounds = step.bounds};
-  const bool narrow = q.head_dim == 64;
-  RETURN_IF_ERROR(LaunchProducts(narrow ? ProductKernel<false, 1> : ProductKernel<false, 2>,
-                                 q.head_dim, params, query_map, key_map, stream));
+  RETURN_IF_ERROR(LaunchProducts(ProductKernel<false>, params, query_map, key_map, stream));
   params.chunks = static_cast<int>((stages + kChunkStages - 1) / kChunkStages);
   for (int64_t block = 0; block < slabs.blocks; block += slabs.blocks_at_once) {
     params.first_block = static_cast<int>(block);
     params.blocks = static_cast<int>(std::min(slabs.blocks_at_once, slabs.blocks - block));
-    RETURN_IF_ERROR(LaunchProducts(narrow ? ProductKernel<true, 1> : ProductKernel<true, 2>,
-                                   q.head_dim, params, query_map, key_map, stream));
+    RETURN_IF_ERROR(LaunchProducts(ProductKernel<true>, params, query_map, key_map, stream));
     const int tiles =
         std::min(params.blocks * kBlockTiles, query_tiles - params.first_block * kBlockTiles);
-    KeepGroupsKernel<<<dim3(tiles, q.heads), kKeepThreads, 0, stream>>>(params, keep);
+    KeepGroupsKernel<<<dim3(tiles, heads), kKeepThreads, 0, stream>>>(params, keep);
     RETURN_IF_CUDA_ERROR(cudaGetLastError(), "ChooseKeyGroups: keep");
   }
   return absl::OkStatus();

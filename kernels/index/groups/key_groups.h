@@ -1,0 +1,31 @@
+// The choice of groups of 8 keys by the best pair of each, on the device: KeyGroupGateStep says
+// what it is. Equal on any number of ranks, bit for bit. The tensor cores sum products in e4m3 to
+// 14 significant bits (WgmmaE4m3), so that groups may come in another order than with the CPU
+// engine where their scores lie that close.
+//
+// Products of all visible pairs are computed twice, once for each query's largest and once for the
+// scores: of n local queries that see m keys each, 4 * n * m * heads * 64 operations of the tensor
+// cores in e4m3. At 131,072 tokens on one rank with 16 heads these are 3.5e13, 18 ms of an H200.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "ringleader/kernels/block_choice.h"
+
+namespace ringleader::kernels::index {
+
+// Tiles of queries are scored some at a time, so that no more memory than this is taken for scores
+// unless four tiles of all heads take more: with 16 heads from 8M tokens on.
+inline constexpr size_t kKeyGroupWorkspaceBytes = size_t{256} << 20;
+
+size_t KeyGroupWorkspaceBytes(int heads, const KeyGroupGateStep& step);
+
+// `workspace` is aligned to 16 bytes. With several ranks, what the layout deals out is in chunks of
+// a multiple of 64 tokens.
+absl::Status ChooseKeyGroups(int heads, int kv_heads, const KeyGroupGateStep& step, void* workspace,
+                             cudaStream_t stream);
+
+}  // namespace ringleader::kernels::index
