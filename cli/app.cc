@@ -16,12 +16,13 @@ namespace ringleader::cli {
 namespace {
 
 constexpr char kFooter[] = R"(
-The coordinator's address is taken from --address, RINGLEADER_ADDRESS, the configuration file
-(~/.config/ringleader/config.yaml), or is 127.0.0.1:7070.
+The coordinator's address is taken from --address, RINGLEADER_ADDRESS, the
+configuration file (~/.config/ringleader/config.yaml), or is 127.0.0.1:7070.
 
-Exit codes: 0 done; 1 the followed job failed; 2 it was cancelled; 64 a mistake in the command line
-or job file; 66 no such file, job or node; 69 no coordinator answers; 70 internal; 75 not possible in
-this state, or a name is taken; 77 not allowed, or a TLS mismatch.)";
+Exit codes: 0 done; 1 the followed job failed; 2 it was cancelled; 64 a mistake
+in the command line or job file; 66 no such file, job or node; 69 no coordinator
+answers; 70 internal; 75 not possible in this state, or a name is taken; 77 not
+allowed, or a TLS mismatch.)";
 
 void AddGlobalFlags(CLI::App& app, Context* context) {
   app.add_option("--address", context->address, "the coordinator, host:port");

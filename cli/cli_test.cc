@@ -348,6 +348,8 @@ TEST_F(CliTest, CompletionKnowsEveryVerb) {
       EXPECT_THAT(result.out, HasSubstr(verb)) << shell;
     }
     EXPECT_THAT(result.out, HasSubstr("follow"));
+    EXPECT_THAT(result.out, HasSubstr("training.steps="));
+    EXPECT_THAT(result.out, HasSubstr("ringctl --retry-for 0 -o name"));
   }
   EXPECT_EQ(Run({"completion", "tcsh"}).code, kUsage);
 }

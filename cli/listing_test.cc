@@ -52,8 +52,8 @@ TEST_F(CliTest, ListShowsOwnersWhereThereAreSomeAndFiltersByThem) {
 }
 
 TEST_F(CliTest, OnATerminalReasonsAreCutAtItsWidthAndNowhereElse) {
-  AddJob("a", v1::Job::PENDING)
-      .set_state_reason("needs 16 trainers; 9 free on 3 nodes, of which ünï are drained");
+  v1::Job& job = AddJob("a", v1::Job::PENDING);
+  job.set_state_reason("needs 16 trainers; 9 free on 3 nodes, of which ünï are drained");
   const auto row = [&](int columns) {
     const std::string out = Run({"list"}, columns).out;
     return out.substr(out.find('\n') + 1);
@@ -65,6 +65,13 @@ TEST_F(CliTest, OnATerminalReasonsAreCutAtItsWidthAndNowhereElse) {
   EXPECT_EQ(row(98), before + "needs 16 trainers; 9 free on 3 nodes, of which ünï…\n");
   EXPECT_EQ(row(40), before + "needs 16 …\n");
   EXPECT_EQ(row(1), row(40));
+  // What takes two columns, what takes none, and what is no text at all.
+  job.set_state_reason("节点正在等待更多的训练器");
+  EXPECT_EQ(row(80), before + "节点正在等待更多的训练器\n");
+  EXPECT_EQ(row(64), before + "节点正在等待更多…\n");
+  EXPECT_EQ(row(65), before + "节点正在等待更多…\n");
+  job.set_state_reason("aa\u0301aa\u0301aa\u0301aa\u0301aa\u0301aa\u0301");
+  EXPECT_EQ(row(60), before + "aa\u0301aa\u0301aa\u0301aa\u0301aa\u0301aa\u0301\n");
   v1::Node& node = coordinator_.nodes.emplace_back();
   node.set_name("nodes/a");
   node.set_state_reason(std::string(500, 'x'));

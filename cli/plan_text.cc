@@ -15,6 +15,8 @@ namespace {
 
 // Dense bf16 products of an H100 or H200, a second (NVIDIA's data sheets).
 constexpr double kHopperFlops = 989e12;
+// Less is what rounding leaves of sums that are even.
+constexpr double kNothingSeconds = 1e-9;
 
 // What the model itself takes for a step; what is computed again does not count.
 std::string Arithmetic(const v1::Prediction& p, const v1::ResourcesSpec& resources) {
@@ -46,7 +48,8 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
                                                 {"ring", RingText(plan)}};
   if (plan.has_prediction()) {
     const v1::Prediction& p = plan.prediction();
-    const auto share = [&](double seconds) {
+    const auto share = [&](double exact) {
+      const double seconds = exact < kNothingSeconds ? 0 : exact;
       return absl::StrFormat("%.4g s (%s of the step)", seconds,
                              FormatPercent(p.step_seconds() > 0 ? seconds / p.step_seconds() : 0));
     };

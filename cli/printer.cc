@@ -1,10 +1,13 @@
 #include "cli/printer.h"
 
 #include <google/protobuf/util/json_util.h>
+#include <locale.h>
+#include <wchar.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cwchar>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -117,14 +120,33 @@ namespace {
 // What stays of a cell that is cut, so that something can be read.
 constexpr int kLeastColumns = 10;
 
-bool Continues(char byte) {
-  return (byte & 0xc0) == 0x80;
+// The bytes of the character at text[begin], and the columns that it takes on a terminal: two for
+// those of East Asia, none for accents that go with the one before.
+struct Character {
+  size_t bytes = 1;
+  int columns = 1;
+};
+Character CharacterAt(const std::string& text, size_t begin) {
+  // glibc has it for any locale whose texts are UTF-8.
+  static const locale_t kUtf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
+  const locale_t before = uselocale(kUtf8);
+  wchar_t character = 0;
+  std::mbstate_t state{};
+  const size_t bytes = std::mbrtowc(&character, &text[begin], text.size() - begin, &state);
+  const int columns = wcwidth(character);
+  uselocale(before);
+  const bool is_one = bytes > 0 && bytes <= text.size() - begin;
+  return {.bytes = is_one ? bytes : 1, .columns = is_one && columns >= 0 ? columns : 1};
 }
 
-// Columns on a terminal: one for every code point that is not a continuation of the one before.
 int Width(const std::string& text) {
-  return static_cast<int>(
-      std::count_if(text.begin(), text.end(), [](char c) { return !Continues(c); }));
+  int columns = 0;
+  for (size_t at = 0; at < text.size();) {
+    const Character character = CharacterAt(text, at);
+    columns += character.columns;
+    at += character.bytes;
+  }
+  return columns;
 }
 
 }  // namespace
@@ -132,8 +154,11 @@ int Width(const std::string& text) {
 std::string CutToWidth(const std::string& text, int columns) {
   if (Width(text) <= columns) return text;
   size_t end = 0;
-  for (int left = columns; end < text.size(); ++end) {
-    if (!Continues(text[end]) && --left <= 0) break;
+  for (int left = columns - 1; end < text.size();) {  // one is the ellipsis's
+    const Character character = CharacterAt(text, end);
+    left -= character.columns;
+    if (left < 0) break;
+    end += character.bytes;
   }
   return text.substr(0, end) + (columns > 0 ? "…" : "");
 }

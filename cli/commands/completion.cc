@@ -56,20 +56,17 @@ std::map<std::string, Verb> VerbsOf(CLI::App& root) {
   return verbs;
 }
 
-// Words by verb, as the arms of a shell's case.
-std::string CaseArms(const std::map<std::string, Verb>& verbs) {
+// Words by verb, and verbs where there is none, put into `variable` by the arms of a shell's case.
+std::string CaseArms(const std::map<std::string, Verb>& verbs, const std::string& variable) {
   std::string arms;
-  for (const auto& [name, verb] : verbs) {
-    absl::StrAppend(&arms, "    ", name, ") words='", absl::StrJoin(verb.flags, " "), "' ;;\n");
-  }
-  return arms;
-}
-
-std::vector<std::string> Names(const std::map<std::string, Verb>& verbs) {
   std::vector<std::string> names;
-  names.reserve(verbs.size());
-  for (const auto& [name, verb] : verbs) names.push_back(name);
-  return names;
+  for (const auto& [name, verb] : verbs) {
+    names.push_back(name);
+    absl::StrAppend(&arms, "    ", name, ") ", variable, "='", absl::StrJoin(verb.flags, " "),
+                    "' ;;\n");
+  }
+  absl::StrAppend(&arms, "    *) ", variable, "='", absl::StrJoin(names, " "), "' ;;\n");
+  return arms;
 }
 
 // Verbs whose argument is a `what`, as the pattern of a shell's case.
@@ -103,8 +100,7 @@ std::string Bash(const std::map<std::string, Verb>& verbs) {
       "    return\n"
       "  fi\n"
       "  case $verb in\n",
-      CaseArms(verbs), "    *) words='", absl::StrJoin(Names(verbs), " "),
-      "' ;;\n"
+      CaseArms(verbs, "words"),
       "  esac\n"
       "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
       "  [[ $current == -* ]] && return\n"
@@ -130,15 +126,27 @@ std::string Zsh(const std::map<std::string, Verb>& verbs) {
       "#compdef ringctl\n"
       "# ringctl completion for zsh: ringctl completion zsh > \"${fpath[1]}/_ringctl\"\n"
       "_ringctl() {\n"
-      "  local verb=${words[2]} words_\n"
-      "  ((CURRENT == 2)) && verb=\n"
-      "  local words=''\n"
+      "  local verb= choice= ask=\n"
+      "  ((CURRENT > 2)) && verb=${words[2]}\n"
+      "  if [[ ${words[CURRENT - 1]} == --set ]]; then\n"
+      "    choice='",
+      FieldPaths(),
+      "'\n"
+      "    compadd -S '' -- ${=choice}\n"
+      "    return\n"
+      "  fi\n"
       "  case $verb in\n",
-      CaseArms(verbs), "    *) words='", absl::StrJoin(Names(verbs), " "),
-      "' ;;\n"
+      CaseArms(verbs, "choice"),
       "  esac\n"
-      "  compadd -- ${=words}\n"
-      "  _files\n"
+      "  compadd -- ${=choice}\n"
+      "  case $verb in\n"
+      "    ",
+      VerbsThatTake(verbs, "job"), ") ask='list --limit 1000' ;;\n    ",
+      VerbsThatTake(verbs, "node"),
+      ") ask=nodes ;;\n"
+      "    *) _files; return ;;\n"
+      "  esac\n"
+      "  compadd -- ${(f)\"$(ringctl --retry-for 0 -o name ${=ask} 2>/dev/null)\"}\n"
       "}\n"
       "compdef _ringctl ringctl\n");
 }
@@ -148,11 +156,16 @@ std::string Fish(const std::map<std::string, Verb>& verbs) {
   for (const auto& [name, verb] : verbs) {
     absl::StrAppend(&script, "complete -c ringctl -n __fish_use_subcommand -a ", name, " -d \"",
                     verb.help, "\"\n");
+    const std::string within =
+        absl::StrCat("complete -c ringctl -n '__fish_seen_subcommand_from ", name, "' ");
     for (const std::string& flag : verb.flags) {
       const bool is_flag = flag.rfind("--", 0) == 0;
-      absl::StrAppend(&script, "complete -c ringctl -n '__fish_seen_subcommand_from ", name, "' ",
-                      is_flag ? "-l " : "-a ", is_flag ? flag.substr(2) : flag, "\n");
+      absl::StrAppend(&script, within, is_flag ? "-l " : "-a ", is_flag ? flag.substr(2) : flag,
+                      flag == "--set" ? absl::StrCat(" -x -a '", FieldPaths(), "'") : "", "\n");
     }
+    if (verb.argument != "job" && verb.argument != "node") continue;
+    absl::StrAppend(&script, within, "-f -a '(ringctl --retry-for 0 -o name ",
+                    verb.argument == "job" ? "list --limit 1000" : "nodes", " 2>/dev/null)'\n");
   }
   return script;
 }
