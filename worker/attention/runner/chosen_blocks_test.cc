@@ -109,7 +109,10 @@ TEST_F(AttentionEngineTest, KeyGroupsAreTheOraclesOnAnyNumberOfRanks) {
                           : kernels::reference::testing::DocumentStarts(kTokens, documents);
     const kernels::reference::testing::KeyGroupOracle oracle(
         std::as_const(q_).view(), std::as_const(k_).view(),
-        {.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)), .density = 0.1f}, starts);
+        {.scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
+         .density = 0.1f,
+         .budget_tokens = kTokens},
+        starts);
     const RankResult one = Run(options, documents)[0];
     EXPECT_LT(one.stats.layers.at(1).density, 0.2);
     EXPECT_EQ(one.stats.layers.at(1).recall, -1.0);  // not estimated

@@ -145,9 +145,9 @@ class LoggingCall : public AttentionCall {
     return Say("count move");
   }
   absl::Status Run(const kernels::BlockStep& step) override {
-    constexpr const char* kNames[] = {"tile sums", "order",         "gate",       "query gate",
-                                      "pack",      "antidiagonals", "key groups", "work",
-                                      "find move", "sum",           "move",       "hold"};
+    constexpr const char* kNames[] = {
+        "tile sums", "order",      "gate", "query gate", "pack", "antidiagonals", "energy", "pick",
+        "narrow",    "key groups", "work", "find move",  "sum",  "move",          "hold"};
     return Say(kNames[step.index()]);
   }
 
