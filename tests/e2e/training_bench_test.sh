@@ -34,7 +34,7 @@ for r in rows:
     assert 0 < max(phases) <= seconds, r  # each the slowest rank's
     assert (float(r["density"]) == 1) == (r["mode"] == "dense"), r
     assert 6 < float(r["loss"]) < 7, r  # ln 512 = 6.24: random weights, random tokens
-    traces = sorted(glob.glob(f"{work}/traces/{r['gpus']}-gpus-2048-tokens-{r['mode']}-auto-striped/*.json"))
+    traces = sorted(glob.glob(f"{work}/traces/{r['gpus']}-gpus-2048-tokens-{r['mode']}-auto-striped-{r['precision']}/*.json"))
     assert len(traces) == int(r["gpus"]), traces
     for trace in traces:
         assert any(e.get("name", "").startswith("aten::") for e in json.load(open(trace))["traceEvents"]), trace
