@@ -10,16 +10,6 @@
 namespace ringleader::lifecycle {
 namespace {
 
-struct LayerSums {
-  int ranks = 0;
-  double density = 0, verticals = 0, slashes = 0;
-  double verticals_at_budget = 0, slashes_at_budget = 0;
-  Mean recall, probed_recall;
-  std::vector<Mean> probed_recall_by_head;
-  std::vector<uint64_t> tiles_per_ring_step;
-  uint64_t column_tiles = 0, balanced = 0, anchor_missed = 0;
-};
-
 void AddInto(std::span<const uint64_t> tiles, std::vector<uint64_t>* sums) {
   if (sums->size() < tiles.size()) sums->resize(tiles.size(), 0);
   for (size_t i = 0; i < tiles.size(); ++i) (*sums)[i] += tiles[i];
@@ -29,6 +19,58 @@ std::span<const uint64_t> Tiles(const v1::LayerReport& layer) {
   return {layer.tiles_per_ring_step().data(),
           static_cast<size_t>(layer.tiles_per_ring_step_size())};
 }
+
+// What ranks say of one layer.
+class LayerSums {
+ public:
+  void Add(const v1::LayerReport& layer) {
+    ++ranks_;
+    density_ += layer.density();
+    verticals_ += layer.verticals();
+    slashes_ += layer.slashes();
+    verticals_at_budget_ += layer.verticals_at_budget();
+    slashes_at_budget_ += layer.slashes_at_budget();
+    if (layer.recall() >= 0) recall_.Add(layer.recall());
+    if (layer.has_probed_recall()) probed_recall_.Add(layer.probed_recall());
+    const int heads = layer.probed_recall_by_head_size();
+    probed_recall_by_head_.resize(
+        std::max(probed_recall_by_head_.size(), static_cast<size_t>(heads)));
+    for (int head = 0; head < heads; ++head) {
+      probed_recall_by_head_[head].Add(layer.probed_recall_by_head(head));
+    }
+    AddInto(Tiles(layer), &tiles_per_ring_step_);
+    column_tiles_ += layer.column_tiles();
+    balanced_ += layer.balanced();
+    anchor_missed_ += layer.anchor_missed();
+  }
+
+  void Write(v1::LayerReport* layer) const {
+    layer->set_density(density_ / ranks_);
+    layer->set_verticals(verticals_ / ranks_);
+    layer->set_slashes(slashes_ / ranks_);
+    layer->set_verticals_at_budget(verticals_at_budget_ / ranks_);
+    layer->set_slashes_at_budget(slashes_at_budget_ / ranks_);
+    layer->set_recall(recall_.count == 0 ? -1 : recall_.value());
+    if (probed_recall_.count > 0) layer->set_probed_recall(probed_recall_.value());
+    for (const Mean& head : probed_recall_by_head_) {
+      layer->add_probed_recall_by_head(static_cast<float>(head.value()));
+    }
+    layer->mutable_tiles_per_ring_step()->Add(tiles_per_ring_step_.begin(),
+                                              tiles_per_ring_step_.end());
+    layer->set_column_tiles(column_tiles_);
+    layer->set_balanced(balanced_);
+    layer->set_anchor_missed(anchor_missed_);
+  }
+
+ private:
+  int ranks_ = 0;
+  double density_ = 0, verticals_ = 0, slashes_ = 0;
+  double verticals_at_budget_ = 0, slashes_at_budget_ = 0;
+  Mean recall_, probed_recall_;
+  std::vector<Mean> probed_recall_by_head_;
+  std::vector<uint64_t> tiles_per_ring_step_;
+  uint64_t column_tiles_ = 0, balanced_ = 0, anchor_missed_ = 0;
+};
 
 }  // namespace
 
@@ -62,26 +104,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     std::vector<uint64_t> ring_steps;
     uint64_t column_tiles = 0;
     for (const v1::LayerReport& layer : report.layers()) {
-      LayerSums& sums = layers[layer.layer()];
-      ++sums.ranks;
-      sums.density += layer.density();
-      sums.verticals += layer.verticals();
-      sums.slashes += layer.slashes();
-      sums.verticals_at_budget += layer.verticals_at_budget();
-      sums.slashes_at_budget += layer.slashes_at_budget();
-      if (layer.recall() >= 0) sums.recall.Add(layer.recall());
-      if (layer.has_probed_recall()) sums.probed_recall.Add(layer.probed_recall());
-      const int heads = layer.probed_recall_by_head_size();
-      sums.probed_recall_by_head.resize(
-          std::max(sums.probed_recall_by_head.size(), static_cast<size_t>(heads)));
-      for (int head = 0; head < heads; ++head) {
-        sums.probed_recall_by_head[head].Add(layer.probed_recall_by_head(head));
-      }
-      AddInto(Tiles(layer), &sums.tiles_per_ring_step);
+      layers[layer.layer()].Add(layer);
       AddInto(Tiles(layer), &ring_steps);
-      sums.column_tiles += layer.column_tiles();
-      sums.balanced += layer.balanced();
-      sums.anchor_missed += layer.anchor_missed();
       column_tiles += layer.column_tiles();
     }
     // A worker that ran out of room sends reports without layers: no word about the load.
@@ -92,21 +116,7 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   for (const auto& [index, sums] : layers) {
     v1::LayerReport* layer = merged.add_layers();
     layer->set_layer(index);
-    layer->set_density(sums.density / sums.ranks);
-    layer->set_verticals(sums.verticals / sums.ranks);
-    layer->set_slashes(sums.slashes / sums.ranks);
-    layer->set_verticals_at_budget(sums.verticals_at_budget / sums.ranks);
-    layer->set_slashes_at_budget(sums.slashes_at_budget / sums.ranks);
-    layer->set_recall(sums.recall.count == 0 ? -1 : sums.recall.value());
-    if (sums.probed_recall.count > 0) layer->set_probed_recall(sums.probed_recall.value());
-    for (const Mean& head : sums.probed_recall_by_head) {
-      layer->add_probed_recall_by_head(static_cast<float>(head.value()));
-    }
-    layer->mutable_tiles_per_ring_step()->Add(sums.tiles_per_ring_step.begin(),
-                                              sums.tiles_per_ring_step.end());
-    layer->set_column_tiles(sums.column_tiles);
-    layer->set_balanced(sums.balanced);
-    layer->set_anchor_missed(sums.anchor_missed);
+    sums.Write(layer);
   }
   for (auto& [tokens, bin] : lengths) *merged.add_lengths() = std::move(bin);
   merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
