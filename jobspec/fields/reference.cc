@@ -70,9 +70,11 @@ std::string DefaultText(const Field& field) {
     case Need::kOptional:
       return field.default_value.empty() ? "none"
                                          : absl::StrCat("`", std::string(field.default_value), "`");
-    default:
-      return absl::StrCat("`", std::string(field.default_value), "`");
+    case Need::kDefault:
+    case Need::kDerived:
+      break;
   }
+  return absl::StrCat("`", std::string(field.default_value), "`");
 }
 
 std::string Section(std::string_view path) {
