@@ -83,22 +83,26 @@ start list bash -c "while sleep 0.5; do '$bin/ringctl' list; done"
 python3 "$root/tests/observability/live_test.py" "$prometheus" 'headers-16k|balanced' >"$run/logs/live.log" 2>&1 ||
   { cat "$run/logs/live.log" >&2; fail "live_test.py"; }
 
-# Its next coordinator takes the trace up in the middle.
+# spans NAME: how many of that name came for headers-16k. await_more NAME COUNT FAILURE: until more than COUNT did.
+spans() { grep -c "\"name\": \"$1\".*\"ringleader.job\": \"headers-16k\"" "$run/spans.jsonl" || true; }
+await_more() {
+  for ((i = 0; ; ++i)); do
+    (($(spans "$1") > $2)) && break
+    ((i < 1200)) || fail "$3"
+    sleep 0.1
+  done
+}
+await_more checkpoint 0 "no checkpoint was traced"
+# The next coordinator takes the trace up in the middle. What the first had not sent yet dies with it.
 kill -KILL "$coordinator"
 timeout 20 tail --pid="$coordinator" -f /dev/null || fail "the coordinator did not die"
-before=$(grep -c '"step"' "$run/spans.jsonl")
+steps=$(spans step)
+checkpoints=$(spans checkpoint)
 start_coordinator "${traces[@]}"
-for ((i = 0; ; ++i)); do
-  (($(grep -c '"step"' "$run/spans.jsonl") > before)) && break
-  ((i < 1200)) || fail "no step was traced after the restart"
-  sleep 0.1
-done
+await_more step "$steps" "no step was traced after the restart"
+await_more checkpoint "$checkpoints" "no checkpoint was traced after the restart"
 "$bin/ringctl" cancel headers-16k >"$run/logs/cancel.log" 2>&1 || fail "cancel"
-for ((i = 0; ; ++i)); do
-  grep -q '"name": "attempt".*"ringleader.job": "headers-16k"' "$run/spans.jsonl" && break
-  ((i < 600)) || fail "the attempt's span did not come"
-  sleep 0.1
-done
+await_more attempt 0 "the attempt's span did not come"
 python3 "$root/tests/observability/traces_test.py" "$run/spans.jsonl" headers-16k >"$run/logs/traces.log" 2>&1 ||
   { cat "$run/logs/traces.log" "$run/spans.jsonl" >&2; fail "traces_test.py"; }
 cat "$run/logs/live.log" "$run/logs/traces.log"
