@@ -215,6 +215,15 @@ absl::Status CpuCall::NoteChoices(const patterns::VerticalSlash& work, const Lay
   return absl::OkStatus();
 }
 
+absl::Status CpuCall::CountRecall(const int64_t* kept, const int64_t* total, int32_t heads) {
+  LayerStats& stats = device_.StatsOf(layer_);
+  stats.recall = std::max(stats.recall, 0.0);
+  for (int head = 0; head < heads; ++head) {
+    stats.recall += kernels::RecallOf(kept[head], total[head]) / heads;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CpuCall::CountMove(const int64_t* work_before, const int64_t* work_after,
                                 const float* factor) {
   if (*factor == 1.0f) return absl::OkStatus();
