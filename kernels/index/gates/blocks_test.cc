@@ -369,7 +369,7 @@ TEST(BlocksArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   lists.block_size = 100;
   EXPECT_THAT(BuildTileLists(lists, nullptr).message(),
               HasSubstr("block_size is 100; allowed are multiples of 128"));
-  EXPECT_THAT(AdaptDensity(nullptr, nullptr, 2000, 0.1f, 0.8f, nullptr, nullptr).message(),
+  EXPECT_THAT(AdaptDensity({.heads = 2000, .density = 0.1f}, nullptr).message(),
               HasSubstr("heads is 2000"));
 }
 
