@@ -10,8 +10,8 @@
 #include <random>
 
 #include "kernels/index/gates/row_lse.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/testing/packed_documents.h"
-#include "kernels/reference/tiles/block_gate.h"
 #include "kernels/testing/device_buffer.h"
 #include "kernels/testing/gpu_test.h"
 #include "ringleader/kernels/index.h"

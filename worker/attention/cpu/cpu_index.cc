@@ -3,8 +3,8 @@
 #include <numeric>
 
 #include "base/status_macros.h"
+#include "kernels/reference/gates/block_gate.h"
 #include "kernels/reference/index/index_select.h"
-#include "kernels/reference/tiles/block_gate.h"
 #include "patterns/index/vertical_slash.h"
 #include "worker/attention/cpu/cpu_attention_call.h"
 #include "worker/attention/stats/stopwatch.h"

@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/block_mass.h"
+#include "kernels/reference/gates/mass_gate.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/block_gate.h"
+#include "kernels/reference/gates/block_gate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,10 +6,10 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/reference/tiles/antidiagonal_gate.h"
-#include "kernels/reference/tiles/block_mass.h"
-#include "kernels/reference/tiles/key_group_gate.h"
-#include "kernels/reference/tiles/score_dims.h"
+#include "kernels/reference/gates/antidiagonal_gate.h"
+#include "kernels/reference/gates/key_group_gate.h"
+#include "kernels/reference/gates/mass_gate.h"
+#include "kernels/reference/gates/score_dims.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
 

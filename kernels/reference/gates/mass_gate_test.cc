@@ -1,5 +1,5 @@
 // AdaSpa's masses of the CPU engine against fp64 sums, pair by pair, and what is kept by them.
-#include "kernels/reference/tiles/block_mass.h"
+#include "kernels/reference/gates/mass_gate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
