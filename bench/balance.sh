@@ -2,20 +2,25 @@
 # Measures what docs/balance.md promises and writes bench/results/figures/balance.json, a row each.
 #
 #   bench/balance.sh                          the dealing, on any machine, after a build of dealing_bench
-#   bench/balance.sh --gpus [--config FILE] [--steps 40] [--dir FOLDER]
-#                                             tuning, on two GPUs of this machine: the same job with and without it
+#   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER]
+#                                             batching and tuning, on two GPUs of this machine: the same samples with
+#                                             and without; from a checkout or a bundle (deploy/bundle.sh)
+#   bench/balance.sh --cpus ...               the same on two CPU ranks and short samples, to try the script: no rows
 #
-# Rows that other calls measured stay. --config: the model (default: bench/models/bytes-100m.json).
+# Rows that other calls measured stay; a row of docs/balance.md that nobody measured says so. --config: the model
+# (default: bench/models/bytes-100m.json); --steps: of a job, a third of them warm up.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-bin=$root/build/bin gpus='' config=$root/bench/models/bytes-100m.json steps=40 run=''
+if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
+gpus='' engine=cuda divide=1 sequence=65536 config=$root/bench/models/bytes-100m.json steps=12 run=''
 while (($#)); do
   case $1 in
     --gpus) gpus=1; shift; continue ;;
+    --cpus) gpus=1 engine=cpu divide=64 sequence=1024; shift; continue ;;
     --config) config=$2 ;;
     --steps) steps=$2 ;;
     --dir) run=$2 ;;
-    -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
@@ -27,50 +32,79 @@ if [[ ! $gpus ]]; then
 fi
 
 [[ $run ]] || { run=$(mktemp -d); keep=; }
-mkdir -p "$run/logs" "$run/text"
+mkdir -p "$run/logs"
 run=$(realpath "$run")
 # shellcheck source=deploy/gpu_libraries.sh
 source "$root/deploy/gpu_libraries.sh"
-use_gpu_libraries "$root"
+if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
 # shellcheck source=deploy/loopback_services.sh
 source "$root/deploy/loopback_services.sh"
 trap 'stop_services; [[ ${keep-x} ]] || rm -rf "$run"' EXIT
 trap 'exit 130' INT TERM
 
 # A document of each length, of words that come again.
-"$bin/dealing_bench" ChatQA2-like 400 | python3 -c '
+pack() {  # DISTRIBUTION
+  mkdir -p "$run/text-$1"
+  "$bin/dealing_bench" "$1" 400 | python3 -c '
 import pathlib, random, sys
 words = ["".join(random.Random(i).choices("abcdefgh", k=3 + i % 5)) for i in range(500)]
 for number, length in enumerate(map(int, sys.stdin)):
-    rng = random.Random(number)
-    text = " ".join(rng.choices(words, k=length // 3))[:length]
-    (pathlib.Path(sys.argv[1]) / f"{number:04}.txt").write_text(text)' "$run/text"
-cp "$config" "$run/config.json"
-"$bin/ringctl" data pack --input "$run/text" --output "$run/tokens" --eval-share 0 >/dev/null
+    rng, length = random.Random(number), max(2, length // int(sys.argv[2]))
+    text = " ".join(rng.choices(words, k=length // 3 + 1))[:length]
+    (pathlib.Path(sys.argv[1]) / f"{number:04}.txt").write_text(text)' "$run/text-$1" "$divide"
+  "$bin/ringctl" data pack --input "$run/text-$1" --output "$run/$1" --eval-share 0 >/dev/null
+}
 
-job() {  # NAME CONTEXT DATA BATCH PATTERN ANCHOR
+job() {  # NAME DATA CONTEXT GROUPS SAMPLES ATTENTION ANCHOR DEALING [LAYOUT]
   cat >"$run/$1.yaml" <<END
 name: $1
 model: {config: ./config.json, init: random}
-data: {train: ./tokens/train, sequence_length: 65536, batching: samples, overlong: split}
-attention: {$5, balance: {anchor: $6, tolerance: 0.1}}
-parallelism: {context: $2, data: $3}
-training: {steps: $steps, global_batch: $4, learning_rate: 3e-4, seed: 1}
-checkpoint: {directory: ./$1, every_steps: 0}
-resources: {trainers: 2, engine: cuda}
+data: {train: ./$2/train, sequence_length: $sequence, batching: samples, overlong: split, dealing: $8}
+attention: {$6$7}
+parallelism: {context: $3, data: $4, layout: ${9:-auto}, replan: never}
+training: {steps: 1000, global_batch: $5, learning_rate: 3e-4, seed: 1}
+checkpoint: {directory: ./$1, every_steps: 1000}
+resources: {trainers: 2, engine: $engine}
 END
-  "$bin/ringctl" submit "$run/$1.yaml" --follow >"$run/logs/$1.log" 2>&1 || { tail -n 20 "$run/logs/$1.log" >&2; exit 1; }
-  "$bin/ringctl" report "$1" -o json >"$run/$1.json"
+  echo "balance: $1, at $SECONDS s"
+  "$bin/ringctl" submit "$run/$1.yaml" >"$run/logs/$1.log" 2>&1 || { cat "$run/logs/$1.log" >&2; exit 1; }
+  # The job's end, with a checkpoint and a model, is not measured.
+  "$bin/ringctl" watch "$1" -o json 2>>"$run/logs/$1.log" | python3 -c '
+import json, sys
+wanted = int(sys.argv[1])
+with open(sys.argv[2], "w") as out:
+    for line in sys.stdin:
+        part = json.loads(line)
+        for step in part.get("steps", []):
+            out.write(json.dumps(step) + "\n")
+            if int(step["step"]) >= wanted:
+                sys.exit()
+        if part.get("job", {}).get("state") in ("FAILED", "CANCELLED", "SUCCEEDED"):
+            sys.exit(part["job"].get("state_reason") or "it ended early")' "$steps" "$run/$1.steps" ||
+    { "$bin/ringctl" logs "$1" 2>/dev/null | tail -n 20 >&2; exit 1; }
+  "$bin/ringctl" cancel "$1" >/dev/null
+  until "$bin/ringctl" get "$1" -o json | grep -q '"CANCELLED"'; do sleep 0.2; done
 }
 
 start_coordinator
 start_worker balance --trainers 2
 await_nodes 1
+cp "$config" "$run/config.json"
 slash='pattern: vertical_slash, vertical_mass: 0.8, slash_mass: 0.8'
-job measure 1 2 4 "$slash" none  # leaves the latency table
-for anchor in none mean; do
-  job "groups-$anchor" 1 2 4 "$slash" "$anchor"
-  job "ring-$anchor" 2 1 2 'pattern: xattention, threshold: 0.8' "$anchor"
+for data in ChatQA2-like LongAlign-like ProLong-like; do
+  pack $data
+  name=${data%%-*}
+  name=${name,,}
+  job "$name-order" $data 1 2 16 'pattern: dense' '' in_order
+  job "$name-dealt" $data 1 2 16 'pattern: dense' '' by_cost
 done
+job prolong-documents ProLong-like 2 1 16 'pattern: dense' '' by_cost documents
+for anchor in none mean; do
+  balance=", balance: {anchor: $anchor, tolerance: 0.1}"
+  job "groups-$anchor" ChatQA2-like 1 2 4 "$slash" "$balance" by_cost
+  job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance" by_cost
+done
+[[ $engine == cuda ]] || { echo "balance: all jobs ran in $SECONDS s"; exit; }
 hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
-HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" tuning "$run"
+HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" gpus "$run"
+echo "balance: $SECONDS s" >&2

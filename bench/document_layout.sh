@@ -3,21 +3,34 @@
 # ProLong-like documents in sequences of 262,144 tokens, dense, 3B shape. Writes its two rows into
 # bench/results/figures/balance.json and the steps to CSV.
 #
-#   bench/document_layout.sh [CSV]     from the repository's root or a bundle; TOKENS, STEPS and BIN may be set
+#   bench/document_layout.sh [CSV]     from a checkout or a bundle; TOKENS, STEPS, LAYERS and BIN may be set; ENGINE=cpu
+#                                      tries the script on two CPU ranks, without rows
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-bin=${BIN:-$root/build/bin} csv=${1:-/tmp/document_layout.csv} tokens=${TOKENS:-262144} steps=${STEPS:-5}
+if [[ -f $root/CMakeLists.txt ]]; then bin=$root/build/bin; else bin=$root/bin; fi
+bin=${BIN:-$bin} csv=$(realpath -m "${1:-/tmp/document_layout.csv}") tokens=${TOKENS:-262144} steps=${STEPS:-3}
+engine=${ENGINE:-cuda}
+# shellcheck source=deploy/gpu_libraries.sh
+source "$root/deploy/gpu_libraries.sh"
+if [[ -f $root/CMakeLists.txt ]]; then use_gpu_libraries; else use_gpu_libraries "$root"; fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# A layer costs as much as another: fewer of them say the same in less time.
+config=$work/qwen2.5-3b-${LAYERS:-12}-layers.json
+sed "s/\"num_hidden_layers\": *[0-9]*/\"num_hidden_layers\": ${LAYERS:-12}/" "$root/bench/models/qwen2.5-3b.json" >"$config"
 commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || cat "$root/COMMIT" 2>/dev/null || echo unknown)
-hardware="2 x $(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)"
+hardware="2 x $({ nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || echo CPU; } | head -n 1)"
 : >"$csv"
 for nodes in 2 1; do
   # Between processes that NCCL takes for machines of their own it goes through sockets, not through what GPUs share.
-  NCCL_IB_DISABLE=1 "$bin/training_bench" --gpus 2 --nodes $nodes --tokens "$tokens" --mode dense --ring flat \
+  NCCL_IB_DISABLE=1 "$bin/training_bench" --engine "$engine" --config "$config" --gpus 2 --nodes $nodes --tokens "$tokens" --mode dense --ring flat \
     --layout striped,documents --documents ProLong-like --steps "$steps" --timeout 900 --commit "$commit" \
     --hardware "$hardware" --csv "$csv.part"
   cat "$csv.part" >>"$csv"
   rm "$csv.part"
 done
+[[ $engine == cuda ]] || { cat "$csv"; exit; }
+cd "$root"
 CSV=$csv TOKENS=$tokens python3 - <<'PY'
 import csv
 import json

@@ -81,7 +81,7 @@ class PricedLengths {
   static absl::StatusOr<PricedLengths> Create(const v1::JobSpec& spec, const v1::StepPlan& plan,
                                               const CostModel& cost_model, Pricer& pricer) {
     PricedLengths priced;
-    for (const uint64_t length : WeighedLengths(spec)) {
+    for (const uint64_t length : WeighedLengths(spec, plan.layout())) {
       ASSIGN_OR_RETURN(v1::Prediction alone,
                        pricer.PriceAlone(plan, cost_model, length, /*find_exposed=*/true));
       alone.set_density(alone.density() * Square(length));
@@ -139,7 +139,7 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
                           const CostModel& cost_model, Pricer& pricer, v1::StepPlan* plan) {
   plan->clear_sample_weights();
   double milliseconds = 0;
-  for (const uint64_t length : WeighedLengths(spec)) {
+  for (const uint64_t length : WeighedLengths(spec, plan->layout())) {
     ASSIGN_OR_RETURN(const v1::Prediction alone,
                      pricer.PriceAlone(*plan, cost_model, length, /*find_exposed=*/false));
     const double density = SparseDensity(spec, model, alone.density());

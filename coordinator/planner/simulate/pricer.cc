@@ -47,9 +47,9 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
   return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
 }
 
-std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
-  const bool weighs = spec.data().batching() == v1::DataSpec::SAMPLES ||
-                      jobspec::IsByDocuments(spec.parallelism().layout());
+std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpec::Layout layout) {
+  const bool weighs =
+      spec.data().batching() == v1::DataSpec::SAMPLES || jobspec::IsByDocuments(layout);
   if (!weighs) return {};
   // Each costs a walk of the ring, and what its heads list.
   const uint32_t ranks = spec.parallelism().context();

@@ -28,8 +28,8 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
 
 // The lengths of samples or documents for which plans say what they take, ascending: two an octave,
 // in whole tiles for every rank; of many ranks four or two in all, an octave apart. Empty unless
-// documents are samples, or are laid out by themselves.
-std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec);
+// documents are samples, or are laid out by themselves in `layout`.
+std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpec::Layout layout);
 
 // What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
 // kept for all rings and cost models. Not thread-safe.

@@ -69,6 +69,11 @@ class StepEngine {
   // How the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
 
+  // Has the steps from the next one on lie and travel so, with the job's budgets. What
+  // patterns::CheckOptions refuses is an error.
+  absl::Status SetShape(const PlanShape& shape) {
+    return device_->SetAttention(shape.Of(job_.attention));
+  }
   // Sets the budgets of the steps from the next one on; layers past the end keep the job's.
   absl::Status SetBudgets(std::span<const patterns::LayerBudget> budgets) {
     return device_->attention().SetBudgets(budgets);
@@ -92,7 +97,7 @@ class StepEngine {
   void PassScore();
 
   // What happened since the last call.
-  EngineStats TakeStats();
+  absl::StatusOr<EngineStats> TakeStats();
   // The first parameter, in layout().slots, whose gradient here is NaN or infinite; -1 if none is.
   int64_t NonFiniteParameter() const { return optimizer_->NonFiniteParameter(); }
 
