@@ -149,25 +149,6 @@ class PlannerSource : public lifecycle::PlanSource {
     Begin(job, plan, nodes, nullptr);
   }
 
-  void Begin(const v1::Job& job, const v1::StepPlan& plan,
-             const std::vector<v1::NodeInventory>& nodes, const v1::StepReport* last) {
-    const v1::JobSpec& spec = job.spec();
-    const auto& placements = job.attempts(job.attempts_size() - 1).placements();
-    const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
-    const planner::ClusterShape cluster =
-        ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
-    Running& running =
-        running_
-            .try_emplace(spec.name(),
-                         Running{.model = model,
-                                 .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
-            .first->second;
-    running.cluster = cluster;
-    running.live.emplace(spec, plan, last, MayChange(spec));
-    running.mailbox = std::make_shared<Mailbox>();
-    running.recent.clear();
-  }
-
   void Restored(const v1::Job& job, const v1::StepPlan& plan,
                 const std::vector<v1::NodeInventory>& nodes,
                 const std::vector<v1::StepReport>& reports) override {
@@ -246,6 +227,26 @@ class PlannerSource : public lifecycle::PlanSource {
     std::vector<v1::StepReport> recent = {};  // oldest first
     balance::LengthDensities densities = {};
   };
+
+  // `last`: the newest report of an attempt that began under an earlier coordinator.
+  void Begin(const v1::Job& job, const v1::StepPlan& plan,
+             const std::vector<v1::NodeInventory>& nodes, const v1::StepReport* last) {
+    const v1::JobSpec& spec = job.spec();
+    const auto& placements = job.attempts(job.attempts_size() - 1).placements();
+    const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
+    const planner::ClusterShape cluster =
+        ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
+    Running& running =
+        running_
+            .try_emplace(spec.name(),
+                         Running{.model = model,
+                                 .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
+            .first->second;
+    running.cluster = cluster;
+    running.live.emplace(spec, plan, last, MayChange(spec));
+    running.mailbox = std::make_shared<Mailbox>();
+    running.recent.clear();
+  }
 
   // In another thread; what comes of it is in the mailbox of a later report.
   void LookForShape(const v1::Job& job, const v1::StepReport& merged, const Running& running) {

@@ -186,7 +186,8 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
   const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
-  ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group, false));
+  const bool kept_by_documents = kept != nullptr && jobspec::IsByDocuments(kept->layout());
+  ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group, kept_by_documents));
   const bool keeps = kept != nullptr && Keep(*kept, group, &candidates);
   if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));
 

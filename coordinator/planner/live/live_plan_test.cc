@@ -93,7 +93,9 @@ TEST_F(LivePlanTest, WhatRanksDidNotTakeIsWithdrawnAndTheNextComesEarlier) {
   EXPECT_THAT(withdrawal->reasons(), Contains(HasSubstr("had not taken it by then")));
   Train(&live, 100, 3);
   live.TakeShape(3, Better(v1::ParallelismSpec::ZIGZAG, *withdrawal));
-  EXPECT_EQ(Train(&live, 1, 3)->effective_step(), step_ + 10) << "twice as far ahead";
+  const auto again = Train(&live, 1, 3);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(again->effective_step(), step_ + 10) << "twice as far ahead";
 }
 
 TEST_F(LivePlanTest, RanksThatTakeNothingAreLeftAlone) {

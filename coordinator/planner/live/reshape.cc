@@ -21,6 +21,8 @@ constexpr double kStepsAhead = 100;
 constexpr double kTimesItsCost = 2;
 // Of a step: predictions of two shapes of one job are off by less from each other.
 constexpr double kChance = 0.02;
+// Shapes closer than this are a tie, which the earlier candidate wins.
+constexpr double kTie = 0.005;
 
 // Where documents are counted by powers of two, one has about so much of its bin's length.
 constexpr double kShareOfBin = 0.75;
@@ -129,7 +131,7 @@ absl::StatusOr<Reshaping> Reshape(const ReshapeRequest& request, const PlanLimit
     const double ahead = std::min(kStepsAhead, static_cast<double>(request.steps_left));
     const double gain = ahead * (request.taken.seconds - seconds);
     if (seconds >= least || gain <= kTimesItsCost * request.change_seconds) continue;
-    least = seconds;
+    least = seconds * (1 - kTie);
     plan.clear_reasons();
     plan.add_reasons(absl::StrFormat(
         "%s in place of %s: a step is predicted to take %.4g s and took %.4g s, so that over the "

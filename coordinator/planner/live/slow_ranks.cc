@@ -34,7 +34,7 @@ void SlowRanks::Observe(const v1::StepReport& report) {
   for (size_t i = 0; i < paces.size(); ++i) {
     Rank& rank = ranks_[i];
     const double ratio = paces[i] / median;
-    rank.ratio += kNewest * (ratio - rank.ratio);
+    if (ratio > kLonger) rank.ratio += kNewest * (ratio - rank.ratio);
     rank.window = (rank.window << 1 | (ratio > kLonger ? 1 : 0)) & kWindow;
     const int slow_steps = std::popcount(rank.window);
     if (rank.slow_at == 0 && slow_steps >= kNearlyAll) rank.slow_at = report.step();

@@ -29,7 +29,7 @@ class SlowRanks {
  private:
   struct Rank {
     uint64_t window = 0;   // a bit a step, the newest lowest: it took a tenth longer
-    double ratio = 1;      // its time over the median's, a moving average
+    double ratio = 1;      // its time over the median's in those steps, a moving average
     uint64_t slow_at = 0;  // the step at which it was found slow; 0: it is not
   };
   std::vector<Rank> ranks_;
