@@ -76,6 +76,9 @@ struct AttentionOptions {
   // kXAttention: of the blocks that a tile sees, at most; kMoba: of those that a query sees. 0:
   // none is given. kKeyGroups: of the keys that a tile sees, (0, 1].
   double density = 0.0;
+  // kKeyGroups: tokens of a sequence over which budgets add up to `density`, however its samples
+  // are dealt; 0: as many as there are.
+  int64_t sequence_length = 0;
   int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile

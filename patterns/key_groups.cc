@@ -40,10 +40,15 @@ int64_t TilesOf(int64_t tokens) {
   return (tokens + kGroupTile - 1) / kGroupTile;
 }
 
+kernels::KeyGroupBudget BudgetOf(const AttentionOptions& options, int64_t tokens) {
+  return kernels::KeyGroupBudgetOf(static_cast<float>(options.density),
+                                   options.sequence_length > 0 ? options.sequence_length : tokens);
+}
+
 // Groups of the sequence's last tile, which keeps most; room for one at least.
 int32_t Capacity(const AttentionOptions& options, int64_t tokens) {
   const int64_t last = (TilesOf(tokens) - 1) * kGroupTile;
-  return std::max(1, kernels::MostGroups(static_cast<float>(options.density), last, 0));
+  return std::max(1, BudgetOf(options, tokens).MostGroups(last, 0));
 }
 
 absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, IndexDevice& device,
@@ -65,6 +70,7 @@ absl::Status Build(const AttentionOptions& options, const IndexInputs& inputs, I
                                               .document_starts = index.document_starts(),
                                               .scale = inputs.scale,
                                               .density = static_cast<float>(options.density),
+                                              .budget_tokens = options.sequence_length,
                                               .capacity = index.group_capacity,
                                               .groups = index.groups.data(),
                                               .bounds = index.group_bounds.data()});
@@ -81,20 +87,20 @@ IndexMemory MemoryOf(const AttentionOptions& options, const IndexShape& shape) {
 }
 
 // Tiles that the groups of the `own`-th tile of queries come to.
-int64_t Kept(const AttentionOptions& options, int64_t own) {
+int64_t Kept(const AttentionOptions& options, int64_t own, int64_t blocks) {
   return kernels::TilesOfGroups(
-      kernels::MostGroups(static_cast<float>(options.density), own * kGroupTile, 0));
+      BudgetOf(options, blocks * kGroupTile).MostGroups(own * kGroupTile, 0));
 }
 
 int64_t ListedTiles(const AttentionOptions& options, int64_t blocks) {
-  return ListedTilesOf(blocks, /*span=*/1, Kept(options, blocks - 1));
+  return ListedTilesOf(blocks, /*span=*/1, Kept(options, blocks - 1, blocks));
 }
 
 ring::HeadPattern Sample(const AttentionOptions& options, int64_t blocks, const PatternHints&,
                          Random* random) {
   return SampleChosenBlocks(
-      blocks, /*span=*/1, Kept(options, blocks - 1),
-      [&](int64_t own) { return Kept(options, own); }, random);
+      blocks, /*span=*/1, Kept(options, blocks - 1, blocks),
+      [&](int64_t own) { return Kept(options, own, blocks); }, random);
 }
 
 }  // namespace
@@ -120,13 +126,14 @@ of 64 queries sees its own tile, up to each query, and the groups of 8 consecuti
 score of a group is the largest, over all pairs of a query of the tile and a key of the group, of the pair's logit less
 the query's largest logit over all the keys that it sees: each query has a say, so that a key which one query of 64 looks
 for is found, and little is kept beside it. Ties go to the earlier group in even heads and to the later one in odd heads.
-`attention.density` of the keys that the tile's middle query sees are kept, those of its own tile counted; a short
-sequence may see its own tiles alone.
+How many are kept grows with the square root of how far the tile is into its document, and adds up to `attention.density` of
+a sequence of `data.sequence_length` tokens, own tiles counted: early queries look for nearly as many keys as late ones. A short sequence may see its
+own tiles alone; short documents in a long sequence keep more than the share.
 
 Scores are exact logits, dense attention's first product; GPUs make it twice, so that a choice takes about what dense
 attention's forward does, whatever the share, and only the rest of a layer, above all backward, gets faster. On several ranks the keys of the whole sequence are gathered for
 them, twice in memory until the choice is made. The lists take 4 bytes for each tile of queries, head and group, and are kept
-for backward (density × tokens² / 128 bytes a head, of the whole sequence); memory estimates count them. In packed documents a
+for backward (0.75 × density × tokens² / 128 bytes a head, of the whole sequence); memory estimates count them. In packed documents a
 tile chooses from the document of its first query on. `attention.tile` is 64. The choice looks at later queries of a tile:
 `attention.selection: causal` is refused. On GPUs gradients of groups are added in any order: `training.deterministic`
 is refused there, and works on the CPU, where a tile of 64 keys is computed in full if one of its groups is kept.

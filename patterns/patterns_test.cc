@@ -152,7 +152,8 @@ TEST(SampleTest, KeyGroupsArePredictedByTheirShare) {
     for (int64_t q = 0; q < 2048; ++q) {
       const double listed =
           head.row_weights[q] * static_cast<double>(head.row_offsets[q + 1] - head.row_offsets[q]);
-      const int32_t groups = kernels::MostGroups(static_cast<float>(density), q * 64, 0);
+      const int32_t groups =
+          kernels::KeyGroupBudgetOf(static_cast<float>(density), 2048 * 64).MostGroups(q * 64, 0);
       ASSERT_NEAR(listed, 1 + kernels::TilesOfGroups(groups), 1e-9);
       tiles += listed;
     }
@@ -187,7 +188,7 @@ TEST(IndexMemoryTest, CountsListsOfSparseLayersAndGatheredKeys) {
                    .kv_heads = 2,
                    .head_dim = 128,
                    .element_bytes = 2};
-  const int64_t groups = kernels::MostGroups(0.1f, 131072 - 64, 0);
+  const int64_t groups = kernels::KeyGroupBudgetOf(0.1f, 131072).MostGroups(131072 - 64, 0);
   const IndexMemory memory = IndexMemoryOf(options, shape, 36);
   EXPECT_EQ(memory.kept, int64_t{34} * 16 * (32768 / 64) * (groups + 5) * 4);
   constexpr int64_t kScores = int64_t{256} << 20;

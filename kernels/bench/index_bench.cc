@@ -327,7 +327,7 @@ void BenchKeyGroups(const Shape& shape, float density, Report& report) {
                                                    dim};
   const TokenMajor<const __nv_bfloat16> keys = {
       k.data(), tokens, kv_heads, dim, int64_t{kv_heads} * dim, dim};
-  const int capacity = MostGroups(density, tokens - kTile, 0);
+  const int capacity = KeyGroupBudgetOf(density, tokens).MostGroups(tokens - kTile, 0);
   const DeviceBuffer<int32_t> groups(heads * tiles * capacity),
       bounds((shape.ranks + 1) * heads * tiles);
   const KeyGroupGateStep step = {.query_layout = {.kind = LayoutKind::kStriped,

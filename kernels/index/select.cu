@@ -425,7 +425,7 @@ absl::Status Select(const SelectArgs& args, cudaStream_t stream) {
   RETURN_IF_ERROR(CheckPointer(args.diagonal_counts, "Select: diagonal_counts"));
   RETURN_IF_ERROR(CheckPointer(args.residue_offsets, "Select: residue_offsets"));
   RETURN_IF_ERROR(CheckPointer(args.residues, "Select: residues"));
-  RETURN_IF_ERROR(CheckPointer(args.load, "Select: load"));
+  if (args.load == nullptr) return absl::InvalidArgumentError("Select: load is null");
   RETURN_IF_ERROR(CheckPointer(args.masses, "Select: masses"));
   RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args.load, 0, sizeof(int64_t) * args.layout.ranks, stream),
                        "Select");

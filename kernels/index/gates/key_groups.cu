@@ -21,7 +21,7 @@ constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
 
 struct KeepParams {
-  float density = 0.0f;
+  KeyGroupBudget budget;
   int capacity = 0;
   int query_tiles = 0;  // of this rank
   int32_t* groups = nullptr;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kKeepThreads)
       .end = static_cast<uint32_t>(first / kGroupKeys),
       .late = TiesGoLate(head)};
   const uint64_t limit =
-      KeyLimit(shared, row, static_cast<uint32_t>(MostGroups(keep.density, first, start)));
+      KeyLimit(shared, row, static_cast<uint32_t>(keep.budget.MostGroups(first, start)));
   const int64_t rows = static_cast<int64_t>(p.heads) * keep.query_tiles,
                 row_index = static_cast<int64_t>(head) * keep.query_tiles + tile;
   int32_t* const groups = keep.groups + row_index * keep.capacity;
@@ -188,7 +188,7 @@ absl::Status Check(const TokenMajor<const __nv_bfloat16>& q,
       CheckSize(k.tokens, "ChooseKeyGroups: tokens of k (of the sequence)", tokens, tokens));
   const int64_t last_tile = (tokens - 1) / kGroupTile * kGroupTile;
   RETURN_IF_ERROR(CheckSize(step.capacity, "ChooseKeyGroups: capacity",
-                            MostGroups(step.density, last_tile, 0), INT32_MAX));
+                            step.budget().MostGroups(last_tile, 0), INT32_MAX));
   if (step.capacity > 0) {
     RETURN_IF_ERROR(CheckPointer(step.groups, "ChooseKeyGroups: groups"));
   }
@@ -244,7 +244,7 @@ absl::Status ChooseKeyGroups(const TokenMajor<const __nv_bfloat16>& q,
       .scores = reinterpret_cast<uint32_t*>(static_cast<char*>(workspace) + slabs.max_bytes),
       .row_groups = slabs.row_groups};
   const auto query_tiles = static_cast<int>((q.tokens + kGroupTile - 1) / kGroupTile);
-  const KeepParams keep = {.density = step.density,
+  const KeepParams keep = {.budget = step.budget(),
                            .capacity = step.capacity,
                            .query_tiles = query_tiles,
                            .groups = step.groups,

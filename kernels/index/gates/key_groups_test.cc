@@ -82,11 +82,11 @@ class KeyGroupsTest : public GpuTest {
     const DeviceBuffer<Bf16> queries(q.Shard(layout)), local_keys(k.Shard(layout)), keys(k.bf16);
     const DeviceBuffer<int32_t> local_starts(
         starts.empty() ? std::vector<int32_t>(1) : reference::testing::ShardStarts(starts, layout));
-    step.capacity = MostGroups(step.density, (layout.tokens - 1) / kGroupTile * kGroupTile, 0);
+    step.query_layout = layout;
+    step.capacity = step.budget().MostGroups((layout.tokens - 1) / kGroupTile * kGroupTile, 0);
     const DeviceBuffer<int32_t> groups(q.heads * tiles * step.capacity),
         bounds((layout.ranks + 1) * q.heads * tiles);
     step.keys = layout.ranks == 1 ? nullptr : keys.data();
-    step.query_layout = layout;
     step.document_starts = starts.empty() ? nullptr : local_starts.data();
     step.groups = groups.data();
     step.bounds = bounds.data();
@@ -134,7 +134,8 @@ TEST_F(KeyGroupsTest, AreTheOraclesAndOnRanksThoseOfOne) {
       for (const float density : {0.1f, 0.35f, 1.0f}) {
         SCOPED_TRACE(::testing::Message()
                      << tokens << " tokens, density " << density << (packed ? ", documents" : ""));
-        const KeyGroupGateStep step = {.scale = 0.7f, .density = density};
+        const KeyGroupGateStep step = {
+            .scale = 0.7f, .density = density, .budget_tokens = tokens + 500};
         const auto starts = packed ? documents : std::vector<int32_t>();
         const Choice one = Choose(q, k, step, {.tokens = tokens}, starts);
         EXPECT_EQ(
@@ -163,7 +164,7 @@ TEST_F(KeyGroupsTest, TiesGoWhereTheyShould) {
     }
   }
   for (const float density : {0.1f, 0.5f}) {
-    const KeyGroupGateStep step = {.scale = 1.0f, .density = density};
+    const KeyGroupGateStep step = {.scale = 1.0f, .density = density, .budget_tokens = kTokens};
     const Choice one = Choose(q, k, step, {.tokens = kTokens}, {});
     EXPECT_EQ(KeyGroupOracle(q.View(), k.View(), step, {})
                   .Complaint(one.groups, one.bounds, one.capacity, {.tokens = kTokens}, 0.0),
@@ -190,7 +191,7 @@ TEST_F(KeyGroupsTest, SlabsAreWhole) {
   const Choice alone = Choose(last, k, step, whole, {});
   for (int64_t tile = 0; tile < kTiles; ++tile) {
     const auto kept = alone.Row(whole, kTiles, tile);
-    ASSERT_EQ(std::ssize(kept), MostGroups(0.05f, tile * kGroupTile, 0));
+    ASSERT_EQ(std::ssize(kept), KeyGroupBudgetOf(0.05f, kTokens).MostGroups(tile * kGroupTile, 0));
     ASSERT_EQ(kept, all.Row(whole, kHeads * kTiles, (kHeads - 1) * kTiles + tile)) << tile;
   }
 }
@@ -205,7 +206,8 @@ TEST(KeyGroupsArgumentsTest, ErrorsNameTheArgumentAndWhatIsAllowed) {
   EXPECT_THAT(message({}, 64), HasSubstr("scale is 0; it must be above 0"));
   EXPECT_THAT(message({.scale = 1.0f, .density = 1.5f}, 64),
               HasSubstr("density is 1.5; it must be above 0 and at most 1"));
-  EXPECT_THAT(message({.scale = 1.0f, .capacity = 7}, 64), HasSubstr("capacity is 7"));
+  EXPECT_THAT(message({.scale = 1.0f, .density = 0.5f, .capacity = 7}, 64),
+              HasSubstr("capacity is 7"));
   EXPECT_THAT(
       message(
           {.query_layout = {.kind = LayoutKind::kStriped, .ranks = 4, .stripe = 32, .tokens = 4096},

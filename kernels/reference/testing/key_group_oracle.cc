@@ -52,7 +52,7 @@ std::string KeyGroupOracle::Complaint(int head, int64_t tile, const std::vector<
     return absl::StrFormat("head %d, tile %d: group %d %s", head, tile, group, what);
   };
   const int64_t first = tile * kGroupTile, start = StartOf(first);
-  const int32_t most = MostGroups(step_.density, first, start);
+  const int32_t most = step_.budget().MostGroups(first, start);
   if (std::ssize(kept) != most) {
     return absl::StrFormat("head %d, tile %d: keeps %d groups, not %d", head, tile, kept.size(),
                            most);

@@ -33,7 +33,11 @@ struct QueryTile {
 class KeyGroupGate {
  public:
   KeyGroupGate(const TileMath& math, const TokenMajor<const float>& q, const KeyGroupGateStep& step)
-      : math_(math), q_(q), step_(step), tiles_(TileCount(q.tokens, kGroupTile)) {}
+      : math_(math),
+        q_(q),
+        step_(step),
+        budget_(step.budget()),
+        tiles_(TileCount(q.tokens, kGroupTile)) {}
 
   // packed: PackTransposed of the head's keys. memory: kGroupTile * kChunk floats.
   void Choose(int head, int64_t index, const std::vector<float>& packed, float* memory) const {
@@ -44,7 +48,7 @@ class KeyGroupGate {
         .rows = static_cast<int>(std::min<int64_t>(kGroupTile, q_.tokens - begin)),
         .first = step_.query_layout.Position(begin),
         .start = step_.document_starts == nullptr ? 0 : step_.document_starts[begin]};
-    const int32_t kept = MostGroups(step_.density, tile.first, tile.start);
+    const int32_t kept = budget_.MostGroups(tile.first, tile.start);
     Write(tile,
           kept == 0 ? std::vector<int64_t>() : Best(tile, Scores(tile, packed, memory), kept));
   }
@@ -124,6 +128,7 @@ class KeyGroupGate {
   const TileMath& math_;
   const TokenMajor<const float>& q_;
   const KeyGroupGateStep& step_;
+  const KeyGroupBudget budget_;
   const int64_t tiles_;
 };
 

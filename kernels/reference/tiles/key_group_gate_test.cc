@@ -47,11 +47,11 @@ Choice Choose(const Tensor& q, const Tensor& k, KeyGroupGateStep step, const Sha
       starts.empty() ? starts : testing::ShardStarts(starts, layout);
   const int64_t tiles = (local.tokens + kGroupTile - 1) / kGroupTile;
   Choice choice;
-  choice.capacity = std::max(1, MostGroups(step.density, q.tokens - 1, 0));
+  step.query_layout = layout;
+  choice.capacity = std::max(1, step.budget().MostGroups(q.tokens - 1, 0));
   choice.groups.resize(q.heads * tiles * choice.capacity, -1);
   choice.bounds.resize((layout.ranks + 1) * q.heads * tiles, -1);
   step.keys = layout.ranks == 1 ? nullptr : k.data.data();
-  step.query_layout = layout;
   step.document_starts = local_starts.empty() ? nullptr : local_starts.data();
   step.capacity = choice.capacity;
   step.groups = choice.groups.data();
@@ -71,7 +71,8 @@ TEST(KeyGroupGateTest, IsTheOracles) {
       for (const float density : {0.02f, 0.1f, 0.4f, 1.0f}) {
         SCOPED_TRACE(::testing::Message()
                      << tokens << " tokens, density " << density << (packed ? ", documents" : ""));
-        const KeyGroupGateStep step = {.scale = 1.0f, .density = density};  // logits far apart
+        const KeyGroupGateStep step = {
+            .scale = 1.0f, .density = density, .budget_tokens = tokens};  // logits far apart
         const auto starts = packed ? documents : std::vector<int32_t>();
         const KeyGroupOracle oracle(q.view(), k.view(), step, starts);
         const ShardLayout whole = {.tokens = tokens};
@@ -87,7 +88,7 @@ TEST(KeyGroupGateTest, IsTheOracles) {
 TEST(KeyGroupGateTest, RanksChooseAsOneDoes) {
   std::mt19937 random(7);
   const Tensor q = RandomTensor(1024, 2, 64, random), k = RandomTensor(1024, 1, 64, random);
-  const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.3f};
+  const KeyGroupGateStep step = {.scale = 0.125f, .density = 0.3f, .budget_tokens = 2000};
   for (const std::vector<int32_t>& starts :
        {std::vector<int32_t>(), testing::DocumentStarts(1024, {0, 1, 203, 260, 700, 1000})}) {
     const ShardLayout whole = {.tokens = 1024};
@@ -120,13 +121,14 @@ TEST(KeyGroupGateTest, TiesGoWhereTheHeadSays) {
     }
   }
   const ShardLayout whole = {.tokens = 512};
-  const KeyGroupGateStep step = {.scale = 1.0f, .density = 0.2f};
+  const KeyGroupGateStep step = {.scale = 1.0f, .density = 0.2f, .budget_tokens = 2048};
   const Choice choice = Choose(q, k, step, whole);
   const KeyGroupOracle oracle(std::as_const(q).view(), std::as_const(k).view(), step, {});
   EXPECT_EQ(oracle.Complaint(choice.groups, choice.bounds, choice.capacity, whole, 0.0), "");
-  // 0.2 of 448 + 32 keys, less 32 of the tile itself, are 8 groups.
-  EXPECT_EQ(choice.Row(whole, 2, 7), (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7}));
-  EXPECT_EQ(choice.Row(whole, 2, 8 + 7), (std::vector<int64_t>{48, 49, 50, 51, 52, 53, 54, 55}));
+  // a is 0.1501: a * sqrt(512 * 2048) keys are 153.7, less 64 of the tile itself 11 groups.
+  EXPECT_EQ(choice.Row(whole, 2, 7), (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
+  EXPECT_EQ(choice.Row(whole, 2, 8 + 7),
+            (std::vector<int64_t>{45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55}));
 }
 
 // One query of a tile that looks far back, for one key, gets its group; the others look at
@@ -137,8 +139,8 @@ TEST(KeyGroupGateTest, FindsAKeyThatOneQueryLooksFor) {
   Tensor q = k;
   for (int x = 0; x < 64; ++x) q.at(900, 0, x) = k.at(333, 0, x);
   const ShardLayout whole = {.tokens = 1024};
-  const auto row = Choose(q, k, {.scale = 0.125f, .density = 0.05f}, whole).Row(whole, 1, 14);
-  EXPECT_EQ(std::ssize(row), MostGroups(0.05f, int64_t{14} * 64, 0));
+  const auto row = Choose(q, k, {.scale = 0.125f, .density = 0.2f}, whole).Row(whole, 1, 14);
+  EXPECT_EQ(std::ssize(row), KeyGroupBudgetOf(0.2f, 1024).MostGroups(int64_t{14} * 64, 0));
   EXPECT_TRUE(std::ranges::binary_search(row, 333 / 8));
 }
 
@@ -150,7 +152,7 @@ TEST(KeyGroupGateTest, NotANumberIsTheWorst) {
   for (int64_t j = 0; j < 200; ++j) k.at(j, 0, 3) = NAN;
   const ShardLayout whole = {.tokens = 512};
   const auto row = Choose(q, k, {.scale = 1.0f, .density = 0.3f}, whole).Row(whole, 1, 7);
-  ASSERT_EQ(std::ssize(row), MostGroups(0.3f, 448, 0));
+  ASSERT_EQ(std::ssize(row), KeyGroupBudgetOf(0.3f, 512).MostGroups(448, 0));
   EXPECT_GE(row.front(), 200 / 8);
 }
 

@@ -171,7 +171,7 @@ std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
 }
 
 Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
-                const std::vector<int64_t>& documents) {
+                const std::vector<int64_t>& documents, float move) {
   options.ring = {};
   Result result = EmptyResult(sequence, 1);
   comm::testing::RunRanks(1, [&](comm::Communicator& communicator) {
@@ -180,6 +180,7 @@ Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
     const auto leaf = [](const Tensor& x) { return x.to(torch::kFloat).requires_grad_(); };
     const Tensor q = leaf(sequence.q), k = leaf(sequence.k), v = leaf(sequence.v);
     (*attention)->SetStep(1);
+    (*attention)->SetMove(move);
     Check((*attention)->SetDocuments(sequence.q.size(0), documents));
     const Tensor out = DifferentiableAttention(**attention, 0, q, k, v);
     out.backward(sequence.d_out.to(torch::kFloat));

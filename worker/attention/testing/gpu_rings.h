@@ -48,7 +48,7 @@ std::vector<HostIndex> IndicesOnGpu(const Sequence& sequence,
                                     const patterns::AttentionOptions& options,
                                     const std::vector<patterns::LayerBudget>& budgets);
 Result RunOnCpu(const Sequence& sequence, patterns::AttentionOptions options,
-                const std::vector<int64_t>& documents = {});
+                const std::vector<int64_t>& documents = {}, float move = 1.0f);
 // Softmax attention in double precision over what the index of one rank and the documents say, and
 // its gradients.
 Result MaskedAttention(const Sequence& s, const HostIndex& index);

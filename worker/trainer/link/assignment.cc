@@ -192,6 +192,7 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   // and goes on as it began.
   job.document_mask = assignment.spec().data().document_mask();
   ASSIGN_OR_RETURN(job.attention, jobspec::AttentionOptionsOf(spec.attention()));
+  job.attention.sequence_length = static_cast<int64_t>(job.sequence_length);
   job.attention.threads = job.threads;
   job.attention.bf16_gradients = spec.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
   ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context));

@@ -106,6 +106,7 @@ class Bench {
     AttentionOptions options = attention::AloneOptions(job_.attention);
     options.dense_layers.clear();
     options.adapt_heads = false;
+    options.sequence_length = 0;  // shares are of what is measured
     if (const Control* const control = ControlOf(options.pattern); control != nullptr)
       control->set(&options, point.tokens, point.density);
     point_ = point;

@@ -78,7 +78,7 @@ TrainingJob TinyTrainingJob(const std::string& directory, int context, int data)
   job.model_init = "random";
   job.train_data = directory + "/tokens/train";
   job.eval_data = directory + "/tokens/eval";
-  job.sequence_length = kTinySequence;
+  job.sequence_length = job.attention.sequence_length = kTinySequence;
   job.attention.tile = job.attention.stripe = 64;
   job.attention.ring.inner = context;
   job.plan.version = job.plan.effective_step = 1;

@@ -6,6 +6,7 @@
 // chosen[row * BlockWords(blocks) + B / 32] >> B % 32 & 1.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <variant>
 
@@ -105,14 +106,40 @@ struct AntidiagonalGateStep {
   uint32_t* chosen = nullptr;  // [heads, query tiles, BlockWords(blocks of `tile` tokens)]
 };
 
+// How many groups tiles of 64 queries keep. What a tile keeps grows with the square root of how far
+// it is into its document, for early queries look for nearly as many keys as late ones, and a share
+// of few keys loses them; it adds up to a share of a whole sequence's tiles, each tile's own
+// counted.
+struct KeyGroupBudget {
+  // Groups for each square root of a token, the tile's own counted; below 0: all groups.
+  double rate = -1.0;
+
+  // Of a tile whose first query has position `first`, in a document that starts at `start`.
+  RINGLEADER_HOST_DEVICE int32_t MostGroups(int64_t first, int64_t start) const {
+    const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
+    if (rate < 0.0) return static_cast<int32_t>(all);
+    const double places = sqrt(static_cast<double>(first - start + kGroupTile));
+    const int64_t kept = static_cast<int64_t>(rate * places) - kGroupTile / kGroupKeys;
+    return static_cast<int32_t>(kept < 0 ? 0 : kept < all ? kept : all);
+  }
+};
+
+// The budget that adds up to `density`, in (0, 1], of a sequence of `tokens`. With places x from 0
+// to 1 it is a sqrt(x), at most x, whose sum over that of x is (4 a - a^4) / 3.
+inline KeyGroupBudget KeyGroupBudgetOf(float density, int64_t tokens) {
+  if (density >= 1.0f) return {};
+  double a = 0.0;
+  for (int i = 0; i < 32; ++i) a = 0.25 * (3.0 * static_cast<double>(density) + a * a * a * a);
+  return {.rate = a * sqrt(static_cast<double>(tokens)) / kGroupKeys};
+}
+
 // Groups of kGroupKeys keys for tiles of 64 queries. The score of a group is the largest, over the
 // visible pairs of a query of the tile and a key of the group, of scale * q.k less the query's
 // largest such logit over all keys that it sees; a query with no visible pair in the group has no
 // say. Candidates are the groups that lie before the tile's first query and hold a key of its
 // document or of a later query's. The tile keeps those with the highest scores, ties to the lower
-// group in even heads, to the higher one in odd heads (TiesGoLate): as many as make `density` of
-// the keys that its middle query sees with its own 64 (MostGroups), all candidates where there are
-// fewer.
+// group in even heads, to the higher one in odd heads (TiesGoLate): as many as its budget
+// says, all candidates where there are fewer.
 struct KeyGroupGateStep {
   // [tokens, kv_heads, head_dim], of k's type: the keys of the whole sequence. Null: k holds them.
   const void* keys = nullptr;
@@ -120,24 +147,21 @@ struct KeyGroupGateStep {
   const int32_t* document_starts = nullptr;  // [n]: TileSelection::document_starts
   float scale = 0.0f;                        // of logits
   float density = 0.1f;                      // in (0, 1]
-  int32_t capacity = 0;                      // MostGroups() of the sequence's last tile
+  // The length that the budget adds up to `density` of; 0: query_layout's. Samples of one job say
+  // the same, so that what a sample sees does not depend on those it is dealt with.
+  int64_t budget_tokens = 0;
+  int32_t capacity = 0;  // MostGroups() of the sequence's last tile
   // [heads, query tiles, capacity]: each row by owner, and of one owner ascending, as its local
   // groups.
   int32_t* groups = nullptr;
   // [ranks + 1, heads, query tiles]: owner o's groups of a row are groups[bounds[o]] to
   // groups[bounds[o + 1] - 1].
   int32_t* bounds = nullptr;
-};
 
-// Groups that a tile of 64 queries keeps whose first query has position `first`, of a document that
-// starts at `start`.
-RINGLEADER_HOST_DEVICE inline int32_t MostGroups(float density, int64_t first, int64_t start) {
-  const double keys =
-      static_cast<double>(density) * (static_cast<double>(first - start) + 32.0) - 32.0;
-  const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
-  const int64_t kept = keys > 0 ? static_cast<int64_t>((keys + kGroupKeys / 2) / kGroupKeys) : 0;
-  return static_cast<int32_t>(kept < all ? kept : all);
-}
+  KeyGroupBudget budget() const {
+    return KeyGroupBudgetOf(density, budget_tokens > 0 ? budget_tokens : query_layout.tokens);
+  }
+};
 
 // Of `seen` blocks those that a share of them allows; a share of 0 allows all.
 RINGLEADER_HOST_DEVICE inline int32_t MostBlocks(float density, int32_t seen) {
