@@ -129,6 +129,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   merged.clear_layers();
   merged.clear_lengths();
   merged.clear_documents();
+  merged.clear_group();
+  merged.clear_rank_tokens();
   std::map<uint64_t, uint64_t> documents;        // by tokens
   std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
   std::map<uint32_t, LayerSums> layers;

@@ -56,7 +56,10 @@ v1::StepPlan WithoutNewestChange(const v1::StepPlan& plan) {
 LivePlan::LivePlan(const v1::JobSpec& spec, v1::StepPlan plan, const v1::StepReport* last,
                    bool may_change)
     : spec_(spec), may_change_(may_change), plan_(std::move(plan)) {
-  is_taken_ = last == nullptr || last->plan_version() >= plan_.version();
+  const bool is_dated = plan_.effective_step() > 1 &&
+                        plan_.effective_step() ==
+                            std::max(plan_.weights_from_step(), plan_.shape_from_step());
+  is_taken_ = last == nullptr || !is_dated || last->plan_version() >= plan_.version();
 }
 
 uint64_t LivePlan::LeadSteps(double step_seconds) const {

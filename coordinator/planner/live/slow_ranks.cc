@@ -7,7 +7,8 @@
 namespace ringleader::planner {
 namespace {
 
-constexpr double kLonger = 1.1;  // than the median
+constexpr double kLonger = 1.1;      // than the median
+constexpr double kMostRatio = 10.0;  // one that hangs now and then has some share, too
 constexpr int kSteps = 50;
 constexpr uint64_t kWindow = (uint64_t{1} << kSteps) - 1;
 // Of kSteps steps: one that came to a halt for something else does not acquit a slow rank.
@@ -33,7 +34,7 @@ void SlowRanks::Observe(const v1::StepReport& report) {
   const double median = Median(paces);
   for (size_t i = 0; i < paces.size(); ++i) {
     Rank& rank = ranks_[i];
-    const double ratio = paces[i] / median;
+    const double ratio = std::min(paces[i] / median, kMostRatio);
     if (ratio > kLonger) rank.ratio += kNewest * (ratio - rank.ratio);
     rank.window = (rank.window << 1 | (ratio > kLonger ? 1 : 0)) & kWindow;
     const int slow_steps = std::popcount(rank.window);
@@ -55,8 +56,9 @@ std::vector<v1::SlowRank> SlowRanks::List() const {
 }
 
 std::vector<uint32_t> SlowRanks::GroupPermille(size_t groups) const {
-  std::vector<uint32_t> permille(groups, 1000);
   const size_t context = groups > 0 ? ranks_.size() / groups : 0;
+  if (context == 0 || context * groups != ranks_.size()) return {};
+  std::vector<uint32_t> permille(groups, 1000);
   for (const v1::SlowRank& slow : List()) {
     uint32_t& group = permille.at(slow.rank() / context);
     group = std::min(group, static_cast<uint32_t>(std::lround(1000 / std::max(1.0, slow.ratio()))));
