@@ -72,8 +72,7 @@ class GroupDealer {
         for (size_t k = 0; k <= theirs.size(); ++k) {
           if (k == theirs.size() && mine.size() == 1) continue;
           const int64_t delta = weights_[mine[i]] - (k == theirs.size() ? 0 : weights_[theirs[k]]);
-          const int64_t peak =
-              std::max(Time(slow, load_[slow] - delta), Time(g, load_[g] + delta));
+          const int64_t peak = std::max(Time(slow, load_[slow] - delta), Time(g, load_[g] + delta));
           if (peak >= best_peak) continue;
           std::tie(best_peak, best_group, best_mine, best_theirs) = std::tuple(peak, g, i, k);
         }

@@ -69,7 +69,8 @@ END
   echo "balance: $1, at $SECONDS s"
   "$bin/ringctl" submit "$run/$1.yaml" >"$run/logs/$1.log" 2>&1 || { cat "$run/logs/$1.log" >&2; exit 1; }
   # The job's end, with a checkpoint and a model, is not measured.
-  "$bin/ringctl" watch "$1" -o json 2>>"$run/logs/$1.log" | python3 -c '
+  # Who has seen enough closes the pipe, of which the watch dies.
+  { "$bin/ringctl" watch "$1" -o json 2>>"$run/logs/$1.log" || true; } | python3 -c '
 import json, sys
 wanted = int(sys.argv[1])
 with open(sys.argv[2], "w") as out:

@@ -202,7 +202,8 @@ TEST_F(CliTest, ReportAndHistoryOfAJobThatRunsEndAtItsNewestStep) {
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3) << csv;
 }
 
-// What changes in the plan of a running job is told once as it is announced and once as it is taken.
+// What changes in the plan of a running job is told once as it is announced and once as it is
+// taken.
 TEST_F(CliTest, WatchAndGetTellWhyAPlanChanges) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   v1::WatchJobResponse announced;
@@ -233,8 +234,9 @@ TEST_F(CliTest, WatchAndGetTellWhyAPlanChanges) {
                                  "faster\nrank 3 on b is slow: 1.25 x the time of others for the "
                                  "same work (since step 61)\nplan 2 from step 70: zigzag"));
   coordinator_.jobs["jobs/tiny"] = taken.job();
-  EXPECT_THAT(Run({"get", "tiny"}).out,
-              HasSubstr("\n- plan 2 from step 70: zigzag; flat of 4. zigzag is faster\n- rank 3 on b "));
+  EXPECT_THAT(
+      Run({"get", "tiny"}).out,
+      HasSubstr("\n- plan 2 from step 70: zigzag; flat of 4. zigzag is faster\n- rank 3 on b "));
 }
 
 TEST_F(CliTest, HistoryHasEveryStep) {
@@ -250,7 +252,8 @@ TEST_F(CliTest, HistoryHasEveryStep) {
   EXPECT_EQ(csv.out,
             "step,time,loss,heldout_loss,gradient_norm,learning_rate,tokens,step_seconds,"
             "tokens_per_second,density,worker_imbalance,step_imbalance,ring_imbalance,"
-            "group_imbalance,peak_memory_bytes,plan_version,skipped,data_seconds,index_seconds,attention_forward_seconds,"
+            "group_imbalance,peak_memory_bytes,plan_version,skipped,data_seconds,index_seconds,"
+            "attention_forward_seconds,"
             "attention_backward_seconds,linear_seconds,exposed_communication_seconds,"
             "exposed_offload_seconds,optimizer_seconds,checkpoint_seconds,evaluation_seconds,"
             "exposed_exchange_seconds\r\n"

@@ -21,6 +21,7 @@
 #include "coordinator/planner/live/live_plan.h"
 #include "coordinator/planner/live/reshape.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "jobspec/attention_spec.h"
 #include "jobspec/model_spec.h"
 #include "model_shape/model_config.h"
 #include "spdlog/spdlog.h"
@@ -81,15 +82,9 @@ bool HasFixedSums(const v1::JobSpec& spec) {
 
 // Whether the plan may change, with the order of sums, while the job runs.
 bool MayChange(const v1::JobSpec& spec) {
-  switch (spec.parallelism().replan()) {
-    case v1::ParallelismSpec::ALWAYS:
-      return true;
-    case v1::ParallelismSpec::NEVER:
-      return false;
-    case v1::ParallelismSpec::REPLAN_UNSPECIFIED:
-    default:
-      return !HasFixedSums(spec);
-  }
+  const v1::ParallelismSpec::Replan replan = spec.parallelism().replan();
+  if (replan == v1::ParallelismSpec::ALWAYS) return true;
+  return replan != v1::ParallelismSpec::NEVER && !HasFixedSums(spec);
 }
 
 // What a look for a better shape came to, on its way between threads.
@@ -211,8 +206,7 @@ class PlannerSource : public lifecycle::PlanSource {
 
   std::vector<v1::SlowRank> SlowRanks(const v1::Job& job) override {
     const auto found = running_.find(job.spec().name());
-    return found == running_.end() ? std::vector<v1::SlowRank>()
-                                   : found->second.live->slow_ranks();
+    return found == running_.end() ? std::vector<v1::SlowRank>() : found->second.live->slow_ranks();
   }
 
   void Forget(const v1::Job& job) override { running_.erase(job.spec().name()); }
@@ -238,9 +232,9 @@ class PlannerSource : public lifecycle::PlanSource {
         ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
     Running& running =
         running_
-            .try_emplace(spec.name(),
-                         Running{.model = model,
-                                 .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
+            .try_emplace(
+                spec.name(),
+                Running{.model = model, .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
             .first->second;
     running.cluster = cluster;
     running.live.emplace(spec, plan, last, MayChange(spec));
@@ -262,8 +256,10 @@ class PlannerSource : public lifecycle::PlanSource {
         .misses = running.live->misses(),
         .steps_left = spec.training().steps() - std::min(spec.training().steps(), merged.step()),
         .change_seconds = running.live->change_seconds()};
-    request.hints.document_tokens =
-        planner::DocumentsFrom(running.recent, spec.data().sequence_length());
+    if (jobspec::CheckByDocuments(spec).ok()) {
+      request.hints.document_tokens =
+          planner::DocumentsFrom(running.recent, spec.data().sequence_length());
+    }
     const auto look = [this, request = std::move(request), mailbox = running.mailbox,
                        name = job.name()] {
       const absl::StatusOr<planner::Reshaping> found = planner::Reshape(

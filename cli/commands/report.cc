@@ -168,8 +168,7 @@ void AddSampleRows(const Totals& totals, std::vector<std::vector<std::string>>* 
 
 // What the plan of the newest attempt said of a step when it began; 0: nothing.
 double PredictedSeconds(const v1::Job& job) {
-  return job.attempts().empty() ? 0
-                                : job.attempts().rbegin()->plan().prediction().step_seconds();
+  return job.attempts().empty() ? 0 : job.attempts().rbegin()->plan().prediction().step_seconds();
 }
 
 nlohmann::ordered_json ToJson(const Totals& totals) {
@@ -256,8 +255,8 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   }
   if (const double predicted = PredictedSeconds(totals.job); predicted > 0) {
     const double mean = totals.seconds / static_cast<double>(std::max<size_t>(1, totals.steps));
-    rows.push_back({"a step", absl::StrFormat("%.4g s, predicted %.4g s (%+.1f %%)", mean, predicted,
-                                              100 * (predicted / mean - 1))});
+    rows.push_back({"a step", absl::StrFormat("%.4g s, predicted %.4g s (%+.1f %%)", mean,
+                                              predicted, 100 * (predicted / mean - 1))});
   }
   ForEachPhase(totals.phases, [&](std::string name, double seconds) {
     std::replace(name.begin(), name.end(), '_', ' ');

@@ -40,7 +40,8 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const
     layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
   }
   if (asked.layout() == ParallelismSpec::DOCUMENTS ||
-      (by_documents && wanted(ParallelismSpec::DOCUMENTS) && jobspec::CheckByDocuments(spec).ok())) {
+      (by_documents && wanted(ParallelismSpec::DOCUMENTS) &&
+       jobspec::CheckByDocuments(spec).ok())) {
     layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
   }
   if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);

@@ -42,7 +42,7 @@ struct StepRecord {
   // Where documents are kept apart: those of this group's sequences, by the power of two that they
   // fit.
   std::map<uint64_t, uint64_t> documents = {};
-  data::SampleCounts overlong = {};               // of the training data
+  data::SampleCounts overlong = {};  // of the training data
   double step_seconds = 0;
   PhaseSeconds phases;
   uint64_t peak_memory_bytes = 0;

@@ -17,8 +17,8 @@ struct PhaseSeconds {
   double exposed_communication = 0;
   double exposed_offload = 0;  // waiting for kept activations on their way to or from host memory
   double optimizer = 0;
-  double checkpoint = 0;  // time that the step loop was held up, before this step
-  double evaluation = 0;  // the same
+  double checkpoint = 0;        // time that the step loop was held up, before this step
+  double evaluation = 0;        // the same
   double exposed_exchange = 0;  // waiting for sums of gradients and for gathered parameters
 };
 

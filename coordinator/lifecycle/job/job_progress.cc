@@ -36,9 +36,9 @@ std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerg
 void JobMachine::SettlePlanChanges(v1::Attempt* attempt, const v1::StepReport& merged) {
   for (v1::PlanChange& change : *attempt->mutable_plan_changes()) {
     if (change.state() != v1::PlanChange::ANNOUNCED) continue;
-    const bool is_over = merged.plan_version() > change.version() ||
-                         (merged.plan_version() < change.version() &&
-                          merged.step() >= change.effective_step());
+    const bool is_over =
+        merged.plan_version() > change.version() ||
+        (merged.plan_version() < change.version() && merged.step() >= change.effective_step());
     if (merged.plan_version() != change.version() && !is_over) continue;
     change.set_state(is_over ? v1::PlanChange::MISSED : v1::PlanChange::IN_FORCE);
     effects_.job_changed = true;

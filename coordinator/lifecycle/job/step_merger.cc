@@ -18,8 +18,8 @@ struct Meetings {
 
   void Add(const std::vector<double>& seconds) {
     longest += *std::ranges::max_element(seconds);
-    mean += std::accumulate(seconds.begin(), seconds.end(), 0.0) /
-            static_cast<double>(seconds.size());
+    mean +=
+        std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
   }
   void Add(const Meetings& other) {
     longest += other.longest;

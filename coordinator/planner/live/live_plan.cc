@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint64_t kMostLeadFactor = 64;
 constexpr uint64_t kStepsBetweenLooks = 32;
-constexpr double kNewestStep = 0.1;     // of the moving average of a step's seconds
-constexpr uint32_t kNoticeable = 50;    // thousandths of a group's speed
+constexpr double kNewestStep = 0.1;          // of the moving average of a step's seconds
+constexpr uint32_t kNoticeable = 50;         // thousandths of a group's speed
 constexpr double kUsualChange[] = {0.1, 2};  // seconds that a change of shape costs: CPU, GPU
 
 bool Alike(const google::protobuf::RepeatedField<uint32_t>& a, const std::vector<uint32_t>& b) {
@@ -56,9 +56,9 @@ v1::StepPlan WithoutNewestChange(const v1::StepPlan& plan) {
 LivePlan::LivePlan(const v1::JobSpec& spec, v1::StepPlan plan, const v1::StepReport* last,
                    bool may_change)
     : spec_(spec), may_change_(may_change), plan_(std::move(plan)) {
-  const bool is_dated = plan_.effective_step() > 1 &&
-                        plan_.effective_step() ==
-                            std::max(plan_.weights_from_step(), plan_.shape_from_step());
+  const bool is_dated =
+      plan_.effective_step() > 1 &&
+      plan_.effective_step() == std::max(plan_.weights_from_step(), plan_.shape_from_step());
   is_taken_ = last == nullptr || !is_dated || last->plan_version() >= plan_.version();
 }
 
@@ -135,8 +135,7 @@ void LivePlan::TakeShape(uint64_t version, Reshaping found) {
   better_ = std::move(found.better);
 }
 
-bool LivePlan::ChangeSpeeds(const v1::StepReport& report,
-                            std::optional<v1::StepPlan>* next) const {
+bool LivePlan::ChangeSpeeds(const v1::StepReport& report, std::optional<v1::StepPlan>* next) const {
   const uint32_t groups = spec_.parallelism().data();
   if (groups < 2 || spec_.data().batching() != v1::DataSpec::SAMPLES ||
       spec_.data().dealing() == v1::DataSpec::IN_ORDER) {

@@ -38,7 +38,7 @@ struct ReshapeRequest {
   CostModel costs;
   patterns::PatternHints hints = {};  // of the last steps
   v1::StepPlan plan = {};             // in force
-  StepsTaken taken = {};         // under it
+  StepsTaken taken = {};              // under it
   // What steps took over what was predicted, by the shapes (NameOf) that were in force so far.
   std::map<std::string, double> misses = {};
   uint64_t steps_left = 0;

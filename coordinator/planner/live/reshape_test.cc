@@ -39,7 +39,8 @@ class ReshapeTest : public ::testing::Test {
     spec_.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
     spec_.mutable_data()->set_document_mask(true);
   }
-  // Steps that took `slower` times what is predicted of the plan in force, and waited for `waits` s.
+  // Steps that took `slower` times what is predicted of the plan in force, and waited for `waits`
+  // s.
   ReshapeRequest Request(double slower, double waits) {
     ReshapeRequest request = {.spec = spec_,
                               .model = model_,
@@ -94,8 +95,7 @@ TEST_F(ReshapeTest, AGainIsWorthTwiceWhatTheChangeCosts) {
   ReshapeRequest request = Request(1, 0);
   const Reshaping found = Look(request);
   ASSERT_TRUE(found.better.has_value());
-  const double gain =
-      request.taken.seconds - found.better->prediction().step_seconds();
+  const double gain = request.taken.seconds - found.better->prediction().step_seconds();
   request.change_seconds = 0.49 * 100 * gain;
   EXPECT_TRUE(Look(request).better.has_value());
   request.change_seconds = 0.52 * 100 * gain;

@@ -71,8 +71,8 @@ class EngineDevice {
   virtual uint64_t PeakBytes() const = 0;
 };
 
-// `ring`, which is over the ranks that share sequences, of which this is number `rank`; by documents
-// with the device's MakeAttentionAlone over whole ones.
+// `ring`, which is over the ranks that share sequences, of which this is number `rank`; by
+// documents with the device's MakeAttentionAlone over whole ones.
 absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
     const patterns::AttentionOptions& options, std::unique_ptr<attention::ContextAttention> ring,
     int rank, EngineDevice& device);

@@ -13,8 +13,8 @@ namespace ringleader::trainer {
 namespace {
 
 using ::testing::Contains;
-using ::testing::ElementsAre;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::Not;
 using ::testing::Pair;
 using testing::RecordingHost;

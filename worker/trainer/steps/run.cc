@@ -90,9 +90,9 @@ class Attempt {
   std::string resumed_from_;  // a checkpoint's folder; empty: none
   // The newest plan that all ranks agreed on, which may begin later, as it travels.
   std::string plan_bytes_;
-  uint64_t done_ = 0;         // steps
-  uint64_t tokens_ = 0;       // trained on
-  absl::Time save_start_;     // written only while no save is under way
+  uint64_t done_ = 0;      // steps
+  uint64_t tokens_ = 0;    // trained on
+  absl::Time save_start_;  // written only while no save is under way
   double checkpoint_seconds_ = 0, evaluation_seconds_ = 0;  // since the last step
 };
 

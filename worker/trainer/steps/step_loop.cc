@@ -142,9 +142,9 @@ absl::Status StepLoop::Apply(const Plan& plan, uint64_t trained) {
   }
   RETURN_IF_ERROR(CheckBudgets(plan));
   if (trained > 0 && !plan.AgreesAt(trained, plan_)) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "it came too late: it changes step %d, which has been trained by plan %d", trained,
-        plan_.version));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("it came too late: it changes step %d, which has been trained by plan %d",
+                        trained, plan_.version));
   }
   int layers = 0;
   for (const Plan::Budget& budget : plan.layer_budgets) {
