@@ -84,7 +84,11 @@ with open(sys.argv[2], "w") as out:
             sys.exit(part["job"].get("state_reason") or "it ended early")' "$steps" "$run/$1.steps" ||
     { "$bin/ringctl" logs "$1" 2>/dev/null | tail -n 20 >&2; exit 1; }
   "$bin/ringctl" cancel "$1" >/dev/null
-  until "$bin/ringctl" get "$1" -o json | grep -q '"CANCELLED"'; do sleep 0.2; done
+  local deadline=$((SECONDS + 60))
+  until [[ $("$bin/ringctl" get "$1" -o json) == *'"CANCELLED"'* ]]; do
+    ((SECONDS < deadline)) || { echo "balance: $1 does not end" >&2; exit 1; }
+    sleep 0.2
+  done
 }
 
 start_coordinator
