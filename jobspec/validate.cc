@@ -156,18 +156,6 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
-absl::Status CheckByDocuments(const v1::JobSpec& spec) {
-  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
-    return Invalid(
-        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
-        "false lets a token attend to the documents before its own; give data.document_mask: true, "
-        "or parallelism.layout: striped");
-  }
-  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
-  options.by_documents = true;
-  return patterns::CheckByDocuments(options);
-}
-
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -274,6 +262,18 @@ absl::Status Mistakes::status() const {
   std::string text = absl::StrCat(found_.size(), full() ? " mistakes or more:" : " mistakes:");
   for (const Mistake& one : found_) absl::StrAppend(&text, "\n  ", one.line);
   return absl::InvalidArgumentError(text);
+}
+
+absl::Status CheckByDocuments(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
+    return Invalid(
+        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
+        "false lets a token attend to the documents before its own; give data.document_mask: true, "
+        "or parallelism.layout: striped");
+  }
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.by_documents = true;
+  return patterns::CheckByDocuments(options);
 }
 
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {

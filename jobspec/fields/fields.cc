@@ -59,6 +59,10 @@ constexpr Field kFieldsBeforePatterns[] = {
      "Documents of more than `data.sequence_length` tokens: the job ends with their number "
      "(`refuse`), each is cut into samples of at most so many (`split`), or left out (`drop`). The "
      "log, step reports and `ringctl report` count them."},
+    {"data.dealing", Need::kDefault, "by_cost", {}, kSamples,
+     "`by_cost`: a step's samples go to the groups so that all are predicted to take as long. "
+     "`in_order`: one after another, each a micro-batch of its own at which the groups meet; slower, "
+     "to compare with."},
     {"data.document_mask", Need::kDefault, "true", {}, kPacked,
      "Whether the documents packed into one sequence are kept apart: a token attends to tokens of "
      "its own document only, as if each document were a sequence of its own. With `false` attention "
@@ -108,6 +112,12 @@ constexpr Field kFieldsAfterPatterns[] = {
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
+    {"parallelism.replan", Need::kDefault, "auto", {}, kAlways,
+     "Whether the plan may change while the job runs: layout, ring and stripe where the job file leaves "
+     "them to the planner, and by which weights samples are dealt ([planner.md](planner.md)). `auto`: "
+     "unless the job promises the same bits in every run (`training.deterministic`, and all on the CPU "
+     "engine). `always`: there, too; changes are recorded with the job, so that a resumed attempt "
+     "trains the same bits, but another run may change at other steps. `never`."},
     {"parallelism.kv_gradients", Need::kDefault, "float32", {}, kCuda,
      "Type in which gradients of keys and values travel between trainers. They are summed in "
      "float32 either way; `bfloat16` halves what travels and rounds the sum at every hop, for slow "

@@ -39,6 +39,8 @@ class EngineDevice {
 
   virtual const model::TokenOps& token_ops() const = 0;
   virtual attention::ContextAttention& attention() = 0;
+  // Replaces it by one of other options; all that it computed is done. All ranks do alike.
+  virtual absl::Status SetAttention(const patterns::AttentionOptions& options) = 0;
   // Attention of this rank to its own tokens alone, with options of a ring of one. Whatever other
   // ranks do, they take no part.
   virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
@@ -69,11 +71,11 @@ class EngineDevice {
   virtual uint64_t PeakBytes() const = 0;
 };
 
-// A job's attention by documents: `ring` over the ranks that share its sequences, and the device's
-// MakeAttentionAlone over whole documents.
-absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionByDocuments(
-    const TrainingJob& job, std::unique_ptr<attention::ContextAttention> ring,
-    EngineDevice& device);
+// `ring`, which is over the ranks that share sequences, of which this is number `rank`; by
+// documents with the device's MakeAttentionAlone over whole ones.
+absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
+    const patterns::AttentionOptions& options, std::unique_ptr<attention::ContextAttention> ring,
+    int rank, EngineDevice& device);
 
 // Find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host` outlive
 // what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the machine
