@@ -5,7 +5,8 @@
 #   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER]
 #                                             batching and tuning, on two GPUs of this machine: the same samples with
 #                                             and without; from a checkout or a bundle (deploy/bundle.sh)
-#   bench/balance.sh --cpus ...               the same on two CPU ranks and short samples, to try the script: no rows
+#   bench/balance.sh --cpus ...               the same on two CPU ranks and short samples, to try the script: prints rows and
+#                                             writes none
 #
 # Rows that other calls measured stay; a row of docs/balance.md that nobody measured says so. --config: the model
 # (default: bench/models/bytes-100m.json); --steps: of a job, a third of them warm up.
@@ -20,7 +21,7 @@ while (($#)); do
     --config) config=$2 ;;
     --steps) steps=$2 ;;
     --dir) run=$2 ;;
-    -h | --help) sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
@@ -109,7 +110,11 @@ for anchor in none mean; do
   job "groups-$anchor" ChatQA2-like 1 2 4 "$slash" "$balance" by_cost
   job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance" by_cost
 done
-[[ $engine == cuda ]] || { echo "balance: all jobs ran in $SECONDS s"; exit; }
+if [[ $engine == cpu ]]; then
+  HARDWARE="two CPU ranks, short samples" python3 "$root/bench/balance_rows.py" print "$run"
+  echo "balance: all jobs ran in $SECONDS s" >&2
+  exit
+fi
 hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
 HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" gpus "$run"
 echo "balance: $SECONDS s" >&2

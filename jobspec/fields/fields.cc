@@ -106,7 +106,8 @@ constexpr Field kFieldsAfterPatterns[] = {
      "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
      "`context` × stripe (`striped`). `documents`: long documents lie in stripes, short ones whole "
      "on one trainer, and only keys of the long ones travel; with `attention.pattern: dense` and "
-     "documents kept apart. `auto`: the planner picks one of the others."},
+     "documents kept apart. `auto`: the planner picks one of the others, and may pick "
+     "`documents`, too, while the job runs (`parallelism.replan`)."},
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
