@@ -156,6 +156,15 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
+  const bool are_apart =
+      spec.data().batching() == v1::DataSpec::SAMPLES || spec.data().document_mask();
+  if (spec.attention().dense_below() == 0 || are_apart) return absl::OkStatus();
+  return Invalid(
+      "attention.dense_below: with data.document_mask: false there are no documents apart from "
+      "others; give 0, or data.document_mask: true");
+}
+
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -327,6 +336,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
                                        "'-', at most 63, beginning and ending with a letter or "
                                        "digit"));
   }
+  mistakes->Add("attention.dense_below", CheckDenseBelow(spec));
   mistakes->Add("resources.offload", CheckOffload(given, spec));
   for (const Field& field : Fields()) {
     // Derived from something that is wrong: that has an error of its own.

@@ -74,6 +74,10 @@ constexpr Field kFieldsBeforePatterns[] = {
 constexpr Field kFieldsAfterPatterns[] = {
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
+    {"attention.dense_below", Need::kDefault, "0", {0, kMaxTokens}, kSparse,
+     "Documents of fewer tokens attend to all of their own tokens, whatever the pattern keeps, where documents "
+     "are kept apart (`data.document_mask` or `data.batching: samples`); 0: none do. A sequence with documents "
+     "of both kinds is computed twice, once for each, and its keys travel twice."},
     {"attention.selection", Need::kDefault, "full", {}, kSparse,
      "By which queries what a query attends to may be chosen: by whichever the pattern takes "
      "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "

@@ -40,6 +40,10 @@ class CpuDevice : public EngineDevice {
   const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
   absl::Status SetAttention(const patterns::AttentionOptions& options) override;
+  absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
+      const patterns::AttentionOptions& options) override {
+    return attention::CreateCpuRingAttention(options, context_.get());
+  }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override {
     if (alone_ == nullptr) {
@@ -95,9 +99,7 @@ absl::Status CpuDevice::SetUp() {
 
 absl::Status CpuDevice::SetAttention(const patterns::AttentionOptions& options) {
   attention_.reset();
-  ASSIGN_OR_RETURN(auto ring, attention::CreateCpuRingAttention(options, context_.get()));
-  ASSIGN_OR_RETURN(attention_,
-                   AttentionOf(options, std::move(ring), job_.rank % job_.context, *this));
+  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.rank % job_.context, *this));
   return absl::OkStatus();
 }
 

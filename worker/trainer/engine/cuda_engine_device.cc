@@ -80,6 +80,10 @@ class CudaDevice : public EngineDevice {
   const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
   absl::Status SetAttention(const patterns::AttentionOptions& options) override;
+  absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
+      const patterns::AttentionOptions& options) override {
+    return attention::CreateCudaRingAttention(options, context_.get());
+  }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override;
   absl::StatusOr<double> Exchange(int partner, size_t bytes) override;
@@ -157,9 +161,7 @@ absl::Status CudaDevice::Connect() {
 
 absl::Status CudaDevice::SetAttention(const patterns::AttentionOptions& options) {
   attention_.reset();  // what it holds may not fit beside the next one's
-  ASSIGN_OR_RETURN(auto ring, attention::CreateCudaRingAttention(options, context_.get()));
-  ASSIGN_OR_RETURN(attention_,
-                   AttentionOf(options, std::move(ring), job_.rank % job_.context, *this));
+  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.rank % job_.context, *this));
   return absl::OkStatus();
 }
 

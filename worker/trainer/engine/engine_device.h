@@ -41,6 +41,9 @@ class EngineDevice {
   virtual attention::ContextAttention& attention() = 0;
   // Replaces it by one of other options; all that it computed is done. All ranks do alike.
   virtual absl::Status SetAttention(const patterns::AttentionOptions& options) = 0;
+  // Attention over the ranks that share this rank's sequences.
+  virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
+      const patterns::AttentionOptions& options) = 0;
   // Attention of this rank to its own tokens alone, with options of a ring of one. Whatever other
   // ranks do, they take no part.
   virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
@@ -71,11 +74,10 @@ class EngineDevice {
   virtual uint64_t PeakBytes() const = 0;
 };
 
-// `ring`, which is over the ranks that share sequences, of which this is number `rank`; by
-// documents with the device's MakeAttentionAlone over whole ones.
+// Attention as the options ask for it, of what the device makes. This rank is number `rank` of
+// those that share its sequences.
 absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
-    const patterns::AttentionOptions& options, std::unique_ptr<attention::ContextAttention> ring,
-    int rank, EngineDevice& device);
+    const patterns::AttentionOptions& options, int rank, EngineDevice& device);
 
 // Find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host` outlive
 // what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the machine

@@ -5,7 +5,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
-#include "worker/attention/runner/document_attention.h"
+#include "worker/attention/documents/document_attention.h"
+#include "worker/attention/documents/short_document_attention.h"
 #include "worker/trainer/engine/model_source.h"
 
 namespace ringleader::trainer {
@@ -30,13 +31,21 @@ absl::StatusOr<std::unique_ptr<StepEngine>> StepEngine::Create(const TrainingJob
 }
 
 absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
-    const patterns::AttentionOptions& options, std::unique_ptr<attention::ContextAttention> ring,
-    int rank, EngineDevice& device) {
-  if (!options.by_documents) return ring;
-  ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
-                   device.MakeAttentionAlone(attention::AloneOptions(options)));
-  return std::make_unique<attention::DocumentAttention>(options, std::move(ring), std::move(alone),
-                                                        rank);
+    const patterns::AttentionOptions& options, int rank, EngineDevice& device) {
+  ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> ring, device.MakeRing(options));
+  if (options.by_documents) {
+    ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
+                     device.MakeAttentionAlone(attention::AloneOptions(options)));
+    return std::make_unique<attention::DocumentAttention>(options, std::move(ring),
+                                                          std::move(alone), rank);
+  }
+  if (options.dense_below > 0 && options.pattern != patterns::Pattern::kDense) {
+    ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> dense,
+                     device.MakeRing(attention::DenseOptions(options)));
+    return std::make_unique<attention::ShortDocumentAttention>(options, std::move(ring),
+                                                               std::move(dense), rank);
+  }
+  return ring;
 }
 
 absl::Status StepEngine::SetUp(Host& host) {
