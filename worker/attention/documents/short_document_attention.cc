@@ -24,7 +24,8 @@ struct Documents {
 
 Documents Cut(int64_t tokens, std::span<const int64_t> firsts, int64_t padding,
               const patterns::AttentionOptions& options) {
-  Documents documents = {.are_short = std::vector<uint8_t>(tokens, 0)};
+  Documents documents;
+  documents.are_short.resize(tokens, 0);
   const std::vector<int64_t> one = {0};
   const std::span<const int64_t> starts = firsts.empty() ? one : firsts;
   for (size_t i = 0; i < starts.size(); ++i) {
@@ -71,8 +72,7 @@ class ShortDocumentAttention::Record : public AttentionRecord {
   AttentionGradients Backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                               const Tensor& lse, const Tensor& d_out) const override {
     const Tensor rows = is_short_.view({-1, 1, 1});
-    AttentionGradients gradients =
-        sparse_->Backward(q, k, v, out, lse, d_out.masked_fill(rows, 0));
+    AttentionGradients gradients = sparse_->Backward(q, k, v, out, lse, d_out.masked_fill(rows, 0));
     const AttentionGradients dense =
         dense_->Backward(q, k, v, out, lse, d_out.masked_fill(rows.logical_not(), 0));
     gradients.dq += dense.dq;
@@ -136,7 +136,7 @@ absl::Status ShortDocumentAttention::SetDocuments(int64_t tokens, std::span<cons
                                                   int64_t padding) {
   RETURN_IF_ERROR(sparse_->SetDocuments(tokens, firsts, padding));
   const Documents documents = Cut(tokens, firsts, padding, options_);
-  computes_ = !documents.has_short  ? Computes::kSparse
+  computes_ = !documents.has_short ? Computes::kSparse
               : documents.has_long ? Computes::kBoth
                                    : Computes::kDense;
   if (computes_ == Computes::kSparse) return absl::OkStatus();

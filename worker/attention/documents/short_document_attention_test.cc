@@ -44,7 +44,9 @@ Sequence Draw(std::vector<int64_t> firsts) {
           torch::randn({kTokens, kHeads, kHeadDim})};
 }
 // Short and long ones in turn, one of a single token, one that ends within the last tile.
-Sequence Mixed() { return Draw({0, 70, 200, 420, 421, 1000}); }
+Sequence Mixed() {
+  return Draw({0, 70, 200, 420, 421, 1000});
+}
 
 struct Result {
   Tensor out, dq, dk, dv;
@@ -222,8 +224,9 @@ TEST(ShortDocumentAttentionErrorTest, DocumentsThatLieByThemselvesAreRefused) {
     ShortDocumentAttention attention(options, *CreateCpuRingAttention(options, &communicator),
                                      *CreateCpuRingAttention(DenseOptions(options), &communicator),
                                      0);
-    const auto layout =
-        ring::DocumentLayout::Create(8, std::vector<int64_t>{0}, {std::optional<int>(0)}, 1, 1);
+    const std::vector<std::optional<int>> holders = {0};
+    const auto layout = ring::DocumentLayout::Create(8, std::vector<int64_t>{0}, holders,
+                                                     /*ranks=*/1, /*stripe=*/1);
     EXPECT_EQ(attention.SetLayout(*layout).code(), absl::StatusCode::kFailedPrecondition);
   });
 }
