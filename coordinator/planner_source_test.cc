@@ -269,6 +269,7 @@ TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
   request.spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
   request.spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
   request.spec.mutable_training()->set_global_batch(4);
+  request.spec.mutable_training()->set_steps(1000);
   v1::Job job;
   *job.mutable_spec() = request.spec;
   *job.mutable_model_shape() = Shape();
