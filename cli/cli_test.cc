@@ -207,6 +207,51 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   EXPECT_THAT(Run(too_small).err, HasSubstr("its share of that is 0.00 GiB"));
 }
 
+TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", Path("job.yaml"), "-o", "json"});
+    return Run(more);
+  };
+  const auto seconds = [](const Result& result) {
+    return nlohmann::json::parse(result.out)["prediction"]["step_seconds"].get<double>();
+  };
+  const double usual = seconds(plan({}));
+  const std::string slow =
+      R"({"machine": {"device": "slow"}, "bytes_per_second": 1e6, "latency_seconds": 1e-5})";
+  Write("measured", R"({"tables": [], "links": [)" + slow + "]}");
+  const Result measured = plan({"--measured", Path("measured")});
+  EXPECT_EQ(measured.code, 0) << measured.err;
+  EXPECT_GT(seconds(measured), 1.5 * usual);
+  EXPECT_THAT(measured.err,
+              HasSubstr("slow as measured: attention of the job's shape was not, usual "
+                        "speed; links inside a node at 0.001 GB/s"));
+  EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--intra-node-gbytes", "1e6"})), usual)
+      << "what is given is not as measured";
+  Write("measured",
+        R"({"links": [{"machine": {"device": "other"}, "bytes_per_second": 1e12}, )" + slow + "]}");
+  EXPECT_THAT(plan({"--measured", Path("measured")}).err,
+              HasSubstr("name one of its devices by --device: \"other\", \"slow\""));
+  EXPECT_EQ(plan({"--measured", Path("measured"), "--device", "third"}).code, kUsage);
+  EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--device", "slow"})), seconds(measured));
+  Write("measured", "{}");
+  EXPECT_THAT(plan({"--measured", Path("measured")}).err, HasSubstr("nothing had been measured"));
+  Write("measured", "tokens,density");
+  EXPECT_THAT(plan({"--measured", Path("measured")}).err, HasSubstr("`ringctl latency -o json`"));
+
+  // The first of four warms up.
+  Write("steps", R"({"step_seconds": 10}
+{"step_seconds": 2}
+{"step_seconds": 4}
+{"step_seconds": 3}
+)");
+  EXPECT_THAT(plan({"--steps", Path("steps")}).err,
+              HasSubstr("3 measured steps took 3 s (median): predicted "));
+  Write("steps", "{}\n");
+  EXPECT_THAT(plan({"--steps", Path("steps")}).err, HasSubstr("steps:1: is no step"));
+  Write("steps", "");
+  EXPECT_THAT(plan({"--steps", Path("steps")}).err, HasSubstr("holds no step"));
+}
+
 TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
   const auto plan = [&](std::vector<std::string> more) {
     std::vector<std::string> command = {

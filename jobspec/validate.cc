@@ -156,16 +156,13 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
-absl::Status CheckByDocuments(const v1::JobSpec& spec) {
-  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
-    return Invalid(
-        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
-        "false lets a token attend to the documents before its own; give data.document_mask: true, "
-        "or parallelism.layout: striped");
-  }
-  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
-  options.by_documents = true;
-  return patterns::CheckByDocuments(options);
+absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
+  const bool are_apart =
+      spec.data().batching() == v1::DataSpec::SAMPLES || spec.data().document_mask();
+  if (spec.attention().dense_below() == 0 || are_apart) return absl::OkStatus();
+  return Invalid(
+      "attention.dense_below: with data.document_mask: false there are no documents apart from "
+      "others; give 0, or data.document_mask: true");
 }
 
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
@@ -276,6 +273,18 @@ absl::Status Mistakes::status() const {
   return absl::InvalidArgumentError(text);
 }
 
+absl::Status CheckByDocuments(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
+    return Invalid(
+        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
+        "false lets a token attend to the documents before its own; give data.document_mask: true, "
+        "or parallelism.layout: striped");
+  }
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.by_documents = true;
+  return patterns::CheckByDocuments(options);
+}
+
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {
   const auto tokens = static_cast<int64_t>(spec.data().sequence_length());
   RETURN_IF_ERROR(ring::CheckDivides("data.sequence_length", tokens, division));
@@ -327,6 +336,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
                                        "'-', at most 63, beginning and ending with a letter or "
                                        "digit"));
   }
+  mistakes->Add("attention.dense_below", CheckDenseBelow(spec));
   mistakes->Add("resources.offload", CheckOffload(given, spec));
   for (const Field& field : Fields()) {
     // Derived from something that is wrong: that has an error of its own.

@@ -52,6 +52,10 @@ TEST(ValidateTest, RangesNameFieldValueAndLimits) {
   EXPECT_THAT(Complaint({"name=Big_Job"}), HasSubstr("name: 'Big_Job' is not allowed"));
   EXPECT_THAT(Complaint({"attention.tile=96"}), HasSubstr("give 64 or 128"));
   EXPECT_THAT(Complaint({"attention.dense_layers=[1,1]"}), HasSubstr("layer 1 is listed twice"));
+  EXPECT_THAT(Complaint({"attention.dense_below=2048", "data.document_mask=false"}),
+              HasSubstr("there are no documents apart from others; give 0"));
+  EXPECT_THAT(Complaint({"attention.dense_below=2048", "attention.pattern=dense"}),
+              HasSubstr("only fits attention.pattern other than dense"));
   EXPECT_THAT(Complaint({"labels.a=b c"}), HasSubstr("labels.a: keys and values"));
   EXPECT_THAT(Complaint({"training.global_batch=3", "parallelism.data=2", "parallelism.context=2"}),
               HasSubstr("training.global_batch: 3 does not divide by parallelism.data (2)"));

@@ -55,6 +55,7 @@ struct AttentionOptions {
   Select select = Select::kTopP;    // kVerticalSlash, as the next
   VerticalSlashBudget budget = {};  // kVerticalSlash
   std::vector<int> dense_layers = {};
+  int64_t dense_below = 0;  // documents of fewer tokens attend to all of their tokens
   BalanceOptions balance = {};
   Selection selection = Selection::kFull;
   int probe_every = 0;        // steps between two probes of the recall; 0: never

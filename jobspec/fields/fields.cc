@@ -59,6 +59,10 @@ constexpr Field kFieldsBeforePatterns[] = {
      "Documents of more than `data.sequence_length` tokens: the job ends with their number "
      "(`refuse`), each is cut into samples of at most so many (`split`), or left out (`drop`). The "
      "log, step reports and `ringctl report` count them."},
+    {"data.dealing", Need::kDefault, "by_cost", {}, kSamples,
+     "`by_cost`: a step's samples go to the groups so that all are predicted to take as long. "
+     "`in_order`: one after another, each a micro-batch of its own at which the groups meet; slower, "
+     "to compare with."},
     {"data.document_mask", Need::kDefault, "true", {}, kPacked,
      "Whether the documents packed into one sequence are kept apart: a token attends to tokens of "
      "its own document only, as if each document were a sequence of its own. With `false` attention "
@@ -70,6 +74,10 @@ constexpr Field kFieldsBeforePatterns[] = {
 constexpr Field kFieldsAfterPatterns[] = {
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
+    {"attention.dense_below", Need::kDefault, "0", {0, kMaxTokens}, kSparse,
+     "Documents of fewer tokens attend to all of their own tokens, whatever the pattern keeps, where documents "
+     "are kept apart (`data.document_mask` or `data.batching: samples`); 0: none do. A sequence with documents "
+     "of both kinds is computed twice, once for each, and its keys travel twice."},
     {"attention.selection", Need::kDefault, "full", {}, kSparse,
      "By which queries what a query attends to may be chosen: by whichever the pattern takes "
      "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
@@ -102,12 +110,19 @@ constexpr Field kFieldsAfterPatterns[] = {
      "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
      "`context` × stripe (`striped`). `documents`: long documents lie in stripes, short ones whole "
      "on one trainer, and only keys of the long ones travel; with `attention.pattern: dense` and "
-     "documents kept apart. `auto`: the planner picks one of the others."},
+     "documents kept apart. `auto`: the planner picks one of the others, and may pick "
+     "`documents`, too, while the job runs (`parallelism.replan`)."},
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
+    {"parallelism.replan", Need::kDefault, "auto", {}, kAlways,
+     "Whether the plan may change while the job runs: layout, ring and stripe where the job file leaves "
+     "them to the planner, and by which weights samples are dealt ([planner.md](planner.md)). `auto`: "
+     "unless the job promises the same bits in every run (`training.deterministic`, and all on the CPU "
+     "engine). `always`: there, too; changes are recorded with the job, so that a resumed attempt "
+     "trains the same bits, but another run may change at other steps. `never`."},
     {"parallelism.kv_gradients", Need::kDefault, "float32", {}, kCuda,
      "Type in which gradients of keys and values travel between trainers. They are summed in "
      "float32 either way; `bfloat16` halves what travels and rounds the sum at every hop, for slow "

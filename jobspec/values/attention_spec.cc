@@ -81,6 +81,7 @@ absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::Attentio
       options.balance.tolerance = static_cast<float>(spec.balance().tolerance());
     }
     if (spec.has_tile()) options.tile = static_cast<int>(spec.tile());
+    options.dense_below = static_cast<int64_t>(spec.dense_below());
     options.dense_layers.assign(spec.dense_layers().begin(), spec.dense_layers().end());
     return options;
   }

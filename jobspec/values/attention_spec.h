@@ -41,6 +41,9 @@ absl::StatusOr<ring::RingKind> RingOf(v1::ParallelismSpec::Ring ring);
 // defaults, and so do layout, stripe and ring, which are a plan's.
 absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::AttentionSpec& spec);
 
+// Whether documents may be laid out by themselves: kept apart, under a pattern that allows it.
+absl::Status CheckByDocuments(const v1::JobSpec& spec);
+
 // Every sequence of a step.
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division);
 

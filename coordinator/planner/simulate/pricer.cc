@@ -47,9 +47,9 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
   return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
 }
 
-std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
-  const bool weighs = spec.data().batching() == v1::DataSpec::SAMPLES ||
-                      jobspec::IsByDocuments(spec.parallelism().layout());
+std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpec::Layout layout) {
+  const bool weighs =
+      spec.data().batching() == v1::DataSpec::SAMPLES || jobspec::IsByDocuments(layout);
   if (!weighs) return {};
   // Each costs a walk of the ring, and what its heads list.
   const uint32_t ranks = spec.parallelism().context();
@@ -202,7 +202,7 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
   const std::vector<ring::HeadPattern> heads = patterns::SampleLayer(
       attention, dense, blocks, SampledHeads(attention, setting.ring.ranks()), hints, seed);
   const double weight = static_cast<double>(model_.heads) / static_cast<double>(heads.size());
-  for (const Layout& layout : layouts_) {
+  for (const Layout& layout : CountedWith(setting)) {
     ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(layout.first));
     attention.stripe = static_cast<int>(layout.second);
     kernels::ShardLayout shards = patterns::LayoutOf(attention, setting.ring.ranks(), 0, 0);
@@ -234,12 +234,17 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
   return absl::OkStatus();
 }
 
+std::set<Pricer::Layout> Pricer::CountedWith(const Setting& setting) const {
+  return hints_.document_tokens.empty() ? layouts_ : std::set<Layout>{setting.layout};
+}
+
 absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Setting& setting,
                                                                     uint64_t tokens) {
   layouts_.insert(setting.layout);
   const auto counted = layers_.find({tokens, setting.layout});
   if (counted != layers_.end()) return &counted->second;
-  for (const Layout& layout : layouts_) layers_.erase({tokens, layout});  // counted anew, together
+  // Counted anew, together.
+  for (const Layout& layout : CountedWith(setting)) layers_.erase({tokens, layout});
   const patterns::AttentionOptions& attention = setting.attention;
   const std::set<int> listed(attention.dense_layers.begin(), attention.dense_layers.end());
   const int64_t dense = attention.pattern == patterns::Pattern::kDense

@@ -10,7 +10,7 @@
 #include "balance/grid.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
-#include "worker/attention/runner/document_attention.h"
+#include "worker/attention/documents/document_attention.h"
 
 namespace ringleader::trainer {
 namespace {
