@@ -168,6 +168,13 @@ absl::Status CheckByDocuments(const v1::JobSpec& spec) {
   return patterns::CheckByDocuments(options);
 }
 
+absl::Status CheckHeadRanks(const v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.head_ranks = static_cast<int>(HeadRanks(spec.parallelism()));
+  options.by_documents = IsByDocuments(spec.parallelism().layout());
+  return patterns::CheckHeadRanks(options);
+}
+
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -192,7 +199,17 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
                                spec.resources().trainers(), "; make them equal"));
     return;
   }
-  ring::Division division = {.ranks = static_cast<int64_t>(context), .tile = tile};
+  const uint32_t heads = HeadRanks(parallelism);
+  if (context % heads != 0) {
+    mistakes->Add("parallelism.heads",
+                  absl::StrCat("parallelism.heads: ", heads,
+                               " does not divide parallelism.context (", context,
+                               "), the trainers that share a sequence; give a divisor of it"));
+    return;
+  }
+  mistakes->Add("parallelism.heads", CheckHeadRanks(spec));
+  ring::Division division = {
+      .ranks = static_cast<int64_t>(context / heads), .tile = tile, .heads = heads};
   if (parallelism.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     const auto layout = LayoutOf(parallelism.layout());
     if (!layout.ok()) return mistakes->Add("parallelism.layout", layout.status());

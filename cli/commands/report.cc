@@ -32,6 +32,7 @@ struct Totals {
   Mean dealt_imbalance;
   uint64_t overlong_documents = 0, overlong_tokens = 0;
   Mean worker_imbalance, step_imbalance, density;
+  double head_bytes = 0;  // of the rank that sent most
   std::map<uint32_t, Mean> layer_density, layer_recall;
   std::map<uint32_t, std::vector<Mean>> probed_recall;              // by head
   std::map<uint32_t, Mean> verticals_at_budget, slashes_at_budget;  // of layers with a recall
@@ -54,6 +55,7 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     totals.overlong_documents = step.overlong_documents();
     totals.overlong_tokens = step.overlong_tokens();
     totals.worker_imbalance.Add(step.worker_imbalance());
+    totals.head_bytes += static_cast<double>(step.head_bytes());
     totals.step_imbalance.Add(step.step_imbalance());
     for (const v1::LayerReport& layer : step.layers()) {
       totals.density.Add(layer.density());
@@ -189,6 +191,7 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
       {"phases_are", "maxima over ranks"},
       {"phases", phases},
       {"model", job.model_directory()}};
+  if (totals.head_bytes > 0) json["head_bytes"] = totals.head_bytes;
   if (totals.balanced > 0) {
     json["balance"] = {{"moved", totals.balanced}, {"anchor_missed", totals.anchor_missed}};
   }
@@ -232,6 +235,9 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   }
   for (const auto& [layer, heads] : totals.probed_recall) {
     rows.push_back({absl::StrCat("probed recall, layer ", layer), ProbedText(heads)});
+  }
+  if (totals.head_bytes > 0) {
+    rows.push_back({"sent to share heads", FormatBytes(totals.head_bytes) + " from a rank"});
   }
   rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
   rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});

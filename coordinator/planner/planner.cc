@@ -17,6 +17,7 @@
 #include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
 #include "model_shape/precision.h"
+#include "patterns/check_options.h"
 
 namespace ringleader::planner {
 namespace {
@@ -40,8 +41,10 @@ absl::Status Invalid(const absl::FormatSpec<Args...>& format, const Args&... arg
 // Into whole tiles for every rank.
 absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSpec::Layout layout,
                                           uint32_t stripe) {
-  ring::Division division = {
-      .ranks = spec.parallelism().context(), .tile = spec.attention().tile(), .stripe = stripe};
+  ring::Division division = {.ranks = jobspec::RingRanks(spec.parallelism()),
+                             .tile = spec.attention().tile(),
+                             .stripe = stripe,
+                             .heads = jobspec::HeadRanks(spec.parallelism())};
   ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(layout));
   division.by_documents = jobspec::IsByDocuments(layout);
   return division;
@@ -53,7 +56,7 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
                                                   const GroupShape& group) {
   const ParallelismSpec& asked = spec.parallelism();
   const uint32_t tile = spec.attention().tile();
-  if (asked.context() == 1) {
+  if (jobspec::RingRanks(asked) == 1) {
     return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
   }
   std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
@@ -91,6 +94,11 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
   return candidates;
 }
 
+GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
+  return GroupOf(cluster, static_cast<int>(spec.parallelism().context()),
+                 static_cast<int>(jobspec::HeadRanks(spec.parallelism())));
+}
+
 absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) {
   const int64_t slots = int64_t{cluster.nodes} * cluster.trainers_per_node;
   const int64_t needed = spec.resources().trainers();
@@ -100,14 +108,16 @@ absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) 
         "fewer trainers",
         needed, cluster.nodes, cluster.trainers_per_node, slots);
   }
-  const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
+  const GroupShape group = RingGroupOf(spec, cluster);
   if (spec.parallelism().ring() == ParallelismSpec::HIERARCHICAL && !group.regular) {
+    const uint32_t heads = jobspec::HeadRanks(spec.parallelism());
     return Invalid(
         "parallelism.ring: hierarchical needs a context (%d) that is a multiple of every node's "
-        "trainers (%s); choose flat, or place the job on nodes of equal size",
+        "trainers (%s)%s; choose flat, or place the job on nodes of equal size",
         spec.parallelism().context(),
         cluster.trainers_per_node > 0 ? absl::StrFormat("%d", cluster.trainers_per_node)
-                                      : "unequal");
+                                      : "unequal",
+        heads > 1 ? absl::StrFormat(", which parallelism.heads (%d) divides", heads) : "");
   }
   return absl::OkStatus();
 }
@@ -120,7 +130,10 @@ absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model
           layer, model.layers, model.layers - 1);
     }
   }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(patterns::AttentionOptions attention,
+                   jobspec::AttentionOptionsOf(spec.attention()));
+  attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
+  return patterns::CheckHeads(attention, model.heads, model.kv_heads);
 }
 
 void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape& group,
@@ -130,7 +143,7 @@ void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape
   v1::RingShape* ring = plan->mutable_ring();
   ring->set_kind(candidate.ring);
   const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-  ring->set_inner(nested ? group.inner : spec.parallelism().context());
+  ring->set_inner(nested ? group.inner : jobspec::RingRanks(spec.parallelism()));
   ring->set_outer(nested ? group.outer : 1);
 }
 
@@ -149,6 +162,13 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
     return;
   }
   const v1::Prediction& mine = plan->prediction();
+  if (const uint32_t heads = jobspec::HeadRanks(asked); heads > 1) {
+    plan->add_reasons(absl::StrFormat(
+        "heads as parallelism.heads asks: %d trainers at a time attend to all that they hold with "
+        "1/%d of the heads each; for that each sends %.4g GB in a step, %.4g s",
+        heads, heads, mine.head_bytes() / 1e9, mine.head_seconds()));
+  }
+  if (jobspec::RingRanks(asked) == 1) return;
   plan->add_reasons(
       absl::StrFormat("%s: the busiest rank does %.3fx the mean work, the busiest ring step %.3fx",
                       Name(*plan), mine.worker_imbalance(), mine.step_imbalance()));
@@ -265,7 +285,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   RETURN_IF_ERROR(jobspec::CheckEnumerators(spec));
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
-  const GroupShape group = GroupOf(cluster, static_cast<int>(spec.parallelism().context()));
+  const GroupShape group = RingGroupOf(spec, cluster);
   ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group));
   const bool keeps = kept != nullptr && Keep(*kept, group, &candidates);
   if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));

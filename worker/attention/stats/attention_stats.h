@@ -25,8 +25,9 @@ struct LayerStats {
   uint64_t balanced = 0, anchor_missed = 0;
   int probes = 0;  // calls that probed
   // By head, where there were probes: attention mass of their queries, which had no part in the
-  // choice, in what attention visited (patterns/probe.h).
+  // choice, in what attention visited (patterns/probe.h). The first is head `first_head`.
   std::vector<double> probed_recall;
+  int first_head = 0;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns
   uint64_t causal_tiles = 0;                  // what dense attention would have visited
@@ -77,6 +78,7 @@ struct AttentionStats {
   AttentionSeconds seconds;
   std::vector<LayerStats> layers;           // by layer index
   std::vector<VisitedTiles> micro_batches;  // in their order, where they were marked
+  uint64_t head_bytes = 0;  // that this rank sent to those with which it shares out heads
 
   uint64_t TotalTiles() const {
     uint64_t tiles = 0;

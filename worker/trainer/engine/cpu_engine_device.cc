@@ -79,8 +79,9 @@ class CpuDevice : public EngineDevice {
 
   const TrainingJob& job_;
   comm::Communicator& world_;
-  std::unique_ptr<comm::Communicator> context_;  // the ranks that share this rank's sequences
-  std::unique_ptr<comm::Communicator> alone_;    // this rank; null until it is needed
+  std::unique_ptr<comm::Communicator> ring_;   // RingRanks()
+  std::unique_ptr<comm::Communicator> heads_;  // HeadRanks(); null: this rank has all heads
+  std::unique_ptr<comm::Communicator> alone_;  // this rank; null until it is needed
   std::unique_ptr<attention::ContextAttention> attention_;
   const std::unique_ptr<model::TokenOps> token_ops_;
   Timer timers_[2];
@@ -88,8 +89,12 @@ class CpuDevice : public EngineDevice {
 
 absl::Status CpuDevice::SetUp() {
   at::set_num_threads(job_.threads);
-  ASSIGN_OR_RETURN(context_, world_.Split(ContextRanks(job_)));
-  ASSIGN_OR_RETURN(attention_, attention::CreateCpuRingAttention(job_.attention, context_.get()));
+  ASSIGN_OR_RETURN(ring_, world_.Split(RingRanks(job_)));
+  if (job_.attention.head_ranks > 1) {
+    ASSIGN_OR_RETURN(heads_, world_.Split(HeadRanks(job_)));
+  }
+  ASSIGN_OR_RETURN(attention_, attention::CreateCpuRingAttention(job_.attention, ring_.get(),
+                                                                 heads_.get()));
   if (!job_.attention.by_documents) return absl::OkStatus();
   ASSIGN_OR_RETURN(attention_, AttentionByDocuments(job_, std::move(attention_), *this));
   return absl::OkStatus();

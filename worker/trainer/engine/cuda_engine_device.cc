@@ -98,7 +98,7 @@ class CudaDevice : public EngineDevice {
   double TakeOffloadSeconds() override;
   // What travels lies outside LibTorch's memory, and stays.
   uint64_t PeakBytes() const override {
-    return PeakDeviceBytes(device_) + context_->allocated_bytes();
+    return PeakDeviceBytes(device_) + ring_->allocated_bytes();
   }
 
  private:
@@ -113,8 +113,9 @@ class CudaDevice : public EngineDevice {
   int device_ = 0;
   std::string device_name_;
   // Destroyed in this order's reverse: what is split off, then what it came from.
-  std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
-  std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
+  std::unique_ptr<comm::DeviceCommunicator> gpus_;   // all ranks: gradients
+  std::unique_ptr<comm::DeviceCommunicator> ring_;   // RingRanks()
+  std::unique_ptr<comm::DeviceCommunicator> heads_;  // HeadRanks(); null: this rank has all heads
   // This rank; null until they are needed.
   std::unique_ptr<comm::Communicator> host_alone_;
   std::unique_ptr<comm::DeviceCommunicator> alone_;
@@ -150,8 +151,12 @@ absl::Status CudaDevice::SetUp(Host& host) {
 absl::Status CudaDevice::Connect() {
   ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(Transfers(), &world_));
   // Its own, also where it is all ranks: its channels carry nothing else.
-  ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
-  ASSIGN_OR_RETURN(attention_, attention::CreateCudaRingAttention(job_.attention, context_.get()));
+  ASSIGN_OR_RETURN(ring_, gpus_->Split(RingRanks(job_)));
+  if (job_.attention.head_ranks > 1) {
+    ASSIGN_OR_RETURN(heads_, gpus_->Split(HeadRanks(job_)));
+  }
+  ASSIGN_OR_RETURN(attention_, attention::CreateCudaRingAttention(job_.attention, ring_.get(),
+                                                                  heads_.get()));
   if (!job_.attention.by_documents) return absl::OkStatus();
   ASSIGN_OR_RETURN(attention_, AttentionByDocuments(job_, std::move(attention_), *this));
   return absl::OkStatus();

@@ -64,11 +64,11 @@ absl::StatusOr<balance::SampleWeights> ToWeights(
 
 }  // namespace
 
-absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
+absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context, int heads) {
   Plan plan;
   plan.version = proto.version();
   plan.effective_step = std::max<uint64_t>(1, proto.effective_step());
-  plan.ring.inner = context;
+  plan.ring.inner = context / heads;
   if (proto.has_ring() && proto.ring().inner() != 0) {
     plan.ring.inner = static_cast<int>(proto.ring().inner());
     plan.ring.outer = static_cast<int>(std::max(1u, proto.ring().outer()));
@@ -76,10 +76,11 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context) {
   if (proto.ring().kind() != v1::ParallelismSpec::RING_UNSPECIFIED) {
     ASSIGN_OR_RETURN(plan.ring.kind, jobspec::RingOf(proto.ring().kind()));
   }
-  if (int64_t{plan.ring.inner} * plan.ring.outer != context || plan.ring.inner < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("plan %d: a ring of %d x %d ranks for parallelism.context %d", plan.version,
-                        plan.ring.inner, plan.ring.outer, context));
+  if (int64_t{plan.ring.inner} * plan.ring.outer * heads != context || plan.ring.inner < 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "plan %d: a ring of %d x %d ranks for parallelism.context %d%s", plan.version,
+        plan.ring.inner, plan.ring.outer, context,
+        heads > 1 ? absl::StrFormat(" and parallelism.heads %d", heads) : ""));
   }
   if (proto.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     ASSIGN_OR_RETURN(plan.layout, jobspec::LayoutOf(proto.layout()));
@@ -154,14 +155,15 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
   job.attention.sequence_length = static_cast<int64_t>(job.sequence_length);
   job.attention.threads = job.threads;
   job.attention.bf16_gradients = spec.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;
-  ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context));
+  job.attention.head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()));
+  ASSIGN_OR_RETURN(job.plan, ToPlan(assignment.plan(), job.context, job.attention.head_ranks));
   job.attention.layout = job.plan.layout;
   job.attention.stripe = job.plan.stripe;
   job.attention.by_documents = job.plan.by_documents;
   job.attention.ring = job.plan.ring;
   // Tokens that are left over would be in nobody's shard.
   RETURN_IF_ERROR(
-      jobspec::CheckSequencesDivide(spec, patterns::DivisionOf(job.attention, job.context)));
+      jobspec::CheckSequencesDivide(spec, patterns::DivisionOf(job.attention, job.ring_ranks())));
 
   const v1::TrainingSpec& training = spec.training();
   job.steps = training.steps();

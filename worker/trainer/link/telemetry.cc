@@ -57,6 +57,7 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     out->set_verticals(layer.verticals);
     out->set_slashes(layer.slashes);
     out->set_recall(layer.recall);
+    out->set_first_head(static_cast<uint32_t>(layer.first_head));
     out->mutable_probed_recall_by_head()->Add(layer.probed_recall.begin(),
                                               layer.probed_recall.end());
     if (i < record.probed_recall.size() && record.probed_recall[i] >= 0) {
@@ -87,6 +88,7 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     report.set_overlong_documents(record.overlong.overlong);
     report.set_overlong_tokens(record.overlong.overlong_tokens);
   }
+  report.set_head_bytes(record.head_bytes);
   report.set_step_imbalance(StepImbalance(record.layers));
   report.set_skipped(record.skipped);
   report.set_plan_version(record.plan_version);

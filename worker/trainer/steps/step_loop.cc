@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,8 +34,8 @@ StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
 
 kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
   return {.kind = job_.plan.layout,
-          .ranks = job_.context,
-          .rank = job_.rank % job_.context,
+          .ranks = job_.ring_ranks(),
+          .rank = job_.ring_rank(),
           .stripe = job_.plan.stripe,
           .tokens = static_cast<int64_t>(tokens)};
 }
@@ -47,10 +48,11 @@ balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
                                  .capacity = static_cast<int64_t>(job_.sequence_length)};
   if (!job_.batching.samples) return balance::DealInOrder(tokens, weights, rules);
   const ring::Division division = {.layout = job_.plan.layout,
-                                   .ranks = job_.context,
+                                   .ranks = job_.ring_ranks(),
                                    .tile = job_.attention.tile,
-                                   .stripe = job_.plan.stripe};
-  rules.multiple = std::max<int64_t>(job_.attention.tile, division.Multiple());
+                                   .stripe = job_.plan.stripe,
+                                   .heads = job_.attention.head_ranks};
+  rules.multiple = std::lcm<int64_t>(job_.attention.tile, division.Multiple());
   // What is chosen online is chosen for a whole micro-batch: a sample that shares it with others
   // would attend to something else wherever it is dealt with others.
   rules.one_sample = !patterns::DefinitionOf(job_.attention.pattern).is_known_before_data();
@@ -64,7 +66,8 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
   std::vector<data::Sample> together;
   for (const uint32_t number : batch.samples) together.push_back(samples[number]);
   if (!plan_.by_documents) {
-    return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)));
+    return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)),
+                       job_.head_place());
   }
   const std::vector<int64_t> firsts = loader.DocumentFirsts(together, batch.padded);
   std::vector<int64_t> lengths;
@@ -156,6 +159,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.layers = std::move(stats.layers);
   KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
+  record.head_bytes = stats.head_bytes;
 
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
