@@ -47,6 +47,10 @@ std::string RingText(const v1::StepPlan& plan) {
 void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& plan) {
   std::vector<std::vector<std::string>> rows = {{"layout", LayoutText(plan)},
                                                 {"ring", RingText(plan)}};
+  if (spec.parallelism().ring_window() > 0) {
+    rows.back()[1] = absl::StrCat("hierarchical, ", plan.ring().outer(), " windows of ",
+                                  plan.ring().inner());
+  }
   const uint32_t heads = jobspec::HeadRanks(spec.parallelism());
   if (heads > 1) {
     rows.push_back({"heads", absl::StrCat("shared out among ", heads, " trainers, ring around them")});

@@ -208,6 +208,13 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
     return;
   }
   mistakes->Add("parallelism.heads", CheckHeadRanks(spec));
+  const uint32_t window = parallelism.ring_window();
+  if (window > 0 && context / heads % window != 0) {
+    mistakes->Add("parallelism.ring_window",
+                  absl::StrCat("parallelism.ring_window: ", window, " does not divide the ",
+                               context / heads, " trainers of the ring; give a divisor of it"));
+    return;
+  }
   ring::Division division = {
       .ranks = static_cast<int64_t>(context / heads), .tile = tile, .heads = heads};
   if (parallelism.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {

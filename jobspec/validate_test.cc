@@ -130,6 +130,18 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
       << "without a ring any length does that the ranks divide";
 }
 
+TEST(ValidateTest, AWindowDividesTheRing) {
+  EXPECT_EQ(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=2"}), "");
+  EXPECT_EQ(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=3"}),
+            "parallelism.ring_window: 3 does not divide the 4 trainers of the ring; give a divisor "
+            "of it");
+  EXPECT_THAT(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=4",
+                         "parallelism.heads=2"}),
+              HasSubstr("4 does not divide the 2 trainers of the ring"));
+  EXPECT_THAT(Complaint({"parallelism.ring_window=2"}),
+              HasSubstr("only fits parallelism.ring: hierarchical"));
+}
+
 TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {
   v1::JobSpec spec = Job({"data.batching=samples"});
   ApplyDefaults(&spec);

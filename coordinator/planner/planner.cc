@@ -94,6 +94,11 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
   return candidates;
 }
 
+// Trainers of an inner ring, of a hierarchical one: those of a node, unless the job says otherwise.
+uint32_t WindowOf(const ParallelismSpec& asked, const GroupShape& group) {
+  return asked.ring_window() > 0 ? asked.ring_window() : static_cast<uint32_t>(group.inner);
+}
+
 GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
   return GroupOf(cluster, static_cast<int>(spec.parallelism().context()),
                  static_cast<int>(jobspec::HeadRanks(spec.parallelism())));
@@ -109,11 +114,13 @@ absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) 
         needed, cluster.nodes, cluster.trainers_per_node, slots);
   }
   const GroupShape group = RingGroupOf(spec, cluster);
-  if (spec.parallelism().ring() == ParallelismSpec::HIERARCHICAL && !group.regular) {
+  if (spec.parallelism().ring() == ParallelismSpec::HIERARCHICAL && !group.regular &&
+      spec.parallelism().ring_window() == 0) {
     const uint32_t heads = jobspec::HeadRanks(spec.parallelism());
     return Invalid(
         "parallelism.ring: hierarchical needs a context (%d) that is a multiple of every node's "
-        "trainers (%s)%s; choose flat, or place the job on nodes of equal size",
+        "trainers (%s)%s; choose flat, place the job on nodes of equal size, or give "
+        "parallelism.ring_window",
         spec.parallelism().context(),
         cluster.trainers_per_node > 0 ? absl::StrFormat("%d", cluster.trainers_per_node)
                                       : "unequal",
@@ -143,8 +150,9 @@ void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape
   v1::RingShape* ring = plan->mutable_ring();
   ring->set_kind(candidate.ring);
   const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-  ring->set_inner(nested ? group.inner : jobspec::RingRanks(spec.parallelism()));
-  ring->set_outer(nested ? group.outer : 1);
+  const uint32_t ranks = jobspec::RingRanks(spec.parallelism());
+  ring->set_inner(nested ? WindowOf(spec.parallelism(), group) : ranks);
+  ring->set_outer(ranks / ring->inner());
 }
 
 std::string Name(const v1::StepPlan& plan) {
@@ -174,7 +182,12 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
                       Name(*plan), mine.worker_imbalance(), mine.step_imbalance()));
   if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
   if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
-  if (plan->ring().kind() == ParallelismSpec::HIERARCHICAL) {
+  if (asked.ring_window() > 0) {
+    plan->add_reasons(absl::StrFormat(
+        "windows of %d trainers as parallelism.ring_window asks: a hop between windows hides behind "
+        "%d steps inside",
+        plan->ring().inner(), plan->ring().inner()));
+  } else if (plan->ring().kind() == ParallelismSpec::HIERARCHICAL) {
     plan->add_reasons(absl::StrFormat(
         "a group spans %d nodes of %d trainers: a hop between nodes hides behind %d steps inside",
         group.outer, group.inner, group.inner));
@@ -247,14 +260,15 @@ void AddHostReason(const v1::JobSpec& spec, const model::ModelConfig& model,
 }
 
 // Leaves of `candidates` the one that `kept` chose, if it is there.
-bool Keep(const v1::StepPlan& kept, const GroupShape& group, std::vector<Candidate>* candidates) {
+bool Keep(const v1::StepPlan& kept, const ParallelismSpec& asked, const GroupShape& group,
+          std::vector<Candidate>* candidates) {
   for (const Candidate& candidate : *candidates) {
     if (candidate.layout != kept.layout() || candidate.stripe != kept.stripe() ||
         candidate.ring != kept.ring().kind()) {
       continue;
     }
     const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-    if (nested && static_cast<uint32_t>(group.inner) != kept.ring().inner()) break;
+    if (nested && WindowOf(asked, group) != kept.ring().inner()) break;
     *candidates = {Candidate(candidate)};
     return true;
   }
@@ -287,7 +301,7 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
   const GroupShape group = RingGroupOf(spec, cluster);
   ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group));
-  const bool keeps = kept != nullptr && Keep(*kept, group, &candidates);
+  const bool keeps = kept != nullptr && Keep(*kept, spec.parallelism(), group, &candidates);
   if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));
 
   // Not by what reports say: a new attempt from the start adds in the same order as the last.

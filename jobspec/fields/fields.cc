@@ -22,6 +22,7 @@ using patterns::kMaxTokens;
 constexpr When kAlways = {};
 constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
 constexpr When kStriped = {"parallelism.layout", "striped"};
+constexpr When kHierarchical = {"parallelism.ring", "hierarchical"};
 constexpr When kPacked = {"data.batching", "packed"};
 constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
@@ -111,6 +112,9 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
+    {"parallelism.ring_window", Need::kDefault, "0", {0, 65536}, kHierarchical,
+     "How many neighbours make an inner ring, a divisor of the ring's trainers: the window of LoongTrain's double "
+     "ring. 0: those of a node."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
     {"parallelism.kv_gradients", Need::kDefault, "float32", {}, kCuda,
