@@ -83,6 +83,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   merged.set_rank(-1);
   merged.clear_layers();
   merged.clear_lengths();
+  merged.clear_ring_bytes();
+  merged.clear_whole_ring_bytes();
   std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
   std::map<uint32_t, LayerSums> layers;
   std::vector<uint64_t> rank_tiles;
@@ -98,6 +100,8 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
         std::max(merged.group_micro_batches(), report.group_micro_batches()));
     merged.set_group_tokens(std::max(merged.group_tokens(), report.group_tokens()));
     merged.set_head_bytes(std::max(merged.head_bytes(), report.head_bytes()));
+    merged.set_ring_bytes(merged.ring_bytes() + report.ring_bytes());
+    merged.set_whole_ring_bytes(merged.whole_ring_bytes() + report.whole_ring_bytes());
     for (const v1::LengthReport& bin : report.lengths()) {
       v1::LengthReport& sum = lengths[bin.tokens()];
       sum.set_tokens(bin.tokens());

@@ -74,11 +74,18 @@ struct VisitedTiles {
   uint64_t causal = 0;  // what dense attention would have visited
 };
 
+// Keys, values and their gradients that this rank sent to others of its ring.
+struct RingBytes {
+  uint64_t sent = 0;
+  uint64_t whole = 0;  // if every hop carried all of an owner's
+};
+
 struct AttentionStats {
   AttentionSeconds seconds;
   std::vector<LayerStats> layers;           // by layer index
   std::vector<VisitedTiles> micro_batches;  // in their order, where they were marked
   uint64_t head_bytes = 0;  // that this rank sent to those with which it shares out heads
+  RingBytes ring_bytes;
 
   uint64_t TotalTiles() const {
     uint64_t tiles = 0;

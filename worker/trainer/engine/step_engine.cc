@@ -245,6 +245,7 @@ EngineStats StepEngine::TakeStats() {
   result.layers = std::move(stats.layers);
   result.micro_batches = std::move(stats.micro_batches);
   result.head_bytes = stats.head_bytes;
+  result.ring_bytes = stats.ring_bytes;
   result.peak_memory_bytes = device_->PeakBytes();
   return result;
 }

@@ -89,6 +89,8 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     report.set_overlong_tokens(record.overlong.overlong_tokens);
   }
   report.set_head_bytes(record.head_bytes);
+  report.set_ring_bytes(record.ring_bytes.sent);
+  report.set_whole_ring_bytes(record.ring_bytes.whole);
   report.set_step_imbalance(StepImbalance(record.layers));
   report.set_skipped(record.skipped);
   report.set_plan_version(record.plan_version);

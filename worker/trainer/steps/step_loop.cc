@@ -160,6 +160,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   KeepProbe(&record);
   record.peak_memory_bytes = stats.peak_memory_bytes;
   record.head_bytes = stats.head_bytes;
+  record.ring_bytes = stats.ring_bytes;
 
   skipped_in_a_row_ = record.skipped ? skipped_in_a_row_ + 1 : 0;
   if (skipped_in_a_row_ > job_.max_skipped_steps) return NonFiniteGradient(step);
