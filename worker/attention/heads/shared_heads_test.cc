@@ -149,7 +149,7 @@ AttentionOptions OptionsOf(Pattern pattern) {
     options.sink_tokens = 8;
   }
   if (pattern == Pattern::kSlidingWindow) options.window = 200;
-  if (pattern == Pattern::kKeyGroups) options.density = 0.3;
+  if (pattern == Pattern::kKeyGroups || pattern == Pattern::kAdaSpa) options.density = 0.3;
   if (pattern == Pattern::kXAttention) options.threshold = 0.5;
   options.block_size = 128;
   options.topk_blocks = 2;
@@ -242,7 +242,7 @@ std::vector<Setting> Settings() {
   std::vector<Setting> settings;
   for (const Pattern pattern :
        {Pattern::kDense, Pattern::kSlidingWindow, Pattern::kVerticalSlash, Pattern::kBlockTopK,
-        Pattern::kXAttention, Pattern::kMoba, Pattern::kKeyGroups}) {
+        Pattern::kXAttention, Pattern::kMoba, Pattern::kKeyGroups, Pattern::kAdaSpa}) {
     settings.push_back({pattern, 2});
     settings.push_back({pattern, 4});
     settings.push_back({pattern, 2, kRing2});

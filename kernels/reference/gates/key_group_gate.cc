@@ -1,4 +1,4 @@
-#include "kernels/reference/tiles/key_group_gate.h"
+#include "kernels/reference/gates/key_group_gate.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/reference/gates/score_dims.h"
 #include "kernels/reference/math/panels.h"
-#include "kernels/reference/tiles/score_dims.h"
 #include "kernels/reference/tiles/tile_lists.h"
 #include "ringleader/kernels/index.h"
 
