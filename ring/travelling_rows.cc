@@ -14,7 +14,7 @@ namespace {
 // One owner's rows, and the ranks that attend to them, or that have added to them.
 struct Use {
   int owner = 0;
-  std::set<int> ranks;
+  std::set<int> ranks = {};
 };
 struct HopUse {
   Use sent, received;
@@ -67,6 +67,7 @@ std::vector<HopUse> KeyUses(const RingSchedule& zero) {
 
 std::vector<HopUse> GradientUses(const RingSchedule& zero) {
   std::vector<HopUse> uses;
+  if (zero.grad_slots == 0) return uses;
   std::vector<Use> slots(zero.grad_slots);  // whose gradients each holds, and who has added to them
   for (const RingStep& step : zero.steps) {
     slots[step.grad_slot] = {.owner = step.owner, .ranks = {0}};
@@ -93,20 +94,21 @@ std::vector<HopUse> GradientUses(const RingSchedule& zero) {
 // Which tiles of an owner's keys each rank attends to, found when they are first asked for.
 class SeenTiles {
  public:
-  SeenTiles(const ShardLayout& layout, int tile, SeenPositions seen)
-      : layout_(layout), tile_(tile), seen_(seen) {}
+  SeenTiles(const ShardLayout& layout, std::span<const int64_t> held, int tile, SeenPositions seen)
+      : layout_(layout), held_(held), tile_(tile), seen_(seen) {}
+
+  int64_t Rows(int rank) const { return held_.empty() ? layout_.local_tokens() : held_[rank]; }
 
   RowRuns RowsOf(const Use& use) {
-    std::vector<bool> tiles(Tiles());
+    std::vector<bool> tiles(Tiles(use.owner));
     for (const int rank : use.ranks) {
       const std::vector<bool>& of_rank = Of(rank, use.owner);
       for (size_t i = 0; i < tiles.size(); ++i) tiles[i] = tiles[i] || of_rank[i];
     }
     RowRuns runs;
-    const int64_t rows = layout_.local_tokens();
-    for (int64_t i = 0; i < Tiles(); ++i) {
+    for (int64_t i = 0; i < std::ssize(tiles); ++i) {
       if (!tiles[i]) continue;
-      const int64_t begin = i * tile_, end = std::min(rows, begin + tile_);
+      const int64_t begin = i * tile_, end = std::min(Rows(use.owner), begin + tile_);
       if (!runs.empty() && runs.back().end == begin) {
         runs.back().end = end;
       } else {
@@ -117,24 +119,23 @@ class SeenTiles {
   }
 
  private:
-  int64_t Tiles() const { return (layout_.local_tokens() + tile_ - 1) / tile_; }
+  int64_t Tiles(int rank) const { return (Rows(rank) + tile_ - 1) / tile_; }
 
   const std::vector<bool>& Of(int rank, int owner) {
     const auto [found, is_new] = tiles_.try_emplace({rank, owner});
     std::vector<bool>& tiles = found->second;
     if (!is_new) return tiles;
-    tiles.resize(Tiles());
+    tiles.resize(Tiles(owner));
     ShardLayout query = layout_, key = layout_;
     query.rank = rank;
     key.rank = owner;
-    const int64_t rows = layout_.local_tokens();
     const auto last_of = [&](const ShardLayout& shard, int64_t i) {
-      return shard.Position(std::min(rows, (i + 1) * tile_) - 1);
+      return shard.Position(std::min(Rows(shard.rank), (i + 1) * tile_) - 1);
     };
-    for (int64_t i = 0; i < Tiles(); ++i) {
+    for (int64_t i = 0; i < Tiles(rank); ++i) {
       const auto [first, end] = seen_(query.Position(i * tile_), last_of(query, i));
       // Positions grow with the row.
-      const auto numbers = std::views::iota(int64_t{0}, Tiles());
+      const auto numbers = std::views::iota(int64_t{0}, Tiles(owner));
       auto k = std::ranges::partition_point(numbers,
                                             [&](int64_t t) { return last_of(key, t) < first; });
       for (; k != numbers.end() && key.Position(*k * tile_) < end; ++k) tiles[*k] = true;
@@ -143,6 +144,7 @@ class SeenTiles {
   }
 
   const ShardLayout layout_;
+  const std::span<const int64_t> held_;
   const int tile_;
   const SeenPositions seen_;
   std::map<std::pair<int, int>, std::vector<bool>> tiles_;  // by rank and owner
@@ -156,14 +158,18 @@ int64_t CountRows(const RowRuns& runs) {
   return rows;
 }
 
-TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayout& layout, int tile,
-                                  SeenPositions seen) {
-  SeenTiles tiles(layout, tile, seen);
+TravellingRows FindTravellingRows(const RingSchedule& schedule, const ShardLayout& layout,
+                                  std::span<const int64_t> held, int tile, SeenPositions seen) {
+  SeenTiles tiles(layout, held, tile, seen);
   const auto rows_of = [&](const std::vector<HopUse>& uses) {
     std::vector<HopRows> rows;
     for (const HopUse& use : uses) {
-      rows.push_back({.sent = tiles.RowsOf(Shift(schedule.shape, schedule.rank, use.sent)),
-                      .received = tiles.RowsOf(Shift(schedule.shape, schedule.rank, use.received))});
+      const Use sent = Shift(schedule.shape, schedule.rank, use.sent),
+                received = Shift(schedule.shape, schedule.rank, use.received);
+      rows.push_back({.sent = tiles.RowsOf(sent),
+                      .received = tiles.RowsOf(received),
+                      .sent_shard = tiles.Rows(sent.owner),
+                      .received_shard = tiles.Rows(received.owner)});
     }
     return rows;
   };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -22,9 +23,10 @@ struct RowRun {
 using RowRuns = std::vector<RowRun>;
 int64_t CountRows(const RowRuns& runs);
 
-// What a rank sends in one of its hops, and what it receives.
+// What a rank sends in one of its hops, and what it receives; and how many rows there are of both.
 struct HopRows {
-  RowRuns sent, received;
+  RowRuns sent = {}, received = {};
+  int64_t sent_shard = 0, received_shard = 0;
 };
 
 // By hop, in the order in which a schedule starts them.
@@ -40,9 +42,10 @@ using SeenPositions =
 
 // A hop carries the tiles of keys that its receiver attends to, and those that it passes on; one of
 // gradients the tiles to which its sender, and those from whom it has its sum, have added.
-// `layout`: of the whole sequence, alike for all ranks; its rank is ignored. Takes time by ranks ×
-// tiles of the sequence. `schedule` gathers nothing.
+// `layout`: of the whole sequence, alike for all ranks; its rank is ignored. `held`: how many of
+// their rows ranks hold, their first ones; empty: all. Takes time by ranks × tiles of the sequence.
+// `schedule` gathers nothing.
 TravellingRows FindTravellingRows(const RingSchedule& schedule, const kernels::ShardLayout& layout,
-                                  int tile, SeenPositions seen);
+                                  std::span<const int64_t> held, int tile, SeenPositions seen);
 
 }  // namespace ringleader::ring

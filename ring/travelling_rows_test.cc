@@ -21,6 +21,7 @@ struct Seen {
   std::string name;
   int64_t window = 0;  // 0: everything before
   std::vector<int64_t> documents = {0};
+  bool is_uneven = false;
 
   std::pair<int64_t, int64_t> Of(int64_t first, int64_t last) const {
     const int64_t start = *(std::upper_bound(documents.begin(), documents.end(), first) - 1);
@@ -36,28 +37,50 @@ class TravellingRowsTest
     return {.kind = kind, .ranks = shape.ranks(), .rank = rank, .stripe = kTile, .tokens = 1536};
   }
   int ranks() const { return std::get<RingShape>(GetParam()).ranks(); }
-  int64_t rows() const { return Layout(0).local_tokens(); }
+  // Where seen.is_uneven, ranks hold fewer rows, each another number.
+  std::vector<int64_t> Held() const {
+    std::vector<int64_t> held;
+    for (int rank = 0; rank < ranks() && std::get<Seen>(GetParam()).is_uneven; ++rank) {
+      held.push_back(Layout(0).local_tokens() - 20 * rank);
+    }
+    return held;
+  }
+  int64_t rows(int rank) const {
+    const std::vector<int64_t> held = Held();
+    return held.empty() ? Layout(0).local_tokens() : held[rank];
+  }
+  int64_t rows() const { return Layout(0).local_tokens(); }  // room for all
 
   TravellingRows Rows(const RingSchedule& schedule) const {
     const Seen& seen = std::get<Seen>(GetParam());
-    return FindTravellingRows(schedule, Layout(schedule.rank), kTile,
+    return FindTravellingRows(schedule, Layout(schedule.rank), Held(), kTile,
                               [&](int64_t first, int64_t last) { return seen.Of(first, last); });
   }
-  // Whether `rank` attends to this row of `owner`, counted query by query, in whole tiles.
-  bool Attends(int rank, int owner, int64_t row) const {
+  // Whether `rank` attends to this row of `owner`, in whole tiles.
+  bool Attends(int rank, int owner, int64_t row) {
+    const auto [found, is_new] = attends_.try_emplace({rank, owner, row / kTile});
+    if (is_new) found->second = Counted(rank, owner, row / kTile * kTile);
+    return found->second;
+  }
+
+ private:
+  // Query by query.
+  bool Counted(int rank, int owner, int64_t tile) const {
     const Seen& seen = std::get<Seen>(GetParam());
     const ShardLayout query = Layout(rank), key = Layout(owner);
-    const int64_t tile = row / kTile * kTile;
-    for (int64_t i = 0; i < rows(); ++i) {
+    const int64_t queries = rows(rank), keys = std::min(rows(owner), tile + kTile);
+    for (int64_t i = 0; i < queries; ++i) {
       const int64_t at = query.Position(i);
       const auto [first, end] = seen.Of(at, at);
-      for (int64_t k = tile; k < std::min(rows(), tile + kTile); ++k) {
+      for (int64_t k = tile; k < keys; ++k) {
         const int64_t position = key.Position(k);
         if (position >= first && position < end) return true;
       }
     }
     return false;
   }
+
+  std::map<std::tuple<int, int, int64_t>, bool> attends_;  // by rank, owner and tile
 };
 
 // A slot's content: which row of whom each row holds; none: nobody knows.
@@ -185,7 +208,8 @@ INSTANTIATE_TEST_SUITE_P(
                           RingShape{RingKind::kHierarchical, 1, 4}),
         ::testing::Values(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped),
         ::testing::Values(Seen{"Causal"}, Seen{"Window", 40},
-                          Seen{"Documents", 0, {0, 1, 100, 101, 480, 900, 1500}})),
+                          Seen{"Documents", 0, {0, 1, 100, 101, 480, 900, 1500}},
+                          Seen{"Uneven", 0, {0, 100, 480, 900}, true})),
     NameOf);
 
 // What travels between four contiguous shards of 24 tiles each.
@@ -194,7 +218,7 @@ TEST(TravellingRowsCountTest, NothingTravelsForNobody) {
   const auto sent = [&](int rank, int64_t window) {
     const Seen seen{"", window};
     const TravellingRows rows = FindTravellingRows(
-        ForwardSchedule({RingKind::kFlat, 4, 1}, rank).value(), layout, kTile,
+        ForwardSchedule({RingKind::kFlat, 4, 1}, rank).value(), layout, /*held=*/{}, kTile,
         [&](int64_t first, int64_t last) { return seen.Of(first, last); });
     std::vector<int64_t> counts;
     for (const HopRows& hop : rows.keys) counts.push_back(CountRows(hop.sent));

@@ -38,9 +38,9 @@ absl::StatusOr<RingSlots::Arrival> TravellingBuffers::Send(const ring::RingHop& 
 }
 
 template <typename Visit>
-void TravellingBuffers::VisitRows(const ring::RowRuns& rows, Visit visit) const {
-  const size_t part = floats_per_slot_ / 2, row = part / rows_per_part_;
-  for (const size_t begin : {size_t{0}, part}) {
+void TravellingBuffers::VisitRows(const ring::RowRuns& rows, int64_t shard, Visit visit) const {
+  const size_t row = floats_per_slot_ / 2 / rows_per_part_;
+  for (const size_t begin : {size_t{0}, shard * row}) {
     for (const ring::RowRun& run : rows) {
       visit(begin + run.begin * row, (run.end - run.begin) * row);
     }
@@ -60,12 +60,12 @@ struct RowTransfer {
 absl::StatusOr<RingSlots::Arrival> TravellingBuffers::SendRows(const ring::RingHop& hop,
                                                                const ring::HopRows& rows) {
   auto moving = std::make_unique<RowTransfer>();
-  VisitRows(rows.sent, [&](size_t first, size_t count) {
+  VisitRows(rows.sent, rows.sent_shard, [&](size_t first, size_t count) {
     const float* const from = data(hop.send_slot) + first;
     moving->sent.insert(moving->sent.end(), from, from + count);
   });
   size_t arriving = 0;
-  VisitRows(rows.received, [&](size_t, size_t count) { arriving += count; });
+  VisitRows(rows.received, rows.received_shard, [&](size_t, size_t count) { arriving += count; });
   moving->received.resize(arriving);
   // Both ends know where nothing travels.
   moving->transfer = communicator_->SendReceive(
@@ -78,7 +78,7 @@ absl::StatusOr<RingSlots::Arrival> TravellingBuffers::SendRows(const ring::RingH
       RETURN_IF_ERROR(moving->transfer->Wait());
     }
     const float* from = moving->received.data();
-    VisitRows(rows.received, [&](size_t first, size_t count) {
+    VisitRows(rows.received, rows.received_shard, [&](size_t first, size_t count) {
       std::copy_n(from, count, data(slot) + first);
       from += count;
     });
@@ -86,8 +86,8 @@ absl::StatusOr<RingSlots::Arrival> TravellingBuffers::SendRows(const ring::RingH
   };
 }
 
-absl::Status TravellingBuffers::AddRows(int to, int from, const ring::RowRuns& rows) {
-  VisitRows(rows, [&](size_t first, size_t count) {
+absl::Status TravellingBuffers::AddRows(int to, int from, const ring::HopRows& brought) {
+  VisitRows(brought.received, brought.received_shard, [&](size_t first, size_t count) {
     float* const sum = data(to) + first;
     const float* const added = data(from) + first;
     for (size_t i = 0; i < count; ++i) sum[i] += added[i];

@@ -12,8 +12,8 @@ namespace ringleader::attention {
 
 class TravellingBuffers : public RingSlots {
  public:
-  // A slot has two parts of `rows_per_part` rows each. `exposed_seconds` grows by the time spent
-  // waiting.
+  // A slot has room for two parts of `rows_per_part` rows each, which lie together if there are
+  // fewer. `exposed_seconds` grows by the time spent waiting.
   TravellingBuffers(comm::Communicator* communicator, int slots, size_t floats_per_slot,
                     int64_t rows_per_part, comm::Channel inner, comm::Channel outer,
                     double* exposed_seconds);
@@ -36,12 +36,12 @@ class TravellingBuffers : public RingSlots {
   absl::Status AddSlot(int to, int from) override;
   // What is carried lies together on its way.
   absl::StatusOr<Arrival> SendRows(const ring::RingHop& hop, const ring::HopRows& rows) override;
-  absl::Status AddRows(int to, int from, const ring::RowRuns& rows) override;
+  absl::Status AddRows(int to, int from, const ring::HopRows& brought) override;
 
  private:
-  // visit(first, count) for the floats of these rows in a slot, in both parts.
+  // visit(first, count) for the floats of these rows in a slot, in both parts of `shard` rows.
   template <typename Visit>
-  void VisitRows(const ring::RowRuns& rows, Visit visit) const;
+  void VisitRows(const ring::RowRuns& rows, int64_t shard, Visit visit) const;
   comm::Channel ChannelOf(const ring::RingHop& hop) const {
     return hop.link == ring::RingLink::kInner ? inner_ : outer_;
   }

@@ -60,7 +60,7 @@ TEST(TravellingBuffersTest, RowsTravelAlone) {
     for (int i = 0; i < 16; ++i) buffers.data(0)[i] = static_cast<float>(i);
     std::fill_n(buffers.data(1), 16, 100.0f);
     const ring::RowRuns some = {{1, 3}};
-    ring::HopRows rows;
+    ring::HopRows rows{.sent_shard = 4, .received_shard = 4};
     (rank == 0 ? rows.sent : rows.received) = some;
     buffers.Carry(std::make_shared<const std::vector<ring::HopRows>>(1, rows));
     ASSERT_TRUE(

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "patterns/check_options.h"
+#include "patterns/pattern.h"
 #include "ring/head_shares.h"
 #include "worker/attention/cpu/cpu_ring_attention.h"
 #include "worker/attention/testing/ring_settings.h"
@@ -112,7 +113,10 @@ Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options,
         const AttentionOutput forward = attention.Forward(0, q, k, v);
         TORCH_CHECK(forward.lse.numel() == kHeads * q.size(0));
         result.out.index_copy_(0, rank.positions, forward.out);
-        if (passes == Passes::kForward) return;
+        if (passes == Passes::kForward) {
+          result.stats[all.rank()] = attention.TakeStats();
+          return;
+        }
         if (passes == Passes::kBothWithStart) forward.record->StartBackward(k, v);
         const AttentionGradients d =
             forward.record->Backward(q, k, v, forward.out, forward.lse, mine(sequence.d_out));
@@ -201,8 +205,7 @@ TEST_P(SharedHeadsTest, AnyNumberOfRanksComputesWhatOneComputes) {
 TEST_P(SharedHeadsTest, WhatTravelsIsWhatIsPredicted) {
   for (const int kv_heads : KvHeads()) {
     const Sequence sequence(1024, kv_heads);
-    const uint64_t forward_bytes =
-        RunOnRanks(sequence, Shared(), {}, Passes::kForward).bytes;
+    const Result first = RunOnRanks(sequence, Shared(), {}, Passes::kForward);
     const Result result = RunOnRanks(sequence, Shared());
     const HeadShares shares = {
         .ranks = GetParam().head_ranks, .heads = kHeads, .kv_heads = kv_heads};
@@ -214,13 +217,18 @@ TEST_P(SharedHeadsTest, WhatTravelsIsWhatIsPredicted) {
       EXPECT_EQ(stats.head_bytes, forward + backward);
     }
     if (ring == 1) {
-      EXPECT_EQ(forward_bytes, ranks * forward);
+      EXPECT_EQ(first.bytes, ranks * forward);
       EXPECT_EQ(result.bytes, ranks * (forward + backward));
     } else if (GetParam().pattern == Pattern::kDense) {
       // USP's second term (LongCA-bench's appendix): keys and values of a rank's KV heads.
       const uint64_t hops = sizeof(float) * 2 * (ring - 1) * tokens * shares.ranks *
                             shares.local_kv_heads() * kHeadDim;
-      EXPECT_EQ(forward_bytes, ranks * (forward + hops));
+      RingBytes in_ring;
+      for (const AttentionStats& stats : first.stats) {
+        EXPECT_EQ(stats.ring_bytes.whole, hops);
+        in_ring.sent += stats.ring_bytes.sent;
+      }
+      EXPECT_EQ(first.bytes, ranks * forward + in_ring.sent);
     }
   }
 }

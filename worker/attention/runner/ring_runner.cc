@@ -130,11 +130,13 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
     const ring::RingSchedule& schedule, const std::shared_ptr<const DeviceDocuments>& documents,
     const RowBand& band, int64_t local_tokens) {
   const SequenceDocuments* const host = documents == nullptr ? nullptr : documents->host.get();
-  const bool is_even = host == nullptr || host->shard_tokens.empty();
-  if (!band.has_value() || !device_.carries_rows() || !is_even || schedule.ranks == 1 ||
+  if (!band.has_value() || !device_.carries_rows() || schedule.ranks == 1 ||
       schedule.ranks > kMostRanksOfRows || Gathers(schedule)) {
     return nullptr;
   }
+  const std::span<const int64_t> held =
+      host == nullptr ? std::span<const int64_t>() : std::span(host->shard_tokens);
+  if (!held.empty()) local_tokens = host->tokens / schedule.ranks;
   const bool is_backward = schedule.grad_slots > 0;
   for (const KnownRows& known : known_rows_) {
     if (known.documents == documents && known.window == *band &&
@@ -150,7 +152,7 @@ std::shared_ptr<const ring::TravellingRows> RingRunner::RowsOf(
     return std::pair(begin, last + 1);
   };
   auto rows = std::make_shared<const ring::TravellingRows>(ring::FindTravellingRows(
-      schedule, LayoutOf(schedule.rank, local_tokens), options_.tile, seen));
+      schedule, LayoutOf(schedule.rank, local_tokens), held, options_.tile, seen));
   if (known_rows_.size() >= kMostKnownRows) known_rows_.clear();
   known_rows_.push_back({documents, *band, local_tokens, is_backward, rows});
   return rows;

@@ -42,7 +42,7 @@ absl::Status RingSlots::Start(const ring::RingHop& hop) {
     return absl::OkStatus();
   }
   const ring::HopRows& rows = rows_->at(started_++);
-  arrived_[hop.receive_slot] = &rows.received;
+  arrived_[hop.receive_slot] = &rows;
   ASSIGN_OR_RETURN(Arrival arrival, SendRows(hop, rows));
   Track(hop.send_slot, hop.receive_slot, std::move(arrival));
   return absl::OkStatus();
@@ -52,7 +52,7 @@ absl::StatusOr<RingSlots::Arrival> RingSlots::SendRows(const ring::RingHop&, con
   return absl::UnimplementedError("this device sends all of a slot");
 }
 
-absl::Status RingSlots::AddRows(int, int, const ring::RowRuns&) {
+absl::Status RingSlots::AddRows(int, int, const ring::HopRows&) {
   return absl::UnimplementedError("this device adds all of a slot");
 }
 

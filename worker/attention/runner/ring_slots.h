@@ -51,7 +51,7 @@ class RingSlots {
   virtual absl::Status AddSlot(int to, int from) = 0;
   // Of some rows alone; asked of devices that carry them (AttentionDevice::carries_rows).
   virtual absl::StatusOr<Arrival> SendRows(const ring::RingHop& hop, const ring::HopRows& rows);
-  virtual absl::Status AddRows(int to, int from, const ring::RowRuns& rows);
+  virtual absl::Status AddRows(int to, int from, const ring::HopRows& brought);
   // Called before the slot is sent: awaits its content, and what else a device needs.
   virtual absl::Status AwaitBeforeSend(int slot) { return AwaitContent(slot); }
 
@@ -75,7 +75,7 @@ class RingSlots {
   std::vector<InFlight> in_flight_;  // in the order of their start
   std::shared_ptr<const std::vector<ring::HopRows>> rows_;  // null: hops carry all
   size_t started_ = 0;                                      // hops
-  std::map<int, const ring::RowRuns*> arrived_;             // by slot: what its last hop brought
+  std::map<int, const ring::HopRows*> arrived_;             // by slot: of its last hop
 };
 
 }  // namespace ringleader::attention
