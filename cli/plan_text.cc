@@ -48,12 +48,13 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
   std::vector<std::vector<std::string>> rows = {{"layout", LayoutText(plan)},
                                                 {"ring", RingText(plan)}};
   if (spec.parallelism().ring_window() > 0) {
-    rows.back()[1] = absl::StrCat("hierarchical, ", plan.ring().outer(), " windows of ",
-                                  plan.ring().inner());
+    rows.back()[1] =
+        absl::StrCat("hierarchical, ", plan.ring().outer(), " windows of ", plan.ring().inner());
   }
   const uint32_t heads = jobspec::HeadRanks(spec.parallelism());
   if (heads > 1) {
-    rows.push_back({"heads", absl::StrCat("shared out among ", heads, " trainers, ring around them")});
+    rows.push_back(
+        {"heads", absl::StrCat("shared out among ", heads, " trainers, ring around them")});
   }
   if (plan.has_prediction()) {
     const v1::Prediction& p = plan.prediction();
@@ -80,9 +81,9 @@ void WritePlan(std::ostream& out, const v1::JobSpec& spec, const v1::StepPlan& p
     rows.push_back({"ring's communication",
                     absl::StrFormat("%.4g s, hidden or not", p.communication_seconds())});
     if (heads > 1) {
-      rows.push_back({"heads' communication",
-                      absl::StrFormat("%.4g s of the ring's, %s from a trainer",
-                                      p.head_seconds(), FormatBytes(p.head_bytes()))});
+      rows.push_back(
+          {"heads' communication", absl::StrFormat("%.4g s of the ring's, %s from a trainer",
+                                                   p.head_seconds(), FormatBytes(p.head_bytes()))});
     }
     rows.push_back({"worker imbalance", absl::StrFormat("%.3f (max/mean)", p.worker_imbalance())});
     rows.push_back({"ring step imbalance", absl::StrFormat("%.3f (max/mean)", p.step_imbalance())});

@@ -201,10 +201,10 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   }
   const uint32_t heads = HeadRanks(parallelism);
   if (context % heads != 0) {
-    mistakes->Add("parallelism.heads",
-                  absl::StrCat("parallelism.heads: ", heads,
-                               " does not divide parallelism.context (", context,
-                               "), the trainers that share a sequence; give a divisor of it"));
+    mistakes->Add(
+        "parallelism.heads",
+        absl::StrCat("parallelism.heads: ", heads, " does not divide parallelism.context (",
+                     context, "), the trainers that share a sequence; give a divisor of it"));
     return;
   }
   mistakes->Add("parallelism.heads", CheckHeadRanks(spec));

@@ -121,7 +121,8 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
   EXPECT_EQ(Complaint({"parallelism.heads=3"}),
             "parallelism.heads: 3 does not divide parallelism.context (4), the trainers that share "
             "a sequence; give a divisor of it");
-  EXPECT_THAT(Complaint({"parallelism.heads=0"}), HasSubstr("parallelism.heads: 0 is out of range"));
+  EXPECT_THAT(Complaint({"parallelism.heads=0"}),
+              HasSubstr("parallelism.heads: 0 is out of range"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.head_budgets=by_recall"}),
               HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_recall"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.balance.anchor=mean"}),

@@ -85,7 +85,8 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
     return Invalid(absl::StrFormat("parallelism.heads is %d; give 1 or more", options.head_ranks));
   }
   std::string other;
-  if (options.by_documents) other = "parallelism.layout: documents; give parallelism.layout: striped";
+  if (options.by_documents)
+    other = "parallelism.layout: documents; give parallelism.layout: striped";
   if (options.adapt_heads) {
     other = "attention.head_budgets: by_recall, which compares all heads; give equal";
   }

@@ -61,11 +61,11 @@ absl::Status CheckDivides(std::string_view field, int64_t tokens, const Division
   const int64_t multiple = division.Multiple(), below = tokens / multiple * multiple;
   if (tokens == below) return absl::OkStatus();
   const std::string rule =
-      division.ranks == 1 ? absl::StrCat("parallelism.heads = ", division.heads)
-      : division.heads == 1
-          ? absl::StrCat(RuleOf(division).text, " = ", multiple)
-          : absl::StrCat(RuleOf(division).text, " and by context = ",
-                         division.ranks * division.heads, ", together by ", multiple);
+      division.ranks == 1   ? absl::StrCat("parallelism.heads = ", division.heads)
+      : division.heads == 1 ? absl::StrCat(RuleOf(division).text, " = ", multiple)
+                            : absl::StrCat(RuleOf(division).text,
+                                           " and by context = ", division.ranks * division.heads,
+                                           ", together by ", multiple);
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(field), ": ", tokens, " does not divide by ", rule,
                    " (parallelism.layout: ", NameOf(division), "); give ",

@@ -18,7 +18,7 @@ std::string_view LayoutName(kernels::LayoutKind layout);
 struct Division {
   // nullopt: the planner picks; contiguous, which divides wherever another does, must work.
   std::optional<kernels::LayoutKind> layout = std::nullopt;
-  int64_t ranks = 1;           // of the ring
+  int64_t ranks = 1;          // of the ring
   int64_t tile = 1;           // tokens; 1 where a shard need not be whole tiles
   int64_t stripe = 0;         // tokens, striped only; 0: one tile
   bool by_documents = false;  // kStriped is that of document_layout.h; for errors alone

@@ -136,8 +136,8 @@ class SeenTiles {
       const auto [first, end] = seen_(query.Position(i * tile_), last_of(query, i));
       // Positions grow with the row.
       const auto numbers = std::views::iota(int64_t{0}, Tiles(owner));
-      auto k = std::ranges::partition_point(numbers,
-                                            [&](int64_t t) { return last_of(key, t) < first; });
+      auto k =
+          std::ranges::partition_point(numbers, [&](int64_t t) { return last_of(key, t) < first; });
       for (; k != numbers.end() && key.Position(*k * tile_) < end; ++k) tiles[*k] = true;
     }
     return tiles;

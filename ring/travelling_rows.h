@@ -1,5 +1,5 @@
-// Which rows of keys, of values and of their gradients the hops of a ring have to carry, where it is
-// known before anything travels what each rank attends to: positions alone decide it, as in a
+// Which rows of keys, of values and of their gradients the hops of a ring have to carry, where it
+// is known before anything travels what each rank attends to: positions alone decide it, as in a
 // window, between documents and, of shards that do not reach as far, in causal attention itself.
 #pragma once
 
@@ -37,8 +37,7 @@ struct TravellingRows {
 
 // The positions [first, second) of which those of [first, last] attend to some; what a tile of
 // queries attends to lies between those of its first and of its last query.
-using SeenPositions =
-    absl::FunctionRef<std::pair<int64_t, int64_t>(int64_t first, int64_t last)>;
+using SeenPositions = absl::FunctionRef<std::pair<int64_t, int64_t>(int64_t first, int64_t last)>;
 
 // A hop carries the tiles of keys that its receiver attends to, and those that it passes on; one of
 // gradients the tiles to which its sender, and those from whom it has its sum, have added.

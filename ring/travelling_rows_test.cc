@@ -202,7 +202,8 @@ INSTANTIATE_TEST_SUITE_P(
     Settings, TravellingRowsTest,
     ::testing::Combine(
         ::testing::Values(RingShape{RingKind::kFlat, 1, 1}, RingShape{RingKind::kFlat, 2, 1},
-                          RingShape{RingKind::kFlat, 4, 1}, RingShape{RingKind::kHierarchical, 2, 2},
+                          RingShape{RingKind::kFlat, 4, 1},
+                          RingShape{RingKind::kHierarchical, 2, 2},
                           RingShape{RingKind::kHierarchical, 3, 2},
                           RingShape{RingKind::kHierarchical, 2, 3},
                           RingShape{RingKind::kHierarchical, 1, 4}),

@@ -91,7 +91,8 @@ TEST(HeadsPlanTest, WorkIsTheSameAndEven) {
   EXPECT_NEAR(p.linear_seconds(), of_ring.linear_seconds(), 1e-9);
   EXPECT_NEAR(p.index_seconds(), of_ring.index_seconds(), 1e-9);
   EXPECT_NEAR(p.model_flops() / of_ring.model_flops(), 1, 0.01);
-  EXPECT_THAT(shared->reasons(), Contains(HasSubstr("heads as parallelism.heads asks: 4 trainers")));
+  EXPECT_THAT(shared->reasons(),
+              Contains(HasSubstr("heads as parallelism.heads asks: 4 trainers")));
 }
 
 TEST(HeadsPlanTest, ARingGoesAroundTheTrainersThatShare) {
@@ -111,8 +112,7 @@ TEST(HeadsPlanTest, ARingGoesAroundTheTrainersThatShare) {
   }
   const auto usp = Plan(flat, Gpus(1, 8)), whole = Plan(all, Gpus(1, 8));
   ASSERT_TRUE(usp.ok() && whole.ok()) << usp.status() << whole.status();
-  const double hops =
-      usp->prediction().communication_seconds() - usp->prediction().head_seconds();
+  const double hops = usp->prediction().communication_seconds() - usp->prediction().head_seconds();
   EXPECT_LT(hops, 0.6 * whole->prediction().communication_seconds());
 }
 

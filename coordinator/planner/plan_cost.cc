@@ -77,8 +77,7 @@ absl::Status CheckCost(const PlanCost& cost, const v1::JobSpec& spec, const Plan
                             limits.bytes / kMiB);
   return absl::ResourceExhaustedError(absl::StrCat(
       "its plan, for ", jobspec::RingRanks(spec.parallelism()),
-      " ranks in a ring (parallelism.context), ",
-      "takes ", amount,
+      " ranks in a ring (parallelism.context), ", "takes ", amount,
       "; lower parallelism.context, or set parallelism.layout and parallelism.ring, so that less "
       "is compared"));
 }

@@ -183,10 +183,11 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
   if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
   if (asked.ring_window() > 0) {
-    plan->add_reasons(absl::StrFormat(
-        "windows of %d trainers as parallelism.ring_window asks: a hop between windows hides behind "
-        "%d steps inside",
-        plan->ring().inner(), plan->ring().inner()));
+    plan->add_reasons(
+        absl::StrFormat("windows of %d trainers as parallelism.ring_window asks: a hop between "
+                        "windows hides behind "
+                        "%d steps inside",
+                        plan->ring().inner(), plan->ring().inner()));
   } else if (plan->ring().kind() == ParallelismSpec::HIERARCHICAL) {
     plan->add_reasons(absl::StrFormat(
         "a group spans %d nodes of %d trainers: a hop between nodes hides behind %d steps inside",

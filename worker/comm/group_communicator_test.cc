@@ -157,8 +157,8 @@ TEST_P(GroupCommunicatorTest, AllToAllTurnsRowsIntoColumns) {
         second[i] = -first[i];
       }
       std::vector<int> from_first(first.size(), -1), from_second(first.size(), 1);
-      const auto one = comm.AllToAll(kChannel, first.data(), kCount * sizeof(int),
-                                     from_first.data()),
+      const auto one =
+                     comm.AllToAll(kChannel, first.data(), kCount * sizeof(int), from_first.data()),
                  two = comm.AllToAll(kChannel, second.data(), kCount * sizeof(int),
                                      from_second.data());
       ASSERT_TRUE(two->Wait().ok());

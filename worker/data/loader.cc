@@ -99,8 +99,7 @@ std::vector<int64_t> Loader::DocumentFirsts(std::span<const Sample> samples, int
   return firsts;
 }
 
-LocalSequence Loader::Read(std::span<const Sample> samples,
-                           const kernels::ShardLayout& layout,
+LocalSequence Loader::Read(std::span<const Sample> samples, const kernels::ShardLayout& layout,
                            const ring::HeadPlace& place) const {
   const int64_t held = layout.local_tokens() / place.ranks;
   std::vector<int64_t> positions(held);

@@ -135,9 +135,9 @@ class JobFamilies {
   prometheus::MetricFamily memory_ =
       GaugeFamily("ringleader_job_peak_memory_bytes",
                   "Peak device memory of a running job's last step, fullest rank.");
-  prometheus::MetricFamily head_bytes_ =
-      GaugeFamily("ringleader_job_head_exchange_bytes",
-                  "Bytes that a rank sent in a running job's last step to share out heads, at most.");
+  prometheus::MetricFamily head_bytes_ = GaugeFamily(
+      "ringleader_job_head_exchange_bytes",
+      "Bytes that a rank sent in a running job's last step to share out heads, at most.");
   prometheus::MetricFamily density_ =
       GaugeFamily("ringleader_job_layer_density_ratio",
                   "Share of causal tiles that a layer visited, mean over heads.");

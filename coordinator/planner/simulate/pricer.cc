@@ -270,8 +270,8 @@ Pricer::HeadExchangeCost Pricer::HeadsOf(const Setting& setting, double local_to
   const auto tokens = static_cast<int64_t>(local_tokens);
   const int64_t values = setting.heads.ForwardValues(tokens, model_.head_dim) +
                          setting.heads.BackwardValues(tokens, model_.head_dim);
-  const Link& link = SharesHeadsInNodes(cluster_, setting.heads.ranks) ? cluster_.intra_node
-                                                                       : cluster_.inter_node;
+  const Link& link =
+      SharesHeadsInNodes(cluster_, setting.heads.ranks) ? cluster_.intra_node : cluster_.inter_node;
   const double bytes = static_cast<double>(values) * (cuda ? 2 : 4);
   // There and back, in forward and in backward.
   return {.bytes = bytes,
@@ -293,12 +293,12 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
                                 : static_cast<double>(*std::ranges::max_element(spread_tokens));
   const double kv =
       travelling * 2.0 * static_cast<double>(setting.heads.local_kv_heads() * model_.head_dim);
-  RingSetup ring = {.shape = setting.ring,
-                    .group = GroupOf(cluster_, setting.ring.ranks() * setting.heads.ranks,
-                                     setting.heads.ranks),
-                    .intra_node = cluster_.intra_node,
-                    .inter_node = cluster_.inter_node,
-                    .kv_bytes = kv * (cuda ? 2 : 4)};
+  RingSetup ring = {
+      .shape = setting.ring,
+      .group = GroupOf(cluster_, setting.ring.ranks() * setting.heads.ranks, setting.heads.ranks),
+      .intra_node = cluster_.intra_node,
+      .inter_node = cluster_.inter_node,
+      .kv_bytes = kv * (cuda ? 2 : 4)};
   // Seconds of a layer's backward pass, with what it computes again.
   const double mlp_backward =
       0.75 * static_cast<double>(model_.layers * model_.mlp_weights()) /
@@ -314,9 +314,8 @@ absl::StatusOr<v1::Prediction> Pricer::PriceLength(const Setting& setting,
     for (const bool backward : {false, true}) {
       const Phase phase = backward ? Phase::kAttentionBackward : Phase::kAttentionForward;
       ring.gradient_bytes = backward ? kv * 4 : 0;
-      StepSeconds step = {
-          .per_tile = cost_model.Seconds(phase, {.tiles = 1}),
-          .per_step = cost_model.Seconds(phase, {.rows = rows, .calls = 1})};
+      StepSeconds step = {.per_tile = cost_model.Seconds(phase, {.tiles = 1}),
+                          .per_step = cost_model.Seconds(phase, {.rows = rows, .calls = 1})};
       // What a rank computes between the start of the first hops and attention. On GPUs all of
       // backward's travel while the MLP is computed, unless heads are exchanged first, of forward's
       // those between nodes during the index.

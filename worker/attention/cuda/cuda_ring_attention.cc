@@ -54,11 +54,10 @@ class CudaHeadExchange : public HeadExchange {
   int ranks() const override { return communicator_.size(); }
   absl::StatusOr<std::unique_ptr<StartedExchange>> Start(Tensor parts) override {
     Tensor received = torch::empty_like(parts);
-    ASSIGN_OR_RETURN(
-        comm::DeviceTransfer transfer,
-        communicator_.AllToAll(comm::Channel::kKvInner, parts.const_data_ptr(),
-                               parts.nbytes() / ranks(), received.mutable_data_ptr(),
-                               kernels::ops::Stream()));
+    ASSIGN_OR_RETURN(comm::DeviceTransfer transfer,
+                     communicator_.AllToAll(comm::Channel::kKvInner, parts.const_data_ptr(),
+                                            parts.nbytes() / ranks(), received.mutable_data_ptr(),
+                                            kernels::ops::Stream()));
     return std::make_unique<CudaStartedExchange>(std::move(parts), std::move(received),
                                                  std::move(transfer), &timers_);
   }
@@ -113,11 +112,10 @@ absl::StatusOr<std::unique_ptr<ContextAttention>> CreateCudaRingAttention(
         " on GPUs"));
   }
   return RingAttention::Create(
-      options,
-      std::make_unique<CudaTensorDevice>(
-          communicator, heads,
-          CudaAttentionDevice::Options{.bf16_gradients = options.bf16_gradients,
-                                       .deterministic = options.deterministic}));
+      options, std::make_unique<CudaTensorDevice>(
+                   communicator, heads,
+                   CudaAttentionDevice::Options{.bf16_gradients = options.bf16_gradients,
+                                                .deterministic = options.deterministic}));
 }
 
 }  // namespace ringleader::attention

@@ -14,8 +14,8 @@ namespace ringleader::attention {
 class StartedExchange {
  public:
   virtual ~StartedExchange() = default;
-  // [ranks, …]: part r is what rank r sent to this one. On the CPU blocks until it is there; on GPUs
-  // makes LibTorch's current stream wait for it. Called once.
+  // [ranks, …]: part r is what rank r sent to this one. On the CPU blocks until it is there; on
+  // GPUs makes LibTorch's current stream wait for it. Called once.
   virtual absl::StatusOr<torch::Tensor> Await() = 0;
 };
 

@@ -23,7 +23,8 @@ absl::StatusOr<SharedHeads::Started> SharedHeads::Start(std::initializer_list<Te
     const Tensor all = copies == 1 ? x : x.repeat_interleave(copies, 1);
     ASSIGN_OR_RETURN(
         started.emplace_back(),
-        StartParts(all.unflatten(1, {ranks(), all.size(1) / ranks()}).transpose(0, 1).contiguous()));
+        StartParts(
+            all.unflatten(1, {ranks(), all.size(1) / ranks()}).transpose(0, 1).contiguous()));
   }
   return started;
 }

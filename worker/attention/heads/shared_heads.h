@@ -1,6 +1,6 @@
 // Tensors of attention whose heads are shared out: a rank's own tokens of all heads become its own
-// heads of all tokens that the ranks hold together (ring/head_shares.h), and back. The same code for
-// all devices.
+// heads of all tokens that the ranks hold together (ring/head_shares.h), and back. The same code
+// for all devices.
 #pragma once
 
 #include <torch/types.h>

@@ -44,7 +44,7 @@ struct Sequence {
 struct Result {
   Tensor out, dq, dk, dv;
   std::vector<AttentionStats> stats = {};  // [rank]
-  uint64_t bytes = 0;  // that ranks sent each other
+  uint64_t bytes = 0;                      // that ranks sent each other
 
   uint64_t tiles() const {
     uint64_t sum = 0;
@@ -75,16 +75,14 @@ struct Rank {
     for (int i = 0; i < share; ++i) head_ranks.push_back(all.rank() - member + i);
     ring = *all.Split(ring_ranks);
     heads = *all.Split(head_ranks);
-    auto created =
-        CreateCpuRingAttention(options, ring.get(), share == 1 ? nullptr : heads.get());
+    auto created = CreateCpuRingAttention(options, ring.get(), share == 1 ? nullptr : heads.get());
     TORCH_CHECK(created.ok(), std::string(created.status().message()));
     attention = *std::move(created);
-    const kernels::ShardLayout layout{
-        .kind = options.layout,
-        .ranks = options.ring.ranks(),
-        .rank = all.rank() / share,
-        .stripe = options.stripe == 0 ? options.tile : options.stripe,
-        .tokens = tokens};
+    const kernels::ShardLayout layout{.kind = options.layout,
+                                      .ranks = options.ring.ranks(),
+                                      .rank = all.rank() / share,
+                                      .stripe = options.stripe == 0 ? options.tile : options.stripe,
+                                      .tokens = tokens};
     const int64_t held = layout.local_tokens() / share;
     positions = torch::empty({held}, torch::kLong);
     for (int64_t i = 0; i < held; ++i) {
@@ -274,8 +272,8 @@ INSTANTIATE_TEST_SUITE_P(Settings, SharedHeadsTest, ::testing::ValuesIn(Settings
 
 // Without a ring a sequence need only divide by the ranks: the last tile may be any part of one.
 TEST(SharedHeadsEdgesTest, RaggedTails) {
-  for (const Pattern pattern : {Pattern::kDense, Pattern::kVerticalSlash, Pattern::kBlockTopK,
-                                Pattern::kKeyGroups}) {
+  for (const Pattern pattern :
+       {Pattern::kDense, Pattern::kVerticalSlash, Pattern::kBlockTopK, Pattern::kKeyGroups}) {
     AttentionOptions options = OptionsOf(pattern);
     const Sequence sequence(1004, 4);
     const Result expected = RunOnRanks(sequence, options);

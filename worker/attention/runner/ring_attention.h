@@ -1,7 +1,7 @@
 // ContextAttention over the ranks that share a sequence, on any device: RingRunner between
-// LibTorch's tensors. Where heads are shared out, tensors are exchanged before the ring and after it;
-// all exchanges of a pass are under way together, and those of keys and values for backward while
-// the caller computes something else.
+// LibTorch's tensors. Where heads are shared out, tensors are exchanged before the ring and after
+// it; all exchanges of a pass are under way together, and those of keys and values for backward
+// while the caller computes something else.
 #pragma once
 
 #include <torch/types.h>

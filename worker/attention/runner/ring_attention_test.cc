@@ -34,7 +34,7 @@ struct Sequence {
 
 struct Result {
   Tensor out, dq, dk, dv;
-  uint64_t bytes = 0;        // that ranks sent each other
+  uint64_t bytes = 0;         // that ranks sent each other
   RingBytes ring_bytes = {};  // that they say they did in rings
 };
 

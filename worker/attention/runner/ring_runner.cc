@@ -111,7 +111,8 @@ AttentionStats RingRunner::TakeStats() {
 }
 
 bool RingRunner::is_dense(int layer) const {
-  return all_dense_ || std::ranges::find(options_.dense_layers, layer) != options_.dense_layers.end();
+  return all_dense_ ||
+         std::ranges::find(options_.dense_layers, layer) != options_.dense_layers.end();
 }
 
 RingRunner::RowBand RingRunner::BandOf(int layer) const {
@@ -177,9 +178,9 @@ void RingRunner::CountHops(const ring::RingSchedule& schedule, bool gradients,
       sent += ring::CountRows(hop.sent);
     }
   }
-  const int64_t element = !gradients                ? call.element_bytes()
+  const int64_t element = !gradients                                      ? call.element_bytes()
                           : options_.bf16_gradients && !Gathers(schedule) ? 2
-                                                    : 4;
+                                                                          : 4;
   const auto row = static_cast<uint64_t>(2 * element * call.kv_row());
   ring_bytes_.sent += static_cast<uint64_t>(sent) * row;
   ring_bytes_.whole += static_cast<uint64_t>(hops * slot_tokens) * row;

@@ -72,7 +72,7 @@ class RingSlots {
   template <typename Predicate>
   absl::Status AwaitIf(Predicate holds);
 
-  std::vector<InFlight> in_flight_;  // in the order of their start
+  std::vector<InFlight> in_flight_;                         // in the order of their start
   std::shared_ptr<const std::vector<ring::HopRows>> rows_;  // null: hops carry all
   size_t started_ = 0;                                      // hops
   std::map<int, const ring::HopRows*> arrived_;             // by slot: of its last hop

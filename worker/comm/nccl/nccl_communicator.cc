@@ -348,11 +348,11 @@ absl::StatusOr<DeviceTransfer> NcclCommunicator::AllToAll(Channel channel, const
     // All of it is one group, so that no part waits for another.
     ncclResult_t result = nccl.group_start();
     for (int r = 0; r < size_ && went_well(result); ++r) {
-      result = nccl.send(static_cast<const char*>(send) + r * bytes, bytes, ncclUint8, r, comm,
-                         stream);
+      result =
+          nccl.send(static_cast<const char*>(send) + r * bytes, bytes, ncclUint8, r, comm, stream);
       if (!went_well(result)) break;
-      result = nccl.recv(static_cast<char*>(receive) + r * bytes, bytes, ncclUint8, r, comm,
-                         stream);
+      result =
+          nccl.recv(static_cast<char*>(receive) + r * bytes, bytes, ncclUint8, r, comm, stream);
     }
     const ncclResult_t ended = nccl.group_end();
     return went_well(result) ? ended : result;

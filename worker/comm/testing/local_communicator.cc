@@ -79,8 +79,7 @@ std::vector<std::unique_ptr<Communicator>> CountedCommunicators(int ranks,
   std::vector<std::unique_ptr<Communicator>> communicators;
   communicators.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
-    communicators.push_back(
-        std::make_unique<GroupCommunicator>(
+    communicators.push_back(std::make_unique<GroupCommunicator>(
         std::make_shared<LocalTransport>(exchange, rank, sent)));
   }
   return communicators;

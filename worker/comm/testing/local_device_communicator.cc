@@ -190,10 +190,9 @@ class LocalDeviceCommunicator : public DeviceCommunicator {
     return Call(channel, {.send = send}, after,
                 [&](const std::vector<Part>& parts, cudaStream_t stream) -> absl::Status {
                   for (size_t peer = 0; peer < parts.size(); ++peer) {
-                    RETURN_IF_ERROR(
-                        Copy(static_cast<char*>(receive) + peer * bytes,
-                             static_cast<const char*>(parts[peer].send) + rank_ * bytes, bytes,
-                             stream));
+                    RETURN_IF_ERROR(Copy(static_cast<char*>(receive) + peer * bytes,
+                                         static_cast<const char*>(parts[peer].send) + rank_ * bytes,
+                                         bytes, stream));
                   }
                   return absl::OkStatus();
                 });

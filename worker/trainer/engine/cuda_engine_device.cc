@@ -155,8 +155,8 @@ absl::Status CudaDevice::Connect() {
   if (job_.attention.head_ranks > 1) {
     ASSIGN_OR_RETURN(heads_, gpus_->Split(HeadRanks(job_)));
   }
-  ASSIGN_OR_RETURN(attention_, attention::CreateCudaRingAttention(job_.attention, ring_.get(),
-                                                                  heads_.get()));
+  ASSIGN_OR_RETURN(attention_,
+                   attention::CreateCudaRingAttention(job_.attention, ring_.get(), heads_.get()));
   if (!job_.attention.by_documents) return absl::OkStatus();
   ASSIGN_OR_RETURN(attention_, AttentionByDocuments(job_, std::move(attention_), *this));
   return absl::OkStatus();

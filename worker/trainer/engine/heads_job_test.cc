@@ -14,8 +14,8 @@
 namespace ringleader::trainer {
 namespace {
 
-using ::testing::HasSubstr;
 using patterns::Pattern;
+using ::testing::HasSubstr;
 using testing::RecordingHost;
 
 class HeadsJobTest : public ::testing::Test {

@@ -72,9 +72,8 @@ absl::Status StepEngine::SetUp(Host& host) {
 absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
   RETURN_IF_ERROR(patterns::CheckHeads(job_.attention, config.heads, config.kv_heads));
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(device_->type()));
-  const ring::HeadShares shares = {.ranks = job_.attention.head_ranks,
-                                   .heads = config.heads,
-                                   .kv_heads = config.kv_heads};
+  const ring::HeadShares shares = {
+      .ranks = job_.attention.head_ranks, .heads = config.heads, .kv_heads = config.kv_heads};
   const patterns::IndexMemory choice =
       patterns::IndexMemoryOf(job_.attention,
                               {.tokens = LocalTokens() * job_.context,

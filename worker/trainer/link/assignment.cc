@@ -77,10 +77,10 @@ absl::StatusOr<Plan> ToPlan(const v1::StepPlan& proto, int context, int heads) {
     ASSIGN_OR_RETURN(plan.ring.kind, jobspec::RingOf(proto.ring().kind()));
   }
   if (int64_t{plan.ring.inner} * plan.ring.outer * heads != context || plan.ring.inner < 1) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "plan %d: a ring of %d x %d ranks for parallelism.context %d%s", plan.version,
-        plan.ring.inner, plan.ring.outer, context,
-        heads > 1 ? absl::StrFormat(" and parallelism.heads %d", heads) : ""));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("plan %d: a ring of %d x %d ranks for parallelism.context %d%s",
+                        plan.version, plan.ring.inner, plan.ring.outer, context,
+                        heads > 1 ? absl::StrFormat(" and parallelism.heads %d", heads) : ""));
   }
   if (proto.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     ASSIGN_OR_RETURN(plan.layout, jobspec::LayoutOf(proto.layout()));

@@ -15,9 +15,9 @@ namespace ringleader::trainer {
 absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignment);
 
 // `context` ranks share a sequence, and of them `heads` at a time share out heads: a ring has as
-// many ranks as there are such groups. A plan that leaves its ring or layout open gets the flat ring
-// or stripes. INVALID_ARGUMENT if the plan's ring is of another number of ranks, or of a kind that
-// this program does not know.
+// many ranks as there are such groups. A plan that leaves its ring or layout open gets the flat
+// ring or stripes. INVALID_ARGUMENT if the plan's ring is of another number of ranks, or of a kind
+// that this program does not know.
 absl::StatusOr<Plan> ToPlan(const v1::StepPlan& plan, int context, int heads = 1);
 
 balance::MeasureRequest ToMeasureRequest(const v1::MeasureRequest& request);

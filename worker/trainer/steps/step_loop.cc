@@ -66,8 +66,7 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
   std::vector<data::Sample> together;
   for (const uint32_t number : batch.samples) together.push_back(samples[number]);
   if (!plan_.by_documents) {
-    return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)),
-                       job_.head_place());
+    return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)), job_.head_place());
   }
   const std::vector<int64_t> firsts = loader.DocumentFirsts(together, batch.padded);
   std::vector<int64_t> lengths;
