@@ -22,10 +22,10 @@ enum class Pattern {
   kAdaSpa,         // every query block picks the key blocks of largest exact attention mass
 };
 
-// By which queries what a query attends to may be chosen.
+// Which queries may take part in choosing what a query attends to.
 enum class Selection {
-  kFull,    // whichever the pattern takes
-  kCausal,  // by none that is later
+  kFull,    // all that the pattern takes
+  kCausal,  // none that comes later
 };
 
 // kVerticalSlash: how columns and diagonals are chosen.
@@ -34,13 +34,13 @@ enum class Select {
   kTopK,  // the budget's counts
 };
 
-// kVerticalSlash: where the queries lie from which they are estimated.
+// kVerticalSlash: where the queries lie from which both are estimated.
 enum class EstimateAt {
-  kEnd,     // of the sequence, or of its documents
-  kSpread,  // over the sequence
+  kEnd,     // at the end of the sequence, or of its documents
+  kSpread,  // all over the sequence
 };
 
-// kVerticalSlash: how many of them.
+// kVerticalSlash: how many columns and diagonals are chosen.
 struct VerticalSlashBudget {
   double vertical_mass = 0.9;  // in (0, 1]
   double slash_mass = 0.9;
@@ -78,7 +78,7 @@ struct AttentionOptions {
   int tile = 128;  // 64 or 128 tokens
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens, a multiple of `tile`; 0: one tile
-  // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
+  // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.
   bool by_documents = false;
   ring::RingShape ring = {};
   int head_ranks = 1;  // ranks that share out the heads of each of the ring's (ring/head_shares.h)
@@ -87,7 +87,7 @@ struct AttentionOptions {
   int threads = 1;              // of this rank's engine; CPU only
 };
 
-// Whose tokens are where, seen from `rank`. `options.stripe` is resolved.
+// Returns who holds which tokens, seen from `rank`. `options.stripe` is resolved.
 inline kernels::ShardLayout LayoutOf(const AttentionOptions& options, int ranks, int rank,
                                      int64_t local_tokens) {
   return {.kind = options.layout,

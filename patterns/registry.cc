@@ -9,7 +9,7 @@
 
 namespace ringleader::patterns {
 
-// Each in the file of its name.
+// Each is defined in the file of its name.
 extern const PatternDefinition kDenseDefinition;
 extern const PatternDefinition kSlidingWindowDefinition;
 extern const PatternDefinition kVerticalSlashDefinition;

@@ -71,7 +71,7 @@ class KeyGroupGate {
   }
 
  private:
-  // Of groups [first_group, end_group).
+  // Returns the scores of groups [first_group, end_group).
   std::vector<float> Scores(const QueryTile& tile, const std::vector<float>& packed,
                             float* memory) const {
     const int64_t groups = tile.end_group() - tile.first_group();

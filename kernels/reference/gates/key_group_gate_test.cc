@@ -64,7 +64,7 @@ struct Choice {
   int32_t capacity = 0;
 
   bool operator==(const Choice&) const = default;
-  // Of the sequence.
+  // Returns the groups of the sequence that a row of the choice lists.
   std::vector<int64_t> Row(const ShardLayout& layout, int heads, int64_t row) const {
     std::string wrong;
     const int64_t tiles = (layout.local_tokens() + kGroupTile - 1) / kGroupTile;

@@ -78,7 +78,7 @@ class ProbeTest : public ::testing::TestWithParam<std::vector<int64_t>> {
     return patterns::ChooseProbeQueries(options, kTokens, kStep, documents->get());
   }
 
-  // By head: the share of the probed queries' attention that `results` visited.
+  // Returns, by head, the share of the probed queries' attention that `results` visited.
   std::vector<double> Expected(const AttentionOptions& options,
                                const std::vector<RankResult>& results) const {
     std::vector<std::shared_ptr<const LayerIndex>> indices;

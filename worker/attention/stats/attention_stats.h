@@ -24,8 +24,8 @@ struct LayerStats {
   // anchor.
   uint64_t balanced = 0, anchor_missed = 0;
   int probes = 0;  // calls that probed
-  // By head, where there were probes: attention mass of their queries, which had no part in the
-  // choice, in what attention visited (patterns/probe.h). The first is head `first_head`.
+  // By head, where there were probes: the share of their queries' attention that was visited; they
+  // had no part in the choice (patterns/probe.h). The first is head `first_head`.
   std::vector<double> probed_recall;
   int first_head = 0;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads

@@ -115,7 +115,7 @@ struct KeyGroupBudget {
   // Groups for each square root of a token, the tile's own counted; below 0: all groups.
   double rate = -1.0;
 
-  // Of a tile whose first query has position `first`, in a document that starts at `start`.
+  // Groups that a tile keeps whose first query is at `first`, in a document that starts at `start`.
   RINGLEADER_HOST_DEVICE int32_t MostGroups(int64_t first, int64_t start) const {
     const int64_t all = (first - start + kGroupKeys - 1) / kGroupKeys;
     if (rate < 0.0) return static_cast<int32_t>(all);
@@ -150,7 +150,7 @@ RINGLEADER_HOST_DEVICE inline float MostEnergy(int64_t terms) {
   return most;
 }
 
-// Of this rank's queries, summed over the query heads of a KV head, and of its keys. Both results
+// Sums up this rank's queries, over the query heads of a KV head, and its keys. Both results
 // are [2, kv_heads, head_dim]: of queries, then of keys; ranks take the sum and the maximum.
 struct DimEnergyStep {
   int64_t tokens = 0;         // of the sequence; at most 2^30
