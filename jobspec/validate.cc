@@ -165,6 +165,13 @@ absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
       "others; give 0, or data.document_mask: true");
 }
 
+absl::Status CheckHeadRanks(const v1::JobSpec& spec) {
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.head_ranks = static_cast<int>(HeadRanks(spec.parallelism()));
+  options.by_documents = IsByDocuments(spec.parallelism().layout());
+  return patterns::CheckHeadRanks(options);
+}
+
 void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
   const v1::ParallelismSpec& parallelism = spec.parallelism();
   const uint64_t context = parallelism.context();
@@ -189,7 +196,24 @@ void CheckParallelism(const v1::JobSpec& spec, Mistakes* mistakes) {
                                spec.resources().trainers(), "; make them equal"));
     return;
   }
-  ring::Division division = {.ranks = static_cast<int64_t>(context), .tile = tile};
+  const uint32_t heads = HeadRanks(parallelism);
+  if (context % heads != 0) {
+    mistakes->Add(
+        "parallelism.heads",
+        absl::StrCat("parallelism.heads: ", heads, " does not divide parallelism.context (",
+                     context, "), the trainers that share a sequence; give a divisor of it"));
+    return;
+  }
+  mistakes->Add("parallelism.heads", CheckHeadRanks(spec));
+  const uint32_t window = parallelism.ring_window();
+  if (window > 0 && context / heads % window != 0) {
+    mistakes->Add("parallelism.ring_window",
+                  absl::StrCat("parallelism.ring_window: ", window, " does not divide the ",
+                               context / heads, " trainers of the ring; give a divisor of it"));
+    return;
+  }
+  ring::Division division = {
+      .ranks = static_cast<int64_t>(context / heads), .tile = tile, .heads = heads};
   if (parallelism.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     const auto layout = LayoutOf(parallelism.layout());
     if (!layout.ok()) return mistakes->Add("parallelism.layout", layout.status());

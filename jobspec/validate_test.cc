@@ -115,6 +115,43 @@ TEST(ValidateTest, FieldsMustFitThePattern) {
   EXPECT_EQ(Complaint({"parallelism.stripe=128", "parallelism.layout=striped"}), "");
 }
 
+TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
+  EXPECT_EQ(Job({"parallelism.heads=2"}).parallelism().heads(), 2u);
+  v1::JobSpec spec = Job();
+  ApplyDefaults(&spec);
+  EXPECT_EQ(spec.parallelism().heads(), 1u);
+  EXPECT_EQ(Complaint({"parallelism.heads=2"}), "");
+  EXPECT_EQ(Complaint({"parallelism.heads=4"}), "");
+  EXPECT_EQ(Complaint({"parallelism.heads=3"}),
+            "parallelism.heads: 3 does not divide parallelism.context (4), the trainers that share "
+            "a sequence; give a divisor of it");
+  EXPECT_THAT(Complaint({"parallelism.heads=0"}),
+              HasSubstr("parallelism.heads: 0 is out of range"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.head_budgets=by_recall"}),
+              HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_recall"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.balance.anchor=mean"}),
+              HasSubstr("parallelism.heads: 2 does not go with attention.balance.anchor"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.pattern=dense",
+                         "parallelism.layout=documents", "data.document_mask=true"}),
+              HasSubstr("parallelism.heads: 2 does not go with parallelism.layout: documents"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "data.sequence_length=16448"}),
+              HasSubstr("context / heads × tile = 2 × 64 and by context = 4, together by 128"));
+  EXPECT_EQ(Complaint({"parallelism.heads=4", "data.sequence_length=16444"}), "")
+      << "without a ring any length does that the ranks divide";
+}
+
+TEST(ValidateTest, AWindowDividesTheRing) {
+  EXPECT_EQ(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=2"}), "");
+  EXPECT_EQ(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=3"}),
+            "parallelism.ring_window: 3 does not divide the 4 trainers of the ring; give a divisor "
+            "of it");
+  EXPECT_THAT(Complaint({"parallelism.ring=hierarchical", "parallelism.ring_window=4",
+                         "parallelism.heads=2"}),
+              HasSubstr("4 does not divide the 2 trainers of the ring"));
+  EXPECT_THAT(Complaint({"parallelism.ring_window=2"}),
+              HasSubstr("only fits parallelism.ring: hierarchical"));
+}
+
 TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {
   v1::JobSpec spec = Job({"data.batching=samples"});
   ApplyDefaults(&spec);

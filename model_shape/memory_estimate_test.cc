@@ -91,6 +91,20 @@ TEST(TrainingMemoryTest, CountsWhatAttentionChose) {
   }
 }
 
+// Queries, the output, its gradient, keys and values, as they are sent and as they come; keys and
+// values of as many heads as ranks, in place of two.
+TEST(TrainingMemoryTest, CountsWhatSharingHeadsExchanges) {
+  const int64_t n = 131072;
+  TrainingShape shape = Shape(n);
+  const TrainingMemory without = EstimateMemory(Config(), shape, {}, kWhole);
+  shape.head_ranks = 4;
+  const TrainingMemory with = EstimateMemory(Config(), shape, {}, kWhole);
+  const int64_t kv = 2 * 4 * 128, attended = 16 * 128;
+  EXPECT_EQ(with.working,
+            without.working + n * (4 * 4 * (kv - 2 * 2 * 128) + 2 * 2 * (3 * attended + kv)));
+  EXPECT_EQ(with.saved, without.saved);
+}
+
 TEST(TrainingMemoryTest, OneRankNeedsNoBuckets) {
   TrainingShape shape = Shape(4096);
   shape.ranks = 1;

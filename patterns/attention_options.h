@@ -82,6 +82,7 @@ struct AttentionOptions {
   // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.
   bool by_documents = false;
   ring::RingShape ring = {};
+  int head_ranks = 1;  // ranks that share out the heads of each of the ring's (ring/head_shares.h)
   bool bf16_gradients = false;  // dK and dV travel in bfloat16, not float32; GPUs only
   bool deterministic = false;   // the same bits every time; the CPU engine's always are
   int threads = 1;              // of this rank's engine; CPU only

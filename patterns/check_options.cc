@@ -4,6 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
+#include "ring/head_shares.h"
 
 namespace ringleader::patterns {
 
@@ -78,6 +79,50 @@ absl::Status CheckByDocuments(const AttentionOptions& options) {
       std::string(DefinitionOf(options.pattern).name)));
 }
 
+absl::Status CheckHeadRanks(const AttentionOptions& options) {
+  if (options.head_ranks == 1) return absl::OkStatus();
+  if (options.head_ranks < 1) {
+    return Invalid(absl::StrFormat("parallelism.heads is %d; give 1 or more", options.head_ranks));
+  }
+  std::string other;
+  if (options.by_documents)
+    other = "parallelism.layout: documents; give parallelism.layout: striped";
+  if (options.adapt_heads) {
+    other = "attention.head_budgets: by_recall, which compares all heads; give equal";
+  }
+  if (options.dense_below > 0) {
+    other = "attention.dense_below, which splits a rank's tokens by documents; give 0";
+  }
+  if (options.balance.anchor != kernels::Anchor::kNone) {
+    other = "attention.balance.anchor, which compares what all heads keep; give none";
+  }
+  if (other.empty()) return absl::OkStatus();
+  return Invalid(absl::StrFormat("parallelism.heads: %d does not go with %s, or leave heads out",
+                                 options.head_ranks, other));
+}
+
+absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t kv_heads) {
+  const ring::HeadShares shares = {
+      .ranks = options.head_ranks, .heads = heads, .kv_heads = kv_heads};
+  RETURN_IF_ERROR(ring::CheckHeadShares(shares));
+  const PatternDefinition& pattern = DefinitionOf(options.pattern);
+  if (options.head_ranks == 1 || pattern.is_known_before_data()) return absl::OkStatus();
+  if (shares.local_heads() % 2 != 0) {
+    return Invalid(absl::StrFormat(
+        "parallelism.heads: each of %d trainers would have %d of %d heads, an odd number; "
+        "attention.pattern: %s settles ties by whether a head's number is even, so that each must "
+        "have an even number; give fewer",
+        options.head_ranks, shares.local_heads(), heads, std::string(pattern.name)));
+  }
+  if (pattern.reads_kv_heads_queries && options.head_ranks > kv_heads) {
+    return Invalid(absl::StrFormat(
+        "parallelism.heads: %d trainers share %d KV heads; attention.pattern: %s chooses by the "
+        "queries of all heads of a KV head, which one trainer must have; give %d at most",
+        options.head_ranks, kv_heads, std::string(pattern.name), kv_heads));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPattern(const AttentionOptions& options) {
   const PatternDefinition* const definition = FindDefinition(options.pattern);
   if (definition == nullptr) {
@@ -99,6 +144,7 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks) {
   }
   RETURN_IF_ERROR(CheckLayout(options));
   RETURN_IF_ERROR(CheckPattern(options));
+  RETURN_IF_ERROR(CheckHeadRanks(options));
   return CheckByDocuments(options);
 }
 
@@ -109,7 +155,8 @@ ring::Division DivisionOf(const AttentionOptions& options, int ranks) {
           .ranks = ranks,
           .tile = any_length ? 1 : options.tile,
           .stripe = options.stripe,
-          .by_documents = options.by_documents};
+          .by_documents = options.by_documents,
+          .heads = options.head_ranks};
 }
 
 absl::Status CheckLength(const AttentionOptions& options, int ranks, int64_t local_tokens) {

@@ -169,6 +169,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .index_memory = MemoryOf,
     .set_density = SetDensity,
     .repeats_on_gpus = false,
+    .reads_kv_heads_queries = true,
     .page =
         R"(Block-sparse attention with blocks of 64 queries and 8 keys. Per layer, head and step, each tile
 of 64 queries sees its own tile, up to each query, and the groups of 8 consecutive keys before it that score highest. The

@@ -114,6 +114,8 @@ struct PatternDefinition {
   void (*set_density)(AttentionOptions* options, int64_t tokens, double density) = nullptr;
   // Whether GPUs can add up its sums in the same order every time.
   bool repeats_on_gpus = true;
+  // Whether a head's choice reads the queries of all heads with the same KV head.
+  bool reads_kv_heads_queries = false;
   std::string_view page;  // Markdown below the heading in docs/patterns.md
 
   bool is_known_before_data() const { return count_tiles != nullptr; }

@@ -21,6 +21,7 @@
 #include "coordinator/planner/planner.h"
 #include "jobspec/fields/text.h"
 #include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/memory_estimate.h"
 
@@ -81,7 +82,8 @@ void AddMemoryNotes(const v1::JobSpec& spec, const model::ModelConfig& model,
       .ranks_per_node = static_cast<int>(machines.trainers_per_node),
       .device_is_host = !is_cuda,
       .choice_bytes = choice.kept,
-      .choice_working_bytes = choice.working};
+      .choice_working_bytes = choice.working,
+      .head_ranks = static_cast<int>(jobspec::HeadRanks(spec.parallelism()))};
   const model::MemoryLimits limits = {.device = static_cast<int64_t>(machines.trainer_gib * kGiB),
                                       .host = std::numeric_limits<int64_t>::max()};
   const auto wishes = jobspec::MemoryWishesOf(spec.resources());

@@ -22,6 +22,7 @@ using patterns::kMaxTokens;
 constexpr When kAlways = {};
 constexpr When kSparse = {"attention.pattern", "dense", /*is_not=*/true};
 constexpr When kStriped = {"parallelism.layout", "striped"};
+constexpr When kHierarchical = {"parallelism.ring", "hierarchical"};
 constexpr When kPacked = {"data.batching", "packed"};
 constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
@@ -105,16 +106,24 @@ constexpr Field kFieldsAfterPatterns[] = {
     {"parallelism.data", Need::kDefault, "1", {1, 65536}, kAlways,
      "Groups of such trainers, each with sequences of its own. `context` × `data` = "
      "`resources.trainers`."},
+    {"parallelism.heads", Need::kDefault, "1", {1, 65536}, kAlways,
+     "Of the `context` trainers, how many neighbours at a time share out heads: they exchange what they hold before "
+     "and after attention, so that each attends to all of their tokens with its own heads (Ulysses). With fewer than "
+     "`context` a ring goes around them, of `context` / `heads` (USP). Divides `context`, the model's heads, and its KV heads or a "
+     "multiple of them; patterns that choose online want an even number of heads on each ([attention.md](attention.md#shared-heads))."},
     {"parallelism.layout", Need::kDefault, "auto", {}, kAlways,
      "How a sequence is dealt to the trainers of a group. The sequence length must be a "
      "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
-     "`context` × stripe (`striped`). `documents`: long documents lie in stripes, short ones whole "
+     "`context` × stripe (`striped`), with `heads` of a ring of `context` / `heads`, and of `context`. `documents`: long documents lie in stripes, short ones whole "
      "on one trainer, and only keys of the long ones travel; with `attention.pattern: dense` and "
      "documents kept apart. `auto`: the planner picks one of the others, and may pick "
      "`documents`, too, while the job runs (`parallelism.replan`)."},
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
+    {"parallelism.ring_window", Need::kDefault, "0", {0, 65536}, kHierarchical,
+     "How many neighbours make an inner ring, a divisor of the ring's trainers: the window of LoongTrain's double "
+     "ring. 0: those of a node."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
     {"parallelism.replan", Need::kDefault, "auto", {}, kAlways,

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/labels.h"
 #include "ring/document_layout.h"
+#include "ring/head_shares.h"
 #include "ringleader/kernels/shard_layout.h"
 #include "worker/data/samples.h"
 #include "worker/data/token_folder.h"
@@ -75,7 +76,9 @@ class Loader {
   // which is at least their sum: the tokens at `positions` of it.
   LocalSequence Read(std::span<const Sample> samples, int64_t tokens,
                      std::span<const int64_t> positions) const;
-  LocalSequence Read(std::span<const Sample> samples, const kernels::ShardLayout& layout) const;
+  // Of the tokens that the layout's rank has, `place`'s part, in their order.
+  LocalSequence Read(std::span<const Sample> samples, const kernels::ShardLayout& layout,
+                     const ring::HeadPlace& place = {}) const;
   // LocalSequence::document_firsts of a micro-batch of `tokens`.
   std::vector<int64_t> DocumentFirsts(std::span<const Sample> samples, int64_t tokens) const;
 

@@ -45,5 +45,25 @@ TEST_F(TrainerGroupsTest, GroupsMayTrainDifferentNumbersOfMicroBatches) {
   }
 }
 
+// Two rings of two, whose ranks share out heads in pairs over gRPC.
+TEST_F(TrainerGroupsTest, RanksThatShareHeadsTrainWhatOneRankTrains) {
+  std::vector<std::vector<double>> losses;
+  for (const int context : {1, 4}) {
+    v1::JobSpec spec = Job(context);
+    UseCheckpoints(&spec, Path(std::to_string(context)));
+    if (context > 1) spec.mutable_parallelism()->set_heads(2);
+    const std::vector<RankLog> logs = RunToEnd(spec);
+    losses.push_back(Losses(logs[0]));
+    ASSERT_EQ(losses.back().size(), 6u) << Output();
+    for (const v1::StepReport& step : logs.back().steps) {
+      EXPECT_EQ(step.head_bytes() > 0, context > 1);
+      EXPECT_EQ(step.ring_bytes() > 0, context > 1);
+    }
+  }
+  for (size_t i = 0; i < losses[0].size(); ++i) {
+    EXPECT_NEAR(losses[1][i], losses[0][i], 1e-4 * losses[0][i]) << i;
+  }
+}
+
 }  // namespace
 }  // namespace ringleader::trainer

@@ -47,6 +47,8 @@ struct StepRecord {
   double step_seconds = 0;
   PhaseSeconds phases;
   uint64_t peak_memory_bytes = 0;
+  uint64_t head_bytes = 0;  // that this rank sent to those with which it shares out heads
+  attention::RingBytes ring_bytes = {};
   std::vector<attention::LayerStats> layers;
   // By layer, of the newest probe of this attempt, mean over heads; -1 before the first.
   std::vector<double> probed_recall = {};

@@ -12,6 +12,7 @@
 #include "model_shape/model_config.h"
 #include "model_shape/precision.h"
 #include "patterns/attention_options.h"
+#include "ring/head_shares.h"
 #include "worker/data/loader.h"
 #include "worker/optim/adamw.h"
 #include "worker/optim/schedule.h"
@@ -108,6 +109,14 @@ struct TrainingJob {
   int ranks_per_node = 1;
   int context = 1;  // ranks that share one sequence: rank / context is the data-parallel group
   int data = 1;
+
+  // Of the ranks that share a sequence, as many as share out heads are one rank of the ring.
+  int ring_ranks() const { return context / attention.head_ranks; }
+  int ring_rank() const { return rank % context / attention.head_ranks; }
+  ring::HeadPlace head_place() const {
+    return {.ranks = attention.head_ranks, .member = rank % attention.head_ranks};
+  }
+
   Engine engine = Engine::kCpu;
   int threads = 1;
   model::MemoryWishes memory;

@@ -147,7 +147,7 @@ absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceKv(const ring::RingSche
   const bool alone = schedule.ranks == 1;
   auto slots = std::make_unique<TravellingBuffers>(
       &device_.communicator(), alone ? 0 : schedule.kv_slots, SlotFloats(k, slot_tokens),
-      comm::Channel::kKvInner, comm::Channel::kKvOuter, device_.exposed_seconds());
+      slot_tokens, comm::Channel::kKvInner, comm::Channel::kKvOuter, device_.exposed_seconds());
   if (!alone) {
     float* const own = slots->data(Gathers(schedule) ? schedule.rank : 0);
     CopyRows(k, SlotPart(own, 0, k.tokens, k));
@@ -212,7 +212,7 @@ absl::StatusOr<std::unique_ptr<RingSlots>> CpuCall::PlaceGradients(
     const ring::RingSchedule& schedule, int64_t slot_tokens) {
   return std::make_unique<TravellingBuffers>(
       &device_.communicator(), schedule.grad_slots, SlotFloats(tensors_.k, slot_tokens),
-      comm::Channel::kGradKv, comm::Channel::kGradKv, device_.exposed_seconds());
+      slot_tokens, comm::Channel::kGradKv, comm::Channel::kGradKv, device_.exposed_seconds());
 }
 
 absl::Status CpuCall::StartGradients() {

@@ -26,6 +26,7 @@ class CudaCall : public AttentionCall {
   int layer() const override { return layer_; }
   CallShape shape() const override;
   int64_t tokens() const override { return tensors_.k.size(0); }
+  int64_t kv_row() const override { return tensors_.k.size(1) * tensors_.k.size(2); }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                      int64_t slot_tokens) override;
   absl::Status StartOutput() override;

@@ -31,6 +31,7 @@ patterns::AttentionOptions AloneOptions(const patterns::AttentionOptions& option
   alone.layout = kernels::LayoutKind::kContiguous;
   alone.stripe = 0;
   alone.ring = {};
+  alone.head_ranks = 1;
   return alone;
 }
 

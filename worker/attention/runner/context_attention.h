@@ -39,7 +39,8 @@ class AttentionRecord {
 
 struct AttentionOutput {
   torch::Tensor out;  // [n, heads, d], of q's type
-  torch::Tensor lse;  // [heads, n] float32
+  torch::Tensor lse;  // float32, for Backward: [heads, n], where heads are shared out of what this
+                      // rank attended with, which is as much
   std::shared_ptr<const AttentionRecord> record;
 };
 

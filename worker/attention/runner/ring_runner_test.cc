@@ -92,6 +92,7 @@ class LoggingCall : public AttentionCall {
     return {.tokens = 128, .heads = 1, .kv_heads = 1, .head_dim = 64};
   }
   int64_t tokens() const override { return shape().tokens; }
+  int64_t kv_row() const override { return 64; }
   absl::StatusOr<std::unique_ptr<RingSlots>> PlaceKv(const ring::RingSchedule& schedule,
                                                      int64_t /*slot_tokens*/) override {
     log_.emplace_back("place");

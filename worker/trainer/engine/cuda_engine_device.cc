@@ -82,7 +82,7 @@ class CudaDevice : public EngineDevice {
   absl::Status SetAttention(const patterns::AttentionOptions& options) override;
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
       const patterns::AttentionOptions& options) override {
-    return attention::CreateCudaRingAttention(options, context_.get());
+    return attention::CreateCudaRingAttention(options, ring_.get(), heads_.get());
   }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override;
@@ -103,7 +103,7 @@ class CudaDevice : public EngineDevice {
   double TakeOffloadSeconds() override;
   // The buffers that travel lie outside of LibTorch's memory and are never freed.
   uint64_t PeakBytes() const override {
-    return PeakDeviceBytes(device_) + context_->allocated_bytes();
+    return PeakDeviceBytes(device_) + ring_->allocated_bytes();
   }
 
  private:
@@ -118,8 +118,9 @@ class CudaDevice : public EngineDevice {
   int device_ = 0;
   std::string device_name_;
   // Members are destroyed in reverse order: what was split off goes before what it came from.
-  std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
-  std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
+  std::unique_ptr<comm::DeviceCommunicator> gpus_;   // all ranks: gradients
+  std::unique_ptr<comm::DeviceCommunicator> ring_;   // RingRanks()
+  std::unique_ptr<comm::DeviceCommunicator> heads_;  // HeadRanks(); null: this rank has all heads
   // This rank; null until they are needed.
   std::unique_ptr<comm::Communicator> host_alone_;
   std::unique_ptr<comm::DeviceCommunicator> alone_;
@@ -155,13 +156,16 @@ absl::Status CudaDevice::SetUp(Host& host) {
 absl::Status CudaDevice::Connect() {
   ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(Transfers(), &world_));
   // The ring has a communicator of its own even if it is all ranks: its hops share no channel.
-  ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
+  ASSIGN_OR_RETURN(ring_, gpus_->Split(RingRanks(job_)));
+  if (job_.attention.head_ranks > 1) {
+    ASSIGN_OR_RETURN(heads_, gpus_->Split(HeadRanks(job_)));
+  }
   return SetAttention(job_.attention);
 }
 
 absl::Status CudaDevice::SetAttention(const patterns::AttentionOptions& options) {
   attention_.reset();  // what it holds may not fit beside the next one's
-  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.rank % job_.context, *this));
+  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.ring_rank(), *this));
   return absl::OkStatus();
 }
 

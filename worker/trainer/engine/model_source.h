@@ -16,7 +16,9 @@ absl::StatusOr<model::ModelConfig> LoadConfig(const TrainingJob& job);
 // range, by the job's threads: a billion take one thread half a minute.
 void DrawWeights(const TrainingJob& job, const model::ModelConfig& config,
                  const model::ParameterLayout& layout, int64_t first, int64_t count, float* values);
-// Returns the ranks that share this rank's sequences.
-std::vector<int> ContextRanks(const TrainingJob& job);
+// Returns the ranks of this rank's ring, which share its sequences.
+std::vector<int> RingRanks(const TrainingJob& job);
+// Returns the ranks with which this one shares out heads.
+std::vector<int> HeadRanks(const TrainingJob& job);
 
 }  // namespace ringleader::trainer

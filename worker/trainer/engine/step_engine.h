@@ -51,6 +51,9 @@ struct EngineStats {
   // What each ForwardBackward visited, in their order, where documents are samples.
   std::vector<attention::VisitedTiles> micro_batches;
   uint64_t peak_memory_bytes = 0;  // of the device, since the start
+  // attention::AttentionStats'.
+  uint64_t head_bytes = 0;
+  attention::RingBytes ring_bytes;
 };
 
 // All ranks make the same calls in the same order, from one thread. LibTorch's exceptions pass

@@ -397,6 +397,11 @@ void Attempt::PrintSettings() const {
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
                               job_.plan.ring.outer, job_.plan.stripe));
+  if (job_.attention.head_ranks > 1) {
+    row("heads",
+        absl::StrFormat("%d ranks of the ring's, each with %d of them", job_.attention.head_ranks,
+                        config.heads / job_.attention.head_ranks));
+  }
   row("steps", absl::StrFormat("%d, learning rate %g, warm-up %d", job_.steps, job_.schedule.peak,
                                job_.schedule.warmup_steps));
   for (const auto& [key, value] : engine_->Settings()) row(key, value);
