@@ -88,6 +88,8 @@ struct PatternDefinition {
   // an index is chosen online, which then tells.
   TileCount count_tiles;
   CausalChoice causal_choice;
+  // Whether it works under every attention.mask, not under the causal one alone.
+  bool takes_masks;
   // Whether choices are by scores that attention.balance can move them by.
   bool can_be_balanced;
   // Whether contiguous shards must be whole tiles: lists of tiles are in tiles of the sequence.
