@@ -271,6 +271,13 @@ TEST_F(CliTest, PacksData) {
   EXPECT_EQ(nlohmann::json::parse(marked.out)["tasks"], (nlohmann::json{"near", "far"}));
 }
 
+TEST_F(CliTest, ABenchThatIsNotThereIsNamed) {
+  const Result none = Run({"bench", "attention", "--program", Path("none"), "--tokens", "128"});
+  EXPECT_EQ(none.code, kNotFound);
+  EXPECT_THAT(none.err, HasSubstr("cannot start " + Path("none") + ": No such file"));
+  EXPECT_EQ(Run({"bench"}).code, kUsage);
+}
+
 TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {
   const std::map<std::string, std::string> meant = {{"sumbit", "submit"}, {"describe", "get"},
                                                     {"status", "get"},    {"lst", "list"},

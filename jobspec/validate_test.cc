@@ -137,8 +137,6 @@ TEST(ValidateTest, MasksGoWithWhatTheyCan) {
               HasSubstr("attention.mask_block: only fits attention.mask: block_causal"));
   EXPECT_THAT(complaint({"attention.mask=full", "data.hidden_token=256", "data.hidden_share=0"}),
               HasSubstr("data.hidden_share: 0 is out of range"));
-  EXPECT_THAT(complaint({"attention.mask=diagonal"}),
-              HasSubstr("one of causal, full, prefix_lm, block_causal"));
   EXPECT_THAT(complaint({"attention.mask=prefix_lm", "parallelism.layout=documents"}),
               HasSubstr("parallelism.layout: documents goes with attention.mask: causal alone"));
   EXPECT_THAT(complaint({"attention.mask=prefix_lm", "attention.pattern=sliding_window",

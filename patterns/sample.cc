@@ -25,10 +25,11 @@ ring::HeadPattern Visible(const AttentionOptions& options, int64_t blocks, int64
       break;
     case Mask::kBlockCausal: {
       // Of a mask's block of `span` tiles all but the last `delta` see the tile that lies `delta`
-      // ahead.
-      const int64_t span = (options.mask_block + options.tile - 1) / options.tile;
+      // ahead; the sequence's last blocks - delta have none to see.
+      const int64_t span = std::min(blocks, (options.mask_block + options.tile - 1) / options.tile);
       for (int64_t delta = 0; delta < std::min(span, width); ++delta) {
-        head.ahead.push_back(static_cast<double>(span - delta) / static_cast<double>(span));
+        head.ahead.push_back(static_cast<double>(blocks * (span - delta)) /
+                             static_cast<double>(span * (blocks - delta)));
       }
       break;
     }

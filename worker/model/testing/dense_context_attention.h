@@ -92,7 +92,7 @@ class DenseContextAttention : public attention::ContextAttention {
       };
       return {
           .dq = ds.matmul(view_.ByHead(k, heads)).transpose(0, 1).contiguous().to(q.scalar_type()),
-          .dk = to_kv(ds.transpose(1, 2).matmul(ByHead(q, heads))),
+          .dk = to_kv(ds.transpose(1, 2).matmul(view_.ByHead(q, heads))),
           .dv = to_kv(p.transpose(1, 2).matmul(upstream))};
     }
 
