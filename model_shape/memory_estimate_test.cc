@@ -55,8 +55,8 @@ TEST(TrainingMemoryTest, CountsWhatARankHolds) {
             memory.saved + packed + 2 * n * 2 * (2048 + 2 * 11008));
 }
 
-// Of FP8: two bytes a weight, of all layers where micro-batches share them, else of one at a time;
-// and a byte for what is cast of a layer in work.
+// FP8 takes two bytes a weight, for all layers where micro-batches share casts, else for one at a
+// time; and a byte for each value that is cast of the layer at work.
 TEST(TrainingMemoryTest, CountsCastsOfWeightsAndRows) {
   const int64_t n = 131072;
   TrainingShape shape = Shape(n);

@@ -127,7 +127,7 @@ nlohmann::ordered_json ToJson(double loss,
   return {{"loss", loss}, {"answers", by_task}};
 }
 
-// With what training.eval_attention: both adds.
+// Adds dense losses and answers where training.eval_attention is both.
 nlohmann::ordered_json ToJson(const v1::EvalReport& eval) {
   nlohmann::ordered_json json = ToJson(eval.loss(), eval.answers());
   if (eval.has_dense()) json["dense"] = ToJson(eval.dense().loss(), eval.dense().answers());

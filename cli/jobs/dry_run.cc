@@ -68,7 +68,7 @@ absl::StatusOr<v1::StepPlan> PlanHere(const v1::JobSpec& spec, const model::Mode
   return planner::MakePlan(spec, model, cluster, cost_model);
 }
 
-// By the trainers' own estimate; they know their memory, and what is left of it.
+// Notes the trainers' own estimate; they know their memory, and what is left of it.
 void AddMemoryNotes(const v1::JobSpec& spec, const model::ModelConfig& model,
                     const Machines& machines, Notes* notes) {
   const bool is_cuda = spec.resources().engine() == ResourcesSpec::CUDA;

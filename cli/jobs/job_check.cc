@@ -73,7 +73,7 @@ absl::Status CheckLayers(const v1::JobSpec& spec, const model::ModelConfig& mode
   return absl::OkStatus();
 }
 
-// That it can be made. Whether trainers may write into it depends on whose user they run as.
+// Checks that it can be made. Whether trainers may write into it depends on whose user they run as.
 absl::Status CheckFolder(const fs::path& folder) {
   fs::path existing = folder;
   std::error_code error;

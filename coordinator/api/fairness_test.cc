@@ -42,7 +42,7 @@ class HangingStore : public testing::ForwardingStore {
   absl::Notification go_on;
 };
 
-// Of all threads' heaps, as malloc_info() sums them up at its end.
+// Returns the bytes of all threads' heaps, as malloc_info() sums them up at its end.
 size_t BytesInUse() {
   char* text = nullptr;
   size_t length = 0;

@@ -32,7 +32,7 @@ class PageAccessTest : public AccessTest {
     client_ = Browser();
   }
 
-  // With the certificate of this name; without one, if empty.
+  // Returns a client with the certificate of this name, or without one if it is empty.
   std::unique_ptr<httplib::SSLClient> Browser(const std::string& name = "") {
     auto browser = name.empty()
                        ? std::make_unique<httplib::SSLClient>("127.0.0.1", page_->port())

@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
     // Longer stripes spread the work less evenly and gain nothing: only where asked for.
     layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
   }
-  // By the lengths of documents, which nobody knows here: only where asked for.
+  // A layout by documents depends on their lengths, unknown here: it is taken only if asked for.
   if (asked.layout() == ParallelismSpec::DOCUMENTS) {
     layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
   }

@@ -182,7 +182,7 @@ class WorkerControlServiceTest : public ::testing::Test {
     EXPECT_TRUE(wait());
     return status;
   }
-  // Of this process, in which both ends are.
+  // The memory of this process, in which both ends are.
   static size_t ResidentBytes() { return StatusBytes("VmRSS:"); }
   static size_t PeakBytes() { return StatusBytes("VmHWM:"); }
   static void ResetPeak() { std::ofstream("/proc/self/clear_refs") << 5; }

@@ -54,7 +54,7 @@ class ExporterTest : public ::testing::Test {
     return *std::move(exporter);
   }
 
-  // Of one reason, or of the series without labels.
+  // Returns the value of one reason, or of the series without labels.
   double Value(const std::string& name, const std::string& reason = "") {
     for (const auto& family : registry_.Collect()) {
       if (family.name != "ringleader_coordinator_trace_" + name) continue;

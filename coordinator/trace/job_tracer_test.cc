@@ -1,4 +1,4 @@
-// From what is committed to what a collector gets, over restarts of the coordinator.
+// What a collector gets of what was committed, over restarts of the coordinator.
 #include "coordinator/trace/job_tracer.h"
 
 #include <gmock/gmock.h>

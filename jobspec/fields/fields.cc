@@ -70,9 +70,9 @@ constexpr Field kFieldsBeforePatterns[] = {
      "reaches back into earlier documents, which suits documents that belong together, such as the "
      "files of one repository. Evaluation does the same."},
     {"data.hidden_share", Need::kDefault, "0.15", {0, 1, true}, kNotCausal,
-     "Share of the tokens, others in every epoch, that the model does not see and predicts where they "
-     "lie: of each token it may see the next one, so that there is nothing else to predict. Evaluation "
-     "hides the same ones every time.", false, kNotPrefixLm},
+     "Share of the tokens, others in every epoch, that is hidden from the model, which predicts them where "
+     "they lie: the next token would be no task for it, because it may see that one. Evaluation hides the "
+     "same ones every time.", false, kNotPrefixLm},
     {"data.hidden_token", Need::kOptional, "", {0, kMaxCount}, kNotCausal,
      "The token id that stands in their places: one of the model's vocabulary that the data does not "
      "hold. Required where it fits.", false, kNotPrefixLm},

@@ -19,7 +19,7 @@ using TileCount = int64_t (*)(const kernels::TileSelection& tiles, const ring::S
                               const ring::Shard& key);
 
 struct LayerIndex {
-  // PatternDefinition's: null where the tiles are chosen online.
+  // PatternDefinition::count_tiles: null where the tiles are chosen online.
   TileCount count_tiles = nullptr;
   kernels::TilePattern pattern = kernels::TilePattern::kCausal;
   int32_t tile = 128;
@@ -59,7 +59,7 @@ struct LayerIndex {
     const auto& rows = window > 0 ? documents->visible_in_window : documents->visible;
     return rows.size > 0 ? &rows : nullptr;
   }
-  // Without what is one owner's: the lists of kCsr, and groups.
+  // Returns the part that holds for all owners: without the lists of kCsr, and without groups.
   kernels::TileSelection Tiles() const {
     return {.pattern = pattern,
             .tile = tile,
@@ -70,7 +70,7 @@ struct LayerIndex {
             .document_starts = document_starts(),
             .intervals = visible() == nullptr ? nullptr : visible()->data()};
   }
-  // One owner's.
+  // Returns the groups whose keys `owner` holds.
   kernels::KeyGroups GroupsOf(const kernels::ShardLayout& owner) const {
     if (groups.data() == nullptr) return {};
     const int64_t rows = group_bounds.size / (owner.ranks + 1);

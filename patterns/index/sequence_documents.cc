@@ -21,7 +21,7 @@ absl::Status CheckFirsts(const kernels::ShardLayout& layout, std::span<const int
   return absl::OkStatus();
 }
 
-// TileSelection::document_starts of the first `count` local tokens.
+// Returns TileSelection::document_starts of the first `count` local tokens.
 std::vector<int32_t> LocalStarts(const kernels::ShardLayout& layout,
                                  std::span<const int64_t> firsts, int64_t count) {
   std::vector<int32_t> starts;
@@ -112,7 +112,7 @@ absl::Status CheckDocuments(const SequenceDocuments* documents, int64_t tokens) 
 
 namespace {
 
-// How many of `count` queries each document gets.
+// Returns how many of `count` queries each document gets.
 std::vector<int64_t> SharesOf(int64_t tokens, int64_t count, const std::vector<int64_t>& firsts) {
   std::vector<int64_t> shares(firsts.size(), 0);
   // The sequence is cut into `count` equal parts; the middle of each says whose query it is.

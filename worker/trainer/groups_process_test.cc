@@ -25,7 +25,7 @@ TEST_F(TrainerGroupsTest, GroupsMayTrainDifferentNumbersOfMicroBatches) {
     spec.mutable_data()->set_overlong(v1::DataSpec::SPLIT);
     spec.mutable_training()->set_global_batch(4);
     v1::StepPlan plan = TinyPlan(spec);
-    // As if a full sample took so much longer than all others that it makes a group's step.
+    // By these weights one full sample takes longer than all others, and makes a group's step.
     for (const auto& [tokens, milliseconds] : {std::pair(480, 1.0), std::pair(512, 10.0)}) {
       v1::SampleWeight* const row = plan.add_sample_weights();
       row->set_tokens(tokens);

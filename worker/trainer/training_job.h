@@ -25,10 +25,10 @@ struct Plan {
   ring::RingShape ring;
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens; striped only; 0: one tile
-  // Documents lie as ring/document_layout.h has it: `layout` is kStriped, of those that are spread.
+  // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.
   bool by_documents = false;
-  // By which samples of the steps from weights_from_step on are dealt and, by documents, each
-  // sequence's documents; and by which those of the steps before it were, oldest first.
+  // The weights that deal samples and, by documents, each sequence's documents from
+  // weights_from_step on; and those of the steps before it, oldest first.
   balance::SampleWeights sample_weights;
   uint64_t weights_from_step = 0;
   struct EarlierWeights {
@@ -37,7 +37,7 @@ struct Plan {
   };
   std::vector<EarlierWeights> earlier_weights;
 
-  // A step before the first that is known has the oldest.
+  // Returns the weights of `step`; a step before the first that is known has the oldest.
   const balance::SampleWeights& WeightsAt(uint64_t step) const {
     if (step >= weights_from_step || earlier_weights.empty()) return sample_weights;
     const EarlierWeights* found = &earlier_weights.front();

@@ -81,7 +81,7 @@ def lists_of_all_tiles(kept, tile):
         ends = counts.cumsum(0, dtype=torch.int32)
         first = (ends - counts).view(batch, heads, tiles)
         offsets = torch.cat([first, ends.view(batch, heads, tiles)[..., -1:]], -1)
-        # A listed tile goes to its place, the others behind all of them.
+        # A listed tile goes to its place, and the others go after all of them.
         places = torch.where(kept.flatten(), kept.flatten().cumsum(0) - 1, kept.numel())
         numbers = torch.arange(tiles, device=kept.device, dtype=torch.int32).expand(kept.shape).flatten()
         listed = torch.zeros(kept.numel() + 1, dtype=torch.int32, device=kept.device).scatter_(0, places, numbers)

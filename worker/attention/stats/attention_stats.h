@@ -24,8 +24,8 @@ struct LayerStats {
   // anchor.
   uint64_t balanced = 0, anchor_missed = 0;
   int probes = 0;  // calls that probed
-  // By head, where there were probes: attention mass of their queries, which had no part in the
-  // choice, in what attention visited (patterns/probe.h).
+  // By head, where there were probes: the share of their queries' attention that was visited; they
+  // had no part in the choice (patterns/probe.h).
   std::vector<double> probed_recall;
   std::vector<uint64_t> tiles_per_ring_step;  // forward, this rank, all heads
   uint64_t column_tiles = 0;                  // of the pass over selected columns

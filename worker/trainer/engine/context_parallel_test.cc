@@ -125,8 +125,8 @@ TEST(PackedDocumentsTest, TrainAsTheDocumentsAlone) {
 INSTANTIATE_TEST_SUITE_P(Settings, ContextParallelTest, ::testing::ValuesIn(AllRingSettings()),
                          [](const auto& info) { return NameOf(info.param); });
 
-// How much the losses of all tokens but the last 17, whose labels and they stay, depend on the last
-// 16: the largest difference between two endings.
+// Returns the largest difference that two endings of 16 tokens make to the losses of all tokens but
+// the last 17; those tokens and their labels stay as they are.
 double LargestLeak(AttentionOptions options) {
   options.tile = 64;
   const model::Golden golden = model::LoadGolden("qwen2");
@@ -152,7 +152,7 @@ double LargestLeak(AttentionOptions options) {
   return (losses[0] - losses[1]).abs().max().item<double>();
 }
 
-// A loss that changes with tokens that come after what it predicts has seen of them.
+// A loss that changes with tokens after the one that it predicts knows of them.
 TEST(CausalChoiceTest, DecidesWhetherLossesKnowOfLaterTokens) {
   at::set_num_threads(1);
   AttentionOptions options{.pattern = Pattern::kBlockTopK, .block_size = 64, .topk_blocks = 2};

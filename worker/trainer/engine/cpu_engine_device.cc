@@ -1,4 +1,4 @@
-// The CPU: fp32, bit for bit the same in every run.
+// The engine's device on a CPU: it computes in fp32, bit for bit the same in every run.
 #include <ATen/Parallel.h>
 #include <sys/utsname.h>
 

@@ -1,5 +1,5 @@
-// A GPU: bf16 with fp32 accumulation and master weights, NCCL between ranks, one wait for the
-// device a step.
+// The engine's device on a GPU: it computes in bf16 with fp32 accumulation and master weights, uses
+// NCCL between ranks, and waits for the GPU once a step.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -51,10 +51,10 @@ absl::StatusOr<int> ChooseDevice(const TrainingJob& job) {
   return job.rank % job.ranks_per_node % count;
 }
 
-// Sets what the libraries read as they start: called before. LibTorch then throws where it has no
-// such operator.
+// Sets what the libraries read when they start, and so is called before they do. LibTorch then
+// throws where it has no deterministic operator.
 void ComputeDeterministically() {
-  // cuBLAS: one workspace a stream. NCCL: sums of all sizes in the order of the ring.
+  // cuBLAS keeps one workspace a stream; NCCL adds up sums of all sizes in the order of the ring.
   for (const auto& [name, value] :
        {std::pair{"CUBLAS_WORKSPACE_CONFIG", ":4096:8"}, std::pair{"NCCL_ALGO", "Ring"},
         std::pair{"NCCL_PROTO", "Simple"}}) {
@@ -96,7 +96,7 @@ class CudaDevice : public EngineDevice {
   void End(Interval interval) override { TimerOf(interval).Stop(kernels::ops::Stream()); }
   double TakeSeconds(Interval interval) override { return TimerOf(interval).Seconds(); }
   double TakeOffloadSeconds() override;
-  // What travels lies outside LibTorch's memory, and stays.
+  // The buffers that travel lie outside of LibTorch's memory and are never freed.
   uint64_t PeakBytes() const override {
     return PeakDeviceBytes(device_) + context_->allocated_bytes();
   }
@@ -112,7 +112,7 @@ class CudaDevice : public EngineDevice {
   comm::Communicator& world_;
   int device_ = 0;
   std::string device_name_;
-  // Destroyed in this order's reverse: what is split off, then what it came from.
+  // Members are destroyed in reverse order: what was split off goes before what it came from.
   std::unique_ptr<comm::DeviceCommunicator> gpus_;     // all ranks: gradients
   std::unique_ptr<comm::DeviceCommunicator> context_;  // the ranks that share this rank's sequences
   // This rank; null until they are needed.
@@ -136,7 +136,7 @@ absl::Status CudaDevice::SetUp(Host& host) {
   RETURN_IF_ERROR(
       comm::CudaError(cudaGetDeviceProperties(&properties, device_), "the GPU's figures"));
   device_name_ = properties.name;
-  // What LibTorch takes for products by row, by cuBLAS: Hopper's tensor cores.
+  // LibTorch's FP8 products with a scale for each row need Hopper's tensor cores.
   if (job_.precision == model::Precision::kFp8 && properties.major < 9) {
     return absl::FailedPreconditionError(
         absl::StrFormat("training.precision: fp8 needs a GPU of compute capability 9.0 or more "
@@ -149,7 +149,7 @@ absl::Status CudaDevice::SetUp(Host& host) {
 
 absl::Status CudaDevice::Connect() {
   ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(Transfers(), &world_));
-  // Its own, also where it is all ranks: its channels carry nothing else.
+  // The ring has a communicator of its own even if it is all ranks: its hops share no channel.
   ASSIGN_OR_RETURN(context_, gpus_->Split(ContextRanks(job_)));
   ASSIGN_OR_RETURN(attention_, attention::CreateCudaRingAttention(job_.attention, context_.get()));
   if (!job_.attention.by_documents) return absl::OkStatus();

@@ -82,7 +82,7 @@ class Attempt {
   std::unique_ptr<data::Loader> train_, eval_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;
   std::unique_ptr<StepLoop> loop_;
-  // Rank 0: of the model that training begins with, as they were then; they go with the export.
+  // Rank 0: files of the start model, as they were when training began; exported with the result.
   std::map<std::string, std::string> companions_;
   std::string resumed_from_;  // a checkpoint's folder; empty: none
   uint64_t done_ = 0;         // steps
@@ -291,8 +291,8 @@ absl::Status Attempt::EvaluateIfDue(uint64_t step) {
 absl::Status Attempt::Save(uint64_t step) {
   host_.SetPlace(step, "checkpoint");
   const Stopwatch timer(&checkpoint_seconds_);
-  // One save at a time: the one before has reported, so the time is this one's. That it failed ends
-  // nothing, earlier checkpoints are there; unless another attempt has taken this one's place.
+  // One save runs at a time. That the one before failed ends nothing, for earlier checkpoints are
+  // there, unless it failed because another attempt has taken this one's place.
   if (absl::Status last = checkpointer_->Wait(); absl::IsAborted(last)) return last;
   save_start_ = absl::Now();
   ASSIGN_OR_RETURN(optim::ShardSource shard, engine_->Snapshot());
@@ -331,7 +331,7 @@ void Attempt::WarnOfPlan(std::string_view problem) const {
   std::fflush(stdout);
 }
 
-// What must not change under a checkpoint. Steps, rates and the number of ranks may.
+// Digests what must not change under a checkpoint. Steps, rates and the number of ranks may.
 std::string Attempt::JobDigest() const {
   std::string identity = absl::StrCat(job_.name, "\n", model::ModelConfigJson(engine_->config()),
                                       "\n", job_.train_data, "\n", job_.sequence_length, "\n",
