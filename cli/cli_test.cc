@@ -153,6 +153,12 @@ TEST_F(CliTest, ValidatingChecksWhatTrainersWill) {
                                      "is 320"));
   EXPECT_EQ(Run({"submit", Path("job.yaml")}).code, kUsage) << "submitting looks, too";
   EXPECT_EQ(coordinator_.created, 0);
+  WriteTokens("tokens", 320, 100'000);
+  EXPECT_THAT(complaint({"attention.pattern=dense", "attention.mask=prefix_lm"}),
+              HasSubstr("tokens says of no document where its prefix ends"));
+  EXPECT_THAT(
+      complaint({"attention.pattern=dense", "attention.mask=full", "data.hidden_token=320"}),
+      HasSubstr("data.hidden_token: 320 is outside of the model's vocabulary of 320"));
   WriteTokens("tokens", 320, 16384);
   EXPECT_THAT(complaint(), HasSubstr("holds 16384 tokens; one sequence of 16384 needs 16385"));
   WriteTokens("tokens", 320, 16385, {"shard-00000.tokens"});

@@ -38,6 +38,31 @@ uint64_t Permute(uint64_t i, uint64_t count, uint64_t key) {
 
 }  // namespace
 
+absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
+                       uint64_t model_vocabulary, const Batching& batching) {
+  if (model_vocabulary > 0 && manifest.vocabulary > model_vocabulary) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s was packed with a vocabulary of %d, the model's vocab_size is %d: raise vocab_size or "
+        "pack with the model's tokenizer",
+        folder, manifest.vocabulary, model_vocabulary));
+  }
+  if (batching.prefixes && !manifest.has_marks()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s says of no document where its prefix ends, which attention.mask: "
+                        "prefix_lm asks for: pack it with `ringctl data pack --prefix-end` or with "
+                        "marks, or give another mask",
+                        folder));
+  }
+  if (model_vocabulary > 0 && batching.hidden_share > 0 &&
+      batching.hidden_token >= model_vocabulary) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "data.hidden_token: %d is outside of the model's vocabulary of %d: raise vocab_size, or "
+        "give a token id below it that the data does not hold",
+        batching.hidden_token, model_vocabulary));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence_length,
                                     uint64_t seed, uint64_t model_vocabulary,
                                     const Batching& batching) {
@@ -48,25 +73,7 @@ absl::StatusOr<Loader> Loader::Open(const std::string& folder, uint64_t sequence
                         "data.sequence_length",
                         folder, tokens.tokens(), sequence_length, sequence_length + 1));
   }
-  if (tokens.manifest().vocabulary > model_vocabulary) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s was packed with a vocabulary of %d, the model's vocab_size is %d: raise vocab_size or "
-        "pack with the model's tokenizer",
-        folder, tokens.manifest().vocabulary, model_vocabulary));
-  }
-  if (batching.prefixes && !tokens.manifest().has_marks()) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("%s says of no document where its prefix ends, which attention.mask: "
-                        "prefix_lm asks for: pack it with `ringctl data pack --prefix-end` or with "
-                        "marks, or give another mask",
-                        folder));
-  }
-  if (batching.hidden_share > 0 && batching.hidden_token >= model_vocabulary) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "data.hidden_token: %d is outside of the model's vocabulary of %d: raise vocab_size, or "
-        "give a token id below it that the data does not hold",
-        batching.hidden_token, model_vocabulary));
-  }
+  RETURN_IF_ERROR(CheckFits(folder, tokens.manifest(), model_vocabulary, batching));
   Loader loader(std::move(tokens), sequence_length, seed, batching);
   if (batching.samples) {
     ASSIGN_OR_RETURN(loader.samples_,

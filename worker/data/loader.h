@@ -57,12 +57,17 @@ struct Batching {
   uint32_t hidden_token = 0;
 };
 
+// Whether the data in `folder` has what `batching` asks for, and the model's vocabulary (0: not
+// known) all of its tokens and the hidden one. FAILED_PRECONDITION where there are no prefixes,
+// else INVALID_ARGUMENT.
+absl::Status CheckFits(const std::string& folder, const Manifest& manifest,
+                       uint64_t model_vocabulary, const Batching& batching);
+
 // Immutable; safe to read from any thread.
 class Loader {
  public:
   // FAILED_PRECONDITION says how many tokens there are if they do not make one sequence, or how
-  // many documents are too long to be a sample, or that there are no prefixes; INVALID_ARGUMENT if
-  // the model's vocabulary is smaller than the data's or without the hidden token.
+  // many documents are too long to be a sample; or CheckFits' errors.
   static absl::StatusOr<Loader> Open(const std::string& folder, uint64_t sequence_length,
                                      uint64_t seed, uint64_t model_vocabulary,
                                      const Batching& batching = {});
