@@ -104,13 +104,15 @@ struct Pricer::Setting {
 ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& attention, int ranks,
                                          double heads) const {
   ring::TileLoads loads(ranks);
-  const auto triangle = [](int64_t blocks) {
-    return static_cast<double>(blocks * (blocks + 1) / 2);
+  const auto visible = [&](int64_t blocks) {
+    ring::TileLoads alone(1);
+    alone.AddHead(patterns::Visible(attention, blocks, blocks), {.tokens = blocks}, /*tile=*/1, 1);
+    return alone.of(0, 0);
   };
   double spread = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
-    const double tiles = heads * triangle(blocks);
+    const double tiles = heads * visible(blocks);
     if (holders[i].has_value()) {
       loads.AddRing(*holders[i], *holders[i], tiles);
       continue;
@@ -121,7 +123,8 @@ ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& atten
     const int64_t multiple = int64_t{ranks} * shards.stripe / attention.tile;
     const int64_t whole = (blocks + multiple - 1) / multiple * multiple;
     shards.tokens = whole * attention.tile;
-    loads.AddHead(patterns::Band(whole, whole), shards, attention.tile, tiles / triangle(whole));
+    loads.AddHead(patterns::Visible(attention, whole, whole), shards, attention.tile,
+                  tiles / visible(whole));
   }
   // Ranks that hold more of them do more.
   const auto all =

@@ -117,7 +117,7 @@ void DocumentAttention::SetDense(bool dense) {
 }
 
 absl::Status DocumentAttention::SetDocuments(int64_t /*tokens*/, std::span<const int64_t>,
-                                             int64_t /*padding*/) {
+                                             int64_t /*padding*/, std::span<const int64_t>) {
   return absl::FailedPreconditionError(
       "attention by documents is told where they lie, not only where they start");
 }

@@ -166,9 +166,13 @@ std::string StepEngine::DescribePrecision() const {
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
   if (sequence.layout != nullptr) return device_->attention().SetLayout(*sequence.layout);
-  if (!job_.document_mask && !job_.batching.samples) return absl::OkStatus();
-  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
-                                           sequence.sequence_length - sequence.content);
+  if (job_.document_mask || job_.batching.samples) {
+    return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
+                                             sequence.sequence_length - sequence.content,
+                                             sequence.prefix_ends);
+  }
+  if (job_.attention.mask == patterns::Mask::kCausal) return absl::OkStatus();
+  return device_->attention().SetDocuments(sequence.sequence_length, {});
 }
 
 model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {

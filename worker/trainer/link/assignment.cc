@@ -172,10 +172,13 @@ absl::StatusOr<TrainingJob> ToTrainingJob(const v1::TrainerAssignment& assignmen
                    jobspec::Convert(kOverlongs, spec.data().overlong(), "data.overlong"));
   ASSIGN_OR_RETURN(job.deals_in_order,
                    jobspec::Convert(kDealings, spec.data().dealing(), "data.dealing"));
+  job.batching.hidden_share = spec.data().hidden_share();
+  job.batching.hidden_token = spec.data().hidden_token();
   // Jobs come with every default filled in; one without this was made before there was a choice,
   // and goes on as it began.
   job.document_mask = assignment.spec().data().document_mask();
   ASSIGN_OR_RETURN(job.attention, jobspec::AttentionOptionsOf(spec.attention()));
+  job.batching.prefixes = job.attention.mask == patterns::Mask::kPrefixLm;
   job.attention.sequence_length = static_cast<int64_t>(job.sequence_length);
   job.attention.threads = job.threads;
   job.attention.bf16_gradients = spec.parallelism().kv_gradients() == v1::ParallelismSpec::BFLOAT16;

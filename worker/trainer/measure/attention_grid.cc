@@ -104,6 +104,8 @@ std::vector<balance::Row> MeasureAttention(const TrainingJob& job, const model::
                                            double budget_seconds, EngineDevice& device,
                                            const Host& host) {
   const AttentionOptions& options = job.attention;
+  // Tables are of causal attention.
+  if (options.mask != patterns::Mask::kCausal) return {};
   const balance::Row shape = {.pattern = std::string(patterns::DefinitionOf(options.pattern).name),
                               .tile = options.tile,
                               .heads = static_cast<int>(config.heads),

@@ -349,7 +349,8 @@ absl::Status Attempt::ExportModel() {
       absl::StrCat(job_.checkpoint_directory, "/.model.token-", job_.fencing_token);
   RETURN_IF_ERROR(engine_->ExportModel(
       fresh, {.type = job_.export_bf16 ? model::StoredType::kBFloat16 : model::StoredType::kFloat32,
-              .companions = companions_}));
+              .companions = companions_,
+              .mask = std::string(patterns::MaskName(job_.attention.mask))}));
   if (is_first()) {
     RETURN_IF_ERROR(checkpoint::ChangeAsOwner(job_.checkpoint_directory, Owner(),
                                               [&] { return ReplaceFolder(fresh, folder); }));
@@ -373,6 +374,11 @@ std::string Attempt::JobDigest() const {
   if (job_.batching.samples) {
     absl::StrAppend(&identity, "\nsamples ", static_cast<int>(job_.batching.overlong));
   }
+  if (job_.attention.mask != patterns::Mask::kCausal) {
+    absl::StrAppend(&identity, "\nmask ", std::string(patterns::MaskName(job_.attention.mask)), " ",
+                    job_.attention.mask_block, " ", job_.batching.hidden_share, " ",
+                    job_.batching.hidden_token);
+  }
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
 
@@ -393,6 +399,10 @@ void Attempt::PrintSettings() const {
   row("packed documents", job_.batching.samples ? "none: a document is a sample"
                           : job_.document_mask  ? "kept apart"
                                                 : "not kept apart (data.document_mask: false)");
+  row("a query may see", std::string(patterns::MaskName(job_.attention.mask)));
+  row("predicted", job_.batching.hidden_share > 0
+                       ? absl::StrFormat("%g of the tokens, hidden", job_.batching.hidden_share)
+                       : "the next token");
   row("ranks",
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,
