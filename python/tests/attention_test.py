@@ -7,6 +7,7 @@ from oracle import (DEVICE, attend, causal, check, document_ids, error, inputs, 
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
 from ringleader import kernels
+from ringleader.kernels import blocks as blocks_module
 from ringleader.kernels import sparse_attention
 
 
@@ -155,6 +156,27 @@ def test_block_mask_without_a_mask_mod():
     pairs = torch.zeros(256, 256, dtype=torch.bool, device=DEVICE)
     pairs[:, :128] = True
     check(attend(noop), q, k, v, pairs)
+
+
+# Layers of a step wrap the same documents anew, and steps have others: lists are made once a step, and kept for one.
+def test_lists_of_a_block_mask_are_made_once_for_each_documents():
+    evaluations = []
+
+    def mask_mod(b, h, i, j):
+        evaluations.append(1)
+        return i >= j
+
+    block_mask = create_block_mask(mask_mod, None, None, 256, 256, device=DEVICE)
+    q, k, v = inputs(1, 2, 2, 256, 64)
+    calls = []
+    for length in (100, 130, 160):
+        starts = kernels.documents_from_lengths(torch.tensor([0, length, 256], device=DEVICE), 256).starts
+        for _ in range(3):
+            before = len(evaluations)
+            sparse_attention(q, k, v, block_mask, documents=kernels.Documents(starts))
+            calls.append(len(evaluations) - before)
+    assert all(first > 0 and second == third == 0 for first, second, third in zip(*[iter(calls)] * 3)), calls
+    assert len(blocks_module._converted[block_mask]) == 1
 
 
 def test_deterministic():

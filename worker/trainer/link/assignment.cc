@@ -81,10 +81,10 @@ absl::StatusOr<PlanShape> ToShape(const Message& proto, uint64_t version, int co
     ASSIGN_OR_RETURN(shape.ring.kind, jobspec::RingOf(proto.ring().kind()));
   }
   if (int64_t{shape.ring.inner} * shape.ring.outer * heads != context || shape.ring.inner < 1) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "plan %d: a ring of %d x %d ranks for parallelism.context %d%s", version, shape.ring.inner,
-        shape.ring.outer, context,
-        heads > 1 ? absl::StrFormat(" and parallelism.heads %d", heads) : ""));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("plan %d: a ring of %d x %d ranks for parallelism.context %d%s", version,
+                        shape.ring.inner, shape.ring.outer, context,
+                        heads > 1 ? absl::StrFormat(" and parallelism.heads %d", heads) : ""));
   }
   if (proto.layout() != v1::ParallelismSpec::LAYOUT_UNSPECIFIED) {
     ASSIGN_OR_RETURN(shape.layout, jobspec::LayoutOf(proto.layout()));
