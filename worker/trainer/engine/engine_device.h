@@ -74,8 +74,8 @@ class EngineDevice {
   virtual uint64_t PeakBytes() const = 0;
 };
 
-// Makes attention as the options ask for it, of what the device makes. This rank is number `rank` of
-// those that share its sequences.
+// Makes attention as the options ask for it, of what the device makes. This rank is number `rank`
+// of those that share its sequences.
 absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
     const patterns::AttentionOptions& options, int rank, EngineDevice& device);
 
