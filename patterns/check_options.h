@@ -18,8 +18,8 @@ absl::Status CheckOptions(const AttentionOptions& options, int ranks);
 absl::Status CheckByDocuments(const AttentionOptions& options);
 // Checks that heads may be shared out by `head_ranks`, whatever the model.
 absl::Status CheckHeadRanks(const AttentionOptions& options);
-// Checks that those of a model can be: evenly, and so that each choice is made by one rank, as it would
-// be without. The options have passed CheckOptions.
+// Checks that those of a model can be: evenly, and so that each choice is made by one rank, as it
+// would be without. The options have passed CheckOptions.
 absl::Status CheckHeads(const AttentionOptions& options, int64_t heads, int64_t kv_heads);
 // Returns what a sequence must divide into. The options have passed CheckOptions.
 ring::Division DivisionOf(const AttentionOptions& options, int ranks);
