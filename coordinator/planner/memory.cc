@@ -39,6 +39,8 @@ ring::HeadShares SharesOf(const v1::JobSpec& spec, const model::ModelConfig& mod
           .kv_heads = model.kv_heads};
 }
 
+}  // namespace
+
 patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                                    int64_t element_bytes) {
   const auto attention = jobspec::AttentionOptionsOf(spec.attention());
@@ -54,8 +56,6 @@ patterns::IndexMemory ChoiceMemory(const v1::JobSpec& spec, const model::ModelCo
        .element_bytes = element_bytes},
       model.layers);
 }
-
-}  // namespace
 
 MemoryEstimate EstimateMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
                               const ClusterShape& cluster, v1::ParallelismSpec::Ring ring) {
