@@ -25,8 +25,8 @@ constexpr size_t kMostTried = 16;
 // swaps while they shorten the slowest group.
 class GroupDealer {
  public:
-  GroupDealer(const std::vector<int64_t>& weights, int groups)
-      : weights_(weights), groups_(groups), load_(groups, 0) {}
+  GroupDealer(const std::vector<int64_t>& weights, const DealingRules& rules)
+      : weights_(weights), rules_(rules), groups_(rules.groups), load_(rules.groups, 0) {}
 
   std::vector<Samples> Deal() {
     LongestFirst();
@@ -42,24 +42,28 @@ class GroupDealer {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](uint32_t a, uint32_t b) { return weights_[a] > weights_[b]; });
-    std::set<std::pair<int64_t, size_t>> open;  // load, group
+    std::set<std::pair<int64_t, size_t>> open;  // time, group
     for (size_t g = 0; g < groups_.size(); ++g) open.emplace(0, g);
     for (const uint32_t sample : order) {
       const size_t least = open.begin()->second;
       open.erase(open.begin());
       groups_[least].push_back(sample);
       load_[least] += weights_[sample];
-      open.emplace(load_[least], least);
+      open.emplace(Time(least, load_[least]), least);
     }
   }
+  int64_t Time(size_t group, int64_t load) const { return load * 1000 / rules_.PermilleOf(group); }
 
   // Makes the move or swap that brings the slowest group and its partner lowest, if any does.
   bool Improve() {
-    const size_t slow = std::max_element(load_.begin(), load_.end()) - load_.begin();
+    size_t slow = 0;
+    for (size_t g = 1; g < groups_.size(); ++g) {
+      if (Time(g, load_[g]) > Time(slow, load_[slow])) slow = g;
+    }
     Samples& mine = groups_[slow];
     compared_ += mine.size() * weights_.size();
     if (compared_ > kMostCompared) return false;
-    int64_t best_peak = load_[slow];
+    int64_t best_peak = Time(slow, load_[slow]);
     size_t best_group = slow, best_mine = 0, best_theirs = 0;  // theirs: its size for a move
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (g == slow) continue;
@@ -68,7 +72,7 @@ class GroupDealer {
         for (size_t k = 0; k <= theirs.size(); ++k) {
           if (k == theirs.size() && mine.size() == 1) continue;
           const int64_t delta = weights_[mine[i]] - (k == theirs.size() ? 0 : weights_[theirs[k]]);
-          const int64_t peak = std::max(load_[slow] - delta, load_[g] + delta);
+          const int64_t peak = std::max(Time(slow, load_[slow] - delta), Time(g, load_[g] + delta));
           if (peak >= best_peak) continue;
           std::tie(best_peak, best_group, best_mine, best_theirs) = std::tuple(peak, g, i, k);
         }
@@ -94,6 +98,7 @@ class GroupDealer {
   }
 
   const std::vector<int64_t>& weights_;
+  const DealingRules& rules_;
   std::vector<Samples> groups_;
   std::vector<int64_t> load_;
   size_t compared_ = 0;
@@ -106,12 +111,13 @@ class Packer {
          const DealingRules& rules)
       : tokens_(tokens), weights_(weights), rules_(rules) {}
 
-  std::vector<MicroBatch> Pack(const Samples& samples) const {
+  std::vector<MicroBatch> Pack(const Samples& samples, int64_t permille) const {
     std::vector<MicroBatch> batches =
         rules_.one_sample ? OneEach(samples) : Even(samples, Fewest(samples));
     for (MicroBatch& batch : batches) {
       std::sort(batch.samples.begin(), batch.samples.end());
       batch.padded = (batch.tokens + rules_.multiple - 1) / rules_.multiple * rules_.multiple;
+      batch.microseconds = batch.microseconds * 1000 / permille;
     }
     std::sort(batches.begin(), batches.end(), [](const MicroBatch& a, const MicroBatch& b) {
       return std::pair(-a.microseconds, a.samples[0]) < std::pair(-b.microseconds, b.samples[0]);
@@ -233,8 +239,8 @@ Dealing Deal(std::span<const uint64_t> tokens, const SampleWeights& weights,
   const std::vector<int64_t> microseconds = WeightsOf(tokens, weights);
   const Packer packer(tokens, microseconds, rules);
   Dealing dealing;
-  for (const Samples& samples : GroupDealer(microseconds, rules.groups).Deal()) {
-    dealing.groups.push_back(packer.Pack(samples));
+  for (const Samples& samples : GroupDealer(microseconds, rules).Deal()) {
+    dealing.groups.push_back(packer.Pack(samples, rules.PermilleOf(dealing.groups.size())));
   }
   return dealing;
 }
@@ -250,7 +256,7 @@ Dealing DealInOrder(std::span<const uint64_t> tokens, const SampleWeights& weigh
         {.samples = {static_cast<uint32_t>(i)},
          .tokens = length,
          .padded = (length + rules.multiple - 1) / rules.multiple * rules.multiple,
-         .microseconds = microseconds[i]});
+         .microseconds = microseconds[i] * 1000 / rules.PermilleOf(i % rules.groups)});
   }
   return dealing;
 }

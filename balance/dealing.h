@@ -3,6 +3,7 @@
 // sample moves to another step, so that random sampling is untouched. docs/balance.md describes it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -18,6 +19,13 @@ struct DealingRules {
   int64_t multiple = 1;  // tokens: a micro-batch is filled up to a multiple of them
   // A micro-batch holds one sample, because the pattern chooses for a micro-batch as a whole.
   bool one_sample = false;
+  // How fast each group is, in thousandths of the usual; empty: all alike. What a group takes is
+  // predicted at its speed.
+  std::vector<uint32_t> group_permille = {};
+
+  int64_t PermilleOf(size_t group) const {
+    return group < group_permille.size() ? std::max(1u, group_permille[group]) : 1000;
+  }
 };
 
 struct MicroBatch {

@@ -68,6 +68,28 @@ TEST(DealingTest, EverySampleIsDealtOnceIntoMicroBatchesThatHoldIt) {
   }
 }
 
+TEST(DealingTest, ASlowGroupGetsLess) {
+  std::mt19937_64 random(4);
+  Lengths tokens(400);
+  for (uint64_t& length : tokens) length = 256 + random() % 3840;
+  DealingRules rules = {.groups = 3, .capacity = 4096, .multiple = 128};
+  const Dealing even = Deal(tokens, Quadratic(), rules);
+  rules.group_permille = {1000, 500, 1000};
+  const Dealing dealing = Deal(tokens, Quadratic(), rules);
+  ExpectEachOnce(dealing, tokens, rules);
+  const auto tokens_of = [](const std::vector<MicroBatch>& group) {
+    double sum = 0;
+    for (const MicroBatch& batch : group) sum += static_cast<double>(batch.tokens);
+    return sum;
+  };
+  // 2 : 1 : 2 of what it was.
+  EXPECT_NEAR(tokens_of(dealing.groups[1]) / tokens_of(even.groups[1]), 0.6, 0.02);
+  EXPECT_NEAR(tokens_of(dealing.groups[0]) / tokens_of(even.groups[0]), 1.2, 0.04);
+  EXPECT_LT(dealing.Imbalance(), 1.01) << "at their speeds all end together";
+  rules.group_permille = {1000, 1000, 1000};
+  EXPECT_EQ(tokens_of(Deal(tokens, Quadratic(), rules).groups[1]), tokens_of(even.groups[1]));
+}
+
 // Small numbers, so that sums meet the capacity often.
 TEST(DealingTest, AMicroBatchMayBeFullAndNoMore) {
   std::mt19937_64 random(2);

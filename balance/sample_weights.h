@@ -14,6 +14,8 @@ struct SampleWeight {
   uint64_t tokens = 0;
   double milliseconds = 0;
   double attention_milliseconds = 0;  // a part of milliseconds
+
+  bool operator==(const SampleWeight&) const = default;
 };
 
 // Immutable. Whole microseconds: sums of them are exact, so that every rank that adds them up in
@@ -33,6 +35,8 @@ class SampleWeights {
   // Returns the bin by which figures of a length are kept: the tokens of the first row with at
   // least so many, or of the last row; without rows, the next power of two.
   uint64_t BinOf(uint64_t tokens) const;
+
+  bool operator==(const SampleWeights&) const = default;
 
  private:
   double Interpolate(uint64_t tokens, double SampleWeight::*value) const;

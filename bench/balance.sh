@@ -3,9 +3,10 @@
 #
 #   bench/balance.sh                          the dealing, on any machine, after a build of dealing_bench
 #   bench/balance.sh --gpus [--config FILE] [--steps 12] [--dir FOLDER]
-#                                             tuning, and layout by documents, on two GPUs of this machine: the same
-#                                             samples with and without; from a checkout or a bundle (deploy/bundle.sh)
-#   bench/balance.sh --cpus ...               the same on two CPU ranks and short samples, to try the script: no rows
+#                                             batching and tuning, on two GPUs of this machine: the same samples with
+#                                             and without; from a checkout or a bundle (deploy/bundle.sh)
+#   bench/balance.sh --cpus ...               the same on two CPU ranks and short samples, to try the script: prints rows and
+#                                             writes none
 #
 # Rows that other calls measured stay; a row of docs/balance.md that nobody measured says so. --config: the model
 # (default: bench/models/bytes-100m.json); --steps: of a job, a third of them warm up.
@@ -20,7 +21,7 @@ while (($#)); do
     --config) config=$2 ;;
     --steps) steps=$2 ;;
     --dir) run=$2 ;;
-    -h | --help) sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
+    -h | --help) sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'; exit ;;
     *) echo "balance: unknown option $1 (see --help)" >&2; exit 2 ;;
   esac
   shift 2
@@ -55,13 +56,13 @@ for number, length in enumerate(map(int, sys.stdin)):
   "$bin/ringctl" data pack --input "$run/text-$1" --output "$run/$1" --eval-share 0 >/dev/null
 }
 
-job() {  # NAME DATA CONTEXT GROUPS SAMPLES ATTENTION ANCHOR [LAYOUT]
+job() {  # NAME DATA CONTEXT GROUPS SAMPLES ATTENTION ANCHOR DEALING [LAYOUT]
   cat >"$run/$1.yaml" <<END
 name: $1
 model: {config: ./config.json, init: random}
-data: {train: ./$2/train, sequence_length: $sequence, batching: samples, overlong: split}
+data: {train: ./$2/train, sequence_length: $sequence, batching: samples, overlong: split, dealing: $8}
 attention: {$6$7}
-parallelism: {context: $3, data: $4, layout: ${8:-auto}}
+parallelism: {context: $3, data: $4, layout: ${9:-auto}, replan: never}
 training: {steps: 1000, global_batch: $5, learning_rate: 3e-4, seed: 1}
 checkpoint: {directory: ./$1, every_steps: 1000}
 resources: {trainers: 2, engine: $engine}
@@ -96,16 +97,24 @@ start_worker balance --trainers 2
 await_nodes 1
 cp "$config" "$run/config.json"
 slash='pattern: vertical_slash, vertical_mass: 0.8, slash_mass: 0.8'
-pack ChatQA2-like
-pack ProLong-like
-job prolong-dealt ProLong-like 1 2 16 'pattern: dense' ''
-job prolong-documents ProLong-like 2 1 16 'pattern: dense' '' documents
+for data in ChatQA2-like LongAlign-like ProLong-like; do
+  pack $data
+  name=${data%%-*}
+  name=${name,,}
+  job "$name-order" $data 1 2 16 'pattern: dense' '' in_order
+  job "$name-dealt" $data 1 2 16 'pattern: dense' '' by_cost
+done
+job prolong-documents ProLong-like 2 1 16 'pattern: dense' '' by_cost documents
 for anchor in none mean; do
   balance=", balance: {anchor: $anchor, tolerance: 0.1}"
-  job "groups-$anchor" ChatQA2-like 1 2 4 "$slash" "$balance"
-  job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance"
+  job "groups-$anchor" ChatQA2-like 1 2 4 "$slash" "$balance" by_cost
+  job "ring-$anchor" ChatQA2-like 2 1 2 'pattern: xattention, threshold: 0.8' "$balance" by_cost
 done
-[[ $engine == cuda ]] || { echo "balance: all jobs ran in $SECONDS s"; exit; }
+if [[ $engine == cpu ]]; then
+  HARDWARE="two CPU ranks, short samples" python3 "$root/bench/balance_rows.py" print "$run"
+  echo "balance: all jobs ran in $SECONDS s" >&2
+  exit
+fi
 hardware=$(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
 HARDWARE="$hardware" python3 "$root/bench/balance_rows.py" gpus "$run"
 echo "balance: $SECONDS s" >&2

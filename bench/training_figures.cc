@@ -30,7 +30,8 @@ TrainingFigures Derive(const model::ModelConfig& config, const TrainingCase& run
   const v1::PhaseSeconds& phases = report.phases();
   figures.step_seconds = report.step_seconds();
   figures.tokens_per_second = tokens / report.step_seconds();
-  figures.exposed_share = phases.exposed_communication() / report.step_seconds();
+  figures.exposed_share =
+      (phases.exposed_communication() + phases.exposed_exchange()) / report.step_seconds();
   figures.peak_gib = static_cast<double>(report.peak_memory_bytes()) / (1 << 30);
 
   const double token_wise = 6.0 * MatrixParameters(config) * tokens / run.gpus;

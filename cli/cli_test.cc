@@ -153,6 +153,12 @@ TEST_F(CliTest, ValidatingChecksWhatTrainersWill) {
                                      "is 320"));
   EXPECT_EQ(Run({"submit", Path("job.yaml")}).code, kUsage) << "submitting looks, too";
   EXPECT_EQ(coordinator_.created, 0);
+  WriteTokens("tokens", 320, 100'000);
+  EXPECT_THAT(complaint({"attention.pattern=dense", "attention.mask=prefix_lm"}),
+              HasSubstr("tokens says of no document where its prefix ends"));
+  EXPECT_THAT(
+      complaint({"attention.pattern=dense", "attention.mask=full", "data.hidden_token=320"}),
+      HasSubstr("data.hidden_token: 320 is outside of the model's vocabulary of 320"));
   WriteTokens("tokens", 320, 16384);
   EXPECT_THAT(complaint(), HasSubstr("holds 16384 tokens; one sequence of 16384 needs 16385"));
   WriteTokens("tokens", 320, 16385, {"shard-00000.tokens"});
@@ -205,6 +211,51 @@ TEST_F(CliTest, PlansForMachinesThatNeedNotExist) {
   std::vector<std::string> too_small = on_host;
   too_small.insert(too_small.end(), {"--host-memory-gib", "0.000001"});
   EXPECT_THAT(Run(too_small).err, HasSubstr("its share of that is 0.00 GiB"));
+}
+
+TEST_F(CliTest, PlansGoByWhatWasMeasuredAndSayHowFarOffTheyAre) {
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", Path("job.yaml"), "-o", "json"});
+    return Run(more);
+  };
+  const auto seconds = [](const Result& result) {
+    return nlohmann::json::parse(result.out)["prediction"]["step_seconds"].get<double>();
+  };
+  const double usual = seconds(plan({}));
+  const std::string slow =
+      R"({"machine": {"device": "slow"}, "bytes_per_second": 1e6, "latency_seconds": 1e-5})";
+  Write("measured", R"({"tables": [], "links": [)" + slow + "]}");
+  const Result measured = plan({"--measured", Path("measured")});
+  EXPECT_EQ(measured.code, 0) << measured.err;
+  EXPECT_GT(seconds(measured), 1.5 * usual);
+  EXPECT_THAT(measured.err,
+              HasSubstr("slow as measured: attention of the job's shape was not, usual "
+                        "speed; links inside a node at 0.001 GB/s"));
+  EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--intra-node-gbytes", "1e6"})), usual)
+      << "what is given is not as measured";
+  Write("measured",
+        R"({"links": [{"machine": {"device": "other"}, "bytes_per_second": 1e12}, )" + slow + "]}");
+  EXPECT_THAT(plan({"--measured", Path("measured")}).err,
+              HasSubstr("name one of its devices by --device: \"other\", \"slow\""));
+  EXPECT_EQ(plan({"--measured", Path("measured"), "--device", "third"}).code, kUsage);
+  EXPECT_EQ(seconds(plan({"--measured", Path("measured"), "--device", "slow"})), seconds(measured));
+  Write("measured", "{}");
+  EXPECT_THAT(plan({"--measured", Path("measured")}).err, HasSubstr("nothing had been measured"));
+  Write("measured", "tokens,density");
+  EXPECT_THAT(plan({"--measured", Path("measured")}).err, HasSubstr("`ringctl latency -o json`"));
+
+  // The first of four warms up.
+  Write("steps", R"({"step_seconds": 10}
+{"step_seconds": 2}
+{"step_seconds": 4}
+{"step_seconds": 3}
+)");
+  EXPECT_THAT(plan({"--steps", Path("steps")}).err,
+              HasSubstr("3 measured steps took 3 s (median): predicted "));
+  Write("steps", "{}\n");
+  EXPECT_THAT(plan({"--steps", Path("steps")}).err, HasSubstr("steps:1: is no step"));
+  Write("steps", "");
+  EXPECT_THAT(plan({"--steps", Path("steps")}).err, HasSubstr("holds no step"));
 }
 
 TEST_F(CliTest, PlansOfSamplesGoByTheirLengths) {
@@ -269,6 +320,13 @@ TEST_F(CliTest, PacksData) {
                              "--tasks", "near,far", "--eval-share", "0", "-o", "json"});
   EXPECT_EQ(marked.code, 0) << marked.err;
   EXPECT_EQ(nlohmann::json::parse(marked.out)["tasks"], (nlohmann::json{"near", "far"}));
+}
+
+TEST_F(CliTest, ABenchThatIsNotThereIsNamed) {
+  const Result none = Run({"bench", "attention", "--program", Path("none"), "--tokens", "128"});
+  EXPECT_EQ(none.code, kNotFound);
+  EXPECT_THAT(none.err, HasSubstr("cannot start " + Path("none") + ": No such file"));
+  EXPECT_EQ(Run({"bench"}).code, kUsage);
 }
 
 TEST_F(CliTest, MistypedCommandsAndFlagsAreNamed) {

@@ -1,5 +1,6 @@
 #include "cli/job_text.h"
 
+#include <algorithm>
 #include <map>
 #include <ostream>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
+#include "jobspec/fields/text.h"
 #include "proto/timestamps.h"
 
 namespace ringleader::cli {
@@ -46,7 +48,19 @@ void AddTimes(const v1::Job& job, const Clock& clock, Rows* rows) {
   rows->push_back({"ended", text});
 }
 
-// What the job asked for and, of layout and ring, what its newest attempt got.
+// What the attempt began with, with the changes that its ranks took.
+v1::StepPlan PlanInForce(const v1::Attempt& attempt) {
+  v1::StepPlan plan = attempt.plan();
+  for (const v1::PlanChange& change : attempt.plan_changes()) {
+    if (change.state() != v1::PlanChange::IN_FORCE) continue;
+    *plan.mutable_ring() = change.ring();
+    plan.set_layout(change.layout());
+    plan.set_stripe(change.stripe());
+  }
+  return plan;
+}
+
+// What the job asked for and, of layout and ring, what its newest attempt has.
 void AddSpec(const v1::Job& job, Rows* rows) {
   const v1::JobSpec& spec = job.spec();
   if (!job.owner().empty()) rows->push_back({"owner", job.owner()});
@@ -58,8 +72,9 @@ void AddSpec(const v1::Job& job, Rows* rows) {
   rows->push_back({"checkpoints in", spec.checkpoint().directory()});
   for (auto attempt = job.attempts().rbegin(); attempt != job.attempts().rend(); ++attempt) {
     if (!attempt->has_plan()) continue;
-    rows->push_back({"layout", LayoutText(attempt->plan())});
-    rows->push_back({"ring", RingText(attempt->plan())});
+    const v1::StepPlan plan = PlanInForce(*attempt);
+    rows->push_back({"layout", LayoutText(plan)});
+    rows->push_back({"ring", RingText(plan)});
     break;
   }
 }
@@ -71,7 +86,9 @@ void AddProgress(const v1::Job& job, Rows* rows) {
     rows->push_back(
         {"loss", absl::StrFormat("%.4f (first %.4f)", progress.loss(), progress.first_loss())});
     rows->push_back({"tokens/s", FormatCount(progress.tokens_per_second())});
-    rows->push_back({"imbalance", absl::StrFormat("%.3f", progress.worker_imbalance())});
+    rows->push_back({"imbalance", absl::StrFormat("%.3f of a step, %.3f by layer and ring step",
+                                                  progress.worker_imbalance(),
+                                                  std::max(1.0, progress.ring_imbalance()))});
     rows->push_back({"checkpoint", progress.checkpoint_step() == 0
                                        ? "none yet"
                                        : absl::StrCat("step ", progress.checkpoint_step())});
@@ -135,6 +152,34 @@ void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock, int col
          attempt.has_failure() ? DescribeFailure(attempt.failure()) : attempt.state_reason()});
   }
   WriteColumns(out, attempts, columns);
+  const v1::Attempt& last = *job.attempts().rbegin();
+  if (last.plan_changes().empty() && last.slow_ranks().empty()) return;
+  out << "\n";
+  for (const v1::PlanChange& change : last.plan_changes()) {
+    out << "- " << jobspec::EscapeControls(DescribeChange(change)) << "\n";
+  }
+  for (const v1::SlowRank& slow : last.slow_ranks()) {
+    out << "- " << jobspec::EscapeControls(DescribeSlowRank(slow)) << "\n";
+  }
+}
+
+std::string DescribeChange(const v1::PlanChange& change) {
+  v1::StepPlan shape;
+  *shape.mutable_ring() = change.ring();
+  shape.set_layout(change.layout());
+  shape.set_stripe(change.stripe());
+  const std::string when = change.state() == v1::PlanChange::MISSED      ? "was not taken up at"
+                           : change.state() == v1::PlanChange::ANNOUNCED ? "is to begin at"
+                                                                         : "from";
+  return absl::StrCat("plan ", change.version(), " ", when, " step ", change.effective_step(), ": ",
+                      LayoutText(shape), "; ", RingText(shape), ". ",
+                      absl::StrJoin(change.reasons(), "; "));
+}
+
+std::string DescribeSlowRank(const v1::SlowRank& slow) {
+  return absl::StrFormat(
+      "rank %d on %s is slow: %.2f x the time of others for the same work (since step %d)",
+      slow.rank(), ShortName(slow.node()), slow.ratio(), slow.step());
 }
 
 std::string DescribeFailure(const v1::Failure& failure) {

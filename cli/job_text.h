@@ -19,6 +19,10 @@ std::vector<std::string> JobRow(const v1::Job& job, const Clock& clock, bool wit
 // `ringctl get`; `columns` as in WriteColumns().
 void WriteJob(std::ostream& out, const v1::Job& job, const Clock& clock, int columns);
 
+// What changed in a running attempt's plan, and why; who holds others up.
+std::string DescribeChange(const v1::PlanChange& change);
+std::string DescribeSlowRank(const v1::SlowRank& slow);
+
 // "FAILED at rank 2 on node-a: out of memory".
 std::string DescribeFailure(const v1::Failure& failure);
 

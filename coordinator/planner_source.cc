@@ -9,16 +9,22 @@
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/net/message_size.h"
 #include "base/process/task_threads.h"
 #include "base/status_macros.h"
 #include "coordinator/planner/cost/measured.h"
 #include "coordinator/planner/deal/reweigh.h"
+#include "coordinator/planner/live/live_plan.h"
+#include "coordinator/planner/live/reshape.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "jobspec/values/attention_spec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
+#include "spdlog/spdlog.h"
 
 namespace ringleader {
 namespace {
@@ -74,6 +80,20 @@ bool HasFixedSums(const v1::JobSpec& spec) {
   return spec.training().deterministic() || spec.resources().engine() != v1::ResourcesSpec::CUDA;
 }
 
+// Whether the plan may change, with the order of sums, while the job runs.
+bool MayChange(const v1::JobSpec& spec) {
+  const v1::ParallelismSpec::Replan replan = spec.parallelism().replan();
+  if (replan == v1::ParallelismSpec::ALWAYS) return true;
+  return replan != v1::ParallelismSpec::NEVER && !HasFixedSums(spec);
+}
+
+// What a look for a better shape came to, on its way between threads.
+struct Mailbox {
+  absl::Mutex mutex;
+  std::optional<planner::Reshaping> found ABSL_GUARDED_BY(mutex);
+  uint64_t version ABSL_GUARDED_BY(mutex) = 0;  // of the plan for which it was looked for
+};
+
 // Jobs whose plans may take seconds, all others, and previews have a thread each: none waits for
 // another kind. Of the first two the controller asks for few at a time. Owners take turns.
 constexpr size_t kMaxQueued = 1000, kMaxPreviews = 4;
@@ -121,28 +141,19 @@ class PlannerSource : public lifecycle::PlanSource {
 
   void Started(const v1::Job& job, const v1::StepPlan& plan,
                const std::vector<v1::NodeInventory>& nodes) override {
-    const v1::JobSpec& spec = job.spec();
-    const auto& placements = job.attempts(job.attempts_size() - 1).placements();
-    const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
-    const planner::ClusterShape cluster =
-        ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
-    Running& running =
-        running_
-            .try_emplace(
-                spec.name(),
-                Running{model, {}, CostsOf(spec, model, cluster, nodes, *measured_), {}, {}})
-            .first->second;
-    running.plan = plan;
-    running.recent.clear();
+    Begin(job, plan, nodes, nullptr);
   }
 
   void Restored(const v1::Job& job, const v1::StepPlan& plan,
                 const std::vector<v1::NodeInventory>& nodes,
                 const std::vector<v1::StepReport>& reports) override {
     running_.erase(job.spec().name());
-    Started(job, plan, nodes);
+    Begin(job, plan, nodes, reports.empty() ? nullptr : &reports.back());
     Running& running = running_.at(job.spec().name());
-    for (const v1::StepReport& report : reports) Learn(job, report, &running);
+    for (const v1::StepReport& report : reports) {
+      Learn(job, report, &running);
+      running.live->Relearn(report);
+    }
   }
 
   void Measured(MeasuredList measured) override { measured_ = std::move(measured); }
@@ -180,12 +191,22 @@ class PlannerSource : public lifecycle::PlanSource {
     if (found == running_.end()) return std::nullopt;
     Running& running = found->second;
     Learn(job, merged, &running);
-    // The order of sums follows the weights.
-    if (HasFixedSums(job.spec())) return std::nullopt;
-    std::optional<v1::StepPlan> next = planner::ReplanWeights(
-        job.spec(), running.plan, merged, running.densities, running.costs.measured());
-    if (next.has_value()) running.plan = *next;
+    {
+      absl::MutexLock lock(&running.mailbox->mutex);
+      if (running.mailbox->found.has_value()) {
+        running.live->TakeShape(running.mailbox->version, *std::move(running.mailbox->found));
+        running.mailbox->found.reset();
+      }
+    }
+    const std::optional<v1::StepPlan> next =
+        running.live->Observe(merged, running.densities, running.costs.measured());
+    if (!next.has_value() && running.live->WantsShape(merged)) LookForShape(job, merged, running);
     return next;
+  }
+
+  std::vector<v1::SlowRank> SlowRanks(const v1::Job& job) override {
+    const auto found = running_.find(job.spec().name());
+    return found == running_.end() ? std::vector<v1::SlowRank>() : found->second.live->slow_ranks();
   }
 
   void Forget(const v1::Job& job) override { running_.erase(job.spec().name()); }
@@ -193,11 +214,70 @@ class PlannerSource : public lifecycle::PlanSource {
  private:
   struct Running {
     model::ModelConfig model;
-    v1::StepPlan plan;
     planner::CostModel costs;
-    std::vector<v1::StepReport> recent;  // oldest first
-    balance::LengthDensities densities;
+    planner::ClusterShape cluster = {};
+    std::optional<planner::LivePlan> live = {};
+    std::shared_ptr<Mailbox> mailbox = {};
+    std::vector<v1::StepReport> recent = {};  // oldest first
+    balance::LengthDensities densities = {};
   };
+
+  // `last`: the newest report of an attempt that began under an earlier coordinator.
+  void Begin(const v1::Job& job, const v1::StepPlan& plan,
+             const std::vector<v1::NodeInventory>& nodes, const v1::StepReport* last) {
+    const v1::JobSpec& spec = job.spec();
+    const auto& placements = job.attempts(job.attempts_size() - 1).placements();
+    const model::ModelConfig model = jobspec::ModelOf(job.model_shape());
+    const planner::ClusterShape cluster =
+        ClusterOf(spec, {placements.begin(), placements.end()}, nodes, *measured_);
+    Running& running =
+        running_
+            .try_emplace(
+                spec.name(),
+                Running{.model = model, .costs = CostsOf(spec, model, cluster, nodes, *measured_)})
+            .first->second;
+    running.cluster = cluster;
+    running.live.emplace(spec, plan, last, MayChange(spec));
+    running.mailbox = std::make_shared<Mailbox>();
+    running.recent.clear();
+  }
+
+  // In another thread; what comes of it is in the mailbox of a later report.
+  void LookForShape(const v1::Job& job, const v1::StepReport& merged, const Running& running) {
+    const v1::JobSpec& spec = job.spec();
+    planner::ReshapeRequest request = {.spec = spec,
+                                       .model = running.model,
+                                       .cluster = running.cluster,
+                                       .costs = running.costs,
+                                       .hints = planner::HintsFrom(running.recent),
+                                       .plan = running.live->plan(),
+                                       .taken = planner::MeanOf(running.recent),
+                                       .misses = running.live->misses(),
+                                       .steps_left = running.live->StepsLeft(merged),
+                                       .change_seconds = running.live->change_seconds()};
+    if (jobspec::CheckByDocuments(spec).ok()) {
+      request.hints.document_tokens =
+          planner::DocumentsFrom(running.recent, spec.data().sequence_length());
+    }
+    const auto look = [this, request = std::move(request), mailbox = running.mailbox,
+                       name = job.name()] {
+      const double end = ThreadSeconds() + options_.seconds;
+      const absl::StatusOr<planner::Reshaping> found = planner::Reshape(
+          request, {.seconds = options_.seconds, .bytes = options_.bytes, .stop = [&] {
+                      return stopping_ || ThreadSeconds() > end;
+                    }});
+      if (!found.ok()) {
+        spdlog::info("{}: no other layout was looked for: {}", name,
+                     std::string(found.status().message()));
+        return;
+      }
+      absl::MutexLock lock(&mailbox->mutex);
+      mailbox->found = *found;
+      mailbox->version = request.plan.version();
+    };
+    // Where the threads are busy with others, a later step looks again.
+    (void)(MayTakeLong(spec) ? long_plans_ : plans_).TryRun(job.owner(), look);
+  }
 
   static void Learn(const v1::Job& job, const v1::StepReport& merged, Running* running) {
     running->costs.ObserveStep(job.spec(), running->model, merged);

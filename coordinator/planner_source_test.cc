@@ -13,6 +13,7 @@
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "base/testing/temp_dir.h"
 #include "jobspec/jobspec.h"
 
@@ -178,6 +179,47 @@ TEST(PlannerSourceTest, WhatWasMeasuredIsNotAskedForAgain) {
   EXPECT_FALSE(plans->Check(job, request.nodes[0], measured).ok());
 }
 
+// A running job that could lie better is told so, as soon as another thread has found out; not one
+// whose losses are promised to the last bit.
+TEST(PlannerSourceTest, ABetterLayoutIsAnnounced) {
+  lifecycle::PlanRequest request = Request(4, 65536);
+  request.spec.mutable_training()->set_steps(100'000);
+  for (const bool may_change : {true, false}) {
+    if (may_change) request.spec.mutable_parallelism()->set_replan(v1::ParallelismSpec::ALWAYS);
+    if (!may_change) request.spec.mutable_parallelism()->clear_replan();
+    v1::Job job;
+    *job.mutable_spec() = request.spec;
+    *job.mutable_model_shape() = Shape();
+    *job.add_attempts()->add_placements() = request.placements[0];
+    v1::JobSpec asked = request.spec;
+    asked.mutable_parallelism()->set_layout(v1::ParallelismSpec::CONTIGUOUS);
+    const auto plans = NewPlannerSource();
+    lifecycle::PlanRequest uneven = request;
+    uneven.spec = asked;
+    const auto made = Plan(*plans, uneven);
+    ASSERT_TRUE(made.ok()) << made.status();
+    plans->Started(job, made->plan, request.nodes);
+    std::optional<v1::StepPlan> next;
+    v1::StepReport report;
+    report.set_plan_version(made->plan.version());
+    report.set_step_seconds(made->plan.prediction().step_seconds());
+    const absl::Time deadline = absl::Now() + absl::Seconds(may_change ? 60 : 1);
+    while (!next.has_value() && absl::Now() < deadline) {
+      report.set_step(report.step() + 1);
+      next = plans->Observe(job, report);
+      // What was found comes with a later report.
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ASSERT_EQ(next.has_value(), may_change);
+    if (!may_change) continue;
+    EXPECT_EQ(next->version(), made->plan.version() + 1);
+    EXPECT_EQ(next->layout(), v1::ParallelismSpec::STRIPED);
+    EXPECT_GT(next->effective_step(), report.step());
+    EXPECT_EQ(next->earlier_shapes(0).layout(), v1::ParallelismSpec::CONTIGUOUS);
+    EXPECT_THAT(next->reasons(0), HasSubstr("in place of contiguous"));
+  }
+}
+
 // But for jobs whose losses are promised to the last bit: what was measured between two runs would
 // change the order of their sums.
 TEST(PlannerSourceTest, WhatWasMeasuredIsInTheNextPlan) {
@@ -227,6 +269,7 @@ TEST(PlannerSourceTest, WeightsFollowTheTilesThatLengthsVisited) {
   request.spec.mutable_resources()->set_engine(v1::ResourcesSpec::CUDA);
   request.spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
   request.spec.mutable_training()->set_global_batch(4);
+  request.spec.mutable_training()->set_steps(1000);
   v1::Job job;
   *job.mutable_spec() = request.spec;
   *job.mutable_model_shape() = Shape();

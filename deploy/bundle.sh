@@ -36,7 +36,7 @@ fi
   exit 1
 }
 mapfile -t binaries < <(grep -E -- "$only" "$build/gpu_binaries.txt" || true)
-binaries+=(ringleader-coordinator ringleader-worker ringleader-trainer ringctl dealing_bench)
+binaries+=(ringleader-coordinator ringleader-worker ringleader-trainer ringctl dealing_bench ringleader-bench)
 cmake --build "$build" --target "${binaries[@]}"
 
 rm -rf "$bundle"

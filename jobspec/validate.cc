@@ -156,16 +156,32 @@ absl::Status CheckAttention(const v1::AttentionSpec& attention) {
   return absl::OkStatus();
 }
 
-absl::Status CheckByDocuments(const v1::JobSpec& spec) {
-  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
-    return Invalid(
-        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
-        "false lets a token attend to the documents before its own; give data.document_mask: true, "
-        "or parallelism.layout: striped");
+// What a mask asks of the data.
+void CheckMaskedData(const v1::JobSpec& spec, Mistakes* mistakes) {
+  const v1::DataSpec& data = spec.data();
+  const bool is_apart = data.batching() == v1::DataSpec::SAMPLES || data.document_mask();
+  if (spec.attention().mask() == v1::AttentionSpec::MASK_PREFIX_LM && !is_apart) {
+    mistakes->Add("data.document_mask",
+                  "data.document_mask: false lets a token attend to the documents before its own, "
+                  "but attention.mask: prefix_lm gives each document a prefix of its own; give "
+                  "data.document_mask: true, or another mask");
   }
-  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
-  options.by_documents = true;
-  return patterns::CheckByDocuments(options);
+  if (Fits(*FindField("data.hidden_token"), spec) && !data.has_hidden_token()) {
+    mistakes->Add("data.hidden_token",
+                  absl::StrCat("data.hidden_token: required with attention.mask: ",
+                               GetScalar(spec.attention(), FindDescriptor("attention.mask")),
+                               ", under which a token may see the next one, so that hidden tokens "
+                               "are predicted; give a token id that the data does not hold"));
+  }
+}
+
+absl::Status CheckDenseBelow(const v1::JobSpec& spec) {
+  const bool are_apart =
+      spec.data().batching() == v1::DataSpec::SAMPLES || spec.data().document_mask();
+  if (spec.attention().dense_below() == 0 || are_apart) return absl::OkStatus();
+  return Invalid(
+      "attention.dense_below: with data.document_mask: false there are no documents apart from "
+      "others; give 0, or data.document_mask: true");
 }
 
 absl::Status CheckHeadRanks(const v1::JobSpec& spec) {
@@ -300,6 +316,18 @@ absl::Status Mistakes::status() const {
   return absl::InvalidArgumentError(text);
 }
 
+absl::Status CheckByDocuments(const v1::JobSpec& spec) {
+  if (spec.data().batching() != v1::DataSpec::SAMPLES && !spec.data().document_mask()) {
+    return Invalid(
+        "parallelism.layout: documents lays each document out by itself, but data.document_mask: "
+        "false lets a token attend to the documents before its own; give data.document_mask: true, "
+        "or parallelism.layout: striped");
+  }
+  ASSIGN_OR_RETURN(patterns::AttentionOptions options, AttentionOptionsOf(spec.attention()));
+  options.by_documents = true;
+  return patterns::CheckByDocuments(options);
+}
+
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division) {
   const auto tokens = static_cast<int64_t>(spec.data().sequence_length());
   RETURN_IF_ERROR(ring::CheckDivides("data.sequence_length", tokens, division));
@@ -323,9 +351,12 @@ absl::Status CheckEnumerators(const v1::JobSpec& spec) {
 
 void ApplyDefaults(v1::JobSpec* spec) {
   // In the table's order every field follows those that decide whether it fits, but for
-  // training.schedule, which min_learning_rate precedes.
+  // training.schedule, which min_learning_rate precedes, and attention.mask.
   if (!IsSet(*spec, "training.schedule")) {
     spec->mutable_training()->set_schedule(v1::TrainingSpec::COSINE);
+  }
+  if (!IsSet(*spec, "attention.mask")) {
+    spec->mutable_attention()->set_mask(v1::AttentionSpec::MASK_CAUSAL);
   }
   for (const Field& field : Fields()) {
     if (field.need != Need::kDefault || field.default_value == "auto") continue;
@@ -351,6 +382,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
                                        "'-', at most 63, beginning and ending with a letter or "
                                        "digit"));
   }
+  mistakes->Add("attention.dense_below", CheckDenseBelow(spec));
   mistakes->Add("resources.offload", CheckOffload(given, spec));
   for (const Field& field : Fields()) {
     // Derived from something that is wrong: that has an error of its own.
@@ -363,6 +395,7 @@ void FindMistakes(const v1::JobSpec& given, Mistakes* mistakes) {
   if (!mistakes->Touch({"attention"})) {
     mistakes->Add("attention", CheckAttention(spec.attention()));
   }
+  if (!mistakes->Touch({"data", "attention"})) CheckMaskedData(spec, mistakes);
   if (!mistakes->Touch({"parallelism", "resources", "data", "attention"})) {
     CheckParallelism(spec, mistakes);
   }

@@ -52,6 +52,10 @@ TEST(ValidateTest, RangesNameFieldValueAndLimits) {
   EXPECT_THAT(Complaint({"name=Big_Job"}), HasSubstr("name: 'Big_Job' is not allowed"));
   EXPECT_THAT(Complaint({"attention.tile=96"}), HasSubstr("give 64 or 128"));
   EXPECT_THAT(Complaint({"attention.dense_layers=[1,1]"}), HasSubstr("layer 1 is listed twice"));
+  EXPECT_THAT(Complaint({"attention.dense_below=2048", "data.document_mask=false"}),
+              HasSubstr("there are no documents apart from others; give 0"));
+  EXPECT_THAT(Complaint({"attention.dense_below=2048", "attention.pattern=dense"}),
+              HasSubstr("only fits attention.pattern other than dense"));
   EXPECT_THAT(Complaint({"labels.a=b c"}), HasSubstr("labels.a: keys and values"));
   EXPECT_THAT(Complaint({"training.global_batch=3", "parallelism.data=2", "parallelism.context=2"}),
               HasSubstr("training.global_batch: 3 does not divide by parallelism.data (2)"));
@@ -146,6 +150,45 @@ TEST(ValidateTest, AWindowDividesTheRing) {
               HasSubstr("4 does not divide the 2 trainers of the ring"));
   EXPECT_THAT(Complaint({"parallelism.ring_window=2"}),
               HasSubstr("only fits parallelism.ring: hierarchical"));
+}
+
+TEST(ValidateTest, MasksGoWithWhatTheyCan) {
+  const auto complaint = [](std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"attention.pattern=dense", "attention.select=", "attention.vertical_mass=",
+                 "attention.slash_mass=", "attention.dense_layers="});
+    return Complaint(std::move(more));
+  };
+  EXPECT_EQ(complaint({"attention.mask=prefix_lm"}), "");
+  EXPECT_EQ(complaint({"attention.mask=full", "data.hidden_token=256"}), "");
+  EXPECT_EQ(complaint({"attention.mask=block_causal", "attention.mask_block=64",
+                       "data.hidden_token=256", "data.hidden_share=0.5"}),
+            "");
+  EXPECT_EQ(complaint({"attention.mask=prefix_lm", "attention.pattern=sliding_window"}), "");
+  EXPECT_THAT(Complaint({"attention.mask=prefix_lm"}),
+              HasSubstr("attention.mask: prefix_lm does not go with attention.pattern: "
+                        "vertical_slash"));
+  EXPECT_THAT(complaint({"attention.mask=full"}),
+              HasSubstr("data.hidden_token: required with attention.mask: full"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "data.document_mask=false"}),
+              HasSubstr("attention.mask: prefix_lm gives each document a prefix of its own"));
+  EXPECT_EQ(complaint({"attention.mask=full", "data.hidden_token=256", "data.document_mask=false"}),
+            "");
+  EXPECT_THAT(complaint({"data.hidden_share=0.5"}),
+              HasSubstr("data.hidden_share: only fits attention.mask other than causal with "
+                        "attention.mask other than prefix_lm"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "data.hidden_token=3"}),
+              HasSubstr("data.hidden_token: only fits"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "attention.mask_block=64"}),
+              HasSubstr("attention.mask_block: only fits attention.mask: block_causal"));
+  EXPECT_THAT(complaint({"attention.mask=full", "data.hidden_token=256", "data.hidden_share=0"}),
+              HasSubstr("data.hidden_share: 0 is out of range"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "parallelism.layout=documents"}),
+              HasSubstr("parallelism.layout: documents goes with attention.mask: causal alone"));
+  EXPECT_THAT(complaint({"attention.mask=prefix_lm", "attention.pattern=sliding_window",
+                         "attention.probe_every=3"}),
+              HasSubstr("attention.probe_every: only fits attention.pattern other than dense with "
+                        "attention.mask: causal"));
 }
 
 TEST(ValidateTest, SamplesAreWholeTilesAndKeptApartInAnyCase) {

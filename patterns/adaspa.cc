@@ -175,6 +175,7 @@ extern constinit const PatternDefinition kAdaSpaDefinition = {
     .sees = "key blocks of the largest exact attention mass of each tile",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
+    .takes_masks = false,
     .can_be_balanced = false,
     .needs_whole_tiles = true,
     .fields = kFields,

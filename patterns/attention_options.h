@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "patterns/index/balance_options.h"
+#include "patterns/index/mask.h"
 #include "ring/ring_schedule.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::patterns {
 
 enum class Pattern {
-  kDense,          // causal
+  kDense,          // everything that the mask shows
   kSlidingWindow,  // the last `window` tokens
   kVerticalSlash,  // selected columns and block diagonals, estimated online per layer and head
   kBlockTopK,      // MoBA, by tile: every query block picks the key blocks it scores highest
@@ -52,9 +53,12 @@ struct VerticalSlashBudget {
 
 struct AttentionOptions {
   Pattern pattern = Pattern::kDense;
+  Mask mask = Mask::kCausal;
+  int64_t mask_block = 0;           // kBlockCausal: tokens, at least 1
   Select select = Select::kTopP;    // kVerticalSlash, as the next
   VerticalSlashBudget budget = {};  // kVerticalSlash
   std::vector<int> dense_layers = {};
+  int64_t dense_below = 0;  // documents of fewer tokens attend to all of their tokens
   BalanceOptions balance = {};
   Selection selection = Selection::kFull;
   int probe_every = 0;        // steps between two probes of the recall; 0: never

@@ -31,19 +31,54 @@ absl::Status CheckLayout(const AttentionOptions& options) {
       absl::StrFormat("parallelism.layout: %d is unknown", static_cast<int>(options.layout)));
 }
 
+// "dense, sliding_window": those for which `holds`.
+template <typename Predicate>
+std::string NamesOf(Predicate holds) {
+  std::string names;
+  for (const PatternDefinition* definition : Definitions()) {
+    if (!holds(*definition)) continue;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", std::string(definition->name));
+  }
+  return names;
+}
+
 absl::Status CheckSelection(const AttentionOptions& options, const PatternDefinition& definition) {
   if (options.selection == Selection::kFull || definition.causal_choice != CausalChoice::kNever) {
     return absl::OkStatus();
   }
-  std::string able;
-  for (const PatternDefinition* other : Definitions()) {
-    if (other->causal_choice == CausalChoice::kNever) continue;
-    absl::StrAppend(&able, able.empty() ? "" : ", ", std::string(other->name));
-  }
   return Invalid(absl::StrFormat(
       "attention.selection: causal does not go with attention.pattern: %s, which chooses what a "
       "query attends to by later queries, too; give full, or one of the patterns %s",
-      std::string(definition.name), able));
+      std::string(definition.name), NamesOf([](const PatternDefinition& other) {
+        return other.causal_choice != CausalChoice::kNever;
+      })));
+}
+
+absl::Status CheckMask(const AttentionOptions& options, const PatternDefinition& definition) {
+  if (options.mask == Mask::kCausal) return absl::OkStatus();
+  const std::string mask(MaskName(options.mask));
+  if (options.mask == Mask::kBlockCausal && options.mask_block < 1) {
+    return Invalid(absl::StrFormat("attention.mask_block is %d; a block has at least 1 token",
+                                   options.mask_block));
+  }
+  if (options.probe_every > 0) {
+    return Invalid(
+        absl::StrFormat("attention.probe_every: a probe compares with causal attention; give 0 "
+                        "with attention.mask: "
+                        "%s",
+                        mask));
+  }
+  if (options.dense_below > 0) {
+    return Invalid(absl::StrFormat(
+        "attention.dense_below: short documents attend causally; give 0 with attention.mask: %s",
+        mask));
+  }
+  if (definition.takes_masks) return absl::OkStatus();
+  return Invalid(absl::StrFormat(
+      "attention.mask: %s does not go with attention.pattern: %s, which chooses among the keys "
+      "before a query; give causal, or one of the patterns %s",
+      mask, std::string(definition.name),
+      NamesOf([](const PatternDefinition& other) { return other.takes_masks; })));
 }
 
 absl::Status CheckBalance(const AttentionOptions& options, const PatternDefinition& definition) {
@@ -54,22 +89,24 @@ absl::Status CheckBalance(const AttentionOptions& options, const PatternDefiniti
   if (options.balance.anchor == kernels::Anchor::kNone || definition.can_be_balanced) {
     return absl::OkStatus();
   }
-  std::string able;
-  for (const PatternDefinition* other : Definitions()) {
-    if (!other->can_be_balanced) continue;
-    absl::StrAppend(&able, able.empty() ? "" : ", ", std::string(other->name));
-  }
-  return Invalid(
-      absl::StrFormat("attention.balance.anchor: attention.pattern: %s has no choice that could be "
-                      "moved; give none, "
-                      "or one of the patterns %s",
-                      std::string(definition.name), able));
+  return Invalid(absl::StrFormat(
+      "attention.balance.anchor: attention.pattern: %s has no choice that could be "
+      "moved; give none, "
+      "or one of the patterns %s",
+      std::string(definition.name),
+      NamesOf([](const PatternDefinition& other) { return other.can_be_balanced; })));
 }
 
 }  // namespace
 
 absl::Status CheckByDocuments(const AttentionOptions& options) {
   if (!options.by_documents) return absl::OkStatus();
+  if (options.mask != Mask::kCausal) {
+    return Invalid(absl::StrFormat(
+        "parallelism.layout: documents goes with attention.mask: causal alone, not with %s; give "
+        "parallelism.layout: striped",
+        std::string(MaskName(options.mask))));
+  }
   if (options.pattern == Pattern::kDense && options.layout == LayoutKind::kStriped) {
     return absl::OkStatus();
   }
@@ -89,6 +126,9 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
     other = "parallelism.layout: documents; give parallelism.layout: striped";
   if (options.adapt_heads) {
     other = "attention.head_budgets: by_recall, which compares all heads; give equal";
+  }
+  if (options.dense_below > 0) {
+    other = "attention.dense_below, which splits a rank's tokens by documents; give 0";
   }
   if (options.balance.anchor != kernels::Anchor::kNone) {
     other = "attention.balance.anchor, which compares what all heads keep; give none";
@@ -126,6 +166,7 @@ absl::Status CheckPattern(const AttentionOptions& options) {
     return Invalid(
         absl::StrFormat("attention.pattern: %d is unknown", static_cast<int>(options.pattern)));
   }
+  RETURN_IF_ERROR(CheckMask(options, *definition));
   RETURN_IF_ERROR(CheckSelection(options, *definition));
   RETURN_IF_ERROR(CheckBalance(options, *definition));
   return definition->check(options);

@@ -159,6 +159,7 @@ extern constinit const PatternDefinition kKeyGroupsDefinition = {
     .sees = "groups of 8 keys chosen by their best pairs with a tile of queries",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
+    .takes_masks = false,
     .can_be_balanced = false,
     .needs_whole_tiles = true,
     .fields = kFields,

@@ -104,6 +104,7 @@ extern constinit const PatternDefinition kMobaDefinition = {
     .sees = "key blocks chosen by each query",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kAlways,
+    .takes_masks = false,
     .can_be_balanced = false,
     .needs_whole_tiles = true,
     .fields = kFields,

@@ -91,6 +91,8 @@ struct PatternDefinition {
   // index is chosen online, whose lists then tell.
   TileCount count_tiles;
   CausalChoice causal_choice;
+  // Whether it works under every attention.mask, not under the causal one alone.
+  bool takes_masks;
   // Whether it chooses by scores, so that attention.balance can move its choices.
   bool can_be_balanced;
   // Whether contiguous shards must be whole tiles, because its lists name tiles of the sequence.

@@ -37,6 +37,10 @@ class Random {
 // The `width` block diagonals next to and including the main one.
 ring::HeadPattern Band(int64_t blocks, int64_t width);
 
+// What the mask shows of the `width` block diagonals to either side of the main one, which counts.
+// How long prefixes are nobody knows before the data: without them.
+ring::HeadPattern Visible(const AttentionOptions& options, int64_t blocks, int64_t width);
+
 // Draws `heads` heads of one layer at `blocks` blocks; with `dense`, of a layer that stays dense.
 // Deterministic in `seed`. Patterns that are known before the data give one exact head.
 std::vector<ring::HeadPattern> SampleLayer(const AttentionOptions& options, bool dense,

@@ -325,6 +325,7 @@ extern constinit const PatternDefinition kVerticalSlashDefinition = {
     .sees = "columns and block diagonals chosen per head and step",
     .count_tiles = nullptr,
     .causal_choice = CausalChoice::kNever,
+    .takes_masks = false,
     .can_be_balanced = true,
     .needs_whole_tiles = true,
     .fields = kFields,

@@ -37,6 +37,8 @@ void WriteCsv(std::ostream& out, const JobSteps& all) {
                                       "density",
                                       "worker_imbalance",
                                       "step_imbalance",
+                                      "ring_imbalance",
+                                      "group_imbalance",
                                       "peak_memory_bytes",
                                       "plan_version",
                                       "skipped"};
@@ -61,6 +63,8 @@ void WriteCsv(std::ostream& out, const JobSteps& all) {
         step.layers().empty() ? "" : Exact(MeanDensity(step)),
         Exact(step.worker_imbalance()),
         Exact(step.step_imbalance()),
+        Exact(step.ring_imbalance()),
+        Exact(step.group_imbalance()),
         absl::StrCat(step.peak_memory_bytes()),
         absl::StrCat(step.plan_version()),
         step.skipped() ? "true" : "false"};

@@ -1,15 +1,13 @@
 #include <CLI/CLI.hpp>
-#include <fstream>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/plan_files.h"
 #include "cli/plan_text.h"
 #include "cli/printer.h"
 #include "cli/validators.h"
@@ -18,8 +16,6 @@
 #include "jobspec/jobspec.h"
 #include "jobspec/values/model_spec.h"
 #include "model_shape/model_config.h"
-#include "worker/data/samples.h"
-#include "worker/data/token_folder.h"
 
 namespace ringleader::cli {
 namespace {
@@ -34,43 +30,9 @@ struct Flags {
   double inter_gigabytes = 0;
   patterns::PatternHints measured;
   std::string lengths;
+  std::string machine, device;  // --measured, and whose of it
+  std::string steps;
 };
-
-// One a line; blank lines do not count. INVALID_ARGUMENT names the line that holds none.
-absl::StatusOr<std::vector<uint64_t>> ReadLengths(const std::string& file) {
-  std::ifstream in(file);
-  if (!in) return absl::NotFoundError(absl::StrFormat("--lengths %s: cannot be read", file));
-  std::vector<uint64_t> lengths;
-  std::string line;
-  for (int number = 1; std::getline(in, line); ++number) {
-    const absl::string_view text = absl::StripAsciiWhitespace(line);
-    if (text.empty()) continue;
-    uint64_t tokens = 0;
-    if (!absl::SimpleAtoi(text, &tokens) || tokens == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("--lengths %s:%d: a number of tokens is expected", file, number));
-    }
-    lengths.push_back(tokens);
-  }
-  if (lengths.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--lengths %s: holds no length; give one a line", file));
-  }
-  return lengths;
-}
-
-// Those of the data, as trainers would read it.
-absl::StatusOr<std::vector<uint64_t>> PackedLengths(const v1::DataSpec& spec) {
-  ASSIGN_OR_RETURN(const data::TokenFolder folder, data::TokenFolder::Open(spec.train()));
-  const data::Overlong overlong = spec.overlong() == v1::DataSpec::SPLIT  ? data::Overlong::kSplit
-                                  : spec.overlong() == v1::DataSpec::DROP ? data::Overlong::kDrop
-                                                                          : data::Overlong::kRefuse;
-  ASSIGN_OR_RETURN(const data::SampleIndex index,
-                   data::IndexSamples(folder, spec.train(), spec.sequence_length(), overlong));
-  std::vector<uint64_t> lengths;
-  for (const data::Sample& sample : index.samples) lengths.push_back(sample.tokens);
-  return lengths;
-}
 
 // Predicts steps of samples from their lengths: those of the file or, without one, of the data
 // where it can be read here. Returns whose they are, for people; empty if nobody's are known.
@@ -164,14 +126,22 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
   cluster.memory_bytes_per_trainer = static_cast<uint64_t>(memory * 1024 * 1024 * 1024);
   cluster.host_memory_bytes_per_trainer =
       static_cast<uint64_t>(flags.host_memory_gib * 1024 * 1024 * 1024);
+  MeasuredMachine machine;
+  if (!flags.machine.empty()) {
+    ASSIGN_OR_RETURN(machine, ReadMeasured(flags.machine, flags.device, spec, model, &cluster));
+  }
   if (flags.intra_gigabytes > 0) cluster.intra_node.bytes_per_second = flags.intra_gigabytes * 1e9;
   if (flags.inter_gigabytes > 0) cluster.inter_node.bytes_per_second = flags.inter_gigabytes * 1e9;
 
-  const planner::CostModel cost_model(spec, model, cluster);
+  const planner::CostModel cost_model(spec, model, cluster, machine.table);
   ASSIGN_OR_RETURN(v1::StepPlan plan,
                    planner::MakePlan(spec, model, cluster, cost_model, flags.measured));
   ASSIGN_OR_RETURN(const std::string basis,
                    PredictFromLengths(flags, spec, model, cluster, cost_model, &plan));
+  std::string compared;
+  if (!flags.steps.empty()) {
+    ASSIGN_OR_RETURN(compared, CompareSteps(flags.steps, plan.prediction().step_seconds()));
+  }
   Print(context, plan, [&](std::ostream& out) {
     out << absl::StrFormat("%s on %d node%s × %d %s: context %d × data %d, %s tokens a sequence\n",
                            spec.name(), flags.nodes, flags.nodes == 1 ? "" : "s", per_node,
@@ -180,8 +150,9 @@ absl::StatusOr<int> Plan(const Context& context, const Flags& flags) {
                            FormatCount(static_cast<double>(spec.data().sequence_length())));
     WritePlan(out, spec, plan);
   });
-  if (!basis.empty()) context.err << "ringctl: " << basis << "\n";
-  if (!note.empty()) context.err << "ringctl: " << note << "\n";
+  for (const std::string& text : {machine.text, basis, note, compared}) {
+    if (!text.empty()) context.err << "ringctl: " << text << "\n";
+  }
   return kOk;
 }
 
@@ -231,6 +202,18 @@ void AddPlanCommand(CLI::App& app, Context* context) {
           "--lengths", flags->lengths,
           "file with one sample's tokens a line, for data.batching: samples (default: those "
           "of data.train, where it can be read)")
+      ->check(CLI::ExistingFile);
+  command
+      ->add_option("--measured", flags->machine,
+                   "what `ringctl latency -o json` printed: attention and links are as measured "
+                   "there, unless given here")
+      ->check(CLI::ExistingFile);
+  command->add_option("--device", flags->device,
+                      "of --measured: whose measurements (default: its only device's)");
+  command
+      ->add_option(
+          "--steps", flags->steps,
+          "what `ringctl history JOB -o jsonl` printed: says how far off the prediction is")
       ->check(CLI::ExistingFile);
   command
       ->add_option("--documents", flags->measured.document_tokens,

@@ -26,12 +26,13 @@ namespace {
 
 struct Totals {
   v1::Job job;
+  size_t steps = 0;
   double loss_first = 0, loss_last = 0;
   double tokens = 0, seconds = 0;
   double samples = 0, micro_batches = 0, padding_tokens = 0;  // where documents are samples
   Mean dealt_imbalance;
   uint64_t overlong_documents = 0, overlong_tokens = 0;
-  Mean worker_imbalance, step_imbalance, density;
+  Mean worker_imbalance, step_imbalance, ring_imbalance, group_imbalance, density;
   double head_bytes = 0;  // of the rank that sent most
   double ring_bytes = 0, whole_ring_bytes = 0;
   std::map<uint32_t, Mean> layer_density, layer_recall;
@@ -44,6 +45,7 @@ struct Totals {
 Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) {
   Totals totals;
   totals.job = job;
+  totals.steps = steps.size();
   for (const auto& [number, step] : steps) {
     if (totals.seconds == 0) totals.loss_first = step.loss();
     totals.loss_last = step.loss();
@@ -60,6 +62,9 @@ Totals Sum(const v1::Job& job, const std::map<uint64_t, v1::StepReport>& steps) 
     totals.ring_bytes += static_cast<double>(step.ring_bytes());
     totals.whole_ring_bytes += static_cast<double>(step.whole_ring_bytes());
     totals.step_imbalance.Add(step.step_imbalance());
+    // Unset in steps of earlier releases.
+    if (step.ring_imbalance() > 0) totals.ring_imbalance.Add(step.ring_imbalance());
+    if (step.group_imbalance() > 0) totals.group_imbalance.Add(step.group_imbalance());
     for (const v1::LayerReport& layer : step.layers()) {
       totals.density.Add(layer.density());
       totals.layer_density[layer.layer()].Add(layer.density());
@@ -166,6 +171,11 @@ void AddSampleRows(const Totals& totals, std::vector<std::vector<std::string>>* 
                                    totals.overlong_tokens, dropped ? "dropped" : "split")});
 }
 
+// What the plan of the newest attempt said of a step when it began; 0: nothing.
+double PredictedSeconds(const v1::Job& job) {
+  return job.attempts().empty() ? 0 : job.attempts().rbegin()->plan().prediction().step_seconds();
+}
+
 nlohmann::ordered_json ToJson(const Totals& totals) {
   nlohmann::ordered_json phases = nlohmann::ordered_json::object();
   ForEachPhase(totals.phases,
@@ -190,7 +200,10 @@ nlohmann::ordered_json ToJson(const Totals& totals) {
       {"slashes_at_budget_per_layer", ByLayer(totals.slashes_at_budget)},
       {"worker_imbalance", totals.worker_imbalance.value()},
       {"step_imbalance", totals.step_imbalance.value()},
+      {"ring_imbalance", totals.ring_imbalance.value()},
+      {"group_imbalance", totals.group_imbalance.value()},
       {"seconds", totals.seconds},
+      {"predicted_step_seconds", PredictedSeconds(job)},
       {"phases_are", "maxima over ranks"},
       {"phases", phases},
       {"model", job.model_directory()}};
@@ -253,6 +266,16 @@ void WriteTable(std::ostream& out, const Totals& totals) {
   }
   rows.push_back({"worker imbalance", absl::StrFormat("%.3f", totals.worker_imbalance.value())});
   rows.push_back({"ring step imbalance", absl::StrFormat("%.3f", totals.step_imbalance.value())});
+  if (totals.ring_imbalance.count > 0) {
+    rows.push_back({"by layer and ring step",
+                    absl::StrFormat("%.3f of ranks, %.3f of groups", totals.ring_imbalance.value(),
+                                    totals.group_imbalance.value())});
+  }
+  if (const double predicted = PredictedSeconds(totals.job); predicted > 0) {
+    const double mean = totals.seconds / static_cast<double>(std::max<size_t>(1, totals.steps));
+    rows.push_back({"a step", absl::StrFormat("%.4g s, predicted %.4g s (%+.1f %%)", mean,
+                                              predicted, 100 * (predicted / mean - 1))});
+  }
   ForEachPhase(totals.phases, [&](std::string name, double seconds) {
     std::replace(name.begin(), name.end(), '_', ' ');
     rows.push_back({absl::StrCat("seconds, ", name), absl::StrFormat("%.2f", seconds)});

@@ -155,9 +155,30 @@ class Follower {
         }
       }
     }
+    if (job_.attempts_size() > 0) TellChanges(before);
     if (job_.state() == before.state() && job_.state_reason() == before.state_reason()) return;
     Line(absl::StrCat(ShortName(job_.name()), " is ", v1::Job::State_Name(job_.state()),
                       job_.state_reason().empty() ? "" : ": ", job_.state_reason()));
+  }
+
+  // What is new, or came to something, in the plan of the newest attempt.
+  void TellChanges(const v1::Job& before) {
+    const v1::Attempt& attempt = *job_.attempts().rbegin();
+    v1::Attempt known;
+    for (const v1::Attempt& one : before.attempts()) {
+      if (one.number() == attempt.number()) known = one;
+    }
+    for (const v1::PlanChange& change : attempt.plan_changes()) {
+      const bool is_told = std::ranges::any_of(known.plan_changes(), [&](const auto& other) {
+        return other.version() == change.version() && other.state() == change.state();
+      });
+      if (!is_told) Line(DescribeChange(change));
+    }
+    for (const v1::SlowRank& slow : attempt.slow_ranks()) {
+      const bool is_told = std::ranges::any_of(
+          known.slow_ranks(), [&](const auto& other) { return other.rank() == slow.rank(); });
+      if (!is_told) Line(DescribeSlowRank(slow));
+    }
   }
 
   void Line(const std::string& text) {

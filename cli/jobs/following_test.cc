@@ -228,6 +228,43 @@ TEST_F(CliTest, HistoryOfAJobThatTrainsStepsAgainHasTheNewOnes) {
   EXPECT_EQ(losses, (std::vector<double>{5, 3.5}));
 }
 
+// What changes in the plan of a running job is told once as it is announced and once as it is
+// taken.
+TEST_F(CliTest, WatchAndGetTellWhyAPlanChanges) {
+  ScriptRun("tiny", v1::Job::SUCCEEDED);
+  v1::WatchJobResponse announced;
+  *announced.mutable_job() = coordinator_.watch.back().job();
+  announced.mutable_job()->set_state(v1::Job::RUNNING);
+  v1::Attempt* attempt = announced.mutable_job()->attempts().empty()
+                             ? announced.mutable_job()->add_attempts()
+                             : announced.mutable_job()->mutable_attempts(0);
+  v1::PlanChange* const change = attempt->add_plan_changes();
+  change->set_version(2);
+  change->set_effective_step(70);
+  change->set_state(v1::PlanChange::ANNOUNCED);
+  change->set_layout(v1::ParallelismSpec::ZIGZAG);
+  change->mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
+  change->mutable_ring()->set_inner(4);
+  change->add_reasons("zigzag is faster");
+  v1::SlowRank* const slow = attempt->add_slow_ranks();
+  slow->set_rank(3);
+  slow->set_node("nodes/b");
+  slow->set_ratio(1.25);
+  slow->set_step(61);
+  v1::WatchJobResponse taken = announced;
+  taken.mutable_job()->mutable_attempts(0)->mutable_plan_changes(0)->set_state(
+      v1::PlanChange::IN_FORCE);
+  coordinator_.watch.insert(coordinator_.watch.end() - 1, {announced, announced, taken});
+  const std::string watched = Run({"watch", "tiny"}).out;
+  EXPECT_THAT(watched, HasSubstr("plan 2 is to begin at step 70: zigzag; flat of 4. zigzag is "
+                                 "faster\nrank 3 on b is slow: 1.25 x the time of others for the "
+                                 "same work (since step 61)\nplan 2 from step 70: zigzag"));
+  coordinator_.jobs["jobs/tiny"] = taken.job();
+  EXPECT_THAT(
+      Run({"get", "tiny"}).out,
+      HasSubstr("\n- plan 2 from step 70: zigzag; flat of 4. zigzag is faster\n- rank 3 on b "));
+}
+
 TEST_F(CliTest, HistoryHasEveryStep) {
   ScriptRun("tiny", v1::Job::SUCCEEDED);
   // As if the second had been trained again after a failure.
@@ -240,14 +277,16 @@ TEST_F(CliTest, HistoryHasEveryStep) {
   EXPECT_EQ(csv.code, 0) << csv.err;
   EXPECT_EQ(csv.out,
             "step,time,loss,heldout_loss,gradient_norm,learning_rate,tokens,step_seconds,"
-            "tokens_per_second,density,worker_imbalance,step_imbalance,peak_memory_bytes,"
-            "plan_version,skipped,data_seconds,index_seconds,attention_forward_seconds,"
+            "tokens_per_second,density,worker_imbalance,step_imbalance,ring_imbalance,"
+            "group_imbalance,peak_memory_bytes,plan_version,skipped,data_seconds,index_seconds,"
+            "attention_forward_seconds,"
             "attention_backward_seconds,linear_seconds,exposed_communication_seconds,"
-            "exposed_offload_seconds,optimizer_seconds,checkpoint_seconds,evaluation_seconds\r\n"
-            "1,,5,,0,0,16384,2,8192,0.6,1.01,1.1,0,0,false,0,0,0,0,0.5,0,0.25,0,0,0\r\n"
-            "2,1970-01-12T13:46:40.000Z,3.5,,0,0,16384,2,8192,0.6,1.01,1.1,0,0,true,"
-            "0,0,0,0,0.5,0,0.25,0,0,0\r\n"
-            "3,,3,2.5,0,0,16384,2,8192,0.6,1.01,1.1,0,0,false,0,0,0,0,0.5,0,0.25,0,0,0\r\n");
+            "exposed_offload_seconds,optimizer_seconds,checkpoint_seconds,evaluation_seconds,"
+            "exposed_exchange_seconds\r\n"
+            "1,,5,,0,0,16384,2,8192,0.6,1.01,1.1,0,0,0,0,false,0,0,0,0,0.5,0,0.25,0,0,0,0\r\n"
+            "2,1970-01-12T13:46:40.000Z,3.5,,0,0,16384,2,8192,0.6,1.01,1.1,0,0,0,0,true,"
+            "0,0,0,0,0.5,0,0.25,0,0,0,0\r\n"
+            "3,,3,2.5,0,0,16384,2,8192,0.6,1.01,1.1,0,0,0,0,false,0,0,0,0,0.5,0,0.25,0,0,0,0\r\n");
   std::istringstream lines(Run({"history", "tiny", "-o", "jsonl"}).out);
   std::vector<double> losses;
   for (std::string line; std::getline(lines, line);) {

@@ -244,6 +244,7 @@ absl::Status ControllerCore::OnStep(store::WriteTransaction& transaction, NodeRe
       machine->OnStep(std::move(*event.mutable_step()), std::move(origin));
   if (!merged) return absl::OkStatus();
   if (const auto plan = plans_->Observe(machine->job(), *merged)) machine->Replan(*plan);
+  machine->NameSlowRanks(plans_->SlowRanks(machine->job()));
   return absl::OkStatus();
 }
 

@@ -68,6 +68,7 @@ absl::Status ControllerCore::Schedule(store::ReadTransaction& transaction, absl:
     if (machine->job().state() == v1::Job::PENDING && !planning_.contains(id)) {
       waiting.push_back(scheduler::MakeRequest(machine->job()));
       waiting.back().avoid = machine->AvoidedNodes();
+      waiting.back().shun = machine->SlowNodes();
     }
   }
   if (restored()) {

@@ -62,7 +62,8 @@ PlanCost CostOf(const v1::JobSpec& spec, const model::ModelConfig& model, int la
   };
   cost.bytes = add(spec.data().sequence_length(), layouts, 2 * compared + 4);
   double largest = 0;  // of the weighed lengths, one after the other
-  for (const uint64_t length : WeighedLengths(spec)) largest = std::max(largest, add(length, 1, 2));
+  for (const uint64_t length : WeighedLengths(spec, spec.parallelism().layout()))
+    largest = std::max(largest, add(length, 1, 2));
   cost.bytes += largest + at_work;
   return cost;
 }

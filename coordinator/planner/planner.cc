@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "coordinator/planner/candidates.h"
 #include "coordinator/planner/deal/sample_steps.h"
 #include "coordinator/planner/memory.h"
 #include "coordinator/planner/simulate/pricer.h"
@@ -27,81 +28,9 @@ using v1::ParallelismSpec;
 // Predictions closer than this are a tie, which the simpler or earlier candidate wins.
 constexpr double kTie = 0.005;
 
-struct Candidate {
-  ParallelismSpec::Layout layout;
-  uint32_t stripe;
-  ParallelismSpec::Ring ring;
-};
-
 template <typename... Args>
 absl::Status Invalid(const absl::FormatSpec<Args...>& format, const Args&... args) {
   return absl::InvalidArgumentError(absl::StrFormat(format, args...));
-}
-
-// Into whole tiles for every rank.
-absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSpec::Layout layout,
-                                          uint32_t stripe) {
-  ring::Division division = {.ranks = jobspec::RingRanks(spec.parallelism()),
-                             .tile = spec.attention().tile(),
-                             .stripe = stripe,
-                             .heads = jobspec::HeadRanks(spec.parallelism())};
-  ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(layout));
-  division.by_documents = jobspec::IsByDocuments(layout);
-  return division;
-}
-
-// In order of preference: stripes of one tile balance any set of diagonals. INVALID_ARGUMENT if the
-// sequences divide in no layout that the job allows.
-absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec,
-                                                  const GroupShape& group) {
-  const ParallelismSpec& asked = spec.parallelism();
-  const uint32_t tile = spec.attention().tile();
-  if (jobspec::RingRanks(asked) == 1) {
-    return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
-  }
-  std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
-  const auto wanted = [&](ParallelismSpec::Layout layout) {
-    return asked.layout() == layout || asked.layout() == ParallelismSpec::LAYOUT_UNSPECIFIED;
-  };
-  if (wanted(ParallelismSpec::STRIPED)) {
-    // Longer stripes spread the work less evenly and gain nothing: only where asked for.
-    layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
-  }
-  // A layout by documents depends on their lengths, unknown here: it is taken only if asked for.
-  if (asked.layout() == ParallelismSpec::DOCUMENTS) {
-    layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
-  }
-  if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);
-  if (wanted(ParallelismSpec::CONTIGUOUS)) layouts.emplace_back(ParallelismSpec::CONTIGUOUS, 0);
-
-  std::vector<Candidate> candidates;
-  absl::Status refused;
-  for (const auto& [layout, stripe] : layouts) {
-    ASSIGN_OR_RETURN(const ring::Division division, DivisionOf(spec, layout, stripe));
-    refused = jobspec::CheckSequencesDivide(spec, division);
-    if (!refused.ok()) continue;
-    for (const auto ring :
-         {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL, ParallelismSpec::ALL_GATHER}) {
-      if (asked.ring() != ring && asked.ring() != ParallelismSpec::RING_UNSPECIFIED) continue;
-      if (ring == ParallelismSpec::HIERARCHICAL && (!group.regular || group.outer == 1) &&
-          asked.ring() != ring) {
-        continue;
-      }
-      candidates.push_back({layout, stripe, ring});
-    }
-  }
-  if (candidates.empty()) return refused;
-  return candidates;
-}
-
-// Trainers of an inner ring, of a hierarchical one: those of a node, unless the job says otherwise.
-uint32_t WindowOf(const ParallelismSpec& asked, const GroupShape& group) {
-  return asked.ring_window() > 0 ? asked.ring_window() : static_cast<uint32_t>(group.inner);
-}
-
-GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
-  return GroupOf(cluster, static_cast<int>(spec.parallelism().context()),
-                 static_cast<int>(jobspec::HeadRanks(spec.parallelism())));
 }
 
 absl::Status CheckCluster(const v1::JobSpec& spec, const ClusterShape& cluster) {
@@ -143,24 +72,6 @@ absl::Status CheckModel(const v1::JobSpec& spec, const model::ModelConfig& model
   return patterns::CheckHeads(attention, model.heads, model.kv_heads);
 }
 
-void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape& group,
-           v1::StepPlan* plan) {
-  plan->set_layout(candidate.layout);
-  plan->set_stripe(candidate.stripe);
-  v1::RingShape* ring = plan->mutable_ring();
-  ring->set_kind(candidate.ring);
-  const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
-  const uint32_t ranks = jobspec::RingRanks(spec.parallelism());
-  ring->set_inner(nested ? WindowOf(spec.parallelism(), group) : ranks);
-  ring->set_outer(ranks / ring->inner());
-}
-
-std::string Name(const v1::StepPlan& plan) {
-  std::string name = jobspec::EnumText(plan.layout());
-  if (plan.stripe() > 0) absl::StrAppendFormat(&name, "(%d)", plan.stripe());
-  return absl::StrFormat("%s, %s", name, jobspec::EnumText(plan.ring().kind()));
-}
-
 void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
                 const std::vector<v1::StepPlan>& tried, v1::StepPlan* plan) {
   const bool forced_layout = asked.layout() != ParallelismSpec::LAYOUT_UNSPECIFIED;
@@ -179,7 +90,7 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   if (jobspec::RingRanks(asked) == 1) return;
   plan->add_reasons(
       absl::StrFormat("%s: the busiest rank does %.3fx the mean work, the busiest ring step %.3fx",
-                      Name(*plan), mine.worker_imbalance(), mine.step_imbalance()));
+                      NameOf(*plan), mine.worker_imbalance(), mine.step_imbalance()));
   if (forced_layout) plan->add_reasons("layout as parallelism.layout asks");
   if (forced_ring) plan->add_reasons("ring as parallelism.ring asks");
   if (asked.ring_window() > 0) {
@@ -207,7 +118,7 @@ void AddReasons(const ParallelismSpec& asked, const GroupShape& group,
   }
   for (const auto& [key, rival] : rivals) {
     plan->add_reasons(absl::StrFormat(
-        "%s would take %.4g s a step, not %.4g s (imbalance %.2fx, waits %.4g s)", Name(*rival),
+        "%s would take %.4g s a step, not %.4g s (imbalance %.2fx, waits %.4g s)", NameOf(*rival),
         rival->prediction().step_seconds(), mine.step_seconds(),
         rival->prediction().worker_imbalance(), rival->prediction().wait_seconds()));
   }
@@ -282,7 +193,7 @@ std::string KeepReason(const v1::StepPlan& kept, bool keeps) {
                : absl::StrFormat(
                      "the attempt whose checkpoint this one goes on from had %s, which "
                      "these nodes do not allow: losses may differ in their last bits",
-                     Name(kept));
+                     NameOf(kept));
 }
 
 void SetMemory(const v1::JobSpec& spec, const model::ModelConfig& model,
@@ -301,7 +212,8 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   RETURN_IF_ERROR(CheckCluster(spec, cluster));
   if (model.known()) RETURN_IF_ERROR(CheckModel(spec, model));
   const GroupShape group = RingGroupOf(spec, cluster);
-  ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group));
+  const bool kept_by_documents = kept != nullptr && jobspec::IsByDocuments(kept->layout());
+  ASSIGN_OR_RETURN(std::vector<Candidate> candidates, Candidates(spec, group, kept_by_documents));
   const bool keeps = kept != nullptr && Keep(*kept, spec.parallelism(), group, &candidates);
   if (model.known()) RETURN_IF_ERROR(CheckCost(CostOfAll(spec, model, candidates), spec, limits));
 
@@ -335,12 +247,18 @@ absl::StatusOr<v1::StepPlan> MakePlan(const v1::JobSpec& spec, const model::Mode
   v1::StepPlan plan = *best;
   AddReasons(spec.parallelism(), group, tried, &plan);
   AddHostReason(spec, model, cluster, &plan);
-  if (kept != nullptr) plan.add_reasons(KeepReason(*kept, keeps));
+  if (kept != nullptr) {
+    plan.add_reasons(KeepReason(*kept, keeps));
+    plan.set_version(kept->version() + (keeps ? 0 : 1));
+  }
   // The usual speed again: who trains which sample decides the order of sums.
   if (keeps) {
     *plan.mutable_sample_weights() = kept->sample_weights();
     *plan.mutable_earlier_weights() = kept->earlier_weights();
     plan.set_weights_from_step(kept->weights_from_step());
+    *plan.mutable_group_permille() = kept->group_permille();
+    *plan.mutable_earlier_shapes() = kept->earlier_shapes();
+    plan.set_shape_from_step(kept->shape_from_step());
   } else {
     RETURN_IF_ERROR(WeighSamples(spec, model, usual, pricer, &plan));
   }

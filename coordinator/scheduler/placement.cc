@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace ringleader::scheduler {
 namespace {
@@ -61,6 +62,11 @@ bool Eligible(const Request& request, const NodeSlots& node) {
 }
 
 std::optional<std::vector<Share>> Place(const Request& request, const std::vector<Room>& rooms) {
+  if (!request.shun.empty()) {
+    Request elsewhere = request;
+    elsewhere.avoid.merge(std::exchange(elsewhere.shun, {}));
+    if (auto found = Place(elsewhere, rooms)) return found;
+  }
   Indices all;
   std::map<std::string, Indices> domains;
   for (size_t index = 0; index < rooms.size(); ++index) {

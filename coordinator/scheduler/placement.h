@@ -22,8 +22,9 @@ struct Room {
   uint32_t preference = 0;  // among nodes that serve equally well, the lowest goes first
 };
 
-// Fewest nodes first; the same number on each node where that is possible, because a ring of rings
-// needs it; inside one domain where that is possible.
+// Without nodes that the job shuns, if it fits on the others. Fewest nodes first; the same number
+// on each node where that is possible, because a ring of rings needs it; inside one domain where
+// that is possible.
 std::optional<std::vector<Share>> Place(const Request& request, const std::vector<Room>& rooms);
 
 // Whether the node may run this job at all.

@@ -33,6 +33,7 @@ struct Request {
   uint32_t max_nodes = 0;  // 0: any number
   bool needs_gpus = false;
   std::set<std::string> avoid = {};  // ids of nodes that refused the job a moment ago
+  std::set<std::string> shun = {};   // ids of nodes to take only if the job fits nowhere else
 };
 
 struct Decision {

@@ -50,6 +50,14 @@ TEST(SchedulerTest, OneNodeIfOneSuffices) {
   EXPECT_EQ(Placed({Job("j", 2)}, {Node("a", 2), Node("b", 4)})["j"], "a:2");
 }
 
+TEST(SchedulerTest, ANodeThatIsShunnedIsTakenOnlyIfTheOthersDoNotSuffice) {
+  Request job = Job("j", 2);
+  job.shun = {"a"};
+  EXPECT_EQ(Placed({job}, {Node("a", 2), Node("b", 4)})["j"], "b:2");
+  EXPECT_EQ(Placed({job}, {Node("a", 2), Node("b", 4, 3)})["j"], "a:2");
+  EXPECT_EQ(Placed({job}, {Node("a", 2)})["j"], "a:2");
+}
+
 TEST(SchedulerTest, SplitsEvenlyOverNodes) {
   EXPECT_EQ(Placed({Job("j", 4)}, {Node("a", 3), Node("b", 3)})["j"], "a:2 b:2");
 }

@@ -26,6 +26,11 @@ constexpr When kHierarchical = {"parallelism.ring", "hierarchical"};
 constexpr When kPacked = {"data.batching", "packed"};
 constexpr When kSamples = {"data.batching", "samples"};
 constexpr When kDecay = {"training.schedule", "constant", /*is_not=*/true};
+constexpr When kCausal = {"attention.mask", "causal"};
+constexpr When kBlockCausal = {"attention.mask", "block_causal"};
+// Both: what is predicted is hidden, for a query may see the next token.
+constexpr When kNotCausal = {"attention.mask", "causal", /*is_not=*/true};
+constexpr When kNotPrefixLm = {"attention.mask", "prefix_lm", /*is_not=*/true};
 constexpr When kCuda = {"resources.engine", "cuda"};
 
 // clang-format off
@@ -60,17 +65,39 @@ constexpr Field kFieldsBeforePatterns[] = {
      "Documents of more than `data.sequence_length` tokens: the job ends with their number "
      "(`refuse`), each is cut into samples of at most so many (`split`), or left out (`drop`). The "
      "log, step reports and `ringctl report` count them."},
+    {"data.dealing", Need::kDefault, "by_cost", {}, kSamples,
+     "`by_cost`: a step's samples go to the groups so that all are predicted to take as long. "
+     "`in_order`: one after another, each a micro-batch of its own at which the groups meet; slower, "
+     "to compare with."},
     {"data.document_mask", Need::kDefault, "true", {}, kPacked,
      "Whether the documents packed into one sequence are kept apart: a token attends to tokens of "
      "its own document only, as if each document were a sequence of its own. With `false` attention "
      "reaches back into earlier documents, which suits documents that belong together, such as the "
      "files of one repository. Evaluation does the same."},
-
+    {"data.hidden_share", Need::kDefault, "0.15", {0, 1, true}, kNotCausal,
+     "Share of the tokens, others in every epoch, that is hidden from the model, which predicts them where "
+     "they lie: the next token would be no task for it, because it may see that one. Evaluation hides the "
+     "same ones every time.", false, kNotPrefixLm},
+    {"data.hidden_token", Need::kOptional, "", {0, kMaxCount}, kNotCausal,
+     "The token id that stands in their places: one of the model's vocabulary that the data does not "
+     "hold. Required where it fits.", false, kNotPrefixLm},
 };
 
 constexpr Field kFieldsAfterPatterns[] = {
+    {"attention.mask", Need::kDefault, "causal", {}, kAlways,
+     "What a query may see of its document, or of the sequence with `data.document_mask: false`: "
+     "what is not later than it (`causal`), all of it (`full`), the prefix and what is not later than "
+     "it (`prefix_lm`; documents are kept apart, and `ringctl data pack` marks their prefixes), or all "
+     "up to the end of its block (`block_causal`). Others than `causal` go with `attention.pattern: "
+     "dense` and `sliding_window` ([attention.md](attention.md#masks))."},
+    {"attention.mask_block", Need::kDefault, "1024", {1, kMaxTokens}, kBlockCausal,
+     "Tokens in a block, counted from the first token of the document that the sequence holds."},
     {"attention.dense_layers", Need::kOptional, "[]", {0, 4095}, kSparse,
      "Layers that stay dense, by index from 0."},
+    {"attention.dense_below", Need::kDefault, "0", {0, kMaxTokens}, kSparse,
+     "Documents of fewer tokens attend to all of their own tokens, whatever the pattern keeps, where documents "
+     "are kept apart (`data.document_mask` or `data.batching: samples`); 0: none do. A sequence with documents "
+     "of both kinds is computed twice, once for each, and its keys travel twice."},
     {"attention.selection", Need::kDefault, "full", {}, kSparse,
      "By which queries what a query attends to may be chosen: by whichever the pattern takes "
      "(`full`), later ones among them, or by none that is later than it (`causal`), so that no loss, "
@@ -80,7 +107,7 @@ constexpr Field kFieldsAfterPatterns[] = {
      "Steps between two probes of what the pattern keeps: of 64 queries a sequence that had no part "
      "in the choice, the share of their exact attention that lies in what they visited, by layer and "
      "head (`ringctl report`); 0: never. A probe costs a layer about what the index of "
-     "`vertical_slash` does."},
+     "`vertical_slash` does.", false, kCausal},
     {"attention.balance.anchor", Need::kDefault, "none", {}, kSparse,
      "To what those that wait for each other are brought by keeping less or more than the pattern would: "
      "data-parallel groups, and trainers of a ring where their tiles of queries choose apart "
@@ -108,7 +135,8 @@ constexpr Field kFieldsAfterPatterns[] = {
      "multiple of `context` × tile (`contiguous`, `documents`), 2 × `context` × tile (`zigzag`) or "
      "`context` × stripe (`striped`), with `heads` of a ring of `context` / `heads`, and of `context`. `documents`: long documents lie in stripes, short ones whole "
      "on one trainer, and only keys of the long ones travel; with `attention.pattern: dense` and "
-     "documents kept apart. `auto`: the planner picks one of the others."},
+     "documents kept apart. `auto`: the planner picks one of the others, and may pick "
+     "`documents`, too, while the job runs (`parallelism.replan`)."},
     {"parallelism.ring", Need::kDefault, "auto", {}, kAlways,
      "How keys and values travel: around one ring (`flat`), inside nodes and between them "
      "(`hierarchical`), or all at once (`all_gather`). `auto`: the planner picks."},
@@ -117,6 +145,12 @@ constexpr Field kFieldsAfterPatterns[] = {
      "ring. 0: those of a node."},
     {"parallelism.stripe", Need::kDefault, "0", {0, kMaxTokens}, kStriped,
      "Tokens in one stripe, a multiple of `attention.tile`; 0: the planner picks."},
+    {"parallelism.replan", Need::kDefault, "auto", {}, kAlways,
+     "Whether the plan may change while the job runs: layout, ring and stripe where the job file leaves "
+     "them to the planner, and by which weights samples are dealt ([planner.md](planner.md)). `auto`: "
+     "unless the job promises the same bits in every run (`training.deterministic`, and all on the CPU "
+     "engine). `always`: there, too; changes are recorded with the job, so that a resumed attempt "
+     "trains the same bits, but another run may change at other steps. `never`."},
     {"parallelism.kv_gradients", Need::kDefault, "float32", {}, kCuda,
      "Type in which gradients of keys and values travel between trainers. They are summed in "
      "float32 either way; `bfloat16` halves what travels and rounds the sum at every hop, for slow "

@@ -53,6 +53,9 @@ inline uint32_t RingRanks(const v1::ParallelismSpec& parallelism) {
 // defaults, and so do layout, stripe and ring, which are a plan's.
 absl::StatusOr<patterns::AttentionOptions> AttentionOptionsOf(const v1::AttentionSpec& spec);
 
+// Whether documents may be laid out by themselves: kept apart, under a pattern that allows it.
+absl::Status CheckByDocuments(const v1::JobSpec& spec);
+
 // Every sequence of a step.
 absl::Status CheckSequencesDivide(const v1::JobSpec& spec, const ring::Division& division);
 

@@ -14,7 +14,7 @@
 namespace ringleader::patterns {
 
 // Tiles of `query`'s queries and `key`'s keys that one head visits; the selection's document_starts
-// are in the host's memory.
+// and intervals are in the host's memory.
 using TileCount = int64_t (*)(const kernels::TileSelection& tiles, const ring::Shard& query,
                               const ring::Shard& key);
 
@@ -53,6 +53,12 @@ struct LayerIndex {
   const int32_t* document_starts() const {
     return documents == nullptr ? nullptr : documents->local_starts.data();
   }
+  // What the mask shows where it is not causal; null where it is.
+  const DeviceArray<kernels::KeyIntervals>* visible() const {
+    if (documents == nullptr) return nullptr;
+    const auto& rows = window > 0 ? documents->visible_in_window : documents->visible;
+    return rows.size > 0 ? &rows : nullptr;
+  }
   // Returns the part that holds for all owners: without the lists of kCsr, and without groups.
   kernels::TileSelection Tiles() const {
     return {.pattern = pattern,
@@ -61,7 +67,8 @@ struct LayerIndex {
             .diagonals = diagonals.data(),
             .diagonal_words = diagonal_words,
             .choice = {.chosen = queries_chosen.data(), .block_size = block_size},
-            .document_starts = document_starts()};
+            .document_starts = document_starts(),
+            .intervals = visible() == nullptr ? nullptr : visible()->data()};
   }
   // Returns the groups whose keys `owner` holds.
   kernels::KeyGroups GroupsOf(const kernels::ShardLayout& owner) const {

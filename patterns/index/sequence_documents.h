@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "patterns/index/device_array.h"
+#include "patterns/index/visible_keys.h"
+#include "ringleader/kernels/attention.h"
 #include "ringleader/kernels/shard_layout.h"
 
 namespace ringleader::patterns {
@@ -20,6 +22,9 @@ struct SequenceDocuments {
   int64_t content = 0;                // those before the padding at the end
   std::vector<int64_t> firsts;        // positions of the documents' first tokens
   std::vector<int32_t> local_starts;  // [n]: TileSelection::document_starts of this rank
+  // Where the mask is not causal, in their place: TileSelection::intervals of this rank, [n] each,
+  // of what a query sees, and of what it sees in its window.
+  std::vector<kernels::KeyIntervals> visible = {}, visible_in_window = {};
   // The tokens that each rank holds, where they are not equally many (MakeUneven); else empty.
   std::vector<int64_t> shard_tokens = {};
 };
@@ -28,19 +33,25 @@ struct SequenceDocuments {
 struct DeviceDocuments {
   std::shared_ptr<const SequenceDocuments> host;
   DeviceArray<int32_t> local_starts;
+  DeviceArray<kernels::KeyIntervals> visible, visible_in_window;
   // EstimateQueries on the device: [E].
   DeviceArray<int64_t> estimate_positions, estimate_starts;
   int64_t longest_without = 0;
 };
 
-// `layout` is of this rank. Null for a single document, which needs no mask. The last `padding`
-// tokens are a document without meaning, which chooses no pattern. INVALID_ARGUMENT unless firsts
-// ascend from 0 and lie within the sequence, and padding begins with one of them.
+// `layout` is of this rank. Null for a single document under a causal mask, which needs none. The
+// last `padding` tokens are a document without meaning, which chooses no pattern. INVALID_ARGUMENT
+// unless firsts ascend from 0 and lie within the sequence, and padding begins with one of them.
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeDocuments(
     const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding = 0);
 
-// The same where rank r holds the first shard_tokens[r] tokens of its part of `layout`, which is
-// kStriped, and nobody holds the others. Never null; one document has no local_starts.
+// The same under any mask, never null: `visible`, and where `window` > 0 visible_in_window.
+absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeMasked(
+    const kernels::ShardLayout& layout, std::span<const int64_t> firsts, int64_t padding,
+    const MaskRule& rule, int64_t window);
+
+// As MakeDocuments where rank r holds the first shard_tokens[r] tokens of its part of `layout`,
+// which is kStriped, and nobody holds the others. Never null; one document has no local_starts.
 // INVALID_ARGUMENT likewise.
 absl::StatusOr<std::shared_ptr<const SequenceDocuments>> MakeUneven(
     const kernels::ShardLayout& layout, std::span<const int64_t> firsts,

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -173,6 +174,63 @@ TEST_F(TrainerTest, SamplesGoToTheGroupsByThePlannersWeights) {
     EXPECT_DOUBLE_EQ(group(0) / group(2), 136.0 / (10 + 36 + 10));
   }
   EXPECT_EQ(Get("two-groups").progress().tokens(), 6u * 2048u);
+}
+
+// The plan of a running job changes by its reports; the coordinator is killed between announcing a
+// change and the step at which it begins, and a rank is killed after it.
+TEST_F(TrainerTest, APlanThatChangesOutlivesTheCoordinatorAndARank) {
+  const std::string text = dir() + "/live-text";
+  std::filesystem::create_directories(text);
+  for (int i = 0; i < 12; ++i) {
+    std::ofstream out(absl::StrCat(text, "/", 100 + i));
+    for (int b = 0; b < 100 + 70 * i; ++b) out << static_cast<char>('a' + (b * (i + 3)) % 26);
+  }
+  data::PackOptions pack;
+  pack.paths = {text};
+  pack.output = dir() + "/live";
+  pack.eval_share = 0;
+  ASSERT_TRUE(data::Pack(pack).ok());
+  StartCoordinator();
+  StartWorker("a", 2);
+  v1::JobSpec spec = trainer::testing::TinyJob(dir(), 1, 2);
+  spec.set_name("live");
+  spec.mutable_data()->set_sequence_length(1024);
+  spec.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+  spec.mutable_data()->set_train(dir() + "/live/train");
+  spec.mutable_data()->clear_eval();
+  spec.mutable_parallelism()->set_replan(v1::ParallelismSpec::ALWAYS);
+  spec.mutable_training()->set_global_batch(4);
+  spec.mutable_training()->set_steps(1'000'000);
+  spec.mutable_checkpoint()->set_directory(dir() + "/checkpoints/live");
+  spec.mutable_checkpoint()->set_every_steps(20);
+  spec.mutable_resources()->set_threads(1);
+  Submit(spec);
+  const auto changes = [](const v1::Job& job) { return job.attempts().rbegin()->plan_changes(); };
+  Await(
+      "live", [&](const v1::Job& job) { return job.attempts_size() > 0 && !changes(job).empty(); },
+      absl::Minutes(4));
+  KillCoordinator();
+  StartCoordinator();
+  const v1::Job taken = Await(
+      "live",
+      [&](const v1::Job& job) {
+        return std::ranges::any_of(changes(job), [](const v1::PlanChange& change) {
+          return change.state() == v1::PlanChange::IN_FORCE;
+        });
+      },
+      absl::Minutes(4));
+  EXPECT_EQ(taken.attempts_size(), 1) << "adopted";
+  EXPECT_THAT(changes(taken)[0].reasons(0), HasSubstr("samples are dealt by the tiles"));
+  const uint64_t version = changes(taken).rbegin()->version();
+  AwaitStep("live", taken.progress().step() + 25);  // a checkpoint knows it
+  kill(TrainerPids("a")[0], SIGKILL);
+  const v1::Job again = Await(
+      "live",
+      [](const v1::Job& job) {
+        return job.attempts_size() == 2 && job.attempts(1).last_step() > 0;
+      },
+      absl::Minutes(2));
+  EXPECT_GE(again.attempts(1).plan().version(), version);
 }
 
 }  // namespace

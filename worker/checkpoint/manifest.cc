@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -41,13 +42,16 @@ std::string Difference(const Json& saved, const Json& own) {
 
 // Throws as ParseBody does.
 TrainingState ParseState(const Json& state) {
+  std::string plan;
+  if (!absl::Base64Unescape(state.value("plan", ""), &plan)) plan.clear();
   return {.step = state.at("step"),
           .updates = state.at("updates"),
           .skipped_steps = state.at("skipped_steps"),
           .tokens = state.at("tokens"),
           .data_position = state.at("data_position"),
           .seed = state.at("seed"),
-          .job_digest = state.at("job_digest")};
+          .job_digest = state.at("job_digest"),
+          .plan = std::move(plan)};
 }
 
 // Throws nlohmann's exceptions on members that are missing or of another type.
@@ -100,7 +104,8 @@ std::string ManifestText(const CheckpointInfo& checkpoint, const model::Paramete
                        {"tokens", state.tokens},
                        {"data_position", state.data_position},
                        {"seed", state.seed},
-                       {"job_digest", state.job_digest}}}};
+                       {"job_digest", state.job_digest},
+                       {"plan", absl::Base64Escape(state.plan)}}}};
   Json root = {{"format", kFormatName}, {"version", kFormatVersion}, {"body", body}};
   root[kChecksumKey] = ChecksumOf(root);
   return root.dump(1) + "\n";

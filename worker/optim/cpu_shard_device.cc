@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "worker/attention/stats/stopwatch.h"
 
 namespace ringleader::optim {
 namespace {
 
+using attention::Stopwatch;
 using comm::Channel;
 using torch::Tensor;
 
@@ -21,11 +23,17 @@ int64_t Blocks(int64_t elements) {
 
 class CpuTransfer : public ShardTransfer {
  public:
-  explicit CpuTransfer(std::unique_ptr<comm::Transfer> transfer) : transfer_(std::move(transfer)) {}
-  absl::Status Await() override { return transfer_->Wait(); }
+  // `*wait`: the seconds waited, at the time of Await; outlives this.
+  CpuTransfer(std::unique_ptr<comm::Transfer> transfer, double* const* wait)
+      : transfer_(std::move(transfer)), wait_(wait) {}
+  absl::Status Await() override {
+    const Stopwatch timer(*wait_);
+    return transfer_->Wait();
+  }
 
  private:
   const std::unique_ptr<comm::Transfer> transfer_;
+  double* const* const wait_;
 };
 
 }  // namespace
@@ -35,23 +43,28 @@ absl::StatusOr<ShardTransferPtr> CpuShardDevice::ReduceSum(const Tensor& data, c
                                                            int owner) {
   const size_t bytes = data.nbytes();
   if (rank() != owner) {
-    return std::make_unique<CpuTransfer>(comm_.SendReceive(
-        Channel::kGradients, data.const_data_ptr(), bytes, owner, nullptr, 0, -1));
+    return std::make_unique<CpuTransfer>(
+        comm_.SendReceive(Channel::kGradients, data.const_data_ptr(), bytes, owner, nullptr, 0, -1),
+        &wait_);
   }
   if (sum.const_data_ptr() != data.const_data_ptr()) sum.copy_(data);
   received_.resize(std::max<size_t>(received_.size(), data.numel()));
   float* const total = sum.mutable_data_ptr<float>();
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == owner) continue;
-    RETURN_IF_ERROR(
-        comm_.SendReceive(Channel::kGradients, nullptr, 0, -1, received_.data(), bytes, peer)
-            ->Wait());
+    {
+      const Stopwatch timer(wait_);
+      RETURN_IF_ERROR(
+          comm_.SendReceive(Channel::kGradients, nullptr, 0, -1, received_.data(), bytes, peer)
+              ->Wait());
+    }
     for (int64_t i = 0; i < data.numel(); ++i) total[i] += received_[i];
   }
   return nullptr;
 }
 
 absl::StatusOr<ShardTransferPtr> CpuShardDevice::AllReduceSum(const Tensor& data) {
+  const Stopwatch timer(wait_);
   RETURN_IF_ERROR(comm_.AllReduceSum(Channel::kGradients, data.mutable_data_ptr<double>(),
                                      static_cast<size_t>(data.numel())));
   return nullptr;
@@ -60,11 +73,13 @@ absl::StatusOr<ShardTransferPtr> CpuShardDevice::AllReduceSum(const Tensor& data
 absl::StatusOr<ShardTransferPtr> CpuShardDevice::AllGather(const Tensor& whole) {
   const size_t bytes = whole.nbytes() / size();
   char* const data = static_cast<char*>(whole.mutable_data_ptr());
+  const Stopwatch timer(wait_);
   RETURN_IF_ERROR(comm_.AllGather(Channel::kGradients, data + rank() * bytes, bytes, data));
   return nullptr;
 }
 
 absl::StatusOr<ShardTransferPtr> CpuShardDevice::Broadcast(const Tensor& data, int root) {
+  const Stopwatch timer(wait_);
   RETURN_IF_ERROR(
       comm_.Broadcast(Channel::kGradients, data.mutable_data_ptr(), data.nbytes(), root));
   return nullptr;

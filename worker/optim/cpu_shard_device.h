@@ -2,6 +2,7 @@
 // the number of threads: the same bits in every run.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/math/thread_pool.h"
@@ -34,12 +35,19 @@ class CpuShardDevice : public ShardDevice {
                                        const torch::Tensor& first_moment,
                                        const torch::Tensor& second_moment) override;
   double AwaitSnapshot() override { return 0.0; }
+  void BeginUpdate() override { wait_ = &waits_.update; }
+  absl::StatusOr<Waits> TakeWaits() override {
+    wait_ = &waits_.model;
+    return std::exchange(waits_, {});
+  }
 
  private:
   comm::Communicator& comm_;
   kernels::reference::ThreadPool pool_;
   std::vector<float> received_;  // a peer's part of a sum
   std::array<double, 3> figures_ = {};
+  Waits waits_;
+  double* wait_ = &waits_.model;  // what the next one counts for
 };
 
 }  // namespace ringleader::optim

@@ -18,20 +18,35 @@ using torch::Tensor;
 
 class CudaTransfer : public ShardTransfer {
  public:
-  explicit CudaTransfer(comm::DeviceTransfer transfer) : transfer_(std::move(transfer)) {}
-  absl::Status Await() override { return transfer_->Order(Stream()); }
+  // `*timers`: those of the time of Await; outlive this.
+  CudaTransfer(comm::DeviceTransfer transfer, attention::DeviceTimers* const* timers)
+      : transfer_(std::move(transfer)), timers_(timers) {}
+  absl::Status Await() override {
+    RETURN_IF_ERROR((*timers_)->BeginWait(Stream()));
+    RETURN_IF_ERROR(transfer_->Order(Stream()));
+    return (*timers_)->EndWait(Stream());
+  }
 
  private:
   const comm::DeviceTransfer transfer_;
+  attention::DeviceTimers* const* const timers_;
 };
 
-absl::StatusOr<ShardTransferPtr> Wrap(absl::StatusOr<comm::DeviceTransfer> transfer) {
+}  // namespace
+
+absl::StatusOr<ShardTransferPtr> CudaShardDevice::Wrap(
+    absl::StatusOr<comm::DeviceTransfer> transfer) {
   RETURN_IF_ERROR(transfer.status());
   if (*transfer == nullptr) return nullptr;
-  return std::make_unique<CudaTransfer>(*std::move(transfer));
+  return std::make_unique<CudaTransfer>(*std::move(transfer), &timers_);
 }
 
-}  // namespace
+absl::StatusOr<ShardDevice::Waits> CudaShardDevice::TakeWaits() {
+  timers_ = &model_timers_;
+  ASSIGN_OR_RETURN(const attention::AttentionSeconds model, model_timers_.Take());
+  ASSIGN_OR_RETURN(const attention::AttentionSeconds update, update_timers_.Take());
+  return Waits{.model = model.exposed_communication, .update = update.exposed_communication};
+}
 
 absl::StatusOr<std::unique_ptr<CudaShardDevice>> CudaShardDevice::Create(
     comm::DeviceCommunicator* comm) {

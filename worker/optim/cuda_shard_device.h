@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "worker/attention/cuda/device_timers.h"
 #include "worker/comm/device_communicator.h"
 #include "worker/optim/shard_copier.h"
 #include "worker/optim/shard_device.h"
@@ -37,13 +38,19 @@ class CudaShardDevice : public ShardDevice {
                                        const torch::Tensor& first_moment,
                                        const torch::Tensor& second_moment) override;
   double AwaitSnapshot() override { return copier_->Wait(); }
+  void BeginUpdate() override { timers_ = &update_timers_; }
+  absl::StatusOr<Waits> TakeWaits() override;
 
  private:
+  absl::StatusOr<ShardTransferPtr> Wrap(absl::StatusOr<comm::DeviceTransfer> transfer);
+
   explicit CudaShardDevice(comm::DeviceCommunicator* comm) : comm_(comm) {}
 
   comm::DeviceCommunicator* const comm_;
   torch::Tensor norm_workspace_, figures_;  // figures: [3] fp64, pinned
   cudaEvent_t figures_ready_ = nullptr;
+  attention::DeviceTimers model_timers_, update_timers_;
+  attention::DeviceTimers* timers_ = &model_timers_;  // of the next wait
   std::shared_ptr<ShardCopier> copier_ = std::make_shared<ShardCopier>();
 };
 

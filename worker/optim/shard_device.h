@@ -74,6 +74,14 @@ class ShardDevice {
                                                const torch::Tensor& first_moment,
                                                const torch::Tensor& second_moment) = 0;
   virtual double AwaitSnapshot() = 0;
+
+  // Seconds in which what was computed waited for transfers, since the last call: in forward and
+  // backward, and from BeginUpdate() on. Waits for the device.
+  struct Waits {
+    double model = 0, update = 0;
+  };
+  virtual void BeginUpdate() = 0;
+  virtual absl::StatusOr<Waits> TakeWaits() = 0;
 };
 
 }  // namespace ringleader::optim

@@ -306,6 +306,7 @@ absl::StatusOr<ShardedStep> ShardedAdamW::Step(double learning_rate, const Tenso
                                                int64_t tokens) {
   State& state = *state_;
   const torch::NoGradGuard no_grad;
+  state.device->BeginUpdate();
   for (Bucket& bucket : state.buckets) RETURN_IF_ERROR(Await(bucket.reductions));
 
   // [squared norm of the sum's gradient, loss, tokens]

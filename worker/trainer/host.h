@@ -38,7 +38,12 @@ struct StepRecord {
     attention::VisitedTiles tiles = {};
   };
   std::map<uint64_t, LengthRecord> lengths = {};  // by bin
-  data::SampleCounts overlong = {};               // of the training data
+  uint32_t group = 0;                             // this rank's
+  uint64_t rank_tokens = 0;                       // that it computed, padding included
+  // Where documents are kept apart: those of this group's sequences, by the power of two that they
+  // fit.
+  std::map<uint64_t, uint64_t> documents = {};
+  data::SampleCounts overlong = {};  // of the training data
   double step_seconds = 0;
   PhaseSeconds phases;
   uint64_t peak_memory_bytes = 0;

@@ -7,8 +7,7 @@
 
 namespace ringleader::trainer {
 
-// Where a step's time went, this rank. The optimizer's time includes the exchange of gradients and
-// parameters.
+// Where a step's time went, this rank.
 struct PhaseSeconds {
   double data = 0;
   double index = 0;
@@ -18,8 +17,9 @@ struct PhaseSeconds {
   double exposed_communication = 0;
   double exposed_offload = 0;  // waiting for kept activations on their way to or from host memory
   double optimizer = 0;
-  double checkpoint = 0;  // time that the step loop was held up, before this step
-  double evaluation = 0;  // the same
+  double checkpoint = 0;        // time that the step loop was held up, before this step
+  double evaluation = 0;        // the same
+  double exposed_exchange = 0;  // waiting for sums of gradients and for gathered parameters
 };
 
 // Each field of the message with its member here; a test compares the two.
@@ -34,6 +34,7 @@ inline constexpr std::array kPhases = {
     std::pair("optimizer", &PhaseSeconds::optimizer),
     std::pair("checkpoint", &PhaseSeconds::checkpoint),
     std::pair("evaluation", &PhaseSeconds::evaluation),
+    std::pair("exposed_exchange", &PhaseSeconds::exposed_exchange),
 };
 static_assert(sizeof(PhaseSeconds) == kPhases.size() * sizeof(double));
 

@@ -19,33 +19,78 @@
 
 namespace ringleader::trainer {
 
-// The part of a StepPlan that ranks act on.
-struct Plan {
-  uint64_t version = 0;
-  uint64_t effective_step = 0;  // the first step under it; 1 is the first of all
+// How sequences lie on the ranks that share them, and how keys travel.
+struct PlanShape {
   ring::RingShape ring;
   kernels::LayoutKind layout = kernels::LayoutKind::kStriped;
   int stripe = 0;  // tokens; striped only; 0: one tile
   // Documents lie as ring/document_layout.h says; `layout` is kStriped, for those that are spread.
   bool by_documents = false;
+
+  bool operator==(const PlanShape&) const = default;
+  patterns::AttentionOptions Of(patterns::AttentionOptions options) const {
+    options.ring = ring;
+    options.layout = layout;
+    options.stripe = stripe;
+    options.by_documents = by_documents;
+    return options;
+  }
+};
+
+// The part of a StepPlan that ranks act on: of every step, those before its newest change included.
+struct Plan : PlanShape {  // from shape_from_step on
+  uint64_t version = 0;
+  uint64_t effective_step = 0;  // the first step under it; 1 is the first of all
+  // The shapes of the steps before shape_from_step, oldest first.
+  uint64_t shape_from_step = 0;
+  struct EarlierShape {
+    uint64_t from_step = 0;
+    PlanShape shape;
+  };
+  std::vector<EarlierShape> earlier_shapes;
   // The weights that deal samples and, by documents, each sequence's documents from
   // weights_from_step on; and those of the steps before it, oldest first.
   balance::SampleWeights sample_weights;
+  std::vector<uint32_t> group_permille;  // of the usual speed, by group; empty: all alike
   uint64_t weights_from_step = 0;
   struct EarlierWeights {
     uint64_t from_step = 0;
     balance::SampleWeights weights;
+    std::vector<uint32_t> group_permille = {};
   };
   std::vector<EarlierWeights> earlier_weights;
 
+  const PlanShape& ShapeAt(uint64_t step) const {
+    const EarlierShape* const earlier = Before(earlier_shapes, shape_from_step, step);
+    return earlier == nullptr ? *this : earlier->shape;
+  }
   // Returns the weights of `step`; a step before the first that is known has the oldest.
   const balance::SampleWeights& WeightsAt(uint64_t step) const {
-    if (step >= weights_from_step || earlier_weights.empty()) return sample_weights;
-    const EarlierWeights* found = &earlier_weights.front();
-    for (const EarlierWeights& earlier : earlier_weights) {
+    const EarlierWeights* const earlier = Before(earlier_weights, weights_from_step, step);
+    return earlier == nullptr ? sample_weights : earlier->weights;
+  }
+  const std::vector<uint32_t>& GroupPermilleAt(uint64_t step) const {
+    const EarlierWeights* const earlier = Before(earlier_weights, weights_from_step, step);
+    return earlier == nullptr ? group_permille : earlier->group_permille;
+  }
+  // Whether both have the step trained alike.
+  bool AgreesAt(uint64_t step, const Plan& other) const {
+    return ShapeAt(step) == other.ShapeAt(step) && WeightsAt(step) == other.WeightsAt(step) &&
+           GroupPermilleAt(step) == other.GroupPermilleAt(step);
+  }
+
+ private:
+  // What held in the step before the newest change; of a step before the first that is known the
+  // oldest; null: the newest does.
+  template <typename Earlier>
+  static const Earlier* Before(const std::vector<Earlier>& all, uint64_t newest_from,
+                               uint64_t step) {
+    if (step >= newest_from || all.empty()) return nullptr;
+    const Earlier* found = &all.front();
+    for (const Earlier& earlier : all) {
       if (step >= earlier.from_step) found = &earlier;
     }
-    return found->weights;
+    return found;
   }
 };
 
@@ -81,11 +126,14 @@ struct TrainingJob {
   std::string model_init;    // "random" or a Hugging Face folder
   std::string train_data, eval_data;
   data::Batching batching;
+  // Samples go to the groups one after another, which meet at every micro-batch: for comparison.
+  bool deals_in_order = false;
   uint64_t sequence_length = 0;  // of samples: the most in one micro-batch
   bool document_mask = false;    // packed documents do not attend to each other
 
   patterns::AttentionOptions attention;  // with the plan's layout, stripe and ring
-  Plan plan;                             // of the first step
+  Plan plan;                             // at the start
+  std::string plan_bytes;                // the same as it travels and lies in checkpoints
 
   uint64_t steps = 0;
   uint32_t global_batch = 1;  // sequences or samples a step, all groups together

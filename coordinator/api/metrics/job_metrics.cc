@@ -56,6 +56,8 @@ class JobFamilies {
     AddGauge(&learning_rate_, {{"job_name", job}}, step.learning_rate());
     AddGauge(&memory_, {{"job_name", job}}, static_cast<double>(step.peak_memory_bytes()));
     AddGauge(&ring_imbalance_, {{"job_name", job}}, step.step_imbalance());
+    AddGauge(&met_imbalance_, {{"job_name", job}}, step.ring_imbalance());
+    AddGauge(&group_imbalance_, {{"job_name", job}}, step.group_imbalance());
     if (step.head_bytes() > 0) {
       AddGauge(&head_bytes_, {{"job_name", job}}, static_cast<double>(step.head_bytes()));
     }
@@ -122,6 +124,14 @@ class JobFamilies {
   prometheus::MetricFamily ring_imbalance_ =
       GaugeFamily("ringleader_job_ring_step_imbalance_ratio",
                   "Attention work of a running job's busiest ring step over the mean.");
+  prometheus::MetricFamily met_imbalance_ =
+      GaugeFamily("ringleader_job_layer_imbalance_ratio",
+                  "Attention time of the longest rank over the mean, by layer and ring step of a "
+                  "running job's last step, weighted by that time.");
+  prometheus::MetricFamily group_imbalance_ =
+      GaugeFamily("ringleader_job_group_imbalance_ratio",
+                  "Time that the longest data-parallel group of a running job computed over the "
+                  "mean, last step.");
   prometheus::MetricFamily hosts_ = GaugeFamily(
       "ringleader_job_trainers", "Trainers of a running job on a node, with its host's name.");
   prometheus::MetricFamily seconds_ =

@@ -231,6 +231,7 @@ void JobMachine::Place(const std::vector<v1::Placement>& placements, const v1::S
   *next->mutable_plan() = plan;
   next->mutable_plan()->clear_sample_weights();
   next->mutable_plan()->clear_earlier_weights();
+  next->mutable_plan()->clear_earlier_shapes();
   uint32_t world_size = 0;
   for (const v1::Placement& placement : placements) {
     *next->add_placements() = placement;
@@ -279,6 +280,20 @@ void JobMachine::MoveOff(const std::string& node, const std::string& reason, abs
 
 void JobMachine::Replan(const v1::StepPlan& plan) {
   if (live() == nullptr || attempt()->state() == Attempt::STOPPING) return;
+  v1::PlanChange* const change = current()->add_plan_changes();
+  change->set_version(plan.version());
+  change->set_effective_step(plan.effective_step());
+  change->set_state(v1::PlanChange::ANNOUNCED);
+  *change->mutable_ring() = plan.ring();
+  change->set_layout(plan.layout());
+  change->set_stripe(plan.stripe());
+  *change->mutable_reasons() = plan.reasons();
+  auto* const changes = current()->mutable_plan_changes();
+  if (changes->size() > kPlanChangesKept) {
+    changes->DeleteSubrange(0, changes->size() - kPlanChangesKept);
+  }
+  AttemptChanged();
+  effects_.job_changed = true;
   v1::Command command;
   *command.mutable_plan() = plan;
   Send(*PlacementOf(0), std::move(command));
@@ -338,6 +353,15 @@ void JobMachine::OnSight(const std::string& node, std::optional<absl::Time> last
     out_of_sight_.erase(node);
   }
   UpdateSight(now);
+}
+
+std::set<std::string> JobMachine::SlowNodes() const {
+  std::set<std::string> ids;
+  if (attempt() == nullptr) return ids;
+  for (const v1::SlowRank& slow : attempt()->slow_ranks()) {
+    ids.insert(slow.node().substr(std::string_view("nodes/").size()));
+  }
+  return ids;
 }
 
 std::set<std::string> JobMachine::AvoidedNodes() const {

@@ -43,6 +43,7 @@ const v1::Placement* PlacementOn(const v1::Attempt& attempt, std::string_view no
 
 // A job's record keeps so many attempts, the newest.
 inline constexpr int kAttemptsKept = 32;
+inline constexpr int kPlanChangesKept = 32;  // of an attempt
 
 struct Effects {
   struct NodeCommand {
@@ -138,10 +139,14 @@ class JobMachine {
   // The same of an attempt that is over, from a worker that was out of sight meanwhile. Fills the
   // record where the next attempt, going by the checkpoint, left steps out.
   void OnLateStep(uint32_t attempt, v1::StepReport report);
+  // Ranks that are slow now, without their nodes. What is known of those before is replaced.
+  void NameSlowRanks(std::vector<v1::SlowRank> slow);
   void OnEval(const v1::EvalReport& eval);
   void OnCheckpoint(const v1::CheckpointNotice& checkpoint);
   void OnModelExported(const std::string& path);
 
+  // Ids of nodes on which a rank of the last attempt was slow.
+  std::set<std::string> SlowNodes() const;
   // Ids of nodes that refused this job a moment ago.
   std::set<std::string> AvoidedNodes() const;
   // Forgets those whose time is over. Returns whether there were any.
@@ -181,6 +186,8 @@ class JobMachine {
   void End(absl::Time now);
   void Retry(absl::Time now);
   void NameLostNode(v1::Attempt* attempt);
+  // Which of the announced changes ranks took, by what they report.
+  void SettlePlanChanges(v1::Attempt* attempt, const v1::StepReport& merged);
   void RecordStep(v1::Attempt* attempt, const v1::StepReport& merged);
   void UpdateProgress(const v1::StepReport& merged);
 

@@ -29,8 +29,42 @@ std::optional<v1::StepReport> JobMachine::OnStep(v1::StepReport report, StepMerg
   for (const v1::Placement& placement : attempt->placements()) {
     effects_.nodes_that_served.push_back(placement.node());
   }
+  SettlePlanChanges(attempt, *merged);
   RecordStep(attempt, *merged);
   return merged;
+}
+
+void JobMachine::SettlePlanChanges(v1::Attempt* attempt, const v1::StepReport& merged) {
+  for (v1::PlanChange& change : *attempt->mutable_plan_changes()) {
+    if (change.state() != v1::PlanChange::ANNOUNCED) continue;
+    const bool is_over =
+        merged.plan_version() > change.version() ||
+        (merged.plan_version() < change.version() && merged.step() >= change.effective_step());
+    if (merged.plan_version() != change.version() && !is_over) continue;
+    change.set_state(is_over ? v1::PlanChange::MISSED : v1::PlanChange::IN_FORCE);
+    effects_.job_changed = true;
+  }
+}
+
+void JobMachine::NameSlowRanks(std::vector<v1::SlowRank> slow) {
+  v1::Attempt* const attempt = live();
+  if (attempt == nullptr) return;
+  const auto& known = attempt->slow_ranks();
+  const auto is_known = [&](const v1::SlowRank& rank) {
+    return std::ranges::any_of(known, [&](const v1::SlowRank& other) {
+      return other.rank() == rank.rank() && other.step() == rank.step();
+    });
+  };
+  if (known.size() == std::ssize(slow) && std::ranges::all_of(slow, is_known)) return;
+  attempt->clear_slow_ranks();
+  for (v1::SlowRank& rank : slow) {
+    if (const v1::Placement* const placement = PlacementOf(rank.rank())) {
+      rank.set_node(placement->node());
+      *attempt->add_slow_ranks() = std::move(rank);
+    }
+  }
+  AttemptChanged();
+  effects_.job_changed = true;
 }
 
 void JobMachine::OnLateStep(uint32_t number, v1::StepReport report) {
@@ -69,6 +103,7 @@ void JobMachine::UpdateProgress(const v1::StepReport& merged) {
   progress->set_loss(merged.loss());
   if (merged.step() == 1) progress->set_first_loss(merged.loss());
   progress->set_worker_imbalance(merged.worker_imbalance());
+  progress->set_ring_imbalance(merged.ring_imbalance());
   mean_step_seconds_ =
       mean_step_seconds_ == 0
           ? merged.step_seconds()

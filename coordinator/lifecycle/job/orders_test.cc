@@ -103,6 +103,57 @@ TEST_F(OrdersTest, APlanGoesToRankZeroOfWhatRuns) {
   EXPECT_THAT(Commands(), IsEmpty()) << "it leaves";
 }
 
+// What was announced is in the attempt's record, with what came of it.
+TEST_F(OrdersTest, ChangesOfThePlanAreRecorded) {
+  Run();
+  v1::StepPlan plan;
+  plan.set_version(2);
+  plan.set_effective_step(3);
+  plan.set_layout(v1::ParallelismSpec::ZIGZAG);
+  plan.add_reasons("why");
+  machine_.Replan(plan);
+  ASSERT_EQ(attempt().plan_changes_size(), 1);
+  EXPECT_EQ(attempt().plan_changes(0).state(), v1::PlanChange::ANNOUNCED);
+  EXPECT_EQ(attempt().plan_changes(0).reasons(0), "why");
+  const auto report = [&](uint64_t step, uint64_t version) {
+    for (int rank = 0; rank < attempt().ranks_size(); ++rank) {
+      v1::StepReport one;
+      one.set_step(step);
+      one.set_rank(rank);
+      one.set_plan_version(version);
+      machine_.OnStep(one, {});
+    }
+  };
+  report(2, 1);
+  EXPECT_EQ(attempt().plan_changes(0).state(), v1::PlanChange::ANNOUNCED);
+  report(3, 2);
+  EXPECT_EQ(attempt().plan_changes(0).state(), v1::PlanChange::IN_FORCE);
+  plan.set_version(3);
+  plan.set_effective_step(5);
+  machine_.Replan(plan);
+  report(5, 2);
+  EXPECT_EQ(attempt().plan_changes(0).state(), v1::PlanChange::IN_FORCE);
+  EXPECT_EQ(attempt().plan_changes(1).state(), v1::PlanChange::MISSED);
+}
+
+TEST_F(OrdersTest, ASlowRanksNodeIsNamedAndShunnedByTheNextAttempt) {
+  Run();
+  EXPECT_THAT(machine_.SlowNodes(), IsEmpty());
+  v1::SlowRank slow;
+  slow.set_rank(0);
+  slow.set_ratio(1.4);
+  slow.set_step(77);
+  machine_.NameSlowRanks({slow});
+  ASSERT_EQ(attempt().slow_ranks_size(), 1);
+  EXPECT_EQ(attempt().slow_ranks(0).node(), "nodes/a");
+  EXPECT_THAT(machine_.SlowNodes(), ElementsAre("a"));
+  EXPECT_TRUE(machine_.Take().job_changed);
+  machine_.NameSlowRanks({slow});
+  EXPECT_FALSE(machine_.Take().any()) << "nothing new";
+  machine_.NameSlowRanks({});
+  EXPECT_THAT(machine_.SlowNodes(), IsEmpty());
+}
+
 TEST_F(OrdersTest, ReadinessCountsOnceAndOnlyWhereItIsWaitedFor) {
   v1::TrainerReady stranger;
   stranger.set_rank(4);

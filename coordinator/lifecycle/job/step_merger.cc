@@ -1,6 +1,7 @@
 #include "coordinator/lifecycle/job/step_merger.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <span>
 
@@ -12,6 +13,96 @@ namespace {
 
 // More than any model has: what a report says beyond them is cut off.
 constexpr uint32_t kMostHeads = 4096;
+
+// Ranks that wait for each other in a layer's ring step: max over them / mean of the time that they
+// compute there, by the share of their attention's time that their tiles there take.
+struct Meetings {
+  double longest = 0, mean = 0;  // sums over ring steps and groups
+
+  void Add(const std::vector<double>& seconds) {
+    longest += *std::ranges::max_element(seconds);
+    mean +=
+        std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
+  }
+  void Add(const Meetings& other) {
+    longest += other.longest;
+    mean += other.mean;
+  }
+  double Imbalance() const { return mean > 0 ? longest / mean : 1; }
+};
+
+// What the ranks of one group say of a step.
+using Group = std::vector<const v1::StepReport*>;
+
+double SecondsPerTile(const v1::StepReport& report) {
+  uint64_t tiles = 0;
+  for (const v1::LayerReport& layer : report.layers()) {
+    tiles += layer.column_tiles();
+    for (const uint64_t in_step : layer.tiles_per_ring_step()) tiles += in_step;
+  }
+  const double seconds = report.phases().attention_forward() + report.phases().attention_backward();
+  // Without times tiles stand for them.
+  return tiles == 0 || seconds <= 0 ? 1 : seconds / static_cast<double>(tiles);
+}
+
+// By layer.
+std::map<uint32_t, Meetings> MeetingsOf(const Group& group) {
+  std::map<uint32_t, std::vector<std::vector<double>>> layers;  // [ring step][rank]
+  for (const v1::StepReport* const report : group) {
+    const double seconds = SecondsPerTile(*report);
+    for (const v1::LayerReport& layer : report->layers()) {
+      auto& steps = layers[layer.layer()];
+      if (steps.size() < static_cast<size_t>(layer.tiles_per_ring_step_size())) {
+        steps.resize(layer.tiles_per_ring_step_size());
+      }
+      for (int i = 0; i < layer.tiles_per_ring_step_size(); ++i) {
+        steps[i].push_back(seconds * static_cast<double>(layer.tiles_per_ring_step(i)));
+      }
+    }
+  }
+  std::map<uint32_t, Meetings> meetings;
+  for (const auto& [layer, steps] : layers) {
+    for (const std::vector<double>& ranks : steps) meetings[layer].Add(ranks);
+  }
+  return meetings;
+}
+
+double Computed(const v1::StepReport& report) {
+  const v1::PhaseSeconds& phases = report.phases();
+  return phases.index() + phases.attention_forward() + phases.attention_backward() +
+         phases.linear();
+}
+
+// Microseconds for a token of what is not attention; 0: not known.
+float PaceOf(const v1::StepReport& report) {
+  if (report.rank_tokens() == 0) return 0;
+  return static_cast<float>(1e6 * report.phases().linear() /
+                            static_cast<double>(report.rank_tokens()));
+}
+
+// Sets how unevenly those that wait for each other computed: ranks of rings, and groups.
+void SetImbalances(const std::vector<v1::StepReport>& reports, v1::StepReport* merged) {
+  std::map<uint32_t, Group> groups;
+  for (const v1::StepReport& report : reports) groups[report.group()].push_back(&report);
+  std::map<uint32_t, Meetings> layers;
+  Meetings all;
+  std::vector<double> slowest;
+  for (const auto& [number, group] : groups) {
+    for (const auto& [layer, meetings] : MeetingsOf(group)) {
+      layers[layer].Add(meetings);
+      all.Add(meetings);
+    }
+    double& longest = slowest.emplace_back(0);
+    for (const v1::StepReport* const report : group) longest = std::max(longest, Computed(*report));
+  }
+  for (v1::LayerReport& layer : *merged->mutable_layers()) {
+    layer.set_ring_imbalance(layers[layer.layer()].Imbalance());
+  }
+  merged->set_ring_imbalance(all.Imbalance());
+  Meetings of_groups;
+  of_groups.Add(slowest);
+  merged->set_group_imbalance(of_groups.Imbalance());
+}
 
 void AddInto(std::span<const uint64_t> tiles, std::vector<uint64_t>* sums) {
   if (sums->size() < tiles.size()) sums->resize(tiles.size(), 0);
@@ -85,6 +176,10 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
   merged.clear_lengths();
   merged.clear_ring_bytes();
   merged.clear_whole_ring_bytes();
+  merged.clear_documents();
+  merged.clear_group();
+  merged.clear_rank_tokens();
+  std::map<uint64_t, uint64_t> documents;        // by tokens
   std::map<uint64_t, v1::LengthReport> lengths;  // by tokens
   std::map<uint32_t, LayerSums> layers;
   std::vector<uint64_t> rank_tiles;
@@ -109,6 +204,10 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
       sum.set_visited_tiles(sum.visited_tiles() + bin.visited_tiles());
       sum.set_causal_tiles(sum.causal_tiles() + bin.causal_tiles());
     }
+    for (const v1::DocumentReport& bin : report.documents()) {
+      documents[bin.tokens()] += bin.count();
+    }
+    merged.add_rank_paces(PaceOf(report));
     if (report.time().seconds() > merged.time().seconds()) *merged.mutable_time() = report.time();
     std::vector<uint64_t> ring_steps;
     uint64_t column_tiles = 0;
@@ -128,6 +227,12 @@ v1::StepReport MergeSteps(const std::vector<v1::StepReport>& reports) {
     sums.Write(layer);
   }
   for (auto& [tokens, bin] : lengths) *merged.add_lengths() = std::move(bin);
+  for (const auto& [tokens, count] : documents) {
+    v1::DocumentReport* const bin = merged.add_documents();
+    bin->set_tokens(tokens);
+    bin->set_count(count);
+  }
+  SetImbalances(reports, &merged);
   merged.mutable_rank_tiles()->Add(rank_tiles.begin(), rank_tiles.end());
   if (const auto most = std::max_element(rank_tiles.begin(), rank_tiles.end());
       most != rank_tiles.end()) {

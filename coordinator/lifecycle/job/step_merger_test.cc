@@ -183,6 +183,38 @@ TEST(MergeStepsTest, AStepWithoutAProbeHasNoneMerged) {
   EXPECT_EQ(merged.layers(0).probed_recall_by_head_size(), 0);
 }
 
+// Two groups of two ranks; in each layer and ring step the ranks of a group wait for each other.
+TEST(MergeStepsTest, ImbalanceIsThatOfRanksThatWaitForEachOther) {
+  std::vector<v1::StepReport> reports;
+  const auto add = [&](uint32_t group, double seconds, std::vector<std::vector<uint64_t>> layers) {
+    v1::StepReport& report = reports.emplace_back(Report(1, static_cast<int>(reports.size())));
+    report.set_group(group);
+    report.set_rank_tokens(1000);
+    report.mutable_phases()->set_attention_forward(seconds);
+    report.mutable_phases()->set_linear(group == 0 ? 1 : 3);
+    for (const std::vector<uint64_t>& tiles : layers) {
+      v1::LayerReport* const layer = report.add_layers();
+      layer->set_layer(static_cast<uint32_t>(report.layers_size() - 1));
+      layer->mutable_tiles_per_ring_step()->Add(tiles.begin(), tiles.end());
+    }
+  };
+  // A tile takes a tenth of a second; both ranks have as many in all.
+  add(0, 4, {{10, 10}, {15, 5}});
+  add(0, 4, {{10, 10}, {5, 15}});
+  add(1, 8, {{20, 20}, {20, 20}});
+  add(1, 8, {{20, 20}, {20, 20}});
+  const v1::StepReport merged = MergeSteps(reports);
+  EXPECT_DOUBLE_EQ(merged.layers(0).ring_imbalance(), 1);
+  // Of the second layer's two steps: 1.5 against 1 s in one group, and 2 against 2 in the other.
+  EXPECT_DOUBLE_EQ(merged.layers(1).ring_imbalance(), (1.5 + 1.5 + 2 + 2) / (1 + 1 + 2 + 2));
+  EXPECT_DOUBLE_EQ(merged.ring_imbalance(), (2.0 + 3.0 + 4.0 + 4.0) / (2 + 2 + 4 + 4));
+  EXPECT_DOUBLE_EQ(merged.group_imbalance(), 11 / 8.0) << "5 s and 11 s";
+  EXPECT_THAT(merged.rank_paces(), ElementsAre(1000, 1000, 3000, 3000));
+  // A rank that takes longer for a tile shows, though it has as many.
+  reports[1].mutable_phases()->set_attention_forward(8);
+  EXPECT_GT(MergeSteps(reports).layers(0).ring_imbalance(), 1.1);
+}
+
 TEST(MergeStepsTest, NoLoadIsNoImbalance) {
   EXPECT_EQ(MergeSteps({Report(1, 0), Report(1, 1)}).worker_imbalance(), 1);
 }

@@ -74,6 +74,8 @@ class PlanSource {
   // One completed step of a running job, merged over ranks. Returns a plan for later steps when it
   // is worth a change.
   virtual std::optional<v1::StepPlan> Observe(const v1::Job& job, const v1::StepReport& merged) = 0;
+  // Of a running job: ranks that take longer than others for the same work, without their nodes.
+  virtual std::vector<v1::SlowRank> SlowRanks(const v1::Job& job) { return {}; }
   // The job ended: forget what was learned for it alone.
   virtual void Forget(const v1::Job& job) = 0;
 };

@@ -102,6 +102,38 @@ TEST_F(PlanningTest, AnAttemptSaysHowItCameToTrain) {
   EXPECT_TRUE(read.ok()) << read;
 }
 
+class SlowRankTest : public testing::ControllerTest {
+ protected:
+  // After an attempt on node a that crashed; b is there, too.
+  std::string NodeOfTheSecondAttempt() {
+    auto session = RunJob();
+    auto other = Connect("b", "other.1");
+    uint64_t sequence = 4;
+    for (const int32_t rank : {0, 1}) Say(session, sequence++, Step(1, rank));
+    for (const uint32_t rank : {0u, 1u}) {
+      v1::AttemptEvent crash;
+      crash.mutable_trainer_exited()->set_rank(rank);
+      crash.mutable_trainer_exited()->set_outcome(v1::TrainerExited::FAILED);
+      crash.mutable_trainer_exited()->set_retryable(true);
+      Say(session, sequence++, crash);
+    }
+    clock_.Advance(options_.retry_backoff);
+    controller_->RunOnce();
+    const v1::Job job = Job();
+    return job.attempts_size() == 2 ? job.attempts(1).placements(0).node() : "none";
+  }
+};
+
+TEST_F(SlowRankTest, TheNextAttemptLeavesItsNode) {
+  plans_.slow.emplace_back().set_rank(1);
+  EXPECT_EQ(NodeOfTheSecondAttempt(), "nodes/b");
+  EXPECT_EQ(Job().attempts(0).slow_ranks(0).node(), "nodes/a");
+}
+
+TEST_F(SlowRankTest, AnAttemptWithoutOneMayGoBack) {
+  EXPECT_EQ(NodeOfTheSecondAttempt(), "nodes/a");
+}
+
 // Ranks of an older release would not take their part in it.
 TEST_F(PlanningTest, WorkersOfOneReleaseAloneAreAskedToMeasure) {
   for (const bool is_old : {false, true}) {

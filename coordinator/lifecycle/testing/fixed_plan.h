@@ -31,6 +31,7 @@ class FixedPlan : public PlanSource {
   std::optional<v1::StepPlan> Observe(const v1::Job&, const v1::StepReport&) override {
     return std::nullopt;
   }
+  std::vector<v1::SlowRank> SlowRanks(const v1::Job&) override { return slow; }
   void Forget(const v1::Job&) override {}
   void Restored(const v1::Job& job, const v1::StepPlan& plan, const std::vector<v1::NodeInventory>&,
                 const std::vector<v1::StepReport>& reports) override {
@@ -58,6 +59,7 @@ class FixedPlan : public PlanSource {
     Done done;
   };
   bool held = false;
+  std::vector<v1::SlowRank> slow = {};  // of every job
   std::optional<v1::StepPlan> restored = {};
   std::vector<v1::StepReport> relearned = {};
   std::shared_ptr<const store::MeasurementList> measured = nullptr;

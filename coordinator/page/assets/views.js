@@ -4,7 +4,7 @@
 import {areaChart, el, heatMap, lineChart, short} from "./charts.js";
 
 const TERMINAL = ["CANCELLED", "SUCCEEDED", "FAILED"];
-const PHASES = ["data", "index", "attention_forward", "attention_backward", "linear", "exposed_communication",
+const PHASES = ["data", "index", "attention_forward", "attention_backward", "linear", "exposed_communication", "exposed_exchange",
                 "exposed_offload", "optimizer", "checkpoint", "evaluation"];
 const PAGE = 50;
 const MOST_LOG_LINES = 2000;
@@ -262,7 +262,9 @@ function drawSeries(charts, steps, history) {
   areaChart(charts.phases, {title: "Where a step's time goes", format: span, steps: steps.map(({at}) => at),
     layers: PHASES.map((name) => ({name: words(name), values: steps.map(({phases}) => number(phases?.[name]))}))});
   lineChart(charts.imbalance, {title: "Imbalance", format: fixed(3), series: [
-    {name: "ranks", points: over("worker_imbalance")}, {name: "ring steps", points: over("step_imbalance")}]
+    {name: "ranks", points: over("worker_imbalance")}, {name: "ring steps", points: over("step_imbalance")},
+    {name: "ranks, by layer and ring step", points: over("ring_imbalance")},
+    {name: "groups", points: over("group_imbalance")}]
     .map(({name, points}) => ({name, points: points.map(([at, value]) => [at, value || NaN])}))});
 }
 

@@ -168,7 +168,8 @@ void CostModel::ObserveStep(const v1::JobSpec& spec, const model::ModelConfig& m
   Observe(Phase::kAttentionBackward, attention, phases.attention_backward());
   Observe(Phase::kIndex, per_token, phases.index());
   Observe(Phase::kLinear, per_token, phases.linear());
-  Observe(Phase::kOptimizer, {.bytes = 8.0 * model.parameters(), .calls = 1}, phases.optimizer());
+  Observe(Phase::kOptimizer, {.bytes = 8.0 * model.parameters(), .calls = 1},
+          phases.optimizer() + phases.exposed_exchange());
 }
 
 }  // namespace ringleader::planner

@@ -4,25 +4,13 @@
 #include <cmath>
 
 #include "absl/strings/str_format.h"
+#include "coordinator/planner/deal/plan_history.h"
 #include "coordinator/planner/deal/sample_steps.h"
 
 namespace ringleader::planner {
 namespace {
 
-// A plan must reach every worker before the step at which it takes effect: reports travel up and
-// the plan down while steps go on.
-constexpr double kLeadSeconds = 5;
-uint64_t LeadSteps(double step_seconds) {
-  constexpr double kLeast = 3, kMost = 200;
-  return static_cast<uint64_t>(
-      std::clamp(std::ceil(kLeadSeconds / std::max(step_seconds, 1e-3)), kLeast, kMost));
-}
-
-constexpr uint64_t kLeastStepsBetween = 64;
 constexpr double kNoticeable = 0.1;  // of a weight
-// Together they reach further back than two checkpoints.
-constexpr int kKeptChanges = 5;
-
 // What attention of `row` takes at another density, over what it takes at its own.
 double Factor(const v1::SampleWeight& row, double density, const balance::LatencyTable& measured) {
   const auto tokens = static_cast<double>(row.tokens());
@@ -46,9 +34,8 @@ std::optional<v1::StepPlan> ReplanWeights(const v1::JobSpec& spec, const v1::Ste
                                           const v1::StepReport& last,
                                           const balance::LengthDensities& densities,
                                           const balance::LatencyTable& measured) {
-  const uint64_t apart = std::max(kLeastStepsBetween, spec.checkpoint().every_steps() / 2);
   const uint64_t step = last.step();
-  if (step < current.weights_from_step() + apart) return std::nullopt;
+  if (step < current.weights_from_step() + StepsBetweenChanges(spec)) return std::nullopt;
   v1::StepPlan plan = current;
   double largest = 0, milliseconds = 0;
   for (v1::SampleWeight& row : *plan.mutable_sample_weights()) {
@@ -66,15 +53,9 @@ std::optional<v1::StepPlan> ReplanWeights(const v1::JobSpec& spec, const v1::Ste
     largest = std::max(largest, std::abs(milliseconds / before - 1));
   }
   if (largest < kNoticeable) return std::nullopt;
-  v1::EarlierWeights* const earlier = plan.add_earlier_weights();
-  earlier->set_from_step(current.weights_from_step());
-  *earlier->mutable_sample_weights() = current.sample_weights();
-  if (plan.earlier_weights_size() > kKeptChanges) {
-    plan.mutable_earlier_weights()->DeleteSubrange(0, plan.earlier_weights_size() - kKeptChanges);
-  }
   plan.set_version(current.version() + 1);
   plan.set_effective_step(step + LeadSteps(last.step_seconds()));
-  plan.set_weights_from_step(plan.effective_step());
+  DateWeights(current, &plan);
   plan.clear_reasons();
   plan.clear_prediction();
   plan.add_reasons(absl::StrFormat(

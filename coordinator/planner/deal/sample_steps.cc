@@ -83,7 +83,7 @@ class PricedLengths {
   static absl::StatusOr<PricedLengths> Create(const v1::JobSpec& spec, const v1::StepPlan& plan,
                                               const CostModel& cost_model, Pricer& pricer) {
     PricedLengths priced;
-    for (const uint64_t length : WeighedLengths(spec)) {
+    for (const uint64_t length : WeighedLengths(spec, plan.layout())) {
       ASSIGN_OR_RETURN(v1::Prediction alone,
                        pricer.PriceAlone(plan, cost_model, length, /*find_exposed=*/true));
       alone.set_density(alone.density() * Square(length));
@@ -117,6 +117,18 @@ class PricedLengths {
   std::vector<std::pair<uint64_t, v1::Prediction>> rows_;  // by length
 };
 
+using Batches = std::span<const balance::MicroBatch>;
+
+// What each group computes until they meet: all, or micro-batch by micro-batch.
+std::vector<std::vector<Batches>> MeetingsOf(const balance::Dealing& dealing, bool at_each) {
+  if (!at_each) return {{dealing.groups.begin(), dealing.groups.end()}};
+  std::vector<std::vector<Batches>> meetings(dealing.MostMicroBatches());
+  for (const std::vector<balance::MicroBatch>& group : dealing.groups) {
+    for (size_t i = 0; i < group.size(); ++i) meetings[i].push_back(Batches(group).subspan(i, 1));
+  }
+  return meetings;
+}
+
 absl::Status CheckLengths(std::span<const uint64_t> lengths, uint64_t most) {
   if (lengths.empty()) return absl::InvalidArgumentError("there is no length of a sample");
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -141,7 +153,7 @@ absl::Status WeighSamples(const v1::JobSpec& spec, const model::ModelConfig& mod
                           const CostModel& cost_model, Pricer& pricer, v1::StepPlan* plan) {
   plan->clear_sample_weights();
   double milliseconds = 0;
-  for (const uint64_t length : WeighedLengths(spec)) {
+  for (const uint64_t length : WeighedLengths(spec, plan->layout())) {
     ASSIGN_OR_RETURN(const v1::Prediction alone,
                      pricer.PriceAlone(*plan, cost_model, length, /*find_exposed=*/false));
     const double density = SparseDensity(spec, model, alone.density());
@@ -172,6 +184,7 @@ absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
   const double share =
       jobspec::IsByDocuments(plan.layout()) ? 1.0 / spec.parallelism().context() : 1.0;
   std::mt19937_64 random(spec.training().seed());
+  const bool in_order = spec.data().dealing() == v1::DataSpec::IN_ORDER;
   v1::Prediction sum;
   double tokens = 0, squares = 0, flops = 0;
   for (int step = 0; step < kDrawnSteps; ++step) {
@@ -180,26 +193,29 @@ absl::StatusOr<v1::Prediction> PredictSamples(const v1::JobSpec& spec,
       batch.push_back(lengths[random() % lengths.size()]);
       tokens += static_cast<double>(batch.back());
     }
-    const balance::Dealing dealing = balance::Deal(batch, weights, rules);
-    v1::Prediction slowest;
-    double slowest_squares = 0;
-    for (const std::vector<balance::MicroBatch>& group : dealing.groups) {
-      v1::Prediction of_group;
-      double group_squares = 0;
-      for (const balance::MicroBatch& micro_batch : group) {
-        for (const uint32_t sample : micro_batch.samples) {
-          priced.AddTo(batch[sample], share, &of_group);
-          group_squares += share * PricedLengths::Square(batch[sample]);
+    const balance::Dealing dealing = in_order ? balance::DealInOrder(batch, weights, rules)
+                                              : balance::Deal(batch, weights, rules);
+    for (const std::vector<Batches>& groups : MeetingsOf(dealing, in_order)) {
+      v1::Prediction slowest;
+      double slowest_squares = 0;
+      for (const Batches& group : groups) {
+        v1::Prediction of_group;
+        double group_squares = 0;
+        for (const balance::MicroBatch& micro_batch : group) {
+          for (const uint32_t sample : micro_batch.samples) {
+            priced.AddTo(batch[sample], share, &of_group);
+            group_squares += share * PricedLengths::Square(batch[sample]);
+          }
         }
+        flops += of_group.model_flops() / share;
+        if (of_group.step_seconds() < slowest.step_seconds()) continue;
+        slowest = std::move(of_group);
+        slowest_squares = group_squares;
       }
-      flops += of_group.model_flops() / share;
-      if (of_group.step_seconds() < slowest.step_seconds()) continue;
-      slowest = std::move(of_group);
-      slowest_squares = group_squares;
+      AddScaled(slowest, 1, &sum);
+      squares += slowest_squares;
     }
-    slowest.set_dealt_imbalance(dealing.Imbalance());
-    AddScaled(slowest, 1, &sum);
-    squares += slowest_squares;
+    sum.set_dealt_imbalance(sum.dealt_imbalance() + dealing.Imbalance());
   }
   v1::Prediction mean;
   AddScaled(sum, 1.0 / kDrawnSteps, &mean);

@@ -96,6 +96,21 @@ TEST_F(SampleStepsTest, StepsAreThoseOfTheLengths) {
               mixed->step_seconds(), 1e-9);
 }
 
+// Groups that meet at every micro-batch wait for the longer of two.
+TEST_F(SampleStepsTest, SamplesDealtInOrderMeetAtEach) {
+  const std::vector<uint64_t> lengths = {65536, 2048, 3000, 5000};
+  const auto dealt = Predict(lengths);
+  spec_.mutable_data()->set_dealing(v1::DataSpec::IN_ORDER);
+  const auto in_order = Predict(lengths), alike = Predict({65536});
+  ASSERT_TRUE(dealt.ok() && in_order.ok() && alike.ok());
+  EXPECT_GT(in_order->step_seconds(), 1.2 * dealt->step_seconds());
+  EXPECT_LT(in_order->step_seconds(), alike->step_seconds());
+  EXPECT_GT(in_order->dealt_imbalance(), dealt->dealt_imbalance());
+  EXPECT_NEAR(in_order->model_flops() / dealt->model_flops(), 1, 1e-6) << "the same samples";
+  spec_.mutable_data()->set_dealing(v1::DataSpec::BY_COST);
+  EXPECT_NEAR(Predict({65536})->step_seconds() / alike->step_seconds(), 1, 1e-9);
+}
+
 TEST_F(SampleStepsTest, LengthsThatFitNoMicroBatchAreRefused) {
   EXPECT_THAT(std::string(Predict({}).status().message()), HasSubstr("no length"));
   EXPECT_THAT(std::string(Predict({100, 65537}).status().message()),

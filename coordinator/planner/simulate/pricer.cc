@@ -48,9 +48,9 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks) {
   return pattern.is_known_before_data() || is_large ? 1 : kSampledHeads;
 }
 
-std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec) {
-  const bool weighs = spec.data().batching() == v1::DataSpec::SAMPLES ||
-                      jobspec::IsByDocuments(spec.parallelism().layout());
+std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpec::Layout layout) {
+  const bool weighs =
+      spec.data().batching() == v1::DataSpec::SAMPLES || jobspec::IsByDocuments(layout);
   if (!weighs) return {};
   // Each costs a walk of the ring, and what its heads list.
   const uint32_t ranks = jobspec::RingRanks(spec.parallelism());
@@ -104,13 +104,15 @@ struct Pricer::Setting {
 ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& attention, int ranks,
                                          double heads) const {
   ring::TileLoads loads(ranks);
-  const auto triangle = [](int64_t blocks) {
-    return static_cast<double>(blocks * (blocks + 1) / 2);
+  const auto visible = [&](int64_t blocks) {
+    ring::TileLoads alone(1);
+    alone.AddHead(patterns::Visible(attention, blocks, blocks), {.tokens = blocks}, /*tile=*/1, 1);
+    return alone.of(0, 0);
   };
   double spread = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const int64_t blocks = (tokens[i] + attention.tile - 1) / attention.tile;
-    const double tiles = heads * triangle(blocks);
+    const double tiles = heads * visible(blocks);
     if (holders[i].has_value()) {
       loads.AddRing(*holders[i], *holders[i], tiles);
       continue;
@@ -121,7 +123,8 @@ ring::TileLoads Pricer::Documents::Loads(const patterns::AttentionOptions& atten
     const int64_t multiple = int64_t{ranks} * shards.stripe / attention.tile;
     const int64_t whole = (blocks + multiple - 1) / multiple * multiple;
     shards.tokens = whole * attention.tile;
-    loads.AddHead(patterns::Band(whole, whole), shards, attention.tile, tiles / triangle(whole));
+    loads.AddHead(patterns::Visible(attention, whole, whole), shards, attention.tile,
+                  tiles / visible(whole));
   }
   // Ranks that hold more of them do more.
   const auto all =
@@ -211,7 +214,7 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
       attention, dense, blocks, SampledHeads(attention, setting.ring.ranks()), hints, seed);
   const double weight =
       static_cast<double>(setting.heads.local_heads()) / static_cast<double>(heads.size());
-  for (const Layout& layout : layouts_) {
+  for (const Layout& layout : CountedWith(setting)) {
     ASSIGN_OR_RETURN(attention.layout, jobspec::LayoutOf(layout.first));
     attention.stripe = static_cast<int>(layout.second);
     kernels::ShardLayout shards = patterns::LayoutOf(attention, setting.ring.ranks(), 0, 0);
@@ -243,12 +246,17 @@ absl::Status Pricer::Count(const Setting& setting, uint64_t tokens, bool dense, 
   return absl::OkStatus();
 }
 
+std::set<Pricer::Layout> Pricer::CountedWith(const Setting& setting) const {
+  return hints_.document_tokens.empty() ? layouts_ : std::set<Layout>{setting.layout};
+}
+
 absl::StatusOr<const std::vector<Pricer::Layers>*> Pricer::LayersOf(const Setting& setting,
                                                                     uint64_t tokens) {
   layouts_.insert(setting.layout);
   const auto counted = layers_.find({tokens, setting.layout});
   if (counted != layers_.end()) return &counted->second;
-  for (const Layout& layout : layouts_) layers_.erase({tokens, layout});  // counted anew, together
+  // Counted anew, together.
+  for (const Layout& layout : CountedWith(setting)) layers_.erase({tokens, layout});
   const patterns::AttentionOptions& attention = setting.attention;
   const std::set<int> listed(attention.dense_layers.begin(), attention.dense_layers.end());
   const int64_t dense = attention.pattern == patterns::Pattern::kDense

@@ -28,8 +28,8 @@ int SampledHeads(const patterns::AttentionOptions& attention, int ranks);
 
 // The lengths of samples or documents for which plans say what they take, ascending: two an octave,
 // in whole tiles for every rank; of many ranks four or two in all, an octave apart. Empty unless
-// documents are samples, or are laid out by themselves.
-std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec);
+// documents are samples, or are laid out by themselves in `layout`.
+std::vector<uint64_t> WeighedLengths(const v1::JobSpec& spec, v1::ParallelismSpec::Layout layout);
 
 // What ranks visit depends on a sequence's length and on the layout alone: it is counted once and
 // kept for all rings and cost models. Not thread-safe.
@@ -86,7 +86,10 @@ class Pricer {
   absl::StatusOr<Setting> SettingOf(const v1::StepPlan& plan) const;
   // In the setting's layout. Counts those of all layouts first if they are not there.
   absl::StatusOr<const std::vector<Layers>*> LayersOf(const Setting& setting, uint64_t tokens);
-  // Adds `count` layers that look like one sample to layers_, in every layout.
+  // The layouts that are counted from one sample: all or, where documents lie in each as they do
+  // in no other, the setting's.
+  std::set<Layout> CountedWith(const Setting& setting) const;
+  // Adds `count` layers that look like one sample to layers_, in each of these.
   absl::Status Count(const Setting& setting, uint64_t tokens, bool dense, double count,
                      uint64_t seed);
   // What a trainer sends in one layer, forward and backward, to share out heads.

@@ -129,6 +129,8 @@ std::shared_ptr<const DeviceDocuments> CpuAttentionDevice::Upload(
   return std::make_shared<DeviceDocuments>(
       DeviceDocuments{.host = documents,
                       .local_starts = Copy(documents->local_starts),
+                      .visible = Copy(documents->visible),
+                      .visible_in_window = Copy(documents->visible_in_window),
                       .estimate_positions = Copy(queries.positions),
                       .estimate_starts = Copy(queries.starts),
                       .longest_without = queries.longest_without});

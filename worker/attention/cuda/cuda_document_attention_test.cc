@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "worker/attention/cuda/cuda_ring_attention.h"
-#include "worker/attention/runner/document_attention.h"
+#include "worker/attention/documents/document_attention.h"
 #include "worker/attention/testing/gpu_attention.h"
 #include "worker/attention/testing/gpu_rings.h"
 #include "worker/attention/testing/ring_settings.h"

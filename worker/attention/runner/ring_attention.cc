@@ -137,8 +137,8 @@ void RingAttention::SetDense(bool dense) {
 }
 
 absl::Status RingAttention::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                                         int64_t padding) {
-  return engine_->runner->SetDocuments(tokens, firsts, padding);
+                                         int64_t padding, std::span<const int64_t> prefix_ends) {
+  return engine_->runner->SetDocuments(tokens, firsts, padding, prefix_ends);
 }
 
 absl::Status RingAttention::SetLayout(const ring::DocumentLayout& layout) {

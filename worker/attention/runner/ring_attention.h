@@ -57,8 +57,8 @@ class RingAttention : public ContextAttention {
   void StartForward(int layer, const torch::Tensor& k, const torch::Tensor& v) override;
   void SetDense(bool dense) override;
   using ContextAttention::SetDocuments;
-  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                            int64_t padding) override;
+  absl::Status SetDocuments(int64_t tokens, std::span<const int64_t> firsts, int64_t padding,
+                            std::span<const int64_t> prefix_ends) override;
   absl::Status SetLayout(const ring::DocumentLayout& layout) override;
   void SetStep(uint64_t step) override;
   void SetMove(float factor) override;

@@ -72,10 +72,18 @@ ShardLayout RingRunner::Mine(const DeviceDocuments* documents, const AttentionCa
 }
 
 absl::Status RingRunner::SetDocuments(int64_t tokens, std::span<const int64_t> firsts,
-                                      int64_t padding) {
-  ASSIGN_OR_RETURN(
-      std::shared_ptr<const SequenceDocuments> documents,
-      patterns::MakeDocuments(LayoutOf(device_.rank(), tokens / device_.ranks()), firsts, padding));
+                                      int64_t padding, std::span<const int64_t> prefix_ends) {
+  const ShardLayout mine = LayoutOf(device_.rank(), tokens / device_.ranks());
+  std::shared_ptr<const SequenceDocuments> documents;
+  if (options_.mask == patterns::Mask::kCausal) {
+    ASSIGN_OR_RETURN(documents, patterns::MakeDocuments(mine, firsts, padding));
+  } else {
+    const patterns::MaskRule rule = {
+        .mask = options_.mask, .block = options_.mask_block, .prefix_ends = prefix_ends};
+    const bool has_window = options_.pattern == patterns::Pattern::kSlidingWindow;
+    ASSIGN_OR_RETURN(documents, patterns::MakeMasked(mine, firsts, padding, rule,
+                                                     has_window ? options_.window : 0));
+  }
   UseDocuments(std::move(documents), tokens);
   return absl::OkStatus();
 }
@@ -116,12 +124,14 @@ bool RingRunner::is_dense(int layer) const {
 }
 
 RingRunner::RowBand RingRunner::BandOf(int layer) const {
+  if (options_.mask != patterns::Mask::kCausal) return std::nullopt;
   if (is_dense(layer) || options_.pattern == patterns::Pattern::kDense) return 0;
   if (options_.pattern == patterns::Pattern::kSlidingWindow) return options_.window;
   return std::nullopt;
 }
 
 RingRunner::RowBand RingRunner::BandOf(const LayerIndex& index) {
+  if (index.visible() != nullptr) return std::nullopt;
   if (index.pattern == kernels::TilePattern::kCausal) return 0;
   if (index.pattern == kernels::TilePattern::kWindow) return index.window;
   return std::nullopt;
@@ -230,6 +240,12 @@ absl::StatusOr<std::shared_ptr<const LayerIndex>> RingRunner::Forward(AttentionC
   RETURN_IF_ERROR(patterns::CheckLength(options_, device_.ranks(), mine.local_tokens()));
   RETURN_IF_ERROR(patterns::CheckDocuments(documents_ == nullptr ? nullptr : documents_->host.get(),
                                            mine.tokens));
+  if (options_.mask != patterns::Mask::kCausal && documents_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "attention.mask: %s: nobody said what the sequence's queries see; call SetDocuments for "
+        "each sequence",
+        std::string(patterns::MaskName(options_.mask))));
+  }
   LayerStats& stats = device_.StatsOf(call.layer());
   stats.tiles_per_ring_step.resize(forward_.steps.size());
   stats.causal_tiles += ring::CausalTiles(mine, options_.tile) * shape.heads;

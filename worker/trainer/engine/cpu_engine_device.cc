@@ -39,6 +39,11 @@ class CpuDevice : public EngineDevice {
   }
   const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
+  absl::Status SetAttention(const patterns::AttentionOptions& options) override;
+  absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
+      const patterns::AttentionOptions& options) override {
+    return attention::CreateCpuRingAttention(options, ring_.get(), heads_.get());
+  }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override {
     if (alone_ == nullptr) {
@@ -93,10 +98,12 @@ absl::Status CpuDevice::SetUp() {
   if (job_.attention.head_ranks > 1) {
     ASSIGN_OR_RETURN(heads_, world_.Split(HeadRanks(job_)));
   }
-  ASSIGN_OR_RETURN(attention_,
-                   attention::CreateCpuRingAttention(job_.attention, ring_.get(), heads_.get()));
-  if (!job_.attention.by_documents) return absl::OkStatus();
-  ASSIGN_OR_RETURN(attention_, AttentionByDocuments(job_, std::move(attention_), *this));
+  return SetAttention(job_.attention);
+}
+
+absl::Status CpuDevice::SetAttention(const patterns::AttentionOptions& options) {
+  attention_.reset();
+  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.ring_rank(), *this));
   return absl::OkStatus();
 }
 

@@ -79,6 +79,11 @@ class CudaDevice : public EngineDevice {
   absl::StatusOr<model::MemoryLimits> FreeMemory() override;
   const model::TokenOps& token_ops() const override { return *token_ops_; }
   attention::ContextAttention& attention() override { return *attention_; }
+  absl::Status SetAttention(const patterns::AttentionOptions& options) override;
+  absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
+      const patterns::AttentionOptions& options) override {
+    return attention::CreateCudaRingAttention(options, ring_.get(), heads_.get());
+  }
   absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
       const patterns::AttentionOptions& options) override;
   absl::StatusOr<double> Exchange(int partner, size_t bytes) override;
@@ -150,15 +155,17 @@ absl::Status CudaDevice::SetUp(Host& host) {
 
 absl::Status CudaDevice::Connect() {
   ASSIGN_OR_RETURN(gpus_, comm::CreateNcclCommunicator(Transfers(), &world_));
-  // Its own, also where it is all ranks: its channels carry nothing else.
+  // The ring has a communicator of its own even if it is all ranks: its hops share no channel.
   ASSIGN_OR_RETURN(ring_, gpus_->Split(RingRanks(job_)));
   if (job_.attention.head_ranks > 1) {
     ASSIGN_OR_RETURN(heads_, gpus_->Split(HeadRanks(job_)));
   }
-  ASSIGN_OR_RETURN(attention_,
-                   attention::CreateCudaRingAttention(job_.attention, ring_.get(), heads_.get()));
-  if (!job_.attention.by_documents) return absl::OkStatus();
-  ASSIGN_OR_RETURN(attention_, AttentionByDocuments(job_, std::move(attention_), *this));
+  return SetAttention(job_.attention);
+}
+
+absl::Status CudaDevice::SetAttention(const patterns::AttentionOptions& options) {
+  attention_.reset();  // what it holds may not fit beside the next one's
+  ASSIGN_OR_RETURN(attention_, AttentionOf(options, job_.ring_rank(), *this));
   return absl::OkStatus();
 }
 

@@ -39,6 +39,11 @@ class EngineDevice {
 
   virtual const model::TokenOps& token_ops() const = 0;
   virtual attention::ContextAttention& attention() = 0;
+  // Replaces it by one of other options; all that it computed is done. All ranks do so alike.
+  virtual absl::Status SetAttention(const patterns::AttentionOptions& options) = 0;
+  // Makes attention over the ranks that share this rank's sequences.
+  virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeRing(
+      const patterns::AttentionOptions& options) = 0;
   // Makes attention of this rank to its own tokens alone, with options of a ring of one. No other
   // rank takes part.
   virtual absl::StatusOr<std::unique_ptr<attention::ContextAttention>> MakeAttentionAlone(
@@ -69,11 +74,10 @@ class EngineDevice {
   virtual uint64_t PeakBytes() const = 0;
 };
 
-// Makes a job's attention by documents: `ring` over the ranks that share its sequences, and the
-// device's MakeAttentionAlone over whole documents.
-absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionByDocuments(
-    const TrainingJob& job, std::unique_ptr<attention::ContextAttention> ring,
-    EngineDevice& device);
+// Makes attention as the options ask for it, of what the device makes. This rank is number `rank`
+// of those that share its sequences.
+absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
+    const patterns::AttentionOptions& options, int rank, EngineDevice& device);
 
 // These find the device, set LibTorch up for it and connect the ranks. `job`, `world` and `host`
 // outlive what is returned. FAILED_PRECONDITION where this trainer was built without CUDA or the

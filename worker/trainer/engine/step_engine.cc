@@ -7,7 +7,8 @@
 #include "patterns/check_options.h"
 #include "patterns/pattern.h"
 #include "ring/head_shares.h"
-#include "worker/attention/runner/document_attention.h"
+#include "worker/attention/documents/document_attention.h"
+#include "worker/attention/documents/short_document_attention.h"
 #include "worker/trainer/engine/model_source.h"
 
 namespace ringleader::trainer {
@@ -31,13 +32,22 @@ absl::StatusOr<std::unique_ptr<StepEngine>> StepEngine::Create(const TrainingJob
   return engine;
 }
 
-absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionByDocuments(
-    const TrainingJob& job, std::unique_ptr<attention::ContextAttention> ring,
-    EngineDevice& device) {
-  ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
-                   device.MakeAttentionAlone(attention::AloneOptions(job.attention)));
-  return std::make_unique<attention::DocumentAttention>(job.attention, std::move(ring),
-                                                        std::move(alone), job.rank % job.context);
+absl::StatusOr<std::unique_ptr<attention::ContextAttention>> AttentionOf(
+    const patterns::AttentionOptions& options, int rank, EngineDevice& device) {
+  ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> ring, device.MakeRing(options));
+  if (options.by_documents) {
+    ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> alone,
+                     device.MakeAttentionAlone(attention::AloneOptions(options)));
+    return std::make_unique<attention::DocumentAttention>(options, std::move(ring),
+                                                          std::move(alone), rank);
+  }
+  if (options.dense_below > 0 && options.pattern != patterns::Pattern::kDense) {
+    ASSIGN_OR_RETURN(std::unique_ptr<attention::ContextAttention> dense,
+                     device.MakeRing(attention::DenseOptions(options)));
+    return std::make_unique<attention::ShortDocumentAttention>(options, std::move(ring),
+                                                               std::move(dense), rank);
+  }
+  return ring;
 }
 
 absl::Status StepEngine::SetUp(Host& host) {
@@ -106,7 +116,7 @@ absl::Status StepEngine::PlanMemory(const model::ModelConfig& config) {
 }
 
 bool StepEngine::MaySumOnceAStep(const model::ParameterLayout& layout) const {
-  if (!job_.batching.samples || job_.data == 1 ||
+  if (!job_.batching.samples || job_.deals_in_order || job_.data == 1 ||
       memory_plan_.sharding != model::ParameterSharding::kWhole) {
     return false;
   }
@@ -156,9 +166,13 @@ std::string StepEngine::DescribePrecision() const {
 
 absl::Status StepEngine::SetDocuments(const data::LocalSequence& sequence) {
   if (sequence.layout != nullptr) return device_->attention().SetLayout(*sequence.layout);
-  if (!job_.document_mask && !job_.batching.samples) return absl::OkStatus();
-  return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
-                                           sequence.sequence_length - sequence.content);
+  if (job_.document_mask || job_.batching.samples) {
+    return device_->attention().SetDocuments(sequence.sequence_length, sequence.document_firsts,
+                                             sequence.sequence_length - sequence.content,
+                                             sequence.prefix_ends);
+  }
+  if (job_.attention.mask == patterns::Mask::kCausal) return absl::OkStatus();
+  return device_->attention().SetDocuments(sequence.sequence_length, {});
 }
 
 model::TokenBatch StepEngine::Batch(const data::LocalSequence& sequence) const {
@@ -227,7 +241,8 @@ absl::StatusOr<RankScores> StepEngine::Score(const data::LocalSequence& sequence
                     .right = {first_right, first_right + right.numel()}};
 }
 
-EngineStats StepEngine::TakeStats() {
+absl::StatusOr<EngineStats> StepEngine::TakeStats() {
+  ASSIGN_OR_RETURN(const optim::ShardDevice::Waits waits, shards_->TakeWaits());
   attention::AttentionStats stats = device_->attention().TakeStats();
   EngineStats result;
   PhaseSeconds& phases = result.phases;
@@ -236,11 +251,13 @@ EngineStats StepEngine::TakeStats() {
   phases.attention_backward = stats.seconds.backward;
   phases.exposed_communication = stats.seconds.exposed_communication;
   phases.exposed_offload = device_->TakeOffloadSeconds();
+  phases.exposed_exchange = waits.model + waits.update;
   phases.linear =
       std::max(0.0, device_->TakeSeconds(EngineDevice::Interval::kModel) - stats.seconds.index -
                         stats.seconds.forward - stats.seconds.backward -
-                        phases.exposed_communication - phases.exposed_offload);
-  phases.optimizer = device_->TakeSeconds(EngineDevice::Interval::kUpdate);
+                        phases.exposed_communication - phases.exposed_offload - waits.model);
+  phases.optimizer =
+      std::max(0.0, device_->TakeSeconds(EngineDevice::Interval::kUpdate) - waits.update);
   result.layers = std::move(stats.layers);
   result.micro_batches = std::move(stats.micro_batches);
   result.head_bytes = stats.head_bytes;

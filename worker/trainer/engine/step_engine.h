@@ -71,6 +71,11 @@ class StepEngine {
   // Says how the engine has set itself up, for people: name and value.
   std::vector<std::pair<std::string, std::string>> Settings() const;
 
+  // Has the steps from the next one on lie and travel so. What
+  // patterns::CheckOptions refuses is an error.
+  absl::Status SetShape(const PlanShape& shape) {
+    return device_->SetAttention(shape.Of(job_.attention));
+  }
   // Whether the next forwards attend to everything, whatever the job's pattern is.
   void SetDense(bool dense) { device_->attention().SetDense(dense); }
 
@@ -92,7 +97,7 @@ class StepEngine {
   void PassScore();
 
   // Returns what happened since the last call.
-  EngineStats TakeStats();
+  absl::StatusOr<EngineStats> TakeStats();
   // Returns the first of layout().slots whose gradient here is NaN or infinite; -1 if none is.
   int64_t NonFiniteParameter() const { return optimizer_->NonFiniteParameter(); }
 

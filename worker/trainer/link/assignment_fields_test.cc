@@ -34,6 +34,7 @@ v1::TrainerAssignment Assignment() {
   data->set_sequence_length(768);
   data->set_batching(v1::DataSpec::SAMPLES);
   data->set_overlong(v1::DataSpec::DROP);
+  data->set_dealing(v1::DataSpec::IN_ORDER);
   v1::ParallelismSpec* parallelism = spec->mutable_parallelism();
   parallelism->set_context(3);
   parallelism->set_data(2);
@@ -95,6 +96,15 @@ TEST(AssignmentFieldsTest, WhatItTrainsOn) {
   EXPECT_EQ(job.sequence_length, 768u);
   EXPECT_TRUE(job.batching.samples);
   EXPECT_EQ(job.batching.overlong, data::Overlong::kDrop);
+  EXPECT_TRUE(job.deals_in_order);
+  v1::TrainerAssignment by_cost = Assignment();
+  by_cost.mutable_spec()->mutable_data()->clear_dealing();
+  EXPECT_FALSE(JobOf(by_cost).deals_in_order);
+  EXPECT_EQ(job.plan_bytes, Assignment().plan().SerializeAsString());
+  v1::AttentionSpec* const sparse = by_cost.mutable_spec()->mutable_attention();
+  sparse->set_pattern(v1::AttentionSpec::VERTICAL_SLASH);
+  sparse->set_dense_below(2048);
+  EXPECT_EQ(JobOf(by_cost).attention.dense_below, 2048);
   EXPECT_EQ(job.steps, 100u);
   EXPECT_EQ(job.global_batch, 2u);
   EXPECT_EQ(job.seed, 11u);
@@ -289,6 +299,42 @@ TEST(PlanFieldsTest, WeightsHaveAHistory) {
   }
   proto.mutable_earlier_weights(0)->mutable_sample_weights(0)->set_milliseconds(-1);
   EXPECT_FALSE(ToPlan(proto, 1).ok());
+}
+
+TEST(PlanFieldsTest, ShapesAndSpeedsOfGroupsHaveAHistory) {
+  v1::StepPlan proto;
+  proto.set_layout(v1::ParallelismSpec::DOCUMENTS);
+  proto.set_stripe(64);
+  proto.set_shape_from_step(40);
+  v1::EarlierShape* const earlier = proto.add_earlier_shapes();
+  earlier->set_from_step(1);
+  earlier->set_layout(v1::ParallelismSpec::ZIGZAG);
+  earlier->mutable_ring()->set_kind(v1::ParallelismSpec::HIERARCHICAL);
+  earlier->mutable_ring()->set_inner(2);
+  earlier->mutable_ring()->set_outer(3);
+  proto.set_weights_from_step(30);
+  proto.add_group_permille(1000);
+  proto.add_group_permille(800);
+  v1::EarlierWeights* const weights = proto.add_earlier_weights();
+  weights->set_from_step(20);
+  weights->add_group_permille(700);
+  const auto plan = ToPlan(proto, 6);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const uint64_t step : {1, 39}) {
+    const PlanShape& shape = plan->ShapeAt(step);
+    EXPECT_EQ(shape.layout, kernels::LayoutKind::kZigzag);
+    EXPECT_EQ(shape.ring.kind, ring::RingKind::kHierarchical);
+    EXPECT_EQ(shape.ring.inner, 2);
+    EXPECT_EQ(shape.ring.outer, 3);
+    EXPECT_FALSE(shape.by_documents);
+  }
+  EXPECT_TRUE(plan->ShapeAt(40).by_documents);
+  EXPECT_EQ(plan->ShapeAt(40).stripe, 64);
+  EXPECT_EQ(plan->ShapeAt(40).ring.inner, 6);
+  EXPECT_THAT(plan->GroupPermilleAt(29), ElementsAre(700u));
+  EXPECT_THAT(plan->GroupPermilleAt(30), ElementsAre(1000u, 800u));
+  earlier->mutable_ring()->set_inner(4);
+  EXPECT_FALSE(ToPlan(proto, 6).ok()) << "a ring of 4 x 3";
 }
 
 TEST(AssignmentFieldsTest, WhatIsToBeMeasured) {

@@ -88,6 +88,13 @@ v1::StepReport ToProto(const StepRecord& record, int rank) {
     report.set_overlong_documents(record.overlong.overlong);
     report.set_overlong_tokens(record.overlong.overlong_tokens);
   }
+  report.set_group(record.group);
+  report.set_rank_tokens(record.rank_tokens);
+  for (const auto& [tokens, count] : record.documents) {
+    v1::DocumentReport* const out = report.add_documents();
+    out->set_tokens(tokens);
+    out->set_count(count);
+  }
   report.set_head_bytes(record.head_bytes);
   report.set_ring_bytes(record.ring_bytes.sent);
   report.set_whole_ring_bytes(record.ring_bytes.whole);

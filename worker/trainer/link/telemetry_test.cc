@@ -46,6 +46,9 @@ TEST(TelemetryFieldsTest, OfSamples) {
   record.padding_tokens = 192;
   record.dealt_imbalance = 1.25;
   record.overlong = {.documents = 90, .overlong = 7, .overlong_tokens = 80000};
+  record.group = 1;
+  record.rank_tokens = 512;
+  record.documents = {{64, 5}, {1024, 2}};
   EXPECT_EQ(ToProto(record, 0).micro_batches(), 0u) << "packed";
   record.samples = 4;
   record.group_micro_batches = 2;
@@ -53,6 +56,11 @@ TEST(TelemetryFieldsTest, OfSamples) {
   record.lengths[512] = {.micro_batches = 1, .tiles = {.visited = 20, .causal = 36}};
   const v1::StepReport report = ToProto(record, 0);
   EXPECT_EQ(report.samples(), 4u);
+  EXPECT_EQ(report.group(), 1u);
+  EXPECT_EQ(report.rank_tokens(), 512u);
+  ASSERT_EQ(report.documents_size(), 2);
+  EXPECT_EQ(report.documents(1).tokens(), 1024u);
+  EXPECT_EQ(report.documents(1).count(), 2u);
   EXPECT_EQ(report.micro_batches(), 3u);
   EXPECT_EQ(report.padding_tokens(), 192u);
   EXPECT_EQ(report.dealt_imbalance(), 1.25);

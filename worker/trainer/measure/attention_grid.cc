@@ -10,7 +10,7 @@
 #include "balance/grid.h"
 #include "base/status_macros.h"
 #include "patterns/pattern.h"
-#include "worker/attention/runner/document_attention.h"
+#include "worker/attention/documents/document_attention.h"
 
 namespace ringleader::trainer {
 namespace {
@@ -104,6 +104,8 @@ std::vector<balance::Row> MeasureAttention(const TrainingJob& job, const model::
                                            double budget_seconds, EngineDevice& device,
                                            const Host& host) {
   const AttentionOptions& options = job.attention;
+  // Tables are of causal attention.
+  if (options.mask != patterns::Mask::kCausal) return {};
   const balance::Row shape = {.pattern = std::string(patterns::DefinitionOf(options.pattern).name),
                               .tile = options.tile,
                               .heads = static_cast<int>(config.heads),

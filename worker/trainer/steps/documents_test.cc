@@ -1,4 +1,5 @@
 // Jobs whose sequences lie by documents: on any number of ranks they train what one rank trains.
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -81,6 +82,32 @@ TEST_P(DocumentsJobTest, AnyNumberOfRanksTrainsWhatOneRankTrains) {
       EXPECT_EQ(hosts[0].evals[e].outcome.tokens, expected.tokens);
       EXPECT_NEAR(hosts[0].evals[e].outcome.loss, expected.loss, 1e-5 * expected.loss);
     }
+  }
+}
+
+// Where all documents are short a sparse job is a dense one; where some are, it is neither.
+TEST_P(DocumentsJobTest, ShortDocumentsTrainDensely) {
+  const auto losses = [&](int context, patterns::Pattern pattern, int64_t dense_below) {
+    TrainingJob job = Job(context, GetParam());
+    job.attention.pattern = pattern;
+    job.attention.window = 16;
+    job.attention.dense_below = dense_below;
+    std::vector<double> all;
+    const std::vector<RecordingHost> hosts = Run(job);
+    for (const StepRecord& step : hosts[0].steps) all.push_back(step.loss);
+    for (const EvalRecord& eval : hosts[0].evals) all.push_back(eval.outcome.loss);
+    return all;
+  };
+  const std::vector<double> dense = losses(1, patterns::Pattern::kDense, 0);
+  const std::vector<double> sparse = losses(1, patterns::Pattern::kSlidingWindow, 0);
+  EXPECT_GT(std::abs(sparse.back() - dense.back()), 1e-4);
+  for (const int context : {1, 2}) {
+    const std::vector<double> all = losses(context, patterns::Pattern::kSlidingWindow, 1000);
+    const std::vector<double> some = losses(context, patterns::Pattern::kSlidingWindow, 400);
+    ASSERT_EQ(all.size(), dense.size());
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_NEAR(all[i], dense[i], 1e-5 * dense[i]) << i;
+    EXPECT_GT(std::abs(some.back() - dense.back()), 1e-5);
+    EXPECT_GT(std::abs(some.back() - sparse.back()), 1e-5);
   }
 }
 

@@ -44,7 +44,7 @@ using attention::Stopwatch;
 class Attempt {
  public:
   Attempt(const TrainingJob& job, comm::Communicator& world, Host& host)
-      : job_(job), world_(world), host_(host) {}
+      : job_(job), world_(world), host_(host), plan_bytes_(job.plan_bytes) {}
 
   absl::StatusOr<Outcome> Run() {
     RETURN_IF_ERROR(Prepare());
@@ -63,6 +63,9 @@ class Attempt {
   absl::Status MeasureMachine();
   absl::Status OpenData();
   absl::Status Resume();
+  // Goes by the plan of a checkpoint where that is newer than the job's: the coordinator's record
+  // was put back to an earlier state.
+  absl::Status TakeSavedPlan(const std::string& bytes);
   absl::Status StartCheckpointer();
   absl::StatusOr<Outcome> Train();
   absl::Status EvaluateIfDue(uint64_t step);
@@ -85,9 +88,11 @@ class Attempt {
   // Rank 0: files of the start model, as they were when training began; exported with the result.
   std::map<std::string, std::string> companions_;
   std::string resumed_from_;  // a checkpoint's folder; empty: none
-  uint64_t done_ = 0;         // steps
-  uint64_t tokens_ = 0;       // trained on
-  absl::Time save_start_;     // written only while no save is under way
+  // The plan in force, as it travels.
+  std::string plan_bytes_;
+  uint64_t done_ = 0;      // steps
+  uint64_t tokens_ = 0;    // trained on
+  absl::Time save_start_;  // written only while no save is under way
   double checkpoint_seconds_ = 0, evaluation_seconds_ = 0;  // since the last step
 };
 
@@ -111,7 +116,7 @@ absl::Status Attempt::Prepare() {
                                                      .eval = eval_.get(),
                                                      .world = &world_,
                                                      .host = &host_});
-  RETURN_IF_ERROR(loop_->Apply(job_.plan));
+  RETURN_IF_ERROR(loop_->Apply(job_.plan, 0));
   RETURN_IF_ERROR(Resume());
   return StartCheckpointer();
 }
@@ -196,11 +201,29 @@ absl::Status Attempt::Resume() {
       const optim::OptimizerShard shard,
       checkpoint::ReadShard(*newest, engine_->shard_begin(), engine_->shard_elements()));
   RETURN_IF_ERROR(engine_->Restore(shard, static_cast<int64_t>(state.updates)));
+  RETURN_IF_ERROR(TakeSavedPlan(state.plan));
   loop_->set_skipped_in_a_row(state.skipped_steps);
   done_ = state.step;
   tokens_ = state.tokens;
   resumed_from_ = newest->path;
   if (is_first()) std::printf("resuming from %s\n", newest->path.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::TakeSavedPlan(const std::string& bytes) {
+  if (bytes.empty()) return absl::OkStatus();  // of an earlier release
+  const absl::StatusOr<Plan> saved = host_.ParsePlan(bytes);
+  if (saved.ok() && saved->version <= job_.plan.version) return absl::OkStatus();
+  const absl::Status taken = saved.ok() ? loop_->Apply(*saved, 0) : saved.status();
+  if (!taken.ok()) {
+    WarnOfPlan(std::string(taken.message()));
+    return absl::OkStatus();
+  }
+  plan_bytes_ = bytes;
+  if (is_first()) {
+    std::printf("going on by the checkpoint's plan %" PRIu64 ", which is newer than %" PRIu64 "\n",
+                saved->version, job_.plan.version);
+  }
   return absl::OkStatus();
 }
 
@@ -237,18 +260,29 @@ absl::StatusOr<Outcome> Attempt::Train() {
   if (done_ == 0) RETURN_IF_ERROR(EvaluateIfDue(0));
   uint64_t saved = done_;
   std::optional<Plan> next_plan;
+  std::string next_bytes;
   StepProfiler profiler(job_.checkpoint_directory + "/profiles", world_.rank(),
                         job_.engine == Engine::kCuda);
   while (done_ < job_.steps) {
     ASSIGN_OR_RETURN(Agreement agreement, Agree(world_, host_));
     if (agreement.stop) break;
-    if (agreement.plan.has_value()) next_plan = std::move(agreement.plan);
+    // One that is told again takes nothing back.
+    const uint64_t newest = next_plan.has_value() ? next_plan->version : loop_->plan_version();
+    if (agreement.plan.has_value() && agreement.plan->version > newest) {
+      next_plan = std::move(agreement.plan);
+      next_bytes = std::move(agreement.plan_bytes);
+    }
     if (!agreement.refused_plan.empty()) WarnOfPlan(agreement.refused_plan);
     if (agreement.profile_steps > 0) profiler.Start(done_, agreement.profile_steps);
     if (next_plan.has_value() && next_plan->effective_step <= done_ + 1) {
       // Every rank refuses it alike, and the attempt goes on under the last one.
-      const absl::Status applied = loop_->Apply(*std::exchange(next_plan, std::nullopt));
-      if (!applied.ok()) WarnOfPlan(std::string(applied.message()));
+      const uint64_t version = next_plan->version;
+      const absl::Status applied = loop_->Apply(*std::exchange(next_plan, std::nullopt), done_);
+      if (applied.ok()) {
+        plan_bytes_ = std::exchange(next_bytes, {});
+      } else {
+        WarnOfPlan(absl::StrCat("plan ", version, ": ", std::string(applied.message())));
+      }
     }
 
     ASSIGN_OR_RETURN(StepRecord record, loop_->Train(done_ + 1));
@@ -303,7 +337,8 @@ absl::Status Attempt::Save(uint64_t step) {
                        .tokens = tokens_,
                        .data_position = step * job_.global_batch,
                        .seed = job_.seed,
-                       .job_digest = JobDigest()});
+                       .job_digest = JobDigest(),
+                       .plan = plan_bytes_});
   return absl::OkStatus();
 }
 
@@ -314,7 +349,8 @@ absl::Status Attempt::ExportModel() {
       absl::StrCat(job_.checkpoint_directory, "/.model.token-", job_.fencing_token);
   RETURN_IF_ERROR(engine_->ExportModel(
       fresh, {.type = job_.export_bf16 ? model::StoredType::kBFloat16 : model::StoredType::kFloat32,
-              .companions = companions_}));
+              .companions = companions_,
+              .mask = std::string(patterns::MaskName(job_.attention.mask))}));
   if (is_first()) {
     RETURN_IF_ERROR(checkpoint::ChangeAsOwner(job_.checkpoint_directory, Owner(),
                                               [&] { return ReplaceFolder(fresh, folder); }));
@@ -338,6 +374,11 @@ std::string Attempt::JobDigest() const {
   if (job_.batching.samples) {
     absl::StrAppend(&identity, "\nsamples ", static_cast<int>(job_.batching.overlong));
   }
+  if (job_.attention.mask != patterns::Mask::kCausal) {
+    absl::StrAppend(&identity, "\nmask ", std::string(patterns::MaskName(job_.attention.mask)), " ",
+                    job_.attention.mask_block, " ", job_.batching.hidden_share, " ",
+                    job_.batching.hidden_token);
+  }
   return absl::StrFormat("%016x", Checksum(identity.data(), identity.size()));
 }
 
@@ -358,6 +399,10 @@ void Attempt::PrintSettings() const {
   row("packed documents", job_.batching.samples ? "none: a document is a sample"
                           : job_.document_mask  ? "kept apart"
                                                 : "not kept apart (data.document_mask: false)");
+  row("a query may see", std::string(patterns::MaskName(job_.attention.mask)));
+  row("predicted", job_.batching.hidden_share > 0
+                       ? absl::StrFormat("%g of the tokens, hidden", job_.batching.hidden_share)
+                       : "the next token");
   row("ranks",
       absl::StrFormat("%d = %d context x %d data", world_.size(), job_.context, job_.data));
   row("ring", absl::StrFormat("%d inner x %d outer, stripe %d", job_.plan.ring.inner,

@@ -127,6 +127,28 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Under dense attention short samples share micro-batches; a pattern that is chosen online and
 // keeps everything has one in each. What a sample sees is what it sees alone.
+// The same samples one after another to the groups: the same losses, further from even.
+TEST_F(SamplesJobTest, SamplesMayBeDealtInOrder) {
+  const auto weights = *balance::SampleWeights::Create({{64, 1}, {512, 20}});
+  TrainingJob job = Job(1, 2);
+  job.plan.sample_weights = weights;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  const std::vector<StepRecord> by_cost = hosts_[0].steps;
+  job = Job(1, 2);
+  job.plan.sample_weights = weights;
+  job.deals_in_order = true;
+  ASSERT_EQ(Run(job), absl::OkStatus());
+  double more = 0;
+  for (size_t i = 0; i < by_cost.size(); ++i) {
+    const StepRecord& record = hosts_[0].steps.at(i);
+    EXPECT_NEAR(record.loss, by_cost[i].loss, 1e-5 * by_cost[i].loss);
+    EXPECT_EQ(record.micro_batches, 6u) << "one a sample";
+    EXPECT_EQ(record.group_micro_batches, 3u);
+    more += record.dealt_imbalance - by_cost[i].dealt_imbalance;
+  }
+  EXPECT_GT(more, 0);
+}
+
 TEST_F(SamplesJobTest, ASampleSeesNothingOfThoseBesideIt) {
   ASSERT_EQ(Run(Job(1, 1)), absl::OkStatus());
   const std::vector<StepRecord> together = hosts_[0].steps;

@@ -25,6 +25,7 @@ absl::StatusOr<Agreement> Agree(comm::Communicator& world, Host& host) {
     absl::StatusOr<Plan> parsed = host.ParsePlan(plan);
     if (parsed.ok()) {
       agreement.plan = *std::move(parsed);
+      agreement.plan_bytes = std::move(plan);
     } else {
       agreement.refused_plan = std::string(parsed.status().message());
     }

@@ -1,6 +1,7 @@
 #include "worker/trainer/steps/step_loop.h"
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "balance/document_dealing.h"
 #include "base/status_macros.h"
+#include "patterns/check_options.h"
 #include "patterns/pattern.h"
 #include "ring/division.h"
 #include "ring/document_layout.h"
@@ -30,29 +32,33 @@ StepLoop::StepLoop(const TrainingJob& job, const StepParts& parts)
     : job_(job),
       parts_(parts),
       group_(static_cast<uint32_t>(job.rank / job.context)),
-      plan_(job.plan) {}
+      plan_(job.plan),
+      shape_(job.plan) {}
 
 kernels::ShardLayout StepLoop::LayoutOf(uint64_t tokens) const {
-  return {.kind = job_.plan.layout,
+  return {.kind = shape_.layout,
           .ranks = job_.ring_ranks(),
           .rank = job_.ring_rank(),
-          .stripe = job_.plan.stripe,
+          .stripe = shape_.stripe,
           .tokens = static_cast<int64_t>(tokens)};
 }
 
 balance::Dealing StepLoop::Deal(std::span<const data::Sample> samples,
-                                const balance::SampleWeights& weights) const {
+                                const balance::SampleWeights& weights,
+                                const std::vector<uint32_t>& group_permille) const {
   std::vector<uint64_t> tokens;
   for (const data::Sample& sample : samples) tokens.push_back(sample.tokens);
   balance::DealingRules rules = {.groups = job_.data,
-                                 .capacity = static_cast<int64_t>(job_.sequence_length)};
+                                 .capacity = static_cast<int64_t>(job_.sequence_length),
+                                 .group_permille = group_permille};
   if (!job_.batching.samples) return balance::DealInOrder(tokens, weights, rules);
-  const ring::Division division = {.layout = job_.plan.layout,
+  const ring::Division division = {.layout = shape_.layout,
                                    .ranks = job_.ring_ranks(),
                                    .tile = job_.attention.tile,
-                                   .stripe = job_.plan.stripe,
+                                   .stripe = shape_.stripe,
                                    .heads = job_.attention.head_ranks};
   rules.multiple = std::lcm<int64_t>(job_.attention.tile, division.Multiple());
+  if (job_.deals_in_order) return balance::DealInOrder(tokens, weights, rules);
   // What is chosen online is chosen for a whole micro-batch: a sample that shares it with others
   // would attend to something else wherever it is dealt with others.
   rules.one_sample = !patterns::DefinitionOf(job_.attention.pattern).is_known_before_data();
@@ -65,7 +71,7 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
                                                    const balance::SampleWeights& weights) const {
   std::vector<data::Sample> together;
   for (const uint32_t number : batch.samples) together.push_back(samples[number]);
-  if (!plan_.by_documents) {
+  if (!shape_.by_documents) {
     return loader.Read(together, LayoutOf(static_cast<uint64_t>(batch.padded)), job_.head_place());
   }
   const std::vector<int64_t> firsts = loader.DocumentFirsts(together, batch.padded);
@@ -73,7 +79,7 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
   for (size_t i = 0; i < firsts.size(); ++i) {
     lengths.push_back((i + 1 < firsts.size() ? firsts[i + 1] : batch.padded) - firsts[i]);
   }
-  const int stripe = plan_.stripe != 0 ? plan_.stripe : job_.attention.tile;
+  const int stripe = shape_.stripe != 0 ? shape_.stripe : job_.attention.tile;
   const balance::DocumentDealing dealing =
       balance::DealDocuments(lengths, job_.context, stripe, weights);
   ASSIGN_OR_RETURN(
@@ -85,14 +91,39 @@ absl::StatusOr<data::LocalSequence> StepLoop::Read(const data::Loader& loader,
   return local;
 }
 
-absl::Status StepLoop::Apply(const Plan& plan) {
-  if (plan.layout != plan_.layout || plan.stripe != plan_.stripe ||
-      plan.by_documents != plan_.by_documents || plan.ring.kind != plan_.ring.kind ||
-      plan.ring.inner != plan_.ring.inner || plan.ring.outer != plan_.ring.outer) {
+absl::Status StepLoop::CheckShape(const PlanShape& shape) const {
+  patterns::AttentionOptions options = shape.Of(job_.attention);
+  if (options.layout == kernels::LayoutKind::kStriped && options.stripe == 0) {
+    options.stripe = options.tile;
+  }
+  RETURN_IF_ERROR(patterns::CheckOptions(options, job_.ring_ranks()));
+  if (shape.by_documents && !job_.document_mask && !job_.batching.samples) {
+    return absl::InvalidArgumentError(
+        "documents cannot lie by themselves where tokens attend to those before their own "
+        "(data.document_mask: false)");
+  }
+  return ring::CheckDivides("data.sequence_length", static_cast<int64_t>(job_.sequence_length),
+                            patterns::DivisionOf(options, job_.ring_ranks()));
+}
+
+absl::Status StepLoop::TakeShape(uint64_t step) {
+  const PlanShape& shape = plan_.ShapeAt(step);
+  if (shape == shape_) return absl::OkStatus();
+  parts_.host->SetPlace(step, "changing the layout");
+  RETURN_IF_ERROR(parts_.engine->SetShape(shape));
+  shape_ = shape;
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::Apply(const Plan& plan, uint64_t trained) {
+  RETURN_IF_ERROR(CheckShape(plan));
+  for (const Plan::EarlierShape& earlier : plan.earlier_shapes) {
+    RETURN_IF_ERROR(CheckShape(earlier.shape));
+  }
+  if (trained > 0 && !plan.AgreesAt(trained, plan_)) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("plan %d changes the layout or the ring of a running attempt; only the "
-                        "weights of samples may change",
-                        plan.version));
+        absl::StrFormat("it came too late: it changes step %d, which has been trained by plan %d",
+                        trained, plan_.version));
   }
   plan_ = plan;
   return absl::OkStatus();
@@ -104,16 +135,18 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
   record.step = step;
   record.plan_version = plan_.version;
   record.learning_rate = job_.schedule.At(static_cast<int64_t>(step) - 1);
+  record.group = group_;
   double data_seconds = 0;
   balance::Dealing dealing;
   {
     const Stopwatch whole(&record.step_seconds);
+    RETURN_IF_ERROR(TakeShape(step));
     std::vector<data::Sample> samples;
     for (uint32_t i = 0; i < job_.global_batch; ++i) {
       samples.push_back(parts_.train->Shuffled((step - 1) * job_.global_batch + i));
       record.tokens += samples.back().tokens;
     }
-    dealing = Deal(samples, plan_.WeightsAt(step));
+    dealing = Deal(samples, plan_.WeightsAt(step), plan_.GroupPermilleAt(step));
     if (job_.batching.samples) {
       record.samples = job_.global_batch;
       record.micro_batches = dealing.MicroBatches();
@@ -131,6 +164,8 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
         const Stopwatch timer(&data_seconds);
         ASSIGN_OR_RETURN(local, Read(*parts_.train, samples, batch, plan_.WeightsAt(step)));
       }
+      record.rank_tokens += local.tokens.size();
+      if (job_.document_mask || job_.batching.samples) CountDocuments(local, &record);
       parts_.host->SetPlace(step, "forward and backward");
       RETURN_IF_ERROR(
           engine.ForwardBackward(local, &batch == &mine.back(), moves[&batch - mine.data()]));
@@ -150,7 +185,7 @@ absl::StatusOr<StepRecord> StepLoop::Train(uint64_t step) {
     record.skipped = update.skipped;
     record.phases.checkpoint = update.snapshot_seconds;
   }
-  EngineStats stats = engine.TakeStats();
+  ASSIGN_OR_RETURN(EngineStats stats, engine.TakeStats());
   stats.phases.checkpoint = record.phases.checkpoint;
   record.phases = stats.phases;
   record.phases.data = data_seconds;
@@ -175,6 +210,16 @@ std::vector<float> StepLoop::MovesOf(const balance::Dealing& dealing,
   for (const data::Sample& sample : samples) tokens.push_back(sample.tokens);
   return GroupMoves(dealing, tokens, plan_.WeightsAt(step), group_, job_.attention.balance.anchor,
                     parts_.engine->sums_once_a_step());
+}
+
+void StepLoop::CountDocuments(const data::LocalSequence& sequence, StepRecord* record) {
+  const std::vector<int64_t>& firsts = sequence.document_firsts;
+  for (size_t i = 0; i < firsts.size(); ++i) {
+    const int64_t end = i + 1 < firsts.size() ? firsts[i + 1] : sequence.sequence_length;
+    // What fills the micro-batch up is no document.
+    if (firsts[i] >= sequence.content) continue;
+    ++record->documents[std::bit_ceil(static_cast<uint64_t>(end - firsts[i]))];
+  }
 }
 
 void StepLoop::CountMicroBatches(const std::vector<balance::MicroBatch>& mine,
@@ -208,6 +253,7 @@ void StepLoop::KeepProbe(StepRecord* record) {
 
 absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
   parts_.host->SetPlace(step, "evaluation");
+  RETURN_IF_ERROR(TakeShape(std::max<uint64_t>(1, step)));
   EvalRecord record{.step = step};
   {
     const Stopwatch whole(&record.seconds);
@@ -223,7 +269,8 @@ absl::StatusOr<EvalRecord> StepLoop::Evaluate(uint64_t step) {
       record.outcome = *std::exchange(record.dense, std::nullopt);
     }
   }
-  parts_.engine->TakeStats();  // what evaluation visited is not the next step's load
+  // What evaluation visited is not the next step's load.
+  RETURN_IF_ERROR(parts_.engine->TakeStats().status());
   return record;
 }
 
@@ -231,7 +278,7 @@ absl::StatusOr<EvalOutcome> StepLoop::EvaluateOnce() {
   const uint64_t count = std::min<uint64_t>(job_.eval_sequences, parts_.eval->sequences());
   std::vector<data::Sample> samples;
   for (uint64_t i = 0; i < count; ++i) samples.push_back(parts_.eval->InOrder(i));
-  const balance::Dealing dealing = Deal(samples, /*weights=*/{});
+  const balance::Dealing dealing = Deal(samples, /*weights=*/{}, /*group_permille=*/{});
   const std::vector<balance::MicroBatch>& mine = dealing.groups[group_];
   EvalSums sums(parts_.eval->tasks());
   for (const balance::MicroBatch& batch : mine) {

@@ -30,9 +30,12 @@ class StepLoop {
  public:
   StepLoop(const TrainingJob& job, const StepParts& parts);
 
-  // Takes over what a plan may change between steps. FAILED_PRECONDITION if it asks for another
-  // layout or ring.
-  absl::Status Apply(const Plan& plan);
+  // Takes over a plan, after `trained` steps. INVALID_ARGUMENT if this job cannot run as it says;
+  // FAILED_PRECONDITION if it has step `trained` otherwise than it was trained, as a change that
+  // came too late would: where it is not known any more how a step was, it cannot be trained again.
+  absl::Status Apply(const Plan& plan, uint64_t trained);
+
+  uint64_t plan_version() const { return plan_.version; }
 
   // Forward and backward over this rank's part of the step's sequences, then the update. The
   // record's checkpoint and evaluation times are left for the caller. `step` counts from 1.
@@ -49,7 +52,8 @@ class StepLoop {
  private:
   // Deals these sequences or samples to the groups that train or score them, in micro-batches.
   balance::Dealing Deal(std::span<const data::Sample> samples,
-                        const balance::SampleWeights& weights) const;
+                        const balance::SampleWeights& weights,
+                        const std::vector<uint32_t>& group_permille) const;
   // Reads this rank's part of a micro-batch.
   absl::StatusOr<data::LocalSequence> Read(const data::Loader& loader,
                                            std::span<const data::Sample> samples,
@@ -57,10 +61,16 @@ class StepLoop {
                                            const balance::SampleWeights& weights) const;
   // Returns the layout of this rank's part of a sequence of `tokens` tokens.
   kernels::ShardLayout LayoutOf(uint64_t tokens) const;
+  // Whether sequences can lie and travel so.
+  absl::Status CheckShape(const PlanShape& shape) const;
+  // Has the engine compute step `step` in its shape.
+  absl::Status TakeShape(uint64_t step);
   absl::StatusOr<EvalOutcome> EvaluateOnce();
   // Returns by how much the attention of this group's micro-batches is moved.
   std::vector<float> MovesOf(const balance::Dealing& dealing, std::span<const data::Sample> samples,
                              uint64_t step) const;
+  // Counts the documents of a micro-batch.
+  static void CountDocuments(const data::LocalSequence& sequence, StepRecord* record);
   // Sets what the record says of this group's micro-batches and their lengths.
   void CountMicroBatches(const std::vector<balance::MicroBatch>& mine, const EngineStats& stats,
                          StepRecord* record) const;
@@ -73,6 +83,7 @@ class StepLoop {
   const StepParts parts_;
   const uint32_t group_;
   Plan plan_;
+  PlanShape shape_;                    // the engine's
   std::vector<double> probed_recall_;  // StepRecord's
   uint64_t skipped_in_a_row_ = 0;
 };

@@ -33,6 +33,7 @@ int64_t Microseconds(const google::protobuf::Timestamp& time) {
 std::string SerializeStep(const v1::StepReport& merged) {
   v1::StepReport kept = merged;
   if (kept.rank_tiles_size() > kFiguresKept) kept.clear_rank_tiles();
+  if (kept.rank_paces_size() > kFiguresKept) kept.clear_rank_paces();
   int figures = 0;
   for (const v1::LayerReport& layer : kept.layers()) figures += layer.tiles_per_ring_step_size();
   if (figures > kFiguresKept * kept.layers_size()) {
@@ -205,6 +206,7 @@ absl::Status SqliteTransaction::TrimLayers(std::string_view job, int64_t after_s
   for (v1::StepReport& step : steps) {
     step.clear_layers();
     step.clear_rank_tiles();
+    step.clear_rank_paces();
     const std::string data = Serialize(step);
     // The step keeps its place: who follows the job has seen it.
     connection_.Run("UPDATE steps SET data = ? WHERE job = ? AND step = ?", Blob{data}, job,

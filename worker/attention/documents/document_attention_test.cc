@@ -1,4 +1,4 @@
-#include "worker/attention/runner/document_attention.h"
+#include "worker/attention/documents/document_attention.h"
 
 #include <gtest/gtest.h>
 

@@ -70,6 +70,14 @@ TEST_F(PlansTest, ANewerOneReplacesOneThatHasNotBegun) {
   EXPECT_THAT(Run({Next(4), newer}), ElementsAre(1, 1, 1, 1, 3, 3));
 }
 
+// A worker that connects again may tell an earlier one once more.
+TEST_F(PlansTest, AnOlderOneTakesNothingBack) {
+  Plan newer = Next(5);
+  newer.version = 3;
+  EXPECT_THAT(Run({newer, Next(2)}), ElementsAre(1, 1, 1, 1, 3, 3));
+  EXPECT_THAT(Run({Next(2), job_.plan}), ElementsAre(1, 2, 2, 2, 2, 2));
+}
+
 TEST_F(PlansTest, ARefusedOneLeavesTheLastInForce) {
   std::vector<Plan> wrong(5, Next(2));
   wrong[0].layout = kernels::LayoutKind::kContiguous;

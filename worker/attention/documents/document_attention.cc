@@ -1,4 +1,4 @@
-#include "worker/attention/runner/document_attention.h"
+#include "worker/attention/documents/document_attention.h"
 
 #include <torch/torch.h>
 
@@ -117,7 +117,7 @@ void DocumentAttention::SetDense(bool dense) {
 }
 
 absl::Status DocumentAttention::SetDocuments(int64_t /*tokens*/, std::span<const int64_t>,
-                                             int64_t /*padding*/) {
+                                             int64_t /*padding*/, std::span<const int64_t>) {
   return absl::FailedPreconditionError(
       "attention by documents is told where they lie, not only where they start");
 }

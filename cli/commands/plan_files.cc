@@ -1,0 +1,129 @@
+#include "cli/commands/plan_files.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+#include "ringleader/v1/node_service.pb.h"
+#include "worker/data/samples.h"
+#include "worker/data/token_folder.h"
+
+namespace ringleader::cli {
+namespace {
+
+using google::protobuf::util::JsonStringToMessage;
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint64_t>> ReadLengths(const std::string& file) {
+  std::ifstream in(file);
+  if (!in) return absl::NotFoundError(absl::StrFormat("--lengths %s: cannot be read", file));
+  std::vector<uint64_t> lengths;
+  std::string line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    const absl::string_view text = absl::StripAsciiWhitespace(line);
+    if (text.empty()) continue;
+    uint64_t tokens = 0;
+    if (!absl::SimpleAtoi(text, &tokens) || tokens == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--lengths %s:%d: a number of tokens is expected", file, number));
+    }
+    lengths.push_back(tokens);
+  }
+  if (lengths.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--lengths %s: holds no length; give one a line", file));
+  }
+  return lengths;
+}
+
+absl::StatusOr<std::vector<uint64_t>> PackedLengths(const v1::DataSpec& spec) {
+  ASSIGN_OR_RETURN(const data::TokenFolder folder, data::TokenFolder::Open(spec.train()));
+  const data::Overlong overlong = spec.overlong() == v1::DataSpec::SPLIT  ? data::Overlong::kSplit
+                                  : spec.overlong() == v1::DataSpec::DROP ? data::Overlong::kDrop
+                                                                          : data::Overlong::kRefuse;
+  ASSIGN_OR_RETURN(const data::SampleIndex index,
+                   data::IndexSamples(folder, spec.train(), spec.sequence_length(), overlong));
+  std::vector<uint64_t> lengths;
+  for (const data::Sample& sample : index.samples) lengths.push_back(sample.tokens);
+  return lengths;
+}
+
+absl::StatusOr<MeasuredMachine> ReadMeasured(const std::string& file, const std::string& device,
+                                             const v1::JobSpec& spec,
+                                             const model::ModelConfig& model,
+                                             planner::ClusterShape* cluster) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
+  v1::ListLatencyResponse all;
+  if (const auto status = JsonStringToMessage(text, &all); !status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--measured %s: is not what `ringctl latency -o json` prints: %s", file,
+                        std::string(status.message())));
+  }
+  std::set<std::string> known;
+  for (const v1::LatencyTable& table : all.tables()) known.insert(table.machine().device());
+  for (const v1::LinkSpeed& link : all.links()) known.insert(link.machine().device());
+  if (known.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--measured %s: nothing had been measured when it was written", file));
+  }
+  if (device.empty() ? known.size() != 1 : !known.contains(device)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--measured %s: name one of its devices by --device: \"%s\"", file,
+                        absl::StrJoin(known, "\", \"")));
+  }
+  const std::string name = device.empty() ? *known.begin() : device;
+  planner::UseLinks({all.links().begin(), all.links().end()}, {name}, cluster);
+  MeasuredMachine machine = {.table =
+                                 planner::SlowestTable({all.tables().begin(), all.tables().end()},
+                                                       planner::ShapeOf(spec, model), {name})};
+  const bool has_rows = !machine.table.rows.empty();
+  std::vector<std::string> links;
+  for (const v1::LinkSpeed& link : all.links()) {
+    if (link.machine().device() != name) continue;
+    links.push_back(absl::StrFormat("%s at %.4g GB/s",
+                                    link.between_nodes() ? "between nodes" : "inside a node",
+                                    link.bytes_per_second() / 1e9));
+  }
+  machine.text =
+      absl::StrFormat("%s as measured: attention of the job's shape %s; links %s", name,
+                      has_rows ? absl::StrFormat("at %d points", machine.table.rows.size())
+                               : "was not, usual speed",
+                      links.empty() ? "were not, usual speed" : absl::StrJoin(links, ", "));
+  return machine;
+}
+
+absl::StatusOr<std::string> CompareSteps(const std::string& file, double predicted_seconds) {
+  std::ifstream in(file);
+  if (!in) return absl::NotFoundError(absl::StrFormat("--steps %s: cannot be read", file));
+  std::vector<double> seconds;
+  std::string line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    v1::StepReport step;
+    const auto status = JsonStringToMessage(line, &step);
+    if (!status.ok() || !(step.step_seconds() > 0)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "--steps %s:%d: is no step as `ringctl history JOB -o jsonl` prints them", file, number));
+    }
+    seconds.push_back(step.step_seconds());
+  }
+  if (seconds.empty()) {
+    return absl::InvalidArgumentError(absl::StrFormat("--steps %s: holds no step", file));
+  }
+  seconds.erase(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 3));
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return absl::StrFormat("%d measured steps took %.4g s (median): predicted %.4g s, %+.1f %%",
+                         seconds.size(), *middle, predicted_seconds,
+                         100 * (predicted_seconds / *middle - 1));
+}
+
+}  // namespace ringleader::cli

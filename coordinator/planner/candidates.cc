@@ -1,0 +1,99 @@
+#include "coordinator/planner/candidates.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "jobspec/jobspec.h"
+#include "jobspec/values/attention_spec.h"
+
+namespace ringleader::planner {
+namespace {
+
+using v1::ParallelismSpec;
+
+// Into whole tiles for every rank.
+absl::StatusOr<ring::Division> DivisionOf(const v1::JobSpec& spec, ParallelismSpec::Layout layout,
+                                          uint32_t stripe) {
+  ring::Division division = {.ranks = jobspec::RingRanks(spec.parallelism()),
+                             .tile = spec.attention().tile(),
+                             .stripe = stripe,
+                             .heads = jobspec::HeadRanks(spec.parallelism())};
+  ASSIGN_OR_RETURN(division.layout, jobspec::LayoutOf(layout));
+  division.by_documents = jobspec::IsByDocuments(layout);
+  return division;
+}
+
+}  // namespace
+
+GroupShape RingGroupOf(const v1::JobSpec& spec, const ClusterShape& cluster) {
+  return GroupOf(cluster, static_cast<int>(spec.parallelism().context()),
+                 static_cast<int>(jobspec::HeadRanks(spec.parallelism())));
+}
+
+uint32_t WindowOf(const ParallelismSpec& asked, const GroupShape& group) {
+  return asked.ring_window() > 0 ? asked.ring_window() : static_cast<uint32_t>(group.inner);
+}
+
+absl::StatusOr<std::vector<Candidate>> Candidates(const v1::JobSpec& spec, const GroupShape& group,
+                                                  bool by_documents) {
+  const ParallelismSpec& asked = spec.parallelism();
+  const uint32_t tile = spec.attention().tile();
+  if (jobspec::RingRanks(asked) == 1) {
+    return std::vector<Candidate>{{ParallelismSpec::CONTIGUOUS, 0, ParallelismSpec::FLAT}};
+  }
+  std::vector<std::pair<ParallelismSpec::Layout, uint32_t>> layouts;
+  const auto wanted = [&](ParallelismSpec::Layout layout) {
+    return asked.layout() == layout || asked.layout() == ParallelismSpec::LAYOUT_UNSPECIFIED;
+  };
+  if (wanted(ParallelismSpec::STRIPED)) {
+    // Longer stripes spread the work less evenly and gain nothing: only where asked for.
+    layouts.emplace_back(ParallelismSpec::STRIPED, asked.stripe() != 0 ? asked.stripe() : tile);
+  }
+  if (asked.layout() == ParallelismSpec::DOCUMENTS ||
+      (by_documents && wanted(ParallelismSpec::DOCUMENTS) && jobspec::HeadRanks(asked) == 1 &&
+       jobspec::CheckByDocuments(spec).ok())) {
+    layouts.emplace_back(ParallelismSpec::DOCUMENTS, tile);
+  }
+  if (wanted(ParallelismSpec::ZIGZAG)) layouts.emplace_back(ParallelismSpec::ZIGZAG, 0);
+  if (wanted(ParallelismSpec::CONTIGUOUS)) layouts.emplace_back(ParallelismSpec::CONTIGUOUS, 0);
+
+  std::vector<Candidate> candidates;
+  absl::Status refused;
+  for (const auto& [layout, stripe] : layouts) {
+    ASSIGN_OR_RETURN(const ring::Division division, DivisionOf(spec, layout, stripe));
+    refused = jobspec::CheckSequencesDivide(spec, division);
+    if (!refused.ok()) continue;
+    for (const auto ring :
+         {ParallelismSpec::FLAT, ParallelismSpec::HIERARCHICAL, ParallelismSpec::ALL_GATHER}) {
+      if (asked.ring() != ring && asked.ring() != ParallelismSpec::RING_UNSPECIFIED) continue;
+      if (ring == ParallelismSpec::HIERARCHICAL && (!group.regular || group.outer == 1) &&
+          asked.ring() != ring) {
+        continue;
+      }
+      candidates.push_back({layout, stripe, ring});
+    }
+  }
+  if (candidates.empty()) return refused;
+  return candidates;
+}
+
+void Apply(const Candidate& candidate, const v1::JobSpec& spec, const GroupShape& group,
+           v1::StepPlan* plan) {
+  plan->set_layout(candidate.layout);
+  plan->set_stripe(candidate.stripe);
+  v1::RingShape* ring = plan->mutable_ring();
+  ring->set_kind(candidate.ring);
+  const bool nested = candidate.ring == ParallelismSpec::HIERARCHICAL;
+  const uint32_t ranks = jobspec::RingRanks(spec.parallelism());
+  ring->set_inner(nested ? WindowOf(spec.parallelism(), group) : ranks);
+  ring->set_outer(ranks / ring->inner());
+}
+
+std::string NameOf(const v1::StepPlan& plan) {
+  std::string name = jobspec::EnumText(plan.layout());
+  if (plan.stripe() > 0) absl::StrAppendFormat(&name, "(%d)", plan.stripe());
+  return absl::StrFormat("%s, %s", name, jobspec::EnumText(plan.ring().kind()));
+}
+
+}  // namespace ringleader::planner

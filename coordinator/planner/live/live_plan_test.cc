@@ -1,0 +1,212 @@
+#include "coordinator/planner/live/live_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "coordinator/planner/candidates.h"
+#include "coordinator/planner/testing/planner_problems.h"
+
+namespace ringleader::planner {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+class LivePlanTest : public ::testing::Test {
+ protected:
+  LivePlanTest() : spec_(LongJob(2, 65536)) {
+    spec_.mutable_data()->set_batching(v1::DataSpec::SAMPLES);
+    spec_.mutable_parallelism()->set_data(2);
+    spec_.mutable_training()->set_steps(1'000'000);
+    plan_.set_version(1);
+    plan_.set_layout(v1::ParallelismSpec::STRIPED);
+    plan_.set_stripe(64);
+    plan_.mutable_ring()->set_kind(v1::ParallelismSpec::FLAT);
+    plan_.mutable_ring()->set_inner(2);
+    for (const uint64_t tokens : {4096, 65536}) {
+      v1::SampleWeight* const row = plan_.add_sample_weights();
+      row->set_tokens(tokens);
+      row->set_milliseconds(static_cast<double>(tokens) * 2e-3);
+    }
+  }
+
+  // Trains `steps` more steps of a second under version `version` of the plan. Returns the first
+  // plan that is announced, and the step of its report.
+  std::optional<v1::StepPlan> Train(LivePlan* live, int steps, uint64_t version) {
+    for (int i = 0; i < steps; ++i) {
+      v1::StepReport report;
+      report.set_step(++step_);
+      report.set_step_seconds(1);
+      report.set_plan_version(version);
+      report.mutable_rank_paces()->Add(paces_.begin(), paces_.end());
+      if (auto next = live->Observe(report, {}, {})) return next;
+    }
+    return std::nullopt;
+  }
+  static Reshaping Better(v1::ParallelismSpec::Layout layout, v1::StepPlan plan) {
+    plan.set_layout(layout);
+    plan.set_stripe(0);
+    plan.clear_reasons();
+    plan.add_reasons("better");
+    return {.miss = 1, .better = std::move(plan)};
+  }
+
+  v1::JobSpec spec_;
+  v1::StepPlan plan_;
+  uint64_t step_ = 0;
+  std::vector<float> paces_ = {10, 10, 10, 10};
+};
+
+TEST_F(LivePlanTest, AChangeOfShapeIsDatedAndKnowsWhatWasBefore) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  EXPECT_FALSE(Train(&live, 100, 1).has_value());
+  live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  const auto next = Train(&live, 1, 1);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_EQ(next->version(), 2u);
+  EXPECT_EQ(next->effective_step(), 106u) << "five seconds ahead";
+  EXPECT_EQ(next->shape_from_step(), 106u);
+  EXPECT_EQ(next->layout(), v1::ParallelismSpec::ZIGZAG);
+  ASSERT_EQ(next->earlier_shapes_size(), 1);
+  EXPECT_EQ(next->earlier_shapes(0).layout(), v1::ParallelismSpec::STRIPED);
+  EXPECT_EQ(next->earlier_shapes(0).stripe(), 64u);
+  EXPECT_EQ(next->weights_from_step(), 0u) << "samples are dealt as before";
+  EXPECT_THAT(next->reasons(), Contains("better"));
+  // Nothing else is announced before ranks have taken it, and for a while after.
+  live.TakeShape(2, Better(v1::ParallelismSpec::CONTIGUOUS, *next));
+  EXPECT_FALSE(Train(&live, 4, 1).has_value());
+  EXPECT_FALSE(Train(&live, 60, 2).has_value());
+  EXPECT_TRUE(Train(&live, 10, 2).has_value());
+}
+
+TEST_F(LivePlanTest, WhatRanksDidNotTakeIsWithdrawnAndTheNextComesEarlier) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  Train(&live, 100, 1);
+  live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  ASSERT_EQ(Train(&live, 1, 1)->effective_step(), 106u);
+  const auto withdrawal = Train(&live, 6, 1);
+  ASSERT_TRUE(withdrawal.has_value());
+  EXPECT_EQ(step_, 106u) << "the first report that should have been of version 2";
+  EXPECT_EQ(withdrawal->version(), 3u);
+  EXPECT_EQ(withdrawal->layout(), v1::ParallelismSpec::STRIPED);
+  EXPECT_EQ(withdrawal->shape_from_step(), 0u);
+  EXPECT_EQ(withdrawal->earlier_shapes_size(), 0);
+  EXPECT_THAT(withdrawal->reasons(), Contains(HasSubstr("had not taken it by then")));
+  Train(&live, 100, 3);
+  live.TakeShape(3, Better(v1::ParallelismSpec::ZIGZAG, *withdrawal));
+  const auto again = Train(&live, 1, 3);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(again->effective_step(), step_ + 10) << "twice as far ahead";
+}
+
+TEST_F(LivePlanTest, RanksThatTakeNothingAreLeftAlone) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  Train(&live, 100, 1);
+  live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  ASSERT_TRUE(Train(&live, 1, 1).has_value());
+  ASSERT_TRUE(Train(&live, 10, 1).has_value());
+  EXPECT_FALSE(Train(&live, 200, 1).has_value());
+  live.TakeShape(live.plan().version(), Better(v1::ParallelismSpec::ZIGZAG, live.plan()));
+  EXPECT_FALSE(Train(&live, 200, 1).has_value());
+}
+
+// The coordinator was killed between announcing a change and its step.
+TEST_F(LivePlanTest, ARestartedCoordinatorGoesOnFromWhatWasAnnounced) {
+  v1::StepPlan announced;
+  {
+    LivePlan live(spec_, plan_, nullptr, true);
+    Train(&live, 100, 1);
+    live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+    announced = *Train(&live, 1, 1);
+  }
+  v1::StepReport last;
+  last.set_step(step_);
+  last.set_plan_version(1);
+  const uint64_t step = step_;
+  LivePlan taken(spec_, announced, &last, true);
+  EXPECT_FALSE(Train(&taken, 4, 1).has_value());
+  EXPECT_FALSE(Train(&taken, 30, 2).has_value());
+  EXPECT_EQ(taken.plan().layout(), v1::ParallelismSpec::ZIGZAG);
+  step_ = step;
+  LivePlan missed(spec_, announced, &last, true);
+  const auto withdrawal = Train(&missed, 30, 1);
+  ASSERT_TRUE(withdrawal.has_value());
+  EXPECT_EQ(withdrawal->layout(), v1::ParallelismSpec::STRIPED);
+}
+
+TEST_F(LivePlanTest, ASlowRanksGroupGetsLess) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  paces_ = {10, 10, 10, 12.5};
+  const auto next = Train(&live, 200, 1);
+  ASSERT_TRUE(next.has_value());
+  ASSERT_EQ(next->group_permille_size(), 2);
+  EXPECT_EQ(next->group_permille(0), 1000u);
+  EXPECT_NEAR(next->group_permille(1), 800, 15);
+  EXPECT_EQ(next->weights_from_step(), next->effective_step());
+  ASSERT_EQ(next->earlier_weights_size(), 1);
+  EXPECT_EQ(next->earlier_weights(0).group_permille_size(), 0);
+  EXPECT_THAT(next->reasons(), Contains(HasSubstr("rank 3 takes 1.25 x as long")));
+  ASSERT_EQ(live.slow_ranks().size(), 1u);
+  EXPECT_FALSE(Train(&live, 100, 2).has_value()) << "it is as slow as was said";
+  paces_[3] = 10;
+  const auto again = Train(&live, 100, 2);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(again->group_permille_size(), 0);
+}
+
+// The coordinator's record was put back to an earlier state: what ranks do is not known.
+TEST_F(LivePlanTest, RanksThatGoByANewerPlanAreLeftAlone) {
+  LivePlan live(spec_, plan_, nullptr, true);
+  EXPECT_FALSE(Train(&live, 100, 4).has_value());
+  live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  EXPECT_FALSE(Train(&live, 100, 4).has_value());
+}
+
+// A change is announced five steps ahead.
+TEST_F(LivePlanTest, NothingChangesThatTheJobDoesNotReach) {
+  spec_.mutable_training()->set_steps(105);
+  LivePlan live(spec_, plan_, nullptr, true);
+  EXPECT_FALSE(Train(&live, 99, 1).has_value());
+  v1::StepReport report;
+  report.set_step(90);
+  report.set_step_seconds(1);
+  EXPECT_EQ(live.StepsLeft(report), 11u);
+  EXPECT_TRUE(live.WantsShape(report));
+  live.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  EXPECT_TRUE(Train(&live, 1, 1).has_value()) << "step 105 is in it";
+
+  spec_.mutable_training()->set_steps(104);
+  step_ = 0;
+  LivePlan shorter(spec_, plan_, nullptr, true);
+  EXPECT_FALSE(Train(&shorter, 99, 1).has_value());
+  shorter.TakeShape(1, Better(v1::ParallelismSpec::ZIGZAG, plan_));
+  EXPECT_FALSE(Train(&shorter, 5, 1).has_value());
+  report.set_step(100);
+  EXPECT_EQ(shorter.StepsLeft(report), 0u);
+  EXPECT_FALSE(shorter.WantsShape(report));
+}
+
+// What the attempt before found of a group holds until enough of this one was seen.
+TEST_F(LivePlanTest, AGroupIsSlowUntilFiftyStepsSayOtherwise) {
+  plan_.add_group_permille(1000);
+  plan_.add_group_permille(800);
+  step_ = 1000;
+  LivePlan live(spec_, plan_, nullptr, true);
+  EXPECT_FALSE(Train(&live, 49, 1).has_value());
+  const auto next = Train(&live, 1, 1);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_EQ(next->group_permille_size(), 0);
+}
+
+TEST_F(LivePlanTest, WhatMayNotChangeIsOnlyLookedAt) {
+  LivePlan live(spec_, plan_, nullptr, false);
+  paces_ = {10, 10, 10, 12.5};
+  EXPECT_FALSE(Train(&live, 300, 1).has_value());
+  EXPECT_EQ(live.slow_ranks().size(), 1u);
+  v1::StepReport report;
+  report.set_step(400);
+  EXPECT_FALSE(live.WantsShape(report));
+}
+
+}  // namespace
+}  // namespace ringleader::planner

@@ -1,0 +1,171 @@
+#include "coordinator/planner/live/reshape.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "coordinator/planner/candidates.h"
+#include "coordinator/planner/testing/planner_problems.h"
+
+namespace ringleader::planner {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+v1::StepReport OfDocuments(const std::map<uint64_t, uint64_t>& counts) {
+  v1::StepReport report;
+  for (const auto& [tokens, count] : counts) {
+    v1::DocumentReport* const bin = report.add_documents();
+    bin->set_tokens(tokens);
+    bin->set_count(count);
+  }
+  return report;
+}
+
+TEST(DocumentsFromTest, ASequenceHoldsThemInTheirProportions) {
+  // 3 of 3,072 and 1 of 12,288 tokens: a sequence of 43,008 holds two of that.
+  const std::vector<v1::StepReport> reports = {OfDocuments({{4096, 3}, {16384, 1}})};
+  EXPECT_THAT(DocumentsFrom(reports, 43008),
+              ElementsAre(12288, 12288, 3072, 3072, 3072, 3072, 3072, 3072));
+  EXPECT_THAT(DocumentsFrom(reports, 4096), IsEmpty()) << "one is longer than the sequence";
+  EXPECT_THAT(DocumentsFrom({}, 43008), IsEmpty());
+}
+
+class ReshapeTest : public ::testing::Test {
+ protected:
+  ReshapeTest() {
+    spec_ = LongJob(4, 262144);
+    spec_.mutable_attention()->set_pattern(v1::AttentionSpec::DENSE);
+    spec_.mutable_data()->set_document_mask(true);
+  }
+  // Steps that took `slower` times what is predicted of the plan in force, and waited for `waits`
+  // s.
+  ReshapeRequest Request(double slower, double waits) {
+    ReshapeRequest request = {.spec = spec_,
+                              .model = model_,
+                              .cluster = Gpus(2, 2),
+                              .costs = CostModel(spec_, model_, Gpus(2, 2)),
+                              .hints = hints_,
+                              .plan = plan_,
+                              .misses = misses_,
+                              .steps_left = 1000,
+                              .change_seconds = 2};
+    const auto now = Predict(spec_, model_, request.cluster, request.costs, plan_, hints_);
+    EXPECT_TRUE(now.ok()) << now.status();
+    request.taken = {.seconds = slower * now->step_seconds(), .exposed_communication = waits};
+    return request;
+  }
+  Reshaping Look(const ReshapeRequest& request) {
+    const auto found = Reshape(request, {});
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? *found : Reshaping();
+  }
+  void Start(v1::ParallelismSpec::Layout layout, v1::ParallelismSpec::Ring ring) {
+    v1::JobSpec asked = spec_;
+    asked.mutable_parallelism()->set_layout(layout);
+    asked.mutable_parallelism()->set_ring(ring);
+    const auto plan =
+        MakePlan(asked, model_, Gpus(2, 2), CostModel(asked, model_, Gpus(2, 2)), hints_);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    plan_ = *plan;
+  }
+
+  v1::JobSpec spec_;
+  const model::ModelConfig model_ = ThreeBillion();
+  patterns::PatternHints hints_;
+  v1::StepPlan plan_;
+  std::map<std::string, double> misses_;
+};
+
+TEST_F(ReshapeTest, AnUnevenLayoutIsLeftForAnEvenOne) {
+  Start(v1::ParallelismSpec::CONTIGUOUS, v1::ParallelismSpec::FLAT);
+  const Reshaping found = Look(Request(1.1, 0));
+  EXPECT_NEAR(found.miss, 1.1, 1e-9);
+  ASSERT_TRUE(found.better.has_value());
+  EXPECT_EQ(found.better->layout(), v1::ParallelismSpec::STRIPED);
+  EXPECT_THAT(found.better->reasons(0), HasSubstr("in place of contiguous, flat"));
+  // The same look from there finds nothing.
+  plan_ = *found.better;
+  EXPECT_FALSE(Look(Request(1.1, 0)).better.has_value());
+}
+
+TEST_F(ReshapeTest, AGainIsWorthTwiceWhatTheChangeCosts) {
+  Start(v1::ParallelismSpec::CONTIGUOUS, v1::ParallelismSpec::FLAT);
+  ReshapeRequest request = Request(1, 0);
+  const Reshaping found = Look(request);
+  ASSERT_TRUE(found.better.has_value());
+  const double gain = request.taken.seconds - found.better->prediction().step_seconds();
+  request.change_seconds = 0.49 * 100 * gain;
+  EXPECT_TRUE(Look(request).better.has_value());
+  request.change_seconds = 0.52 * 100 * gain;
+  EXPECT_FALSE(Look(request).better.has_value());
+  request.change_seconds = 0.49 * 100 * gain;
+  request.steps_left = 50;
+  EXPECT_FALSE(Look(request).better.has_value()) << "the job ends before";
+}
+
+TEST_F(ReshapeTest, WhatTheJobFileAsksForStays) {
+  Start(v1::ParallelismSpec::CONTIGUOUS, v1::ParallelismSpec::FLAT);
+  spec_.mutable_parallelism()->set_layout(v1::ParallelismSpec::CONTIGUOUS);
+  spec_.mutable_parallelism()->set_ring(v1::ParallelismSpec::FLAT);
+  EXPECT_FALSE(Look(Request(2, 1)).better.has_value());
+}
+
+// A shape that turned out slower than was predicted of it is not gone back to.
+TEST_F(ReshapeTest, AShapeThatDisappointedIsRemembered) {
+  Start(v1::ParallelismSpec::CONTIGUOUS, v1::ParallelismSpec::FLAT);
+  for (const v1::ParallelismSpec::Layout layout :
+       {v1::ParallelismSpec::STRIPED, v1::ParallelismSpec::ZIGZAG}) {
+    for (const v1::ParallelismSpec::Ring ring :
+         {v1::ParallelismSpec::FLAT, v1::ParallelismSpec::HIERARCHICAL,
+          v1::ParallelismSpec::ALL_GATHER}) {
+      v1::StepPlan tried = plan_;
+      tried.set_layout(layout);
+      tried.set_stripe(layout == v1::ParallelismSpec::STRIPED ? spec_.attention().tile() : 0);
+      tried.mutable_ring()->set_kind(ring);
+      misses_[NameOf(tried)] = 5;
+    }
+  }
+  const Reshaping found = Look(Request(1, 0));
+  EXPECT_FALSE(found.better.has_value() &&
+               found.better->layout() != v1::ParallelismSpec::CONTIGUOUS);
+}
+
+// Prices of other layouts do not know the lengths of documents: what they miss would look like a
+// gain.
+TEST_F(ReshapeTest, LengthsOfDocumentsCountWhereAllPricesKnowThem) {
+  Start(v1::ParallelismSpec::ZIGZAG, v1::ParallelismSpec::FLAT);
+  const Reshaping without = Look(Request(1, 0));
+  ReshapeRequest request = Request(1, 0);
+  request.hints.document_tokens = std::vector<int64_t>(64, 4096);
+  const Reshaping with = Look(request);
+  EXPECT_NEAR(with.miss, 1, 1e-9);
+  EXPECT_EQ(with.better.has_value(), without.better.has_value());
+  EXPECT_FALSE(with.better.has_value() && with.better->layout() == v1::ParallelismSpec::DOCUMENTS);
+}
+
+// Links that turn out slow leave less to travel.
+TEST_F(ReshapeTest, ShortDocumentsAreLaidOutWholeWhereLinksAreSlow) {
+  hints_.document_tokens = std::vector<int64_t>(64, 4096);
+  Start(v1::ParallelismSpec::STRIPED, v1::ParallelismSpec::FLAT);
+  const double waits = 0.5 * Request(1, 0).taken.seconds;
+  const Reshaping found = Look(Request(1.5, waits));
+  ASSERT_TRUE(found.better.has_value());
+  EXPECT_EQ(found.better->layout(), v1::ParallelismSpec::DOCUMENTS);
+  EXPECT_FALSE(found.better->sample_weights().empty());
+}
+
+TEST_F(ReshapeTest, SlowLinksShowInWhatRanksWaitFor) {
+  Start(v1::ParallelismSpec::STRIPED, v1::ParallelismSpec::FLAT);
+  const ReshapeRequest quick = Request(1, 0);
+  ReshapeRequest slow = quick;
+  slow.taken.seconds *= 1.5;
+  slow.taken.exposed_communication = 0.5 * quick.taken.seconds;
+  // With links as they usually are all of the rest would be a miss of the model.
+  EXPECT_NEAR(Look(quick).miss, 1, 1e-9);
+  EXPECT_LT(Look(slow).miss, 1.3);
+}
+
+}  // namespace
+}  // namespace ringleader::planner
