@@ -131,6 +131,8 @@ TEST(ValidateTest, HeadsAreSharedOutByADivisorOfTheContext) {
               HasSubstr("parallelism.heads: 2 does not go with attention.head_budgets: by_recall"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.balance.anchor=mean"}),
               HasSubstr("parallelism.heads: 2 does not go with attention.balance.anchor"));
+  EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.dense_below=512"}),
+              HasSubstr("parallelism.heads: 2 does not go with attention.dense_below"));
   EXPECT_THAT(Complaint({"parallelism.heads=2", "attention.pattern=dense",
                          "parallelism.layout=documents", "data.document_mask=true"}),
               HasSubstr("parallelism.heads: 2 does not go with parallelism.layout: documents"));

@@ -130,6 +130,9 @@ absl::Status CheckHeadRanks(const AttentionOptions& options) {
   if (options.dense_below > 0) {
     other = "attention.dense_below, which splits a rank's tokens by documents; give 0";
   }
+  if (options.dense_below > 0) {
+    other = "attention.dense_below, which attends twice and chooses by token; give 0";
+  }
   if (options.balance.anchor != kernels::Anchor::kNone) {
     other = "attention.balance.anchor, which compares what all heads keep; give none";
   }

@@ -175,6 +175,8 @@ AttentionStats ShortDocumentAttention::TakeStats() {
   stats.seconds.forward += dense.seconds.forward;
   stats.seconds.backward += dense.seconds.backward;
   stats.seconds.exposed_communication += dense.seconds.exposed_communication;
+  stats.ring_bytes.sent += dense.ring_bytes.sent;
+  stats.ring_bytes.whole += dense.ring_bytes.whole;
   stats.layers.resize(std::max(stats.layers.size(), dense.layers.size()));
   for (size_t i = 0; i < dense.layers.size(); ++i) {
     LayerStats& layer = stats.layers[i];

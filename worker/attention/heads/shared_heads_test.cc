@@ -94,7 +94,8 @@ struct Rank {
 enum class Passes { kForward, kBoth, kBothWithStart };
 
 Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options,
-                  const std::vector<int64_t>& documents = {}, Passes passes = Passes::kBoth) {
+                  const std::vector<int64_t>& documents = {}, Passes passes = Passes::kBoth,
+                  const std::vector<int64_t>& prefix_ends = {}) {
   Result result{torch::zeros_like(sequence.q), torch::zeros_like(sequence.q),
                 torch::zeros_like(sequence.k), torch::zeros_like(sequence.v)};
   const int ranks = options.ring.ranks() * options.head_ranks;
@@ -104,7 +105,7 @@ Result RunOnRanks(const Sequence& sequence, const AttentionOptions& options,
       comm::testing::CountedCommunicators(ranks, &bytes), [&](comm::Communicator& all) {
         Rank rank(options, sequence.tokens(), all);
         ContextAttention& attention = *rank.attention;
-        TORCH_CHECK(attention.SetDocuments(sequence.tokens(), documents).ok());
+        TORCH_CHECK(attention.SetDocuments(sequence.tokens(), documents, 0, prefix_ends).ok());
         attention.SetStep(1);
         const auto mine = [&](const Tensor& x) { return x.index_select(0, rank.positions); };
         const Tensor q = mine(sequence.q), k = mine(sequence.k), v = mine(sequence.v);
@@ -282,6 +283,23 @@ TEST(SharedHeadsEdgesTest, RaggedTails) {
     options.head_ranks = 2;
     ExpectSame(RunOnRanks(sequence, options, {0, 700, 1003}),
                RunOnRanks(sequence, OptionsOf(pattern), {0, 700, 1003}));
+  }
+}
+
+TEST(SharedHeadsEdgesTest, MasksThatSeeAhead) {
+  const Sequence sequence(1024, 2);
+  for (const patterns::Mask mask : {patterns::Mask::kFull, patterns::Mask::kPrefixLm}) {
+    const std::vector<int64_t> documents = {0, 300, 640};
+    const std::vector<int64_t> ends = mask == patterns::Mask::kPrefixLm
+                                          ? std::vector<int64_t>{100, 500, 640}
+                                          : std::vector<int64_t>{};
+    AttentionOptions options = OptionsOf(Pattern::kDense);
+    options.mask = mask;
+    const Result expected = RunOnRanks(sequence, options, documents, Passes::kBoth, ends);
+    options.head_ranks = 2;
+    ExpectSame(RunOnRanks(sequence, options, documents, Passes::kBoth, ends), expected);
+    options.ring = kRing2;
+    ExpectSame(RunOnRanks(sequence, options, documents, Passes::kBoth, ends), expected);
   }
 }
 
